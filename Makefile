@@ -1,0 +1,40 @@
+# One word for each thing a developer does.  Everything is installed into .venv, and nowhere else.
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test check bench clean
+
+demo: .venv/installed                  ## train on scikit-learn's digits and write the report into demo/
+	$(BIN)/python examples/demo.py --out demo
+
+test: .venv/installed-dev              ## all tests
+	$(BIN)/python -m pytest
+
+check: .venv/installed-dev             ## style, types, and who may import whom
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: .venv/installed-dev             ## the benchmarks (benchmarks/README.md says what each one claims)
+	$(BIN)/python benchmarks/run.py
+
+clean:                                 ## what the targets above made, and tools' caches
+	rm -rf .venv demo build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find piebald tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+# The stamps are newer than what they depend on once an install has gone through, so it happens once.
+.venv/installed: pyproject.toml constraints.txt | .venv/bin/python
+	$(PIP) --editable .
+	@touch $@
+
+.venv/installed-dev: pyproject.toml constraints.txt | .venv/bin/python
+	$(PIP) --editable '.[dev]'
+	@touch $@ .venv/installed
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 11) <= v < (3, 14) or sys.exit( \
+	  "Piebald needs Python 3.11, 3.12 or 3.13 but $(PYTHON) is %d.%d: try make PYTHON=python3.12" % v)'
+	$(PYTHON) -m venv .venv

@@ -1,0 +1,71 @@
+"""Piebald: federated learning for clients that are not alike.
+
+    partition -> client -> update -> controller -> report
+
+Who holds what; how a client learns and what it keeps; what befalls its update on the way; what the centre does with it; what
+is kept and shown.  A recipe is one answer for each, and runs unchanged on every runtime.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from piebald import data, models, partition, recipes
+    from piebald.contracts import Recipe
+    from piebald.errors import MissingExtra, ParameterError, PiebaldError, RunFolderError, RuntimeFault, SettingError
+    from piebald.experiment import Run, compare, resume, run
+    from piebald.parameters import Layout
+    from piebald.partition import LazyClients, clients_from
+    from piebald.report import write_report
+    from piebald.runtimes import Simulator
+
+__all__ = [
+    "LazyClients",
+    "Layout",
+    "MissingExtra",
+    "ParameterError",
+    "PiebaldError",
+    "Recipe",
+    "Run",
+    "RunFolderError",
+    "RuntimeFault",
+    "SettingError",
+    "Simulator",
+    "clients_from",
+    "compare",
+    "data",
+    "models",
+    "partition",
+    "recipes",
+    "resume",
+    "run",
+    "write_report",
+]
+
+_HOMES = {
+    "contracts": ("Recipe",),
+    "errors": ("MissingExtra", "ParameterError", "PiebaldError", "RunFolderError", "RuntimeFault", "SettingError"),
+    "experiment": ("Run", "compare", "resume", "run"),
+    "parameters": ("Layout",),
+    "partition": ("LazyClients", "clients_from"),
+    "report": ("write_report",),
+    "runtimes": ("Simulator",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are imported when they are first used, so that `import piebald` and `piebald --help` are quick."""
+    if name in ("data", "models", "partition", "recipes"):
+        return importlib.import_module(f"piebald.{name}")
+    if name in _HOME_OF:
+        return getattr(importlib.import_module(f"piebald.{_HOME_OF[name]}"), name)
+    raise AttributeError(f"module 'piebald' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

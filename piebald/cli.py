@@ -1,0 +1,359 @@
+"""The command line.  Everything heavy is imported inside the command that needs it, so `piebald --help` is quick."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from piebald.errors import PiebaldError, SettingError, unknown
+
+if TYPE_CHECKING:
+    from piebald.settings import Plan, Settings
+
+app = typer.Typer(
+    name="piebald",
+    help="Federated learning for clients that are not alike.",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; repeatable.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only what goes wrong.")]
+Out = Annotated[str | None, typer.Option("--out", help="The folder to write; a new one under runs/ by default.")]
+Where = Annotated[str | None, typer.Option("--runtime", help="Where to run: simulator, ray, ...")]
+
+
+class Interrupted(PiebaldError):
+    """Somebody pressed Ctrl-C."""
+
+    exit_code = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and say how it ended: 0, 1 (something broke), 2 (bad input) or 130 (Ctrl-C).
+
+    Args:
+        argv: words after `piebald`, by default those of this process.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = app(words or ["--help"], prog_name="piebald", standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read our output has gone (`| head`); without this, Python would complain again when it closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except PiebaldError as error:
+        return _fail(str(error), error.exit_code)
+    except typer.TyperException as error:
+        return _fail(error.format_message(), 2)
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("interrupted", 130)
+    except Exception as error:
+        hint = "PIEBALD_DEBUG=1 shows where"
+        return _fail(f"something broke: {type(error).__name__}: {error} ({hint})", 1)
+    if code == 130:
+        return _fail("interrupted", 130)
+    return code if isinstance(code, int) else 0
+
+
+def _fail(message: str, code: int) -> int:
+    if os.environ.get("PIEBALD_DEBUG") and code != 130:
+        traceback.print_exc()
+    print(" ".join(message.split()), file=sys.stderr)
+    return code
+
+
+@app.command()
+def run(
+    file: Annotated[Path | None, typer.Argument(help="A TOML file; the built-in experiment without one.")] = None,
+    sets: Sets = None,
+    out: Out = None,
+    runtime: Where = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train one recipe and keep the run in a folder."""
+    settings = _settings(file, sets, out, runtime)
+    if settings.compares:
+        raise SettingError(f"{file or 'the built-in experiment'} describes several runs: use piebald compare")
+    plan = settings.plan()
+    from piebald import experiment
+
+    folder = _folder(settings)
+    (label, recipe) = next(iter(plan.recipes.items()))
+    with _resumable(folder):
+        history = experiment.run(
+            recipe,
+            plan.clients,
+            plan.model,
+            seed=settings.seed,
+            label=settings.label or label,
+            out=folder,
+            progress=_progress(as_json, quiet),
+            **_common(settings, plan),
+        )
+    _print_run(history, folder, as_json, quiet)
+
+
+@app.command()
+def compare(
+    file: Annotated[Path, typer.Argument(help="A TOML file with [[recipes]], [grid] or seeds.")],
+    sets: Sets = None,
+    out: Out = None,
+    runtime: Where = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train several recipes on the same clients and show them side by side."""
+    settings = _settings(file, sets, out, runtime)
+    plan = settings.plan()
+    from piebald import experiment
+
+    folder = _folder(settings)
+    with _resumable(folder):
+        comparison = experiment.compare(
+            plan.recipes,
+            plan.clients,
+            plan.model,
+            seeds=tuple(settings.seeds or (settings.seed,)),
+            out=folder,
+            progress=_progress(as_json, quiet),
+            **_common(settings, plan),
+        )
+    if as_json:
+        _print_json({"runs": [_facts(history) for history in comparison.runs], "out": str(folder)})
+    elif not quiet:
+        print(comparison.table())
+        print(f"\nkept in {folder}; make a page with: piebald report {folder}")
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run that was interrupted.")],
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Take up a run where it stopped."""
+    _check_run(folder)
+    from piebald import experiment
+
+    with _resumable(folder):
+        history = experiment.resume(folder, progress=_progress(as_json, quiet))
+    _print_run(history, folder, as_json, quiet)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")],
+    out: Annotated[Path, typer.Option("--out", help="The folder to write the report into.")] = Path("report"),
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write tables, figures and a page about one or more runs."""
+    for folder in runs:
+        _check_run(folder)
+    from piebald.report import write_report
+
+    page = write_report(list(runs), out)
+    if as_json:
+        _print_json({"page": str(page), "runs": [str(folder) for folder in runs]})
+    elif not quiet:
+        print(page)
+
+
+@app.command()
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="Print this recipe's settings as TOML.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the recipes, with their papers and settings."""
+    from piebald import recipes as registry
+
+    listing = registry.listing()
+    if name is not None:
+        listing = [entry for entry in listing if entry["name"] == name]
+        if not listing:
+            raise unknown("recipe", name, registry.names())
+    if as_json:
+        _print_json({"recipes": listing})
+    elif name is None:
+        _print_table(("recipe", "what it does", "paper"), [[e["name"], e["summary"], e["paper"]] for e in listing])
+    else:
+        print(_recipe_toml(listing[0]), end="")
+
+
+@app.command()
+def data(
+    name: Annotated[str | None, typer.Argument(help="Show this data set only.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the data sets, with their sources and licences."""
+    from piebald import data as shelf
+
+    if name is not None and name not in shelf.names():
+        raise unknown("data set", name, shelf.names())
+    listing = [_about(known) for known in shelf.names() if name in (None, known)]
+    if as_json:
+        _print_json({"data": listing})
+    elif name is None:
+        rows = [[about["name"], about.get("rows", "-"), about.get("licence", ""), _source(about)] for about in listing]
+        _print_table(("data set", "rows", "licence", "source"), rows)
+    else:
+        _print_table(("", ""), list(listing[0].items()))
+
+
+@app.command()
+def version(as_json: Json = False) -> None:
+    """Print the version."""
+    from importlib.metadata import version as installed
+
+    if as_json:
+        _print_json({"version": installed("piebald")})
+    else:
+        print(installed("piebald"))
+
+
+# ------------------------------------------------------------------------------------------------------------- reading
+
+
+def _settings(file: Path | None, sets: list[str] | None, out: str | None, runtime: str | None) -> Settings:
+    from piebald.settings import Settings
+
+    return Settings.load(file, sets or (), out=out, runtime=runtime)
+
+
+def _common(settings: Settings, plan: Plan) -> dict[str, Any]:
+    """What a run and a comparison hand on alike."""
+    return {
+        "rounds": settings.rounds,
+        "runtime": plan.runtime,
+        "evaluate": plan.evaluate,
+        "settings": settings.table(),
+    }
+
+
+def _folder(settings: Settings) -> Path:
+    """Where to write: as told, or the first free name under runs/."""
+    if settings.out is not None:
+        return Path(settings.out)
+    name = settings.label or (settings.recipe.name if settings.recipe else "comparison")
+    stem = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
+    folder = Path("runs") / stem
+    number = 1
+    while folder.exists():
+        number += 1
+        folder = Path("runs") / f"{stem}-{number}"
+    return folder
+
+
+def _check_run(folder: Path) -> None:
+    """Say at once that a folder is not there, before the second it takes to import what could open it."""
+    if not folder.is_dir():
+        raise SettingError(f"there is no run folder {str(folder)!r}: give the folder that piebald run wrote")
+
+
+@contextmanager
+def _resumable(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not folder.exists():
+            raise Interrupted("interrupted before anything was written") from None
+        raise Interrupted(f"interrupted; what was committed is safe, continue with: piebald resume {folder}") from None
+
+
+# ------------------------------------------------------------------------------------------------------------ printing
+
+
+def _progress(as_json: bool, quiet: bool) -> bool:
+    return sys.stdout.isatty() and not as_json and not quiet
+
+
+def _print_json(value: Mapping[str, Any]) -> None:
+    # JSON knows no NaN; a score that does not exist is null.
+    print(json.dumps(_finite(value), ensure_ascii=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_finite(entry) for entry in value]
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def _print_table(heading: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*heading, box=None, pad_edge=False, header_style="bold")
+    for row in rows:
+        table.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row))
+    # Where nobody looks, lines stay whole: they are for grep.
+    Console(width=None if sys.stdout.isatty() else 10_000, highlight=False).print(table)
+
+
+def _facts(history: Any) -> dict[str, Any]:
+    """One run in numbers."""
+    return dict(history.summary())
+
+
+def _print_run(history: Any, folder: Path, as_json: bool, quiet: bool) -> None:
+    facts = {**_facts(history), "run": str(folder)}
+    if as_json:
+        _print_json(facts)
+    elif not quiet:
+        _print_table(("", ""), list(facts.items()))
+
+
+def _about(name: str) -> dict[str, Any]:
+    """What is known of a data set; why it cannot be loaded, if it cannot."""
+    from piebald import data as shelf
+
+    try:
+        loaded = shelf.load(name)
+    except SettingError as error:
+        return {"name": name, "missing": str(error)}
+    return {
+        "name": name,
+        "rows": len(loaded),
+        "input": list(loaded.input_shape),
+        "classes": None if loaded.classes is None else len(loaded.classes),
+        "owners": {owner: len(owners.names) for owner, owners in loaded.owners.items()},
+        "licence": loaded.licence,
+        "source": loaded.source,
+        "citation": loaded.citation,
+    }
+
+
+def _source(about: Mapping[str, Any]) -> str:
+    return str(about.get("source") or f"not here: {about['missing']}")
+
+
+def _recipe_toml(entry: Mapping[str, Any]) -> str:
+    """A recipe's section with its defaults, and a comment on each setting."""
+    from piebald.toml import dumps
+
+    lines = [f"# {entry['summary']}", f"# {entry['paper']}", "[recipe]", dumps({"name": entry["name"]}).rstrip()]
+    for field, about in entry["fields"].items():
+        written = dumps({field: about["default"]}).rstrip() if about["default"] is not None else f"# {field} ="
+        doc = f": {about['doc']}" if about.get("doc") else ""
+        lines.append(f"{written}  # {about['type']}{doc}")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,15 @@
+"""What one client does with an assignment: pure, written for one client."""
+
+from piebald.client.ditto import Ditto
+from piebald.client.evaluate import Evaluate
+from piebald.client.fine_tune import FineTune
+from piebald.client.proximal import Proximal
+from piebald.client.scaffold import Scaffold
+from piebald.client.schedule import Constant, Cosine, Exponential, StepDecay
+from piebald.client.sgd import Sgd, Training
+from piebald.client.share import AllBut, Everything, Nothing, Only
+
+__all__ = [
+    "AllBut", "Constant", "Cosine", "Ditto", "Evaluate", "Everything", "Exponential", "FineTune", "Nothing", "Only",
+    "Proximal", "Scaffold", "Sgd", "StepDecay", "Training",
+]  # fmt: skip

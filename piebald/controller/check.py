@@ -1,0 +1,43 @@
+"""Every arrival is checked before it counts: shape, type, finite, size of step."""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+
+from piebald.contracts import Arrival, Part
+from piebald.parameters import Layout
+
+
+class Check(Part):
+    """What an update must be to count.
+
+    Attributes:
+        longest_step: refuse a change whose norm is above this many times that of the model (at least of a unit vector).
+    """
+
+    axis = "check"
+
+    longest_step: float = Field(default=1000.0, gt=0)
+
+    def limit(self, model: torch.Tensor) -> float:
+        """The longest step allowed from a model."""
+        norm = float(torch.linalg.vector_norm(model))
+        return self.longest_step * max(norm, 1.0)
+
+    def complaint(self, arrival: Arrival, layout: Layout, limit: float) -> str | None:
+        """Why an arrival may not count, or None.  A pooled update was checked where it was summed."""
+        if arrival.failure is not None or arrival.update is None:
+            return arrival.failure or "no answer"
+        update = arrival.update
+        if update.pool is not None:
+            return None
+        change = update.parts.get("model")
+        if change is None or change.dtype != torch.float32 or tuple(change.shape) != (layout.shared,):
+            came = "nothing" if change is None else f"{change.dtype} {list(change.shape)}"
+            return f"must send {layout.shared} float32 numbers, sent {came}"
+        for name, part in update.parts.items():
+            if not bool(torch.isfinite(part).all()):
+                return "not finite" if name == "model" else f"{name} is not finite"
+        norm = float(torch.linalg.vector_norm(change))
+        return f"step of length {norm:.3g} is above the limit of {limit:.3g}" if norm > limit else None

@@ -1,0 +1,14 @@
+"""All clients share one community model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from piebald.contracts import Cohort, Group
+
+
+class Together(Group):
+    """One group for everybody (FedAvg)."""
+
+    def assign(self, cohort: Cohort, known: Mapping[int, int]) -> list[int]:
+        return [0] * len(cohort.clients)

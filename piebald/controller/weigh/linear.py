@@ -1,0 +1,51 @@
+"""Weighings that are known from an update's numbers alone, so that sums can be made where the clients are."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from piebald.contracts import Cohort, Update, Weigh
+
+
+class Linear(Weigh):
+    """A weighted mean; subclasses say the weight of one update."""
+
+    axis = "weigh"
+
+    def combine(self, cohort: Cohort) -> tuple[Tensor, list[float]]:
+        pool = cohort.updates[0].pool
+        weights = [self.weight(update) for update in cohort.updates]
+        whole = sum(weights)
+        if whole <= 0:  # nobody counts (all clients without rows): stay where we are
+            shape = (pool.parts["model"] if pool is not None else cohort.updates[0].parts["model"]).shape
+            return torch.zeros(shape), [0.0] * len(weights)
+        shares = [weight / whole for weight in weights]
+        if pool is not None:
+            return pool.parts["model"] / pool.weight, shares
+        assert cohort.matrix is not None
+        return torch.tensor(shares) @ cohort.matrix, shares
+
+
+class ByExamples(Linear):
+    """By training rows (McMahan et al. 2017; HDAFL, algorithm 1)."""
+
+    def weight(self, update: Update) -> float:
+        return float(update.examples)
+
+
+class Equal(Linear):
+    """Every update counts the same."""
+
+    def weight(self, update: Update) -> float:
+        return 1.0
+
+
+class ByGradientNorm(Linear):
+    """By the norm of the gradient, which HDAFL names as another choice without a formula.
+
+    Our reading: the gradient summed over the local steps, |w_t - w_k| / lr; the learning rate cancels in the shares.
+    """
+
+    def weight(self, update: Update) -> float:
+        return update.norm

@@ -1,0 +1,97 @@
+"""A data set as every part of Piebald sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from piebald.errors import SettingError
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Owners:
+    """Whose each row is: `codes` [n] in range(len(names))."""
+
+    codes: Ints
+    names: Sequence[str]
+
+    @classmethod
+    def of(cls, labels: NDArray[np.generic], names: Mapping[int, str] | None = None) -> Owners:
+        """Owners from a label for each row [n], sorted; `names` says what labels are called, by default themselves."""
+        found, codes = np.unique(labels, return_inverse=True)
+        return cls(codes.astype(np.int64), [str(label) if names is None else names[label] for label in found.tolist()])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DataSet:
+    """Rows, what they are called, and where they come from.
+
+    Attributes:
+        name: the name it is loaded by.
+        x: inputs [n, ...], float32, or uint8 images [n, channels, height, width] as stored; clients scale those to
+            [0, 1].
+        y: class numbers [n] int64, or numbers to predict [n, ...] float32.
+        classes: names of the classes, None where `y` are numbers to predict.
+        owners: by name ("writer", "capture"): whose each row is.
+        train: row numbers of the published training part, None for all rows.
+        test: row numbers of the published test part, None if there is none.
+        together: rows with the same number [n] are of one recording and never on both sides of a test; None if all are
+            apart.
+        source: where the rows were taken from.
+        licence: under which terms.
+        citation: what to cite.
+
+    Raises:
+        SettingError: lengths that differ, a class number out of range, or rows that are in the training and test part.
+    """
+
+    name: str
+    x: Tensor
+    y: Tensor
+    classes: Sequence[str] | None = None
+    owners: Mapping[str, Owners] = field(default_factory=dict)
+    train: Ints | None = None
+    test: Ints | None = None
+    together: Ints | None = None
+    source: str = ""
+    licence: str = ""
+    citation: str = ""
+
+    def __post_init__(self) -> None:
+        n = len(self.x)
+        lengths = {"y": len(self.y)} | {owner: len(owners.codes) for owner, owners in self.owners.items()}
+        if self.together is not None:
+            lengths["together"] = len(self.together)
+        for what, length in lengths.items():
+            if length != n:
+                raise SettingError(
+                    f"data set {self.name!r}: {what} must have one entry for each of the {n} rows, got {length}"
+                )
+        if self.classes is not None and n and not 0 <= int(self.y.min()) <= int(self.y.max()) < len(self.classes):
+            raise SettingError(
+                f"data set {self.name!r}: class numbers must be in 0..{len(self.classes) - 1}, "
+                f"got {int(self.y.min())}..{int(self.y.max())}: name every class in classes"
+            )
+        parts = [part for part in (self.train, self.test) if part is not None]
+        if parts:
+            rows = np.concatenate(parts)
+            if len(np.unique(rows)) != len(rows) or rows.min() < 0 or rows.max() >= n:
+                raise SettingError(f"data set {self.name!r}: train and test must be different rows out of 0..{n - 1}")
+        if self.test is not None and self.train is None:
+            raise SettingError(
+                f"data set {self.name!r}: a test part needs a train part: say which rows are for training"
+            )
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input."""
+        return tuple(self.x.shape[1:])

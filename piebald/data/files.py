@@ -1,0 +1,57 @@
+"""Prepared files on disk: found through PIEBALD_DATA, read without unpickling anything."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from piebald.errors import SettingError
+
+VARIABLE = "PIEBALD_DATA"
+
+
+def prepared(folder: str, file: str) -> Path:
+    """The path of a prepared file.
+
+    Raises:
+        SettingError: the variable is not set or the file is not there, with the place to put it.
+    """
+    root = os.environ.get(VARIABLE)
+    if not root:
+        raise SettingError(
+            f"the data set in {folder}/{file} needs {VARIABLE}, which is not set: "
+            f"put the file in a folder {folder}/ and set {VARIABLE} to the folder above it"
+        )
+    path = Path(root) / folder / file
+    if not path.is_file():
+        raise SettingError(
+            f"there is no file {path}: put {file} there, or set {VARIABLE} to the folder that has {folder}/{file}"
+        )
+    return path
+
+
+def read_npz(folder: str, file: str, arrays: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """Named arrays of a prepared npz file.
+
+    Raises:
+        SettingError: the file is not there, is damaged, or lacks an array.
+    """
+    path = prepared(folder, file)
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            missing = [name for name in arrays if name not in stored.files]
+            if missing:
+                raise SettingError(
+                    f"{path} must hold an array {missing[0]!r}, got {', '.join(stored.files)}: replace the file"
+                )
+            return {name: stored[name] for name in arrays}
+    except SettingError:
+        raise
+    except (OSError, EOFError, ValueError, AttributeError, zipfile.BadZipFile) as error:
+        raise SettingError(f"{path} cannot be read as npz, it may be damaged: replace it ({error})") from None

@@ -1,0 +1,356 @@
+"""Put one run together: recipe, clients, model and runtime in; a history and a run folder out."""
+
+from __future__ import annotations
+
+import copy
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from piebald import __version__, recipes
+from piebald.client import Evaluate
+from piebald.contracts import Clients, Part, Recipe, Split, Work, build
+from piebald.controller import Check, Controller, Measuring
+from piebald.controller.pace import cohort_size
+from piebald.errors import RunFolderError, SettingError
+from piebald.parameters import Layout
+from piebald.partition import clients_from
+from piebald.progress import Bar
+from piebald.report.comparison import Comparison
+from piebald.report.store import RunStore
+from piebald.report.tables import History
+from piebald.runtimes import Simulator
+from piebald.task import Task, task_for
+
+Model = nn.Module | Callable[[int], nn.Module]
+
+_DESCRIBED_CLIENTS = 10_000  # above this the run folder keeps no row for each client: nobody could look at the picture
+
+
+class Run(History):
+    """A finished run: its tables, and its models."""
+
+    def __init__(self, store: RunStore, work: Work, community: Tensor) -> None:
+        super().__init__(store)
+        self._work = work
+        self._community = community
+
+    def model(self, client: int | None = None) -> nn.Module:
+        """A copy of the user's module with the community model's numbers.
+
+        Args:
+            client: also put in the layers that are this client's own (from the run folder); None leaves those as they were
+                at the start.
+        """
+        vector = self._work.initial.clone()
+        vector[: self._work.layout.shared] = self._community
+        if client is not None and self._work.layout.private:
+            if self.path is None:
+                raise SettingError("private layers are kept in the run folder only: run with out='some/folder'")
+            own = self._store.memory(client).get("private")
+            if own is not None:  # a client that never took part still has the numbers of the start
+                vector[self._work.layout.shared :] = own
+        module = copy.deepcopy(self._work.model)
+        self._work.layout.load(module, vector)
+        return module.eval()
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Everything of one run but the store."""
+
+    recipe: Recipe
+    clients: Clients
+    work: Work
+    runtime: Any
+    measuring: Measuring
+    rounds: int
+    checkpoint_every: int
+    meta: Mapping[str, Any]
+
+
+def run(
+    recipe: Recipe | str,
+    clients: Clients | Any,
+    model: Model,
+    *,
+    rounds: int = 10,
+    seed: int = 0,
+    runtime: str | Part | Mapping[str, Any] = "simulator",
+    out: Path | str | None = None,
+    loss: Any = None,
+    metrics: Mapping[str, Any] | None = None,
+    evaluate_every: int = 1,
+    evaluate_clients: int | None = None,
+    evaluate_split: Split = "test",
+    checkpoint_every: int = 1,
+    label: str | None = None,
+    progress: bool = False,
+    settings: Mapping[str, Any] | None = None,
+) -> Run:
+    """Run a recipe.
+
+    Args:
+        recipe: a recipe or the name of one.
+        clients: a `Clients` value, or anything `clients_from` takes.
+        model: any module, or a function of the seed that makes one.  It is copied, not changed.
+        rounds: commits of the community model.
+        seed: of everything random.
+        runtime: a runtime's name, table or value, e.g. ``Simulator(engine="stacked")``.
+        out: the run folder, new or empty; None keeps the run in memory, from where it cannot be resumed.
+        loss: a task's name ("classification", "regression", "multilabel") or a function (outputs, targets) -> [batch];
+            None looks at the targets.
+        metrics: by name, functions (outputs, targets) -> [batch] or torchmetrics objects; the first is the one that matters.
+        evaluate_every: commits between measurements, 0 for none.  evaluate_clients: on how many clients, None for all.
+            evaluate_split: on which of their rows.
+        checkpoint_every: commits between checkpoints.
+        label: what tables call the run, the recipe's name by default.
+        progress: show a bar on a terminal.
+        settings: plain values kept with the run, from which the command line rebuilds clients and model to resume it.
+
+    Raises:
+        SettingError: something does not fit, said before anything is trained.
+        RunFolderError: `out` cannot be used.
+    """
+    plan = _plan(
+        recipe, clients, model, rounds, seed, runtime, loss, metrics,
+        (evaluate_every, evaluate_clients, evaluate_split), checkpoint_every, label, settings,
+    )  # fmt: skip
+    store = RunStore.create(out, plan.meta)
+    if len(plan.clients) <= _DESCRIBED_CLIENTS:
+        store.clients(list(_client_rows(plan.clients, plan.runtime)))
+    return _carry_out(plan, store, progress)
+
+
+def resume(
+    path: Path | str, clients: Clients | Any = None, model: Model | None = None, *, progress: bool = False, **task: Any
+) -> Run:
+    """Go on with a run that was cut off; a finished one is handed back.
+
+    Args:
+        path: the run folder.
+        clients, model: as given to `run`; None rebuilds them from the settings file that the run was started with.
+        progress: show a bar on a terminal.
+        task: `loss` and `metrics`, as given to `run`.
+    """
+    store = RunStore.open(path)
+    try:
+        meta = store.meta
+        if clients is None or model is None:
+            clients, model = _rebuilt(meta, path, clients, model)
+        plan = _plan(
+            recipes.rebuild(meta["recipe"]["table"]), clients, model, meta["rounds"], meta["seed"], meta["runtime"],
+            task.get("loss"), task.get("metrics"), tuple(meta["evaluate"]), meta["checkpoint_every"], meta["label"],
+            meta["settings"],
+        )  # fmt: skip
+        if plan.meta["layout"] != meta["layout"]:
+            raise SettingError(f"the model does not fit the run in {path}: it needs the one the run was started with")
+        store.set_meta(status="running")
+    except BaseException:
+        store.close()
+        raise
+    return _carry_out(plan, store, progress)
+
+
+def compare(
+    methods: Mapping[str, Recipe] | Sequence[Recipe | str],
+    clients: Clients | Any,
+    model: Model,
+    *,
+    seeds: Sequence[int] = (0,),
+    out: Path | str | None = None,
+    progress: bool = False,
+    **options: Any,
+) -> Comparison:
+    """Run several recipes on the same clients and seeds, so that their results pair.
+
+    Args:
+        methods: recipes by label, or a list of recipes or names.
+        clients, model, options: see `run`.  A function as the model gives each seed its own first model, the same for all.
+        seeds: each recipe runs once for each.
+        out: a folder for the run folders; what is finished there is not run again, what was cut off is resumed.
+        progress: show a bar for each run.
+    """
+    if not isinstance(methods, Mapping):
+        made = [recipes.make(method) if isinstance(method, str) else method for method in methods]
+        methods = {method.name: method for method in made}
+        if len(methods) < len(made):
+            raise SettingError("two recipes have the same name: give a mapping from labels to recipes")
+    if not methods or not seeds:
+        raise SettingError("a comparison needs at least one recipe and one seed")
+    federation = _clients(clients)
+    runs = []
+    for seed in seeds:
+        for label, recipe in methods.items():
+            folder = None if out is None else Path(out) / _folder_name(label) / f"seed-{seed}"
+            task = {name: options[name] for name in ("loss", "metrics") if name in options}
+            if folder is not None and (folder / "run.db").exists():
+                runs.append(resume(folder, federation, model, progress=progress, **task))
+            else:
+                runs.append(run(recipe, federation, model, seed=seed, out=folder, label=label, progress=progress, **options))
+    return Comparison(runs)
+
+
+# --------------------------------------------------------------------------------------------------------------- inside
+
+
+def _plan(
+    recipe: Recipe | str,
+    clients: Any,
+    model: Model,
+    rounds: int,
+    seed: int,
+    runtime: Any,
+    loss: Any,
+    metrics: Mapping[str, Any] | None,
+    evaluate: tuple[int, int | None, Split],
+    checkpoint_every: int,
+    label: str | None,
+    settings: Mapping[str, Any] | None,
+) -> _Plan:
+    """Check everything and make all choices, so that nothing can go wrong in round 90 that could be seen now."""
+    for name, value, least in (("rounds", rounds, 1), ("seed", seed, 0), ("checkpoint_every", checkpoint_every, 1)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise SettingError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    recipe = recipes.make(recipe) if isinstance(recipe, str) else recipe
+    if not isinstance(recipe, Recipe):
+        raise SettingError(f"recipe must be a Recipe or the name of one, got {type(recipe).__name__}")
+    federation = _clients(clients)
+    work, task = _work(recipe, federation, model, seed, loss, metrics)
+    cohort = getattr(recipe.pace, "cohort", 1.0)
+    if isinstance(cohort, int) and cohort > len(federation):
+        raise SettingError(f"cohort is {cohort} but there are {len(federation)} clients: choose at most that, or a share like 1.0")
+    where = build("runtime", {"kind": runtime} if isinstance(runtime, str) else runtime)
+    if isinstance(where, Simulator):
+        where = where.settled(work, federation, cohort_size(cohort, len(federation)))
+    every, count, split = evaluate
+    common = not work.layout.private and federation.common is not None and len(federation.common) > 0
+    measuring = Measuring(Evaluate(split=split), every, count, common)
+    meta = {
+        "piebald": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "recipe": {"name": recipe.name, "fields": dict(recipe.fields), "table": recipe.model_dump()},
+        "paper": recipe.paper,
+        "label": label or recipe.name,
+        "seed": seed,
+        "rounds": rounds,
+        "task": task.name,
+        "metric": task.metric,
+        "higher_is_better": task.higher_is_better,
+        "model": type(work.model).__name__,
+        "parameters": work.layout.size,
+        "shared": work.layout.shared,
+        "layout": [[slot.name, list(slot.shape)] for slot in work.layout.slots],
+        "classes": list(federation.classes) if federation.classes is not None else None,
+        "clients": len(federation),
+        "runtime": where.table(),
+        "evaluate": list(evaluate),
+        "checkpoint_every": checkpoint_every,
+        "settings": dict(settings) if settings is not None else None,
+    }
+    return _Plan(recipe, federation, work, where, measuring, rounds, checkpoint_every, meta)
+
+
+def _clients(clients: Any) -> Clients:
+    made: Clients = clients if hasattr(clients, "rows") and hasattr(clients, "counts") else clients_from(clients)
+    if len(made) == 0:
+        raise SettingError("there are no clients: give at least one")
+    return made
+
+
+def _work(
+    recipe: Recipe, clients: Clients, model: Model, seed: int, loss: Any, metrics: Mapping[str, Any] | None
+) -> tuple[Work, Task]:
+    module = model if isinstance(model, nn.Module) else model(seed) if callable(model) else None
+    if not isinstance(module, nn.Module):
+        raise SettingError(f"model must be an nn.Module or a function of the seed that makes one, got {type(model).__name__}")
+    layout = Layout.of(module, recipe.share.private(module))
+    first = next((client for client in range(len(clients)) if clients.size(client, "train") != 0), 0)
+    rows = clients.rows(first, "train")
+    if len(rows) == 0:
+        raise SettingError("no client has a training row")
+    task = task_for(rows.y, loss, metrics)
+    initial = layout.flatten(module)
+    return Work(copy.deepcopy(module).cpu(), layout, initial, recipe.learn, recipe.update, task, seed), task
+
+
+def _client_rows(clients: Clients, runtime: Any) -> Iterator[dict[str, Any]]:
+    fleet = getattr(runtime, "fleet", None)
+    for client in range(len(clients)):
+        counts = clients.counts(client, "train")
+        device = fleet.device(client) if fleet is not None else None
+        yield {
+            "client": client,
+            "name": str(clients.names[client]),
+            "train": clients.size(client, "train"),
+            "validation": clients.size(client, "validation"),
+            "test": clients.size(client, "test"),
+            "counts": None if counts is None else list(counts),
+            "device": device,
+        }
+
+
+def _carry_out(plan: _Plan, store: RunStore, progress: bool) -> Run:
+    """Open the runtime, take up the last checkpoint if there is one, and run to the end."""
+    runtime = plan.runtime.open(plan.work, plan.clients)
+    with _ending(store, runtime), Bar(plan.meta["label"], plan.meta["seed"], plan.rounds, plan.work.task.metric, progress) as bar:
+        controller = Controller(
+            plan.recipe,
+            runtime,
+            plan.work,
+            store,
+            known=len(plan.clients),
+            rounds=plan.rounds,
+            measuring=plan.measuring,
+            checkpoint_every=plan.checkpoint_every,
+            check=Check(),
+            watch=bar.show,
+        )
+        last = store.last_checkpoint()
+        if last is not None:
+            controller.restore(last[1])
+        controller.run()
+    return Run(store, plan.work, controller.communities.group(0).model)
+
+
+@contextmanager
+def _ending(store: RunStore, runtime: Any) -> Iterator[None]:
+    """Write down how the run ended, whatever happens, and let processes and files go."""
+    status = "failed"
+    try:
+        yield
+        status = "finished"
+    except KeyboardInterrupt:
+        status = "stopped"
+        raise
+    finally:
+        runtime.close()
+        try:
+            store.finish(status)
+        except RunFolderError:  # a full disk: the reason why the run ended is on its way up already
+            if status == "finished":
+                raise
+        if status != "finished":
+            store.close()
+
+
+def _rebuilt(meta: Mapping[str, Any], path: Path | str, clients: Any, model: Model | None) -> tuple[Any, Model]:
+    """Clients and model again, from the settings file that is kept in the run folder."""
+    if meta.get("settings") is None:
+        raise SettingError(f"the run in {path} was started from Python: resume it there, with its clients and model")
+    from piebald.settings import Settings
+
+    plan = Settings.of_table(meta["settings"], f"the settings in {path}").plan()
+    return (plan.clients if clients is None else clients), (plan.model if model is None else model)
+
+
+def _folder_name(label: str) -> str:
+    kept = "".join(letter if letter.isalnum() or letter in "-_.=" else "-" for letter in label).strip(".-")
+    return kept or "run"

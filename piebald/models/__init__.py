@@ -1,0 +1,7 @@
+"""The networks of the papers, small and plain."""
+
+from piebald.models.convolutional import Cnn1d, CnnBn, LeafCnn, SmallCnn
+from piebald.models.dense import Logistic, Mlp
+from piebald.models.registry import build_model, names
+
+__all__ = ["Cnn1d", "CnnBn", "LeafCnn", "Logistic", "Mlp", "SmallCnn", "build_model", "names"]

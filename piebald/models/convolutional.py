@@ -1,0 +1,140 @@
+"""Small convolutional networks for images and for signals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from piebald.models.checks import shape, whole, widths
+
+
+class LeafCnn(nn.Module):
+    """LEAF's network for FEMNIST (Caldas et al. 2018): two 5x5 convolutions with pooling, two linear layers.
+
+    6,603,710 parameters with inputs [1, 28, 28] and 62 outputs.
+
+    Args:
+        input_shape: [channels, height, width], sides of at least 4.
+        outputs: classes, or numbers to predict.
+        channels: of the two convolutions.
+        hidden: width of the hidden linear layer.
+    """
+
+    def __init__(
+        self, input_shape: Sequence[int], outputs: int, channels: Sequence[int] = (32, 64), hidden: int = 2048
+    ) -> None:
+        super().__init__()
+        depth, height, width = shape("the network", input_shape, "channels height width", least=4)
+        first, second = widths("channels", channels, 2)
+        self.features = nn.Sequential(
+            nn.Conv2d(depth, first, 5, padding="same"),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(first, second, 5, padding="same"),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(second * (height // 4) * (width // 4), whole("hidden", hidden)),
+            nn.ReLU(),
+        )
+        self.classifier = nn.Linear(hidden, whole("outputs", outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images [batch, channels, height, width] to logits [batch, outputs]."""
+        logits: Tensor = self.classifier(self.features(x))
+        return logits
+
+
+class SmallCnn(LeafCnn):
+    """LEAF's network with few channels: 17,042 parameters with inputs [1, 28, 28] and 10 outputs.
+
+    The size of the network in table 4 of HDAFL (Yang, Beliard, Rossi 2020), for many clients at once.
+
+    Args:
+        input_shape: [channels, height, width], sides of at least 4.
+        outputs: classes, or numbers to predict.
+        channels: of the two convolutions.
+        hidden: width of the hidden linear layer.
+    """
+
+    def __init__(
+        self, input_shape: Sequence[int], outputs: int, channels: Sequence[int] = (4, 8), hidden: int = 40
+    ) -> None:
+        super().__init__(input_shape, outputs, channels, hidden)
+
+
+class CnnBn(nn.Module):
+    """3x3 convolutions with batch norm, each halved by pooling, and one linear layer.
+
+    For what treats batch norm apart (FedBN) and for domains that differ in contrast.
+
+    Args:
+        input_shape: [channels, height, width], sides of at least 4.
+        outputs: classes, or numbers to predict.
+        channels: of the two convolutions.
+    """
+
+    def __init__(self, input_shape: Sequence[int], outputs: int, channels: Sequence[int] = (16, 32)) -> None:
+        super().__init__()
+        depth, height, width = shape("cnn_bn", input_shape, "channels height width", least=4)
+        first, second = widths("channels", channels, 2)
+        self.features = nn.Sequential(
+            nn.Conv2d(depth, first, 3, padding=1, bias=False),  # batch norm adds the bias
+            nn.BatchNorm2d(first),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(first, second, 3, padding=1, bias=False),
+            nn.BatchNorm2d(second),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+        )
+        self.classifier = nn.Linear(second * (height // 4) * (width // 4), whole("outputs", outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images [batch, channels, height, width] to logits [batch, outputs]."""
+        logits: Tensor = self.classifier(self.features(x))
+        return logits
+
+
+class Cnn1d(nn.Module):
+    """Two convolutions along time, each halved by pooling, and two linear layers: packet sizes, sensor signals.
+
+    Args:
+        input_shape: [channels, length], a length of at least 4.
+        outputs: classes, or numbers to predict.
+        channels: of the two convolutions.
+        hidden: width of the hidden linear layer.
+        kernel: length of the convolutions, odd.
+    """
+
+    def __init__(
+        self,
+        input_shape: Sequence[int],
+        outputs: int,
+        channels: Sequence[int] = (32, 64),
+        hidden: int = 128,
+        kernel: int = 5,
+    ) -> None:
+        super().__init__()
+        depth, length = shape("cnn_1d", input_shape, "channels length", least=4)
+        first, second = widths("channels", channels, 2)
+        whole("kernel", kernel)
+        self.features = nn.Sequential(
+            nn.Conv1d(depth, first, kernel, padding="same"),
+            nn.ReLU(),
+            nn.MaxPool1d(2),
+            nn.Conv1d(first, second, kernel, padding="same"),
+            nn.ReLU(),
+            nn.MaxPool1d(2),
+            nn.Flatten(),
+            nn.Linear(second * (length // 4), whole("hidden", hidden)),
+            nn.ReLU(),
+        )
+        self.classifier = nn.Linear(hidden, whole("outputs", outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Signals [batch, channels, length] to logits [batch, outputs]."""
+        logits: Tensor = self.classifier(self.features(x))
+        return logits

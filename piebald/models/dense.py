@@ -1,0 +1,50 @@
+"""Networks without convolutions: they read inputs of any shape, flattened."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torch import Tensor, nn
+
+from piebald.models.checks import shape, size, whole, widths
+
+
+class Logistic(nn.Module):
+    """Logistic regression: one linear layer.
+
+    Args:
+        input_shape: of one input, any.
+        outputs: classes, or numbers to predict.
+    """
+
+    def __init__(self, input_shape: Sequence[int], outputs: int) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(size(shape("logistic", input_shape, "")), whole("outputs", outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Inputs [batch, ...] to logits [batch, outputs]."""
+        logits: Tensor = self.classifier(x.flatten(1))
+        return logits
+
+
+class Mlp(nn.Module):
+    """Linear layers with ReLU between them (McMahan et al. 2017 use two hidden layers of 200).
+
+    Args:
+        input_shape: of one input, any.
+        outputs: classes, or numbers to predict.
+        hidden: widths of the hidden layers.
+    """
+
+    def __init__(self, input_shape: Sequence[int], outputs: int, hidden: Sequence[int] = (128,)) -> None:
+        super().__init__()
+        sizes = [size(shape("mlp", input_shape, "")), *widths("hidden", hidden)]
+        layers = [nn.Sequential(nn.Linear(n_in, n_out), nn.ReLU()) for n_in, n_out in pairwise(sizes)]
+        self.features = nn.Sequential(nn.Flatten(), *layers)
+        self.classifier = nn.Linear(sizes[-1], whole("outputs", outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Inputs [batch, ...] to logits [batch, outputs]."""
+        logits: Tensor = self.classifier(self.features(x))
+        return logits

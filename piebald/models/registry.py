@@ -1,0 +1,61 @@
+"""Networks by name, with seeded initial numbers."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from piebald.errors import SettingError, unknown
+from piebald.models.convolutional import Cnn1d, CnnBn, LeafCnn, SmallCnn
+from piebald.models.dense import Logistic, Mlp
+from piebald.randomness import key
+
+_MODELS: dict[str, type[nn.Module]] = {
+    "cnn_1d": Cnn1d,
+    "cnn_bn": CnnBn,
+    "leaf_cnn": LeafCnn,
+    "logistic": Logistic,
+    "mlp": Mlp,
+    "small_cnn": SmallCnn,
+}
+
+
+def names() -> list[str]:
+    """Names of all networks, sorted."""
+    return sorted(_MODELS)
+
+
+def build_model(name: str, input_shape: Sequence[int], outputs: int, seed: int = 0, **settings: Any) -> nn.Module:
+    """A network with initial numbers that depend on nothing but its name, its settings and the seed.
+
+    The global random state of torch is left as it was.
+
+    Args:
+        name: one of `names()`.
+        input_shape: of one input, without the batch axis.
+        outputs: classes, or numbers to predict; at least 1.
+        seed: of the initial numbers.
+        settings: the network's own, e.g. `hidden=(200, 200)`.
+
+    Returns:
+        The network on the CPU, float32, in training mode.
+
+    Raises:
+        SettingError: an unknown name or setting, or a value that the network cannot have.
+    """
+    if name not in _MODELS:
+        raise unknown("model", name, _MODELS)
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise SettingError(f"seed must be a whole number, got {seed!r}")
+    known = list(inspect.signature(_MODELS[name]).parameters)[2:]
+    for setting in settings:
+        if setting not in known:
+            raise unknown(f"setting of model {name!r} called", setting, known)
+    # Not torch.manual_seed, which would also seed the accelerators, whose state is not forked.
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(key(seed, "model", name) >> 1)
+        return _MODELS[name](input_shape, outputs, **settings)

@@ -1,0 +1,223 @@
+"""A model as one flat float32 vector.
+
+    [ shared parameters | shared buffers | private parameters | private buffers ]
+      <---------------- shared --------->
+      <------------------------------ size ------------------------------------->
+
+Shared numbers come first, so what may leave a client is always the slice `vector[:shared]` and what must stay is the rest:
+no index list can leak a private number.  A cohort is a matrix [n, size] of such vectors.
+
+What is in the vector: every parameter that asks for a gradient, once (tied weights have one slot), and every float buffer
+(batch-norm statistics).  What is not: frozen parameters and integer buffers (batch norm's `num_batches_tracked`); they keep
+the value the template module has, on every client, and are never sent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from piebald.errors import ParameterError, unknown
+
+ROLES = ("classifier", "batch_norm")
+_BATCH_NORMS = nn.modules.batchnorm._BatchNorm
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where one tensor of the module lies in the vector: `vector[start:stop].view(shape)`."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    buffer: bool
+
+    @property
+    def stop(self) -> int:
+        return self.start + math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which slice of the flat vector each tensor of a module is, and how many numbers are shared.
+
+    Attributes:
+        slots: in order of the vector.
+        shared: how many numbers, from the front, may leave the client.
+        size: how many numbers in all.
+    """
+
+    slots: tuple[Slot, ...]
+    shared: int
+    size: int
+
+    @classmethod
+    def of(cls, module: nn.Module, private: Iterable[str] = ()) -> Layout:
+        """The layout of a module.
+
+        Args:
+            module: any module whose parameters are float32 and materialised.
+            private: names of its tensors that stay with the client, see `matching`.
+
+        Raises:
+            ParameterError: a parameter is not float32, or nothing can be trained.
+        """
+        keep = frozenset(private)
+        tensors = dict(_trainable(module))
+        order = sorted(tensors, key=lambda name: (name in keep, tensors[name][1]))  # stable: the module's own order inside
+        slots, start = [], 0
+        for name in order:
+            tensor, is_buffer = tensors[name]
+            slots.append(Slot(name, tuple(tensor.shape), start, is_buffer))
+            start = slots[-1].stop
+        if not any(not slot.buffer for slot in slots):
+            raise ParameterError(f"{type(module).__name__} has no parameter to train: set requires_grad on at least one")
+        shared = sum(slot.stop - slot.start for slot in slots if slot.name not in keep)
+        return cls(tuple(slots), shared, start)
+
+    @property
+    def private(self) -> frozenset[str]:
+        """Names of the tensors that stay with the client."""
+        return frozenset(slot.name for slot in self.slots if slot.start >= self.shared and slot.stop > self.shared)
+
+    @property
+    def trained(self) -> tuple[slice, ...]:
+        """The slices that hold parameters (at most two); the rest are buffers."""
+        spans: list[slice] = []
+        for slot in self.slots:
+            if slot.buffer or slot.start == slot.stop:
+                continue
+            if spans and spans[-1].stop == slot.start:
+                spans[-1] = slice(spans[-1].start, slot.stop)
+            else:
+                spans.append(slice(slot.start, slot.stop))
+        return tuple(spans)
+
+    def views(self, vectors: Tensor) -> dict[str, Tensor]:
+        """The module's tensors [..., *shape] as views of vectors [..., size]; writing to one writes to the other."""
+        self.check(vectors)
+        lead = vectors.shape[:-1]
+        return {slot.name: vectors[..., slot.start : slot.stop].view(*lead, *slot.shape) for slot in self.slots}
+
+    def flatten(self, module: nn.Module) -> Tensor:
+        """The module's numbers as one new vector [size] on the CPU."""
+        tensors = dict(_trainable(module))
+        vector = torch.empty(self.size)
+        for slot, view in zip(self.slots, self.views(vector).values(), strict=True):
+            if slot.name not in tensors:
+                raise ParameterError(f"the module has no tensor {slot.name!r}, which its layout names: use the layout's own model")
+            tensor = tensors[slot.name][0].detach()
+            if tuple(tensor.shape) != slot.shape:
+                raise ParameterError(f"{slot.name} must have shape {list(slot.shape)}, got {list(tensor.shape)}")
+            view.copy_(tensor)
+        return vector
+
+    def load(self, module: nn.Module, vector: Tensor) -> None:
+        """Write a vector [size] into a module, in place."""
+        if vector.dim() != 1:
+            raise ParameterError(f"load takes one vector of {self.size} numbers, got shape {list(vector.shape)}")
+        tensors = {name: tensor for name, (tensor, _) in _trainable(module)}
+        with torch.no_grad():
+            for name, view in self.views(vector).items():
+                if name not in tensors or tensors[name].shape != view.shape:
+                    raise ParameterError(f"the module does not fit: {name} {list(view.shape)} is not among its tensors")
+                tensors[name].copy_(view)
+
+    def check(self, vectors: Tensor) -> None:
+        """Refuse what is not float32 [..., size]."""
+        if vectors.dtype != torch.float32:
+            raise ParameterError(f"a model vector must be float32, got {str(vectors.dtype).removeprefix('torch.')}")
+        if vectors.dim() == 0 or vectors.shape[-1] != self.size:
+            raise ParameterError(f"a model vector must have {self.size} numbers on its last axis, got shape {list(vectors.shape)}")
+
+    def save(self, vector: Tensor, path: Path | str) -> None:
+        """Write a vector [size] as safetensors, one named tensor a slot."""
+        save_file({name: view.contiguous() for name, view in self.views(vector.cpu()).items()}, str(path))
+
+    def read(self, path: Path | str) -> Tensor:
+        """Read a vector [size] that `save` wrote; refuses other names, shapes and types."""
+        vector = torch.empty(self.size)
+        try:
+            with safe_open(str(path), framework="pt") as file:
+                stored = set(file.keys())
+                views = self.views(vector)
+                if odd := stored ^ set(views):
+                    raise ParameterError(f"{path} does not fit this model: {sorted(odd)[0]!r} is on one side only")
+                for name, view in views.items():
+                    tensor = file.get_tensor(name)
+                    if tensor.shape != view.shape or tensor.dtype != torch.float32:
+                        raise ParameterError(
+                            f"{path}: {name} must be float32 {list(view.shape)}, "
+                            f"got {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+                        )
+                    view.copy_(tensor)
+        except (OSError, SafetensorError) as error:
+            raise ParameterError(f"{path} cannot be read as safetensors: {error}") from None
+        return vector
+
+
+def matching(module: nn.Module, patterns: Iterable[str]) -> frozenset[str]:
+    """Names of a module's tensors that any pattern means.
+
+    A pattern is a role, "classifier" (the last linear layer, in the order of `named_modules`) or "batch_norm" (parameters and
+    statistics of every batch-norm layer), the name of a submodule ("features.0"), or a shell pattern over tensor names ("*.bias").
+
+    Raises:
+        SettingError: a pattern that means no tensor of this module, so that a setting never silently does nothing.
+    """
+    names = [name for name, _ in _trainable(module)]
+    found: set[str] = set()
+    for pattern in patterns:
+        hit = {name for name in names if _means(module, pattern, name)}
+        if not hit:
+            layers = [name for name, layer in module.named_modules() if name and next(layer.parameters(), None) is not None]
+            raise unknown("layer or role of this model called", pattern, [*layers, *(r for r in ROLES if _layers(module, r))])
+        found |= hit
+    return frozenset(found)
+
+
+def _means(module: nn.Module, pattern: str, name: str) -> bool:
+    layers = _layers(module, pattern) if pattern in ROLES else {pattern}
+    return any(name == layer or name.startswith(f"{layer}.") for layer in layers) or fnmatchcase(name, pattern)
+
+
+def _layers(module: nn.Module, role: str) -> set[str]:
+    if role == "batch_norm":
+        return {name for name, layer in module.named_modules() if isinstance(layer, _BATCH_NORMS)}
+    linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
+    return set(linear[-1:])
+
+
+def _trainable(module: nn.Module) -> Iterator[tuple[str, tuple[Tensor, bool]]]:
+    """(name, (tensor, is it a buffer)) of everything that belongs in the vector, in the module's own order."""
+    for name, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise ParameterError(f"{name} has no shape yet: run the model once on an example before handing it over")
+        if parameter.dtype != torch.float32:
+            raise ParameterError(f"{name} must be float32, got {str(parameter.dtype).removeprefix('torch.')}: call model.float()")
+        yield name, (parameter, False)
+    for name, buffer in module.named_buffers():
+        if buffer.dtype.is_floating_point:
+            if buffer.dtype != torch.float32:
+                raise ParameterError(f"buffer {name} must be float32, got {str(buffer.dtype).removeprefix('torch.')}")
+            yield name, (buffer, True)
+
+
+def pad(vector: Tensor, size: int) -> Tensor:
+    """A vector [..., s] with zeros behind, [..., size]."""
+    return nn.functional.pad(vector, (0, size - vector.shape[-1])) if vector.shape[-1] < size else vector
+
+
+def nbytes(parts: Mapping[str, Tensor]) -> int:
+    """Bytes of the numbers of named parts."""
+    return sum(part.numel() * part.element_size() for part in parts.values())

@@ -1,0 +1,30 @@
+"""Who holds what: a data set dealt to clients, your own data as clients, and the devices they have."""
+
+from piebald.partition.base import Partition
+from piebald.partition.by_owner import ByOwner
+from piebald.partition.clients import PooledClients
+from piebald.partition.devices import Devices, FastSlow, Homogeneous, LogNormal
+from piebald.partition.dirichlet import Dirichlet
+from piebald.partition.disjoint import Disjoint
+from piebald.partition.iid import Iid
+from piebald.partition.lazy import LazyClients
+from piebald.partition.lists import Lists
+from piebald.partition.non_iid import NonIid
+from piebald.partition.sources import clients_from
+
+__all__ = [
+    "ByOwner",
+    "Devices",
+    "Dirichlet",
+    "Disjoint",
+    "FastSlow",
+    "Homogeneous",
+    "Iid",
+    "LazyClients",
+    "Lists",
+    "LogNormal",
+    "NonIid",
+    "Partition",
+    "PooledClients",
+    "clients_from",
+]

@@ -1,0 +1,76 @@
+"""Natural clients: the people, places or recordings that the rows come from."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from piebald.errors import unknown
+from piebald.partition.base import NOBODY, Partition
+from piebald.partition.lists import Numbered
+from piebald.partition.split import Ints
+
+if TYPE_CHECKING:
+    from piebald.data.dataset import DataSet, Owners
+
+
+class ByOwner(Partition):
+    """One client for each owner, or whole owners put together into `clients` of nearly equal size.
+
+    Where the published test rows are other owners' (MNIST's test writers wrote no training digit), clients hold out a
+    share of their own rows and the published test part stays `common`.  `limit` keeps every owner in proportion.
+
+    Attributes:
+        owner: which of the data set's owners: "writer", "subject", "capture", ...
+        clients: how many, or None for one client an owner.
+    """
+
+    scatters: ClassVar[bool] = False
+
+    owner: str
+    clients: int | None = Field(default=None, ge=1)
+
+    def deal(self, data: DataSet, rows: Ints) -> tuple[Ints, Sequence[str]]:
+        """The client of each row [n], and names."""
+        owners = self._owners(data)
+        found, code, held = np.unique(owners.codes[rows], return_inverse=True, return_counts=True)
+        if self.clients is None:
+            return code, [owners.names[number] for number in found]
+        if self.clients > len(found):
+            raise self.refuse(
+                f"{self.clients} clients need as many of the {len(found)} {self.owner}s of {data.name}: lower clients"
+                + ("" if self.limit is None else " or raise limit")
+            )
+        return self._put_together(held, self.clients)[code], Numbered(self.clients)
+
+    def follow(self, data: DataSet, train: Ints, client: Ints, test: Ints) -> Ints | None:
+        """The client of each published test row [m], or None where no test row belongs to an owner that trains."""
+        codes = self._owners(data).codes
+        client_of = np.full(int(codes.max()) + 1, NOBODY)
+        client_of[codes[train]] = client
+        holder = client_of[codes[test]]
+        return holder if (holder != NOBODY).any() else None
+
+    def strata(self, data: DataSet) -> Ints:
+        """The owner of each row."""
+        return self._owners(data).codes
+
+    def _owners(self, data: DataSet) -> Owners:
+        if self.owner not in data.owners:
+            raise unknown(f"owner in {data.name} called", self.owner, data.owners)
+        return data.owners[self.owner]
+
+    def _put_together(self, held: Ints, clients: int) -> Ints:
+        """The client of each owner: the largest owners first, each to the client with the fewest rows so far."""
+        shuffled = self._dice("deal").permutation(len(held))
+        heap = [(0, client) for client in range(clients)]
+        client_of = np.empty(len(held), dtype=np.int64)
+        for owner in shuffled[np.argsort(-held[shuffled], kind="stable")]:
+            rows, client = heap[0]
+            client_of[owner] = client
+            heapq.heapreplace(heap, (rows + int(held[owner]), client))
+        return client_of

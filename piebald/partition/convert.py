@@ -1,0 +1,149 @@
+"""What clients may bring, as arrays that can be trained on: inputs float32, targets int64 or float32.
+
+uint8 images are kept as they are, in a quarter of the room, and become float32 in [0, 1] in one place: `floats`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from piebald.errors import SettingError
+
+Array = NDArray[Any]
+MOST_CLASSES = 100_000  # a class number beyond this is an identifier or a measurement, not a class
+
+
+def floats(x: Tensor) -> Tensor:
+    """Stored inputs as float32: uint8 images are scaled to [0, 1], float32 is handed back as it is."""
+    return x.float().div_(255) if x.dtype == torch.uint8 else x
+
+
+def array(value: Any, who: str, what: str) -> Array:
+    """A tensor, array, list or column as a NumPy array of numbers or text, [n, ...].
+
+    Args:
+        value: what came.
+        who: whose it is, for the error.
+        what: "inputs" or "targets", for the error.
+
+    Raises:
+        SettingError: rows of different shapes, objects, or no rows at all.
+    """
+    if isinstance(value, Tensor):
+        if value.dtype == torch.bfloat16:
+            value = value.float()
+        value = value.detach().cpu().resolve_conj().resolve_neg().numpy()
+    try:
+        found = np.asarray(value)
+    except ValueError:
+        found = np.empty(1, dtype=object)
+    if found.dtype == object and found.ndim == 1 and len(found) and all(isinstance(word, str) for word in found):
+        found = found.astype(str)
+    if found.dtype.kind not in "biufU":
+        raise SettingError(
+            f"{who}: {what} must be one array of numbers with rows of one shape, got {_describe(value, found)}: "
+            f"stack or pad the rows to one shape and convert them to numbers"
+        )
+    if found.ndim == 0:
+        raise SettingError(f"{who}: {what} must have one row for each example [n, ...], got the single value {value!r}")
+    return found
+
+
+def _describe(value: Any, found: Array) -> str:
+    if found.dtype == object:
+        first = next(iter(value), None) if isinstance(value, Sequence | np.ndarray) and len(value) else value
+        return f"objects like {type(first).__name__}" if not isinstance(first, Sequence | np.ndarray) else "ragged rows"
+    return f"{found.dtype}"
+
+
+def inputs(value: Any, who: str) -> Array:
+    """Inputs [n, ...] as float32, or as uint8 where they are images [n, channels, height, width].
+
+    uint8 arrays [n, h, w] get a channel axis.  Other numbers become float32 as they are.
+
+    Raises:
+        SettingError: text, NaN or infinite values, no feature axis, or images with the channels last.
+    """
+    x = array(value, who, "inputs")
+    if x.dtype.kind == "U":
+        raise SettingError(f"{who}: inputs must be numbers, got text like {x.flat[0]!r}: encode it as numbers first")
+    if x.ndim == 1:
+        raise SettingError(
+            f"{who}: inputs must be [n, features] or larger, got [{len(x)}]: reshape them to [{len(x)}, 1]"
+        )
+    if x.dtype == np.uint8 and x.ndim in (3, 4):
+        x = x[:, None] if x.ndim == 3 else x
+        if x.shape[-1] in (1, 3, 4) and x.shape[1] not in (1, 3, 4):
+            raise SettingError(
+                f"{who}: images must be [n, channels, height, width], got {list(x.shape)}: "
+                f"move the channels with x.transpose(0, 3, 1, 2)"
+            )
+        return np.require(x, requirements=["C", "W"])
+    with np.errstate(over="ignore"):  # what does not fit is refused by name below
+        x = np.require(x, dtype=np.float32, requirements=["C", "W"])
+    _finite(x, who, "inputs")
+    return x
+
+
+def _finite(values: Array, who: str, what: str) -> None:
+    if not np.isfinite(values).all():
+        row = np.argwhere(~np.isfinite(values))[0][0]
+        raise SettingError(
+            f"{who}: {what} must be finite float32 numbers, got a missing, infinite or too large one in row {row}: "
+            f"drop such rows or fill them in"
+        )
+
+
+def kind(y: Array) -> Literal["text", "whole", "real"]:
+    """What targets are: names of classes, numbers of classes, or real numbers."""
+    return "text" if y.dtype.kind == "U" else "real" if y.dtype.kind == "f" else "whole"
+
+
+def targets(value: Any, who: str, classes: Sequence[str] | None = None) -> Array:
+    """Targets as int64 class numbers [n, ...] or float32 numbers [n, ...].
+
+    Text is looked up in `classes`; whole numbers are class numbers; real numbers stay real.
+
+    Raises:
+        SettingError: a class that is not among `classes`, a negative class number, a missing or infinite number.
+    """
+    y = array(value, who, "targets")
+    if kind(y) == "real":
+        with np.errstate(over="ignore"):
+            y = np.require(y, dtype=np.float32, requirements=["C", "W"])
+        _finite(y, who, "targets")
+        return y
+    if y.ndim == 2 and y.shape[1] == 1:  # a column, as scikit-learn's encoders give it
+        y = y[:, 0]
+    if kind(y) == "text":
+        return _numbered(y, who, classes)
+    if y.size and int(y.min()) < 0:
+        raise SettingError(
+            f"{who}: class numbers must be at least 0, got {int(y.min())}: "
+            "number them from 0, or pass floats to predict numbers"
+        )
+    limit = MOST_CLASSES if classes is None else len(classes)
+    if y.size and int(y.max()) >= limit:
+        advice = "pass floats to predict numbers" if classes is None else "name every class in classes"
+        raise SettingError(f"{who}: class numbers must be below {limit}, got {int(y.max())}: {advice}")
+    return np.require(y, dtype=np.int64, requirements=["C", "W"])
+
+
+def _numbered(y: Array, who: str, classes: Sequence[str] | None) -> Array:
+    if classes is None:
+        raise SettingError(
+            f"{who}: targets are text like {y.flat[0]!r}: pass classes, the names of all classes in order"
+        )
+    order = np.argsort(np.asarray(classes, dtype=str), kind="stable")
+    known = np.asarray(classes, dtype=str)[order]
+    place = np.minimum(np.searchsorted(known, y), len(known) - 1)
+    if (known[place] != y).any():
+        odd = str(y[known[place] != y].flat[0])
+        raise SettingError(f"{who}: target {odd!r} is not one of the {len(known)} classes: add it to classes")
+    return order[place].astype(np.int64)

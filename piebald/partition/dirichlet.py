@@ -1,0 +1,99 @@
+"""Label mixtures drawn from a Dirichlet distribution: one number from all alike to all different."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from piebald.partition.base import Partition
+from piebald.partition.lists import Numbered
+from piebald.partition.split import Ints
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
+
+    from piebald.data.dataset import DataSet
+
+
+class Dirichlet(Partition):
+    """Clients of one size whose label mixtures q ~ Dirichlet(alpha * K * p), after Hsu, Qi, Brown 2019, section 3.
+
+    K is the number of classes and p their shares in the data set; with balanced classes this is the Dirichlet(alpha,
+    ..., alpha) of most of the literature (the paper's own number is K times ours).  Every row has one holder: where
+    clients want more rows of a class than there are, chance says who must draw another class from its mixture, so no
+    client is served last.
+
+    Attributes:
+        clients: how many; their sizes differ by at most one row.
+        alpha: above 0; 0.1 gives a few classes each, 100 nearly equal mixtures.
+        least: rows that each client must have, else the partition is refused.
+    """
+
+    clients: int = Field(ge=1)
+    alpha: float = Field(gt=0, le=1e6)
+    least: int = Field(default=1, ge=1)
+
+    def deal(self, data: DataSet, rows: Ints) -> tuple[Ints, Sequence[str]]:
+        """The client of each row [n], and names."""
+        label, classes = self.class_labels(data, rows)
+        self.check_room(self.clients, rows, self.least)
+        dice = self._dice("deal")
+        stock = np.bincount(label, minlength=classes)
+        present = np.flatnonzero(stock)  # a Dirichlet parameter must be above 0
+        shares = stock[present] / len(rows)
+        mixture = dice.dirichlet(self.alpha * len(present) * shares, size=self.clients)
+        # A client's slots are the rows it will get; the first clients get the odd rows, in random order.
+        slots = dice.permutation(self.clients)[np.arange(len(rows)) % self.clients]
+        drawn = present[_fill(slots, mixture, stock[present], dice)]
+        client = np.empty(len(rows), dtype=np.int64)
+        client[_by_class(label, dice)] = slots[_by_class(drawn, dice)]
+        return client, Numbered(self.clients)
+
+
+def _by_class(label: Ints, dice: Generator) -> Ints:
+    """An order [n] that sorts by class and shuffles inside each."""
+    shuffled = dice.permutation(len(label))
+    return shuffled[np.argsort(label[shuffled], kind="stable")]
+
+
+def _fill(slots: Ints, mixture: NDArray[np.float64], stock: Ints, dice: Generator) -> Ints:
+    """A class for each slot, drawn from its client's mixture; each class exactly as often as there are rows of it.
+
+    Each pass draws for all open slots from the classes that still have rows; a class that is wanted too often is given
+    to random ones of those who want it and closed.  So each pass closes a class or is the last: at most K passes.
+
+    Args:
+        slots: the client of each slot [n].
+        mixture: class shares of each client [clients, K].
+        stock: rows of each class [K], n in all.
+        dice: for all draws.
+    """
+    drawn = np.empty(len(slots), dtype=np.int64)
+    left = stock.copy()
+    unfilled = np.arange(len(slots))
+    while len(unfilled):
+        open_classes = np.flatnonzero(left)
+        wish = mixture[:, open_classes]
+        total = wish.sum(1, keepdims=True)
+        fallback = left[open_classes] / left.sum()  # for clients whose mixture has nothing that is left
+        wish = np.where(total > 1e-12, wish / np.maximum(total, 1e-12), fallback)
+        # One sorted line for all clients: client c's cumulated shares lie in (c, c + 1], so one search serves all
+        # draws.
+        line = (np.minimum(np.cumsum(wish, axis=1), 1.0) + np.arange(len(wish))[:, None]).ravel()
+        line[len(open_classes) - 1 :: len(open_classes)] = np.arange(1, len(wish) + 1)
+        owner = slots[unfilled]
+        found = np.searchsorted(line, owner + dice.random(len(owner)), side="right")
+        pick = np.minimum(found - owner * len(open_classes), len(open_classes) - 1)
+        order = _by_class(pick, dice)
+        wanted = np.bincount(pick, minlength=len(open_classes))
+        start = np.cumsum(wanted) - wanted
+        place = np.arange(len(order)) - start[pick[order]]
+        served = order[place < left[open_classes][pick[order]]]
+        drawn[unfilled[served]] = open_classes[pick[served]]
+        left[open_classes] -= np.bincount(pick[served], minlength=len(open_classes))
+        unfilled = np.delete(unfilled, served)
+    return drawn

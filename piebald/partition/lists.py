@@ -1,0 +1,75 @@
+"""Plain containers for very many clients: their names, and the rows each of them has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self, overload
+
+import numpy as np
+
+from piebald.partition.split import Bools, Ints
+
+
+class Numbered(Sequence[str]):
+    """The names "0", "1", ... of clients that have no other; made when asked for, so a million cost nothing."""
+
+    def __init__(self, count: int) -> None:
+        self._range = range(count)
+
+    def __len__(self) -> int:
+        return len(self._range)
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[str]: ...
+    def __getitem__(self, place: int | slice) -> str | Sequence[str]:
+        found = self._range[place]
+        return str(found) if isinstance(found, int) else [str(number) for number in found]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lists:
+    """A list of row numbers for each client, in two arrays: client c has `values[starts[c]:starts[c + 1]]`."""
+
+    values: Ints
+    starts: Ints
+
+    @classmethod
+    def of(cls, client: Ints, count: int, values: Ints | None = None) -> Self:
+        """Lists from the client [n] of each row; rows keep their order within a client, and client -1 is dropped.
+
+        Args:
+            client: in range(-1, count).
+            count: how many clients there are.
+            values: the rows' numbers [n], by default 0, 1, ...
+        """
+        order = np.argsort(client, kind="stable")
+        order = order[np.count_nonzero(client < 0) :]
+        starts = np.zeros(count + 1, dtype=np.int64)
+        np.cumsum(np.bincount(client[order], minlength=count), out=starts[1:])
+        return cls(order if values is None else values[order], starts)
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def __getitem__(self, client: int) -> Ints:
+        if not 0 <= client < len(self):
+            raise IndexError(f"there is no client {client}: they are numbered from 0 to {len(self) - 1}")
+        return self.values[self.starts[client] : self.starts[client + 1]]
+
+    @property
+    def sizes(self) -> Ints:
+        """Rows of each client."""
+        return np.diff(self.starts)
+
+    @property
+    def clients(self) -> Ints:
+        """The client of each value, non-decreasing."""
+        return np.repeat(np.arange(len(self)), self.sizes)
+
+    def where(self, mask: Bools) -> Lists:
+        """These lists with only the values where the mask [n] is true."""
+        starts = np.r_[0, np.cumsum(mask)][self.starts]
+        return Lists(self.values[mask], starts.astype(np.int64))

@@ -1,0 +1,58 @@
+"""Train, validation and test part of every client."""
+
+from __future__ import annotations
+
+from typing import cast, get_args
+
+from piebald.contracts import Split
+from piebald.errors import SettingError
+from piebald.partition.lists import Lists
+from piebald.partition.split import Ints, hold_out
+from piebald.randomness import key
+
+SPLITS: tuple[Split, ...] = get_args(Split)
+
+
+def check_shares(validation: float, test: float) -> None:
+    """Refuse shares that are out of range or leave nothing to train on."""
+    for name, share in (("validation", validation), ("test", test)):
+        if not isinstance(share, int | float) or not 0 <= share < 1:
+            raise SettingError(f"{name} must be a share of a client's rows, at least 0 and below 1, got {share!r}")
+    if validation + test >= 1:
+        raise SettingError(
+            f"validation = {validation} and test = {test} leave no rows to train on: their sum must be below 1"
+        )
+
+
+def three_ways(
+    lists: Lists,
+    label: Ints | None,
+    validation: float,
+    test: float,
+    seed: int,
+    group: Ints | None = None,
+    first: int = 0,
+) -> dict[Split, Lists]:
+    """Divide each client's rows into train, validation and test; a client with a single row keeps it for training.
+
+    Args:
+        lists: row numbers into `label` and `group`.
+        label: class of each row, or None.
+        validation: share of a client's rows.
+        test: share of a client's rows.
+        seed: of the choice; what one client keeps back depends on nothing but this and its own rows.
+        group: rows of one client with the same number stay together.
+        first: the number of the client that the first list belongs to.
+    """
+    parts: dict[Split, Lists] = {}
+    rest = lists
+    for split, share in (("test", test), ("validation", validation / (1 - test))):
+        out = hold_out(
+            rest.clients + first,
+            share,
+            key(seed, "split", split),
+            None if label is None else label[rest.values],
+            None if group is None else group[rest.values],
+        )
+        parts[cast(Split, split)], rest = rest.where(out), rest.where(~out)
+    return {"train": rest, **parts}

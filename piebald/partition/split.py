@@ -1,0 +1,85 @@
+"""Who keeps which row back: seeded choices over many clients at once.
+
+A Python generator for each client would cost minutes at a million clients, so the dice are hashed instead: each row's
+number comes from (key, client, place in the client) alone.  What one client holds back depends on no other client.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+def mixed(key: int, *columns: Ints) -> NDArray[np.uint64]:
+    """A random 64-bit number for each row, from a key and the row's integers (splitmix64, Steele et al. 2014).
+
+    Args:
+        key: from `randomness.key`.
+        columns: integers [n], at least one.
+    """
+    state = np.full(len(columns[0]), key, dtype=np.uint64)
+    for column in columns:
+        state = (state ^ column.astype(np.uint64)) + np.uint64(0x9E3779B97F4A7C15)
+        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        state = state ^ (state >> np.uint64(31))
+    return state
+
+
+def places(client: Ints) -> Ints:
+    """For rows in order of their clients [n]: each row's place within its client, from 0."""
+    steps = np.arange(len(client))
+    first = np.r_[True, client[1:] != client[:-1]] if len(client) else np.zeros(0, dtype=bool)
+    return steps - np.maximum.accumulate(np.where(first, steps, 0))
+
+
+def hold_out(client: Ints, share: float, key: int, label: Ints | None = None, group: Ints | None = None) -> Bools:
+    """Which rows each client holds out: round(share * rows), spread evenly over its classes, never all of them.
+
+    Args:
+        client: the client of each row [n], in non-decreasing order.
+        share: in [0, 1).
+        key: from `randomness.key`.
+        label: class of each row [n], or None where there are no classes.
+        group: rows of one client with the same number [n] stay on the same side; the share is then of groups.
+    """
+    if share == 0 or not len(client):
+        return np.zeros(len(client), dtype=bool)
+    label = np.zeros_like(client) if label is None else label
+    if group is None:
+        return _choose(client, share, label, places(client), key)
+    pair = client * (int(group.max()) + 1) + group
+    _, first, inverse = np.unique(pair, return_index=True, return_inverse=True)
+    return _choose(client[first], share, label[first], group[first], key)[inverse]
+
+
+def _choose(client: Ints, share: float, label: Ints, unit: Ints, key: int) -> Bools:
+    # Within a client the classes come in random order (else small clients would all give up their last class) and the
+    # units of a class too; then every (1 / share)-th is taken.
+    order = np.lexsort((mixed(key, client, unit), mixed(key ^ 1, client, label), client))
+    place = places(client)  # `order` keeps the clients sorted, so these are the places after sorting, too
+    taken = np.floor((place + 1) * share + 0.5) > np.floor(place * share + 0.5)
+    size = np.bincount(client - client[0])[client - client[0]]
+    taken &= (place > 0) | (np.floor(size * share + 0.5) < size)  # one is left for training
+    chosen = np.empty(len(client), dtype=bool)
+    chosen[order] = taken
+    return chosen
+
+
+def thin(stratum: Ints, keep: int, key: int) -> Bools:
+    """Choose exactly `keep` of n rows, each stratum in proportion (within one row).
+
+    Args:
+        stratum: class or owner of each row [n].
+        keep: at most n.
+        key: from `randomness.key`.
+    """
+    n = len(stratum)
+    place = np.arange(n)
+    order = np.lexsort((mixed(key, place), stratum))
+    chosen = np.empty(n, dtype=bool)
+    chosen[order] = (place + 1) * keep // n > place * keep // n
+    return chosen

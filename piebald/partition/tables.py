@@ -1,0 +1,153 @@
+"""Tables with a client column: pandas and Hugging Face.  Neither package is imported here; what came brings its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from piebald.errors import SettingError, unknown
+from piebald.partition.convert import Array, array, inputs
+from piebald.partition.split import Ints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """Rows of all clients: inputs, targets as they came, the client of each row, the clients' names."""
+
+    x: Array
+    y: Array
+    client: Ints
+    names: Sequence[str]
+    classes: Sequence[str] | None = None
+
+
+def _columns(
+    known: Sequence[str], client: str | None, target: str | None, features: Sequence[str] | None
+) -> tuple[str, str, list[str]]:
+    """The columns to use, all of them known."""
+    for role, column in (("client", client), ("target", target)):
+        if column is None:
+            raise SettingError(f"a table needs {role}='...', the column that {_roles[role]}: it has {', '.join(known)}")
+    assert client is not None  # for the type checker; refused above
+    assert target is not None
+    if isinstance(features, str):
+        raise SettingError(f"features must be a list of columns, got {features!r}: write features=[{features!r}]")
+    chosen = [column for column in known if column not in (client, target)] if features is None else list(features)
+    for column in (client, target, *chosen):
+        if column not in known:
+            raise unknown("column", column, known)
+    if not chosen:
+        raise SettingError(f"there is no column to predict from: the table has only {', '.join(known)}")
+    for role, column in (("client", client), ("target", target)):
+        if column in chosen:
+            raise SettingError(f"features must not include the {role} column {column!r}: leave it out")
+    return client, target, chosen
+
+
+_roles = {"client": "says whose row it is", "target": "is to be predicted"}
+
+
+def _owners(values: Array) -> tuple[Ints, list[str]]:
+    """Codes [n] and names of the clients, sorted."""
+    found, codes = np.unique(values, return_inverse=True)
+    return codes.astype(np.int64), [str(name) for name in found.tolist()]
+
+
+def from_frame(frame: Any, client: str | None, target: str | None, features: Sequence[str] | None) -> Table:
+    """A pandas DataFrame with numeric feature columns.
+
+    Raises:
+        SettingError: a column that is missing, has gaps, or holds something else than numbers.
+    """
+    if odd := [column for column in frame.columns if not isinstance(column, str)]:
+        raise SettingError(f"column names must be text, got {odd[0]!r}: rename them with frame.rename(columns=str)")
+    client, target, chosen = _columns(list(frame.columns), client, target, features)
+    if not len(frame):
+        raise SettingError("the table must have at least one row, got none")
+    for column in (client, target, *chosen):
+        series = frame[column]
+        if getattr(series, "ndim", 1) != 1:
+            raise SettingError(f"column {column!r} is there twice: rename one of them")
+        if gaps := int(series.isna().sum()):
+            raise SettingError(
+                f"column {column!r} has no value in {gaps} of {len(frame)} rows: fill them in or drop these rows"
+            )
+    for column in chosen:
+        series = frame[column]
+        if getattr(series.dtype, "kind", "O") not in "biuf":
+            raise SettingError(
+                f"column {column!r} must hold numbers, got {series.dtype} like {series.iloc[0]!r}: encode it first, "
+                f"e.g. with pandas.get_dummies(frame, columns=[{column!r}]), or leave it out of features"
+            )
+    x = inputs(frame[chosen].to_numpy(dtype=np.float32), "the table")
+    goal = frame[target]
+    if getattr(goal.dtype, "kind", "O") not in "biuf":
+        goal = goal.astype(str)
+    codes, names = _owners(_plain(frame[client]))
+    return Table(x, array(_plain(goal), f"column {target!r}", "targets"), codes, names)
+
+
+def _plain(series: Any) -> Array:
+    """A column as numbers where it has numbers (pandas' own types, too), else as text."""
+    kind = getattr(series.dtype, "kind", "O")
+    if kind in "biuf":
+        return np.asarray(series.to_numpy(dtype=getattr(series.dtype, "numpy_dtype", series.dtype)))
+    return np.asarray(series.astype(str).to_numpy(dtype=object), dtype=str)
+
+
+def from_hub(dataset: Any, client: str | None, target: str | None, features: Sequence[str] | None) -> Table:
+    """A Hugging Face `datasets.Dataset`: numeric columns, or one column of arrays or images.
+
+    Raises:
+        SettingError: several splits at once, a streamed data set, or a column that is missing, ragged or not numeric.
+    """
+    if isinstance(dataset, dict):
+        raise SettingError(
+            f"pass one split of the data set, like dataset[{next(iter(dataset), 'train')!r}], not all of them"
+        )
+    if not hasattr(dataset, "select_columns") or not hasattr(dataset, "__len__"):
+        raise SettingError(
+            f"a streamed data set ({type(dataset).__name__}) has no length: load it without streaming=True"
+        )
+    client, target, chosen = _columns(list(dataset.column_names), client, target, features)
+    if not len(dataset):
+        raise SettingError("the data set must have at least one row, got none")
+    rows = dataset.select_columns([client, target, *chosen]).with_format("numpy")[:]
+    described = dataset.features
+    columns = [_input_column(rows[column], column, described[column]) for column in chosen]
+    if len(columns) > 1 and any(column.ndim > 1 for column in columns):
+        wide = next(name for name, column in zip(chosen, columns, strict=True) if column.ndim > 1)
+        raise SettingError(f"column {wide!r} holds arrays, so it must be the only input: write features=[{wide!r}]")
+    x = inputs(np.stack(columns, 1) if columns[0].ndim == 1 else columns[0], f"column {chosen[0]!r}")
+    codes, names = _owners(_simple(rows[client], client))
+    classes = getattr(described[target], "names", None)
+    return Table(x, array(_simple(rows[target], target), f"column {target!r}", "targets"), codes, names, classes)
+
+
+def _simple(values: Any, column: str) -> Array:
+    """A column of numbers or text without gaps."""
+    found = np.asarray(values)
+    if found.dtype == object:
+        if gaps := sum(value is None for value in found.flat):
+            raise SettingError(
+                f"column {column!r} has no value in {gaps} of {len(found)} rows: drop them with dataset.filter"
+            )
+        found = found.astype(str)
+    return found
+
+
+def _input_column(values: Any, column: str, described: Any) -> Array:
+    found = np.asarray(values) if not isinstance(values, list) else array(values, f"column {column!r}", "inputs")
+    if found.dtype.kind not in "biuf":
+        raise SettingError(
+            f"column {column!r} must hold numbers or arrays of one shape, got {described}: "
+            f"encode it with dataset.map, or leave it out of features"
+        )
+    if type(described).__name__ == "Image" and found.ndim == 4:  # Pillow's order is height, width, channels
+        found = found.transpose(0, 3, 1, 2)
+    if getattr(described, "dtype", None) == "uint8":  # the format widens small integers; images must stay what they are
+        found = found.astype(np.uint8)
+    return found

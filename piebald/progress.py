@@ -1,0 +1,51 @@
+"""A progress bar with the metric that matters; silent where there is no terminal to draw on."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from piebald.controller import Progress
+
+
+class Bar:
+    """Shows a run's commits.
+
+    Args:
+        label: what is running.  seed: its seed.
+        total: commits to make.
+        metric: the metric to show, the mean over clients of the personal model or else the community model.
+        wanted: False keeps quiet also on a terminal.
+    """
+
+    def __init__(self, label: str, seed: int, total: int, metric: str, wanted: bool) -> None:
+        self.text, self.total, self.metric = f"{label} (seed {seed})", total, metric
+        self.wanted = wanted and sys.stderr.isatty()
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> Self:
+        if self.wanted:
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = ("[progress.description]{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            self._bar = Progress(*columns, TextColumn("{task.fields[score]}"), console=Console(stderr=True))
+            self._bar.start()
+            self._task = self._bar.add_task(self.text, total=self.total, score="")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def show(self, progress: Progress) -> None:
+        """Move on to a commit."""
+        if self._bar is None:
+            return
+        names = (f"personal/{self.metric}", f"community/{self.metric}")
+        score = next((progress.scores[name] for name in names if name in progress.scores), None)
+        shown = {} if score is None else {"score": f"{self.metric} {score:.3f}"}
+        self._bar.update(self._task, completed=progress.version, **shown)

@@ -1,0 +1,20 @@
+"""Named recipes: one paper a file, each a few lines over the parts."""
+
+import piebald.update  # noqa: F401 - so that stages can be named in recipes
+from piebald.recipes.ditto import ditto
+from piebald.recipes.fedadam import fedadam
+from piebald.recipes.fedavg import fedavg
+from piebald.recipes.fedavgm import fedavgm
+from piebald.recipes.fedbn import fedbn
+from piebald.recipes.fedprox import fedprox
+from piebald.recipes.fedyogi import fedyogi
+from piebald.recipes.fine_tuned import fine_tuned
+from piebald.recipes.hdafl import hdafl
+from piebald.recipes.lg_fedavg import lg_fedavg
+from piebald.recipes.local import local
+from piebald.recipes.scaffold import scaffold
+from piebald.recipes.registry import listing, make, names, rebuild
+
+__all__ = [
+    "ditto", "fedadam", "fedavg", "fedavgm", "fedbn", "fedprox", "fedyogi", "fine_tuned", "hdafl", "lg_fedavg", "listing", "local", "make", "names", "rebuild", "scaffold",
+]  # fmt: skip

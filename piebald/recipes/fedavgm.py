@@ -1,0 +1,21 @@
+"""FedAvgM: momentum at the centre."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from piebald.client import Sgd, Training
+from piebald.contracts import Recipe
+from piebald.controller.pace import CohortSize
+from piebald.controller.step import Momentum
+from piebald.recipes.fedavg import fedavg
+from piebald.recipes.registry import recipe
+
+
+@recipe(
+    "Hsu, Qi, Brown 2019, Measuring the effects of non-identical data distribution for federated visual classification",
+    Sgd,
+)
+def fedavgm(cohort: CohortSize = 10, server_lr: float = 1.0, beta: float = 0.9, **training: Unpack[Training]) -> Recipe:
+    """FedAvg whose centre steps with momentum."""
+    return fedavg(cohort, **training).with_(step=Momentum(lr=server_lr, beta=beta))

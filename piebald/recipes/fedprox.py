@@ -1,0 +1,17 @@
+"""FedProx: a pull towards the community model."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from piebald.client import Proximal, Training
+from piebald.contracts import Recipe
+from piebald.controller.pace import CohortSize
+from piebald.recipes.fedavg import fedavg
+from piebald.recipes.registry import recipe
+
+
+@recipe("Li et al. 2020, Federated optimization in heterogeneous networks", Proximal)
+def fedprox(cohort: CohortSize = 10, mu: float = 0.01, **training: Unpack[Training]) -> Recipe:
+    """FedAvg with mu/2 |w - w_t|^2 added to every client's loss."""
+    return fedavg(cohort).with_(learn=Proximal(mu=mu, **training))

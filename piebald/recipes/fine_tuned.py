@@ -1,0 +1,17 @@
+"""FedAvg, then fine-tuning at home."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from piebald.client import FineTune, Training
+from piebald.contracts import Recipe
+from piebald.controller.pace import CohortSize
+from piebald.recipes.fedavg import fedavg
+from piebald.recipes.registry import recipe
+
+
+@recipe("Liu et al. 2021, DistFL (baseline LG-Net); McMahan et al. 2017", FineTune)
+def fine_tuned(cohort: CohortSize = 10, tune_epochs: int = 1, **training: Unpack[Training]) -> Recipe:
+    """FedAvg; each client's personal model is the community model after `tune_epochs` unsent local epochs."""
+    return fedavg(cohort).with_(learn=FineTune(tune_epochs=tune_epochs, **training))

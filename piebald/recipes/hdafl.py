@@ -1,0 +1,27 @@
+"""HDAFL: share what is generic, keep the classifier at home."""
+
+from __future__ import annotations
+
+from typing import Literal, Unpack
+
+from piebald.client import AllBut, Sgd, Training
+from piebald.contracts import Recipe
+from piebald.controller.pace import CohortSize
+from piebald.controller.weigh import ByExamples, ByGradientNorm
+from piebald.recipes.fedavg import fedavg
+from piebald.recipes.registry import recipe
+
+
+@recipe("Yang, Beliard, Rossi 2020, Heterogeneous data-aware federated learning", Sgd)
+def hdafl(
+    cohort: CohortSize = 10,
+    private: str | tuple[str, ...] = "classifier",
+    weigh: Literal["examples", "gradient_norm"] = "examples",
+    **training: Unpack[Training],
+) -> Recipe:
+    """Average the generic layers; the private ones go out once, at the start, and never come back.
+
+    Algorithm 1.  `private` names the layers that stay: the last linear layer by default, see `parameters.matching`.
+    """
+    weighing = ByGradientNorm() if weigh == "gradient_norm" else ByExamples()
+    return fedavg(cohort, **training).with_(share=AllBut(private_layers=private), weigh=weighing)

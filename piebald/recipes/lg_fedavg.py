@@ -1,0 +1,19 @@
+"""LG-FedAvg: local representations, a shared head."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from piebald.client import Only, Sgd, Training
+from piebald.contracts import Recipe
+from piebald.controller.pace import CohortSize
+from piebald.recipes.fedavg import fedavg
+from piebald.recipes.registry import recipe
+
+
+@recipe("Liang et al. 2020, Think locally, act globally: federated learning with local and global representations", Sgd)
+def lg_fedavg(
+    cohort: CohortSize = 10, shared: str | tuple[str, ...] = "classifier", **training: Unpack[Training]
+) -> Recipe:
+    """Average the head only; the layers that make representations stay with the client."""
+    return fedavg(cohort, **training).with_(share=Only(shared_layers=shared))

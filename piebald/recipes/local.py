@@ -1,0 +1,17 @@
+"""Local: no federation, the baseline that any federation has to beat."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from piebald.client import Nothing, Sgd, Training
+from piebald.contracts import Recipe
+from piebald.controller.pace import CohortSize
+from piebald.recipes.fedavg import fedavg
+from piebald.recipes.registry import recipe
+
+
+@recipe("Baseline: every client alone", Sgd)
+def local(cohort: CohortSize = 10, **training: Unpack[Training]) -> Recipe:
+    """Every client trains its own model and sends nothing; asked as often as in the other recipes, so results pair."""
+    return fedavg(cohort, **training).with_(share=Nothing())

@@ -1,0 +1,265 @@
+"""The page's charts as plain plotly traces and layouts.
+
+Colours are names of the page's CSS variables ("$series-0", "$ink", with an opacity after a slash), put in by the page's script,
+so that one chart serves both themes.
+"""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass
+from typing import Any
+
+from piebald.report import wording
+from piebald.report.comparison import Axis, Band, Comparison
+from piebald.report.tables import History
+from piebald.report.wording import Shown
+
+COLOURS = 8  # series colours in the style sheet; beyond them they repeat with other dashes
+DASHES = ("solid", "dash", "dot", "dashdot")
+MANY_CLIENTS = 400  # values of a label above which single clients are no longer drawn
+WIDE = 300  # clients a heat map can show
+AXES: dict[Axis, tuple[str, str]] = {
+    "version": ("Rounds", "over rounds"),
+    "bytes": ("Megabytes sent, both ways, all clients", "over traffic"),
+    "seconds": ("Seconds on the run's clock", "over time"),
+    "wall": ("Seconds of real time", "over real time"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """One chart.
+
+    Attributes:
+        id: unique in the page.
+        title: what one sees, in one sentence.
+        caption: how to read it.
+        data, layout: for plotly.
+        wide: takes the page's whole width.
+    """
+
+    id: str
+    title: str
+    caption: str
+    data: list[dict[str, Any]]
+    layout: dict[str, Any]
+    wide: bool = True
+
+
+def series(labels: list[str], label: str) -> tuple[str, str]:
+    """The colour and the dash of a label, the same wherever it is drawn."""
+    place = labels.index(label)
+    return f"$series-{place % COLOURS}", DASHES[place // COLOURS % len(DASHES)]
+
+
+def clock(comparison: Comparison) -> Axis:
+    """The run's clock, or real time where devices are instant and that clock stood still."""
+    return "seconds" if any(history.final["seconds"] for history in comparison.runs) else "wall"
+
+
+def curve(comparison: Comparison, axis: Axis) -> Chart | None:
+    """The mean over clients along an axis, a line a label with its seeds as a band."""
+    shown = Shown(comparison.metric)
+    scale = 1e-6 if axis == "bytes" else 1.0
+    bands = {label: band for label in comparison.labels if (band := comparison.band(label, axis))}
+    if not bands:
+        return None
+    last = max(band.x[-1] for band in bands.values()) * scale
+    data = [
+        trace for label, band in bands.items() for trace in _band(comparison.labels, label, band, scale, last, shown)
+    ]
+    seeds = max(band.seeds for band in bands.values())
+    spread = f" Lines are means over {seeds} seeds, bands span them." if seeds > 1 else ""
+    name, over = AXES[axis]
+    flat = [label for label, band in bands.items() if len(band.x) == 1] if axis == "bytes" else []
+    nothing = f" {', '.join(flat)} sends nothing, so its end is drawn as a level line." if flat else ""
+    return Chart(
+        f"curve-{axis}",
+        f"{shown.name.capitalize()} {over}",
+        f"Mean {shown.name} over clients.{spread}{nothing}",
+        data,
+        {
+            "height": 420 if axis == "version" else 340,
+            "hovermode": "x unified",
+            "xaxis": {"title": {"text": name}, "rangemode": "tozero"},
+            "yaxis": _values(shown),
+        },
+        wide=axis == "version",
+    )
+
+
+def _band(labels: list[str], label: str, band: Band, scale: float, last: float, shown: Shown) -> list[dict[str, Any]]:
+    colour, dash = series(labels, label)
+    x = [value * scale for value in band.x]
+    if len(x) == 1:  # one point in cost: a level to compare with
+        x, means, dash = [0.0, last], band.mean * 2, "dot"
+    else:
+        means = band.mean
+    line = {
+        "type": "scatter",
+        "mode": "lines",
+        "name": html.escape(label, quote=False),
+        "x": x,
+        "y": means,
+        "line": {"color": colour, "width": 2.25, "dash": dash},
+        "hovertemplate": "%{y:.1%}" if shown.percent else "%{y:.3~g}",
+    }
+    if band.seeds == 1 or len(band.x) == 1:
+        return [line]
+    outline = {
+        "type": "scatter",
+        "mode": "lines",
+        "x": x + x[::-1],
+        "y": band.high + band.low[::-1],
+        "fill": "toself",
+        "fillcolor": f"{colour}/0.16",
+        "line": {"width": 0},
+        "hoverinfo": "skip",
+    }
+    return [outline, line]
+
+
+def distribution(comparison: Comparison) -> Chart | None:
+    """The metric of single clients, a box a label."""
+    shown = Shown(comparison.metric)
+    data = []
+    for label in reversed(comparison.ranking()):  # plotly draws from the bottom
+        values = [value for final in comparison.finals[label] for value in final["per_client"].values()]
+        colour, _ = series(comparison.labels, label)
+        box: dict[str, Any] = {
+            "type": "box",
+            "orientation": "h",
+            "name": short(label),
+            "boxmean": True,
+            "line": {"color": colour, "width": 1.5},
+            "fillcolor": f"{colour}/0.18",
+            "marker": {"color": f"{colour}/0.55", "size": 4},
+            "hoverlabel": {"namelength": 0},
+        }
+        if len(values) <= MANY_CLIENTS:
+            box |= {"x": values, "boxpoints": "all", "jitter": 0.6, "pointpos": 0, "hoveron": "points"}
+        else:
+            box |= _summary(values)
+        data.append(box)
+    if not data:
+        return None
+    dots = " Each dot is a client in one run." if any("x" in box for box in data) else ""
+    return Chart(
+        "clients",
+        wording.worst_tenth(comparison),
+        f"Final {shown.name} of single clients. Boxes hold the middle half, the line inside is the median, "
+        f"the dashed one the mean.{dots}",
+        data,
+        {"height": 110 + 64 * len(data), "xaxis": _values(shown), "yaxis": {"showgrid": False}, "hovermode": "closest"},
+    )
+
+
+def _summary(values: list[float]) -> dict[str, Any]:
+    import numpy as np
+
+    low, first, median, third, high = (float(q) for q in np.quantile(values, (0.05, 0.25, 0.5, 0.75, 0.95)))
+    boxes = {
+        "q1": first,
+        "median": median,
+        "q3": third,
+        "lowerfence": low,
+        "upperfence": high,
+        "mean": float(np.mean(values)),
+    }
+    return {name: [value] for name, value in boxes.items()} | {"y0": 0, "boxpoints": False}
+
+
+def gains(comparison: Comparison, base: str) -> Chart | None:
+    """Differences of single clients to a base label, in order of size, a line a label."""
+    shown = Shown(comparison.metric)
+    data = []
+    for label in comparison.labels:
+        differences = comparison.per_client(label, base) if label != base else []
+        if not differences:
+            continue
+        colour, dash = series(comparison.labels, label)
+        thin = _thin(differences, 300)
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "name": html.escape(label, quote=False),
+                "x": [place / max(1, len(thin) - 1) for place in range(len(thin))],
+                "y": thin,
+                "line": {"color": colour, "width": 2.25, "dash": dash},
+                "hovertemplate": "%{y:+.1%}" if shown.percent else "%{y:+.3~g}",
+            }
+        )
+    if not data:
+        return None
+    form = {"tickformat": "+.0%"} if shown.percent else {}
+    return Chart(
+        f"gains-{base}",
+        wording.gains(comparison, base),
+        f"Each client's {shown.name} less its {shown.name} under {base} with the same seed, clients in order of what they "
+        f"gain. A line is above zero for those who gain.",
+        data,
+        {
+            "height": 340,
+            "hovermode": "x unified",
+            "xaxis": {
+                "title": {"text": f"Share of clients, those who lose most to {short(base)} first"},
+                "tickformat": ".0%",
+            },
+            "yaxis": {"zeroline": True, "zerolinewidth": 1.5, **form},
+        },
+        wide=False,
+    )
+
+
+def partition(history: History) -> Chart | None:
+    """Training rows of each class on each client."""
+    counts = [row["counts"] for row in history.clients if row["counts"]]
+    if not counts:
+        return None
+    classes = history.meta.get("classes") or [str(place) for place in range(len(counts[0]))]
+    of = f", the first {WIDE} of {len(counts):,}" if len(counts) > WIDE else ""
+    part = counts[:WIDE]
+    return Chart(
+        "partition",
+        wording.holdings(counts),
+        f"Training rows of each class (down) on each client (across){of}"
+        f"{'' if history.seed is None else f', seed {history.seed}'}. Darker is more; blank is none.",
+        [
+            {
+                "type": "heatmap",
+                "z": [[row[place] or None for row in part] for place in range(len(counts[0]))],
+                "x": list(range(len(part))),
+                "y": [short(str(name)) for name in classes],
+                "colorscale": [[0, "$heat-low"], [1, "$heat-high"]],
+                "zmin": 0,
+                "hoverongaps": False,
+                "xgap": 1 if len(part) <= 100 else 0,
+                "ygap": 1,
+                "colorbar": {"thickness": 10, "outlinewidth": 0, "len": 1, "title": {"text": "rows"}},
+                "hovertemplate": "client %{x}, class %{y}: %{z:,} rows<extra></extra>",
+            }
+        ],
+        {
+            "height": max(220, min(640, 110 + 22 * len(counts[0]))),
+            "xaxis": {"title": {"text": "Client"}, "showgrid": False},
+            "yaxis": {"title": {"text": "Class"}, "type": "category", "autorange": "reversed", "showgrid": False},
+            "hovermode": "closest",
+        },
+    )
+
+
+def short(text: str, most: int = 20) -> str:
+    """A name for a tick or a legend: not longer than fits a phone, and safe in plotly's own markup."""
+    return html.escape(text if len(text) <= most else text[: most - 1] + "…", quote=False)
+
+
+def _values(shown: Shown) -> dict[str, Any]:
+    return {"tickformat": ".0%"} if shown.percent else {}
+
+
+def _thin(values: list[float], most: int) -> list[float]:
+    if len(values) <= most:
+        return values
+    return [values[round(place * (len(values) - 1) / (most - 1))] for place in range(most)]

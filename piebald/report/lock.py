@@ -1,0 +1,44 @@
+"""One writer a run folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from piebald.errors import RunFolderError
+
+try:
+    import fcntl
+except ImportError:  # Windows: two writers are not told apart there
+    fcntl = None  # type: ignore[assignment]
+
+
+class Lock:
+    """Held on `run.lock` until `release`, or until the process dies, however it dies.
+
+    Raises:
+        RunFolderError: another writer holds it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._handle: int | None = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        if fcntl is None:
+            return
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(self._handle, 20).decode(errors="replace").strip() or "unknown"
+            self.release()
+            raise RunFolderError(
+                f"{folder} is being written to by process {holder}: wait for it to end, or stop it"
+            ) from None
+        except OSError:  # some network file systems have no locks, and a run there is better than none
+            return
+        os.ftruncate(self._handle, 0)
+        os.write(self._handle, str(os.getpid()).encode())
+
+    def release(self) -> None:
+        """Let another writer in.  May be called twice."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None

@@ -1,0 +1,159 @@
+"""The tables of a run folder's `run.db`, and opening it.
+
+One row for each commit (`step`), assignment that ended (`arrival`), metric of a model on somebody's rows (`score`),
+client (`client`), kept checkpoint (`checkpoint`) and tensor that a client remembers (`memory`).  Times are seconds of
+the runtime's clock unless named wall; sizes are bytes.
+"""
+
+from __future__ import annotations
+
+import errno
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from piebald.errors import RunFolderError, unknown
+
+SCHEMA = 1
+APPLICATION = 0x50424C44  # "PBLD", so that any other SQLite file is told from a run
+DATABASE = "run.db"
+
+TABLES = {
+    "meta": "key TEXT PRIMARY KEY, value TEXT NOT NULL",
+    "client": "client INTEGER PRIMARY KEY, name TEXT, train INTEGER, validation INTEGER, test INTEGER, counts TEXT,"
+    " device TEXT",
+    "step": "version INTEGER PRIMARY KEY, time REAL, wall REAL, arrived INTEGER, failed INTEGER, groups INTEGER,"
+    " bytes_down INTEGER, bytes_up INTEGER, loss REAL, norm REAL",
+    "arrival": "id INTEGER PRIMARY KEY, version INTEGER, client INTEGER, kind TEXT, sent_version INTEGER,"
+    " staleness INTEGER, sent REAL, time REAL, examples INTEGER, steps INTEGER, loss REAL, norm REAL, weight REAL,"
+    " grp INTEGER, bytes_down INTEGER, bytes_up INTEGER, status TEXT, reason TEXT",
+    "score": "version INTEGER NOT NULL, client INTEGER, model TEXT NOT NULL, split TEXT NOT NULL, metric TEXT NOT NULL,"
+    " value REAL, examples INTEGER",
+    "checkpoint": "version INTEGER PRIMARY KEY, file TEXT, sha256 TEXT, values_json TEXT",
+    "memory": "client INTEGER, name TEXT, version INTEGER, file TEXT, bytes INTEGER,"
+    " PRIMARY KEY (client, name, version)",
+    "memory_file": "file TEXT PRIMARY KEY, sha256 TEXT, bytes INTEGER",
+}
+_INDEXES = (
+    # client is NULL for the common test set, and NULLs are never equal to one another in a plain key
+    "CREATE UNIQUE INDEX score_once ON score (version, ifnull(client, -1), model, split, metric)",
+    "CREATE INDEX memory_version ON memory (version)",
+)
+
+
+def make(db: sqlite3.Connection) -> None:
+    """Make the tables of schema `SCHEMA` in an empty database."""
+    with transaction(db):
+        for name, columns in TABLES.items():
+            db.execute(f"CREATE TABLE {name} ({columns})")
+        for index in _INDEXES:
+            db.execute(index)
+        db.execute(f"PRAGMA application_id = {APPLICATION}")
+        db.execute(f"PRAGMA user_version = {SCHEMA}")
+
+
+def connect(path: Path | str, *, read_only: bool = False) -> sqlite3.Connection:
+    """A connection in autocommit mode; transactions are begun by `transaction`.
+
+    Other threads may use it, one at a time.
+    """
+    if read_only:
+        db = sqlite3.connect(
+            f"{Path(path).absolute().as_uri()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
+        )
+    else:
+        db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        db.execute("PRAGMA journal_mode = WAL")
+    db.row_factory = sqlite3.Row
+    return db
+
+
+def check(db: sqlite3.Connection, folder: Path) -> None:
+    """Refuse a database that is no run, or a run of a newer schema."""
+    application = db.execute("PRAGMA application_id").fetchone()[0]
+    schema = db.execute("PRAGMA user_version").fetchone()[0]
+    if application != APPLICATION:
+        raise RunFolderError(f"{folder} is not a run folder: its {DATABASE} was not written by Piebald")
+    if schema > SCHEMA:
+        raise RunFolderError(
+            f"{folder} has schema {schema} but this Piebald reads up to schema {SCHEMA}: "
+            f"upgrade Piebald to the one that wrote it"
+        )
+
+
+def insert(db: sqlite3.Connection, table: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Put rows in a table, in place of those with the same key.  Columns that a row does not name are NULL.
+
+    Raises:
+        SettingError: a row names a column that the table does not have.
+    """
+    columns = COLUMNS[table]
+    known = frozenset(columns)
+    values = []
+    for row in rows:
+        if odd := row.keys() - known:
+            raise unknown(f"column of {table} called", min(odd), columns)
+        values.append(tuple(row.get(column) for column in columns))
+    places = ", ".join("?" * len(columns))
+    db.executemany(f"INSERT OR REPLACE INTO {table} ({', '.join(columns)}) VALUES ({places})", values)
+
+
+@contextmanager
+def transaction(db: sqlite3.Connection, *, durable: bool = False) -> Iterator[None]:
+    """All or nothing; a durable one is on the disk when it is over, so that not even a power cut takes it back."""
+    db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        end(db)
+    except BaseException:
+        if db.in_transaction:  # a full disk may already have rolled it back
+            db.execute("ROLLBACK")
+        raise
+
+
+def end(db: sqlite3.Connection) -> None:
+    """Commit; on its own so that tests can die before and after it."""
+    db.execute("COMMIT")
+
+
+@contextmanager
+def explained(doing: str) -> Iterator[None]:
+    """Turn what the disk, SQLite or safetensors complain about into one sentence that begins with `doing`."""
+    try:
+        yield
+    except (OSError, sqlite3.Error, SafetensorError) as error:
+        raise RunFolderError(f"{doing}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    text = str(error)
+    code = error.errno if isinstance(error, OSError) else None
+    if code in (errno.ENOSPC, errno.EDQUOT) or "disk is full" in text or "os error 28" in text:
+        return "the disk is full: make room and try again"
+    if (
+        code in (errno.EROFS, errno.EACCES, errno.EPERM)
+        or "readonly" in text
+        or "os error 13" in text
+        or "os error 30" in text
+    ):
+        return "the folder cannot be written: change its permissions or choose another"
+    if "malformed" in text or "not a database" in text:
+        return "the database is damaged: restore the folder from a copy or start a new run"
+    if "unable to open database file" in text:
+        return "the database cannot be opened: check the folder's permissions or copy it to a place that can be written"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return text
+
+
+def _columns(definition: str) -> tuple[str, ...]:
+    fields = definition.partition(", PRIMARY KEY")[0].split(",")
+    return tuple(field.split()[0] for field in fields)
+
+
+COLUMNS = {name: _columns(definition) for name, definition in TABLES.items()}

@@ -1,0 +1,338 @@
+"""The run folder: all that a run leaves behind, written so that it survives a kill at any moment.
+
+    <folder>/
+      run.db                          SQLite in WAL mode, see `schema`
+      vectors-<version>.safetensors   tensors of the newest two checkpoints, see `vectors`
+      memory-<version>.safetensors    clients' memory, in pieces
+      run.lock                        held by the one process that writes
+
+A commit writes its files aside, forces them to the disk and renames them; then ONE transaction records the step, its
+arrivals and the checkpoint that names the files; only then are older files deleted.  So whenever the process dies, the
+database names files that are whole, and what it does not name is swept away at the next opening.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self
+
+from torch import Tensor
+
+from piebald.contracts import Checkpoint
+from piebald.errors import RunFolderError
+from piebald.report import schema, vectors
+from piebald.report.lock import Lock
+from piebald.report.schema import DATABASE, explained
+
+KEPT = 2  # checkpoints; the second is there for the day the first cannot be read
+_UNFINISHED = DATABASE + ".part"
+_LEFTOVERS = {"run.lock", _UNFINISHED, _UNFINISHED + "-wal", _UNFINISHED + "-shm"}
+_JSON = {"client": ("counts", "device")}
+
+
+class RunStore:
+    """A run folder, or the same tables in memory.  It is the controller's `contracts.Recorder`.
+
+    Make one with `create`, `open` or `open_read_only`; use it as a context manager or call `close`.  Threads may share
+    it if they take turns; a second process is refused for writing and welcome for reading.
+
+    Attributes:
+        path: the folder, or None for a store in memory, which keeps no checkpoints.
+        notes: sentences about what was found wrong and worked around, e.g. a damaged checkpoint that was passed over.
+    """
+
+    def __init__(self, db: sqlite3.Connection, path: Path | None, lock: Lock | None) -> None:
+        self.path = path
+        self.notes: list[str] = []
+        self._db = db
+        self._lock = lock
+        self._read_only = path is not None and lock is None
+        newest = db.execute("SELECT coalesce(max(version), 0), coalesce(max(wall), 0.0) FROM step").fetchone()
+        self._version: int = newest[0]
+        self._wall: float = newest[1]
+        self._opened = time.monotonic()
+
+    @classmethod
+    def create(cls, path: Path | str | None, meta: Mapping[str, Any]) -> Self:
+        """Start a new run.
+
+        Args:
+            path: a folder that is empty or does not exist yet; None keeps the run in memory.
+            meta: JSON values that say what the run is: piebald, torch and python (versions), recipe (name, fields,
+                table), label, seed, rounds, task, metric, higher_is_better, model, parameters, shared, settings,
+                classes (their names).
+
+        Raises:
+            RunFolderError: the folder holds something already, or cannot be written.
+        """
+        if path is None:
+            db = schema.connect(":memory:")
+            schema.make(db)
+            store = cls(db, None, None)
+        else:
+            folder = Path(path)
+            with explained(f"a run folder cannot be made at {folder}"):
+                _refuse_occupied(folder)
+                folder.mkdir(parents=True, exist_ok=True)
+                lock = Lock(folder)
+            try:
+                with explained(f"a run folder cannot be made at {folder}"):
+                    (folder / _UNFINISHED).unlink(missing_ok=True)
+                    with closing(schema.connect(folder / _UNFINISHED)) as empty:
+                        schema.make(empty)
+                    os.replace(folder / _UNFINISHED, folder / DATABASE)  # so that a folder with a run.db is a run
+                    store = cls(schema.connect(folder / DATABASE), folder, lock)
+            except BaseException:
+                lock.release()
+                raise
+        store.set_meta(**{"created": datetime.now(UTC).isoformat(timespec="seconds"), "status": "running", **meta})
+        return store
+
+    @classmethod
+    def open(cls, path: Path | str) -> Self:
+        """Open an existing run to go on with it.
+
+        Raises:
+            RunFolderError: there is no run, it is damaged, of a newer schema, or another process is writing to it.
+        """
+        folder = _existing(Path(path))
+        with explained(f"{folder} cannot be opened"):
+            lock = Lock(folder)
+        try:
+            with explained(f"{folder} cannot be opened"):
+                db = schema.connect(folder / DATABASE)
+                schema.check(db, folder)
+                if (verdict := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+                    raise sqlite3.DatabaseError(f"malformed: {verdict}")
+                store = cls(db, folder, lock)
+                vectors.sweep(db, folder)
+        except BaseException:
+            lock.release()
+            raise
+        return store
+
+    @classmethod
+    def open_read_only(cls, path: Path | str) -> Self:
+        """Open an existing run to look at it, also while another process writes to it.
+
+        Raises:
+            RunFolderError: there is no run, or it is damaged or of a newer schema.
+        """
+        folder = _existing(Path(path))
+        with explained(f"{folder} cannot be opened"):
+            db = schema.connect(folder / DATABASE, read_only=True)
+            schema.check(db, folder)
+            return cls(db, folder, None)
+
+    # ---------------------------------------------------------------------------------------------------- writing
+
+    def commit(
+        self, step: Mapping[str, Any], arrivals: Sequence[Mapping[str, Any]], checkpoint: Checkpoint | None = None
+    ) -> None:
+        """Record one commit, all of it or nothing.
+
+        What was recorded from the same version on, by a run that was killed and now repeats itself from a checkpoint,
+        is replaced.
+
+        Args:
+            step: columns of `step`; `wall` is filled in if it is not given.
+            arrivals: columns of `arrival` each; `version` is the step's if it is not given.
+            checkpoint: the state after this step.  Of its tensors "memory/<client>/<name>" it holds those that changed
+                since the last checkpoint that was committed; all others it holds whole.
+
+        Raises:
+            RunFolderError: nothing was recorded, and what was recorded before is safe.
+        """
+        version = int(step["version"])
+        with explained(f"commit {version} could not be recorded in {self._name}, and what was recorded before is safe"):
+            self._check_writable()
+            written = None
+            if checkpoint is not None and self.path is not None:
+                written = self._write_files(self.path, version, checkpoint)
+            with schema.transaction(self._db, durable=written is not None):  # older files go afterwards
+                if version <= self._version:
+                    self._forget_from(version)
+                schema.insert(self._db, "step", [{"wall": self._wall + time.monotonic() - self._opened, **step}])
+                schema.insert(self._db, "arrival", [{"version": version, **arrival} for arrival in arrivals])
+                if written is not None:
+                    self._index_files(written)
+            self._version = version
+            if written is not None and self.path is not None:
+                vectors.sweep(self._db, self.path)
+
+    def scores(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Record columns of `score`: metrics on clients' rows, or on the common test set where client is None.
+
+        A score that is there already is replaced, so a resumed run may repeat those of the commit it was killed at.
+        """
+        self._insert("score", rows)
+
+    def clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Record columns of `client`; `counts` is a list (training rows a class), `device` a mapping or a `Device`."""
+        coded = [{key: _dump(value) if key in _JSON["client"] else value for key, value in row.items()} for row in rows]
+        self._insert("client", coded)
+
+    def finish(self, status: str) -> None:
+        """Record how the run ended: "finished", "stopped" or "failed"."""
+        self.set_meta(status=status, finished=datetime.now(UTC).isoformat(timespec="seconds"))
+
+    def set_meta(self, **values: Any) -> None:
+        """Record JSON values by name, in place of earlier ones."""
+        self._insert("meta", [{"key": key, "value": json.dumps(value)} for key, value in values.items()])
+
+    def close(self) -> None:
+        """Let go of the folder.  May be called twice."""
+        self._db.close()
+        if self._lock is not None:
+            self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---------------------------------------------------------------------------------------------------- reading
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What the run is, by name."""
+        return {row["key"]: json.loads(row["value"]) for row in self.rows("meta")}
+
+    @property
+    def version(self) -> int:
+        """Commits recorded."""
+        return self._version
+
+    def rows(self, table: str) -> list[dict[str, Any]]:
+        """All rows of a table in the order of their keys."""
+        columns = schema.COLUMNS[table]
+        coded = _JSON.get(table, ())
+        with explained(f"{self._name} cannot be read"):
+            found = [dict(row) for row in self._db.execute(f"SELECT * FROM {table} ORDER BY {', '.join(columns[:5])}")]
+        for row in found:
+            row.update((key, json.loads(row[key])) for key in coded if row[key] is not None)
+        return found
+
+    def query(self, sql: str, *values: Any) -> list[dict[str, Any]]:
+        """Rows of a SELECT over the tables of `schema.TABLES`, for tables too large to be read whole."""
+        with explained(f"{self._name} cannot be read"):
+            return [dict(row) for row in self._db.execute(sql, values)]
+
+    def last_checkpoint(self) -> tuple[int, Checkpoint] | None:
+        """The newest checkpoint whose files are whole, with its version; None where none was made.
+
+        A damaged one is passed over, which `notes` says.
+
+        Raises:
+            RunFolderError: there are checkpoints and every one is damaged.
+        """
+        if self.path is None:
+            return None
+        with explained(f"{self._name} cannot be read"):
+            found = self._db.execute("SELECT * FROM checkpoint ORDER BY version DESC").fetchall()
+        for row in found:
+            try:
+                tensors = vectors.read(self.path, row["file"], row["sha256"])
+                tensors |= vectors.read_memory(self._db, self.path, row["version"])
+            except RunFolderError as error:
+                self.notes.append(f"the checkpoint of commit {row['version']} was passed over: {error}")
+            else:
+                return row["version"], Checkpoint(tensors, json.loads(row["values_json"]))
+        if found:
+            raise RunFolderError(f"no checkpoint of {self.path} can be used, so start a new run: {self.notes[-1]}")
+        return None
+
+    def memory(self, client: int) -> dict[str, Tensor]:
+        """What one client remembers at the newest checkpoint, by name."""
+        tensors: dict[str, Tensor] = {}
+        if self.path is not None:
+            for row in vectors.current(self._db, self._version, client):
+                tensors[row.name] = vectors.pick(self.path, row.file, [row.key])[row.key]
+        return tensors
+
+    # ------------------------------------------------------------------------------------------------------ inside
+
+    @property
+    def _name(self) -> str:
+        return "the run in memory" if self.path is None else str(self.path)
+
+    def _check_writable(self) -> None:
+        if self._read_only:
+            raise RunFolderError(f"{self.path} was opened for reading only: use RunStore.open to write to it")
+
+    def _insert(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        with explained(f"{self._name} cannot be written, and what was recorded before is safe"):
+            self._check_writable()
+            with schema.transaction(self._db):
+                schema.insert(self._db, table, rows)
+
+    def _write_files(self, folder: Path, version: int, checkpoint: Checkpoint) -> _Written:
+        values = json.dumps(dict(checkpoint.values))  # first, so that a value that is no JSON costs nothing
+        whole, changed = vectors.split_memory(checkpoint.tensors)
+        name = f"vectors-{version}.safetensors"
+        row = {"version": version, "file": name, "sha256": vectors.write(folder, name, whole), "values_json": values}
+        memory = vectors.survivors(self._db, folder, version, changed) | changed
+        if not memory:
+            return _Written(row, None, {})
+        name = f"memory-{version}.safetensors"
+        keyed = {vectors.Row(client, part, name).key: tensor for (client, part), tensor in memory.items()}
+        return _Written(row, (name, vectors.write(folder, name, keyed)), memory)
+
+    def _index_files(self, written: _Written) -> None:
+        schema.insert(self._db, "checkpoint", [written.row])
+        if written.memory_file is not None:
+            vectors.index(self._db, written.row["version"], *written.memory_file, written.memory)
+        vectors.forget(self._db, KEPT)
+
+    def _forget_from(self, version: int) -> None:
+        for table in ("step", "arrival", "checkpoint", "memory"):
+            self._db.execute(f"DELETE FROM {table} WHERE version >= ?", (version,))
+        self._db.execute("DELETE FROM score WHERE version > ?", (version,))  # this one's may be repeats
+        vectors.drop_empty(self._db)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Written:
+    """Files of a checkpoint that no row names yet."""
+
+    row: dict[str, Any]
+    memory_file: tuple[str, str] | None
+    memory: Mapping[tuple[int, str], Tensor]
+
+
+def _dump(value: Any) -> str | None:
+    if value is None:
+        return None
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = dataclasses.asdict(value)
+    return json.dumps(value)
+
+
+def _refuse_occupied(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise RunFolderError(f"{folder} is a file: choose a folder for the run")
+    if (folder / DATABASE).exists():
+        raise RunFolderError(
+            f"{folder} already holds a run: continue it with `piebald resume {folder}` or choose another folder"
+        )
+    if folder.is_dir() and {path.name for path in folder.iterdir()} - _LEFTOVERS:
+        raise RunFolderError(f"{folder} is not empty and holds no run: choose another folder")
+
+
+def _existing(folder: Path) -> Path:
+    if not folder.exists():
+        raise RunFolderError(f"there is no run folder at {folder}: check the path")
+    if not folder.is_dir():
+        raise RunFolderError(f"{folder} is a file, not a run folder: name the folder it lies in")
+    if not (folder / DATABASE).exists():
+        raise RunFolderError(f"{folder} is not a run folder: it has no {DATABASE}")
+    return folder

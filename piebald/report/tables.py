@@ -1,0 +1,246 @@
+"""What one run came to: its tables, its curve and its final figures, read from the run folder alone.
+
+A client is judged by its personal model where it has one, else by the community model, on its test rows (validation
+rows where there are no test rows).  The mean over clients counts every client once, however many rows it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from piebald.errors import RunFolderError, unknown
+from piebald.report.schema import COLUMNS, DATABASE
+from piebald.report.store import RunStore
+
+if TYPE_CHECKING:
+    import pandas
+
+_TABLES = {"rounds": "step", "clients": "client", "scores": "score", "arrivals": "arrival"}
+
+# one value a client and version: the personal model's where there is one
+_JUDGED = """
+    SELECT version, client, coalesce(max(CASE model WHEN 'personal' THEN value END),
+                                     max(CASE model WHEN 'community' THEN value END)) AS value
+    FROM score WHERE metric = ? AND split = ? AND client IS NOT NULL AND value IS NOT NULL GROUP BY version, client
+"""
+
+
+class Point(TypedDict):
+    """One evaluation: after `version` commits, `bytes` sent both ways and `seconds` of the runtime's clock."""
+
+    version: int
+    bytes: int
+    seconds: float
+    wall: float
+    mean: float
+
+
+class History:
+    """One run, for reading.  It shows the run as it was when each table was first asked for.
+
+    Args:
+        source: a run folder, or a store that is already open (and stays so).
+
+    Attributes:
+        name: the run folder's name, or "run".
+        meta: what the run is, see `RunStore.create`.
+    """
+
+    def __init__(self, source: RunStore | Path | str) -> None:
+        self._store = source if isinstance(source, RunStore) else RunStore.open_read_only(source)
+        self._owned = self._store is not source
+        self.path = self._store.path
+        self.name = self.path.resolve().name if self.path else "run"
+        self.meta = self._store.meta
+
+    def close(self) -> None:
+        """Let go of the run folder, if this history opened it; what was not asked for before cannot be afterwards."""
+        if self._owned:
+            self._store.close()
+
+    def __enter__(self) -> History:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---------------------------------------------------------------------------------------------------- the tables
+
+    @cached_property
+    def rounds(self) -> list[dict[str, Any]]:
+        """One row a commit."""
+        return self._store.rows("step")
+
+    @cached_property
+    def clients(self) -> list[dict[str, Any]]:
+        """One row a client: its name, rows and device."""
+        return self._store.rows("client")
+
+    @cached_property
+    def scores(self) -> list[dict[str, Any]]:
+        """One row a metric of a model on somebody's rows."""
+        return self._store.rows("score")
+
+    @cached_property
+    def arrivals(self) -> list[dict[str, Any]]:
+        """One row an assignment that ended."""
+        return self._store.rows("arrival")
+
+    def frame(self, name: str) -> pandas.DataFrame:
+        """One of the tables "rounds", "clients", "scores" and "arrivals" as a pandas frame."""
+        if name not in _TABLES:
+            raise unknown("table of a history called", name, _TABLES)
+        import pandas
+
+        return pandas.DataFrame(getattr(self, name), columns=list(COLUMNS[_TABLES[name]]))
+
+    # ------------------------------------------------------------------------------------------------ what the run is
+
+    @property
+    def metric(self) -> str:
+        """The metric that matters, e.g. "accuracy"."""
+        return str(self.meta.get("metric", "accuracy"))
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether a larger value of the metric is better."""
+        return bool(self.meta.get("higher_is_better", True))
+
+    @property
+    def recipe(self) -> str:
+        """The name of the recipe."""
+        recipe = self.meta.get("recipe")
+        return str(recipe.get("name", "custom")) if isinstance(recipe, dict) else str(recipe or "custom")
+
+    @property
+    def label(self) -> str:
+        """What the run is called in tables; runs of one label differ only in their seeds."""
+        return str(self.meta.get("label") or self.recipe)
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of all randomness."""
+        seed = self.meta.get("seed")
+        return int(seed) if seed is not None else None
+
+    # ------------------------------------------------------------------------------------------------- how well it did
+
+    @cached_property
+    def split(self) -> str:
+        """The rows that judge: "test", or else "validation", or else "train"."""
+        found = {row["split"] for row in self._store.query("SELECT DISTINCT split FROM score WHERE client IS NOT NULL")}
+        return next((split for split in ("test", "validation", "train") if split in found), "test")
+
+    @cached_property
+    def curve(self) -> list[Point]:
+        """The mean over clients at each evaluation, and what it had cost by then."""
+        sent: dict[int, tuple[int, float, float]] = {0: (0, 0.0, 0.0)}
+        total = 0
+        for row in self.rounds:
+            total += (row["bytes_down"] or 0) + (row["bytes_up"] or 0)
+            sent[row["version"]] = (total, row["time"] or 0.0, row["wall"] or 0.0)
+        means = self._store.query(
+            f"SELECT version, avg(value) AS mean FROM ({_JUDGED}) GROUP BY version ORDER BY version",
+            self.metric,
+            self.split,
+        )
+        return [
+            Point(version=row["version"], bytes=spent, seconds=seconds, wall=wall, mean=row["mean"])
+            for row in means
+            if row["version"] in sent
+            for spent, seconds, wall in [sent[row["version"]]]
+        ]
+
+    @cached_property
+    def per_client(self) -> dict[int, float]:
+        """The metric of each client at its last evaluation."""
+        last = self._store.query(
+            f"SELECT client, value, max(version) FROM ({_JUDGED}) GROUP BY client ORDER BY client",
+            self.metric,
+            self.split,
+        )
+        return {row["client"]: row["value"] for row in last}
+
+    @cached_property
+    def common(self) -> float | None:
+        """The metric of the community model on the common test set at the last evaluation, None where there is none."""
+        found = self._store.query(
+            "SELECT value FROM score WHERE metric = ? AND client IS NULL AND model = 'community' AND value IS NOT NULL"
+            " ORDER BY version DESC LIMIT 1",
+            self.metric,
+        )
+        return found[0]["value"] if found else None
+
+    @property
+    def accuracy(self) -> float | None:
+        """The final mean of the metric over clients; None where no client was evaluated."""
+        return mean(list(self.per_client.values()))
+
+    @property
+    def final(self) -> dict[str, Any]:
+        """The final figures by name.
+
+        Among them `mean` and `sd` of the metric over clients, `worst_decile` (the mean of the worst tenth of the
+        clients, at least one), `per_client`, `common`, bytes sent, `seconds` of the runtime's clock and `wall` seconds.
+        """
+        values = sorted(self.per_client.values(), reverse=not self.higher_is_better)
+        return {
+            "recipe": self.recipe,
+            "label": self.label,
+            "seed": self.seed,
+            "status": self.meta.get("status"),
+            "rounds": self.rounds[-1]["version"] if self.rounds else 0,
+            "metric": self.metric,
+            "mean": mean(values),
+            "sd": spread(values),
+            "worst_decile": mean(values[: max(1, len(values) // 10)]),
+            "per_client": self.per_client,
+            "common": self.common,
+            "bytes_down": sum(row["bytes_down"] or 0 for row in self.rounds),
+            "bytes_up": sum(row["bytes_up"] or 0 for row in self.rounds),
+            "seconds": self.rounds[-1]["time"] or 0.0 if self.rounds else 0.0,
+            "wall": self.rounds[-1]["wall"] or 0.0 if self.rounds else 0.0,
+        }
+
+    def to_target(self, value: float) -> Point | None:
+        """The first evaluation at which the mean over clients was at least as good as a value; None if it never was."""
+        sign = 1 if self.higher_is_better else -1
+        return next((point for point in self.curve if sign * point["mean"] >= sign * value), None)
+
+
+def load(paths: Sequence[Path | str]) -> list[History]:
+    """The runs in these folders, however deep, each once, in order of their paths.
+
+    Args:
+        paths: run folders, or folders that contain run folders.
+
+    Raises:
+        RunFolderError: a path does not exist, or there is no run below it.
+    """
+    folders: dict[Path, None] = {}
+    for path in map(Path, paths):
+        if not path.is_dir():
+            raise RunFolderError(f"{path} is not a folder: name run folders, or folders that contain run folders")
+        found = sorted(database.parent for database in path.rglob(DATABASE))
+        if not found:
+            raise RunFolderError(f"there is no run in {path}: no folder below it has a {DATABASE}")
+        folders |= dict.fromkeys(folder.resolve() for folder in found)
+    if not folders:
+        raise RunFolderError("no run was named: name run folders, or folders that contain run folders")
+    return [History(folder) for folder in folders]
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """The mean, or None of nothing."""
+    return sum(values) / len(values) if values else None
+
+
+def spread(values: Sequence[float]) -> float | None:
+    """The standard deviation of a whole population, or None of nothing."""
+    if not values:
+        return None
+    centre = sum(values) / len(values)
+    return float((sum((value - centre) ** 2 for value in values) / len(values)) ** 0.5)

@@ -1,0 +1,215 @@
+"""Who does the work: this process alone, or worker processes forked from it.
+
+Workers inherit model, rule and data by fork, copy nothing and unpickle nothing; vectors cross through shared memory.  Which
+worker gets which stack depends on the stacks alone, and partial sums are added in worker order, so a run repeats bit for bit.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import warnings
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+import torch
+
+from piebald.contracts import Pool
+from piebald.errors import PiebaldError, RuntimeFault
+from piebald.runtimes.engines.parcel import Arena, pack_served, pack_stack, unpack_served, unpack_stack
+from piebald.runtimes.engines.serve import Engine, PoolSum, Served, Stack, serve
+
+LEAST_ARENA = 64 << 20
+
+
+class Crew(Protocol):
+    """Serves stacks, in the order given."""
+
+    def serve(self, stacks: Sequence[Stack], costs: Sequence[float], pool: Pool | None) -> tuple[list[Served], PoolSum]:
+        """What came of each stack, and the sum of those that were pooled."""
+
+    def close(self) -> None:
+        """Let workers go."""
+
+
+class Alone:
+    """This process does it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def serve(self, stacks: Sequence[Stack], costs: Sequence[float], pool: Pool | None) -> tuple[list[Served], PoolSum]:
+        total = PoolSum()
+        return [guarded(self.engine, stack, pool, total) for stack in stacks], total
+
+    def close(self) -> None:
+        return
+
+
+class Workers:
+    """Forked processes of one thread each.
+
+    Args:
+        engine: shared by inheritance; built before the fork.
+        count: how many processes.
+        size: bytes of shared memory for each direction of each worker.
+        room: how many clients' inputs or outputs fit into one message.
+    """
+
+    def __init__(self, engine: Engine, count: int, size: int, room: int) -> None:
+        self.room = room
+        self.hands = []
+        context = multiprocessing.get_context("fork")
+        for _ in range(count):
+            inbox, outbox = Arena(size), Arena(size)
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_work, args=(engine, theirs, ours, inbox, outbox), daemon=True)
+            with warnings.catch_warnings():
+                # Python 3.12 warns about fork beside threads.  The children compute with one thread and touch no lock of ours.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                process.start()
+            theirs.close()
+            self.hands.append(_Hand(process, ours, inbox, outbox))
+
+    def serve(self, stacks: Sequence[Stack], costs: Sequence[float], pool: Pool | None) -> tuple[list[Served], PoolSum]:
+        queues = share_out(costs, len(self.hands))
+        results: dict[int, Served] = {}
+        pieces = [self._pieces(queue, stacks) for queue in queues]
+        weigh = None if pool is None else {"weight": pool.weight.table(), "limit": pool.limit}
+        while any(pieces):
+            busy = [(hand, mine.pop(0)) for hand, mine in zip(self.hands, pieces, strict=True) if mine]
+            for hand, piece in busy:
+                hand.send({"pool": weigh, "stacks": _pack(hand.inbox, [stacks[place] for place in piece])})
+            for hand, piece in busy:
+                answer = hand.receive()
+                results |= zip(piece, (unpack_served(values, hand.outbox) for values in answer["served"]), strict=True)
+        total = PoolSum()
+        if pool is not None:
+            for hand in self.hands:
+                hand.send({"finish": True})
+            for hand in self.hands:
+                answer = hand.receive()
+                total.add(answer["weight"], {name: hand.outbox.get(place) for name, place in answer["parts"].items()})
+        return [results[place] for place in range(len(stacks))], total
+
+    def _pieces(self, queue: Sequence[int], stacks: Sequence[Stack]) -> list[list[int]]:
+        """A worker's stacks cut into messages that fit into its shared memory."""
+        pieces: list[list[int]] = []
+        used = self.room
+        for place in queue:
+            if used + len(stacks[place].clients) > self.room:
+                pieces.append([])
+                used = 0
+            pieces[-1].append(place)
+            used += len(stacks[place].clients)
+        return pieces
+
+    def close(self) -> None:
+        for hand in self.hands:
+            hand.pipe.close()
+        for hand in self.hands:
+            hand.process.join(timeout=5)
+            if hand.process.is_alive():
+                hand.process.kill()
+        self.hands = []
+
+
+class _Hand:
+    """The near end of one worker."""
+
+    def __init__(self, process: Any, pipe: Connection, inbox: Arena, outbox: Arena) -> None:
+        self.process, self.pipe, self.inbox, self.outbox = process, pipe, inbox, outbox
+
+    def send(self, message: dict[str, Any]) -> None:
+        try:
+            self.pipe.send_bytes(json.dumps(message).encode())
+        except (BrokenPipeError, ConnectionResetError):
+            raise self._dead() from None
+
+    def receive(self) -> dict[str, Any]:
+        try:
+            answer: dict[str, Any] = json.loads(self.pipe.recv_bytes())
+        except (EOFError, ConnectionResetError):
+            raise self._dead() from None
+        if "error" in answer:
+            raise RuntimeFault(answer["error"])
+        return answer
+
+    def _dead(self) -> RuntimeFault:
+        self.process.join(timeout=5)
+        return RuntimeFault(
+            f"a worker process died (exit code {self.process.exitcode}; -9 often means that memory ran out): "
+            "continue with `piebald resume`, if need be with fewer workers"
+        )
+
+
+def share_out(costs: Sequence[float], hands: int) -> list[list[int]]:
+    """Places of stacks for each worker: the dearest first, always to the least loaded; then in their own order."""
+    queues: list[list[int]] = [[] for _ in range(hands)]
+    loads = [0.0] * hands
+    for place in sorted(range(len(costs)), key=lambda place: (-costs[place], place)):
+        hand = loads.index(min(loads))
+        queues[hand].append(place)
+        loads[hand] += max(costs[place], 1e-9)
+    return [sorted(queue) for queue in queues]
+
+
+def guarded(engine: Engine, stack: Stack, pool: Pool | None, total: PoolSum) -> Served:
+    """`serve`, with an error of the user's own code (model, loss, metric) named by client."""
+    try:
+        return serve(engine, stack, pool, total)
+    except PiebaldError:
+        raise
+    except Exception as error:
+        doing = "training" if stack.query is None else f"answering {stack.query.kind!r}"
+        raise RuntimeFault(f"{doing} failed on client {_some(stack.clients)}: {type(error).__name__}: {error}") from error
+
+
+def _some(clients: Sequence[int]) -> str:
+    return str(clients[0]) if len(clients) == 1 else f"{clients[0]} or one of {len(clients) - 1} beside it"
+
+
+def _pack(inbox: Arena, stacks: Sequence[Stack]) -> list[dict[str, Any]]:
+    inbox.clear()
+    return [pack_stack(stack, inbox) for stack in stacks]
+
+
+def _work(engine: Engine, pipe: Connection, parent: Connection, inbox: Arena, outbox: Arena) -> None:
+    """A worker's life: serve until the other end closes."""
+    parent.close()  # else our own copy of it would keep the pipe open after the parent has died
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
+    torch.set_num_threads(1)
+    total = PoolSum()
+    while True:
+        try:
+            message = json.loads(pipe.recv_bytes())
+        except (EOFError, OSError):
+            os._exit(0)
+        outbox.clear()
+        try:
+            if "finish" in message:
+                answer = {"weight": total.weight, "parts": {name: outbox.put(part) for name, part in total.parts.items()}}
+                total = PoolSum()
+            else:
+                answer = {"served": _serve_all(engine, message, inbox, outbox, total)}
+        except Exception as error:  # told to the parent, which raises it where the user can see it
+            answer = {"error": str(error) if isinstance(error, PiebaldError) else f"{type(error).__name__}: {error}"}
+        pipe.send_bytes(json.dumps(answer).encode())
+
+
+def _serve_all(engine: Engine, message: dict[str, Any], inbox: Arena, outbox: Arena, total: PoolSum) -> list[dict[str, Any]]:
+    from piebald.contracts import Weigh, build
+
+    pool = None
+    if message["pool"] is not None:
+        weigh = build("weigh", message["pool"]["weight"])
+        assert isinstance(weigh, Weigh)
+        pool = Pool(weigh, message["pool"]["limit"])
+    answers = []
+    for values in message["stacks"]:
+        served = guarded(engine, unpack_stack(values, inbox), pool, total)
+        answers.append(pack_served(served, outbox))
+    return answers

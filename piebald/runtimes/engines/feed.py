@@ -1,0 +1,72 @@
+"""Rows for a stack of clients, and the order in which a descent sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from piebald.contracts import CENTRE, Clients, Descent, Rows, Split
+from piebald.randomness import generator
+
+
+class Gathered(NamedTuple):
+    """Rows of several clients: one pool of inputs and targets, and for each client the positions of its rows in it."""
+
+    x: Tensor
+    y: Tensor
+    places: list[np.ndarray[Any, np.dtype[np.int64]]]
+
+
+class Feed:
+    """Fetches rows.  Clients that keep theirs in one pool are indexed there; others are fetched and joined."""
+
+    def __init__(self, clients: Clients, device: torch.device) -> None:
+        self.clients = clients
+        self.device = device
+        self._pool: Rows | None = None
+        if hasattr(clients, "indices"):
+            x, y = clients.x, clients.y  # type: ignore[attr-defined]
+            self._pool = Rows(x.to(device), y.to(device))
+
+    def gather(self, clients: Sequence[int], split: Split) -> Gathered:
+        """The rows of some clients, on the device; `CENTRE` means the common test set."""
+        if self._pool is not None and CENTRE not in clients:
+            places = [self.clients.indices(client, split) for client in clients]  # type: ignore[attr-defined]
+            return Gathered(self._pool.x, self._pool.y, places)
+        rows = [self._rows(client, split) for client in clients]
+        ends = np.cumsum([len(part) for part in rows])
+        places = [np.arange(end - len(part), end) for end, part in zip(ends, rows, strict=True)]
+        filled = [part for part in rows if len(part)] or rows[:1]
+        x = torch.cat([part.x for part in filled]) if len(filled) > 1 else filled[0].x
+        y = torch.cat([part.y for part in filled]) if len(filled) > 1 else filled[0].y
+        return Gathered(x.to(self.device), y.to(self.device), places)
+
+    def _rows(self, client: int, split: Split) -> Rows:
+        if client != CENTRE:
+            return self.clients.rows(client, split)
+        common = self.clients.common
+        if common is None:
+            raise LookupError("these clients have no common test set")
+        return common
+
+
+def batches(
+    places: np.ndarray[Any, np.dtype[np.int64]], descent: Descent, *words: int | str
+) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
+    """One client's mini-batches as positions: each epoch in a fresh order that depends on `words` and the epoch alone."""
+    count = len(places)
+    if count == 0:
+        return
+    taken = epoch = 0
+    while epoch < descent.epochs if descent.steps is None else taken < descent.steps:
+        order = places[generator("order", epoch, *words).permutation(count)]
+        for start in range(0, count, descent.batch):
+            if taken == descent.steps:
+                return
+            yield order[start : start + descent.batch]
+            taken += 1
+        epoch += 1

@@ -1,0 +1,191 @@
+"""The lean engine: one client after another, on one resident module whose tensors are views of one flat vector."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from piebald.contracts import Descended, Split, Work
+from piebald.parameters import Layout
+from piebald.randomness import key
+from piebald.runtimes.engines.algebra import Walk, advance
+from piebald.runtimes.engines.feed import Feed, batches
+from piebald.runtimes.engines.keyed import KeyedDropout
+from piebald.runtimes.engines.traits import Traits
+
+SCORE_ROWS = 2048  # rows a forward pass when only scoring: large enough to be efficient, small enough for any activation
+
+
+class Lean:
+    """Trains the clients of a stack one after another and scores models.  Base of the engines that only train differently."""
+
+    name = "lean"
+
+    def __init__(self, work: Work, feed: Feed, traits: Traits, device: torch.device, bfloat16: bool = False) -> None:
+        self.work, self.feed, self.traits, self.device, self.bfloat16 = work, feed, traits, device, bfloat16
+        self.module = copy.deepcopy(work.model).to(device)
+        self.vector = work.initial.to(device, copy=True)
+        self.parameters = bind(self.module, work.layout, self.vector)
+        self._integers = {
+            name: value.clone() for name, value in self.module.named_buffers() if not value.dtype.is_floating_point
+        }
+        self._gradient = torch.zeros_like(self.vector)
+        views = work.layout.views(self._gradient)
+        self._gradients = [views[slot.name] for slot in work.layout.slots if not slot.buffer]
+        self._conv2d = any(isinstance(layer, nn.Conv2d) for layer in self.module.modules())
+
+    # -- training
+
+    def walk(self, walk: Walk) -> Descended:
+        """Train every client of the stack in turn."""
+        count = len(walk.clients)
+        end = torch.empty(count, self.work.layout.size, device=self.device)
+        keeps = walk.velocity is not None or walk.descent.momentum > 0
+        velocity = torch.zeros_like(end) if keeps else None
+        if velocity is not None and walk.velocity is not None:
+            velocity.copy_(walk.velocity)
+        steps, losses = torch.zeros(count), torch.full((count,), torch.nan)
+        pool = self.feed.gather(walk.clients, "train")
+        for row in range(count):
+            with self._randomness(walk, row) as dropout:
+                steps[row], losses[row] = self._walk_one(walk, row, pool.x, pool.y, pool.places[row], velocity, dropout)
+            end[row].copy_(self.vector)
+        return Descended(end, steps.to(self.device), losses.to(self.device), velocity)
+
+    def _walk_one(
+        self,
+        walk: Walk,
+        row: int,
+        x: Tensor,
+        y: Tensor,
+        places: np.ndarray,
+        velocity: Tensor | None,
+        dropout: KeyedDropout | None,
+    ) -> tuple[int, Tensor | float]:
+        self._load(walk.model[row])
+        self.module.train()
+        u = velocity[row] if velocity is not None else None
+        plain, total, taken = walk.plain, torch.zeros((), device=self.device), 0
+        words = (self.work.seed, walk.clients[row], walk.versions[row], walk.phase)
+        for batch in batches(places, walk.descent, *words):
+            if dropout is not None:
+                dropout.start(torch.tensor(step_key(words, taken), device=self.device))
+            chosen = torch.from_numpy(batch).to(self.device)
+            with self._precision():
+                loss = self.work.task.loss(self.module(self._shape(x.index_select(0, chosen))), y.index_select(0, chosen)).mean()
+            gradients = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
+            with torch.no_grad():
+                if plain:
+                    torch._foreach_add_(self.parameters, gradients, alpha=-walk.descent.lr)
+                else:
+                    torch._foreach_copy_(self._gradients, gradients)
+                    advance(self.vector, self._gradient, u, walk, self.work.layout.trained, row)
+                total += loss.detach()
+            taken += 1
+        return taken, total / taken if taken else float("nan")
+
+    def _load(self, vector: Tensor) -> None:
+        """Make a vector the resident module's numbers, and its integer buffers the template's."""
+        with torch.no_grad():
+            self.vector.copy_(vector)
+            if self._integers:
+                buffers = dict(self.module.named_buffers())
+                for name, value in self._integers.items():
+                    buffers[name].copy_(value)
+
+    def _shape(self, x: Tensor) -> Tensor:
+        """Images channels-last, which torch's CPU pooling and convolution run much faster on."""
+        if not self._conv2d or x.dim() != 4:
+            return x
+        batch, channels, height, width = x.shape
+        if channels == 1:  # both formats look alike with one channel: say which one is meant through the strides
+            return x.as_strided(x.shape, (height * width, 1, width, 1))
+        return x.contiguous(memory_format=torch.channels_last)
+
+    def _precision(self) -> contextlib.AbstractContextManager[object]:
+        return torch.autocast(self.device.type, torch.bfloat16) if self.bfloat16 else contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def _randomness(self, walk: Walk, row: int) -> Iterator[KeyedDropout | None]:
+        """Keyed dropout for models that have some; a seeded global stream for models that draw in other ways."""
+        if self.traits.random:
+            with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+                torch.manual_seed(key("torch", self.work.seed, walk.clients[row], walk.versions[row], walk.phase) >> 1)
+                yield None
+        elif self.traits.dropout:
+            with KeyedDropout() as dropout:
+                yield dropout
+        else:
+            yield None
+
+    # -- scoring
+
+    def score(self, clients: Sequence[int], model: Tensor, split: Split) -> tuple[dict[str, Tensor], Tensor]:
+        """See `contracts.Local.score`.  One model for all clients is run over their joined rows at once."""
+        pool = self.feed.gather(clients, split)
+        sizes = [len(places) for places in pool.places]
+        self.module.eval()
+        with torch.no_grad():
+            outputs: list[Tensor]
+            if model.stride(0) == 0 or len(clients) == 1:
+                self._load(model[0])
+                joined = self._forward(pool.x, np.concatenate(pool.places))
+                outputs = list(joined.split(sizes)) if joined is not None else []
+            else:
+                outputs = []
+                for row, places in enumerate(pool.places):
+                    self._load(model[row])
+                    out = self._forward(pool.x, places)
+                    outputs.append(out if out is not None else torch.empty(0, device=self.device))
+            targets = [pool.y.index_select(0, torch.from_numpy(places).to(self.device)) for places in pool.places]
+            measures = {"loss": self.work.task.loss, **self.work.task.metrics}
+            scores = {name: self._measure(measure, outputs, targets) for name, measure in measures.items()}
+        return scores, torch.tensor(sizes, device=self.device)
+
+    def _forward(self, x: Tensor, places: np.ndarray) -> Tensor | None:
+        if len(places) == 0:
+            return None
+        chosen = torch.from_numpy(places).to(self.device)
+        with self._precision():
+            outputs = [self.module(self._shape(x.index_select(0, part))) for part in chosen.split(SCORE_ROWS)]
+        return torch.cat(outputs).float() if len(outputs) > 1 else outputs[0].float()
+
+    def _measure(self, measure: object, outputs: list[Tensor], targets: list[Tensor]) -> Tensor:
+        values = torch.full((len(targets),), torch.nan, device=self.device)
+        for row, (out, target) in enumerate(zip(outputs, targets, strict=False)):
+            if len(target):
+                values[row] = _value(measure, out, target)
+        return values
+
+
+def _value(measure: object, outputs: Tensor, targets: Tensor) -> Tensor:
+    """A metric on one client's rows: a torchmetrics object, or a function whose values are averaged."""
+    if hasattr(measure, "update") and hasattr(measure, "compute") and hasattr(measure, "reset"):
+        measure.reset()
+        measure.update(outputs, targets)
+        return torch.as_tensor(measure.compute()).float().mean()
+    return measure(outputs, targets).float().mean()  # type: ignore[operator,no-any-return]
+
+
+def bind(module: nn.Module, layout: Layout, vector: Tensor) -> list[nn.Parameter]:
+    """Make a module's tensors views of `vector`, and hand back its parameters in the layout's order."""
+    parameters, named = [], dict(module.named_parameters())
+    for slot in layout.slots:
+        view = layout.views(vector)[slot.name]
+        if slot.buffer:
+            path, _, leaf = slot.name.rpartition(".")
+            module.get_submodule(path)._buffers[leaf] = view
+        else:
+            named[slot.name].data = view
+            parameters.append(named[slot.name])
+    return parameters
+
+
+def step_key(words: tuple[int, ...], step: int) -> int:
+    """The dropout key of one optimiser step."""
+    return key("dropout", step, *words) >> 1

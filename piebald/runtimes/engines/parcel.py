@@ -1,0 +1,107 @@
+"""Values and tensors across a process border: plain JSON for the values, raw numbers in shared memory for the tensors.
+
+Nothing is pickled.  A tensor that occurs twice is stored once, so a round's one model costs one copy a worker.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from piebald.contracts import Query, build
+from piebald.runtimes.engines.serve import Served, Stack
+
+_ALIGN = 64
+_DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool)}
+
+
+class Arena:
+    """A piece of shared memory that one side fills and the other reads; the pages cost memory only once touched."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._bytes = torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
+        self._free = 0
+        self._stored: dict[int, list[Any]] = {}
+        self._alive: list[Tensor] = []
+
+    def clear(self) -> None:
+        """Begin a new message."""
+        self._free = 0
+        self._stored.clear()
+        self._alive.clear()
+
+    def put(self, tensor: Tensor) -> list[Any]:
+        """Store a tensor; returns where."""
+        if id(tensor) not in self._stored:
+            length = tensor.numel() * tensor.element_size()
+            if self._free + length > self.size:
+                raise MemoryError(f"a message of more than {self.size} bytes")
+            self._stored[id(tensor)] = [self._free, list(tensor.shape), str(tensor.dtype)]
+            self._alive.append(tensor)  # keeps the id from being given to another tensor
+            if length:
+                self._view(self._free, tensor.shape, tensor.dtype).copy_(tensor)
+            self._free += -(-length // _ALIGN) * _ALIGN
+        return self._stored[id(tensor)]
+
+    def get(self, place: list[Any]) -> Tensor:
+        """A view of a stored tensor, good until the next message."""
+        return self._view(place[0], place[1], _DTYPES[place[2]])
+
+    def _view(self, start: int, shape: Any, dtype: torch.dtype) -> Tensor:
+        length = torch.Size(shape).numel() * dtype.itemsize
+        return self._bytes[start : start + length].view(dtype).view(*shape)
+
+
+def pack_stack(stack: Stack, arena: Arena) -> dict[str, Any]:
+    """A stack as JSON values that point into the arena."""
+    return {
+        "clients": list(stack.clients),
+        "versions": list(stack.versions),
+        "models": [arena.put(model) for model in stack.models],
+        "parts": {name: [arena.put(row) for row in rows] for name, rows in stack.parts.items()},
+        "memory": {name: [arena.put(row) for row in rows] for name, rows in stack.memory.items()},
+        "query": None if stack.query is None else stack.query.table(),
+    }
+
+
+def unpack_stack(values: dict[str, Any], arena: Arena) -> Stack:
+    """The stack again; equal places become one tensor object."""
+    seen: dict[str, Tensor] = {}
+
+    def get(place: list[Any]) -> Tensor:
+        return seen.setdefault(json.dumps(place), arena.get(place))
+
+    query = values["query"]
+    made = build("query", query) if query is not None else None
+    assert made is None or isinstance(made, Query)
+    return Stack(
+        values["clients"],
+        values["versions"],
+        [get(place) for place in values["models"]],
+        {name: [get(place) for place in rows] for name, rows in values["parts"].items()},
+        {name: [get(place) for place in rows] for name, rows in values["memory"].items()},
+        made,
+    )
+
+
+_SCALARS = ("steps", "examples", "norms", "nbytes", "metrics", "failures")
+
+
+def pack_served(served: Served, arena: Arena) -> dict[str, Any]:
+    """What came of a stack as JSON values that point into the arena."""
+    values = {name: getattr(served, name) for name in _SCALARS}
+    values["parts"] = {name: arena.put(part) for name, part in served.parts.items()}
+    values["memory"] = {name: arena.put(part) for name, part in served.memory.items()}
+    return values
+
+
+def unpack_served(values: dict[str, Any], arena: Arena) -> Served:
+    """What came of a stack again, copied out of the arena."""
+    parts = {name: arena.get(place).clone() for name, place in values["parts"].items()}
+    memory = {name: arena.get(place).clone() for name, place in values["memory"].items()}
+    return Served(**{name: values[name] for name in _SCALARS}, parts=parts, memory=memory)

@@ -1,0 +1,66 @@
+"""The reference engine: the plain loop anyone would write, kept as the definition the fast engines are compared with."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+
+from piebald.contracts import Descended
+from piebald.runtimes.engines.algebra import Walk
+from piebald.runtimes.engines.feed import batches
+from piebald.runtimes.engines.keyed import KeyedDropout
+from piebald.runtimes.engines.lean import Lean, step_key
+
+
+class Reference(Lean):
+    """A fresh copy of the module for every client, `backward`, and an update written out tensor by tensor."""
+
+    name = "reference"
+
+    def walk(self, walk: Walk) -> Descended:
+        ends = [self._walk_plainly(walk, row) for row in range(len(walk.clients))]
+        models, steps, losses, velocities = zip(*ends, strict=True)
+        velocity = torch.stack(velocities) if walk.velocity is not None or walk.descent.momentum else None
+        return Descended(torch.stack(models), torch.tensor(steps), torch.tensor(losses), velocity)
+
+    def _walk_plainly(self, walk: Walk, row: int) -> tuple[torch.Tensor, float, float, torch.Tensor]:
+        layout, descent = self.work.layout, walk.descent
+        module = copy.deepcopy(self.work.model).train()
+        layout.load(module, walk.model[row])
+        parameters = dict(module.named_parameters())
+        lr = float(descent.lr[row]) if isinstance(descent.lr, torch.Tensor) else descent.lr
+        velocity = torch.zeros(layout.size) if walk.velocity is None else walk.velocity[row].clone()
+        pool = self.feed.gather([walk.clients[row]], "train")
+        words = (self.work.seed, walk.clients[row], walk.versions[row], walk.phase)
+        losses: list[float] = []
+        with self._randomness(walk, row) as dropout:
+            for batch in batches(pool.places[0], descent, *words):
+                if isinstance(dropout, KeyedDropout):
+                    dropout.start(torch.tensor(step_key(words, len(losses))))
+                loss = self.work.task.loss(module(pool.x[batch]), pool.y[batch]).mean()
+                module.zero_grad()
+                loss.backward()
+                losses.append(loss.item())
+                with torch.no_grad():
+                    for slot in layout.slots:
+                        if slot.buffer or not walk.pull or walk.anchor is None:
+                            continue
+                        away = parameters[slot.name] - walk.anchor[row][slot.start : slot.stop].view(slot.shape)
+                        grad = parameters[slot.name].grad
+                        parameters[slot.name].grad = walk.pull * away + (0 if grad is None else grad)
+                if descent.clip is not None:
+                    torch.nn.utils.clip_grad_norm_(list(parameters.values()), descent.clip)
+                with torch.no_grad():
+                    for slot in layout.slots:
+                        if slot.buffer:
+                            continue
+                        here, w = slice(slot.start, slot.stop), parameters[slot.name]
+                        g = torch.zeros_like(w) if w.grad is None else w.grad
+                        g = g + descent.weight_decay * w
+                        if walk.shift is not None:
+                            g = g + walk.shift[row][here].view(slot.shape)
+                        velocity[here] = descent.momentum * velocity[here] - lr * g.flatten()
+                        w += velocity[here].view(slot.shape)
+        mean = sum(losses) / len(losses) if losses else float("nan")
+        return layout.flatten(module), float(len(losses)), mean, velocity

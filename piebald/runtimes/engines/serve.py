@@ -1,0 +1,222 @@
+"""Serve a stack of assignments: the rule, the stages on the way out, the check, and the sum where sums are enough.
+
+This is all that happens on the client side of the seam, whatever engine trains and whichever process it runs in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from piebald.contracts import Descended, Descent, Learned, Pool, Query, Split, Start, Update, Work
+from piebald.errors import RuntimeFault
+from piebald.parameters import nbytes
+from piebald.randomness import key
+from piebald.runtimes.engines.algebra import Walk
+
+PRIVATE = "private"  # the name under which a client's private slice lies in its memory
+
+
+class Engine(Protocol):
+    """What a training engine offers."""
+
+    name: str
+    work: Work
+    device: torch.device
+
+    def walk(self, walk: Walk) -> Descended: ...
+
+    def score(self, clients: Sequence[int], model: Tensor, split: Split) -> tuple[dict[str, Tensor], Tensor]: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stack:
+    """Assignments served together: all train, or all answer one query.
+
+    Attributes:
+        models: [s] each; one tensor many times where clients start from the same model.
+        parts, memory: by name, one [...] for each client.
+    """
+
+    clients: Sequence[int]
+    versions: Sequence[int]
+    models: Sequence[Tensor]
+    parts: Mapping[str, Sequence[Tensor]]
+    memory: Mapping[str, Sequence[Tensor]]
+    query: Query | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Served:
+    """What came of a stack.
+
+    Attributes:
+        steps, examples, norms, nbytes: numbers of each client.
+        metrics: by name, a number of each client.
+        failures: why a client's update may not count, or None.
+        parts: by name, [c, ...]; empty where they were pooled or there is nothing to send.
+        memory: by name, [c, ...], what the clients remember from now on.
+    """
+
+    steps: list[int]
+    examples: list[int]
+    norms: list[float]
+    nbytes: int
+    metrics: dict[str, list[float]]
+    failures: list[str | None]
+    parts: dict[str, Tensor] = field(default_factory=dict)
+    memory: dict[str, Tensor] = field(default_factory=dict)
+
+    def update(self, row: int) -> Update:
+        """One client's update."""
+        return Update(
+            parts={name: part[row] for name, part in self.parts.items()},
+            examples=self.examples[row],
+            steps=self.steps[row],
+            metrics={name: values[row] for name, values in self.metrics.items()},
+            norm=self.norms[row],
+            nbytes=self.nbytes,
+        )
+
+
+class PoolSum:
+    """The running sum of a pool."""
+
+    def __init__(self) -> None:
+        self.weight = 0.0
+        self.parts: dict[str, Tensor] = {}
+
+    def add(self, weight: float, parts: Mapping[str, Tensor]) -> None:
+        """Add summed parts that count `weight` together."""
+        self.weight += weight
+        for name, part in parts.items():
+            if name in self.parts:
+                self.parts[name] += part
+            else:
+                self.parts[name] = part.clone()
+
+
+@dataclass(slots=True)
+class _Lent:
+    """`contracts.Local` for one stack."""
+
+    engine: Engine
+    stack: Stack
+    phase: int = 0
+
+    def descend(
+        self,
+        model: Tensor,
+        descent: Descent,
+        *,
+        pull: float = 0.0,
+        anchor: Tensor | None = None,
+        shift: Tensor | None = None,
+        velocity: Tensor | None = None,
+    ) -> Descended:
+        stack = self.stack
+        walk = Walk(stack.clients, stack.versions, self.phase, model, descent, pull, anchor, shift, velocity)
+        self.phase += 1
+        return self.engine.walk(walk)
+
+    def score(self, model: Tensor, split: Split) -> tuple[dict[str, Tensor], Tensor]:
+        return self.engine.score(self.stack.clients, model, split)
+
+
+def serve(engine: Engine, stack: Stack, pool: Pool | None = None, total: PoolSum | None = None) -> Served:
+    """Serve a stack; with a pool, updates that may count are summed into `total` and not handed back."""
+    work = engine.work
+    start = _start(engine, stack)
+    if stack.query is not None:
+        return _answered(stack.query.answer(start, _Lent(engine, stack), work.rule))
+    learned = work.rule.learn(start, _Lent(engine, stack))
+    served = _outgoing(work, stack, start, learned)
+    if pool is not None and total is not None:
+        _pool(served, pool, total)
+    return served
+
+
+def _start(engine: Engine, stack: Stack) -> Start:
+    """The stack's starting point on the engine's device; one shared model is expanded, not copied."""
+    device, layout = engine.device, engine.work.layout
+    first = stack.models[0]
+    if all(model is first for model in stack.models):
+        model = first.to(device).expand(len(stack.clients), -1)
+    else:
+        model = torch.stack(list(stack.models)).to(device)
+    memory = {name: torch.stack(list(rows)).to(device) for name, rows in stack.memory.items()}
+    if layout.size > layout.shared:
+        model = torch.cat([model, memory.pop(PRIVATE)], dim=1)
+    parts = {name: torch.stack(list(rows)).to(device) for name, rows in stack.parts.items()}
+    sizes = [_rows(engine, client) for client in stack.clients] if stack.query is None else [0] * len(stack.clients)
+    examples = torch.tensor(sizes, dtype=torch.float32, device=device).unsqueeze(1)
+    return Start(model, layout.shared, memory, parts, stack.versions, examples)
+
+
+def _rows(engine: Engine, client: int) -> int:
+    clients = engine.feed.clients  # type: ignore[attr-defined]
+    size = clients.size(client, "train")
+    return len(clients.rows(client, "train")) if size is None else size
+
+
+def _outgoing(work: Work, stack: Stack, start: Start, learned: Learned) -> Served:
+    """Split what was learnt at the shared slice: the front leaves, the rest stays."""
+    shared, size = start.shared, work.layout.size
+    parts: Mapping[str, Tensor] = {"model": learned.model[:, :shared] - start.model[:, :shared], **learned.parts}
+    for name, part in parts.items():
+        if shared < size and part.shape[1:].numel() > shared:
+            raise RuntimeFault(f"the rule {work.rule.kind!r} would send {name!r}, which is longer than what is shared")
+    for place, stage in enumerate(work.stages):
+        words = zip(stack.clients, stack.versions, strict=True)
+        parts = stage.send(parts, [key("stage", place, work.seed, client, version) for client, version in words])
+    memory = {name: rows.cpu() for name, rows in learned.memory.items()}
+    if shared < size:
+        memory[PRIVATE] = learned.model[:, shared:].cpu()
+    norms = torch.linalg.vector_norm(parts["model"], dim=1).tolist()
+    one = {name: part[0] for name, part in parts.items()}
+    return Served(
+        steps=[int(count) for count in learned.steps.tolist()],
+        examples=[int(count) for count in start.examples.flatten().tolist()],
+        norms=norms,
+        nbytes=work.stages[-1].nbytes(one) if work.stages else nbytes(one),
+        metrics={name: values.tolist() for name, values in learned.metrics.items()},
+        failures=[None] * len(norms),
+        parts={name: part.cpu() for name, part in parts.items()},
+        memory=memory,
+    )
+
+
+def _answered(learned: Learned) -> Served:
+    metrics = {name: values.tolist() for name, values in learned.metrics.items()}
+    count = len(learned.steps)
+    examples = [int(rows) for rows in metrics.pop("examples", [0.0] * count)]
+    parts = {name: part.cpu() for name, part in learned.parts.items()}
+    return Served([0] * count, examples, [0.0] * count, nbytes(parts) // max(count, 1), metrics, [None] * count, parts)
+
+
+def _pool(served: Served, pool: Pool, total: PoolSum) -> None:
+    """Sum the updates that may count; the others are marked, and no number of theirs is touched."""
+    weights, rows = [], []
+    for row in range(len(served.norms)):
+        served.failures[row] = complaint(served.norms[row], pool.limit)
+        if served.failures[row] is None:
+            weights.append(pool.weight.weight(served.update(row)))
+            rows.append(row)
+    if rows:
+        kept = {n: part if len(rows) == len(part) else part[rows] for n, part in served.parts.items()}
+        summed = {name: part.sum(0) for name, part in kept.items() if name != "model"}
+        summed["model"] = torch.tensor(weights, dtype=torch.float32) @ kept["model"]
+        total.add(sum(weights), summed)
+    served.parts = {}
+
+
+def complaint(norm: float, limit: float) -> str | None:
+    """Why an update with this norm may not count."""
+    if norm != norm or norm == float("inf"):
+        return "not finite"
+    return f"step of length {norm:.3g} is above the limit of {limit:.3g}" if norm > limit else None
+

@@ -1,0 +1,158 @@
+"""The stacked engine: many clients at once, each with its own numbers, through `torch.func.vmap` over the forward pass.
+
+Only the forward pass is vectorised; the gradient of the summed losses with respect to the stacked tensors is ordinary
+autograd, since a sum over clients has no cross terms.  Clients of unequal size are never truncated: those that have finished
+leave the stack (it is sorted by steps), a short batch is padded and masked, or, where the model mixes the rows of a batch,
+clients with equally long batches run together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import functional_call, vmap
+
+from piebald.contracts import Descended
+from piebald.runtimes.engines.algebra import Walk, advance
+from piebald.runtimes.engines.feed import batches
+from piebald.runtimes.engines.keyed import KeyedDropout
+from piebald.runtimes.engines.lean import Lean, step_key
+
+
+class Stacked(Lean):
+    """Trains all clients of a stack at once."""
+
+    name = "stacked"
+
+    def walk(self, walk: Walk) -> Descended:
+        if self.traits.random:
+            return super().walk(walk)
+        pool = self.feed.gather(walk.clients, "train")
+        words = [(self.work.seed, c, v, walk.phase) for c, v in zip(walk.clients, walk.versions, strict=True)]
+        plans = [list(batches(place, walk.descent, *word)) for place, word in zip(pool.places, words, strict=True)]
+        order = sorted(range(len(plans)), key=lambda row: (-len(plans[row]), -len(pool.places[row]), row))
+        sorted_walk = _rows_of(walk, order)
+        plans, words = [plans[row] for row in order], [words[row] for row in order]
+
+        w = sorted_walk.model.clone(memory_format=torch.contiguous_format)
+        u = None
+        if walk.velocity is not None or walk.descent.momentum:
+            u = torch.zeros_like(w) if sorted_walk.velocity is None else sorted_walk.velocity.clone()
+        total = torch.zeros(len(plans), device=self.device)
+        g = None if walk.plain else torch.zeros_like(w)
+        leaves = _Leaves(self.work.layout, w)
+        for step in range(len(plans[0]) if plans else 0):
+            active = sum(len(plan) > step for plan in plans)
+            for lo, hi in self._runs([len(plan[step]) for plan in plans[:active]]):
+                index, mask = _pad([plan[step] for plan in plans[lo:hi]], self.device)
+                keys = None
+                if self.traits.dropout:
+                    keys = torch.tensor([step_key(word, step) for word in words[lo:hi]], device=self.device)
+                tensors, parameters = leaves(lo, hi)
+                losses = self._losses(tensors, pool.x[index], pool.y[index], keys, mask)
+                gradients = torch.autograd.grad(losses.sum(), parameters, materialize_grads=True)
+                with torch.no_grad():
+                    total[lo:hi] += losses.detach()
+                    self._advance(sorted_walk, leaves, w, g, u, gradients, lo, hi)
+        back = torch.tensor(np.argsort(order), device=self.device)
+        steps = torch.tensor([float(len(plan)) for plan in plans], device=self.device)
+        return Descended(w[back], steps[back], (total / steps)[back], None if u is None else u[back])
+
+    def _runs(self, lengths: list[int]) -> Iterator[tuple[int, int]]:
+        """Ranges of the active clients that can share one pass."""
+        if not self.traits.mixes and self.traits.each:
+            yield 0, len(lengths)
+            return
+        lo = 0
+        for hi in range(1, len(lengths) + 1):
+            if hi == len(lengths) or lengths[hi] != lengths[lo]:
+                yield lo, hi
+                lo = hi
+
+    def _losses(self, tensors: dict[str, Tensor], x: Tensor, y: Tensor, keys: Tensor | None, mask: Tensor | None) -> Tensor:
+        """The mean loss [c] of each client's batch x [c, b, ...]."""
+        self.module.train()
+        forward: Callable[..., Tensor] = self._one
+        with self._precision():
+            if keys is None:
+                losses = vmap(forward)(tensors, x, y)
+            else:
+                with KeyedDropout() as dropout:
+                    losses = vmap(lambda t, x, y, k: (dropout.start(k), forward(t, x, y))[1])(tensors, x, y, keys)
+        if losses.dim() == 1:
+            return losses
+        return losses.mean(1) if mask is None else (losses * mask).sum(1) / mask.sum(1)
+
+    def _one(self, tensors: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return self.work.task.loss(functional_call(self.module, tensors, (x,)), y)
+
+    def _advance(
+        self, walk: Walk, leaves: _Leaves, w: Tensor, g: Tensor | None, u: Tensor | None, gradients: Any, lo: int, hi: int
+    ) -> None:
+        parameters = leaves(lo, hi)[1]
+        if g is None:
+            torch._foreach_add_(parameters, gradients, alpha=-walk.descent.lr)
+            return
+        rows = slice(lo, hi)
+        for slot, gradient in zip(leaves.trained, gradients, strict=True):
+            g[rows, slot.start : slot.stop] = gradient.flatten(1)
+        advance(w[rows], g[rows], None if u is None else u[rows], walk, self.work.layout.trained, rows)
+
+
+class _Leaves:
+    """Views of rows of the stack as autograd leaves, made once for each range of rows."""
+
+    def __init__(self, layout: Any, w: Tensor) -> None:
+        self.layout, self.w = layout, w
+        self.trained = [slot for slot in layout.slots if not slot.buffer]
+        self._made: dict[tuple[int, int], tuple[dict[str, Tensor], list[Tensor]]] = {}
+
+    def __call__(self, lo: int, hi: int) -> tuple[dict[str, Tensor], list[Tensor]]:
+        if (lo, hi) not in self._made:
+            tensors = {name: view.detach() for name, view in self.layout.views(self.w[lo:hi]).items()}
+            parameters = [tensors[slot.name].requires_grad_() for slot in self.trained]
+            self._made[lo, hi] = tensors, parameters
+        return self._made[lo, hi]
+
+
+def _rows_of(walk: Walk, order: list[int]) -> Walk:
+    """The same walk with its rows in another order."""
+    if order == list(range(len(order))):
+        return walk
+
+    def pick(rows: Tensor | None) -> Tensor | None:
+        return None if rows is None else rows[order]
+
+    lr = walk.descent.lr
+    descent = walk.descent if not isinstance(lr, Tensor) else _with_rates(walk.descent, lr[order])
+    return Walk(
+        [walk.clients[row] for row in order],
+        [walk.versions[row] for row in order],
+        walk.phase,
+        walk.model[order],
+        descent,
+        walk.pull,
+        pick(walk.anchor),
+        pick(walk.shift),
+        pick(walk.velocity),
+    )
+
+
+def _with_rates(descent: Any, lr: Tensor) -> Any:
+    import dataclasses
+
+    return dataclasses.replace(descent, lr=lr)
+
+
+def _pad(parts: list[np.ndarray], device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """Positions [c, b], short batches filled up with their first row, and a mask [c, b] of what counts (None: all)."""
+    longest = max(len(part) for part in parts)
+    if all(len(part) == longest for part in parts):
+        return torch.from_numpy(np.stack(parts)).to(device), None
+    index = np.stack([np.pad(part, (0, longest - len(part)), mode="constant", constant_values=part[0]) for part in parts])
+    mask = np.arange(longest) < np.array([[len(part)] for part in parts])
+    return torch.from_numpy(index).to(device), torch.from_numpy(mask).float().to(device)

@@ -1,0 +1,115 @@
+"""What simulated clients remember between assignments: in RAM, and beyond a budget in a file."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+
+class ClientMemory:
+    """Named tensors for each client, the least recently used ones on disk once `budget` bytes are full.
+
+    Only clients that took part are here, so it grows with who was asked, not with who is registered.
+    """
+
+    def __init__(self, budget: int = 4 << 30) -> None:
+        self.budget = budget
+        self._near: OrderedDict[int, dict[str, Tensor]] = OrderedDict()
+        self._far: dict[int, tuple[int, list[tuple[str, torch.Size, torch.dtype]]]] = {}
+        self._free: dict[int, list[int]] = {}
+        self._bytes = 0
+        self._file = tempfile.TemporaryFile() if budget >= 0 else None  # noqa: SIM115 - lives as long as the memory
+        self._changed: set[int] = set()
+
+    def __contains__(self, client: int) -> bool:
+        return client in self._near or client in self._far
+
+    def __iter__(self) -> Iterator[int]:
+        yield from sorted({*self._near, *self._far})
+
+    def get(self, client: int) -> Mapping[str, Tensor]:
+        """What a client remembers; it is now the most recently used."""
+        if client in self._far:
+            self._keep(client, self._fetch(client))
+        self._near.move_to_end(client)
+        return self._near[client]
+
+    def set(self, client: int, tensors: Mapping[str, Tensor]) -> None:
+        """Replace what a client remembers."""
+        self._drop(client)
+        self._keep(client, dict(tensors))
+        self._changed.add(client)
+
+    def changed(self) -> dict[str, Tensor]:
+        """What has changed since this was last asked, as "memory/CLIENT/NAME"."""
+        tensors = {f"memory/{client}/{name}": t for client in sorted(self._changed) for name, t in self.get(client).items()}
+        self._changed.clear()
+        return tensors
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take up what `changed` gave, over all calls."""
+        found: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            kind, client, own = name.split("/", 2)
+            if kind == "memory":
+                found.setdefault(int(client), {})[own] = tensor
+        for client, own_tensors in found.items():
+            self.set(client, own_tensors)
+        self._changed.clear()
+
+    def close(self) -> None:
+        """Forget everything."""
+        if self._file is not None:
+            self._file.close()
+        self._near.clear()
+        self._far.clear()
+
+    def _drop(self, client: int) -> None:
+        if client in self._near:
+            self._bytes -= _size(self._near.pop(client))
+        elif client in self._far:
+            place, kinds = self._far.pop(client)
+            self._free.setdefault(_length(kinds), []).append(place)
+
+    def _keep(self, client: int, tensors: dict[str, Tensor]) -> None:
+        self._near[client] = tensors
+        self._bytes += _size(tensors)
+        while self._bytes > self.budget and len(self._near) > 1:
+            oldest = next(iter(self._near))
+            self._spill(oldest)
+
+    def _spill(self, client: int) -> None:
+        """Move a client's tensors to the file, into a hole of the right size if there is one."""
+        assert self._file is not None
+        tensors = self._near.pop(client)
+        self._bytes -= _size(tensors)
+        kinds = [(name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()]
+        holes = self._free.get(_length(kinds))
+        place = holes.pop() if holes else self._file.seek(0, 2)
+        self._file.seek(place)
+        for tensor in tensors.values():
+            self._file.write(tensor.contiguous().numpy().tobytes())
+        self._far[client] = (place, kinds)
+
+    def _fetch(self, client: int) -> dict[str, Tensor]:
+        assert self._file is not None
+        place, kinds = self._far.pop(client)
+        self._free.setdefault(_length(kinds), []).append(place)
+        self._file.seek(place)
+        found = {}
+        for name, shape, dtype in kinds:
+            raw = bytearray(self._file.read(shape.numel() * dtype.itemsize))
+            found[name] = torch.frombuffer(raw, dtype=dtype).view(shape) if raw else torch.empty(shape, dtype=dtype)
+        return found
+
+
+def _size(tensors: Mapping[str, Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def _length(kinds: list[tuple[str, torch.Size, torch.dtype]]) -> int:
+    return sum(shape.numel() * dtype.itemsize for _, shape, dtype in kinds)

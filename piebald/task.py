@@ -1,0 +1,111 @@
+"""What a model is for: the loss a client walks down and the metrics it is judged by.
+
+A loss maps (outputs, targets) to one value an example, [batch], so that engines can mask and stack; a loss that returns a
+single mean is accepted too and then runs without masks.  A metric maps (outputs, targets) to one value an example and is
+averaged; objects with `update`, `compute` and `reset` (torchmetrics) are accepted and run client by client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from piebald.errors import SettingError, unknown
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy of logits [batch, classes, ...] with class numbers [batch, ...], a value an example."""
+    value = functional.cross_entropy(outputs, targets.long(), reduction="none")
+    return value if value.dim() == 1 else value.flatten(1).mean(1)
+
+
+def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """1 where the largest logit is the target's, an example."""
+    right = (outputs.argmax(1) == targets).float()
+    return right if right.dim() == 1 else right.flatten(1).mean(1)
+
+
+def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Squared error, the mean over an example's outputs."""
+    error = (outputs.reshape(targets.shape) - targets).square()
+    return error if error.dim() == 1 else error.flatten(1).mean(1)
+
+
+def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Absolute error, the mean over an example's outputs."""
+    error = (outputs.reshape(targets.shape) - targets).abs()
+    return error if error.dim() == 1 else error.flatten(1).mean(1)
+
+
+def binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy of independent labels: logits and 0/1 targets of one shape, the mean over an example's labels."""
+    value = functional.binary_cross_entropy_with_logits(outputs.reshape(targets.shape), targets.float(), reduction="none")
+    return value if value.dim() == 1 else value.flatten(1).mean(1)
+
+
+def label_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Share of an example's labels that are right at a logit threshold of 0."""
+    right = ((outputs.reshape(targets.shape) > 0) == (targets > 0.5)).float()
+    return right if right.dim() == 1 else right.flatten(1).mean(1)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A loss and named metrics.  The first metric is the one that progress bars and tables show.
+
+    Attributes:
+        name: "classification", "regression", "multilabel" or "custom".
+        higher_is_better: of the first metric.
+    """
+
+    name: str
+    loss: Loss
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    higher_is_better: bool = True
+
+    @property
+    def metric(self) -> str:
+        """The metric that matters."""
+        return next(iter(self.metrics), "loss")
+
+
+TASKS = {
+    "classification": Task("classification", cross_entropy, {"accuracy": accuracy}),
+    "regression": Task("regression", squared_error, {"absolute_error": absolute_error}, higher_is_better=False),
+    "multilabel": Task("multilabel", binary_cross_entropy, {"label_accuracy": label_accuracy}),
+}
+
+
+def task_for(targets: Tensor, loss: Loss | str | None = None, metrics: Mapping[str, Any] | None = None) -> Task:
+    """The task that fits some targets: whole numbers mean classes, real numbers regression, unless `loss` says otherwise.
+
+    Args:
+        targets: any client's targets.
+        loss: None, the name of a task, or a callable (outputs, targets) -> [batch] or a mean.
+        metrics: named metrics instead of the task's own.
+    """
+    if isinstance(loss, str):
+        if loss not in TASKS:
+            raise unknown("task", loss, TASKS)
+        task = TASKS[loss]
+    else:
+        task = TASKS["regression" if targets.dtype.is_floating_point else "classification"]
+        if loss is not None:
+            if not callable(loss):
+                raise SettingError(f"loss must be a function of (outputs, targets) or a task's name, got {loss!r}")
+            task = Task("custom", loss, task.metrics, task.higher_is_better)
+    if metrics is not None:
+        for name, metric in metrics.items():
+            if not callable(metric):
+                raise SettingError(f"metric {name!r} must be a function or a torchmetrics object, got {metric!r}")
+        task = Task(task.name, task.loss, dict(metrics), True)
+    if task.loss is cross_entropy and targets.dtype not in (torch.int64, torch.int32, torch.uint8, torch.int16, torch.int8):
+        raise SettingError(f"classification needs whole-number targets, got {targets.dtype}: pass loss='regression'")
+    return task

@@ -1,0 +1,264 @@
+"""TOML with a memory: each value knows the line, or the flag, it came from.  Also a writer for plain values."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from piebald.errors import SettingError
+
+Key = tuple[str | int, ...]
+
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+_BLANK = re.compile(r"(?:[ \t\r\n,]|#[^\n]*)*")
+# The long quotes come first, or a long string would be read as an empty one followed by something.
+_STRING = re.compile(r'"""(?:\\.|[^\\])*?"{3,5}|\'\'\'.*?\'{3,5}|"(?:\\.|[^"\\])*"|\'[^\']*\'', re.DOTALL)
+_SCALAR = re.compile(r"[^,\]}\n#]*")
+
+
+class Document:
+    """A TOML file and the `--set` flags on top of it.
+
+    Attributes:
+        name: what errors call the file.
+        values: what it says, as plain values.
+    """
+
+    def __init__(self, text: str, name: str) -> None:
+        self.name = name
+        try:
+            self.values: dict[str, Any] = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise SettingError(_syntax(error, text, name)) from None
+        self._origins: dict[Key, str] = {}
+        for key, line in lines(text):
+            self._origins.setdefault(key, f"{name}:{line}")
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], name: str) -> Document:
+        """A document that was never a file."""
+        document = cls("", name)
+        document.values = dict(values)
+        return document
+
+    def origin(self, key: Key) -> str:
+        """Where a value came from: "experiment.toml:7" or "--set recipe.lr"; for one that is not there, the file's name."""
+        for length in range(len(key), 0, -1):
+            if key[:length] in self._origins:
+                return self._origins[key[:length]]
+        return self.name
+
+    def set(self, flag: str) -> None:
+        """Put `a.b=c` on top, where c is a TOML value, or text if it is none."""
+        name, equals, text = flag.partition("=")
+        if not equals or not name.strip():
+            raise SettingError(f"--set needs key=value, like --set recipe.lr=0.1, got {flag!r}")
+        origin = f"--set {name.strip()}"
+        if not text.strip():
+            raise SettingError(f"{origin} needs a value after the = sign")
+        key = self._place(_words(name.strip()), origin)
+        target: Any = self.values
+        for word in key[:-1]:
+            target = target[word]
+        target[key[-1]] = _value(text.strip(), origin)
+        self._forget(key, origin)
+
+    def put(self, key: str, value: Any, origin: str) -> None:
+        """Put one top-level value on top."""
+        self.values[key] = value
+        self._forget((key,), origin)
+
+    def _forget(self, key: Key, origin: str) -> None:
+        self._origins = {known: place for known, place in self._origins.items() if known[: len(key)] != key}
+        self._origins[key] = origin
+
+    def _place(self, words: Sequence[str], origin: str) -> Key:
+        """The key that a flag's words mean, with the tables on the way made."""
+        target: Any = self.values
+        key: list[str | int] = []
+        for depth, word in enumerate(words):
+            if isinstance(target, list):
+                if not word.isdecimal() or int(word) >= len(target):
+                    places = f"{len(target)} entries, numbered from 0"
+                    raise SettingError(f"{origin}: {dotted(key)} is a list of {places}: there is none called {word!r}")
+                key.append(int(word))
+            elif isinstance(target, dict):
+                key.append(word)
+            else:
+                raise SettingError(f"{origin}: {dotted(key)} is {target!r}, which has no {word!r} inside")
+            if depth < len(words) - 1:
+                target = target.setdefault(word, {}) if isinstance(target, dict) else target[int(word)]
+        return tuple(key)
+
+
+def dotted(key: Sequence[str | int]) -> str:
+    """A key as one writes it: recipe.lr, recipes[1].name."""
+    text = ""
+    for word in key:
+        text += f"[{word}]" if isinstance(word, int) else f".{word}" if text else str(word)
+    return text
+
+
+def _syntax(error: tomllib.TOMLDecodeError, text: str, name: str) -> str:
+    message = str(error)
+    found = re.search(r"^(.*) \(at (?:line (\d+), column (\d+)|end of document)\)$", message, re.DOTALL)
+    if not found:
+        return f"{name}: {message}"
+    what, line, column = found.groups()
+    if line is None:  # at the end of the document
+        line, column = text.count("\n") + 1, len(text) - text.rfind("\n")
+    return f"{name}:{line}:{column}: this is not TOML: {what[0].lower()}{what[1:]}"
+
+
+def _words(name: str) -> list[str]:
+    """The words of a dotted key, which may be quoted."""
+    words = [word for word, _ in _key_words(name, 0)]
+    if not words or not all(words):
+        raise SettingError(f"--set needs a key like recipe.lr, got {name!r}")
+    return words
+
+
+def _value(text: str, origin: str) -> Any:
+    """A TOML value; a word that is none is taken as text, so that names need no quotes."""
+    try:
+        read = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        if text[0] in "[{\"'":
+            raise SettingError(f'{origin}: {text!r} is not a TOML value, like 0.1, true, [1, 2] or "text"') from None
+        return text
+    return read["value"] if len(read) == 1 else text
+
+
+# --------------------------------------------------------------------------------------------- which line a key is on
+
+
+def lines(text: str) -> Iterator[tuple[Key, int]]:
+    """Each key of a TOML text with its line.  `tomllib` must have accepted the text: nothing is checked here."""
+    counts: dict[Key, int] = {}  # elements so far of each array of tables
+    table: Key = ()
+    place = 0
+    while (place := _blank(text, place)) < len(text):
+        line = text.count("\n", 0, place) + 1
+        if text[place] != "[":
+            key, place = _key(text, place)
+            place = yield from _assignment(text, place, table, key)
+            continue
+        array = text.startswith("[[", place)
+        key, place = _key(text, place + 2 if array else place + 1)
+        table = ()
+        for depth, word in enumerate(key):
+            table = (*table, word)
+            yield table, line
+            if depth == len(key) - 1 and array:
+                counts[table] = counts.get(table, 0) + 1
+            if table in counts:
+                table = (*table, counts[table] - 1)
+                yield table, line
+        place = text.index("]]" if array else "]", place) + (2 if array else 1)
+
+
+def _assignment(text: str, place: int, table: Key, key: Sequence[str]) -> Iterator[tuple[Key, int]]:
+    """What stands after a key: `= value`.  Returns the place after it."""
+    line = text.count("\n", 0, place) + 1
+    for depth in range(len(key)):
+        yield (*table, *key[: depth + 1]), line
+    return (yield from _walk(text, text.index("=", place) + 1, (*table, *key)))
+
+
+def _walk(text: str, place: int, key: Key) -> Iterator[tuple[Key, int]]:
+    """One value, with the keys inside it.  Returns the place after it."""
+    place = _blank(text, place)
+    if text[place] in "[{":
+        closing = "]" if text[place] == "[" else "}"
+        place, index = _blank(text, place + 1), 0
+        while text[place] != closing:
+            if closing == "]":
+                yield (*key, index), text.count("\n", 0, place) + 1
+                place = yield from _walk(text, place, (*key, index))
+            else:
+                inner, place = _key(text, place)
+                place = yield from _assignment(text, place, key, inner)
+            place, index = _blank(text, place), index + 1
+        return place + 1
+    match = _STRING.match(text, place) or _SCALAR.match(text, place)
+    return match.end() if match else place
+
+
+def _blank(text: str, place: int) -> int:
+    """The place after white space, commas and comments."""
+    match = _BLANK.match(text, place)
+    return match.end() if match else place
+
+
+def _key(text: str, place: int) -> tuple[list[str], int]:
+    words = list(_key_words(text, place))
+    return [word for word, _ in words], words[-1][1]
+
+
+def _key_words(text: str, place: int) -> Iterator[tuple[str, int]]:
+    """The words of a dotted key, each with the place after it."""
+    while True:
+        while text[place : place + 1] in (" ", "\t"):
+            place += 1
+        match = _BARE.match(text, place) or _STRING.match(text, place)
+        if not match:
+            yield "", place
+            return
+        word, place = match.group(), match.end()
+        yield (tomllib.loads(f"word = {word}")["word"] if word[0] in "\"'" else word), place
+        while text[place : place + 1] in (" ", "\t"):
+            place += 1
+        if text[place : place + 1] != ".":
+            return
+        place += 1
+
+
+# ------------------------------------------------------------------------------------------------------------- writing
+
+
+def dumps(values: Mapping[str, Any]) -> str:
+    """Plain values as TOML: tables one level deep get a heading, deeper ones stand in line; None is left out."""
+    headed = {key: value for key, value in values.items() if isinstance(value, Mapping) or _tables(value)}
+    blocks = [_pairs({key: value for key, value in values.items() if key not in headed})]
+    for key, value in headed.items():
+        single = isinstance(value, Mapping)
+        heading = f"[{_name(key)}]" if single else f"[[{_name(key)}]]"
+        blocks += [f"{heading}\n{_pairs(table)}" for table in ([value] if single else value)]
+    return "\n".join(block for block in blocks if block)
+
+
+def _tables(value: Any) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(table, Mapping) for table in value)
+
+
+def _pairs(table: Mapping[str, Any]) -> str:
+    return "".join(f"{_name(key)} = {_written(value)}\n" for key, value in table.items() if value is not None)
+
+
+def _name(key: str) -> str:
+    return key if _BARE.fullmatch(key) else _text(key)
+
+
+def _text(value: str) -> str:
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
+        return repr(value) if math.isfinite(value) else "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, Mapping):
+        inside = ", ".join(f"{_name(key)} = {_written(entry)}" for key, entry in value.items() if entry is not None)
+        return f"{{ {inside} }}" if inside else "{}"
+    if isinstance(value, list | tuple | set | frozenset):
+        return f"[{', '.join(_written(entry) for entry in value)}]"
+    raise SettingError(f"settings can hold numbers, text, true or false, lists and tables, got {value!r}")

@@ -1,0 +1,49 @@
+"""Clip every update, add Gaussian noise: at the client (local) or at the centre (central)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from piebald.contracts import Stage
+from piebald.randomness import torch_generator
+
+
+class Gaussian(Stage):
+    """The Gaussian mechanism on the change of the shared numbers (McMahan et al. 2018, DP-FedAvg; Geyer et al. 2017).
+
+    Each update is scaled down to norm `clip`.  Noise of standard deviation noise * clip is added to every update before it
+    leaves (where = "client"), or noise * clip * (largest weight) once to their weighted mean (where = "centre"), since that is
+    how far one client can move the mean.  Private layers are never sent and get no noise.  This adds noise; it counts no
+    epsilon.
+
+    Attributes:
+        clip: largest norm of an update, above 0.
+        noise: multiplier of the noise, at least 0; 0 only clips.
+        where: whose end adds the noise.
+    """
+
+    model_only = True
+
+    clip: float = Field(gt=0)
+    noise: float = Field(default=1.0, ge=0)
+    where: Literal["client", "centre"] = "centre"
+
+    def send(self, parts: Mapping[str, Tensor], keys: Sequence[int]) -> Mapping[str, Tensor]:
+        change = parts["model"]
+        norm = torch.linalg.vector_norm(change, dim=-1, keepdim=True)
+        change = change * (self.clip / norm.clamp(min=1e-12)).clamp(max=1.0)
+        if self.where == "client" and self.noise:
+            noise = torch.stack([torch.randn(change.shape[1:], generator=torch_generator(key)) for key in keys])
+            change = change + noise.to(change.device) * (self.noise * self.clip)
+        return {**parts, "model": change}
+
+    def receive(self, average: Tensor, count: int, weights: Sequence[float], key: int) -> Tensor:
+        if self.where == "client" or not self.noise:
+            return average
+        noise = torch.randn(average.shape, generator=torch_generator(key))
+        return average + noise * (self.noise * self.clip * max(weights))

@@ -1,0 +1,171 @@
+"""Whatever is wrong with the input: one sentence, exit code 2, nothing written."""
+# ruff: noqa: E501, a table is read by its columns
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# What is replaced in the good file, what by, and what the sentence must say.
+FILES = {
+    "syntax": ("rounds = 2", "rounds = ", "experiment.toml:1:10: this is not TOML: invalid value"),
+    "twice": ("seed = 0", "rounds = 3", "experiment.toml:2:11: this is not TOML: cannot overwrite a value"),
+    "unclosed text": ('"fedavg"', '"fedavg', "experiment.toml:16:15: this is not TOML"),
+    "unknown setting": ("rounds", "roudns", "experiment.toml:1: there is no setting or section called 'roudns': did you mean"),
+    "unknown section": ("[model]", "[modle]", "experiment.toml:12: there is no setting or section called 'modle'"),
+    "rounds none": ("rounds = 2", "rounds = 0", "experiment.toml:1: rounds must be at least 1, got 0"),
+    "rounds text": ("rounds = 2", 'rounds = "2"', "experiment.toml:1: rounds must be a whole number, got '2'"),
+    "rounds broken": ("rounds = 2", "rounds = 2.5", "experiment.toml:1: rounds must be a whole number, got 2.5"),
+    "rounds true": ("rounds = 2", "rounds = true", "experiment.toml:1: rounds must be a whole number, got True"),
+    "seed negative": ("seed = 0", "seed = -1", "experiment.toml:2: seed must be at least 0, got -1"),
+    "seeds empty": ("seed = 0", "seeds = []", "experiment.toml:2: seeds needs at least one entry"),
+    "seeds text": ("seed = 0", 'seeds = [1, "b"]', "experiment.toml:2: seeds[1] must be a whole number, got 'b'"),
+    "label number": ("seed = 0", "label = 3", "experiment.toml:2: label must be text, got 3"),
+    "date": ("seed = 0", "seed = 1979-05-27", "experiment.toml:2: seed must be a whole number"),
+    "data unknown": ('"digits"', '"digit"', "experiment.toml:5: there is no data set 'digit': did you mean 'digits'?"),
+    "data setting": ('"digits"', '"digits"\nsize = 3', "experiment.toml:6: there is no setting of [data] called 'size'"),
+    "data no table": ('[data]\nname = "digits"', "data = 3", "experiment.toml:4: data must be a table, like [data], got 3"),
+    "partition missing": ("[partition]", "[fleet]", "experiment.toml needs a section [partition] with a kind"),
+    "partition unknown": ('"dirichlet"', '"dirichelt"', "experiment.toml:8: there is no partition 'dirichelt': did you mean 'dirichlet'?"),
+    "partition kindless": ('kind = "dirichlet"', "", "experiment.toml:7: [partition] needs a kind"),
+    "partition setting": ("alpha", "alhpa", "experiment.toml:10: there is no setting of partition 'dirichlet' called 'alhpa': did you mean 'alpha'?"),
+    "partition value": ("alpha = 0.5", "alpha = 0", "experiment.toml:10: partition.alpha must be above 0, got 0"),
+    "partition text": ("clients = 4", 'clients = "many"', "experiment.toml:9: partition.clients must be a whole number"),
+    "partition lacks": ("clients = 4", "", "experiment.toml:8: partition 'dirichlet' needs a value for clients"),
+    "partition too many": ("clients = 4", "clients = 9999", "experiment.toml:9: "),
+    "model missing": ('[model]\nname = "mlp"', "", "experiment.toml needs a section [model] with a name"),
+    "model unknown": ('"mlp"', '"mpl"', "experiment.toml:13: there is no model 'mpl': did you mean 'mlp'?"),
+    "model setting": ('"mlp"', '"mlp"\nwidht = 3', "experiment.toml:14: there is no setting of model 'mlp' called 'widht'"),
+    "recipe missing": ('[recipe]\nname = "fedavg"\nlr = 0.1', "", "experiment.toml needs a [recipe] with a name, or [[recipes]]"),
+    "recipe nameless": ('name = "fedavg"', "", "experiment.toml:15: [recipe] needs a name"),
+    "recipe unknown": ('"fedavg"', '"fedagv"', "experiment.toml:16: there is no recipe 'fedagv': did you mean 'fedavg'?"),
+    "recipe setting": ("lr =", "rl =", "experiment.toml:17: there is no setting of recipe 'fedavg' called 'rl': did you mean 'lr'?"),
+    "recipe value": ("lr = 0.1", "lr = -1", "experiment.toml:17: recipe.lr must be above 0, got -1"),
+    "recipe text": ("lr = 0.1", 'lr = "fast"', "experiment.toml:17: recipe.lr must be a number"),
+    "recipe list": ("[recipe]", "[[recipe]]", "experiment.toml:15: recipe must be a table, like [recipe]"),
+    "recipes twice": ("[recipe]", '[[recipes]]\nname = "fedavg"\n[recipe]', "experiment.toml needs [recipe] or [[recipes]], not both"),
+    "axis unknown": ("lr = 0.1", 'weigh = { kind = "by_exampels" }', "experiment.toml:17: there is no weigh 'by_exampels': did you mean 'by_examples'?"),
+    "axis kindless": ("lr = 0.1", "pace = 3", "experiment.toml:17: "),
+    "axis setting": ("lr = 0.1", '[recipe.pace]\nkind = "synchronous"\nspeed = 3', "experiment.toml:19: there is no setting of pace 'synchronous' called 'speed'"),
+    "runtime unknown": ("seed = 0", 'runtime.kind = "simulater"', "experiment.toml:2: there is no runtime 'simulater': did you mean 'simulator'?"),
+    "runtime value": ("seed = 0", 'runtime = { kind = "simulator", workers = -1 }', "experiment.toml:2: runtime.workers must be at least 0, got -1"),
+    "fleet unknown": ("seed = 0", 'fleet.kind = "fast"', "experiment.toml:2: there is no fleet 'fast'"),
+    "evaluate setting": ("seed = 0", "evaluate.evry = 2", "experiment.toml:2: there is no setting of [evaluate] called 'evry': did you mean 'every'?"),
+    "evaluate value": ("seed = 0", "evaluate.every = 0", "experiment.toml:2: evaluate.every must be at least 1, got 0"),
+    "several runs": ("seed = 0", "seeds = [0, 1]", "experiment.toml describes several runs: use piebald compare"),
+}  # fmt: skip
+
+COMPARISONS = {
+    "grid no list": ("seed = 0", 'grid."recipe.lr" = 3', "experiment.toml:2: grid needs a list of values for recipe.lr, got 3"),
+    "grid empty": ("seed = 0", "grid.recipe.lr = []", "experiment.toml:2: grid needs a list of values for recipe.lr, got []"),
+    "grid outside": ("seed = 0", "grid.rounds = [1]", "experiment.toml:2: grid can vary settings of the recipe, like 'recipe.lr', got 'rounds'"),
+    "grid unknown": ("seed = 0", "grid.recipe.rl = [1]", "experiment.toml:2: there is no setting of recipe 'fedavg' called 'rl'"),
+    "grid value": ("seed = 0", "grid.recipe.lr = [0.1, -2]", "experiment.toml:2: recipe.lr must be above 0, got -2"),
+    "same label": ("[recipe]", '[[recipes]]\nname = "fedavg"\n[[recipes]]', "experiment.toml:17: there are two recipes called 'fedavg'"),
+    "second recipe": ("[recipe]", '[[recipes]]\nname = "fedavg"\n[[recipes]]\nlabel = "b"\nmu = 1', "experiment.toml:19: there is no setting of recipe 'fedavg' called 'mu'"),
+}  # fmt: skip
+
+LINES = {
+    "command": ("rnu", "No such command 'rnu'. Did you mean 'run'?"),
+    "option": ("run --ot x", "No such option: --ot"),
+    "option value": ("run --out", "Option '--out' requires an argument"),
+    "no file": ("compare", "Missing argument"),
+    "too many": ("run a.toml b.toml", "Got unexpected extra argument"),
+    "file missing": ("run nowhere.toml", "nowhere.toml cannot be read: no such file or directory"),
+    "file is a folder": ("run .", ". cannot be read: is a directory"),
+    "set no value": ("run experiment.toml --set rounds", "--set needs key=value, like --set recipe.lr=0.1, got 'rounds'"),
+    "set empty": ("run experiment.toml --set rounds=", "--set rounds needs a value after the = sign"),
+    "set wrong": ("run experiment.toml --set recipe.lr=-1", "--set recipe.lr: recipe.lr must be above 0, got -1"),
+    "set unknown": ("run experiment.toml --set recipe.rl=1", "--set recipe.rl: there is no setting of recipe 'fedavg' called 'rl'"),
+    "set top": ("run experiment.toml --set round=1", "--set round: there is no setting or section called 'round': did you mean 'rounds'?"),
+    "set inside": ("run experiment.toml --set rounds.x=1", "--set rounds.x: rounds is 2, which has no 'x' inside"),
+    "set default": ("run --set recipe.name=fedagv", "--set recipe.name: there is no recipe 'fedagv': did you mean 'fedavg'?"),
+    "set list": ("run experiment.toml --set recipe.lr=[1,", "--set recipe.lr: '[1,' is not a TOML value"),
+    "runtime": ("run experiment.toml --runtime moon", "--runtime: there is no runtime 'moon'"),
+    "resume nothing": ("resume nowhere", "there is no run folder 'nowhere': give the folder that piebald run wrote"),
+    "resume no run": ("resume empty", "empty"),
+    "report nothing": ("report nowhere", "there is no run folder 'nowhere'"),
+    "report no run": ("report empty", "empty"),
+    "report none": ("report", "Missing argument"),
+    "recipe name": ("recipes hdfal", "there is no recipe 'hdfal': did you mean 'hdafl'?"),
+    "data name": ("data digit", "there is no data set 'digit': did you mean 'digits'?"),
+    "out taken": ("run experiment.toml --out full", "full"),
+    "out is a file": ("run experiment.toml --out experiment.toml", "experiment.toml"),
+}  # fmt: skip
+
+
+def check(code: int, out: str, err: str, sentence: str) -> None:
+    assert code == 2, (out, err)
+    assert err.count("\n") == 1, err
+    assert sentence in err
+    assert "Traceback" not in err
+    assert out == ""
+
+
+def written(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+def edited(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+
+
+@pytest.mark.parametrize(("old", "new", "sentence"), FILES.values(), ids=FILES)
+def test_a_wrong_file(command, good: Path, old: str, new: str, sentence: str) -> None:
+    edited(good, old, new)
+    check(*command("run", good.name), sentence)
+    assert written(good.parent) == {good.name}
+
+
+@pytest.mark.parametrize(("old", "new", "sentence"), COMPARISONS.values(), ids=COMPARISONS)
+def test_a_wrong_comparison(command, good: Path, old: str, new: str, sentence: str) -> None:
+    edited(good, old, new)
+    check(*command("compare", good.name), sentence)
+    assert written(good.parent) == {good.name}
+
+
+@pytest.mark.parametrize(("line", "sentence"), LINES.values(), ids=LINES)
+def test_a_wrong_line(command, good: Path, line: str, sentence: str) -> None:
+    (good.parent / "empty").mkdir()
+    (good.parent / "full").mkdir()
+    (good.parent / "full" / "file").write_text("mine")
+    before = written(good.parent)
+    check(*command(*line.split()), sentence)
+    assert written(good.parent) == before
+
+
+def test_a_file_that_is_no_text(command, good: Path) -> None:
+    good.write_bytes(b"\xff\xfe\x00")
+    check(*command("run", good.name), "experiment.toml is not a text file in UTF-8")
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="who may read everything is never refused")
+def test_a_file_that_may_not_be_read(command, good: Path) -> None:
+    good.chmod(0)
+    check(*command("run", good.name), "experiment.toml cannot be read: permission denied")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["rnu"], "Did you mean 'run'?"),
+        (["run", "experiment.toml", "--set", "recipe.lr=-1"], "recipe.lr must be above 0"),
+        (["run", "experiment.toml", "--json", "--set", "rounds=0"], "rounds must be at least 1"),
+    ],
+)
+def test_a_process_of_its_own_says_the_same(good: Path, words: list[str], sentence: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "piebald.cli", *words],
+        cwd=good.parent,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    check(done.returncode, done.stdout, done.stderr, sentence)
