@@ -16,6 +16,7 @@ import typer
 from piebald.errors import PiebaldError, SettingError, unknown
 
 if TYPE_CHECKING:
+    from piebald.report.tables import History
     from piebald.settings import Plan, Settings
 
 app = typer.Typer(
@@ -92,7 +93,7 @@ def run(
 
     folder = _folder(settings)
     (label, recipe) = next(iter(plan.recipes.items()))
-    with _resumable(folder):
+    with _kept(folder, f"piebald resume {folder}", settings):
         history = experiment.run(
             recipe,
             plan.clients,
@@ -103,7 +104,7 @@ def run(
             progress=_progress(as_json, quiet),
             **_common(settings, plan),
         )
-    _print_run(history, folder, as_json, quiet)
+    _print_run(history, as_json, quiet)
 
 
 @app.command()
@@ -121,7 +122,7 @@ def compare(
     from piebald import experiment
 
     folder = _folder(settings)
-    with _resumable(folder):
+    with _kept(folder, f"piebald compare {file} --out {folder}", settings):
         comparison = experiment.compare(
             plan.recipes,
             plan.clients,
@@ -132,10 +133,12 @@ def compare(
             **_common(settings, plan),
         )
     if as_json:
-        _print_json({"runs": [_facts(history) for history in comparison.runs], "out": str(folder)})
+        runs = [_facts(history) for history in comparison.runs]
+        _print_json({"runs": runs, "summary": comparison.summary(), "out": str(folder)})
     elif not quiet:
-        print(comparison.table())
-        print(f"\nkept in {folder}; make a page with: piebald report {folder}")
+        rows = comparison.summary()
+        _print_table(list(rows[0]), [list(row.values()) for row in rows])
+        print(f"\nkept in {folder}; make a page of it with: piebald report {folder}")
 
 
 @app.command()
@@ -148,9 +151,9 @@ def resume(
     _check_run(folder)
     from piebald import experiment
 
-    with _resumable(folder):
+    with _kept(folder, f"piebald resume {folder}"):
         history = experiment.resume(folder, progress=_progress(as_json, quiet))
-    _print_run(history, folder, as_json, quiet)
+    _print_run(history, as_json, quiet)
 
 
 @app.command()
@@ -216,12 +219,12 @@ def data(
 @app.command()
 def version(as_json: Json = False) -> None:
     """Print the version."""
-    from importlib.metadata import version as installed
+    from piebald import __version__
 
     if as_json:
-        _print_json({"version": installed("piebald")})
+        _print_json({"version": __version__})
     else:
-        print(installed("piebald"))
+        print(__version__)
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
@@ -238,7 +241,10 @@ def _common(settings: Settings, plan: Plan) -> dict[str, Any]:
     return {
         "rounds": settings.rounds,
         "runtime": plan.runtime,
-        "evaluate": plan.evaluate,
+        "evaluate_every": settings.evaluate.every,
+        "evaluate_clients": settings.evaluate.clients,
+        "evaluate_split": settings.evaluate.split,
+        "checkpoint_every": settings.checkpoint_every,
         "settings": settings.table(),
     }
 
@@ -264,13 +270,16 @@ def _check_run(folder: Path) -> None:
 
 
 @contextmanager
-def _resumable(folder: Path) -> Iterator[None]:
+def _kept(folder: Path, again: str, settings: Settings | None = None) -> Iterator[None]:
+    """Say how to go on after Ctrl-C, and where in the settings something stands that does not fit."""
     try:
         yield
     except KeyboardInterrupt:
         if not folder.exists():
             raise Interrupted("interrupted before anything was written") from None
-        raise Interrupted(f"interrupted; what was committed is safe, continue with: piebald resume {folder}") from None
+        raise Interrupted(f"interrupted; what was committed is safe, go on with: {again}") from None
+    except SettingError as error:
+        raise (settings.located(error) if settings else error) from None
 
 
 # ------------------------------------------------------------------------------------------------------------ printing
@@ -306,17 +315,20 @@ def _print_table(heading: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     Console(width=None if sys.stdout.isatty() else 10_000, highlight=False).print(table)
 
 
-def _facts(history: Any) -> dict[str, Any]:
-    """One run in numbers."""
-    return dict(history.summary())
+def _facts(history: History) -> dict[str, Any]:
+    """One run in numbers; its metric goes by its own name, e.g. "accuracy"."""
+    final = history.final
+    facts = {name: final[name] for name in ("recipe", "label", "rounds", "seed", "status")}
+    facts[history.metric] = final["mean"]
+    kept = ("sd", "worst_decile", "common", "bytes_up", "bytes_down", "seconds", "wall")
+    return facts | {name: final[name] for name in kept} | {"run": str(history.path)}
 
 
-def _print_run(history: Any, folder: Path, as_json: bool, quiet: bool) -> None:
-    facts = {**_facts(history), "run": str(folder)}
+def _print_run(history: History, as_json: bool, quiet: bool) -> None:
     if as_json:
-        _print_json(facts)
+        _print_json(_facts(history))
     elif not quiet:
-        _print_table(("", ""), list(facts.items()))
+        _print_table(("", ""), [item for item in _facts(history).items() if item[1] is not None])
 
 
 def _about(name: str) -> dict[str, Any]:
@@ -345,11 +357,11 @@ def _source(about: Mapping[str, Any]) -> str:
 
 def _recipe_toml(entry: Mapping[str, Any]) -> str:
     """A recipe's section with its defaults, and a comment on each setting."""
-    from piebald.toml import dumps
+    from piebald.toml import pair
 
-    lines = [f"# {entry['summary']}", f"# {entry['paper']}", "[recipe]", dumps({"name": entry["name"]}).rstrip()]
+    lines = [f"# {entry['summary']}", f"# {entry['paper']}", "[recipe]", pair("name", entry["name"])]
     for field, about in entry["fields"].items():
-        written = dumps({field: about["default"]}).rstrip() if about["default"] is not None else f"# {field} ="
+        written = f"# {field} = ..." if about["default"] is None else pair(field, about["default"])
         doc = f": {about['doc']}" if about.get("doc") else ""
         lines.append(f"{written}  # {about['type']}{doc}")
     return "\n".join(lines) + "\n"

@@ -519,6 +519,20 @@ class Step(Part):
         raise NotImplementedError
 
 
+class Where(Part):
+    """Settings of a runtime: where a recipe runs."""
+
+    axis = "runtime"
+
+    def settled(self, work: Work, clients: Clients, expected: int) -> Where:
+        """The same with every choice made, so that a resumed run makes the same ones; `expected` clients work at a time."""
+        return self
+
+    def open(self, work: Work, clients: Clients) -> Runtime:
+        """Start it."""
+        raise NotImplementedError
+
+
 class Recipe(BaseModel):
     """One answer for each axis.  Frozen; equal fields mean the same method; a combination that cannot work is refused here.
 

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import piebald.runtimes  # noqa: F401 - so that runtimes can be named
 from piebald import __version__, recipes
 from piebald.client import Evaluate
-from piebald.contracts import Clients, Part, Recipe, Split, Work, build
+from piebald.contracts import Clients, Part, Recipe, Split, Where, Work, build
 from piebald.controller import Check, Controller, Measuring
 from piebald.controller.pace import cohort_size
 from piebald.errors import RunFolderError, SettingError
@@ -25,7 +26,6 @@ from piebald.progress import Bar
 from piebald.report.comparison import Comparison
 from piebald.report.store import RunStore
 from piebald.report.tables import History
-from piebald.runtimes import Simulator
 from piebald.task import Task, task_for
 
 Model = nn.Module | Callable[[int], nn.Module]
@@ -68,7 +68,7 @@ class _Plan:
     recipe: Recipe
     clients: Clients
     work: Work
-    runtime: Any
+    runtime: Where
     measuring: Measuring
     rounds: int
     checkpoint_every: int
@@ -227,8 +227,8 @@ def _plan(
     if isinstance(cohort, int) and cohort > len(federation):
         raise SettingError(f"cohort is {cohort} but there are {len(federation)} clients: choose at most that, or a share like 1.0")
     where = build("runtime", {"kind": runtime} if isinstance(runtime, str) else runtime)
-    if isinstance(where, Simulator):
-        where = where.settled(work, federation, cohort_size(cohort, len(federation)))
+    assert isinstance(where, Where)
+    where = where.settled(work, federation, cohort_size(cohort, len(federation)))
     every, count, split = evaluate
     common = not work.layout.private and federation.common is not None and len(federation.common) > 0
     measuring = Measuring(Evaluate(split=split), every, count, common)

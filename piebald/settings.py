@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
-from piebald.contracts import Clients, Part, Recipe, build
+from piebald.contracts import Clients, Part, Recipe, Split, build
 from piebald.errors import SettingError, unknown
 from piebald.toml import Document, Key, dotted, dumps
 
@@ -52,22 +52,24 @@ class Kind(Section):
 
 
 class Evaluate(Section):
-    """When and where models are judged.
+    """When and on what models are judged.
 
     Attributes:
-        every: commits between two evaluations.
+        every: commits between two evaluations, 0 for none.
         clients: how many clients are asked, all by default.
+        split: which of their rows.
     """
 
-    every: int = Field(default=1, ge=1)
+    every: int = Field(default=1, ge=0)
     clients: int | None = Field(default=None, ge=1)
+    split: Split = "test"
 
 
 class Settings(Section):
     """An experiment as its file says it, checked; `plan` makes the things it names.
 
     Attributes:
-        rounds: commits of the community model.
+        rounds: commits of the community model.  checkpoint_every: commits between two that can be resumed.
         seed: of one run.  seeds: of each recipe's runs in a comparison.
         label: what reports call the run.
         out: the run folder.
@@ -76,6 +78,7 @@ class Settings(Section):
     """
 
     rounds: int = Field(default=10, ge=1)
+    checkpoint_every: int = Field(default=1, ge=1)
     seed: int = Field(default=0, ge=0)
     seeds: list[int] | None = Field(default=None, min_length=1)
     label: str | None = None
@@ -149,14 +152,16 @@ class Settings(Section):
             clients = partition.split(dataset)  # type: ignore[attr-defined]
         except SettingError as error:
             raise self._placed(error, ("partition",), self.partition) from None
-        return Plan(recipes, clients, self._model(dataset), runtime, self.evaluate)
+        return Plan(recipes, clients, self._model(dataset), runtime)
+
+    def _given(self) -> dict[Key, Named]:
+        if self.recipe is not None:
+            return {("recipe",): self.recipe}
+        return {("recipes", index): named for index, named in enumerate(self.recipes or ())}
 
     def _recipes(self) -> dict[str, Recipe]:
-        given: dict[Key, Named] = {("recipes", index): named for index, named in enumerate(self.recipes or ())}
-        if self.recipe:
-            given = {("recipe",): self.recipe}
         made: dict[str, Recipe] = {}
-        for key, named in given.items():
+        for key, named in self._given().items():
             table = named.model_dump()
             label = str(table.pop("label", table["name"]))
             for changes in self._combinations():
@@ -230,7 +235,7 @@ class Settings(Section):
         except SettingError as error:
             raise SettingError(f"{self._at('data', 'name')}: {error}") from None
 
-    def _model(self, dataset: DataSet) -> nn.Module:
+    def _model(self, dataset: DataSet) -> Callable[[int], nn.Module]:
         from piebald import models
 
         table = self.model.model_dump()
@@ -238,10 +243,26 @@ class Settings(Section):
         if name not in models.names():
             raise SettingError(f"{self._at('model', 'name')}: {unknown('model', name, models.names())}")
         outputs = math.prod(dataset.y.shape[1:]) if dataset.classes is None else len(dataset.classes)
+
+        def made(seed: int) -> nn.Module:
+            return models.build_model(name, dataset.input_shape, outputs, seed, **table)
+
         try:
-            return models.build_model(name, dataset.input_shape, outputs, self.seed, **table)
+            made(self.seed)
         except SettingError as error:
             raise self._placed(error, ("model",), self.model) from None
+        return made
+
+    def located(self, error: SettingError) -> SettingError:
+        """The same complaint with its place, if it begins with the name of a setting of a recipe."""
+        from piebald import recipes
+
+        fields = {entry["name"]: entry["fields"] for entry in recipes.listing()}
+        word = next(iter(re.findall(r"\w+", str(error))), "")
+        for key, named in self._given().items():
+            if word in fields[named.name]:
+                return self._placed(error, key, named)
+        return error
 
     def _at(self, *key: str | int) -> str:
         return self._document.origin(key)
@@ -283,15 +304,14 @@ class Plan:
     Attributes:
         recipes: by label; one, unless the settings compare.
         clients: who holds what.
-        model: the model before the first round.
+        model: makes the model before the first round, from a seed.
         runtime: where it runs.
     """
 
     recipes: Mapping[str, Recipe]
     clients: Clients
-    model: nn.Module
+    model: Callable[[int], nn.Module]
     runtime: Part
-    evaluate: Evaluate
 
 
 def _text(path: str | Path | None) -> str:
@@ -347,8 +367,8 @@ def _complaint(error: ValidationError, document: Document) -> SettingError:
     key: Key = first["loc"]
     place = document.origin(key)
     if first["type"] == "extra_forbidden":
-        section = {"data": Data, "evaluate": Evaluate}.get(str(key[0]), Settings)
-        fields = (Settings if len(key) == 1 else section).model_fields
+        sections: dict[str | int, type[Section]] = {"data": Data, "evaluate": Evaluate}
+        fields = (Settings if len(key) == 1 else sections[key[0]]).model_fields
         what = "setting or section called" if len(key) == 1 else f"setting of [{dotted(key[:-1])}] called"
         return SettingError(f"{place}: {unknown(what, key[-1], fields)}")
     if first["type"] == "missing" and len(key) == 1:

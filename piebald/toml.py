@@ -6,12 +6,13 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 from piebald.errors import SettingError
 
 Key = tuple[str | int, ...]
+Walk = Generator[tuple[Key, int], None, int]  # keys with their lines; returns the place in the text after them
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _BLANK = re.compile(r"(?:[ \t\r\n,]|#[^\n]*)*")
@@ -46,7 +47,7 @@ class Document:
         return document
 
     def origin(self, key: Key) -> str:
-        """Where a value came from: "experiment.toml:7" or "--set recipe.lr"; for one that is not there, the file's name."""
+        """Where a value came from: "experiment.toml:7" or "--set recipe.lr"; the file's name for one that is absent."""
         for length in range(len(key), 0, -1):
             if key[:length] in self._origins:
                 return self._origins[key[:length]]
@@ -161,16 +162,16 @@ def lines(text: str) -> Iterator[tuple[Key, int]]:
         place = text.index("]]" if array else "]", place) + (2 if array else 1)
 
 
-def _assignment(text: str, place: int, table: Key, key: Sequence[str]) -> Iterator[tuple[Key, int]]:
-    """What stands after a key: `= value`.  Returns the place after it."""
+def _assignment(text: str, place: int, table: Key, key: Sequence[str]) -> Walk:
+    """What stands after a key: `= value`."""
     line = text.count("\n", 0, place) + 1
     for depth in range(len(key)):
         yield (*table, *key[: depth + 1]), line
     return (yield from _walk(text, text.index("=", place) + 1, (*table, *key)))
 
 
-def _walk(text: str, place: int, key: Key) -> Iterator[tuple[Key, int]]:
-    """One value, with the keys inside it.  Returns the place after it."""
+def _walk(text: str, place: int, key: Key) -> Walk:
+    """One value, with the keys inside it."""
     place = _blank(text, place)
     if text[place] in "[{":
         closing = "]" if text[place] == "[" else "}"
@@ -236,7 +237,12 @@ def _tables(value: Any) -> bool:
 
 
 def _pairs(table: Mapping[str, Any]) -> str:
-    return "".join(f"{_name(key)} = {_written(value)}\n" for key, value in table.items() if value is not None)
+    return "".join(f"{pair(key, value)}\n" for key, value in table.items() if value is not None)
+
+
+def pair(key: str, value: Any) -> str:
+    """One value on one line, with its key."""
+    return f"{_name(key)} = {_written(value)}"
 
 
 def _name(key: str) -> str:
@@ -257,7 +263,7 @@ def _written(value: Any) -> str:
     if isinstance(value, str):
         return _text(value)
     if isinstance(value, Mapping):
-        inside = ", ".join(f"{_name(key)} = {_written(entry)}" for key, entry in value.items() if entry is not None)
+        inside = ", ".join(pair(key, entry) for key, entry in value.items() if entry is not None)
         return f"{{ {inside} }}" if inside else "{}"
     if isinstance(value, list | tuple | set | frozenset):
         return f"[{', '.join(_written(entry) for entry in value)}]"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ def read_npz(folder: str, file: str, arrays: Sequence[str]) -> dict[str, NDArray
     """
     path = prepared(folder, file)
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             missing = [name for name in arrays if name not in stored.files]
             if missing:
                 raise SettingError(
@@ -53,5 +54,5 @@ def read_npz(folder: str, file: str, arrays: Sequence[str]) -> dict[str, NDArray
             return {name: stored[name] for name in arrays}
     except SettingError:
         raise
-    except (OSError, EOFError, ValueError, AttributeError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, ValueError, TypeError, zlib.error, zipfile.BadZipFile) as error:
         raise SettingError(f"{path} cannot be read as npz, it may be damaged: replace it ({error})") from None

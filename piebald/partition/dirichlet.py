@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from piebald.data.dataset import DataSet
 
+TINY = np.finfo(np.float64).tiny
+
 
 class Dirichlet(Partition):
     """Clients of one size whose label mixtures q ~ Dirichlet(alpha * K * p), after Hsu, Qi, Brown 2019, section 3.
@@ -25,7 +27,7 @@ class Dirichlet(Partition):
     K is the number of classes and p their shares in the data set; with balanced classes this is the Dirichlet(alpha,
     ..., alpha) of most of the literature (the paper's own number is K times ours).  Every row has one holder: where
     clients want more rows of a class than there are, chance says who must draw another class from its mixture, so no
-    client is served last.
+    client is served last.  With few clients the rows at hand keep mixtures from being as extreme as a tiny alpha asks.
 
     Attributes:
         clients: how many; their sizes differ by at most one row.
@@ -79,10 +81,11 @@ def _fill(slots: Ints, mixture: NDArray[np.float64], stock: Ints, dice: Generato
         open_classes = np.flatnonzero(left)
         wish = mixture[:, open_classes]
         total = wish.sum(1, keepdims=True)
-        fallback = left[open_classes] / left.sum()  # for clients whose mixture has nothing that is left
-        wish = np.where(total > 1e-12, wish / np.maximum(total, 1e-12), fallback)
-        # One sorted line for all clients: client c's cumulated shares lie in (c, c + 1], so one search serves all
-        # draws.
+        # A second choice may be many orders of magnitude behind the first, so only nothing counts as nothing.
+        fallback = left[open_classes] / left.sum()
+        wish = np.where(total > TINY, wish / np.maximum(total, TINY), fallback)
+        # One sorted line for all clients: client c's cumulated shares lie in (c, c + 1], so one search serves
+        # all draws.
         line = (np.minimum(np.cumsum(wish, axis=1), 1.0) + np.arange(len(wish))[:, None]).ravel()
         line[len(open_classes) - 1 :: len(open_classes)] = np.arange(1, len(wish) + 1)
         owner = slots[unfilled]

@@ -1,7 +1,7 @@
 """The page's charts as plain plotly traces and layouts.
 
-Colours are names of the page's CSS variables ("$series-0", "$ink", with an opacity after a slash), put in by the page's script,
-so that one chart serves both themes.
+Colours are names of the page's CSS variables ("$series-0", "$ink", with an opacity after a slash), put in by the page's
+script, so that one chart serves both themes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from piebald.report.comparison import Axis, Band, Comparison
 from piebald.report.tables import History
 from piebald.report.wording import Shown
 
-COLOURS = 8  # series colours in the style sheet; beyond them they repeat with other dashes
+# Told apart by readers with any kind of colour vision, and at least 3 : 1 against the surface they lie on.
+LIGHT = ("#6b7280", "#1f6fb5", "#d9540b", "#0b8a6a", "#a83a8c", "#a87a00", "#5b4bd6", "#111827")
+DARK = ("#9aa3af", "#6cb4f0", "#ff8f5a", "#2fcfa3", "#f08fd0", "#e6c04a", "#a79bff", "#f3f4f6")
+COLOURS = len(LIGHT)  # beyond them they repeat with other dashes
 DASHES = ("solid", "dash", "dot", "dashdot")
 MANY_CLIENTS = 400  # values of a label above which single clients are no longer drawn
 WIDE = 300  # clients a heat map can show
@@ -195,10 +198,10 @@ def gains(comparison: Comparison, base: str) -> Chart | None:
         return None
     form = {"tickformat": "+.0%"} if shown.percent else {}
     return Chart(
-        f"gains-{base}",
+        f"gains-{comparison.labels.index(base)}",
         wording.gains(comparison, base),
-        f"Each client's {shown.name} less its {shown.name} under {base} with the same seed, clients in order of what they "
-        f"gain. A line is above zero for those who gain.",
+        f"Each client's {shown.name} less what it has under {base} with the same seed, clients in order of what they gain. "
+        f"A line is {'above' if comparison.higher_is_better else 'below'} zero for those who gain.",
         data,
         {
             "height": 340,

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from piebald.report.comparison import Comparison
 
+NONE = "\N{EN DASH}"
+MINUS = "\N{MINUS SIGN}"  # as wide as a plus
+
 
 @dataclass(frozen=True, slots=True)
 class Shown:
@@ -26,15 +29,15 @@ class Shown:
     def value(self, value: float | None) -> str:
         """A value with its unit; a dash for None."""
         if value is None:
-            return "–"
+            return NONE
         return f"{100 * value:.1f} %" if self.percent else f"{value:.3g}"
 
     def difference(self, value: float | None) -> str:
         """A signed difference; of percentages it is in points."""
         if value is None:
-            return "–"
+            return NONE
         text = f"{100 * value:+.1f}" if self.percent else f"{value:+.3g}"
-        return text.replace("-", "−")  # the sign that is as wide as a plus
+        return text.replace("-", MINUS)
 
     @property
     def points(self) -> str:
@@ -45,21 +48,21 @@ class Shown:
 def count(number: float | None) -> str:
     """A count; whole where it is whole, else to one decimal."""
     if number is None:
-        return "–"
+        return NONE
     return f"{number:,.0f}" if abs(number - round(number)) < 0.05 else f"{number:,.1f}"
 
 
 def megabytes(number: float | None) -> str:
     """Millions of bytes to three digits."""
     if number is None:
-        return "–"
+        return NONE
     return "0" if number == 0 else f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def duration(seconds: float | None) -> str:
     """Seconds in a unit that can be read."""
     if seconds is None:
-        return "–"
+        return NONE
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= 2 * size:
             return f"{seconds / size:.3g} {unit}"
@@ -98,7 +101,8 @@ def lead(comparison: Comparison) -> str:
     text = f"{best} is {shown.difference(row['difference'])}{shown.points} from {other}"
     if row["low"] is None:
         return f"{text}, on one seed."
-    return f"{text} (95 % interval {shown.difference(row['low'])} to {shown.difference(row['high'])}, {row['seeds']} seeds)."
+    low, high = shown.difference(row["low"]), shown.difference(row["high"])
+    return f"{text} (95 % interval {low} to {high}, {row['seeds']} seeds)."
 
 
 def worst_tenth(comparison: Comparison) -> str:

@@ -17,7 +17,7 @@ import torch
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 from torch import Tensor
 
-from piebald.contracts import CENTRE, Arrival, Assignment, Checkpoint, Clients, Device, Fleet, Part, Pool, Pooled, Update, Work, build
+from piebald.contracts import CENTRE, Arrival, Assignment, Checkpoint, Clients, Device, Fleet, Part, Pool, Pooled, Update, Where, Work, build
 from piebald.parameters import nbytes
 from piebald.randomness import generator
 from piebald.runtimes.engines.choose import fastest, make_engine, stack_limit
@@ -45,7 +45,7 @@ AnyFleet = Annotated[
 ]
 
 
-class Simulator(Part):
+class Simulator(Where):
     """How to simulate.
 
     Attributes:
@@ -58,8 +58,6 @@ class Simulator(Part):
         memory: bytes of client memory kept in RAM; more goes to a temporary file.
         fleet: devices of the clients, instant by default.
     """
-
-    axis = "runtime"
 
     engine: Literal["auto", "lean", "stacked", "reference"] = "auto"
     stack: int | None = Field(default=None, ge=1)
@@ -87,10 +85,7 @@ class Simulator(Part):
         return Simulation(made, work, clients)
 
     def settled(self, work: Work, clients: Clients, expected: int) -> Simulator:
-        """These settings with every choice made, so that a resumed run makes the same ones.
-
-        `expected` clients will be asked at a time.
-        """
+        """See `contracts.Where`: engine, stack and workers are measured or counted where they were left open."""
         device, engine, stack, workers = torch.device(self.device), self.engine, self.stack, self.workers
         forks = device.type == "cpu" and "fork" in multiprocessing.get_all_start_methods()
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

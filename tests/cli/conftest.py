@@ -20,7 +20,7 @@ name = "digits"
 
 [partition]
 kind = "dirichlet"
-clients = 4
+clients = 10
 alpha = 0.5
 
 [model]

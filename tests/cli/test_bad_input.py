@@ -34,9 +34,9 @@ FILES = {
     "partition kindless": ('kind = "dirichlet"', "", "experiment.toml:7: [partition] needs a kind"),
     "partition setting": ("alpha", "alhpa", "experiment.toml:10: there is no setting of partition 'dirichlet' called 'alhpa': did you mean 'alpha'?"),
     "partition value": ("alpha = 0.5", "alpha = 0", "experiment.toml:10: partition.alpha must be above 0, got 0"),
-    "partition text": ("clients = 4", 'clients = "many"', "experiment.toml:9: partition.clients must be a whole number"),
-    "partition lacks": ("clients = 4", "", "experiment.toml:8: partition 'dirichlet' needs a value for clients"),
-    "partition too many": ("clients = 4", "clients = 9999", "experiment.toml:9: "),
+    "partition text": ("clients = 10", 'clients = "many"', "experiment.toml:9: partition.clients must be a whole number"),
+    "partition lacks": ("clients = 10", "", "experiment.toml:8: partition 'dirichlet' needs a value for clients"),
+    "partition too many": ("clients = 10", "clients = 9999", "experiment.toml:9: "),
     "model missing": ('[model]\nname = "mlp"', "", "experiment.toml needs a section [model] with a name"),
     "model unknown": ('"mlp"', '"mpl"', "experiment.toml:13: there is no model 'mpl': did you mean 'mlp'?"),
     "model setting": ('"mlp"', '"mlp"\nwidht = 3', "experiment.toml:14: there is no setting of model 'mlp' called 'widht'"),
@@ -55,7 +55,9 @@ FILES = {
     "runtime value": ("seed = 0", 'runtime = { kind = "simulator", workers = -1 }', "experiment.toml:2: runtime.workers must be at least 0, got -1"),
     "fleet unknown": ("seed = 0", 'fleet.kind = "fast"', "experiment.toml:2: there is no fleet 'fast'"),
     "evaluate setting": ("seed = 0", "evaluate.evry = 2", "experiment.toml:2: there is no setting of [evaluate] called 'evry': did you mean 'every'?"),
-    "evaluate value": ("seed = 0", "evaluate.every = 0", "experiment.toml:2: evaluate.every must be at least 1, got 0"),
+    "evaluate split": ("seed = 0", 'evaluate.split = "tset"', "experiment.toml:2: evaluate.split must be 'train', 'validation' or 'test', got 'tset'"),
+    "cohort too large": ("clients = 10", "clients = 4", "experiment.toml:15: cohort is 10 but there are 4 clients"),
+    "evaluate value": ("seed = 0", "evaluate.every = -1", "experiment.toml:2: evaluate.every must be at least 0, got -1"),
     "several runs": ("seed = 0", "seeds = [0, 1]", "experiment.toml describes several runs: use piebald compare"),
 }  # fmt: skip
 

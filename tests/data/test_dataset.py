@@ -55,6 +55,15 @@ def test_damaged_file_is_one_sentence(content: bytes, tmp_path, monkeypatch: pyt
         data.har()
 
 
+def test_single_array_instead_of_npz(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIEBALD_DATA", str(tmp_path))
+    (tmp_path / "har").mkdir()
+    with (tmp_path / "har" / "har_inertial.npz").open("wb") as file:
+        np.save(file, np.zeros(3))
+    with pytest.raises(SettingError, match="cannot be read as npz"):
+        data.har()
+
+
 def test_file_without_an_array_and_pickled_arrays_are_refused(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIEBALD_DATA", str(tmp_path))
     (tmp_path / "har").mkdir()
@@ -107,7 +116,17 @@ def test_har_as_published() -> None:
     assert np.bincount(har.y[har.train]).tolist() == [1226, 1073, 986, 1286, 1374, 1407]
     assert np.bincount(har.y[har.test]).tolist() == [496, 471, 420, 491, 532, 537]
     subjects = har.owners["subject"]
-    assert [subjects.names[code] for code in np.unique(subjects.codes[har.test])] == "2 4 9 10 12 13 18 20 24".split()
+    assert [subjects.names[code] for code in np.unique(subjects.codes[har.test])] == [
+        "2",
+        "4",
+        "9",
+        "10",
+        "12",
+        "13",
+        "18",
+        "20",
+        "24",
+    ]
     assert len(har.owners["segment"].names) == 857
 
 

@@ -1,0 +1,97 @@
+"""The page's last section: what was run, with which settings and versions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from piebald.report import markup, wording
+from piebald.report.comparison import Comparison
+from piebald.report.markup import Cell
+from piebald.report.tables import History
+from piebald.report.wording import NONE
+
+_FACTS = {
+    "task": "Task",
+    "model": "Model",
+    "parameters": "Parameters",
+    "shared": "of them shared",
+    "piebald": "Piebald",
+    "torch": "PyTorch",
+    "python": "Python",
+}
+
+
+def settings(comparison: Comparison) -> str:
+    """Facts that all runs share, the recipes axis by axis, every run, and the settings of each label."""
+    facts: list[tuple[str, Cell]] = [(name, _distinct(comparison.runs, key)) for key, name in _FACTS.items()]
+    return markup.section(
+        "settings",
+        "Settings and versions",
+        "",
+        markup.facts("facts", facts),
+        _recipes(comparison),
+        _runs(comparison),
+        *(_dump(label, group[0]) for label, group in comparison.groups.items()),
+    )
+
+
+def _distinct(runs: list[History], key: str) -> str:
+    found = dict.fromkeys(_plain(history.meta[key]) for history in runs if history.meta.get(key) is not None)
+    return ", ".join(found) or NONE
+
+
+def _plain(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _recipes(comparison: Comparison) -> str:
+    tables = {label: _table(group[0]) for label, group in comparison.groups.items()}
+    axes = list(dict.fromkeys(axis for table in tables.values() for axis in table))
+    if not axes:
+        return ""
+    rows = [[axis, *(_answer(table.get(axis)) for table in tables.values())] for axis in axes]
+    marks = ["same" if len(set(answers)) == 1 else "" for _, *answers in rows]
+    caption = "The recipe of each label, one row an axis. Rows in grey are the same for all."
+    return markup.table(caption, ["Axis", *tables], rows, kind="text", marks=marks)
+
+
+def _table(history: History) -> Mapping[str, Any]:
+    recipe = history.meta.get("recipe")
+    table = recipe.get("table") if isinstance(recipe, dict) else None
+    return {axis: table[axis] for axis in table if isinstance(table[axis], dict | list)} if isinstance(table, dict) else {}
+
+
+def _answer(part: Any) -> str:
+    if not part:
+        return "nothing"
+    if isinstance(part, list):
+        return "; then ".join(_answer(stage) for stage in part)
+    fields = ", ".join(f"{name} {_plain(value)}" for name, value in part.items() if name != "kind")
+    return f"{part.get('kind', '')}: {fields}" if fields else str(part.get("kind", ""))
+
+
+def _runs(comparison: Comparison) -> str:
+    rows: list[list[Cell]] = [
+        [
+            markup.key(comparison.labels, history.label),
+            NONE if history.seed is None else str(history.seed),
+            history.name,
+            history.recipe,
+            str(history.meta.get("status", NONE)),
+            wording.count(history.final["rounds"]),
+            str(history.meta.get("created", NONE)),
+        ]
+        for history in comparison.runs
+    ]
+    head = ["Label", "Seed", "Folder", "Recipe", "Status", "Rounds", "Begun"]
+    return markup.table("Every run of this report.", head, rows, kind="text")
+
+
+def _dump(label: str, history: History) -> str:
+    shown = {name: history.meta[name] for name in ("recipe", "settings") if name in history.meta}
+    seed = "" if history.seed is None else f" (seed {history.seed})"
+    content = json.dumps(shown, indent=2, ensure_ascii=False)
+    summary = markup.text(f"All settings of {label}{seed}")
+    return f"<details><summary>{summary}</summary><pre>{markup.text(content)}</pre></details>"

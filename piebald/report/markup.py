@@ -1,0 +1,92 @@
+"""Pieces of HTML.  Whatever comes from a run folder goes through `text`, so it is shown and never obeyed."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from piebald.report.charts import COLOURS, DASHES, Chart
+
+
+@dataclass(frozen=True, slots=True)
+class Markup:
+    """A string that is HTML already."""
+
+    html: str
+
+
+Cell = str | Markup
+
+
+def text(value: object) -> str:
+    """Anything as HTML, escaped unless it is markup."""
+    return value.html if isinstance(value, Markup) else html.escape(str(value))
+
+
+def key(labels: Sequence[str], label: str) -> Markup:
+    """A label after a sample of its line, as the charts draw it."""
+    place = labels.index(label)
+    pattern = {"solid": "none", "dash": "5 3", "dot": "2 2", "dashdot": "6 2 2 2"}[DASHES[place // COLOURS % len(DASHES)]]
+    line = (
+        f'<svg class="key" viewBox="0 0 26 11" aria-hidden="true"><line x1="0" x2="26" y1="6" y2="6" stroke-width="3.5"'
+        f' stroke="var(--series-{place % COLOURS})" stroke-dasharray="{pattern}"/></svg>'
+    )
+    return Markup(f'{line}<span class="name">{text(label)}</span>')
+
+
+def keys(labels: Sequence[str]) -> str:
+    """The legend of all charts below it."""
+    items = "".join(f"<li>{key(labels, label).html}</li>" for label in labels)
+    return f'<ul class="keys" aria-label="Line of each label">{items}</ul>'
+
+
+def figure(chart: Chart, heading: str = "h3") -> str:
+    """The place where the script draws a chart, with its title and how to read it."""
+    name = text(chart.id)
+    return (
+        f'<figure{' class="wide"' if chart.wide else ""}><figcaption><{heading} id="{name}-title">{text(chart.title)}</{heading}>'
+        f'<p id="{name}-note">{text(chart.caption)}</p></figcaption>'
+        f'<div class="plot" id="{name}" role="img" aria-labelledby="{name}-title" aria-describedby="{name}-note"'
+        f' style="height: {chart.layout["height"]}px"></div></figure>'
+    )
+
+
+def table(
+    caption: str, head: Sequence[str], rows: Iterable[Sequence[Cell]], kind: str = "", marks: Sequence[str] = ()
+) -> str:
+    """A table that scrolls in its own box; the first cell of a row is its heading; `marks` are classes of the rows."""
+    heads = "".join(f'<th scope="col">{text(cell)}</th>' for cell in head)
+    body = []
+    for place, (first, *others) in enumerate(rows):
+        mark = f' class="{marks[place]}"' if marks and marks[place] else ""
+        cells = "".join(f"<td>{text(cell)}</td>" for cell in others)
+        body.append(f'<tr{mark}><th scope="row">{text(first)}</th>{cells}</tr>')
+    return (
+        f'<div class="scroll" role="region" tabindex="0" aria-label="{text(caption)}"><table class="{kind}">'
+        f"<caption><span>{text(caption)}</span></caption><thead><tr>{heads}</tr></thead>"
+        f"<tbody>{''.join(body)}</tbody></table></div>"
+    )
+
+
+def facts(kind: str, pairs: Iterable[tuple[str, Cell]]) -> str:
+    """Named values."""
+    return f'<dl class="{kind}">{"".join(f"<div><dt>{text(n)}</dt><dd>{text(v)}</dd></div>" for n, v in pairs)}</dl>'
+
+
+def small(first: str, second: str) -> Markup:
+    """A value with a remark below it."""
+    return Markup(f"{text(first)}<small>{text(second)}</small>")
+
+
+def judged(value: float | None, shown: str, higher_is_better: bool) -> Markup:
+    """A difference in the colour of good or bad; its sign says the same."""
+    if not value:
+        return Markup(text(shown))
+    return Markup(f'<span class="{"good" if (value > 0) == higher_is_better else "bad"}">{text(shown)}</span>')
+
+
+def section(name: str, heading: str, note: str, *parts: str) -> str:
+    """A section under its finding; `parts` are HTML."""
+    about = f'<p class="note">{text(note)}</p>' if note else ""
+    return f'<section id="{name}" aria-labelledby="{name}-h"><h2 id="{name}-h">{text(heading)}</h2>{about}{"".join(parts)}</section>'

@@ -1,0 +1,239 @@
+"""One HTML file that shows many runs side by side: no network, no server, light and dark, on a phone and on paper."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from importlib.resources import files
+from string import Template
+from typing import Any
+
+from piebald.report import charts, markup, wording
+from piebald.report.charts import Chart
+from piebald.report.comparison import Comparison
+from piebald.report.details import settings
+from piebald.report.markup import Cell
+from piebald.report.wording import NONE, Shown
+
+
+def render(comparison: Comparison, target: float | None = None) -> str:
+    """The whole page as HTML; `target` is the value whose cost is tabled, see `Comparison.target`."""
+    from plotly.offline import get_plotlyjs
+
+    drawn: list[Chart] = []
+    sections = [
+        ("results", "Results", _results(comparison)),
+        ("progress", "Progress", _progress(comparison, drawn)),
+        ("clients", "Clients", _clients(comparison, drawn)),
+        ("gains", "Gains", _gains(comparison, drawn)),
+        ("cost", "Cost", _cost(comparison, target)),
+        ("partition", "Partition", _partition(comparison, drawn)),
+        ("settings", "Settings", settings(comparison)),
+    ]
+    present = [(name, link, body) for name, link, body in sections if body]
+    plotly, script = get_plotlyjs(), _asset("page.js")
+    return Template(_asset("page.html")).substitute(
+        policy=_policy(plotly, script),
+        title=markup.text(f"Piebald: {wording.headline(comparison)}"),
+        colours=_colours(),
+        style=_asset("page.css"),
+        links="\n".join(f'<li><a href="#{name}">{link}</a></li>' for name, link, _ in present),
+        content=_top(comparison) + "\n".join(body for *_, body in present),
+        footer=markup.text(_footer(comparison)),
+        charts=_data(drawn),
+        plotly=plotly,
+        script=script,
+    )
+
+
+# -------------------------------------------------------------------------------------------------------- sections
+
+
+def _top(comparison: Comparison) -> str:
+    shown, ranked = Shown(comparison.metric), comparison.ranking()
+    clients = sorted({len(history.clients) for history in comparison.runs})
+    seeds = {history.seed for history in comparison.runs}
+    tiles: list[tuple[str, Cell]] = []
+    if ranked:
+        best = comparison.over_seeds(ranked[0], "mean")
+        tail = comparison.over_seeds(ranked[0], "worst_decile")
+        tiles += [(f"Best mean {shown.name}", markup.small(shown.value(best.mean if best else None), ranked[0]))]
+        tiles += [("Its worst-off tenth", markup.small(shown.value(tail.mean if tail else None), "of clients"))]
+    tiles += [
+        ("Clients", markup.small(" to ".join(f"{n:,}" for n in {clients[0], clients[-1]}), "in each run")),
+        ("Runs", markup.small(f"{len(comparison.runs):,}", f"{wording.plural(len(comparison.labels), 'label')}, "
+                                                           f"{wording.plural(len(seeds), 'seed')}")),
+    ]  # fmt: skip
+    open_runs = [history for history in comparison.runs if history.meta.get("status") != "finished"]
+    notice = ""
+    if open_runs:
+        names = ", ".join(f"{run.label} seed {run.seed} ({run.meta.get('status')})" for run in open_runs[:5])
+        more = f" and {len(open_runs) - 5} more" if len(open_runs) > 5 else ""
+        verb = "has" if len(open_runs) == 1 else "have"
+        body = f"{wording.plural(len(open_runs), 'run')} {verb} not finished: {names}{more}. Figures are as far as they came."
+        notice = f'<p class="notice" role="note">{markup.text(body)}</p>'
+    return (
+        f"<h1>{markup.text(wording.headline(comparison))}</h1>"
+        f'<p class="lead">{markup.text(wording.lead(comparison))}</p>{notice}{markup.facts("tiles", tiles)}'
+    )
+
+
+def _results(comparison: Comparison) -> str:
+    shown, labels = Shown(comparison.metric), comparison.labels
+    base = comparison.made_by("fedavg")
+    differences = {row["label"]: row for row in comparison.paired(base)} if base else {}
+    rows: list[list[Cell]] = []
+    by_label = {row["label"]: row for row in comparison.summary()}
+    for label in sorted(labels, key=lambda name: _rank(comparison, name)):
+        row = by_label[label]
+        interval = "one seed" if row["low"] is None else f"{shown.value(row['low'])} to {shown.value(row['high'])}"
+        cells: list[Cell] = [markup.key(labels, label), markup.small(shown.value(row["mean"]), interval if row["mean"] else "")]
+        if base:
+            difference = differences.get(label, {}).get("difference")
+            cells.append(markup.judged(difference, shown.difference(difference), comparison.higher_is_better))
+        cells += [shown.value(row["worst_decile"]), shown.value(row["sd"]), shown.value(row["common"])]
+        cells += [wording.megabytes(row["mb_up"]), wording.megabytes(row["mb_down"])]
+        cells += [wording.duration(row["seconds"]), wording.duration(row["wall"])]
+        cells += [wording.count(row["rounds"]), wording.count(row["seeds"])]
+        rows.append(cells)
+    head = ["Label", f"Mean {shown.name}", *([f"To {base}"] if base else []), "Worst tenth", "SD of clients", "Common test",
+            "MB up", "MB down", "Run's clock", "Real time", "Rounds", "Runs"]  # fmt: skip
+    caption = (
+        f"Final {shown.name} over clients, best first: mean over seeds with its 95 % interval"
+        f"{f', difference to {base} on the same seeds' if base else ''}, the worst-off tenth of clients, the spread over "
+        f"clients, and what all clients sent and received."
+    )
+    return markup.section("results", "Final figures", "", markup.table(caption, head, rows))
+
+
+def _progress(comparison: Comparison, drawn: list[Chart]) -> str:
+    found = [charts.curve(comparison, axis) for axis in ("version", "bytes", charts.clock(comparison))]
+    present = [chart for chart in found if chart]
+    if not present:
+        return ""
+    drawn += present
+    note = "" if len(comparison.labels) == 1 else "One line a label, in the same colour everywhere on this page."
+    body = "".join(markup.figure(chart) for chart in present)
+    return markup.section(
+        "progress",
+        f"How {Shown(comparison.metric).name} grew" if comparison.higher_is_better else "How the error fell",
+        note,
+        markup.keys(comparison.labels),
+        f'<div class="charts">{body}</div>',
+    )
+
+
+def _clients(comparison: Comparison, drawn: list[Chart]) -> str:
+    chart = charts.distribution(comparison)
+    if chart is None:
+        return ""
+    drawn.append(chart)
+    return f'<section id="clients" aria-labelledby="{chart.id}-title">{markup.figure(chart, "h2")}</section>'
+
+
+def _gains(comparison: Comparison, drawn: list[Chart]) -> str:
+    shown = Shown(comparison.metric)
+    bases = [base for recipe in ("local", "fedavg") if (base := comparison.made_by(recipe))]
+    figures, rows = [], []
+    for base in bases:
+        if (chart := charts.gains(comparison, base)) is None:
+            continue
+        drawn.append(chart)
+        figures.append(markup.figure(chart))
+        for row in comparison.paired(base):
+            better, worse = wording.gaining(comparison, row["label"], base)
+            deepest = comparison.per_client(row["label"], base)[0]
+            rows.append([
+                markup.key(comparison.labels, row["label"]),
+                base,
+                markup.judged(row["difference"], shown.difference(row["difference"]), comparison.higher_is_better),
+                NONE if row["low"] is None else f"{shown.difference(row['low'])} to {shown.difference(row['high'])}",
+                f"{100 * better:.0f} %",
+                f"{100 * worse:.0f} %",
+                shown.difference(deepest),
+                wording.count(row["seeds"]),
+            ])  # fmt: skip
+    if not figures:
+        return ""
+    unit = f" ({shown.points.strip()})" if shown.points else ""
+    head = ["Label", "Against", f"Mean difference{unit}", "95 % interval", "Clients that gain", "that lose", "Deepest loss", "Seeds"]
+    caption = f"Differences in final {shown.name} on the same seeds, over all clients and for single ones."
+    return markup.section(
+        "gains",
+        "Who gains and who loses",
+        "An average hides those who would be better off with another method, or alone.",
+        markup.keys(comparison.labels),
+        f'<div class="charts">{"".join(figures)}</div>',
+        markup.table(caption, head, rows),
+    )
+
+
+def _cost(comparison: Comparison, target: float | None) -> str:
+    target = comparison.target()
+    if target is None:
+        return ""
+    shown = Shown(comparison.metric)
+    rows = comparison.to_target(target)
+    rows.sort(key=lambda row: (-row["reached"] / row["runs"], row["mb"] or 0.0, row["rounds"] or 0.0))
+    body = [
+        [markup.key(comparison.labels, row["label"]), wording.count(row["rounds"]), wording.megabytes(row["mb"]),
+         wording.duration(row["seconds"]), f"{row['reached']} of {row['runs']}"]
+        for row in rows
+    ]  # fmt: skip
+    base = comparison.made_by("fedavg") or comparison.ranking()[-1]
+    caption = (
+        f"Until the mean {shown.name} over clients first reached {shown.value(target)}, which every run of {base} reaches; "
+        f"means over the runs that did."
+    )
+    head = ["Label", "Rounds", "MB, both ways", "Run's clock", "Runs that reached it"]
+    return markup.section("cost", wording.cheapest(comparison, target), "", markup.table(caption, head, body))
+
+
+def _partition(comparison: Comparison, drawn: list[Chart]) -> str:
+    chart = next((chart for history in comparison.runs if (chart := charts.partition(history))), None)
+    if chart is None:
+        return ""
+    drawn.append(chart)
+    return f'<section id="partition" aria-labelledby="{chart.id}-title">{markup.figure(chart, "h2")}</section>'
+
+
+# ---------------------------------------------------------------------------------------------------- odds and ends
+
+
+def _rank(comparison: Comparison, label: str) -> int:
+    ranked = comparison.ranking()
+    return ranked.index(label) if label in ranked else len(ranked)
+
+
+def _footer(comparison: Comparison) -> str:
+    versions = sorted({str(history.meta.get("piebald", "unknown")) for history in comparison.runs})
+    return f"Made by Piebald from {wording.plural(len(comparison.runs), 'run')} of version {', '.join(versions)}."
+
+
+def _colours() -> str:
+    def block(palette: tuple[str, ...]) -> str:
+        return " ".join(f"--series-{place}: {colour};" for place, colour in enumerate(palette))
+
+    return f":root {{ {block(charts.LIGHT)} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {block(charts.DARK)} }} }}"
+
+
+def _data(drawn: list[Chart]) -> str:
+    """The charts as JSON that can stand inside a script element."""
+    plain: list[dict[str, Any]] = [{"id": chart.id, "data": chart.data, "layout": chart.layout} for chart in drawn]
+    return json.dumps(plain, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _policy(*scripts: str) -> str:
+    """Let nothing run but these scripts, and nothing be fetched from anywhere."""
+    hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    allowed = " ".join(f"'sha256-{value}'" for value in hashes)
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _asset(name: str) -> str:
+    return files("piebald.report").joinpath(name).read_text("utf-8")
+

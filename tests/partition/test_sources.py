@@ -1,0 +1,288 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+from piebald.errors import SettingError
+from piebald.partition import clients_from
+
+pd = pytest.importorskip("pandas")
+
+
+def everything(clients, client: int):
+    parts = [clients.rows(client, split) for split in ("train", "validation", "test")]
+    return torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts])
+
+
+def test_arrays_become_float32_and_classes() -> None:
+    clients = clients_from([(np.ones((4, 2)), [0, 1, 2, 0]), (np.zeros((1, 2)), [1])], test=0.25)
+    assert clients.x.dtype == torch.float32
+    assert clients.y.dtype == torch.int64
+    assert list(clients.classes) == ["0", "1", "2"]
+    assert clients.size(0, "train") == 3
+    assert clients.size(0, "test") == 1
+    assert clients.size(1, "train") == 1  # its only row
+    assert len(clients.common) == 1
+
+
+def test_real_targets_are_numbers_to_predict() -> None:
+    clients = clients_from([(torch.ones(4, 2), torch.rand(4, dtype=torch.float64))])
+    assert clients.y.dtype == torch.float32
+    assert clients.classes is None
+    assert clients.counts(0, "train") is None
+
+
+def test_text_targets_are_sorted_over_all_clients_and_names_kept() -> None:
+    pairs = {"north": (np.ones((2, 1)), ["wolf", "bear"]), "south": (np.ones((1, 1)), np.array(["cat"], dtype=object))}
+    clients = clients_from(pairs, test=0.0)
+    assert list(clients.names) == ["north", "south"]
+    assert list(clients.classes) == ["bear", "cat", "wolf"]
+    assert clients.rows(0, "train").y.tolist() == [2, 0]
+    other = clients_from(pairs, test=0.0, classes=["wolf", "cat", "bear"], names=["n", "s"])
+    assert other.rows(0, "train").y.tolist() == [0, 2]
+    assert list(other.names) == ["n", "s"]
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 5), (2, 1, 3, 5), (2, 3, 3, 5)])
+def test_images_get_channels_and_are_scaled(shape: tuple[int, ...]) -> None:
+    images = np.full(shape, 255, dtype=np.uint8)
+    x = clients_from([(images, [0, 1])], test=0.0).rows(0, "train").x
+    assert x.shape == (2, 3 if len(shape) == 4 and shape[1] == 3 else 1, 3, 5)
+    assert float(x.max()) == 1.0
+
+
+def test_small_integers_that_are_no_images_are_not_scaled() -> None:
+    clients = clients_from([(np.array([[0, 200]], dtype=np.uint8), [0])])
+    assert clients.rows(0, "train").x.tolist() == [[0, 200]]
+
+
+class Items(Dataset):
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, place: int):
+        return torch.full((1, 2, 2), float(place)), place % 2
+
+
+def test_torch_data_sets() -> None:
+    clients = clients_from(
+        [Items(), Subset(Items(), [1, 3]), TensorDataset(torch.ones(2, 1, 2, 2), torch.ones(2).long())]
+    )
+    assert len(clients) == 3
+    x, y = everything(clients, 1)
+    assert sorted(x[:, 0, 0, 0].tolist()) == [1, 3]
+    assert y.tolist() == [1, 1]
+
+
+def test_common_test_set_of_ones_own() -> None:
+    pair = (np.ones((4, 2)), ["a", "b", "a", "b"])
+    clients = clients_from([pair], common=(np.zeros((3, 2)), ["b", "b", "a"]))
+    assert clients.common.y.tolist() == [1, 1, 0]
+    with pytest.raises(SettingError, match="common must look like the clients' rows"):
+        clients_from([pair], common=(np.zeros((3, 5)), ["b", "b", "a"]))
+    with pytest.raises(SettingError, match="common: target 'c' is not one of the 2 classes"):
+        clients_from([pair], common=(np.zeros((1, 2)), ["c"]))
+
+
+def test_splits_are_stratified_and_seeded() -> None:
+    pair = (np.arange(100.0)[:, None], np.repeat([0, 1], [80, 20]))
+    clients = clients_from([pair, pair], test=0.2, validation=0.1, seed=1)
+    assert clients.counts(0, "test") in ([16, 4], [15, 5], [17, 3])
+    assert clients.size(0, "validation") == 10
+    assert not np.array_equal(clients.indices(0, "test") + 100, clients.indices(1, "test"))
+    again = clients_from([pair, pair], test=0.2, validation=0.1, seed=1)
+    assert np.array_equal(clients.indices(1, "test"), again.indices(1, "test"))
+    other = clients_from([pair, pair], test=0.2, validation=0.1, seed=2)
+    assert not np.array_equal(clients.indices(1, "test"), other.indices(1, "test"))
+
+
+def frame():
+    return pd.DataFrame(
+        {
+            "hospital": ["b", "a", "b", "a", "b", "a"],
+            "age": [1, 2, 3, 4, 5, 6],
+            "dose": [0.5, 1, 1.5, 2, 2.5, 3],
+            "ill": ["no", "yes", "no", "yes", "no", "yes"],
+            "job": ["x", "y", "x", "y", "x", "y"],
+        }
+    )
+
+
+def test_frames() -> None:
+    clients = clients_from(frame(), client="hospital", target="ill", features=["dose", "age"], test=0.0)
+    assert list(clients.names) == ["a", "b"]
+    assert clients.rows(0, "train").x.tolist() == [[1, 2], [2, 4], [3, 6]]
+    assert clients.rows(0, "train").y.tolist() == [1, 1, 1]
+    assert list(clients.classes) == ["no", "yes"]
+    numbers = (
+        clients_from(frame().drop(columns="job"), client="age", target="dose", features=["age_"], test=0.0)
+        if 0
+        else None
+    )
+    assert numbers is None
+
+
+@pytest.mark.parametrize("dtype", ["int64", "Int64", "bool", "boolean", "category", "string", "float32", "Float64"])
+def test_target_columns_of_every_type(dtype: str) -> None:
+    table = frame()[["hospital", "age"]]
+    table["goal"] = (
+        pd.Series([0, 1, 0, 1, 0, 1]).astype("bool" if dtype in ("bool", "boolean") else "int64").astype(dtype)
+    )
+    clients = clients_from(table, client="hospital", target="goal", test=0.0)
+    assert clients.rows(0, "train").y.tolist() == [1, 1, 1]
+    assert clients.y.dtype == (torch.float32 if dtype.lower().startswith("float") else torch.int64)
+
+
+def test_numbered_clients_are_in_order_of_their_numbers() -> None:
+    table = pd.DataFrame({"who": [10, 9, 10], "x": [1.0, 2, 3], "y": [0, 1, 0]})
+    assert list(clients_from(table, client="who", target="y").names) == ["9", "10"]
+
+
+@pytest.mark.parametrize(
+    ("change", "asked", "message"),
+    [
+        (
+            None,
+            {"target": "ill"},
+            "a table needs client='...', the column that says whose row it is: it has hospital, age",
+        ),
+        (None, {"client": "hospital"}, "a table needs target='...', the column that is to be predicted"),
+        (None, {"client": "hospitl", "target": "ill"}, "no column 'hospitl': did you mean 'hospital'"),
+        (None, {"client": "hospital", "target": "ill", "features": ["agee"]}, "did you mean 'age'"),
+        (None, {"client": "hospital", "target": "ill", "features": "age"}, r"write features=\['age'\]"),
+        (None, {"client": "hospital", "target": "ill", "features": []}, "there is no column to predict from"),
+        (
+            None,
+            {"client": "hospital", "target": "ill", "features": ["ill"]},
+            "must not include the target column 'ill'",
+        ),
+        (
+            None,
+            {"client": "hospital", "target": "ill"},
+            r"column 'job' must hold numbers, got .* like 'x': encode it first, e.g. with pandas.get_dummies",
+        ),
+        ({"age": [1, None, 3, 4, 5, 6]}, {}, "column 'age' has no value in 1 of 6 rows: fill them in or drop"),
+        ({"hospital": ["a", None] * 3}, {}, "column 'hospital' has no value in 3 of 6 rows"),
+        ({"age": [1, np.inf, 3, 4, 5, 6]}, {}, "must be finite float32 numbers"),
+        (
+            {"age": [1, 1e300, 3, 4, 5, 6]},
+            {},
+            "must be finite float32 numbers, got a missing, infinite or too large one",
+        ),
+        ({"age": pd.date_range("2020", periods=6)}, {}, "column 'age' must hold numbers, got datetime64"),
+        ({"age": pd.Categorical([1, 2] * 3)}, {}, "column 'age' must hold numbers, got category"),
+        ({"ill": [-1, 1] * 3}, {}, "class numbers must be at least 0, got -1"),
+        ({"ill": [250_000, 300_000] * 3}, {}, "class numbers must be below 100000, got 300000: pass floats"),
+    ],
+)
+def test_bad_tables_are_one_sentence(change, asked, message: str) -> None:
+    table = frame() if change is None else frame().drop(columns="job").assign(**change)
+    asked = asked or {"client": "hospital", "target": "ill"}
+    with pytest.raises(SettingError, match=message) as caught:
+        clients_from(table, **asked)
+    assert "\n" not in str(caught.value)
+
+
+def test_empty_and_oddly_named_tables() -> None:
+    with pytest.raises(SettingError, match="must have at least one row"):
+        clients_from(frame()[:0], client="hospital", target="ill", features=["age"])
+    with pytest.raises(SettingError, match="column names must be text, got 0"):
+        clients_from(pd.DataFrame(np.ones((2, 3))), client="0", target="1")
+    twice = pd.DataFrame([["a", 1.0, 2.0, 0]], columns=["who", "x", "x", "y"])
+    with pytest.raises(SettingError, match="column 'x' is there twice"):
+        clients_from(twice, client="who", target="y")
+
+
+good = (np.ones((2, 3)), [0, 1])
+
+
+class NoLength(Dataset):
+    def __getitem__(self, place: int):
+        return torch.ones(1), 0
+
+
+class Pictures(Items):
+    def __getitem__(self, place: int):
+        return object(), 0
+
+
+class Ragged(Items):
+    def __getitem__(self, place: int):
+        return torch.ones(place + 1), 0
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ([], "there must be at least one client, got an empty list"),
+        ({}, "there must be at least one client, got an empty dict"),
+        (None, "clients must come from a list or dict of .*, got NoneType"),
+        ("digits", "clients must come from a list or dict of .*, got str"),
+        (np.ones((3, 2)), "clients must come from .*, got ndarray"),
+        ([np.ones((3, 2))], r"client '0' must be a pair \(x, y\) or a torch data set of such pairs, got a ndarray"),
+        ([(1, 2, 3)], "client '0' must be a pair .*, got 3 values"),
+        ([good, (np.ones((2, 3)), [0])], "client '1' has 2 inputs but 1 targets: give each row one of both"),
+        ([good, (np.ones((0, 3)), np.zeros(0, dtype=int))], "client '1' has no rows: leave it out"),
+        (
+            [good, (np.ones((2, 4)), [0, 1])],
+            r"got float32 rows \[3\] from client '0' and float32 rows \[4\] from client '1'",
+        ),
+        ([good, (np.ones((2, 3)), [0.5, 1])], "all clients need targets of one kind, got int64 .* and float32"),
+        ([good, (np.ones((2, 3)), ["a", "b"])], "all clients need targets of one kind"),
+        (
+            [(np.array([[1.0, np.nan]]), [0])],
+            "client '0': inputs must be finite float32 numbers, .* in row 0: drop such",
+        ),
+        ([(np.ones((2, 3)), [0.0, np.nan])], "client '0': targets must be finite float32 numbers, .* in row 1"),
+        ([(np.array([["a", "b"]]), [0])], "client '0': inputs must be numbers, got text like 'a'"),
+        ([(np.array([[1, None]]), [0])], "inputs must be one array of numbers with rows of one shape, got"),
+        (
+            [([[1.0, 2.0], [3.0]], [0, 1])],
+            "inputs must be one array of numbers with rows of one shape, got ragged rows",
+        ),
+        ([(np.ones(3), [0, 1, 0])], r"inputs must be \[n, features\] or larger, got \[3\]: reshape them to \[3, 1\]"),
+        ([(1.0, [0])], "must have one row for each example"),
+        ([(np.ones((1, 1), dtype=complex), [0])], "must be one array of numbers .* got complex128"),
+        ([(np.ones((2, 3)), [-1, 1])], "client '0': class numbers must be at least 0, got -1"),
+        ([(np.zeros((2, 8, 8, 3), dtype=np.uint8), [0, 1])], r"images must be \[n, channels, height, width\]"),
+        ([NoLength()], "client '0' is a NoLength without a length"),
+        ([Pictures()], "inputs must be tensors or arrays, got object: give the data set a transform"),
+        ([Ragged()], "items must have inputs of one shape and one target each"),
+        ([Subset(Items(), [])], "client '0' has no rows: leave it out"),
+    ],
+)
+def test_bad_clients_are_one_sentence(source, message: str) -> None:
+    with pytest.raises(SettingError, match=message) as caught:
+        clients_from(source)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"client": "who"}, "client names columns of a table, got a list: leave client out"),
+        ({"features": ["a"]}, "features names columns of a table"),
+        ({"test": 1}, "test must be a share"),
+        ({"validation": -0.1}, "validation must be a share"),
+        ({"names": ["a", "b"]}, "names must give one name to each of the 1 clients, got 2"),
+        ({"classes": ["a"]}, "class numbers must be below 1, got 1: name every class"),
+    ],
+)
+def test_bad_settings(settings, message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        clients_from([good], **settings)
+
+
+def test_heavy_packages_are_not_imported() -> None:
+    code = (
+        "import sys, piebald.partition, piebald.data, piebald.models, numpy\n"
+        "piebald.partition.clients_from([(numpy.ones((2, 1)), [0, 1])])\n"
+        "print([name for name in ('sklearn', 'pandas', 'datasets', 'scipy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
