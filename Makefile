@@ -18,8 +18,8 @@ check: .venv/installed-dev             ## style, types, and who may import whom
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: .venv/installed-dev             ## the benchmarks (benchmarks/README.md says what each one claims)
-	$(BIN)/python benchmarks/run.py
+bench: .venv/installed-dev             ## every benchmark, one folder a claim
+	for claim in benchmarks/*/run.py; do $(BIN)/python "$$claim" || exit; done
 
 clean:                                 ## what the targets above made, and tools' caches
 	rm -rf .venv demo build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -158,21 +158,22 @@ def resume(
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or folders that hold them.")],
     out: Annotated[Path, typer.Option("--out", help="The folder to write the report into.")] = Path("report"),
+    target: Annotated[float | None, typer.Option(help="A value of the metric: what did it cost to get there?")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write tables, figures and a page about one or more runs."""
+    """Write a page and figures about one or more runs."""
     for folder in runs:
         _check_run(folder)
     from piebald.report import write_report
 
-    page = write_report(list(runs), out)
+    files = [str(file) for file in write_report(runs, out, target)]
     if as_json:
-        _print_json({"page": str(page), "runs": [str(folder) for folder in runs]})
+        _print_json({"page": files[0], "files": files})
     elif not quiet:
-        print(page)
+        print(files[0])
 
 
 @app.command()

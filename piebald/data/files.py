@@ -45,7 +45,7 @@ def read_npz(folder: str, file: str, arrays: Sequence[str]) -> dict[str, NDArray
     """
     path = prepared(folder, file)
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as stored:
             missing = [name for name in arrays if name not in stored.files]
             if missing:
                 raise SettingError(

@@ -49,6 +49,5 @@ def scale_sizes(size: NDArray[np.int16]) -> NDArray[np.float32]:
     A full packet is +-1 and "no more packets" 0.  The logarithm keeps small packets apart (acknowledgements and
     requests tell apps apart better than the many full ones) and joined segments of up to 32,000 bytes within 1.42.
     """
-    whole = size.astype(np.float32)
-    scaled: NDArray[np.float32] = np.sign(whole) * np.log1p(np.abs(whole)) / np.float32(np.log1p(FULL_PACKET))
-    return scaled
+    scaled = np.sign(size) * np.log1p(np.abs(size.astype(np.float64))) / np.log1p(FULL_PACKET)
+    return np.asarray(scaled, dtype=np.float32)

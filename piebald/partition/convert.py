@@ -72,7 +72,9 @@ def inputs(value: Any, who: str) -> Array:
     """
     x = array(value, who, "inputs")
     if x.dtype.kind == "U":
-        raise SettingError(f"{who}: inputs must be numbers, got text like {x.flat[0]!r}: encode it as numbers first")
+        raise SettingError(
+            f"{who}: inputs must be numbers, got text like {str(x.flat[0])!r}: encode it as numbers first"
+        )
     if x.ndim == 1:
         raise SettingError(
             f"{who}: inputs must be [n, features] or larger, got [{len(x)}]: reshape them to [{len(x)}, 1]"
@@ -138,7 +140,7 @@ def targets(value: Any, who: str, classes: Sequence[str] | None = None) -> Array
 def _numbered(y: Array, who: str, classes: Sequence[str] | None) -> Array:
     if classes is None:
         raise SettingError(
-            f"{who}: targets are text like {y.flat[0]!r}: pass classes, the names of all classes in order"
+            f"{who}: targets are text like {str(y.flat[0])!r}: pass classes, the names of all classes in order"
         )
     order = np.argsort(np.asarray(classes, dtype=str), kind="stable")
     known = np.asarray(classes, dtype=str)[order]

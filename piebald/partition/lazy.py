@@ -113,14 +113,21 @@ class LazyClients:
             if "train" not in got:
                 raise SettingError(f"{who} was loaded without rows to train on: load must return a 'train' part")
             ready = {split: self._rows(pair, f"{who}, {split}") for split, pair in got.items()}
+            self._check(ready["train"], who)
             none = Rows(ready["train"].x[:0], ready["train"].y[:0])
             return {split: ready.get(split, none) for split in SPLITS}
         rows = self._rows(got, who)
+        self._check(rows, who)
         everything = Lists(np.arange(len(rows)), np.array([0, len(rows)]))
         label = rows.y.numpy() if rows.y.dim() == 1 and not rows.y.dtype.is_floating_point else None
         parts = three_ways(everything, label, self._validation, self._test, self._seed, first=client)
         index = {split: torch.from_numpy(lists.values) for split, lists in parts.items()}
         return {split: Rows(rows.x[places], rows.y[places]) for split, places in index.items()}
+
+    @staticmethod
+    def _check(rows: Rows, who: str) -> None:
+        if not len(rows):
+            raise SettingError(f"{who} has no rows to train on: leave it out")
 
     def _rows(self, got: Any, who: str) -> Rows:
         if isinstance(got, Rows):

@@ -82,7 +82,7 @@ def from_frame(frame: Any, client: str | None, target: str | None, features: Seq
                 f"column {column!r} must hold numbers, got {series.dtype} like {series.iloc[0]!r}: encode it first, "
                 f"e.g. with pandas.get_dummies(frame, columns=[{column!r}]), or leave it out of features"
             )
-    x = inputs(frame[chosen].to_numpy(dtype=np.float32), "the table")
+    x = inputs(frame[chosen].to_numpy(dtype=np.float64), "the table")
     goal = frame[target]
     if getattr(goal.dtype, "kind", "O") not in "biuf":
         goal = goal.astype(str)

@@ -16,8 +16,8 @@ from piebald.report.tables import History
 from piebald.report.wording import Shown
 
 # Told apart by readers with any kind of colour vision, and at least 3 : 1 against the surface they lie on.
-LIGHT = ("#6b7280", "#1f6fb5", "#d9540b", "#0b8a6a", "#a83a8c", "#a87a00", "#5b4bd6", "#111827")
-DARK = ("#9aa3af", "#6cb4f0", "#ff8f5a", "#2fcfa3", "#f08fd0", "#e6c04a", "#a79bff", "#f3f4f6")
+LIGHT = ("#737a86", "#1569c3", "#cc8251", "#006051", "#5b1576", "#916900", "#4f8bea", "#7b0c00")
+DARK = ("#98a0ab", "#0179b5", "#ae6e00", "#b6ffa2", "#ebbeff", "#fda412", "#788bff", "#bf2f76")
 COLOURS = len(LIGHT)  # beyond them they repeat with other dashes
 DASHES = ("solid", "dash", "dot", "dashdot")
 MANY_CLIENTS = 400  # values of a label above which single clients are no longer drawn
@@ -78,7 +78,7 @@ def curve(comparison: Comparison, axis: Axis) -> Chart | None:
     flat = [label for label, band in bands.items() if len(band.x) == 1] if axis == "bytes" else []
     nothing = f" {', '.join(flat)} sends nothing, so its end is drawn as a level line." if flat else ""
     return Chart(
-        f"curve-{axis}",
+        f"plot-{axis}",
         f"{shown.name.capitalize()} {over}",
         f"Mean {shown.name} over clients.{spread}{nothing}",
         data,
@@ -149,7 +149,7 @@ def distribution(comparison: Comparison) -> Chart | None:
         return None
     dots = " Each dot is a client in one run." if any("x" in box for box in data) else ""
     return Chart(
-        "clients",
+        "plot-clients",
         wording.worst_tenth(comparison),
         f"Final {shown.name} of single clients. Boxes hold the middle half, the line inside is the median, "
         f"the dashed one the mean.{dots}",
@@ -182,7 +182,7 @@ def gains(comparison: Comparison, base: str) -> Chart | None:
         if not differences:
             continue
         colour, dash = series(comparison.labels, label)
-        thin = _thin(differences, 300)
+        thin = [100 * value if shown.percent else value for value in _thin(differences, 300)]
         data.append(
             {
                 "type": "scatter",
@@ -191,26 +191,30 @@ def gains(comparison: Comparison, base: str) -> Chart | None:
                 "x": [place / max(1, len(thin) - 1) for place in range(len(thin))],
                 "y": thin,
                 "line": {"color": colour, "width": 2.25, "dash": dash},
-                "hovertemplate": "%{y:+.1%}" if shown.percent else "%{y:+.3~g}",
+                "hovertemplate": "%{y:+.1f}" if shown.percent else "%{y:+.3~g}",
             }
         )
     if not data:
         return None
-    form = {"tickformat": "+.0%"} if shown.percent else {}
     return Chart(
-        f"gains-{comparison.labels.index(base)}",
+        f"plot-gains-{comparison.labels.index(base)}",
         wording.gains(comparison, base),
-        f"Each client's {shown.name} less what it has under {base} with the same seed, clients in order of what they gain. "
-        f"A line is {'above' if comparison.higher_is_better else 'below'} zero for those who gain.",
+        f"Each client's {shown.name} less what it has under {base} with the same seed, clients in order of what they "
+        f"gain. A line is {'above' if comparison.higher_is_better else 'below'} zero for those who gain.",
         data,
         {
             "height": 340,
             "hovermode": "x unified",
             "xaxis": {
-                "title": {"text": f"Share of clients, those who lose most to {short(base)} first"},
+                "title": {"text": "Share of clients, greatest loss first"},
                 "tickformat": ".0%",
             },
-            "yaxis": {"zeroline": True, "zerolinewidth": 1.5, **form},
+            "yaxis": {
+                "title": {"text": f"Difference{' in points' if shown.percent else ''}"},
+                "tickformat": "+.3~g",
+                "zeroline": True,
+                "zerolinewidth": 1.5,
+            },
         },
         wide=False,
     )
@@ -225,10 +229,10 @@ def partition(history: History) -> Chart | None:
     of = f", the first {WIDE} of {len(counts):,}" if len(counts) > WIDE else ""
     part = counts[:WIDE]
     return Chart(
-        "partition",
+        "plot-partition",
         wording.holdings(counts),
         f"Training rows of each class (down) on each client (across){of}"
-        f"{'' if history.seed is None else f', seed {history.seed}'}. Darker is more; blank is none.",
+        f"{'' if history.seed is None else f', seed {history.seed}'}. The stronger the colour, the more; blank is none.",
         [
             {
                 "type": "heatmap",
@@ -240,7 +244,14 @@ def partition(history: History) -> Chart | None:
                 "hoverongaps": False,
                 "xgap": 1 if len(part) <= 100 else 0,
                 "ygap": 1,
-                "colorbar": {"thickness": 10, "outlinewidth": 0, "len": 1, "title": {"text": "rows"}},
+                "colorbar": {
+                    "thickness": 10,
+                    "outlinewidth": 0,
+                    "len": 1,
+                    "y": 0.5,
+                    "tickfont": {"color": "$soft"},
+                    "title": {"text": "rows", "side": "right", "font": {"color": "$soft"}},
+                },
                 "hovertemplate": "client %{x}, class %{y}: %{z:,} rows<extra></extra>",
             }
         ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from piebald.report import markup, wording
@@ -39,7 +40,7 @@ def settings(comparison: Comparison) -> str:
 
 def _distinct(runs: list[History], key: str) -> str:
     found = dict.fromkeys(_plain(history.meta[key]) for history in runs if history.meta.get(key) is not None)
-    return ", ".join(found) or NONE
+    return " / ".join(found) or NONE
 
 
 def _plain(value: Any) -> str:
@@ -60,7 +61,9 @@ def _recipes(comparison: Comparison) -> str:
 def _table(history: History) -> Mapping[str, Any]:
     recipe = history.meta.get("recipe")
     table = recipe.get("table") if isinstance(recipe, dict) else None
-    return {axis: table[axis] for axis in table if isinstance(table[axis], dict | list)} if isinstance(table, dict) else {}
+    return (
+        {axis: table[axis] for axis in table if isinstance(table[axis], dict | list)} if isinstance(table, dict) else {}
+    )
 
 
 def _answer(part: Any) -> str:
@@ -81,12 +84,21 @@ def _runs(comparison: Comparison) -> str:
             history.recipe,
             str(history.meta.get("status", NONE)),
             wording.count(history.final["rounds"]),
-            str(history.meta.get("created", NONE)),
+            _minute(history.meta.get("created")),
         ]
         for history in comparison.runs
     ]
     head = ["Label", "Seed", "Folder", "Recipe", "Status", "Rounds", "Begun"]
-    return markup.table("Every run of this report.", head, rows, kind="text")
+    table = markup.table("Every run of this report, in the order of the labels.", head, rows, kind="list")
+    return f"<details><summary>All {len(rows):,} runs</summary>{table}</details>"
+
+
+def _minute(moment: Any) -> str:
+    """An ISO time as date, hour and minute; anything else as it is."""
+    try:
+        return datetime.fromisoformat(str(moment)).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    except ValueError:
+        return NONE if moment is None else str(moment)
 
 
 def _dump(label: str, history: History) -> str:

@@ -27,7 +27,9 @@ def text(value: object) -> str:
 def key(labels: Sequence[str], label: str) -> Markup:
     """A label after a sample of its line, as the charts draw it."""
     place = labels.index(label)
-    pattern = {"solid": "none", "dash": "5 3", "dot": "2 2", "dashdot": "6 2 2 2"}[DASHES[place // COLOURS % len(DASHES)]]
+    pattern = {"solid": "none", "dash": "5 3", "dot": "2 2", "dashdot": "6 2 2 2"}[
+        DASHES[place // COLOURS % len(DASHES)]
+    ]
     line = (
         f'<svg class="key" viewBox="0 0 26 11" aria-hidden="true"><line x1="0" x2="26" y1="6" y2="6" stroke-width="3.5"'
         f' stroke="var(--series-{place % COLOURS})" stroke-dasharray="{pattern}"/></svg>'
@@ -45,7 +47,8 @@ def figure(chart: Chart, heading: str = "h3") -> str:
     """The place where the script draws a chart, with its title and how to read it."""
     name = text(chart.id)
     return (
-        f'<figure{' class="wide"' if chart.wide else ""}><figcaption><{heading} id="{name}-title">{text(chart.title)}</{heading}>'
+        f'<figure class="{"wide" if chart.wide else "half"}"><figcaption>'
+        f'<{heading} id="{name}-title">{text(chart.title)}</{heading}>'
         f'<p id="{name}-note">{text(chart.caption)}</p></figcaption>'
         f'<div class="plot" id="{name}" role="img" aria-labelledby="{name}-title" aria-describedby="{name}-note"'
         f' style="height: {chart.layout["height"]}px"></div></figure>'
@@ -89,4 +92,5 @@ def judged(value: float | None, shown: str, higher_is_better: bool) -> Markup:
 def section(name: str, heading: str, note: str, *parts: str) -> str:
     """A section under its finding; `parts` are HTML."""
     about = f'<p class="note">{text(note)}</p>' if note else ""
-    return f'<section id="{name}" aria-labelledby="{name}-h"><h2 id="{name}-h">{text(heading)}</h2>{about}{"".join(parts)}</section>'
+    title = f'<h2 id="{name}-h">{text(heading)}</h2>'
+    return f'<section id="{name}" aria-labelledby="{name}-h">{title}{about}{"".join(parts)}</section>'

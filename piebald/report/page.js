@@ -26,6 +26,7 @@
     automargin: true,
     gridcolor: "$grid",
     linecolor: "$rule",
+    ticks: "",
     zeroline: false,
     zerolinecolor: "$soft",
     tickfont: { color: "$soft" },
@@ -49,9 +50,7 @@
 
   const draw = () => {
     for (const chart of charts) {
-      const bars = { colorbar: { tickfont: { color: "$soft" }, outlinewidth: 0, thickness: 10, title: { text: "rows" } } };
-      const data = chart.data.map((trace) => (trace.type === "heatmap" ? { ...trace, ...bars } : trace));
-      Plotly.react(chart.id, painted(data), painted(themed(chart.layout)), {
+      Plotly.react(chart.id, painted(chart.data), painted(themed(chart.layout)), {
         responsive: true,
         displaylogo: false,
         displayModeBar: touch ? false : "hover",

@@ -71,7 +71,8 @@ def _top(comparison: Comparison) -> str:
         names = ", ".join(f"{run.label} seed {run.seed} ({run.meta.get('status')})" for run in open_runs[:5])
         more = f" and {len(open_runs) - 5} more" if len(open_runs) > 5 else ""
         verb = "has" if len(open_runs) == 1 else "have"
-        body = f"{wording.plural(len(open_runs), 'run')} {verb} not finished: {names}{more}. Figures are as far as they came."
+        how_many = wording.plural(len(open_runs), "run")
+        body = f"{how_many} {verb} not finished: {names}{more}. Figures are as far as they came."
         notice = f'<p class="notice" role="note">{markup.text(body)}</p>'
     return (
         f"<h1>{markup.text(wording.headline(comparison))}</h1>"
@@ -88,21 +89,25 @@ def _results(comparison: Comparison) -> str:
     for label in sorted(labels, key=lambda name: _rank(comparison, name)):
         row = by_label[label]
         interval = "one seed" if row["low"] is None else f"{shown.value(row['low'])} to {shown.value(row['high'])}"
-        cells: list[Cell] = [markup.key(labels, label), markup.small(shown.value(row["mean"]), interval if row["mean"] else "")]
+        cells: list[Cell] = [
+            markup.key(labels, label),
+            markup.small(shown.value(row["mean"]), interval if row["mean"] else ""),
+        ]
         if base:
             difference = differences.get(label, {}).get("difference")
             cells.append(markup.judged(difference, shown.difference(difference), comparison.higher_is_better))
-        cells += [shown.value(row["worst_decile"]), shown.value(row["sd"]), shown.value(row["common"])]
-        cells += [wording.megabytes(row["mb_up"]), wording.megabytes(row["mb_down"])]
-        cells += [wording.duration(row["seconds"]), wording.duration(row["wall"])]
+        cells += [shown.value(row["worst_decile"]), shown.size(row["sd"]), shown.value(row["common"])]
+        ways = f"{wording.megabytes(row['mb_up'])} up, {wording.megabytes(row['mb_down'])} down"
+        cells += [markup.small(wording.megabytes(row["mb_up"] + row["mb_down"]), ways)]
+        cells += [markup.small(wording.duration(row["seconds"]), f"{wording.duration(row['wall'])} real")]
         cells += [wording.count(row["rounds"]), wording.count(row["seeds"])]
         rows.append(cells)
-    head = ["Label", f"Mean {shown.name}", *([f"To {base}"] if base else []), "Worst tenth", "SD of clients", "Common test",
-            "MB up", "MB down", "Run's clock", "Real time", "Rounds", "Runs"]  # fmt: skip
+    head = ["Label", f"Mean {shown.name}", *([f"To {base}"] if base else []), "Worst tenth", "SD of clients",
+            "Common test", "MB sent", "Run's clock", "Rounds", "Runs"]  # fmt: skip
     caption = (
-        f"Final {shown.name} over clients, best first: mean over seeds with its 95 % interval"
-        f"{f', difference to {base} on the same seeds' if base else ''}, the worst-off tenth of clients, the spread over "
-        f"clients, and what all clients sent and received."
+        f"Final {shown.name} over clients, best first: mean over seeds with its 95% interval"
+        f"{f', difference to {base} on the same seeds' if base else ''}, the worst-off tenth of clients, the spread "
+        f"over clients, and what all clients sent and received."
     )
     return markup.section("results", "Final figures", "", markup.table(caption, head, rows))
 
@@ -117,7 +122,7 @@ def _progress(comparison: Comparison, drawn: list[Chart]) -> str:
     body = "".join(markup.figure(chart) for chart in present)
     return markup.section(
         "progress",
-        f"How {Shown(comparison.metric).name} grew" if comparison.higher_is_better else "How the error fell",
+        wording.progress(comparison),
         note,
         markup.keys(comparison.labels),
         f'<div class="charts">{body}</div>',
@@ -135,7 +140,8 @@ def _clients(comparison: Comparison, drawn: list[Chart]) -> str:
 def _gains(comparison: Comparison, drawn: list[Chart]) -> str:
     shown = Shown(comparison.metric)
     bases = [base for recipe in ("local", "fedavg") if (base := comparison.made_by(recipe))]
-    figures, rows = [], []
+    figures: list[str] = []
+    rows: list[list[Cell]] = []
     for base in bases:
         if (chart := charts.gains(comparison, base)) is None:
             continue
@@ -149,15 +155,24 @@ def _gains(comparison: Comparison, drawn: list[Chart]) -> str:
                 base,
                 markup.judged(row["difference"], shown.difference(row["difference"]), comparison.higher_is_better),
                 NONE if row["low"] is None else f"{shown.difference(row['low'])} to {shown.difference(row['high'])}",
-                f"{100 * better:.0f} %",
-                f"{100 * worse:.0f} %",
+                f"{better:.0%}",
+                f"{worse:.0%}",
                 shown.difference(deepest),
                 wording.count(row["seeds"]),
             ])  # fmt: skip
     if not figures:
         return ""
     unit = f" ({shown.points.strip()})" if shown.points else ""
-    head = ["Label", "Against", f"Mean difference{unit}", "95 % interval", "Clients that gain", "that lose", "Deepest loss", "Seeds"]
+    head = [
+        "Label",
+        "Against",
+        f"Mean difference{unit}",
+        "95% interval",
+        "Clients that gain",
+        "that lose",
+        "Worst client",
+        "Seeds",
+    ]
     caption = f"Differences in final {shown.name} on the same seeds, over all clients and for single ones."
     return markup.section(
         "gains",
@@ -170,22 +185,22 @@ def _gains(comparison: Comparison, drawn: list[Chart]) -> str:
 
 
 def _cost(comparison: Comparison, target: float | None) -> str:
-    target = comparison.target()
-    if target is None:
+    chosen = target is not None
+    target = target if target is not None else comparison.target()
+    if target is None or not comparison.ranking():
         return ""
     shown = Shown(comparison.metric)
     rows = comparison.to_target(target)
     rows.sort(key=lambda row: (-row["reached"] / row["runs"], row["mb"] or 0.0, row["rounds"] or 0.0))
-    body = [
+    body: list[list[Cell]] = [
         [markup.key(comparison.labels, row["label"]), wording.count(row["rounds"]), wording.megabytes(row["mb"]),
          wording.duration(row["seconds"]), f"{row['reached']} of {row['runs']}"]
         for row in rows
     ]  # fmt: skip
     base = comparison.made_by("fedavg") or comparison.ranking()[-1]
-    caption = (
-        f"Until the mean {shown.name} over clients first reached {shown.value(target)}, which every run of {base} reaches; "
-        f"means over the runs that did."
-    )
+    why = "" if chosen else f", which every run of {base} reaches"
+    goal = f"the mean {shown.name} over clients first reached {shown.value(target)}{why}"
+    caption = f"Until {goal}; means over the runs that did."
     head = ["Label", "Rounds", "MB, both ways", "Run's clock", "Runs that reached it"]
     return markup.section("cost", wording.cheapest(comparison, target), "", markup.table(caption, head, body))
 
@@ -215,7 +230,9 @@ def _colours() -> str:
     def block(palette: tuple[str, ...]) -> str:
         return " ".join(f"--series-{place}: {colour};" for place, colour in enumerate(palette))
 
-    return f":root {{ {block(charts.LIGHT)} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {block(charts.DARK)} }} }}"
+    return (
+        f":root {{ {block(charts.LIGHT)} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {block(charts.DARK)} }} }}"
+    )
 
 
 def _data(drawn: list[Chart]) -> str:
@@ -236,4 +253,3 @@ def _policy(*scripts: str) -> str:
 
 def _asset(name: str) -> str:
     return files("piebald.report").joinpath(name).read_text("utf-8")
-

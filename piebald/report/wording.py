@@ -30,7 +30,13 @@ class Shown:
         """A value with its unit; a dash for None."""
         if value is None:
             return NONE
-        return f"{100 * value:.1f} %" if self.percent else f"{value:.3g}"
+        return f"{100 * value:.1f}%" if self.percent else f"{value:.3g}"
+
+    def size(self, value: float | None) -> str:
+        """A spread or the size of a difference, without unit; of percentages it is in points."""
+        if value is None:
+            return NONE
+        return f"{100 * value:.1f}" if self.percent else f"{value:.3g}"
 
     def difference(self, value: float | None) -> str:
         """A signed difference; of percentages it is in points."""
@@ -98,11 +104,25 @@ def lead(comparison: Comparison) -> str:
     row = next((row for row in comparison.paired(other) if row["label"] == best), None)
     if row is None:
         return ""
-    text = f"{best} is {shown.difference(row['difference'])}{shown.points} from {other}"
+    way = "above" if row["difference"] > 0 else "below"
+    text = f"{best} is {shown.size(abs(row['difference']))}{shown.points} {way} {other}"
     if row["low"] is None:
         return f"{text}, on one seed."
     low, high = shown.difference(row["low"]), shown.difference(row["high"])
-    return f"{text} (95 % interval {low} to {high}, {row['seeds']} seeds)."
+    return f"{text} (95% interval {low} to {high}, {row['seeds']} seeds)."
+
+
+def progress(comparison: Comparison) -> str:
+    """How soon the best is where FedAvg, or else the next, ends."""
+    shown, ranked = Shown(comparison.metric), comparison.ranking()
+    fedavg = comparison.made_by("fedavg")
+    if len(ranked) > 1:
+        other = fedavg if fedavg in ranked[1:] else ranked[1]
+        end = comparison.over_seeds(other, "mean")
+        row = next((row for row in comparison.to_target(end.mean) if row["label"] == ranked[0]), None) if end else None
+        if end and row and row["reached"] == row["runs"]:
+            return f"{ranked[0]} is where {other} ends, {shown.value(end.mean)}, after {count(row['rounds'])} rounds"
+    return f"{shown.name.capitalize()} over the run"
 
 
 def worst_tenth(comparison: Comparison) -> str:
@@ -126,7 +146,7 @@ def gains(comparison: Comparison, base: str) -> str:
     if best is None:
         return f"Who gains and who loses against {base}"
     share = gaining(comparison, best, base)[0]
-    return f"{best} serves {share:.0%} of clients better than {base}".replace("%", " %")
+    return f"{best} serves {share:.0%} of clients better than {base}"
 
 
 def gaining(comparison: Comparison, label: str, base: str) -> tuple[float, float]:

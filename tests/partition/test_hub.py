@@ -67,7 +67,7 @@ def test_arrays_of_small_integers_are_images() -> None:
     [
         ({}, {"client": "whom"}, "no column 'whom': did you mean 'who'"),
         ({"x": ["p", "q", "r"]}, {}, "column 'x' must hold numbers or arrays of one shape, got .*string"),
-        ({"x": [[1.0], [2.0, 3.0], [4.0]]}, {}, "column 'x'.*"),
+        ({"x": [[1.0], [2.0, 3.0], [4.0]]}, {}, "column 'x'"),
         ({"x": [[1.0], [2.0], [4.0]]}, {}, "column 'x' holds arrays, so it must be the only input"),
         ({"x": [1.0, None, 3.0]}, {}, "must be finite|must hold numbers"),
         ({"who": ["a", None, "b"]}, {}, "column 'who' has no value in 1 of 3 rows"),
@@ -84,5 +84,5 @@ def test_all_splits_and_streams_are_refused() -> None:
     one = datasets.Dataset.from_dict(COLUMNS)
     with pytest.raises(SettingError, match=r"pass one split of the data set, like dataset\['test'\]"):
         clients_from(datasets.DatasetDict({"test": one}), client="who", target="y")
-    with pytest.raises(SettingError, match="a streamed data set .* load it without streaming=True"):
+    with pytest.raises(SettingError, match=r"a streamed data set .* load it without streaming=True"):
         clients_from(one.to_iterable_dataset(), client="who", target="y")

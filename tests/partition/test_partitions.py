@@ -247,7 +247,7 @@ def test_a_hundred_thousand_clients() -> None:
     ("kind", "message"),
     [
         (lambda: Iid(clients=0), "partition 'iid': clients must be greater than or equal to 1, got 0"),
-        (lambda: Iid(clients=3, limt=5), "there is no setting of partition 'iid' called 'limt': did you mean 'limit'"),
+        (lambda: Iid(clients=3, limt=5), "no setting of partition 'iid' called 'limt': did you mean 'limit'"),
         (lambda: Iid(), "partition 'iid' needs a value for clients"),
         (lambda: Iid(clients=3, test=0.6, validation=0.4), "leave no rows to train on: their sum must be below 1"),
         (lambda: Iid(clients=241).split(rows()), "241 clients of at least one row need more than the 240 rows"),
@@ -257,7 +257,7 @@ def test_a_hundred_thousand_clients() -> None:
         (lambda: Disjoint(clients=5, classes_each=1, shared_by=2).split(rows()), "got 5: use 6 clients"),
         (
             lambda: Disjoint(clients=4, classes_each=2).split(rows()),
-            "4 groups of 2 classes need 8 classes but rows has 6",
+            "4 groups of 2 classes need 8 classes but",
         ),
         (lambda: Disjoint(clients=100, classes_each=1, shared_by=50).split(rows()), "would hold no row"),
         (lambda: NonIid(clients=2, classes_each=7).split(rows()), "classes_each must be at most the 6 classes of rows"),
@@ -267,7 +267,7 @@ def test_a_hundred_thousand_clients() -> None:
         (lambda: Dirichlet(clients=50, alpha=1, least=5).split(rows()), "lower clients or least"),
         (
             lambda: build("partition", {"kind": "dirichlt"}),
-            "there is no partition 'dirichlt': did you mean 'dirichlet'",
+            "no partition 'dirichlt': did you mean",
         ),
         (
             lambda: NonIid(clients=2, classes_each=2).split(DataSet("real", torch.zeros(4, 1), torch.zeros(4))),

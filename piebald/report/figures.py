@@ -1,0 +1,166 @@
+"""The page's charts as PNG files, for papers and slides."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from piebald.report import charts, wording
+from piebald.report.charts import AXES, COLOURS, DASHES, LIGHT
+from piebald.report.comparison import Axis, Comparison
+from piebald.report.schema import explained
+from piebald.report.wording import Shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis as Axis_
+
+INK, SOFT, GRID = "#14181f", "#505a68", "#e8ebef"
+_STYLES = dict(zip(DASHES, ("-", "--", ":", "-."), strict=True))
+
+
+def draw(comparison: Comparison, folder: Path) -> list[Path]:
+    """Write the figures that these runs have data for, and say which.
+
+    Raises:
+        RunFolderError: the folder cannot be written.
+    """
+    axes: dict[str, Axis] = {"rounds": "version", "megabytes": "bytes", "seconds": charts.clock(comparison)}
+    plans: dict[str, Callable[[Axes], bool]] = {
+        f"{comparison.metric}_over_{name}": lambda ax, axis=axis: _curves(ax, comparison, axis)  # type: ignore[misc]
+        for name, axis in axes.items()
+    }
+    plans["clients"] = lambda ax: _clients(ax, comparison)
+    for recipe in ("local", "fedavg"):
+        if (base := comparison.made_by(recipe)) is not None:
+            plans[f"gains_against_{recipe}"] = lambda ax, base=base: _gains(ax, comparison, base)  # type: ignore[misc]
+    plans["partition"] = lambda ax: _partition(ax, comparison)
+    drawn = (_write(folder / f"{name}.png", plan) for name, plan in plans.items())
+    return [path for path in drawn if path is not None]
+
+
+def _write(path: Path, plan: Callable[[Axes], bool]) -> Path | None:
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    look = {
+        "font.family": "sans-serif", "font.size": 10, "text.color": INK, "axes.edgecolor": SOFT,
+        "axes.labelcolor": SOFT, "xtick.color": SOFT, "ytick.color": SOFT, "axes.grid": True, "grid.color": GRID,
+        "axes.axisbelow": True, "axes.spines.top": False, "axes.spines.right": False, "axes.titlelocation": "left",
+        "axes.titlesize": 12, "axes.titleweight": "bold", "axes.titlepad": 14, "legend.frameon": False,
+    }  # fmt: skip
+    with rc_context(look):  # type: ignore[arg-type]
+        figure = Figure(figsize=(7.2, 4.4), layout="constrained")
+        if not plan(figure.subplots()):
+            return None
+        with explained(f"{path} cannot be written"):
+            figure.savefig(path, dpi=160)
+    return path
+
+
+def _curves(ax: Axes, comparison: Comparison, axis: Axis) -> bool:
+    shown = Shown(comparison.metric)
+    bands = {label: band for label in comparison.labels if (band := comparison.band(label, axis))}
+    scale = 1e-6 if axis == "bytes" else 1.0
+    for label, band in bands.items():
+        colour, style = _look(comparison, label)
+        if len(band.x) == 1:
+            ax.axhline(band.mean[0], color=colour, linestyle=":", label=label)
+            continue
+        x = [value * scale for value in band.x]
+        ax.plot(x, band.mean, color=colour, linestyle=style, linewidth=1.8, label=label)
+        if band.seeds > 1:
+            ax.fill_between(x, band.low, band.high, color=colour, alpha=0.16, linewidth=0)
+    name, over = AXES[axis]
+    _dress(ax, f"{shown.name.capitalize()} {over}", name, f"Mean {shown.name} over clients")
+    _percent(ax.yaxis, shown)
+    if bands:
+        _legend(ax)
+    return bool(bands)
+
+
+def _clients(ax: Axes, comparison: Comparison) -> bool:
+    shown, ranked = Shown(comparison.metric), comparison.ranking()[::-1]
+    if not ranked:
+        return False
+    values = [[v for final in comparison.finals[label] for v in final["per_client"].values()] for label in ranked]
+    boxes = ax.boxplot(
+        values, orientation="horizontal", patch_artist=True, widths=0.55, medianprops={"color": INK},
+        flierprops={"markersize": 2.5, "markeredgecolor": SOFT},
+    )  # fmt: skip
+    for box, label in zip(boxes["boxes"], ranked, strict=True):
+        colour, _ = _look(comparison, label)
+        box.set(facecolor=f"{colour}55", edgecolor=colour)
+    ax.set_yticks(range(1, len(ranked) + 1), [textwrap.shorten(label, 24, placeholder="…") for label in ranked])
+    ax.grid(visible=False, axis="y")
+    _dress(ax, wording.worst_tenth(comparison), f"Final {shown.name} of single clients", "")
+    _percent(ax.xaxis, shown)
+    return True
+
+
+def _gains(ax: Axes, comparison: Comparison, base: str) -> bool:
+    shown, any_line = Shown(comparison.metric), False
+    for label in comparison.labels:
+        differences = comparison.per_client(label, base) if label != base else []
+        if differences:
+            any_line = True
+            colour, style = _look(comparison, label)
+            x = [100 * place / max(1, len(differences) - 1) for place in range(len(differences))]
+            ax.plot(x, differences, color=colour, linestyle=style, linewidth=1.8, label=label)
+    if not any_line:
+        return False
+    ax.axhline(0, color=SOFT, linewidth=1)
+    _dress(
+        ax,
+        wording.gains(comparison, base),
+        "Clients in order of what they gain, %",
+        f"{shown.name} less that of {base}",
+    )
+    _percent(ax.yaxis, shown)
+    _legend(ax)
+    return True
+
+
+def _partition(ax: Axes, comparison: Comparison) -> bool:
+    history = next((history for history in comparison.runs if any(row["counts"] for row in history.clients)), None)
+    if history is None:
+        return False
+    import numpy as np
+
+    counts = [row["counts"] for row in history.clients if row["counts"]]
+    matrix = np.array(counts[: charts.WIDE], dtype=float).T
+    matrix[matrix == 0] = np.nan
+    image = ax.imshow(matrix, aspect="auto", cmap="Blues", vmin=0, interpolation="nearest")
+    classes = history.meta.get("classes") or range(len(matrix))
+    if len(matrix) <= 30:
+        ax.set_yticks(range(len(matrix)), [textwrap.shorten(str(name), 16, placeholder="…") for name in classes])
+    ax.grid(visible=False)
+    bar = ax.figure.colorbar(image, ax=ax, label="Training rows")
+    bar.outline.set_visible(False)
+    _dress(ax, wording.holdings(counts), "Client", "Class")
+    return True
+
+
+def _look(comparison: Comparison, label: str) -> tuple[str, str]:
+    place = comparison.labels.index(label)
+    return LIGHT[place % COLOURS], _STYLES[DASHES[place // COLOURS % len(DASHES)]]
+
+
+def _dress(ax: Axes, title: str, x: str, y: str) -> None:
+    for text, put in ((textwrap.fill(title, 78), ax.set_title), (x, ax.set_xlabel), (y, ax.set_ylabel)):
+        put(text, parse_math=False)  # a label may hold a dollar
+
+
+def _legend(ax: Axes) -> None:
+    for entry in ax.legend(ncols=min(4, len(ax.get_lines())), fontsize=9).get_texts():
+        entry.set_parse_math(False)
+
+
+def _percent(axis: Axis_, shown: Shown) -> None:
+    if shown.percent:
+        from matplotlib.ticker import PercentFormatter
+
+        axis.set_major_formatter(PercentFormatter(1))

@@ -1,0 +1,192 @@
+"""What the commands do, print and leave behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import piebald
+from piebald import experiment
+
+ROOT = Path(__file__).parents[2]
+
+
+def process(*words, cwd, **more):
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | more
+    python = [sys.executable, "-m", "piebald.cli", *words]
+    return subprocess.run(python, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+
+
+def only_object(said):
+    assert said.code == 0, said
+    assert said.err == ""
+    assert said.out.count("\n") == 1
+    return json.loads(said.out)
+
+
+def test_a_run_in_numbers(command, good):
+    facts = only_object(command("run", good, "--json"))
+    assert {"recipe", "rounds", "seed", "accuracy", "bytes_up", "bytes_down", "seconds", "run"} <= facts.keys()
+    assert (facts["recipe"], facts["rounds"], facts["seed"], facts["status"]) == ("fedavg", 2, 0, "finished")
+    assert 0 <= facts["accuracy"] <= 1
+    # 64 -> 128 -> 10 with biases, 4 bytes each, 10 clients, 2 rounds.
+    assert facts["bytes_up"] == (64 * 128 + 128 + 128 * 10 + 10) * 4 * 10 * 2
+    assert Path(facts["run"]) == Path("runs/fedavg")
+
+
+def test_the_same_seed_gives_the_same_numbers(command, good):
+    first, second = (only_object(command("run", good, "--json")) for _ in range(2))
+    assert (first["accuracy"], first["run"]) == (second["accuracy"], str(Path(second["run"]).with_name("fedavg")))
+    assert second["run"] != first["run"]
+
+
+def test_a_run_is_shown_without_colours_or_bars_where_nobody_looks(command, good):
+    said = command("run", good, "--out", "here")
+    assert said.err == ""
+    assert "\x1b" not in said.out
+    assert "accuracy" in said.out
+    assert Path("here/run.db").is_file()
+
+
+def test_quiet_says_nothing(command, good):
+    assert command("run", good, "--quiet") == (0, "", "")
+
+
+def test_a_finished_run_is_not_run_again(command, good):
+    ran = json.loads(process("run", good.name, "--json", "--out", "here", cwd=good.parent).stdout)
+    assert only_object(command("resume", "here", "--json")) == ran
+
+
+def test_a_run_that_was_cut_off_goes_on_from_its_folder_alone(command, good, monkeypatch):
+    whole = only_object(command("run", good, "--json", "--out", "whole", "--set", "rounds=4"))
+    carry_on = experiment.Bar.show
+
+    def stop_at_two(bar, progress):
+        carry_on(bar, progress)
+        if progress.version == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(experiment.Bar, "show", stop_at_two)
+    said = command("run", good, "--json", "--out", "cut", "--set", "rounds=4")
+    assert said == (130, "", "interrupted; what was committed is safe, go on with: piebald resume cut\n")
+    monkeypatch.undo()
+    os.chdir(good.parent)
+    good.unlink()
+    resumed = only_object(command("resume", "cut", "--json"))
+    for number in ("accuracy", "rounds", "bytes_up", "bytes_down"):
+        assert resumed[number] == whole[number]
+
+
+def test_ctrl_c_before_anything_was_written(command, good, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(experiment, "run", interrupted)
+    assert command("run", good) == (130, "", "interrupted before anything was written\n")
+    monkeypatch.setattr("piebald.settings.Settings.load", interrupted)
+    assert command("run", good) == (130, "", "interrupted\n")
+
+
+def test_a_comparison_pairs_recipes_and_seeds(command, good):
+    text = (
+        good.read_text()
+        .replace("[recipe]", '[[recipes]]\nname = "hdafl"\n\n[[recipes]]')
+        .replace("seed = 0", "seeds = [0, 1]")
+    )
+    good.write_text(text)
+    facts = json.loads(process("compare", good.name, "--json", "--out", "both", cwd=good.parent).stdout)
+    assert [(run["recipe"], run["seed"]) for run in facts["runs"]] == [
+        (r, s) for r in ("fedavg", "hdafl") for s in (0, 1)
+    ]
+    assert [row["label"] for row in facts["summary"]] == ["fedavg", "hdafl"]
+    said = command("compare", good, "--out", "both")
+    assert said.code == 0
+    assert "hdafl" in said.out
+    assert "piebald report both" in said.out
+
+
+def test_a_report_about_a_run(command, good):
+    command("run", good, "--quiet", "--out", "here")
+    facts = only_object(command("report", "here", "--json", "--out", "page"))
+    assert all(Path(file).is_file() for file in facts["files"])
+    assert facts["page"] in facts["files"]
+
+
+def test_all_recipes_with_papers_and_settings(command):
+    listing = only_object(command("recipes", "--json"))["recipes"]
+    assert [entry["name"] for entry in listing] == piebald.recipes.names()
+    assert all(entry["paper"] and entry["summary"] and "cohort" in entry["fields"] for entry in listing)
+    said = command("recipes")
+    assert all(entry["name"] in said.out for entry in listing)
+
+
+@pytest.mark.parametrize("name", piebald.recipes.names())
+def test_what_is_printed_of_a_recipe_can_be_put_into_a_file(command, good, name):
+    printed = command("recipes", name).out
+    good.write_text(good.read_text().partition("[recipe]")[0] + printed)
+    from piebald.settings import Settings
+
+    recipe = next(iter(Settings.load(good)._recipes().values()))
+    assert recipe.model_dump(exclude={"fields"}) == piebald.recipes.make(name).model_dump(exclude={"fields"})
+
+
+def test_data_sets_say_where_they_come_from(command, monkeypatch):
+    monkeypatch.delenv("PIEBALD_DATA", raising=False)
+    listing = {about["name"]: about for about in only_object(command("data", "--json"))["data"]}
+    assert listing.keys() == set(piebald.data.names())
+    assert listing["digits"]["rows"] == 1797
+    assert "PIEBALD_DATA" in listing["har"]["missing"]
+    assert "not here" in command("data").out
+    assert "CC BY 4.0" in command("data", "digits").out
+
+
+def test_version(command):
+    assert command("version") == (0, f"{piebald.__version__}\n", "")
+    assert only_object(command("version", "--json")) == {"version": piebald.__version__}
+
+
+def test_without_a_command_there_is_help(command):
+    said = command()
+    assert said == command("--help")
+    assert said.code == 0
+    assert all(
+        f"\n  {name} " in said.out for name in ("run", "compare", "resume", "report", "recipes", "data", "version")
+    )
+
+
+def test_something_broken_is_one_line_too(command, good, monkeypatch):
+    def broken(*_, **__):
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr(experiment, "run", broken)
+    said = command("run", good)
+    assert said == (1, "", "something broke: ZeroDivisionError: division by zero (PIEBALD_DEBUG=1 shows where)\n")
+    monkeypatch.setenv("PIEBALD_DEBUG", "1")
+    assert "Traceback" in command("run", good).err
+
+
+def test_help_does_not_load_what_is_slow(tmp_path):
+    code = "import sys; from piebald.cli import main; main(['--help']); print({'torch', 'pydantic'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("set()\n")
+
+
+def test_a_shell_can_complete_commands(tmp_path):
+    done = process(
+        cwd=tmp_path, _PIEBALD_COMPLETE="complete_bash", COMP_WORDS="piebald re", COMP_CWORD="1"
+    )  # fmt: skip
+    assert done.stdout.split() == ["resume", "report", "recipes"]
+
+
+def test_whoever_stops_reading_hears_no_complaint(tmp_path):
+    code = "import sys; from piebald.cli import main; sys.exit(main(['recipes', '--json']))"
+    child = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    child.stdout.close()
+    complaint = child.stderr.read()
+    child.stderr.close()
+    assert (child.wait(), complaint) == (1, b"")
