@@ -34,11 +34,15 @@ _DESCRIBED_CLIENTS = 10_000  # above this the run folder keeps no row for each c
 
 
 class Run(History):
-    """A finished run: its tables, and its models."""
+    """A finished run: its tables, and its models.  Its run folder stays open for reading until `close`.
 
-    def __init__(self, store: RunStore, work: Work, community: Tensor) -> None:
-        super().__init__(store)
-        self._work = work
+    Attributes:
+        work: the model, its layout and the task that clients were given.
+    """
+
+    def __init__(self, source: RunStore | Path, work: Work, community: Tensor) -> None:
+        super().__init__(source)
+        self.work = work
         self._community = community
 
     def model(self, client: int | None = None) -> nn.Module:
@@ -48,16 +52,16 @@ class Run(History):
             client: also put in the layers that are this client's own (from the run folder); None leaves those as they were
                 at the start.
         """
-        vector = self._work.initial.clone()
-        vector[: self._work.layout.shared] = self._community
-        if client is not None and self._work.layout.private:
+        vector = self.work.initial.clone()
+        vector[: self.work.layout.shared] = self._community
+        if client is not None and self.work.layout.private:
             if self.path is None:
                 raise SettingError("private layers are kept in the run folder only: run with out='some/folder'")
             own = self._store.memory(client).get("private")
             if own is not None:  # a client that never took part still has the numbers of the start
-                vector[self._work.layout.shared :] = own
-        module = copy.deepcopy(self._work.model)
-        self._work.layout.load(module, vector)
+                vector[self.work.layout.shared :] = own
+        module = copy.deepcopy(self.work.model)
+        self.work.layout.load(module, vector)
         return module.eval()
 
 
@@ -230,8 +234,8 @@ def _plan(
     assert isinstance(where, Where)
     where = where.settled(work, federation, cohort_size(cohort, len(federation)))
     every, count, split = evaluate
-    common = not work.layout.private and federation.common is not None and len(federation.common) > 0
-    measuring = Measuring(Evaluate(split=split), every, count, common)
+    alone = not work.layout.private and federation.common is not None and len(federation.common) > 0
+    measuring = Measuring(Evaluate(split=split), every, count, Evaluate(personal=False) if alone else None)
     meta = {
         "piebald": __version__,
         "torch": torch.__version__,
@@ -317,7 +321,9 @@ def _carry_out(plan: _Plan, store: RunStore, progress: bool) -> Run:
         if last is not None:
             controller.restore(last[1])
         controller.run()
-    return Run(store, plan.work, controller.communities.group(0).model)
+    if store.path is not None:
+        store.close()  # lets go of the lock: from here on the run is only read
+    return Run(store if store.path is None else store.path, plan.work, controller.communities.group(0).model)
 
 
 @contextmanager

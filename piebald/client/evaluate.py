@@ -15,14 +15,16 @@ class Evaluate(Query):
 
     Attributes:
         split: which of the client's rows.
+        personal: also score personal models; False where nobody in particular is asked (the common test set).
     """
 
     split: Split = "test"
+    personal: bool = True
 
     def answer(self, start: Start, local: Local, rule: Rule) -> Learned:
         whole = start.shared == start.model.shape[-1]
         models = {"community": start.model} if whole else {}
-        if rule.tailors() or not whole:
+        if self.personal and (rule.tailors() or not whole):
             models["personal"] = rule.personal(start, local)
         metrics = {}
         for name, model in models.items():

@@ -29,13 +29,13 @@ class Measuring:
         query: what clients are asked.
         every: commits between measurements; the last commit is always measured.  0: never.
         clients: how many (seeded choice), None for all.
-        common: also score the community model on the centre's own test set.
+        common: what the centre asks of its own test set, None where it has none or there is no model to use alone.
     """
 
     query: Query
     every: int = 1
     clients: int | None = None
-    common: bool = False
+    common: Query | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,8 +241,8 @@ class Controller:
         if measuring.clients is not None:
             clients = select(clients, measuring.clients, "measure", self.work.seed)
         asked = [self._assignment(client, query, free=True) for client in clients]
-        if measuring.common:
-            asked.append(self._assignment(CENTRE, query, free=True))
+        if measuring.common is not None:
+            asked.append(self._assignment(CENTRE, measuring.common, free=True))
         rows = []
         for arrival in self._answers(asked):
             rows += _score_rows(arrival, self.version, getattr(query, "split", "test"))

@@ -17,7 +17,7 @@ from piebald.report.wording import Shown
 
 # Told apart by readers with any kind of colour vision, and at least 3 : 1 against the surface they lie on.
 LIGHT = ("#737a86", "#1569c3", "#cc8251", "#006051", "#5b1576", "#916900", "#4f8bea", "#7b0c00")
-DARK = ("#98a0ab", "#0179b5", "#ae6e00", "#b6ffa2", "#ebbeff", "#fda412", "#788bff", "#bf2f76")
+DARK = ("#98a0ab", "#00aafe", "#ee7500", "#c9f7bd", "#f6c5ff", "#f5b800", "#5d78ee", "#b56f69")
 COLOURS = len(LIGHT)  # beyond them they repeat with other dashes
 DASHES = ("solid", "dash", "dot", "dashdot")
 MANY_CLIENTS = 400  # values of a label above which single clients are no longer drawn
@@ -227,12 +227,12 @@ def partition(history: History) -> Chart | None:
         return None
     classes = history.meta.get("classes") or [str(place) for place in range(len(counts[0]))]
     of = f", the first {WIDE} of {len(counts):,}" if len(counts) > WIDE else ""
+    seed = "" if history.seed is None else f", seed {history.seed}"
     part = counts[:WIDE]
     return Chart(
         "plot-partition",
         wording.holdings(counts),
-        f"Training rows of each class (down) on each client (across){of}"
-        f"{'' if history.seed is None else f', seed {history.seed}'}. The stronger the colour, the more; blank is none.",
+        f"Training rows of each class (down) on each client (across){of}{seed}. Stronger is more; blank is none.",
         [
             {
                 "type": "heatmap",

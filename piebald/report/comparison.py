@@ -16,7 +16,7 @@ Axis = Literal["version", "bytes", "seconds", "wall"]
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean over seeds and its 95 % confidence interval by Student's t; a single seed has none."""
+    """A mean over seeds and its 95% confidence interval by Student's t; a single seed has none."""
 
     mean: float
     low: float | None
@@ -118,7 +118,7 @@ class Comparison:
         return rows
 
     def paired(self, base: str) -> list[dict[str, Any]]:
-        """One row for each other label: the mean difference to the base label, with its 95 % interval.
+        """One row for each other label: the mean difference to the base label, with its 95% interval.
 
         Only seeds that both have count, each with itself.  Above 0 is better where a higher metric is.
         """

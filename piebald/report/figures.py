@@ -109,17 +109,13 @@ def _gains(ax: Axes, comparison: Comparison, base: str) -> bool:
             any_line = True
             colour, style = _look(comparison, label)
             x = [100 * place / max(1, len(differences) - 1) for place in range(len(differences))]
-            ax.plot(x, differences, color=colour, linestyle=style, linewidth=1.8, label=label)
+            y = [100 * value for value in differences] if shown.percent else differences
+            ax.plot(x, y, color=colour, linestyle=style, linewidth=1.8, label=label)
     if not any_line:
         return False
     ax.axhline(0, color=SOFT, linewidth=1)
-    _dress(
-        ax,
-        wording.gains(comparison, base),
-        "Clients in order of what they gain, %",
-        f"{shown.name} less that of {base}",
-    )
-    _percent(ax.yaxis, shown)
+    unit = " in points" if shown.percent else ""
+    _dress(ax, wording.gains(comparison, base), "Share of clients, greatest loss first, %", f"Difference{unit}")
     _legend(ax)
     return True
 
@@ -129,6 +125,7 @@ def _partition(ax: Axes, comparison: Comparison) -> bool:
     if history is None:
         return False
     import numpy as np
+    from matplotlib.ticker import MaxNLocator
 
     counts = [row["counts"] for row in history.clients if row["counts"]]
     matrix = np.array(counts[: charts.WIDE], dtype=float).T
@@ -137,6 +134,7 @@ def _partition(ax: Axes, comparison: Comparison) -> bool:
     classes = history.meta.get("classes") or range(len(matrix))
     if len(matrix) <= 30:
         ax.set_yticks(range(len(matrix)), [textwrap.shorten(str(name), 16, placeholder="…") for name in classes])
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.grid(visible=False)
     bar = ax.figure.colorbar(image, ax=ax, label="Training rows")
     bar.outline.set_visible(False)
@@ -150,17 +148,19 @@ def _look(comparison: Comparison, label: str) -> tuple[str, str]:
 
 
 def _dress(ax: Axes, title: str, x: str, y: str) -> None:
-    for text, put in ((textwrap.fill(title, 78), ax.set_title), (x, ax.set_xlabel), (y, ax.set_ylabel)):
+    for text, put in ((textwrap.fill(title, 66), ax.set_title), (x, ax.set_xlabel), (y, ax.set_ylabel)):
         put(text, parse_math=False)  # a label may hold a dollar
 
 
 def _legend(ax: Axes) -> None:
-    for entry in ax.legend(ncols=min(4, len(ax.get_lines())), fontsize=9).get_texts():
+    lines = [line for line in ax.get_lines() if not str(line.get_label()).startswith("_")]
+    figure = ax.get_figure(root=True)
+    assert figure is not None  # it was made with its figure
+    legend = figure.legend(handles=lines, loc="outside lower center", ncols=min(5, len(lines)), fontsize=9)
+    for entry in legend.get_texts():
         entry.set_parse_math(False)
 
 
 def _percent(axis: Axis_, shown: Shown) -> None:
     if shown.percent:
-        from matplotlib.ticker import PercentFormatter
-
-        axis.set_major_formatter(PercentFormatter(1))
+        axis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%")

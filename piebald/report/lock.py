@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from pathlib import Path
 
 from piebald.errors import RunFolderError
@@ -11,6 +12,19 @@ try:
     import fcntl
 except ImportError:  # Windows: two writers are not told apart there
     fcntl = None  # type: ignore[assignment]
+
+
+_held: weakref.WeakSet[Lock] = weakref.WeakSet()
+
+
+def _let_go_in_child() -> None:
+    """Close inherited handles: a worker that outlives its killed parent for a moment must not keep the run locked."""
+    for lock in list(_held):
+        lock.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go_in_child)
 
 
 class Lock:
@@ -22,6 +36,7 @@ class Lock:
 
     def __init__(self, folder: Path) -> None:
         self._handle: int | None = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        _held.add(self)
         if fcntl is None:
             return
         try:

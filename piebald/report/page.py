@@ -147,7 +147,7 @@ def _gains(comparison: Comparison, drawn: list[Chart]) -> str:
             continue
         drawn.append(chart)
         figures.append(markup.figure(chart))
-        for row in comparison.paired(base):
+        for row in sorted(comparison.paired(base), key=lambda row: _rank(comparison, row["label"])):
             better, worse = wording.gaining(comparison, row["label"], base)
             deepest = comparison.per_client(row["label"], base)[0]
             rows.append([

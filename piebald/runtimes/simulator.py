@@ -235,7 +235,7 @@ class Simulation:
         """A device may drop out; whether it does depends on the client and the version, not on when it is asked."""
         client, version = event.assignment.client, event.assignment.version
         device = self.fleet.device(client) if client != CENTRE else Device()
-        if device.dropout and generator("dropout", self.work.seed, client, version).random() < device.dropout:
+        if device.dropout and generator("dropout", self.work.seed, self.federation.names[client], version).random() < device.dropout:
             event.served, event.failure = True, "lost"
 
     def _arrive(self, due: _Due) -> Arrival:

@@ -18,7 +18,7 @@ from piebald.contracts import Checkpoint
 from piebald.report import schema, vectors
 from piebald.report.store import RunStore
 
-COMMITS = 9
+COMMITS = 7
 WITHOUT_CHECKPOINT = {3, 6}
 CLIENTS = 3
 

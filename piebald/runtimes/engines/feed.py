@@ -10,7 +10,11 @@ import torch
 from torch import Tensor
 
 from piebald.contracts import CENTRE, Clients, Descent, Rows, Split
+from piebald.errors import RuntimeFault
 from piebald.randomness import generator
+
+
+Places = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Gathered(NamedTuple):
@@ -18,7 +22,7 @@ class Gathered(NamedTuple):
 
     x: Tensor
     y: Tensor
-    places: list[np.ndarray[Any, np.dtype[np.int64]]]
+    places: list[Places]
 
 
 class Feed:
@@ -45,28 +49,45 @@ class Feed:
         y = torch.cat([part.y for part in filled]) if len(filled) > 1 else filled[0].y
         return Gathered(x.to(self.device), y.to(self.device), places)
 
+    def words(self, seed: int, client: int, version: int, phase: int) -> tuple[int | str, ...]:
+        """What a client's randomness comes from.  Its name, not its number: numbers depend on who joined first."""
+        return (seed, self.clients.names[client], version, phase)
+
     def _rows(self, client: int, split: Split) -> Rows:
         if client != CENTRE:
             return self.clients.rows(client, split)
-        common = self.clients.common
-        if common is None:
-            raise LookupError("these clients have no common test set")
-        return common
+        if self.clients.common is None or split != "test":
+            raise LookupError(f"the centre has no {split} rows")
+        return self.clients.common
 
 
-def batches(
-    places: np.ndarray[Any, np.dtype[np.int64]], descent: Descent, *words: int | str
-) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
-    """One client's mini-batches as positions: each epoch in a fresh order that depends on `words` and the epoch alone."""
+def batches(places: Places, descent: Descent, mixes: bool, *words: int | str) -> Iterator[Places]:
+    """One client's mini-batches as positions: each epoch in a fresh order that depends on `words` and the epoch alone.
+
+    Args:
+        places: the client's rows.
+        descent: batch size, epochs or steps.
+        mixes: the model mixes the rows of a batch (batch norm) and cannot take a batch of one, so a lone last row joins the
+            batch before it.
+        words: what the order is for.
+    """
     count = len(places)
     if count == 0:
         return
+    starts = list(range(0, count, descent.batch))
+    if mixes and count - starts[-1] == 1:
+        if count == 1 or descent.batch == 1:
+            raise RuntimeFault(
+                "batch norm cannot train on a batch of one row: give every client two rows or more and a batch above 1"
+            )
+        starts.pop()
+    ends = [*starts[1:], count]
     taken = epoch = 0
     while epoch < descent.epochs if descent.steps is None else taken < descent.steps:
         order = places[generator("order", epoch, *words).permutation(count)]
-        for start in range(0, count, descent.batch):
+        for start, end in zip(starts, ends, strict=True):
             if taken == descent.steps:
                 return
-            yield order[start : start + descent.batch]
+            yield order[start:end]
             taken += 1
         epoch += 1

@@ -14,7 +14,7 @@ from piebald.contracts import Descended, Split, Work
 from piebald.parameters import Layout
 from piebald.randomness import key
 from piebald.runtimes.engines.algebra import Walk, advance
-from piebald.runtimes.engines.feed import Feed, batches
+from piebald.runtimes.engines.feed import Feed, Places, batches
 from piebald.runtimes.engines.keyed import KeyedDropout
 from piebald.runtimes.engines.traits import Traits
 
@@ -63,7 +63,7 @@ class Lean:
         row: int,
         x: Tensor,
         y: Tensor,
-        places: np.ndarray,
+        places: Places,
         velocity: Tensor | None,
         dropout: KeyedDropout | None,
     ) -> tuple[int, Tensor | float]:
@@ -71,8 +71,8 @@ class Lean:
         self.module.train()
         u = velocity[row] if velocity is not None else None
         plain, total, taken = walk.plain, torch.zeros((), device=self.device), 0
-        words = (self.work.seed, walk.clients[row], walk.versions[row], walk.phase)
-        for batch in batches(places, walk.descent, *words):
+        words = self.feed.words(self.work.seed, walk.clients[row], walk.versions[row], walk.phase)
+        for batch in batches(places, walk.descent, self.traits.mixes, *words):
             if dropout is not None:
                 dropout.start(torch.tensor(step_key(words, taken), device=self.device))
             chosen = torch.from_numpy(batch).to(self.device)
@@ -115,7 +115,7 @@ class Lean:
         """Keyed dropout for models that have some; a seeded global stream for models that draw in other ways."""
         if self.traits.random:
             with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-                torch.manual_seed(key("torch", self.work.seed, walk.clients[row], walk.versions[row], walk.phase) >> 1)
+                torch.manual_seed(key("torch", *self.feed.words(self.work.seed, walk.clients[row], walk.versions[row], walk.phase)) >> 1)
                 yield None
         elif self.traits.dropout:
             with KeyedDropout() as dropout:
@@ -147,7 +147,7 @@ class Lean:
             scores = {name: self._measure(measure, outputs, targets) for name, measure in measures.items()}
         return scores, torch.tensor(sizes, device=self.device)
 
-    def _forward(self, x: Tensor, places: np.ndarray) -> Tensor | None:
+    def _forward(self, x: Tensor, places: Places) -> Tensor | None:
         if len(places) == 0:
             return None
         chosen = torch.from_numpy(places).to(self.device)
@@ -186,6 +186,6 @@ def bind(module: nn.Module, layout: Layout, vector: Tensor) -> list[nn.Parameter
     return parameters
 
 
-def step_key(words: tuple[int, ...], step: int) -> int:
+def step_key(words: tuple[int | str, ...], step: int) -> int:
     """The dropout key of one optimiser step."""
     return key("dropout", step, *words) >> 1

@@ -17,6 +17,7 @@ from piebald.errors import RuntimeFault
 from piebald.parameters import nbytes
 from piebald.randomness import key
 from piebald.runtimes.engines.algebra import Walk
+from piebald.runtimes.engines.feed import Feed
 
 PRIVATE = "private"  # the name under which a client's private slice lies in its memory
 
@@ -26,6 +27,7 @@ class Engine(Protocol):
 
     name: str
     work: Work
+    feed: Feed
     device: torch.device
 
     def walk(self, walk: Walk) -> Descended: ...
@@ -134,7 +136,7 @@ def serve(engine: Engine, stack: Stack, pool: Pool | None = None, total: PoolSum
     if stack.query is not None:
         return _answered(stack.query.answer(start, _Lent(engine, stack), work.rule))
     learned = work.rule.learn(start, _Lent(engine, stack))
-    served = _outgoing(work, stack, start, learned)
+    served = _outgoing(engine, stack, start, learned)
     if pool is not None and total is not None:
         _pool(served, pool, total)
     return served
@@ -158,21 +160,21 @@ def _start(engine: Engine, stack: Stack) -> Start:
 
 
 def _rows(engine: Engine, client: int) -> int:
-    clients = engine.feed.clients  # type: ignore[attr-defined]
+    clients = engine.feed.clients
     size = clients.size(client, "train")
     return len(clients.rows(client, "train")) if size is None else size
 
 
-def _outgoing(work: Work, stack: Stack, start: Start, learned: Learned) -> Served:
+def _outgoing(engine: Engine, stack: Stack, start: Start, learned: Learned) -> Served:
     """Split what was learnt at the shared slice: the front leaves, the rest stays."""
-    shared, size = start.shared, work.layout.size
+    work, shared, size = engine.work, start.shared, engine.work.layout.size
     parts: Mapping[str, Tensor] = {"model": learned.model[:, :shared] - start.model[:, :shared], **learned.parts}
     for name, part in parts.items():
         if shared < size and part.shape[1:].numel() > shared:
             raise RuntimeFault(f"the rule {work.rule.kind!r} would send {name!r}, which is longer than what is shared")
     for place, stage in enumerate(work.stages):
-        words = zip(stack.clients, stack.versions, strict=True)
-        parts = stage.send(parts, [key("stage", place, work.seed, client, version) for client, version in words])
+        words = [engine.feed.words(work.seed, c, v, place) for c, v in zip(stack.clients, stack.versions, strict=True)]
+        parts = stage.send(parts, [key("stage", *word) for word in words])
     memory = {name: rows.cpu() for name, rows in learned.memory.items()}
     if shared < size:
         memory[PRIVATE] = learned.model[:, shared:].cpu()

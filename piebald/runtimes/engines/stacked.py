@@ -8,8 +8,8 @@ clients with equally long batches run together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from piebald.contracts import Descended
+from piebald.parameters import Layout
 from piebald.runtimes.engines.algebra import Walk, advance
-from piebald.runtimes.engines.feed import batches
+from piebald.runtimes.engines.feed import Places, batches
 from piebald.runtimes.engines.keyed import KeyedDropout
 from piebald.runtimes.engines.lean import Lean, step_key
 
@@ -32,8 +33,14 @@ class Stacked(Lean):
         if self.traits.random:
             return super().walk(walk)
         pool = self.feed.gather(walk.clients, "train")
-        words = [(self.work.seed, c, v, walk.phase) for c, v in zip(walk.clients, walk.versions, strict=True)]
-        plans = [list(batches(place, walk.descent, *word)) for place, word in zip(pool.places, words, strict=True)]
+        words = [
+            self.feed.words(self.work.seed, client, version, walk.phase)
+            for client, version in zip(walk.clients, walk.versions, strict=True)
+        ]
+        plans = [
+            list(batches(place, walk.descent, self.traits.mixes, *word))
+            for place, word in zip(pool.places, words, strict=True)
+        ]
         order = sorted(range(len(plans)), key=lambda row: (-len(plans[row]), -len(pool.places[row]), row))
         sorted_walk = _rows_of(walk, order)
         plans, words = [plans[row] for row in order], [words[row] for row in order]
@@ -58,6 +65,7 @@ class Stacked(Lean):
                 with torch.no_grad():
                     total[lo:hi] += losses.detach()
                     self._advance(sorted_walk, leaves, w, g, u, gradients, lo, hi)
+        leaves.finish()
         back = torch.tensor(np.argsort(order), device=self.device)
         steps = torch.tensor([float(len(plan)) for plan in plans], device=self.device)
         return Descended(w[back], steps[back], (total / steps)[back], None if u is None else u[back])
@@ -91,7 +99,7 @@ class Stacked(Lean):
         return self.work.task.loss(functional_call(self.module, tensors, (x,)), y)
 
     def _advance(
-        self, walk: Walk, leaves: _Leaves, w: Tensor, g: Tensor | None, u: Tensor | None, gradients: Any, lo: int, hi: int
+        self, walk: Walk, leaves: _Leaves, w: Tensor, g: Tensor | None, u: Tensor | None, gradients: Sequence[Tensor], lo: int, hi: int
     ) -> None:
         parameters = leaves(lo, hi)[1]
         if g is None:
@@ -104,19 +112,33 @@ class Stacked(Lean):
 
 
 class _Leaves:
-    """Views of rows of the stack as autograd leaves, made once for each range of rows."""
+    """A stack's tensors for any range of its clients: parameters as autograd leaves, views of the stack; buffers apart.
 
-    def __init__(self, layout: Any, w: Tensor) -> None:
+    Buffers are kept contiguous, since vmap's batch norm updates a copy where running statistics are strided views, and are
+    written back into the stack by `finish`.
+    """
+
+    def __init__(self, layout: Layout, w: Tensor) -> None:
         self.layout, self.w = layout, w
         self.trained = [slot for slot in layout.slots if not slot.buffer]
+        views = layout.views(w)
+        self._buffers = {slot.name: views[slot.name].contiguous() for slot in layout.slots if slot.buffer}
         self._made: dict[tuple[int, int], tuple[dict[str, Tensor], list[Tensor]]] = {}
 
     def __call__(self, lo: int, hi: int) -> tuple[dict[str, Tensor], list[Tensor]]:
         if (lo, hi) not in self._made:
-            tensors = {name: view.detach() for name, view in self.layout.views(self.w[lo:hi]).items()}
-            parameters = [tensors[slot.name].requires_grad_() for slot in self.trained]
+            views = self.layout.views(self.w[lo:hi])
+            parameters = [views[slot.name].detach().requires_grad_() for slot in self.trained]
+            tensors = {slot.name: leaf for slot, leaf in zip(self.trained, parameters, strict=True)}
+            tensors |= {name: buffer[lo:hi] for name, buffer in self._buffers.items()}
             self._made[lo, hi] = tensors, parameters
         return self._made[lo, hi]
+
+    def finish(self) -> None:
+        """Put the buffers back into the stack."""
+        views = self.layout.views(self.w)
+        for name, buffer in self._buffers.items():
+            views[name].copy_(buffer)
 
 
 def _rows_of(walk: Walk, order: list[int]) -> Walk:
@@ -128,7 +150,7 @@ def _rows_of(walk: Walk, order: list[int]) -> Walk:
         return None if rows is None else rows[order]
 
     lr = walk.descent.lr
-    descent = walk.descent if not isinstance(lr, Tensor) else _with_rates(walk.descent, lr[order])
+    descent = dataclasses.replace(walk.descent, lr=lr[order]) if isinstance(lr, Tensor) else walk.descent
     return Walk(
         [walk.clients[row] for row in order],
         [walk.versions[row] for row in order],
@@ -142,13 +164,9 @@ def _rows_of(walk: Walk, order: list[int]) -> Walk:
     )
 
 
-def _with_rates(descent: Any, lr: Tensor) -> Any:
-    import dataclasses
-
-    return dataclasses.replace(descent, lr=lr)
 
 
-def _pad(parts: list[np.ndarray], device: torch.device) -> tuple[Tensor, Tensor | None]:
+def _pad(parts: list[Places], device: torch.device) -> tuple[Tensor, Tensor | None]:
     """Positions [c, b], short batches filled up with their first row, and a mask [c, b] of what counts (None: all)."""
     longest = max(len(part) for part in parts)
     if all(len(part) == longest for part in parts):

@@ -1,0 +1,113 @@
+"""The table of recipes that every contract test walks, and the small uneven federation they meet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import piebald
+from piebald import recipes
+from piebald.contracts import Recipe
+from piebald.experiment import Run
+from piebald.partition import Lists, PooledClients
+
+# One row a recipe: its name and settings that make it do something.
+TABLE: dict[str, dict[str, Any]] = {
+    "fedavg": {},
+    "fedprox": {"mu": 0.5},
+    "scaffold": {},
+    "fedavgm": {},
+    "fedadam": {},
+    "fedyogi": {},
+    "local": {},
+    "fine_tuned": {"tune_epochs": 2},
+    "lg_fedavg": {},
+    "fedbn": {},
+    "ditto": {"pull": 0.3},
+    "hdafl": {},
+}
+# Settings of local training, and answers on other axes, that have to hold beside the recipes' defaults.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "momentum": {"momentum": 0.9, "keep_momentum": True, "weight_decay": 0.01, "clip": 0.5},
+    "schedule": {"schedule": {"kind": "exponential", "rate": 0.5}, "epochs": 2},
+    "steps": {"steps": 5},
+}
+SIZES = (7, 40, 21, 12, 33)  # uneven; with batch 10 most last batches are short, and 21 leaves a lone row
+
+
+def federation(order: tuple[int, ...] = tuple(range(len(SIZES)))) -> PooledClients:
+    """Five uneven clients whose data differ; `order` renumbers them, their names go along."""
+    draw = np.random.default_rng(5)
+    parts, names, start = [], [], 0
+    xs, ys = [], []
+    for client, size in enumerate(SIZES):
+        labels = draw.integers(0, 4, size + 8)
+        xs.append((draw.normal(size=(size + 8, 6)) + labels[:, None] * 0.5 + client).astype(np.float32))
+        ys.append(labels)
+        parts.append((np.arange(start, start + size), np.arange(start + size, start + size + 8)))
+        names.append(f"site {client}")
+        start += size + 8
+    lists = {}
+    for place, split in enumerate(("train", "test")):
+        own = [parts[client][place] for client in order]
+        lists[split] = Lists(np.concatenate(own), np.cumsum([0, *map(len, own)]))
+    x, y = torch.from_numpy(np.concatenate(xs)), torch.from_numpy(np.concatenate(ys))
+    return PooledClients(x, y, lists, names=[names[c] for c in order], classes=list("abcd"), common=np.arange(7, 15))
+
+
+def network(seed: int = 0) -> nn.Module:
+    """Everything that is hard on engines: batch norm, dropout, integer buffers, two linear layers."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(
+            nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4)
+        )
+
+
+def plain_network(seed: int = 0) -> nn.Module:
+    """A network whose rows do not mix, so that short batches are padded and masked."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 4))
+
+
+def method(name: str, **more: Any) -> Recipe:
+    """A row of the table."""
+    return recipes.make(name, **{"cohort": 4, "lr": 0.1, "batch": 10} | TABLE[name] | more)
+
+
+def carry_out(recipe: Recipe, clients: Any = None, model: Any = network, **options: Any) -> Run:
+    """A short run, by default in this process on the lean engine."""
+    where = {"engine": "lean", "workers": 0} | options.pop("simulator", {})
+    return piebald.run(
+        recipe, clients or federation(), model, runtime=piebald.Simulator(**where), **{"rounds": 3, "seed": 1} | options
+    )
+
+
+def vector(run: Run, client: int | None = None) -> Tensor:
+    """All numbers of a run's model."""
+    return run.work.layout.flatten(run.model(client))
+
+
+def assert_same(one: Run, two: Run, atol: float = 1e-5) -> None:
+    """Two runs came to the same: the community model, every score, every loss, every byte."""
+    torch.testing.assert_close(vector(one), vector(two), atol=atol, rtol=1e-4)
+    for mine, theirs in ((one.scores, two.scores), (one.arrivals, two.arrivals)):
+        assert len(mine) == len(theirs)
+        for a, b in zip(mine, theirs, strict=True):
+            for name, value in a.items():
+                if isinstance(value, float):
+                    assert b[name] == pytest.approx(value, abs=10 * atol, rel=1e-3), (name, a, b)
+                else:
+                    assert b[name] == value, (name, a, b)
+
+
+@pytest.fixture(params=TABLE)
+def name(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Every recipe of the table in turn."""
+    return request.param  # type: ignore[no-any-return]

@@ -1,0 +1,78 @@
+"""Every recipe, on every engine, gives the numbers of the plain reference."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+from piebald import recipes
+
+from .conftest import TABLE, VARIANTS, assert_same, carry_out, method, network, plain_network
+
+ENGINES = [
+    {"engine": "lean"},
+    {"engine": "lean", "stack": 3},
+    {"engine": "stacked", "stack": 1},
+    {"engine": "stacked", "stack": 3},
+    {"engine": "stacked", "stack": 8},
+    {"engine": "lean", "workers": 2},
+    {"engine": "stacked", "stack": 2, "workers": 2},
+]
+
+
+def test_the_table_has_every_recipe() -> None:
+    assert sorted(TABLE) == recipes.names()
+
+
+@pytest.mark.parametrize("simulator", ENGINES, ids=str)
+def test_equals_the_reference(name: str, simulator: dict[str, object]) -> None:
+    reference = carry_out(method(name), simulator={"engine": "reference"})
+    assert_same(reference, carry_out(method(name), simulator=simulator))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("rule", ["fedavg", "fedprox", "ditto", "fine_tuned", "hdafl"])
+@pytest.mark.parametrize("simulator", [{"engine": "lean"}, {"engine": "stacked", "stack": 3}], ids=str)
+def test_settings_of_training(rule: str, variant: str, simulator: dict[str, object]) -> None:
+    recipe = method(rule, **VARIANTS[variant])
+    assert_same(carry_out(recipe, simulator={"engine": "reference"}), carry_out(recipe, simulator=simulator))
+
+
+@pytest.mark.parametrize("model", [plain_network, network])
+def test_short_batches_are_neither_dropped_nor_counted_twice(model: object) -> None:
+    recipe = method("fedavg", batch=9)
+    reference = carry_out(recipe, model=model, simulator={"engine": "reference"})
+    assert_same(reference, carry_out(recipe, model=model, simulator={"engine": "stacked", "stack": 5}))
+
+
+def test_a_model_that_draws_its_own_noise_runs_one_by_one_and_repeats() -> None:
+    import torch
+
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x + (0.1 * torch.randn_like(x) if self.training else 0))
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Noisy()
+    one = carry_out(method("fedavg"), model=model, simulator={"engine": "stacked", "stack": 3})
+    two = carry_out(method("fedavg"), model=model, simulator={"engine": "lean"})
+    assert_same(one, two)
+
+
+def test_auto_settles_on_an_engine_that_a_resumed_run_will_use() -> None:
+    run = carry_out(method("fedavg"), simulator={"engine": "auto", "workers": None})
+    assert run.meta["runtime"]["engine"] in ("lean", "stacked")
+    assert run.meta["runtime"]["workers"] is not None
+    assert_same(carry_out(method("fedavg"), simulator={"engine": "reference"}), run)
+
+
+def test_bfloat16_stays_near() -> None:
+    full = carry_out(method("fedavg"))
+    half = carry_out(method("fedavg"), simulator={"bfloat16": True})
+    assert half.rounds[-1]["loss"] == pytest.approx(full.rounds[-1]["loss"], rel=0.05)
+    assert half.rounds[-1]["loss"] != full.rounds[-1]["loss"]

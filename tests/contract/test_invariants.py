@@ -1,0 +1,133 @@
+"""What holds for every recipe: no effect where a setting is zero, no order, no private number on its way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import piebald
+from piebald import recipes
+from piebald.contracts import Arrival, Assignment, Pool
+from piebald.runtimes.engines.serve import PRIVATE
+from piebald.runtimes.simulator import Simulation
+
+from .conftest import SIZES, assert_same, carry_out, federation, method, vector
+
+# What must come to the same as FedAvg when its own setting has no effect.
+NO_EFFECT = {
+    "fedprox, mu 0": recipes.fedprox(cohort=4, lr=0.1, batch=10, mu=0.0),
+    "hdafl, nothing private": recipes.hdafl(cohort=4, lr=0.1, batch=10, private=()),
+    "lg_fedavg, all shared": recipes.lg_fedavg(cohort=4, lr=0.1, batch=10, shared="*"),
+    "fedavgm, no momentum": recipes.fedavgm(cohort=4, lr=0.1, batch=10, beta=0.0),
+    "clipping at a huge norm, no noise": recipes.fedavg(cohort=4, lr=0.1, batch=10).with_(
+        update=[{"kind": "gaussian", "clip": 1e9, "noise": 0.0}]
+    ),
+    "a constant schedule": recipes.fedavg(cohort=4, lr=0.1, batch=10, schedule={"kind": "exponential", "rate": 1.0}),
+    "sgd clipping at a huge norm": recipes.fedavg(cohort=4, lr=0.1, batch=10, clip=1e9),
+}
+# Recipes whose community model is FedAvg's, with something for each client beside it.
+BESIDE = {"fine_tuned": {}, "ditto": {"pull": 0.3}}
+
+
+@pytest.mark.parametrize("case", NO_EFFECT)
+def test_settings_without_effect_equal_fedavg(case: str) -> None:
+    assert_same(carry_out(method("fedavg")), carry_out(NO_EFFECT[case]))
+
+
+@pytest.mark.parametrize("case", BESIDE)
+def test_personal_models_leave_the_community_model_alone(case: str) -> None:
+    torch.testing.assert_close(vector(carry_out(method("fedavg"))), vector(carry_out(method(case, **BESIDE[case]))))
+
+
+def test_ditto_without_pull_is_local_training() -> None:
+    """With whole batches, whose order does not matter, the personal models are those of Local."""
+    whole = {"cohort": 1.0, "batch": 64}
+    ditto, local = (carry_out(method(n, **whole, **more), model=nn.Linear(6, 4)) for n, more in (("ditto", {"pull": 0.0}), ("local", {})))
+    mine, theirs = (
+        {(row["version"], row["client"], row["metric"]): row["value"] for row in run.scores if row["model"] == "personal"}
+        for run in (ditto, local)
+    )
+    assert len(mine) == 4 * 5 * 2
+    assert mine == pytest.approx(theirs, abs=1e-5)
+
+
+def test_a_cohort_of_everybody_needs_no_order(name: str) -> None:
+    """Clients renumbered: the same community model, and each client keeps its own results under its name."""
+    order = (3, 1, 4, 0, 2)
+    one = carry_out(method(name, cohort=1.0))
+    two = carry_out(method(name, cohort=1.0), federation(order))
+    torch.testing.assert_close(vector(one), vector(two), atol=1e-5, rtol=1e-4)
+    mine = {(SITE[row["client"]], *_what(row)): row["value"] for row in one.scores if row["client"] is not None}
+    theirs = {(SITE[order[row["client"]]], *_what(row)): row["value"] for row in two.scores if row["client"] is not None}
+    assert mine.keys() == theirs.keys()
+    for key, value in mine.items():
+        assert theirs[key] == pytest.approx(value, abs=1e-4)
+
+
+SITE = [f"site {client}" for client in range(len(SIZES))]
+
+
+def _what(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["version"], row["model"], row["metric"]
+
+
+class Backwards(Simulation):
+    """Submits in reverse and listens to everything that passes the seam."""
+
+    def __init__(self, *settings: Any) -> None:
+        super().__init__(*settings)
+        self.heard: list[Arrival] = []
+        self.private: set[float] = set()
+
+    def submit(self, assignments: Sequence[Assignment], pool: Pool | None = None) -> None:
+        super().submit(list(reversed(assignments)), pool)
+
+    def next(self, until: float = float("inf")) -> Arrival | None:
+        arrival = super().next(until)
+        if arrival is not None:
+            self.heard.append(arrival)
+            for client in self.memory:
+                self.private |= set(self.memory.get(client).get(PRIVATE, torch.empty(0)).tolist())
+        return arrival
+
+
+@pytest.fixture
+def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Backwards]]:
+    opened: list[Backwards] = []
+
+    def listen(self: piebald.Simulator, work: Any, clients: Any) -> Backwards:
+        opened.append(Backwards(self, work, clients))
+        return opened[-1]
+
+    monkeypatch.setattr(piebald.Simulator, "open", listen)
+    yield opened
+
+
+def test_the_order_of_submission_changes_nothing(name: str, listening: list[Backwards]) -> None:
+    backwards = carry_out(method(name))
+    listening.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(piebald.Simulator, "open", lambda self, work, clients: Simulation(self, work, clients))
+        forwards = carry_out(method(name))
+    assert torch.equal(vector(backwards), vector(forwards))
+
+
+@pytest.mark.parametrize("weigh", ["by_examples", "equal"])
+def test_no_private_number_is_in_an_arrival(name: str, weigh: str, listening: list[Backwards]) -> None:
+    """Listen at the seam: everything sent fits the shared slice, and no value of a private layer is in it."""
+    recipe = method(name).with_(weigh={"kind": weigh}, pace={"kind": "asynchronous", "cohort": 4})
+    carry_out(recipe, rounds=6)
+    simulation = listening[0]
+    shared, size = simulation.work.layout.shared, simulation.work.layout.size
+    assert bool(simulation.private) == (size > shared)
+    sent = [arrival for arrival in simulation.heard if arrival.assignment.query is None]
+    assert len(sent) >= 6
+    for arrival in sent:
+        assert arrival.update is not None
+        for part in arrival.update.parts.values():
+            assert part.numel() <= shared
+            assert not simulation.private & set(part.flatten().tolist()) - {0.0}

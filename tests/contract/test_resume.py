@@ -1,0 +1,176 @@
+"""Killed at any moment and resumed, a run ends with the same numbers, bit for bit, as an undisturbed one."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import piebald
+from piebald.contracts import Recipe
+from piebald.errors import RunFolderError, SettingError
+from piebald.report.store import RunStore
+from piebald.runtimes.simulator import Simulation
+
+from .conftest import VARIANTS, carry_out, federation, method, network, plain_network, vector
+
+FORK = multiprocessing.get_context("fork")
+
+
+def _die(*_: Any, **__: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _at_call(number: int, method_name: str, owner: type, after: bool) -> None:
+    """Make a method die at its n-th call, before or after doing its work."""
+    real, calls = getattr(owner, method_name), [0]
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == number and not after:
+            _die()
+        result = real(*args, **kwargs)
+        if calls[0] == number and after:
+            _die()
+        return result
+
+    setattr(owner, method_name, wrapped)
+
+
+# where to die: (method, its owner, the call, after it?)
+MOMENTS: dict[str, tuple[str, type, int, bool]] = {
+    "before anything is committed": ("commit", RunStore, 1, False),
+    "in the middle of training": ("_serve", Simulation, 4, False),
+    "trained but not committed": ("commit", RunStore, 3, False),
+    "just committed": ("commit", RunStore, 2, True),
+    "while scores are written": ("scores", RunStore, 3, False),
+    "after the last commit": ("commit", RunStore, 4, True),
+}
+
+
+def killed(folder: Path, recipe: Recipe, moment: tuple[str, type, int, bool], **options: Any) -> None:
+    """Run in a child that is killed at a moment."""
+
+    def child() -> None:
+        name, owner, number, after = moment
+        _at_call(number, name, owner, after)
+        carry_out(recipe, out=folder, rounds=4, **options)
+
+    process = FORK.Process(target=child)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+
+
+def assert_identical(one: piebald.Run, two: piebald.Run) -> None:
+    """The same bits: community model, every client's memory, every number in the tables but wall time."""
+    assert torch.equal(vector(one), vector(two))
+    for client in range(5):
+        mine, theirs = one._store.memory(client), two._store.memory(client)
+        assert mine.keys() == theirs.keys()
+        assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    first, second = one._store.last_checkpoint(), two._store.last_checkpoint()
+    assert first is not None
+    assert second is not None
+    assert first[1].tensors.keys() == second[1].tensors.keys()
+    assert all(torch.equal(tensor, second[1].tensors[name]) for name, tensor in first[1].tensors.items())
+    assert one.scores == two.scores
+    assert one.arrivals == two.arrivals
+    assert [_timeless(row) for row in one.rounds] == [_timeless(row) for row in two.rounds]
+
+
+def _timeless(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name != "wall"}
+
+
+def check(tmp_path: Path, recipe: Recipe, moment: tuple[str, type, int, bool], model: Any = network, **options: Any) -> None:
+    killed(tmp_path / "killed", recipe, moment, model=model, **options)
+    resumed = piebald.resume(tmp_path / "killed", federation(), model)
+    undisturbed = carry_out(recipe, out=tmp_path / "whole", rounds=4, model=model, **options)
+    assert_identical(undisturbed, resumed)
+    assert resumed.meta["status"] == "finished"
+
+
+@pytest.mark.parametrize("moment", ["in the middle of training", "just committed"])
+def test_every_recipe(name: str, moment: str, tmp_path: Path) -> None:
+    check(tmp_path, method(name), MOMENTS[moment])
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("rule", ["hdafl", "scaffold"])
+def test_every_moment(rule: str, moment: str, tmp_path: Path) -> None:
+    check(tmp_path, method(rule), MOMENTS[moment])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_kept_momentum_and_schedules(variant: str, tmp_path: Path) -> None:
+    check(tmp_path, method("hdafl", **VARIANTS[variant]), MOMENTS["trained but not committed"])
+
+
+@pytest.mark.parametrize("simulator", [{"engine": "stacked", "stack": 3}, {"engine": "lean", "workers": 2}], ids=str)
+def test_engines(simulator: dict[str, Any], tmp_path: Path) -> None:
+    check(tmp_path, method("hdafl"), MOMENTS["just committed"], plain_network, simulator=simulator)
+
+
+def test_sparse_checkpoints_repeat_what_came_after_the_last(tmp_path: Path) -> None:
+    check(tmp_path, method("hdafl"), ("commit", RunStore, 4, False), checkpoint_every=2)
+
+
+def test_asynchronous_with_assignments_under_way(tmp_path: Path) -> None:
+    """Devices of different speed, private heads: what is outstanding is in the checkpoint, with its results if it has any."""
+    fleet = piebald.partition.FastSlow(fast=1.0, slow_factor=3.0, share_slow=0.4)
+    recipe = method("hdafl").with_(pace={"kind": "asynchronous", "cohort": 3})
+    check(tmp_path, recipe, MOMENTS["just committed"], simulator={"fleet": fleet})
+
+
+def test_a_finished_run_is_handed_back(tmp_path: Path) -> None:
+    run = carry_out(method("hdafl"), out=tmp_path / "run")
+    again = piebald.resume(tmp_path / "run", federation(), network)
+    assert torch.equal(vector(run), vector(again))
+    assert len(again.rounds) == 3
+
+
+def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real: Callable[..., Any] = Simulation._serve
+    calls = []
+
+    def interrupted(self: Simulation, events: Any) -> None:
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        real(self, events)
+
+    monkeypatch.setattr(Simulation, "_serve", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        carry_out(method("hdafl"), out=tmp_path / "stopped", rounds=4)
+    with RunStore.open_read_only(tmp_path / "stopped") as store:
+        assert store.meta["status"] == "stopped"
+    resumed = piebald.resume(tmp_path / "stopped", federation(), network)
+    assert_identical(carry_out(method("hdafl"), out=tmp_path / "whole", rounds=4), resumed)
+
+
+def test_what_cannot_be_resumed_says_so(tmp_path: Path) -> None:
+    carry_out(method("hdafl"), out=tmp_path / "run")
+    with pytest.raises(SettingError, match="started from Python"):
+        piebald.resume(tmp_path / "run")
+    with pytest.raises(SettingError, match="does not fit the run"):
+        piebald.resume(tmp_path / "run", federation(), torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Linear(5, 4)))
+    with pytest.raises(RunFolderError):
+        piebald.resume(tmp_path / "nothing", federation(), network)
+
+
+def test_compare_goes_on_where_it_was_cut(tmp_path: Path) -> None:
+    methods = {"A": method("fedavg"), "B": method("hdafl")}
+    options: dict[str, Any] = {"rounds": 2, "seeds": (0, 1), "out": tmp_path, "runtime": piebald.Simulator(engine="lean", workers=0)}
+    whole = piebald.compare(methods, federation(), network, **options)
+    import shutil
+
+    shutil.rmtree(tmp_path / "B" / "seed-1")
+    again = piebald.compare(methods, federation(), network, **options)
+    assert [run.accuracy for run in again.runs] == [run.accuracy for run in whole.runs]

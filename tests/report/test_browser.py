@@ -1,0 +1,109 @@
+"""The page in a real browser that has no network."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from piebald.report import write_report
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+pytestmark = pytest.mark.slow
+
+ARGUMENTS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser():
+    names = ("chromium", "chromium-browser", "google-chrome", "chrome")
+    binary = next((found for name in names if (found := shutil.which(name))), None)
+    if binary is None:
+        pytest.skip("no chromium was found on the PATH")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=binary, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def address(runs, tmp_path_factory):
+    return write_report([runs], tmp_path_factory.mktemp("report"))[0].as_uri()
+
+
+@pytest.fixture
+def visit(browser, address):
+    """Open the page; says what it complained about and what it asked for."""
+    contexts = []
+
+    def visit(width, scheme):
+        context = browser.new_context(
+            viewport={"width": width, "height": 812}, color_scheme=scheme, offline=True, has_touch=width < 600
+        )
+        contexts.append(context)
+        page, said, asked = context.new_page(), [], []
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(address)
+        for plot in page.locator(".plot").all():
+            plot.locator(".main-svg").first.wait_for()
+        return page, said, asked
+
+    yield visit
+    for context in contexts:
+        context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 375])
+def test_all_is_drawn_quietly_and_fits(visit, address, width, scheme):
+    page, said, asked = visit(width, scheme)
+    assert said == []
+    assert [url for url in asked if not url.startswith(("data:", "blob:"))] == [address]
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.locator(".plot").count() == 7
+    assert page.evaluate("[...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('svg'))")
+    drawn = "[...document.querySelectorAll('.js-line, .boxes path.box, .heatmaplayer image')].length"
+    assert page.evaluate(drawn) >= 5 * 3 + 5 + 4 + 4 + 1
+    boxes = "[...document.querySelectorAll('.plot')].map((p) => [p.offsetHeight, p.querySelector('svg').clientHeight])"
+    assert all(outer == inner for outer, inner in page.evaluate(boxes))  # no chart spills over what follows it
+
+
+def test_the_charts_follow_the_theme(visit):
+    page, said, _ = visit(1280, "light")
+    line = page.locator("#plot-version .js-line").nth(1)
+    before = line.evaluate("(path) => getComputedStyle(path).stroke")
+    page.emulate_media(color_scheme="dark")
+    playwright.expect(line).not_to_have_css("stroke", before)
+    assert said == []
+
+
+def test_tables_scroll_in_their_own_box(visit):
+    page, _, _ = visit(375, "light")
+    wide = page.locator("#results .scroll")
+    assert wide.evaluate("(box) => box.scrollWidth > box.clientWidth")
+    wide.evaluate("(box) => { box.scrollLeft = 10_000; }")
+    assert wide.evaluate("(box) => box.querySelector('tbody th').getBoundingClientRect().left >= 0")  # the label stays
+
+
+def test_text_stands_out_from_what_is_behind_it(visit):
+    """WCAG AA: 4.5 : 1 for text, 3 : 1 for lines of a chart."""
+    ratio = """(names) => {
+        const css = getComputedStyle(document.documentElement);
+        const light = (name) => {
+            const hex = css.getPropertyValue("--" + name).trim();
+            const parts = [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16) / 255);
+            const [r, g, b] = parts.map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
+            return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+        };
+        const back = light("surface");
+        return names.map((n) => (Math.max(light(n), back) + 0.05) / (Math.min(light(n), back) + 0.05));
+    }"""
+    for scheme in ("light", "dark"):
+        page, _, _ = visit(1280, scheme)
+        assert min(page.evaluate(ratio, ["ink", "soft", "accent", "good", "bad"])) >= 4.5
+        assert min(page.evaluate(ratio, [f"series-{place}" for place in range(8)])) >= 3

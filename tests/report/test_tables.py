@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from piebald.errors import RunFolderError, SettingError
+from piebald.report.comparison import Comparison, Interval
+from piebald.report.store import RunStore
+from piebald.report.tables import History, load
+
+
+def tiny(label, seed, values, *, sent=500_000, recipe=None, **meta):
+    """A run in memory; values[v] are the clients' metric after commit v + 1; a commit sends 1 MB and takes 2 s."""
+    described = {"recipe": {"name": recipe or label}, "label": label, "seed": seed, "metric": "accuracy"} | meta
+    store = RunStore.create(None, described)
+    for version, row in enumerate(values, 1):
+        step = {"version": version, "time": 2.0 * version, "wall": 1.0, "bytes_down": sent, "bytes_up": sent}
+        store.commit(step, [])
+        head = {"version": version, "model": "community", "split": "test", "metric": described["metric"]}
+        store.scores([head | {"client": client, "value": value} for client, value in enumerate(row)])
+    return History(store)
+
+
+def test_a_history_has_the_tables_and_the_final_figures():
+    store = RunStore.create(None, {"recipe": {"name": "hdafl"}, "seed": 4, "metric": "accuracy", "status": "finished"})
+    store.clients([{"client": c, "name": f"c{c}"} for c in range(20)])
+    for version in (1, 2):
+        store.commit(
+            {"version": version, "time": 5.0 * version, "wall": version, "bytes_down": 100, "bytes_up": 30}, []
+        )
+    row = {"version": 2, "split": "test", "metric": "accuracy"}
+    store.scores([row | {"client": c, "model": "community", "value": c / 20} for c in range(20)])
+    store.scores(
+        [row | {"client": 19, "model": "personal", "value": 1.0}]
+    )  # counts in place of the community model's 0.95
+    store.scores([row | {"client": 3, "model": "community", "split": "validation", "value": 0.0}])
+    store.scores([row | {"client": 3, "model": "community", "metric": "loss", "value": 9.0}])
+    store.scores([row | {"client": None, "model": "community", "value": 0.7}])
+    history = History(store)
+    final = history.final
+    mean = (sum(c / 20 for c in range(19)) + 1) / 20
+    assert history.accuracy == pytest.approx(mean)
+    assert final["worst_decile"] == pytest.approx((0 + 0.05) / 2)
+    assert final["per_client"][19] == 1.0
+    assert final["sd"] == pytest.approx(
+        math.sqrt((sum((c / 20 - mean) ** 2 for c in range(19)) + (1 - mean) ** 2) / 20)
+    )
+    expected = {
+        "recipe": "hdafl",
+        "label": "hdafl",
+        "seed": 4,
+        "rounds": 2,
+        "common": 0.7,
+        "seconds": 10.0,
+        "wall": 2.0,
+    }
+    assert expected.items() <= final.items()
+    assert (final["bytes_down"], final["bytes_up"]) == (200, 60)
+    assert len(history.scores) == 24
+    assert history.frame("rounds")["bytes_up"].sum() == 60
+    assert list(history.frame("arrivals").columns)[:3] == ["id", "version", "client"]
+    with pytest.raises(SettingError, match="did you mean 'scores'"):
+        history.frame("score")
+
+
+def test_an_empty_run_has_no_figures_and_no_errors():
+    history = History(RunStore.create(None, {}))
+    assert history.accuracy is None
+    assert history.curve == []
+    assert history.final["mean"] is None
+    assert history.final["common"] is None
+    assert history.to_target(0.5) is None
+    assert history.frame("clients").empty
+
+
+def test_validation_rows_judge_where_there_are_no_test_rows():
+    store = RunStore.create(None, {"metric": "accuracy"})
+    store.commit({"version": 1}, [])
+    row = {"version": 1, "client": 0, "model": "community", "metric": "accuracy"}
+    store.scores([row | {"split": "train", "value": 0.9}, row | {"split": "validation", "value": 0.5}])
+    assert History(store).accuracy == 0.5
+
+
+def test_the_target_is_first_reached_at():
+    history = tiny("a", 1, [[0.2, 0.4], [0.5, 0.7], [0.4, 0.6], [0.9, 0.9]])
+    assert history.to_target(0.55) == {"version": 2, "bytes": 2_000_000, "seconds": 4.0, "wall": 1.0, "mean": 0.6}
+    assert history.to_target(0.95) is None
+    error = tiny("a", 1, [[3.0], [2.0], [1.0]], metric="squared_error", higher_is_better=False)
+    assert error.to_target(2.0)["version"] == 2
+    assert error.final["worst_decile"] == 1.0
+
+
+def test_runs_are_found_however_deep(runs, tmp_path):
+    found = load([runs / "hdafl", runs])
+    assert len(found) == 15
+    assert found[0].label == "hdafl"
+    with found[0] as history:
+        assert history.name == "seed-1"
+    (tmp_path / "empty").mkdir()
+    for paths, message in (
+        ([tmp_path / "empty"], "there is no run in"),
+        ([tmp_path / "nowhere"], "is not a folder"),
+        ([], "no run was named"),
+    ):
+        with pytest.raises(RunFolderError, match=message):
+            load(paths)
+
+
+# ------------------------------------------------------------------------------------------------------- side by side
+
+
+def test_an_interval_by_students_t():
+    assert Interval.of([]) is None
+    assert Interval.of([0.5]) == Interval(0.5, None, None, 1)
+    found = Interval.of([1.0, 2.0, 3.0])  # sd 1, t(2) = 4.3027
+    assert (found.mean, found.count) == (2.0, 3)
+    assert found.high - found.mean == pytest.approx(4.302653 / math.sqrt(3), rel=1e-6)
+
+
+@pytest.fixture
+def two():
+    return Comparison(
+        [
+            *(tiny("mine", seed, [[0.1, 0.1], [0.6 + 0.1 * seed, 0.8]], sent=100_000) for seed in (0, 1, 2)),
+            *(tiny("fedavg", seed, [[0.1, 0.1], [0.5 + 0.1 * seed, 0.6]]) for seed in (0, 1, 5)),
+        ]
+    )
+
+
+def test_baselines_come_first_and_the_best_is_ranked_first(two):
+    assert two.labels == ["fedavg", "mine"]
+    assert two.ranking() == ["mine", "fedavg"]
+
+
+def test_differences_are_paired_by_seed(two):
+    (row,) = two.paired("fedavg")
+    assert row["seeds"] == 2  # 0 and 1; the others have no partner
+    assert row["difference"] == pytest.approx(0.15)
+    assert row["high"] - row["low"] == pytest.approx(0, abs=1e-9)  # the same difference in both pairs
+    assert two.per_client("mine", "fedavg") == pytest.approx([0.1, 0.1, 0.2, 0.2])
+    with pytest.raises(SettingError, match="there is no label 'fedavgg'"):
+        two.paired("fedavgg")
+
+
+def test_the_summary_has_a_row_a_label(two):
+    fedavg, mine = two.summary()
+    assert mine["seeds"] == 3
+    assert mine["mean"] == pytest.approx(0.75)
+    assert mine["low"] < 0.75 < mine["high"]
+    assert (mine["mb_up"], mine["mb_down"]) == pytest.approx((0.2, 0.2))
+    assert fedavg["seconds"] == 4.0
+    assert fedavg["common"] is None
+
+
+def test_the_common_target_is_one_that_fedavg_reaches(two):
+    assert two.target() == 0.55
+    fedavg, mine = two.to_target(0.72)
+    assert fedavg == {"label": "fedavg", "runs": 3, "reached": 1, "rounds": 2, "mb": 2.0, "seconds": 4.0}
+    assert (mine["reached"], mine["mb"]) == (2, pytest.approx(0.4))
+    assert two.to_target(0.99)[0]["rounds"] is None
+
+
+@pytest.mark.parametrize(
+    ("ends", "better", "target"), [(0.6789, True, 0.67), (1234.5, False, 1300.0), (0.7, True, 0.7)]
+)
+def test_the_target_is_rounded_to_the_easy_side(ends, better, target):
+    run = tiny("fedavg", 1, [[ends]], metric="number", higher_is_better=better)
+    comparison = Comparison([run])
+    assert comparison.target() == target
+    assert comparison.to_target(target)[0]["reached"] == 1
+
+
+def test_a_band_spans_the_seeds_where_all_have_values():
+    one, other = tiny("a", 1, [[0.0], [0.2], [0.4]]), tiny("a", 2, [[0.2], [0.4]])
+    band = Comparison([one, other]).band("a", "version")
+    assert band.x == [1, 2]
+    assert band.mean == pytest.approx([0.1, 0.3])
+    assert band.low == pytest.approx([0.0, 0.2])
+    assert band.high == pytest.approx([0.2, 0.4])
+    assert band.seeds == 2
+    silent = Comparison([tiny("local", 1, [[0.1], [0.6]], sent=0)]).band("local", "bytes")
+    assert (silent.x, silent.mean) == ([0.0], [0.6])
+
+
+def test_a_long_curve_is_thinned():
+    band = Comparison([tiny("a", 1, [[v / 1000] for v in range(1000)])]).band("a", "version", points=50)
+    assert len(band.x) == 50
+    assert (band.x[0], band.x[-1]) == (1, 1000)
+
+
+def test_runs_of_different_metrics_are_not_compared():
+    with pytest.raises(SettingError, match="must share a metric, got accuracy, squared_error"):
+        Comparison([tiny("a", 1, [[0.1]]), tiny("b", 1, [[0.1]], metric="squared_error")])
