@@ -2,8 +2,8 @@
 
     partition -> client -> update -> controller -> report
 
-Who holds what; how a client learns and what it keeps; what befalls its update on the way; what the centre does with it; what
-is kept and shown.  A recipe is one answer for each, and runs unchanged on every runtime.
+Who holds what; how a client learns and what it keeps; what befalls its update on the way; what the centre does with
+it; what is kept and shown.  A recipe is one answer for each, and runs unchanged on every runtime.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from piebald.runtimes import Simulator
 
 __all__ = [
-    "LazyClients",
     "Layout",
+    "LazyClients",
     "MissingExtra",
     "ParameterError",
     "PiebaldError",

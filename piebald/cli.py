@@ -309,7 +309,7 @@ def _print_table(heading: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(*heading, box=None, pad_edge=False, header_style="bold")
+    table = Table(*heading, box=None, pad_edge=False, header_style="bold", show_header=any(heading))
     for row in rows:
         table.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row))
     # Where nobody looks, lines stay whole: they are for grep.

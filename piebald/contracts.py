@@ -1,8 +1,8 @@
 """The nouns that all stages pass around, and what each part of a recipe must offer.  Imports nothing of the stages.
 
-Shapes: `p` numbers in a whole model, `s` of them shared (they come first, see `parameters.Layout`), `n` updates in a cohort,
-`c` clients in a stack.  Client code is written for ONE client with plain arithmetic on the last axis; an engine may hand it a
-stack of clients, so vectors carry a leading axis of `c` (1 where clients run one after another).
+Shapes: `p` numbers in a whole model, `s` of them shared (they come first, see `parameters.Layout`), `n` updates in a
+cohort, `c` clients in a stack.  Client code is written for ONE client with plain arithmetic on the last axis; an engine
+may hand it a stack of clients, so vectors carry a leading axis of `c` (1 where clients run one after another).
 """
 
 from __future__ import annotations
@@ -96,7 +96,9 @@ class Fleet(Protocol):
         """The device of one client."""
 
     def available(self, clients: int, now: float) -> Sequence[int]:
-        """Clients out of range(clients) that can be asked at this time, increasing; `range(clients)` itself if all can."""
+        """Clients out of range(clients) that can be asked at this time, increasing; `range(clients)` itself if all
+        can.
+        """
 
 
 # ------------------------------------------------------------------------------------------------- what travels, when
@@ -110,8 +112,8 @@ class Assignment:
         id: unique in the run, increasing.
         client: the client's number.
         version: commits that had been made when this was sent; with the seed and the client it fixes all randomness.
-        parts: named vectors on their way down: "model" [s], "private" [p - s] at the first contact only, and what the rule
-            asks for (SCAFFOLD's "control").
+        parts: named vectors on their way down: "model" [s], "private" [p - s] at the first contact only, and what the
+            rule asks for (SCAFFOLD's "control").
         query: a question to answer; None means: train.
         free: asked for the report only, so it costs neither bytes nor virtual time.
     """
@@ -126,8 +128,9 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pooled:
-    """A sum over updates, made where they were trained: `weight` = sum of weights, `parts` = weighted sum of "model" [s] and
-    plain sums of the other named parts."""
+    """A sum over updates, made where they were trained: `weight` = sum of weights, `parts` = weighted sum of "model"
+    [s] and plain sums of the other named parts.
+    """
 
     weight: float
     parts: Mapping[str, Tensor]
@@ -138,8 +141,8 @@ class Update:
     """What one client sends back.
 
     Attributes:
-        parts: named vectors; "model" [s] is the change of the shared numbers since the assignment's model.  Empty where the
-            update has been summed into `pool`.
+        parts: named vectors; "model" [s] is the change of the shared numbers since the assignment's model.  Empty
+            where the update has been summed into `pool`.
         examples: rows the client trained on (or answered for).
         steps: optimiser steps taken.
         metrics: named numbers, e.g. "loss".
@@ -159,7 +162,9 @@ class Update:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arrival:
-    """The end of an assignment: an update, or the reason why there is none.  Times are seconds of the runtime's clock."""
+    """The end of an assignment: an update, or the reason why there is none.  Times are seconds of the runtime's
+    clock.
+    """
 
     assignment: Assignment
     update: Update | None
@@ -172,7 +177,9 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Leave to sum updates where they are made.  `weight` says how much one counts; `limit` is the longest step allowed."""
+    """Leave to sum updates where they are made.  `weight` says how much one counts; `limit` is the longest step
+    allowed.
+    """
 
     weight: Weigh
     limit: float
@@ -185,7 +192,9 @@ class Runtime(Protocol):
         """Send assignments; their inputs are fixed from now on."""
 
     def next(self, until: float = float("inf")) -> Arrival | None:
-        """The next arrival in order of time (ties: assignment id); None when none is due by `until`, which is then now."""
+        """The next arrival in order of time (ties: assignment id); None when none is due by `until`, which is then
+        now.
+        """
 
     def clients(self) -> Sequence[int]:
         """Clients that could be asked now, in increasing order."""
@@ -237,7 +246,9 @@ class Start:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Learned:
-    """What a rule ends with: the local model [c, p], further named vectors to send, what to remember, and metrics [c]."""
+    """What a rule ends with: the local model [c, p], further named vectors to send, what to remember, and metrics
+    [c].
+    """
 
     model: Tensor
     steps: Tensor
@@ -271,7 +282,9 @@ class Descent:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Descended:
-    """Where a descent ended: model [c, p], steps [c], mean training loss over the steps [c], velocity u [c, p] or None."""
+    """Where a descent ended: model [c, p], steps [c], mean training loss over the steps [c], velocity u [c, p] or
+    None.
+    """
 
     model: Tensor
     steps: Tensor
@@ -292,14 +305,15 @@ class Local(Protocol):
         shift: Tensor | None = None,
         velocity: Tensor | None = None,
     ) -> Descended:
-        """Walk from `model` [c, p] on mini-batches along  g + pull * (w - anchor) + shift  (parameters only, not buffers).
+        """Walk from `model` [c, p] on mini-batches along  g + pull * (w - anchor) + shift  (parameters only, not
+        buffers).
 
-        The pull belongs to the objective, so `clip` sees it; shift and weight decay are added after clipping.  Each call in
-        one assignment sees the rows in an order of its own.
+        The pull belongs to the objective, so `clip` sees it; shift and weight decay are added after clipping.  Each
+        call in one assignment sees the rows in an order of its own.
         """
 
     def score(self, model: Tensor, split: Split) -> tuple[dict[str, Tensor], Tensor]:
-        """"loss" and the task's metrics by name, each [c], and the rows they were averaged over [c] (NaN where there are 0).
+        """The loss and the task's metrics by name, each [c] (NaN without rows), and how many rows were counted [c].
 
         Models are in evaluation mode: no dropout, batch norm with its running statistics.
         """
@@ -353,7 +367,9 @@ def build(axis: str, table: Mapping[str, Any] | Part) -> Part:
 
 
 class Share(Part):
-    """What leaves the client.  `private` names the layers that stay: patterns or roles that `parameters.Layout` resolves."""
+    """What leaves the client.  `private` names the layers that stay: patterns or roles that `parameters.Layout`
+    resolves.
+    """
 
     axis = "share"
 
@@ -368,7 +384,9 @@ class Rule(Part):
     axis = "learn"
 
     def remember(self, model: Tensor, shared: int) -> dict[str, Tensor]:
-        """A client's memory before its first assignment; `model` [p] is the one the run starts from, `shared` is `s`."""
+        """A client's memory before its first assignment; `model` [p] is the one the run starts from, `shared` is
+        `s`.
+        """
         return {}
 
     def learn(self, start: Start, local: Local) -> Learned:
@@ -387,7 +405,9 @@ class Rule(Part):
         """What the centre sends besides the model, before the first commit, by name."""
         return {}
 
-    def fold(self, common: Mapping[str, Tensor], mean: Mapping[str, Tensor], arrived: int, known: int) -> dict[str, Tensor]:
+    def fold(
+        self, common: Mapping[str, Tensor], mean: Mapping[str, Tensor], arrived: int, known: int
+    ) -> dict[str, Tensor]:
         """The new common parts, from the plain means of the named parts of `arrived` updates out of `known` clients."""
         return dict(common)
 
@@ -403,11 +423,13 @@ class Query(Part):
 
 
 class Stage(Part):
-    """What befalls an update on its way.  Two ends: on each update before it leaves, on the pooled result at the centre."""
+    """What befalls an update on its way.  Two ends: on each update before it leaves, on the pooled result at the
+    centre.
+    """
 
     axis = "update"
     hides_each: ClassVar[bool] = False  # the centre cannot see single updates (secure sums)
-    model_only: ClassVar[bool] = False  # it protects the model's change and would let other named parts pass unprotected
+    model_only: ClassVar[bool] = False  # it protects the model's change and no other named part
 
     def send(self, parts: Mapping[str, Tensor], keys: Sequence[int]) -> Mapping[str, Tensor]:
         """The client's end, on named parts [c, ...] with one random key for each client."""
@@ -490,7 +512,7 @@ class Pace(Part):
     """When the centre asks, and when it steps."""
 
     axis = "pace"
-    pools: ClassVar[bool] = False  # True: a commit uses exactly the updates of one submission, so they may be summed early
+    pools: ClassVar[bool] = False  # True: a commit uses the updates of one submission, which may be summed early
 
     def ask(self, view: View, seed: int) -> Sequence[int]:
         """Clients to send an assignment to now."""
@@ -525,7 +547,9 @@ class Where(Part):
     axis = "runtime"
 
     def settled(self, work: Work, clients: Clients, expected: int) -> Where:
-        """The same with every choice made, so that a resumed run makes the same ones; `expected` clients work at a time."""
+        """The same with every choice made, so that a resumed run makes the same ones; `expected` clients work at a
+        time.
+        """
         return self
 
     def open(self, work: Work, clients: Clients) -> Runtime:
@@ -534,7 +558,8 @@ class Where(Part):
 
 
 class Recipe(BaseModel):
-    """One answer for each axis.  Frozen; equal fields mean the same method; a combination that cannot work is refused here.
+    """One answer for each axis.  Frozen; equal fields mean the same method; a combination that cannot work is refused
+    here.
 
     `name`, `fields` and `paper` say which named recipe it was made by; `with_` replaces answers.
     """
@@ -630,7 +655,9 @@ class Work:
 class Recorder(Protocol):
     """Where the controller writes what happened; `report.store` keeps it in a run folder."""
 
-    def commit(self, step: Mapping[str, Any], arrivals: Sequence[Mapping[str, Any]], checkpoint: Checkpoint | None) -> None:
+    def commit(
+        self, step: Mapping[str, Any], arrivals: Sequence[Mapping[str, Any]], checkpoint: Checkpoint | None
+    ) -> None:
         """One commit with the arrivals since the one before, in one transaction; with the checkpoint, if it is due."""
 
     def scores(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -647,7 +674,7 @@ def sentence(error: ValidationError, what: str, fields: Mapping[str, Any]) -> st
         return f"{what} needs a value for {where}"
     if first["type"] == "value_error":
         text = str(first["ctx"]["error"])
-        return f"{what}: {text}" if not where else f"{what}: {where} {text}" if not text.startswith(where) else f"{what}: {text}"
+        return f"{what}: {text}" if not where or text.startswith(where) else f"{what}: {where} {text}"
     text = re.sub(r"^Input should be ", "must be ", first["msg"])
     text = re.sub(r"^must be a valid (\w+).*", r"must be a \1", text)
     return f"{what}: {where} {text}, got {first['input']!r}"

@@ -1,11 +1,11 @@
 """The error family.  Each message is one sentence: what came, what is allowed, what to do.
 
-    PiebaldError
-    ├── SettingError      a value, a combination or a file the user can mend          (exit code 2)
-    │   └── ParameterError    a model or vector that does not fit its layout
-    ├── RunFolderError    a run folder that cannot be read, written or trusted        (exit code 2)
-    ├── MissingExtra      an optional package is not installed                        (exit code 2)
-    └── RuntimeFault      something broke while running: a worker died, no client left (exit code 1)
+PiebaldError
+├── SettingError      a value, a combination or a file the user can mend          (exit code 2)
+│   └── ParameterError    a model or vector that does not fit its layout
+├── RunFolderError    a run folder that cannot be read, written or trusted        (exit code 2)
+├── MissingExtra      an optional package is not installed                        (exit code 2)
+└── RuntimeFault      something broke while running: a worker died, no client left (exit code 1)
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ class Run(History):
         """A copy of the user's module with the community model's numbers.
 
         Args:
-            client: also put in the layers that are this client's own (from the run folder); None leaves those as they were
-                at the start.
+            client: also put in the layers that are this client's own (from the run folder); None leaves those as they
+                were at the start.
         """
         vector = self.work.initial.clone()
         vector[: self.work.layout.shared] = self._community
@@ -110,7 +110,8 @@ def run(
         out: the run folder, new or empty; None keeps the run in memory, from where it cannot be resumed.
         loss: a task's name ("classification", "regression", "multilabel") or a function (outputs, targets) -> [batch];
             None looks at the targets.
-        metrics: by name, functions (outputs, targets) -> [batch] or torchmetrics objects; the first is the one that matters.
+        metrics: by name, functions (outputs, targets) -> [batch] or torchmetrics objects; the first is the one that
+            matters.
         evaluate_every: commits between measurements, 0 for none.  evaluate_clients: on how many clients, None for all.
             evaluate_split: on which of their rows.
         checkpoint_every: commits between checkpoints.
@@ -176,7 +177,8 @@ def compare(
 
     Args:
         methods: recipes by label, or a list of recipes or names.
-        clients, model, options: see `run`.  A function as the model gives each seed its own first model, the same for all.
+        clients, model, options: see `run`.  A function as the model gives each seed its own first model, the same for
+            all.
         seeds: each recipe runs once for each.
         out: a folder for the run folders; what is finished there is not run again, what was cut off is resumed.
         progress: show a bar for each run.
@@ -197,7 +199,9 @@ def compare(
             if folder is not None and (folder / "run.db").exists():
                 runs.append(resume(folder, federation, model, progress=progress, **task))
             else:
-                runs.append(run(recipe, federation, model, seed=seed, out=folder, label=label, progress=progress, **options))
+                runs.append(
+                    run(recipe, federation, model, seed=seed, out=folder, label=label, progress=progress, **options)
+                )
     return Comparison(runs)
 
 
@@ -229,7 +233,9 @@ def _plan(
     work, task = _work(recipe, federation, model, seed, loss, metrics)
     cohort = getattr(recipe.pace, "cohort", 1.0)
     if isinstance(cohort, int) and cohort > len(federation):
-        raise SettingError(f"cohort is {cohort} but there are {len(federation)} clients: choose at most that, or a share like 1.0")
+        raise SettingError(
+            f"cohort is {cohort} but there are {len(federation)} clients: choose at most that, or a share like 1.0"
+        )
     where = build("runtime", {"kind": runtime} if isinstance(runtime, str) else runtime)
     assert isinstance(where, Where)
     where = where.settled(work, federation, cohort_size(cohort, len(federation)))
@@ -274,7 +280,9 @@ def _work(
 ) -> tuple[Work, Task]:
     module = model if isinstance(model, nn.Module) else model(seed) if callable(model) else None
     if not isinstance(module, nn.Module):
-        raise SettingError(f"model must be an nn.Module or a function of the seed that makes one, got {type(model).__name__}")
+        raise SettingError(
+            f"model must be an nn.Module or a function of the seed that makes one, got {type(model).__name__}"
+        )
     layout = Layout.of(module, recipe.share.private(module))
     first = next((client for client in range(len(clients)) if clients.size(client, "train") != 0), 0)
     rows = clients.rows(first, "train")
@@ -304,7 +312,10 @@ def _client_rows(clients: Clients, runtime: Any) -> Iterator[dict[str, Any]]:
 def _carry_out(plan: _Plan, store: RunStore, progress: bool) -> Run:
     """Open the runtime, take up the last checkpoint if there is one, and run to the end."""
     runtime = plan.runtime.open(plan.work, plan.clients)
-    with _ending(store, runtime), Bar(plan.meta["label"], plan.meta["seed"], plan.rounds, plan.work.task.metric, progress) as bar:
+    with (
+        _ending(store, runtime),
+        Bar(plan.meta["label"], plan.meta["seed"], plan.rounds, plan.work.task.metric, progress) as bar,
+    ):
         controller = Controller(
             plan.recipe,
             runtime,

@@ -4,12 +4,12 @@
       <---------------- shared --------->
       <------------------------------ size ------------------------------------->
 
-Shared numbers come first, so what may leave a client is always the slice `vector[:shared]` and what must stay is the rest:
-no index list can leak a private number.  A cohort is a matrix [n, size] of such vectors.
+Shared numbers come first, so what may leave a client is always the slice `vector[:shared]` and what must stay is the
+rest: no index list can leak a private number.  A cohort is a matrix [n, size] of such vectors.
 
-What is in the vector: every parameter that asks for a gradient, once (tied weights have one slot), and every float buffer
-(batch-norm statistics).  What is not: frozen parameters and integer buffers (batch norm's `num_batches_tracked`); they keep
-the value the template module has, on every client, and are never sent.
+What is in the vector: every parameter that asks for a gradient, once (tied weights have one slot), and every float
+buffer (batch-norm statistics).  What is not: frozen parameters and integer buffers (batch norm's
+`num_batches_tracked`); they keep the value the template module has, on every client, and are never sent.
 """
 
 from __future__ import annotations
@@ -72,14 +72,18 @@ class Layout:
         """
         keep = frozenset(private)
         tensors = dict(_trainable(module))
-        order = sorted(tensors, key=lambda name: (name in keep, tensors[name][1]))  # stable: the module's own order inside
+        order = sorted(
+            tensors, key=lambda name: (name in keep, tensors[name][1])
+        )  # stable: the module's own order inside
         slots, start = [], 0
         for name in order:
             tensor, is_buffer = tensors[name]
             slots.append(Slot(name, tuple(tensor.shape), start, is_buffer))
             start = slots[-1].stop
         if not any(not slot.buffer for slot in slots):
-            raise ParameterError(f"{type(module).__name__} has no parameter to train: set requires_grad on at least one")
+            raise ParameterError(
+                f"{type(module).__name__} has no parameter to train: set requires_grad on at least one"
+            )
         shared = sum(slot.stop - slot.start for slot in slots if slot.name not in keep)
         return cls(tuple(slots), shared, start)
 
@@ -113,7 +117,9 @@ class Layout:
         vector = torch.empty(self.size)
         for slot, view in zip(self.slots, self.views(vector).values(), strict=True):
             if slot.name not in tensors:
-                raise ParameterError(f"the module has no tensor {slot.name!r}, which its layout names: use the layout's own model")
+                raise ParameterError(
+                    f"the module has no tensor {slot.name!r}, which its layout names: use the layout's own model"
+                )
             tensor = tensors[slot.name][0].detach()
             if tuple(tensor.shape) != slot.shape:
                 raise ParameterError(f"{slot.name} must have shape {list(slot.shape)}, got {list(tensor.shape)}")
@@ -136,7 +142,9 @@ class Layout:
         if vectors.dtype != torch.float32:
             raise ParameterError(f"a model vector must be float32, got {str(vectors.dtype).removeprefix('torch.')}")
         if vectors.dim() == 0 or vectors.shape[-1] != self.size:
-            raise ParameterError(f"a model vector must have {self.size} numbers on its last axis, got shape {list(vectors.shape)}")
+            raise ParameterError(
+                f"a model vector must have {self.size} numbers on its last axis, got shape {list(vectors.shape)}"
+            )
 
     def save(self, vector: Tensor, path: Path | str) -> None:
         """Write a vector [size] as safetensors, one named tensor a slot."""
@@ -167,8 +175,9 @@ class Layout:
 def matching(module: nn.Module, patterns: Iterable[str]) -> frozenset[str]:
     """Names of a module's tensors that any pattern means.
 
-    A pattern is a role, "classifier" (the last linear layer, in the order of `named_modules`) or "batch_norm" (parameters and
-    statistics of every batch-norm layer), the name of a submodule ("features.0"), or a shell pattern over tensor names ("*.bias").
+    A pattern is a role, "classifier" (the last linear layer, in the order of `named_modules`) or "batch_norm"
+    (parameters and statistics of every batch-norm layer), the name of a submodule ("features.0"), or a shell pattern
+    over tensor names ("*.bias").
 
     Raises:
         SettingError: a pattern that means no tensor of this module, so that a setting never silently does nothing.
@@ -178,8 +187,12 @@ def matching(module: nn.Module, patterns: Iterable[str]) -> frozenset[str]:
     for pattern in patterns:
         hit = {name for name in names if _means(module, pattern, name)}
         if not hit:
-            layers = [name for name, layer in module.named_modules() if name and next(layer.parameters(), None) is not None]
-            raise unknown("layer or role of this model called", pattern, [*layers, *(r for r in ROLES if _layers(module, r))])
+            layers = [
+                name for name, layer in module.named_modules() if name and next(layer.parameters(), None) is not None
+            ]
+            raise unknown(
+                "layer or role of this model called", pattern, [*layers, *(r for r in ROLES if _layers(module, r))]
+            )
         found |= hit
     return frozenset(found)
 
@@ -204,7 +217,9 @@ def _trainable(module: nn.Module) -> Iterator[tuple[str, tuple[Tensor, bool]]]:
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise ParameterError(f"{name} has no shape yet: run the model once on an example before handing it over")
         if parameter.dtype != torch.float32:
-            raise ParameterError(f"{name} must be float32, got {str(parameter.dtype).removeprefix('torch.')}: call model.float()")
+            raise ParameterError(
+                f"{name} must be float32, got {str(parameter.dtype).removeprefix('torch.')}: call model.float()"
+            )
         yield name, (parameter, False)
     for name, buffer in module.named_buffers():
         if buffer.dtype.is_floating_point:

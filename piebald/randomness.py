@@ -1,7 +1,7 @@
 """Randomness from (seed, client, version), never from the order in which things happen.
 
-Every draw starts from a `key`: a 64-bit number hashed from what the draw is for.  Two runtimes that ask for the same draw
-get the same numbers, whatever they did before, so a run can be cut, resumed, reordered or spread over machines.
+Every draw starts from a `key`: a 64-bit number hashed from what the draw is for.  Two runtimes that ask for the same
+draw get the same numbers, whatever they did before, so a run can be cut, resumed, reordered or spread over machines.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a model is for: the loss a client walks down and the metrics it is judged by.
 
-A loss maps (outputs, targets) to one value an example, [batch], so that engines can mask and stack; a loss that returns a
-single mean is accepted too and then runs without masks.  A metric maps (outputs, targets) to one value an example and is
-averaged; objects with `update`, `compute` and `reset` (torchmetrics) are accepted and run client by client.
+A loss maps (outputs, targets) to one value an example, [batch], so that engines can mask and stack; a loss that returns
+a single mean is accepted too and then runs without masks.  A metric maps (outputs, targets) to one value an example and
+is averaged; objects with `update`, `compute` and `reset` (torchmetrics) are accepted and run client by client.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Cross-entropy of independent labels: logits and 0/1 targets of one shape, the mean over an example's labels."""
-    value = functional.binary_cross_entropy_with_logits(outputs.reshape(targets.shape), targets.float(), reduction="none")
+    value = functional.binary_cross_entropy_with_logits(
+        outputs.reshape(targets.shape), targets.float(), reduction="none"
+    )
     return value if value.dim() == 1 else value.flatten(1).mean(1)
 
 
@@ -84,7 +86,8 @@ TASKS = {
 
 
 def task_for(targets: Tensor, loss: Loss | str | None = None, metrics: Mapping[str, Any] | None = None) -> Task:
-    """The task that fits some targets: whole numbers mean classes, real numbers regression, unless `loss` says otherwise.
+    """The task that fits some targets: whole numbers mean classes, real numbers regression, unless `loss` says
+    otherwise.
 
     Args:
         targets: any client's targets.
@@ -106,6 +109,12 @@ def task_for(targets: Tensor, loss: Loss | str | None = None, metrics: Mapping[s
             if not callable(metric):
                 raise SettingError(f"metric {name!r} must be a function or a torchmetrics object, got {metric!r}")
         task = Task(task.name, task.loss, dict(metrics), True)
-    if task.loss is cross_entropy and targets.dtype not in (torch.int64, torch.int32, torch.uint8, torch.int16, torch.int8):
+    if task.loss is cross_entropy and targets.dtype not in (
+        torch.int64,
+        torch.int32,
+        torch.uint8,
+        torch.int16,
+        torch.int8,
+    ):
         raise SettingError(f"classification needs whole-number targets, got {targets.dtype}: pass loss='regression'")
     return task

@@ -27,8 +27,9 @@ def bare(name: str) -> float:
 
 def piebald_run(name: str, folder: bool) -> float:
     """Seconds a round through `piebald.run`: from the first commit to the last, so that start-up is not counted."""
-    import piebald
     from workloads import W1, W2
+
+    import piebald
 
     work = {"W1": W1, "W2": W2}[name]
     with tempfile.TemporaryDirectory() as place:
@@ -72,7 +73,10 @@ def main() -> None:
         for what, seconds in times.items():
             ratios = sorted(mine / theirs for mine, theirs in zip(seconds, times["bare"], strict=True))
             middle = statistics.median(seconds)
-            print(f"{name} {what:8} median {middle:.4f} s a round, ratio {middle / base:.3f} (pairs {ratios[0]:.3f} to {ratios[-1]:.3f})")
+            print(
+                f"{name} {what:8} median {middle:.4f} s a round, ratio {middle / base:.3f} "
+                f"(pairs {ratios[0]:.3f} to {ratios[-1]:.3f})"
+            )
 
 
 if __name__ == "__main__":

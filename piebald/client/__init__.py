@@ -10,6 +10,19 @@ from piebald.client.sgd import Sgd, Training
 from piebald.client.share import AllBut, Everything, Nothing, Only
 
 __all__ = [
-    "AllBut", "Constant", "Cosine", "Ditto", "Evaluate", "Everything", "Exponential", "FineTune", "Nothing", "Only",
-    "Proximal", "Scaffold", "Sgd", "StepDecay", "Training",
-]  # fmt: skip
+    "AllBut",
+    "Constant",
+    "Cosine",
+    "Ditto",
+    "Evaluate",
+    "Everything",
+    "Exponential",
+    "FineTune",
+    "Nothing",
+    "Only",
+    "Proximal",
+    "Scaffold",
+    "Sgd",
+    "StepDecay",
+    "Training",
+]

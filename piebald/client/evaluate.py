@@ -10,8 +10,9 @@ from piebald.contracts import Learned, Local, Query, Rule, Split, Start
 class Evaluate(Query):
     """Score the community model and the client's personal model.
 
-    Metrics come back as "community/NAME" and "personal/NAME".  Where nothing is private and the rule tailors nothing the two
-    are one model and only "community" is scored; where layers are private there is no community model to use alone.
+    Metrics come back as "community/NAME" and "personal/NAME".  Where nothing is private and the rule tailors nothing
+    the two are one model and only "community" is scored; where layers are private there is no community model to use
+    alone.
 
     Attributes:
         split: which of the client's rows.

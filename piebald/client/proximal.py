@@ -9,7 +9,8 @@ from piebald.contracts import Learned, Local, Start
 
 
 class Proximal(Sgd):
-    """SGD with mu/2 |w - w_t|^2 added to the loss (Li et al. 2020, "Federated optimization in heterogeneous networks", eq. 2).
+    """SGD with mu/2 |w - w_t|^2 added to the loss (Li et al. 2020, "Federated optimization in heterogeneous networks",
+    eq. 2).
 
     Attributes:
         mu: strength of the pull, at least 0; 0 is plain SGD.

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 class Scaffold(Sgd):
     """Steps along g - c_k + c (Karimireddy et al. 2020, algorithm 1, option II).
 
-    The control variates cover the shared numbers only: a private layer has no drift to correct.  The updated own variate is
-    c_k - c + (w_t - w) / (steps * lr), so the rule holds for plain SGD; momentum, weight decay and clipping are refused.
+    The control variates cover the shared numbers only: a private layer has no drift to correct.  The updated own
+    variate is c_k - c + (w_t - w) / (steps * lr), so the rule holds for plain SGD; momentum, weight decay and clipping
+    are refused.
     """
 
     @model_validator(mode="after")
@@ -40,11 +41,15 @@ class Scaffold(Sgd):
         common = start.parts["control"]
         own = start.memory["control"]
         end = self.descend(start, local, shift=pad(common - own, start.model.shape[-1]))
-        drift = (start.model - end.model)[..., : start.shared] / (end.steps.clamp(min=1).unsqueeze(-1) * self.rate(start))
+        drift = (start.model - end.model)[..., : start.shared] / (
+            end.steps.clamp(min=1).unsqueeze(-1) * self.rate(start)
+        )
         moved = end.steps.unsqueeze(-1) > 0  # a client without rows takes no step and learns nothing about its drift
         change = torch.where(moved, drift - common, torch.zeros_like(drift))
         return self.learned(end, parts={"control": change}, memory={"control": own + change})
 
-    def fold(self, common: Mapping[str, Tensor], mean: Mapping[str, Tensor], arrived: int, known: int) -> dict[str, Tensor]:
-        """c <- c + |S| / N * mean of the changes."""
+    def fold(
+        self, common: Mapping[str, Tensor], mean: Mapping[str, Tensor], arrived: int, known: int
+    ) -> dict[str, Tensor]:
+        """C <- c + |S| / N * mean of the changes."""
         return {"control": common["control"] + mean["control"] * (arrived / known)}

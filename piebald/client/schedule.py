@@ -47,7 +47,9 @@ class StepDecay(Schedule):
 
 
 class Cosine(Schedule):
-    """Half a cosine from 1 down to `floor` over `rounds` commits, then flat (Loshchilov and Hutter 2017, without restarts)."""
+    """Half a cosine from 1 down to `floor` over `rounds` commits, then flat (Loshchilov and Hutter 2017, without
+    restarts).
+    """
 
     rounds: int = Field(ge=1)
     floor: float = Field(default=0.0, ge=0, le=1)

@@ -6,5 +6,14 @@ from piebald.controller.pace import Asynchronous, Synchronous
 from piebald.controller.step import Adam, Momentum, ToAverage, Yogi
 
 __all__ = [
-    "Adam", "Asynchronous", "Check", "Controller", "Measuring", "Momentum", "Progress", "Synchronous", "ToAverage", "Yogi",
-]  # fmt: skip
+    "Adam",
+    "Asynchronous",
+    "Check",
+    "Controller",
+    "Measuring",
+    "Momentum",
+    "Progress",
+    "Synchronous",
+    "ToAverage",
+    "Yogi",
+]

@@ -103,7 +103,11 @@ def _members(cohort: Cohort, rows: Sequence[int]) -> Cohort:
     if len(rows) == len(cohort.clients):
         return cohort
     matrix = None if cohort.matrix is None else cohort.matrix[list(rows)]
-    pick = [cohort.clients[row] for row in rows], [cohort.versions[row] for row in rows], [cohort.updates[row] for row in rows]
+    pick = (
+        [cohort.clients[row] for row in rows],
+        [cohort.versions[row] for row in rows],
+        [cohort.updates[row] for row in rows],
+    )
     return Cohort(*pick, matrix, cohort.version)
 
 

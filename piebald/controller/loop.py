@@ -1,6 +1,7 @@
 """The controller: ask, take arrivals one at a time, step, write down what happened.
 
-It knows the seam to a runtime and nothing behind it.  Its state is a sequence of commits; `resume` takes up the last one.
+It knows the seam to a runtime and nothing behind it.  Its state is a sequence of commits; `resume` takes up the last
+one.
 """
 
 from __future__ import annotations
@@ -14,7 +15,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from piebald.contracts import CENTRE, Arrival, Assignment, Checkpoint, Cohort, Pool, Query, Recipe, Recorder, Runtime, View, Work
+from piebald.contracts import (
+    CENTRE,
+    Arrival,
+    Assignment,
+    Checkpoint,
+    Cohort,
+    Pool,
+    Query,
+    Recipe,
+    Recorder,
+    Runtime,
+    View,
+    Work,
+)
 from piebald.controller.check import Check
 from piebald.controller.community import Communities
 from piebald.controller.pace import select
@@ -103,7 +117,13 @@ class Controller:
         if self._aside:
             clients = [client for client in clients if client not in self._aside]
         return View(
-            self.version, self.runtime.now(), self._stepped, clients, self._busy.keys(), len(self._waiting), len(self._ended)
+            self.version,
+            self.runtime.now(),
+            self._stepped,
+            clients,
+            self._busy.keys(),
+            len(self._waiting),
+            len(self._ended),
         )
 
     def _stop_stuck(self) -> None:
@@ -125,7 +145,9 @@ class Controller:
         self.runtime.submit(assignments, pool)
 
     def _assignment(self, client: int, query: Query | None = None, free: bool = False) -> Assignment:
-        """One assignment from the client's own community; at the first contact with the private part's first numbers."""
+        """One assignment from the client's own community; at the first contact with the private part's first
+        numbers.
+        """
         community = self.communities.of(client)
         parts = {"model": community.model, **(community.common if query is None else {})}
         shared = self.work.layout.shared
@@ -185,7 +207,9 @@ class Controller:
             self.version,
         )
 
-    def _row(self, arrival: Arrival, status: str, reason: str | None, weight: float, group: int | None) -> dict[str, Any]:
+    def _row(
+        self, arrival: Arrival, status: str, reason: str | None, weight: float, group: int | None
+    ) -> dict[str, Any]:
         assignment, update = arrival.assignment, arrival.update
         return {
             "id": assignment.id,
@@ -281,7 +305,9 @@ class Controller:
                     sent[id(part)] = f"sent/{len(sent)}"
                     tensors[sent[id(part)]] = part
                 places[name] = sent[id(part)]
-            rows.append({"id": assignment.id, "client": assignment.client, "version": assignment.version, "parts": places})
+            rows.append(
+                {"id": assignment.id, "client": assignment.client, "version": assignment.version, "parts": places}
+            )
         values = {
             "version": self.version,
             "next_id": self._next_id,
@@ -317,7 +343,15 @@ def _score_rows(arrival: Arrival, version: int, split: str) -> list[dict[str, An
     for name, value in update.metrics.items():
         model, _, metric = name.partition("/")
         place = {"version": version, "client": None if client == CENTRE else client, "model": model}
-        rows.append({**place, "split": "common" if client == CENTRE else split, "metric": metric, "value": value, "examples": update.examples})
+        rows.append(
+            {
+                **place,
+                "split": "common" if client == CENTRE else split,
+                "metric": metric,
+                "value": value,
+                "examples": update.examples,
+            }
+        )
     return rows
 
 

@@ -40,8 +40,8 @@ class Momentum(Step):
 class _Adaptive(Step):
     """What Adam and Yogi share (Reddi et al. 2021, "Adaptive federated optimization", algorithm 2).
 
-    m <- beta1 m + (1 - beta1) d;  v as the subclass says;  w <- w + lr m / (sqrt(v) + tau).  No bias correction, v starts at
-    tau squared, as in the paper.
+    m <- beta1 m + (1 - beta1) d;  v as the subclass says;  w <- w + lr m / (sqrt(v) + tau).  No bias correction, v
+    starts at tau squared, as in the paper.
 
     Attributes:
         lr: eta of the paper.  beta1, beta2: in [0, 1).  tau: degree of adaptivity.

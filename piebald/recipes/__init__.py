@@ -12,9 +12,24 @@ from piebald.recipes.fine_tuned import fine_tuned
 from piebald.recipes.hdafl import hdafl
 from piebald.recipes.lg_fedavg import lg_fedavg
 from piebald.recipes.local import local
-from piebald.recipes.scaffold import scaffold
 from piebald.recipes.registry import listing, make, names, rebuild
+from piebald.recipes.scaffold import scaffold
 
 __all__ = [
-    "ditto", "fedadam", "fedavg", "fedavgm", "fedbn", "fedprox", "fedyogi", "fine_tuned", "hdafl", "lg_fedavg", "listing", "local", "make", "names", "rebuild", "scaffold",
-]  # fmt: skip
+    "ditto",
+    "fedadam",
+    "fedavg",
+    "fedavgm",
+    "fedbn",
+    "fedprox",
+    "fedyogi",
+    "fine_tuned",
+    "hdafl",
+    "lg_fedavg",
+    "listing",
+    "local",
+    "make",
+    "names",
+    "rebuild",
+    "scaffold",
+]

@@ -90,7 +90,9 @@ def listing() -> list[dict[str, Any]]:
     rows = []
     for name in names():
         named = _made[name]
-        fields = {field: {"default": _plain(default), "type": _type_of(default)} for field, default in named.defaults.items()}
+        fields = {
+            field: {"default": _plain(default), "type": _type_of(default)} for field, default in named.defaults.items()
+        }
         rows.append({"name": name, "paper": named.paper, "summary": named.summary, "fields": fields})
     return rows
 

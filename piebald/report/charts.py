@@ -64,23 +64,20 @@ def clock(comparison: Comparison) -> Axis:
 def curve(comparison: Comparison, axis: Axis) -> Chart | None:
     """The mean over clients along an axis, a line a label with its seeds as a band."""
     shown = Shown(comparison.metric)
-    scale = 1e-6 if axis == "bytes" else 1.0
-    bands = {label: band for label in comparison.labels if (band := comparison.band(label, axis))}
+    bands = comparison.bands(axis)
     if not bands:
         return None
-    last = max(band.x[-1] for band in bands.values()) * scale
-    data = [
-        trace for label, band in bands.items() for trace in _band(comparison.labels, label, band, scale, last, shown)
-    ]
+    scale = 1e-6 if axis == "bytes" else 1.0
+    data = [trace for label, band in bands.items() for trace in _band(comparison.labels, label, band, scale, shown)]
     seeds = max(band.seeds for band in bands.values())
     spread = f" Lines are means over {seeds} seeds, bands span them." if seeds > 1 else ""
     name, over = AXES[axis]
-    flat = [label for label, band in bands.items() if len(band.x) == 1] if axis == "bytes" else []
-    nothing = f" {', '.join(flat)} sends nothing, so its end is drawn as a level line." if flat else ""
+    levels = ", ".join(label for label, band in bands.items() if band.level)
+    level = f" A level line is where {levels} ends, with next to no traffic." if levels else ""
     return Chart(
         f"plot-{axis}",
         f"{shown.name.capitalize()} {over}",
-        f"Mean {shown.name} over clients.{spread}{nothing}",
+        f"Mean {shown.name} over clients.{spread}{level}",
         data,
         {
             "height": 420 if axis == "version" else 340,
@@ -92,23 +89,20 @@ def curve(comparison: Comparison, axis: Axis) -> Chart | None:
     )
 
 
-def _band(labels: list[str], label: str, band: Band, scale: float, last: float, shown: Shown) -> list[dict[str, Any]]:
+def _band(labels: list[str], label: str, band: Band, scale: float, shown: Shown) -> list[dict[str, Any]]:
     colour, dash = series(labels, label)
     x = [value * scale for value in band.x]
-    if len(x) == 1:  # one point in cost: a level to compare with
-        x, means, dash = [0.0, last], band.mean * 2, "dot"
-    else:
-        means = band.mean
     line = {
         "type": "scatter",
-        "mode": "lines",
+        "mode": "lines" if len(x) > 1 else "markers",
         "name": html.escape(label, quote=False),
         "x": x,
-        "y": means,
-        "line": {"color": colour, "width": 2.25, "dash": dash},
+        "y": band.mean,
+        "line": {"color": colour, "width": 2.25, "dash": "dot" if band.level else dash},
+        "marker": {"color": colour, "size": 9},
         "hovertemplate": "%{y:.1%}" if shown.percent else "%{y:.3~g}",
     }
-    if band.seeds == 1 or len(band.x) == 1:
+    if band.seeds == 1 or band.level:
         return [line]
     outline = {
         "type": "scatter",

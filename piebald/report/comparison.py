@@ -40,13 +40,17 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """A curve over seeds: at each `x` the mean of the seeds and their smallest and largest value."""
+    """A curve over seeds: at each `x` the mean of the seeds and their smallest and largest value.
+
+    A `level` one is only where the label ends, from the axis' beginning to its end, for comparison.
+    """
 
     x: list[float]
     mean: list[float]
     low: list[float]
     high: list[float]
     seeds: int
+    level: bool = False
 
 
 class Comparison:
@@ -188,8 +192,8 @@ class Comparison:
         """The curve of a label over its seeds, where all of them have values; None where there is no curve.
 
         Seeds rarely share their x (bytes, seconds), so each seed's curve is read off along straight lines between its
-        evaluations, at the evaluations of all, thinned out to `points`.  Of evaluations at one x the last counts: a
-        label that sends nothing has one point on the axis of bytes.
+        evaluations, at the evaluations of all, thinned out to `points`.  Of evaluations at one x the last counts.
+        Seeds that share no stretch of x, because each was evaluated once, have their mean end as the only point.
         """
         import numpy as np
 
@@ -201,6 +205,8 @@ class Comparison:
         grid = sorted({x for seed in seeds for x in seed if start <= x <= stop})
         if len(grid) > points:
             grid = [grid[round(i * (len(grid) - 1) / (points - 1))] for i in range(points)]
+        if not grid:
+            grid = [sum(max(seed) for seed in seeds) / len(seeds)]
         values = np.array([np.interp(grid, list(seed), list(seed.values())) for seed in seeds])
         return Band(
             grid,
@@ -209,6 +215,20 @@ class Comparison:
             values.max(0).tolist(),
             len(curves),
         )
+
+    def bands(self, axis: Axis) -> dict[str, Band]:
+        """The curves of all labels that have one.
+
+        One that sends next to nothing (less than a twentieth of what the most talkative does) would be a dot on the axis
+        of bytes, so there it is a level.
+        """
+        found = {label: band for label in self.labels if (band := self.band(label, axis))}
+        last = max((band.x[-1] for band in found.values()), default=0.0)
+        for label, band in found.items():
+            if axis == "bytes" and band.x[-1] < 0.05 * last:
+                ends = ([series[-1]] * 2 for series in (band.mean, band.low, band.high))
+                found[label] = Band([0.0, last], *ends, band.seeds, level=True)
+        return found
 
     def _pairs(self, label: str, base: str) -> list[tuple[History, History]]:
         by_seed = {history.seed: history for history in self.groups[base] if history.seed is not None}

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from piebald.contracts import Recipe
 from piebald.report import markup, wording
 from piebald.report.comparison import Comparison
 from piebald.report.markup import Cell
@@ -61,9 +62,7 @@ def _recipes(comparison: Comparison) -> str:
 def _table(history: History) -> Mapping[str, Any]:
     recipe = history.meta.get("recipe")
     table = recipe.get("table") if isinstance(recipe, dict) else None
-    return (
-        {axis: table[axis] for axis in table if isinstance(table[axis], dict | list)} if isinstance(table, dict) else {}
-    )
+    return {axis: table[axis] for axis in Recipe.axes if axis in table} if isinstance(table, dict) else {}
 
 
 def _answer(part: Any) -> str:

@@ -63,16 +63,14 @@ def _write(path: Path, plan: Callable[[Axes], bool]) -> Path | None:
 
 def _curves(ax: Axes, comparison: Comparison, axis: Axis) -> bool:
     shown = Shown(comparison.metric)
-    bands = {label: band for label in comparison.labels if (band := comparison.band(label, axis))}
+    bands = comparison.bands(axis)
     scale = 1e-6 if axis == "bytes" else 1.0
     for label, band in bands.items():
         colour, style = _look(comparison, label)
-        if len(band.x) == 1:
-            ax.axhline(band.mean[0], color=colour, linestyle=":", label=label)
-            continue
         x = [value * scale for value in band.x]
-        ax.plot(x, band.mean, color=colour, linestyle=style, linewidth=1.8, label=label)
-        if band.seeds > 1:
+        marker = "o" if len(x) == 1 else ""
+        ax.plot(x, band.mean, marker, color=colour, linestyle=":" if band.level else style, linewidth=1.8, label=label)
+        if band.seeds > 1 and not band.level:
             ax.fill_between(x, band.low, band.high, color=colour, alpha=0.16, linewidth=0)
     name, over = AXES[axis]
     _dress(ax, f"{shown.name.capitalize()} {over}", name, f"Mean {shown.name} over clients")

@@ -52,7 +52,7 @@ def render(comparison: Comparison, target: float | None = None) -> str:
 
 def _top(comparison: Comparison) -> str:
     shown, ranked = Shown(comparison.metric), comparison.ranking()
-    clients = sorted({len(history.clients) for history in comparison.runs})
+    clients = sorted({int(history.meta.get("clients") or len(history.clients)) for history in comparison.runs})
     seeds = {history.seed for history in comparison.runs}
     tiles: list[tuple[str, Cell]] = []
     if ranked:

@@ -161,7 +161,9 @@ def gaining(comparison: Comparison, label: str, base: str) -> tuple[float, float
 def cheapest(comparison: Comparison, target: float) -> str:
     """Who needs the least traffic to come to the target."""
     shown = Shown(comparison.metric)
-    rows = [row for row in comparison.to_target(target) if row["reached"] == row["runs"] and row["mb"]]
+    alone = comparison.made_by("local")  # it has no traffic worth comparing
+    reached = [row for row in comparison.to_target(target) if row["reached"] == row["runs"] and row["mb"]]
+    rows = [row for row in reached if row["label"] != alone]
     if len(rows) < 2:
         return f"What it takes to reach {shown.value(target)}"
     rows.sort(key=lambda row: row["mb"])

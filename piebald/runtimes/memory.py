@@ -46,7 +46,9 @@ class ClientMemory:
 
     def changed(self) -> dict[str, Tensor]:
         """What has changed since this was last asked, as "memory/CLIENT/NAME"."""
-        tensors = {f"memory/{client}/{name}": t for client in sorted(self._changed) for name, t in self.get(client).items()}
+        tensors = {
+            f"memory/{client}/{name}": t for client in sorted(self._changed) for name, t in self.get(client).items()
+        }
         self._changed.clear()
         return tensors
 
@@ -54,9 +56,9 @@ class ClientMemory:
         """Take up what `changed` gave, over all calls."""
         found: dict[int, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
-            kind, client, own = name.split("/", 2)
+            kind, number, own = name.split("/", 2)
             if kind == "memory":
-                found.setdefault(int(client), {})[own] = tensor
+                found.setdefault(int(number), {})[own] = tensor
         for client, own_tensors in found.items():
             self.set(client, own_tensors)
         self._changed.clear()

@@ -17,7 +17,22 @@ import torch
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 from torch import Tensor
 
-from piebald.contracts import CENTRE, Arrival, Assignment, Checkpoint, Clients, Device, Fleet, Part, Pool, Pooled, Update, Where, Work, build
+from piebald.contracts import (
+    CENTRE,
+    Arrival,
+    Assignment,
+    Checkpoint,
+    Clients,
+    Device,
+    Fleet,
+    Part,
+    Pool,
+    Pooled,
+    Update,
+    Where,
+    Work,
+    build,
+)
 from piebald.parameters import nbytes
 from piebald.randomness import generator
 from piebald.runtimes.engines.choose import fastest, make_engine, stack_limit
@@ -49,8 +64,8 @@ class Simulator(Where):
     """How to simulate.
 
     Attributes:
-        engine: "lean" (one client after another), "stacked" (many at once), "reference" (slow and plain), or "auto", which
-            measures and takes the fastest.
+        engine: "lean" (one client after another), "stacked" (many at once), "reference" (slow and plain), or
+            "auto", which measures and takes the fastest.
         stack: clients trained at once by the stacked engine; None lets it be measured or chosen.
         workers: processes; 0 is this process alone, None decides by the number of cores and the work there is.
         device: "cpu", "cuda" or "cuda:1".
@@ -145,7 +160,9 @@ class Simulation:
     # -- the seam
 
     def submit(self, assignments: Sequence[Assignment], pool: Pool | None = None) -> None:
-        """See `contracts.Runtime`.  The earliest possible time is when the download ends; serving finds the true one."""
+        """See `contracts.Runtime`.  The earliest possible time is when the download ends; serving finds the true
+        one.
+        """
         self._batches += 1
         for assignment in assignments:
             event = _Event(assignment, self._now, pool, self._batches)
@@ -204,7 +221,9 @@ class Simulation:
             event.served, event.bytes_down = row["served"], row["bytes_down"]
             if "examples" in row:
                 parts = _under(checkpoint.tensors, f"{name}parts/")
-                event.update = Update(parts, row["examples"], row["steps"], row["metrics"], row["norm"], None, row["nbytes"])
+                event.update = Update(
+                    parts, row["examples"], row["steps"], row["metrics"], row["norm"], None, row["nbytes"]
+                )
             if row.get("remembers"):
                 event.memory = _under(checkpoint.tensors, f"{name}memory/")
             heapq.heappush(self._due, _Due(row["time"], row["id"], event))
@@ -235,7 +254,10 @@ class Simulation:
         """A device may drop out; whether it does depends on the client and the version, not on when it is asked."""
         client, version = event.assignment.client, event.assignment.version
         device = self.fleet.device(client) if client != CENTRE else Device()
-        if device.dropout and generator("dropout", self.work.seed, self.federation.names[client], version).random() < device.dropout:
+        if (
+            device.dropout
+            and generator("dropout", self.work.seed, self.federation.names[client], version).random() < device.dropout
+        ):
             event.served, event.failure = True, "lost"
 
     def _arrive(self, due: _Due) -> Arrival:
@@ -259,13 +281,16 @@ class Simulation:
         for events in kinds.values():
             self._serve(events)
         self._due = [
-            _Due(due.time if due.event.failure == "lost" else self._finished(due.event), due.id, due.event) for due in self._due
+            _Due(due.time if due.event.failure == "lost" else self._finished(due.event), due.id, due.event)
+            for due in self._due
         ]
         heapq.heapify(self._due)
 
     def _serve(self, events: list[_Event]) -> None:
         costs = [self._cost(event) for event in events]
-        order = sorted(range(len(events)), key=lambda i: (-costs[i], events[i].assignment.client, events[i].assignment.id))
+        order = sorted(
+            range(len(events)), key=lambda i: (-costs[i], events[i].assignment.client, events[i].assignment.id)
+        )
         size = self._stack_size(events)
         groups = [[events[i] for i in order[lo : lo + size]] for lo in range(0, len(order), size)]
         loads = [sum(costs[i] for i in order[lo : lo + size]) for lo in range(0, len(order), size)]
@@ -300,7 +325,9 @@ class Simulation:
         )
 
     def _remembered(self, assignment: Assignment) -> Mapping[str, Tensor]:
-        """What a client remembers; at the first contact what the rule says, and the private part that was sent along."""
+        """What a client remembers; at the first contact what the rule says, and the private part that was sent
+        along.
+        """
         if assignment.client in self.memory:
             return self.memory.get(assignment.client)
         shared = self.work.layout.shared
@@ -338,7 +365,9 @@ class Simulation:
         """The crew, started at the first need."""
         if self._crew is None:
             settings = self.settings
-            engine = make_engine(settings.engine, self.work, self.federation, torch.device(settings.device), settings.bfloat16)
+            engine = make_engine(
+                settings.engine, self.work, self.federation, torch.device(settings.device), settings.bfloat16
+            )
             if settings.workers:
                 self._crew = Workers(engine, settings.workers, *self._room())
             else:
@@ -362,4 +391,3 @@ class one_thread:
 
 def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-

@@ -16,10 +16,10 @@ from piebald.randomness import torch_generator
 class Gaussian(Stage):
     """The Gaussian mechanism on the change of the shared numbers (McMahan et al. 2018, DP-FedAvg; Geyer et al. 2017).
 
-    Each update is scaled down to norm `clip`.  Noise of standard deviation noise * clip is added to every update before it
-    leaves (where = "client"), or noise * clip * (largest weight) once to their weighted mean (where = "centre"), since that is
-    how far one client can move the mean.  Private layers are never sent and get no noise.  This adds noise; it counts no
-    epsilon.
+    Each update is scaled down to norm `clip`.  Noise of standard deviation noise * clip is added to every update before
+    it leaves (where = "client"), or noise * clip * (largest weight) once to their weighted mean (where = "centre"),
+    since that is how far one client can move the mean.  Private layers are never sent and get no noise.  This adds
+    noise; it counts no epsilon.
 
     Attributes:
         clip: largest norm of an update, above 0.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -45,10 +45,17 @@ def test_personal_models_leave_the_community_model_alone(case: str) -> None:
 
 def test_ditto_without_pull_is_local_training() -> None:
     """With whole batches, whose order does not matter, the personal models are those of Local."""
-    whole = {"cohort": 1.0, "batch": 64}
-    ditto, local = (carry_out(method(n, **whole, **more), model=nn.Linear(6, 4)) for n, more in (("ditto", {"pull": 0.0}), ("local", {})))
+    model = nn.Linear(6, 4)
+    ditto, local = (
+        carry_out(method(name, cohort=1.0, batch=64, lr=0.01, **more), model=model)
+        for name, more in (("ditto", {"pull": 0.0}), ("local", {}))
+    )
     mine, theirs = (
-        {(row["version"], row["client"], row["metric"]): row["value"] for row in run.scores if row["model"] == "personal"}
+        {
+            (row["version"], row["client"], row["metric"]): row["value"]
+            for row in run.scores
+            if row["model"] == "personal"
+        }
         for run in (ditto, local)
     )
     assert len(mine) == 4 * 5 * 2
@@ -62,7 +69,9 @@ def test_a_cohort_of_everybody_needs_no_order(name: str) -> None:
     two = carry_out(method(name, cohort=1.0), federation(order))
     torch.testing.assert_close(vector(one), vector(two), atol=1e-5, rtol=1e-4)
     mine = {(SITE[row["client"]], *_what(row)): row["value"] for row in one.scores if row["client"] is not None}
-    theirs = {(SITE[order[row["client"]]], *_what(row)): row["value"] for row in two.scores if row["client"] is not None}
+    theirs = {
+        (SITE[order[row["client"]]], *_what(row)): row["value"] for row in two.scores if row["client"] is not None
+    }
     assert mine.keys() == theirs.keys()
     for key, value in mine.items():
         assert theirs[key] == pytest.approx(value, abs=1e-4)
@@ -96,7 +105,7 @@ class Backwards(Simulation):
 
 
 @pytest.fixture
-def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Backwards]]:
+def listening(monkeypatch: pytest.MonkeyPatch) -> list[Backwards]:
     opened: list[Backwards] = []
 
     def listen(self: piebald.Simulator, work: Any, clients: Any) -> Backwards:
@@ -104,7 +113,7 @@ def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Backwards]]:
         return opened[-1]
 
     monkeypatch.setattr(piebald.Simulator, "open", listen)
-    yield opened
+    return opened
 
 
 def test_the_order_of_submission_changes_nothing(name: str, listening: list[Backwards]) -> None:

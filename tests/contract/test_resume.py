@@ -89,7 +89,9 @@ def _timeless(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name != "wall"}
 
 
-def check(tmp_path: Path, recipe: Recipe, moment: tuple[str, type, int, bool], model: Any = network, **options: Any) -> None:
+def check(
+    tmp_path: Path, recipe: Recipe, moment: tuple[str, type, int, bool], model: Any = network, **options: Any
+) -> None:
     killed(tmp_path / "killed", recipe, moment, model=model, **options)
     resumed = piebald.resume(tmp_path / "killed", federation(), model)
     undisturbed = carry_out(recipe, out=tmp_path / "whole", rounds=4, model=model, **options)
@@ -123,7 +125,8 @@ def test_sparse_checkpoints_repeat_what_came_after_the_last(tmp_path: Path) -> N
 
 
 def test_asynchronous_with_assignments_under_way(tmp_path: Path) -> None:
-    """Devices of different speed, private heads: what is outstanding is in the checkpoint, with its results if it has any."""
+    """Devices of different speed, private heads: what is outstanding is in the checkpoint, with its results if it has
+    any."""
     fleet = piebald.partition.FastSlow(fast=1.0, slow_factor=3.0, share_slow=0.4)
     recipe = method("hdafl").with_(pace={"kind": "asynchronous", "cohort": 3})
     check(tmp_path, recipe, MOMENTS["just committed"], simulator={"fleet": fleet})
@@ -160,14 +163,21 @@ def test_what_cannot_be_resumed_says_so(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="started from Python"):
         piebald.resume(tmp_path / "run")
     with pytest.raises(SettingError, match="does not fit the run"):
-        piebald.resume(tmp_path / "run", federation(), torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Linear(5, 4)))
+        piebald.resume(
+            tmp_path / "run", federation(), torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Linear(5, 4))
+        )
     with pytest.raises(RunFolderError):
         piebald.resume(tmp_path / "nothing", federation(), network)
 
 
 def test_compare_goes_on_where_it_was_cut(tmp_path: Path) -> None:
     methods = {"A": method("fedavg"), "B": method("hdafl")}
-    options: dict[str, Any] = {"rounds": 2, "seeds": (0, 1), "out": tmp_path, "runtime": piebald.Simulator(engine="lean", workers=0)}
+    options: dict[str, Any] = {
+        "rounds": 2,
+        "seeds": (0, 1),
+        "out": tmp_path,
+        "runtime": piebald.Simulator(engine="lean", workers=0),
+    }
     whole = piebald.compare(methods, federation(), network, **options)
     import shutil
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from piebald.errors import RunFolderError, SettingError
-from piebald.report.comparison import Comparison, Interval
+from piebald.report.comparison import Band, Comparison, Interval
 from piebald.report.store import RunStore
 from piebald.report.tables import History, load
 
@@ -179,8 +179,27 @@ def test_a_band_spans_the_seeds_where_all_have_values():
     assert band.low == pytest.approx([0.0, 0.2])
     assert band.high == pytest.approx([0.2, 0.4])
     assert band.seeds == 2
-    silent = Comparison([tiny("local", 1, [[0.1], [0.6]], sent=0)]).band("local", "bytes")
-    assert (silent.x, silent.mean) == ([0.0], [0.6])
+
+
+def test_what_sends_next_to_nothing_is_a_level():
+    quiet, loud = tiny("local", 1, [[0.1], [0.6]], sent=0), tiny("fedavg", 1, [[0.1], [0.5]])
+    comparison = Comparison([quiet, loud])
+    assert comparison.bands("bytes")["local"] == Band([0.0, 2e6], [0.6, 0.6], [0.6, 0.6], [0.6, 0.6], 1, level=True)
+    assert not comparison.bands("bytes")["fedavg"].level
+    assert not comparison.bands("version")["local"].level
+
+
+def test_seeds_that_were_evaluated_once_have_one_point():
+    stores = []
+    for seed in (1, 2):
+        store = RunStore.create(None, {"label": "a", "seed": seed, "metric": "accuracy"})
+        store.commit({"version": 1, "time": float(seed)}, [])
+        row = {"version": 1, "client": 0, "model": "community", "split": "test", "metric": "accuracy"}
+        store.scores([row | {"value": seed / 10}])
+        stores.append(store)
+    band = Comparison([History(store) for store in stores]).band("a", "seconds")
+    assert band.x == [1.5]
+    assert band.mean == pytest.approx([0.15])
 
 
 def test_a_long_curve_is_thinned():

@@ -26,6 +26,12 @@ class Walk:
     velocity: Tensor | None = None
 
     @property
+    def rate(self) -> float:
+        """The learning rate where it is one number."""
+        assert not isinstance(self.descent.lr, Tensor)
+        return self.descent.lr
+
+    @property
     def plain(self) -> bool:
         """Whether a step is just  w <- w - lr * g  with one learning rate."""
         extra = self.pull or self.shift is not None or self.velocity is not None
@@ -45,7 +51,9 @@ def advance(w: Tensor, g: Tensor, u: Tensor | None, walk: Walk, spans: Sequence[
         for span in spans:
             g[..., span].add_(w[..., span] - walk.anchor[rows][..., span], alpha=walk.pull)
     if descent.clip is not None:
-        square = sum((g[..., span].square().sum(-1, keepdim=True) for span in spans), start=torch.zeros((), device=g.device))
+        square = sum(
+            (g[..., span].square().sum(-1, keepdim=True) for span in spans), start=torch.zeros((), device=g.device)
+        )
         g.mul_((descent.clip / (square.sqrt() + 1e-6)).clamp(max=1.0))  # 1e-6 as in torch's clip_grad_norm_
     lr = descent.lr[rows] if isinstance(descent.lr, Tensor) else descent.lr
     for span in spans:

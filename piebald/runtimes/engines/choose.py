@@ -19,7 +19,7 @@ ENGINES: dict[str, type[Lean]] = {engine.name: engine for engine in (Lean, Stack
 STACKS = (4, 16)
 _STACK_NUMBERS = 32_000_000  # a measured stack holds at most this many numbers, so that trying never costs much memory
 _STEPS = 4
-_MARGIN = 0.85  # a stack must be this much faster than one client after another: measuring is noisy, and lean needs less memory
+_MARGIN = 0.85  # a stack must be this much faster than one client after another: measuring is noisy, lean is smaller
 
 
 def make_engine(name: str, work: Work, clients: Clients, device: torch.device, bfloat16: bool) -> Lean:
@@ -35,7 +35,9 @@ def stack_limit(work: Work) -> int:
     return max(1, _STACK_NUMBERS // max(work.layout.size, 1))
 
 
-def fastest(work: Work, clients: Clients, device: torch.device, bfloat16: bool, sample: Sequence[int]) -> tuple[str, int, float]:
+def fastest(
+    work: Work, clients: Clients, device: torch.device, bfloat16: bool, sample: Sequence[int]
+) -> tuple[str, int, float]:
     """Try the engines on some clients' own rows.
 
     Returns:
@@ -66,7 +68,11 @@ def _measure(engine: Lean, clients: Sequence[int], stack: int) -> float:
         began = time.perf_counter()
         for lo in range(0, len(clients), stack):
             chosen = clients[lo : lo + stack]
-            engine.walk(Walk(chosen, [0] * len(chosen), 0, engine.work.initial.to(engine.device).expand(len(chosen), -1), descent))
+            engine.walk(
+                Walk(
+                    chosen, [0] * len(chosen), 0, engine.work.initial.to(engine.device).expand(len(chosen), -1), descent
+                )
+            )
         if engine.device.type == "cuda":
             torch.cuda.synchronize(engine.device)
         times.append(time.perf_counter() - began)

@@ -1,7 +1,8 @@
 """Who does the work: this process alone, or worker processes forked from it.
 
-Workers inherit model, rule and data by fork, copy nothing and unpickle nothing; vectors cross through shared memory.  Which
-worker gets which stack depends on the stacks alone, and partial sums are added in worker order, so a run repeats bit for bit.
+Workers inherit model, rule and data by fork, copy nothing and unpickle nothing; vectors cross through shared memory.
+Which worker gets which stack depends on the stacks alone, and partial sums are added in worker order, so a run repeats
+bit for bit.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class Workers:
             ours, theirs = context.Pipe()
             process = context.Process(target=_work, args=(engine, theirs, ours, inbox, outbox), daemon=True)
             with warnings.catch_warnings():
-                # Python 3.12 warns about fork beside threads.  The children compute with one thread and touch no lock of ours.
+                # Python 3.12 warns about fork beside threads.  The children compute with one thread and touch no lock
+                # of ours.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 process.start()
             theirs.close()
@@ -165,7 +167,9 @@ def guarded(engine: Engine, stack: Stack, pool: Pool | None, total: PoolSum) -> 
         raise
     except Exception as error:
         doing = "training" if stack.query is None else f"answering {stack.query.kind!r}"
-        raise RuntimeFault(f"{doing} failed on client {_some(stack.clients)}: {type(error).__name__}: {error}") from error
+        raise RuntimeFault(
+            f"{doing} failed on client {_some(stack.clients)}: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _some(clients: Sequence[int]) -> str:
@@ -191,7 +195,10 @@ def _work(engine: Engine, pipe: Connection, parent: Connection, inbox: Arena, ou
         outbox.clear()
         try:
             if "finish" in message:
-                answer = {"weight": total.weight, "parts": {name: outbox.put(part) for name, part in total.parts.items()}}
+                answer = {
+                    "weight": total.weight,
+                    "parts": {name: outbox.put(part) for name, part in total.parts.items()},
+                }
                 total = PoolSum()
             else:
                 answer = {"served": _serve_all(engine, message, inbox, outbox, total)}
@@ -200,7 +207,9 @@ def _work(engine: Engine, pipe: Connection, parent: Connection, inbox: Arena, ou
         pipe.send_bytes(json.dumps(answer).encode())
 
 
-def _serve_all(engine: Engine, message: dict[str, Any], inbox: Arena, outbox: Arena, total: PoolSum) -> list[dict[str, Any]]:
+def _serve_all(
+    engine: Engine, message: dict[str, Any], inbox: Arena, outbox: Arena, total: PoolSum
+) -> list[dict[str, Any]]:
     from piebald.contracts import Weigh, build
 
     pool = None

@@ -13,7 +13,6 @@ from piebald.contracts import CENTRE, Clients, Descent, Rows, Split
 from piebald.errors import RuntimeFault
 from piebald.randomness import generator
 
-
 Places = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -67,8 +66,8 @@ def batches(places: Places, descent: Descent, mixes: bool, *words: int | str) ->
     Args:
         places: the client's rows.
         descent: batch size, epochs or steps.
-        mixes: the model mixes the rows of a batch (batch norm) and cannot take a batch of one, so a lone last row joins the
-            batch before it.
+        mixes: the model mixes the rows of a batch (batch norm) and cannot take a batch of one, so a lone last row
+            joins the batch before it.
         words: what the order is for.
     """
     count = len(places)

@@ -1,8 +1,9 @@
 """Dropout whose mask depends on a key and a position, not on the order of calls or on who shares the batch.
 
-torch draws dropout masks from one global stream, so a client's mask would depend on which clients ran before it or beside it.
-Inside this mode `torch.nn.functional.dropout` and its channel-wise relatives (and so all `nn.Dropout*` modules) hash
-(key, call, position) instead.  The key may be batched by `vmap`: then every client of a stack has masks of its own.
+torch draws dropout masks from one global stream, so a client's mask would depend on which clients ran before it or
+beside it. Inside this mode `torch.nn.functional.dropout` and its channel-wise relatives (and so all `nn.Dropout*`
+modules) hash (key, call, position) instead.  The key may be batched by `vmap`: then every client of a stack has masks
+of its own.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ def mix(z: Tensor) -> Tensor:
 
 
 class KeyedDropout(TorchFunctionMode):
-    """While active, dropout is a function of `key` (an int64 tensor without axes, or batched by vmap) and the call's number."""
+    """While active, dropout is a function of `key` (an int64 tensor without axes, or batched by vmap) and the call's
+    number.
+    """
 
     key: Tensor
     call: int
@@ -56,7 +59,12 @@ class KeyedDropout(TorchFunctionMode):
         return self._drop(shape, *args, **(kwargs or {}))
 
     def _drop(
-        self, shape: Callable[[Tensor], tuple[int, ...]], input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+        self,
+        shape: Callable[[Tensor], tuple[int, ...]],
+        input: Tensor,
+        p: float = 0.5,
+        training: bool = True,
+        inplace: bool = False,
     ) -> Tensor:
         if not training or p == 0.0:
             return input

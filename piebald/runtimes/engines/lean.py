@@ -18,11 +18,15 @@ from piebald.runtimes.engines.feed import Feed, Places, batches
 from piebald.runtimes.engines.keyed import KeyedDropout
 from piebald.runtimes.engines.traits import Traits
 
-SCORE_ROWS = 2048  # rows a forward pass when only scoring: large enough to be efficient, small enough for any activation
+SCORE_ROWS = (
+    2048  # rows a forward pass when only scoring: large enough to be efficient, small enough for any activation
+)
 
 
 class Lean:
-    """Trains the clients of a stack one after another and scores models.  Base of the engines that only train differently."""
+    """Trains the clients of a stack one after another and scores models.  Base of the engines that only train
+    differently.
+    """
 
     name = "lean"
 
@@ -77,11 +81,13 @@ class Lean:
                 dropout.start(torch.tensor(step_key(words, taken), device=self.device))
             chosen = torch.from_numpy(batch).to(self.device)
             with self._precision():
-                loss = self.work.task.loss(self.module(self._shape(x.index_select(0, chosen))), y.index_select(0, chosen)).mean()
+                loss = self.work.task.loss(
+                    self.module(self._shape(x.index_select(0, chosen))), y.index_select(0, chosen)
+                ).mean()
             gradients = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
             with torch.no_grad():
                 if plain:
-                    torch._foreach_add_(self.parameters, gradients, alpha=-walk.descent.lr)
+                    torch._foreach_add_(self.parameters, gradients, alpha=-walk.rate)
                 else:
                     torch._foreach_copy_(self._gradients, gradients)
                     advance(self.vector, self._gradient, u, walk, self.work.layout.trained, row)
@@ -102,7 +108,7 @@ class Lean:
         """Images channels-last, which torch's CPU pooling and convolution run much faster on."""
         if not self._conv2d or x.dim() != 4:
             return x
-        batch, channels, height, width = x.shape
+        _, channels, height, width = x.shape
         if channels == 1:  # both formats look alike with one channel: say which one is meant through the strides
             return x.as_strided(x.shape, (height * width, 1, width, 1))
         return x.contiguous(memory_format=torch.channels_last)
@@ -115,7 +121,10 @@ class Lean:
         """Keyed dropout for models that have some; a seeded global stream for models that draw in other ways."""
         if self.traits.random:
             with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-                torch.manual_seed(key("torch", *self.feed.words(self.work.seed, walk.clients[row], walk.versions[row], walk.phase)) >> 1)
+                torch.manual_seed(
+                    key("torch", *self.feed.words(self.work.seed, walk.clients[row], walk.versions[row], walk.phase))
+                    >> 1
+                )
                 yield None
         elif self.traits.dropout:
             with KeyedDropout() as dropout:
@@ -135,7 +144,7 @@ class Lean:
             if model.stride(0) == 0 or len(clients) == 1:
                 self._load(model[0])
                 joined = self._forward(pool.x, np.concatenate(pool.places))
-                outputs = list(joined.split(sizes)) if joined is not None else []
+                outputs = list(torch.split(joined, sizes)) if joined is not None else []
             else:
                 outputs = []
                 for row, places in enumerate(pool.places):
@@ -152,7 +161,7 @@ class Lean:
             return None
         chosen = torch.from_numpy(places).to(self.device)
         with self._precision():
-            outputs = [self.module(self._shape(x.index_select(0, part))) for part in chosen.split(SCORE_ROWS)]
+            outputs = [self.module(self._shape(x.index_select(0, part))) for part in torch.split(chosen, SCORE_ROWS)]
         return torch.cat(outputs).float() if len(outputs) > 1 else outputs[0].float()
 
     def _measure(self, measure: object, outputs: list[Tensor], targets: list[Tensor]) -> Tensor:
@@ -172,9 +181,10 @@ def _value(measure: object, outputs: Tensor, targets: Tensor) -> Tensor:
     return measure(outputs, targets).float().mean()  # type: ignore[operator,no-any-return]
 
 
-def bind(module: nn.Module, layout: Layout, vector: Tensor) -> list[nn.Parameter]:
+def bind(module: nn.Module, layout: Layout, vector: Tensor) -> list[Tensor]:
     """Make a module's tensors views of `vector`, and hand back its parameters in the layout's order."""
-    parameters, named = [], dict(module.named_parameters())
+    named = dict(module.named_parameters())
+    parameters: list[Tensor] = []
     for slot in layout.slots:
         view = layout.views(vector)[slot.name]
         if slot.buffer:

@@ -16,7 +16,9 @@ from piebald.contracts import Query, build
 from piebald.runtimes.engines.serve import Served, Stack
 
 _ALIGN = 64
-_DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool)}
+_DTYPES = {
+    str(dtype): dtype for dtype in (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool)
+}
 
 
 class Arena:

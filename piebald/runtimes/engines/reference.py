@@ -1,4 +1,6 @@
-"""The reference engine: the plain loop anyone would write, kept as the definition the fast engines are compared with."""
+"""The reference engine: the plain loop anyone would write, kept as the definition the fast engines are compared
+with.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ class Reference(Lean):
                     dropout.start(torch.tensor(step_key(words, len(losses))))
                 loss = self.work.task.loss(module(pool.x[batch]), pool.y[batch]).mean()
                 module.zero_grad()
-                loss.backward()
+                torch.autograd.backward(loss)
                 losses.append(loss.item())
                 with torch.no_grad():
                     for slot in layout.slots:
@@ -48,7 +50,7 @@ class Reference(Lean):
                             continue
                         away = parameters[slot.name] - walk.anchor[row][slot.start : slot.stop].view(slot.shape)
                         grad = parameters[slot.name].grad
-                        parameters[slot.name].grad = walk.pull * away + (0 if grad is None else grad)
+                        parameters[slot.name].grad = walk.pull * away if grad is None else grad + walk.pull * away
                 if descent.clip is not None:
                     torch.nn.utils.clip_grad_norm_(list(parameters.values()), descent.clip)
                 with torch.no_grad():
@@ -61,6 +63,6 @@ class Reference(Lean):
                         if walk.shift is not None:
                             g = g + walk.shift[row][here].view(slot.shape)
                         velocity[here] = descent.momentum * velocity[here] - lr * g.flatten()
-                        w += velocity[here].view(slot.shape)
+                        w.add_(velocity[here].view(slot.shape))
         mean = sum(losses) / len(losses) if losses else float("nan")
         return layout.flatten(module), float(len(losses)), mean, velocity

@@ -221,4 +221,3 @@ def complaint(norm: float, limit: float) -> str | None:
     if norm != norm or norm == float("inf"):
         return "not finite"
     return f"step of length {norm:.3g} is above the limit of {limit:.3g}" if norm > limit else None
-

@@ -1,9 +1,9 @@
 """The stacked engine: many clients at once, each with its own numbers, through `torch.func.vmap` over the forward pass.
 
 Only the forward pass is vectorised; the gradient of the summed losses with respect to the stacked tensors is ordinary
-autograd, since a sum over clients has no cross terms.  Clients of unequal size are never truncated: those that have finished
-leave the stack (it is sorted by steps), a short batch is padded and masked, or, where the model mixes the rows of a batch,
-clients with equally long batches run together.
+autograd, since a sum over clients has no cross terms.  Clients of unequal size are never truncated: those that have
+finished leave the stack (it is sorted by steps), a short batch is padded and masked, or, where the model mixes the
+rows of a batch, clients with equally long batches run together.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ class Stacked(Lean):
                 yield lo, hi
                 lo = hi
 
-    def _losses(self, tensors: dict[str, Tensor], x: Tensor, y: Tensor, keys: Tensor | None, mask: Tensor | None) -> Tensor:
+    def _losses(
+        self, tensors: dict[str, Tensor], x: Tensor, y: Tensor, keys: Tensor | None, mask: Tensor | None
+    ) -> Tensor:
         """The mean loss [c] of each client's batch x [c, b, ...]."""
         self.module.train()
         forward: Callable[..., Tensor] = self._one
@@ -99,11 +101,19 @@ class Stacked(Lean):
         return self.work.task.loss(functional_call(self.module, tensors, (x,)), y)
 
     def _advance(
-        self, walk: Walk, leaves: _Leaves, w: Tensor, g: Tensor | None, u: Tensor | None, gradients: Sequence[Tensor], lo: int, hi: int
+        self,
+        walk: Walk,
+        leaves: _Leaves,
+        w: Tensor,
+        g: Tensor | None,
+        u: Tensor | None,
+        gradients: Sequence[Tensor],
+        lo: int,
+        hi: int,
     ) -> None:
         parameters = leaves(lo, hi)[1]
         if g is None:
-            torch._foreach_add_(parameters, gradients, alpha=-walk.descent.lr)
+            torch._foreach_add_(parameters, list(gradients), alpha=-walk.rate)
             return
         rows = slice(lo, hi)
         for slot, gradient in zip(leaves.trained, gradients, strict=True):
@@ -114,8 +124,8 @@ class Stacked(Lean):
 class _Leaves:
     """A stack's tensors for any range of its clients: parameters as autograd leaves, views of the stack; buffers apart.
 
-    Buffers are kept contiguous, since vmap's batch norm updates a copy where running statistics are strided views, and are
-    written back into the stack by `finish`.
+    Buffers are kept contiguous, since vmap's batch norm updates a copy where running statistics are strided views, and
+    are written back into the stack by `finish`.
     """
 
     def __init__(self, layout: Layout, w: Tensor) -> None:
@@ -164,13 +174,13 @@ def _rows_of(walk: Walk, order: list[int]) -> Walk:
     )
 
 
-
-
 def _pad(parts: list[Places], device: torch.device) -> tuple[Tensor, Tensor | None]:
     """Positions [c, b], short batches filled up with their first row, and a mask [c, b] of what counts (None: all)."""
     longest = max(len(part) for part in parts)
     if all(len(part) == longest for part in parts):
         return torch.from_numpy(np.stack(parts)).to(device), None
-    index = np.stack([np.pad(part, (0, longest - len(part)), mode="constant", constant_values=part[0]) for part in parts])
+    index = np.stack(
+        [np.pad(part, (0, longest - len(part)), mode="constant", constant_values=part[0]) for part in parts]
+    )
     mask = np.arange(longest) < np.array([[len(part)] for part in parts])
     return torch.from_numpy(index).to(device), torch.from_numpy(mask).float().to(device)

@@ -15,12 +15,11 @@ from piebald.runtimes.engines.keyed import KeyedDropout
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """
-    Attributes:
-        mixes: the output of an example depends on the others in its batch (batch norm), so no batch may be padded.
-        dropout: it draws dropout masks that `KeyedDropout` can replace.
-        random: it draws random numbers in a way that cannot be replaced; it runs one client after another, seeded.
-        each: the loss gives a value an example rather than one mean.
+    """Attributes:
+    mixes: the output of an example depends on the others in its batch (batch norm), so no batch may be padded.
+    dropout: it draws dropout masks that `KeyedDropout` can replace.
+    random: it draws random numbers in a way that cannot be replaced; it runs one client after another, seeded.
+    each: the loss gives a value an example rather than one mean.
     """
 
     mixes: bool
