@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -219,15 +219,15 @@ class Comparison:
     def bands(self, axis: Axis) -> dict[str, Band]:
         """The curves of all labels that have one.
 
-        One that sends next to nothing (less than a twentieth of what the most talkative does) would be a dot on the axis
-        of bytes, so there it is a level.
+        One that sends next to nothing (less than a twentieth of what the most talkative does) would be a dot on the
+        axis of bytes, so there it is a level.
         """
         found = {label: band for label in self.labels if (band := self.band(label, axis))}
         last = max((band.x[-1] for band in found.values()), default=0.0)
         for label, band in found.items():
             if axis == "bytes" and band.x[-1] < 0.05 * last:
-                ends = ([series[-1]] * 2 for series in (band.mean, band.low, band.high))
-                found[label] = Band([0.0, last], *ends, band.seeds, level=True)
+                ends = {name: [getattr(band, name)[-1]] * 2 for name in ("mean", "low", "high")}
+                found[label] = replace(band, x=[0.0, last], level=True, **ends)
         return found
 
     def _pairs(self, label: str, base: str) -> list[tuple[History, History]]:

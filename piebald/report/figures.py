@@ -68,8 +68,8 @@ def _curves(ax: Axes, comparison: Comparison, axis: Axis) -> bool:
     for label, band in bands.items():
         colour, style = _look(comparison, label)
         x = [value * scale for value in band.x]
-        marker = "o" if len(x) == 1 else ""
-        ax.plot(x, band.mean, marker, color=colour, linestyle=":" if band.level else style, linewidth=1.8, label=label)
+        look = {"color": colour, "linestyle": ":" if band.level else style, "marker": "o" if len(x) == 1 else ""}
+        ax.plot(x, band.mean, linewidth=1.8, label=label, **look)  # type: ignore[arg-type]
         if band.seeds > 1 and not band.level:
             ax.fill_between(x, band.low, band.high, color=colour, alpha=0.16, linewidth=0)
     name, over = AXES[axis]

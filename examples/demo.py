@@ -1,0 +1,85 @@
+"""Five ways to learn from clients that are not alike, on real data: scikit-learn's digits.  `make demo` runs this."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+import piebald
+from piebald import data, models, partition, recipes
+
+ROUNDS = 20
+SEEDS = (0, 1, 2)  # each seed has its own first model and its own order of rows
+TRAINING = {"lr": 0.1, "batch": 10, "epochs": 1}
+
+# Who holds what.
+SPLITS = {
+    "disjoint": partition.Disjoint(clients=5, classes_each=2),
+    "dirichlet": partition.Dirichlet(clients=20, alpha=0.3),
+}
+STORIES = {
+    "disjoint": "5 clients, two digits each, no digit in two places; all take part in every round",
+    "dirichlet": "20 clients that hold different mixtures of digits, Dirichlet(0.3); 10 take part in a round",
+}
+COHORTS = {"disjoint": 5, "dirichlet": 10}  # clients that take part in a round
+
+
+def methods(cohort: int) -> dict[str, piebald.Recipe]:
+    return {
+        "Local": recipes.local(cohort=cohort, **TRAINING),
+        "FedAvg": recipes.fedavg(cohort=cohort, **TRAINING),
+        "FedAvg, fine-tuned": recipes.fine_tuned(cohort=cohort, **TRAINING),
+        "SCAFFOLD": recipes.scaffold(cohort=cohort, **TRAINING),
+        "HDAFL": recipes.hdafl(cohort=cohort, **TRAINING),
+    }
+
+
+def first_model(seed: int) -> models.Mlp:
+    return models.build_model("mlp", input_shape=(1, 8, 8), outputs=10, seed=seed)
+
+
+def show(name: str, comparison: piebald.Comparison, console: Console) -> None:
+    table = Table(title=STORIES[name], title_justify="left", title_style="bold")
+    table.add_column("recipe")
+    for column in ("accuracy", "95% interval", "worst client(s)", "MB sent"):
+        table.add_column(column, justify="right")
+    for row in comparison.summary():
+        interval = f"{row['low']:.3f} to {row['high']:.3f}"
+        sent = f"{row['mb_up'] + row['mb_down']:.1f}"
+        table.add_row(row["label"], f"{row['mean']:.3f}", interval, f"{row['worst_decile']:.3f}", sent)
+    console.print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for the runs and the pages")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="fewer rounds make a quicker demo")
+    chosen = parser.parse_args()
+    console = Console()
+    digits = data.digits()
+    pages = []
+    for name, split in SPLITS.items():
+        runs = chosen.out / name / "runs"
+        if runs.exists():
+            console.print(f"What is finished in {runs} is shown again; delete that folder to train anew.")
+        comparison = piebald.compare(
+            methods(COHORTS[name]),
+            split.split(digits),
+            first_model,
+            rounds=chosen.rounds,
+            seeds=SEEDS,
+            out=runs,
+            progress=True,
+        )
+        show(name, comparison, console)
+        pages.append(piebald.write_report([runs], chosen.out / name)[0])
+    console.print("Each client is tested on its own held-out digits.  Open in a browser:")
+    for page in pages:
+        console.print(f"  {page}", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()
