@@ -192,8 +192,10 @@ class Runtime(Protocol):
         """Send assignments; their inputs are fixed from now on."""
 
     def next(self, until: float = float("inf")) -> Arrival | None:
-        """The next arrival in order of time (ties: assignment id); None when none is due by `until`, which is then
-        now.
+        """The next arrival in order of time (ties: assignment id), or None when none is due by `until`.
+
+        After None it is `until`; where that is infinite and nothing is under way, it is when the next client can be
+        asked.
         """
 
     def clients(self) -> Sequence[int]:

@@ -26,6 +26,8 @@ from piebald.progress import Bar
 from piebald.report.comparison import Comparison
 from piebald.report.store import RunStore
 from piebald.report.tables import History
+from piebald.runtimes.engines.choose import make_engine
+from piebald.runtimes.engines.serve import PRIVATE, personal_model
 from piebald.task import Task, task_for
 
 Model = nn.Module | Callable[[int], nn.Module]
@@ -40,29 +42,41 @@ class Run(History):
         work: the model, its layout and the task that clients were given.
     """
 
-    def __init__(self, source: RunStore | Path, work: Work, community: Tensor) -> None:
+    def __init__(self, source: RunStore | Path, work: Work, clients: Clients, version: int, community: Tensor) -> None:
         super().__init__(source)
         self.work = work
+        self._clients = clients
+        self._version = version
         self._community = community
 
     def model(self, client: int | None = None) -> nn.Module:
-        """A copy of the user's module with the community model's numbers.
+        """A copy of the user's module, ready to use.
 
         Args:
-            client: also put in the layers that are this client's own (from the run folder); None leaves those as they
-                were at the start.
+            client: None gives the community model; its private layers, if any, are as they were at the start.  A number
+                gives that client's personal model: with its private layers, fine-tuned, or Ditto's, as the recipe has
+                it.
+
+        Raises:
+            SettingError: the recipe makes personal models and the run was not kept in a folder.
         """
-        vector = self.work.initial.clone()
-        vector[: self.work.layout.shared] = self._community
-        if client is not None and self.work.layout.private:
-            if self.path is None:
-                raise SettingError("private layers are kept in the run folder only: run with out='some/folder'")
-            own = self._store.memory(client).get("private")
-            if own is not None:  # a client that never took part still has the numbers of the start
-                vector[self.work.layout.shared :] = own
+        layout, initial = self.work.layout, self.work.initial
+        whole = torch.cat([self._community, initial[layout.shared :]])
         module = copy.deepcopy(self.work.model)
-        self.work.layout.load(module, vector)
+        layout.load(module, whole if client is None else self._personal(client))
         return module.eval()
+
+    def _personal(self, client: int) -> Tensor:
+        layout, rule = self.work.layout, self.work.rule
+        remembered = rule.remember(self.work.initial, layout.shared)
+        if layout.private:
+            remembered[PRIVATE] = self.work.initial[layout.shared :]
+        if remembered:
+            if self.path is None:
+                raise SettingError("what clients remember is kept in a run folder only: run with out='some/folder'")
+            remembered |= self._store.memory(client)  # a client that never took part remembers the start
+        engine = make_engine("lean", self.work, self._clients, torch.device("cpu"), bfloat16=False)
+        return personal_model(engine, client, self._version, self._community, remembered)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +168,7 @@ def resume(
             task.get("loss"), task.get("metrics"), tuple(meta["evaluate"]), meta["checkpoint_every"], meta["label"],
             meta["settings"],
         )  # fmt: skip
-        if plan.meta["layout"] != meta["layout"]:
-            raise SettingError(f"the model does not fit the run in {path}: it needs the one the run was started with")
+        _check_same(plan.meta, meta, path)
         store.set_meta(status="running")
     except BaseException:
         store.close()
@@ -334,7 +347,8 @@ def _carry_out(plan: _Plan, store: RunStore, progress: bool) -> Run:
         controller.run()
     if store.path is not None:
         store.close()  # lets go of the lock: from here on the run is only read
-    return Run(store if store.path is None else store.path, plan.work, controller.communities.group(0).model)
+    community = controller.communities.group(0).model
+    return Run(store if store.path is None else store.path, plan.work, plan.clients, controller.version, community)
 
 
 @contextmanager
@@ -356,6 +370,19 @@ def _ending(store: RunStore, runtime: Any) -> Iterator[None]:
                 raise
         if status != "finished":
             store.close()
+
+
+def _check_same(now: Mapping[str, Any], then: Mapping[str, Any], path: Path | str) -> None:
+    """Refuse to go on with something else than the run was started with."""
+    for name, what in (
+        ("layout", "model"),
+        ("clients", "number of clients"),
+        ("task", "loss"),
+        ("metric", "first metric"),
+    ):
+        if now[name] != then[name]:
+            came = "" if name == "layout" else f": {then[name]!r} then, {now[name]!r} now"
+            raise SettingError(f"the {what} does not fit the run in {path}, which was started with another{came}")
 
 
 def _rebuilt(meta: Mapping[str, Any], path: Path | str, clients: Any, model: Model | None) -> tuple[Any, Model]:

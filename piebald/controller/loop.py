@@ -101,13 +101,13 @@ class Controller:
         self._began = time.perf_counter()
         self._measure_if_due()
         while self.version < self.rounds:
-            asked = self.recipe.pace.ask(self._view(), self.work.seed)
+            asked, before = self.recipe.pace.ask(self._view(), self.work.seed), self.runtime.now()
             if asked:
                 self._send(asked)
             arrival = self._queue.popleft() if self._queue else self.runtime.next(self.recipe.pace.until(self._view()))
             if arrival is not None:
                 self._take(arrival)
-            elif not asked and not self._busy:
+            elif not asked and not self._busy and self.runtime.now() == before:
                 self._stop_stuck()
             if self.recipe.pace.ready(self._view()):
                 self._commit()

@@ -47,7 +47,7 @@ class Synchronous(Pace):
     """
 
     pools = True
-    cohort: CohortSize = 10
+    cohort: CohortSize = 1.0
 
     def ask(self, view: View, seed: int) -> Sequence[int]:
         if view.busy or view.waiting or view.failed:

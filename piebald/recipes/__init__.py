@@ -12,7 +12,7 @@ from piebald.recipes.fine_tuned import fine_tuned
 from piebald.recipes.hdafl import hdafl
 from piebald.recipes.lg_fedavg import lg_fedavg
 from piebald.recipes.local import local
-from piebald.recipes.registry import listing, make, names, rebuild
+from piebald.recipes.registry import listing, make, names, rebuild, toml
 from piebald.recipes.scaffold import scaffold
 
 __all__ = [
@@ -32,4 +32,5 @@ __all__ = [
     "names",
     "rebuild",
     "scaffold",
+    "toml",
 ]

@@ -12,6 +12,8 @@ from piebald.recipes.registry import recipe
 
 
 @recipe("Li et al. 2021, Ditto: fair and robust federated learning through personalization", Ditto)
-def ditto(cohort: CohortSize = 10, pull: float = 0.1, personal_epochs: int = 1, **training: Unpack[Training]) -> Recipe:
+def ditto(
+    cohort: CohortSize = 1.0, pull: float = 0.1, personal_epochs: int = 1, **training: Unpack[Training]
+) -> Recipe:
     """FedAvg, and beside it a personal model for each client that is pulled towards the community model."""
     return fedavg(cohort).with_(learn=Ditto(pull=pull, personal_epochs=personal_epochs, **training))

@@ -14,7 +14,7 @@ from piebald.recipes.registry import recipe
 
 @recipe("Reddi et al. 2021, Adaptive federated optimization", Sgd)
 def fedadam(
-    cohort: CohortSize = 10, server_lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3,
+    cohort: CohortSize = 1.0, server_lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3,
     **training: Unpack[Training],
 ) -> Recipe:  # fmt: skip
     """FedAvg whose centre takes the averaged change as Adam's gradient."""

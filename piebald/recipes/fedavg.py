@@ -14,7 +14,7 @@ from piebald.recipes.registry import recipe
 
 
 @recipe("McMahan et al. 2017, Communication-efficient learning of deep networks from decentralized data", Sgd)
-def fedavg(cohort: CohortSize = 10, **training: Unpack[Training]) -> Recipe:
+def fedavg(cohort: CohortSize = 1.0, **training: Unpack[Training]) -> Recipe:
     """Train locally from the community model, average by examples."""
     return Recipe(
         learn=Sgd(**training),

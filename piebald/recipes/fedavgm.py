@@ -16,6 +16,8 @@ from piebald.recipes.registry import recipe
     "Hsu, Qi, Brown 2019, Measuring the effects of non-identical data distribution for federated visual classification",
     Sgd,
 )
-def fedavgm(cohort: CohortSize = 10, server_lr: float = 1.0, beta: float = 0.9, **training: Unpack[Training]) -> Recipe:
+def fedavgm(
+    cohort: CohortSize = 1.0, server_lr: float = 1.0, beta: float = 0.9, **training: Unpack[Training]
+) -> Recipe:
     """FedAvg whose centre steps with momentum."""
     return fedavg(cohort, **training).with_(step=Momentum(lr=server_lr, beta=beta))

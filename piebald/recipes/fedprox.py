@@ -12,6 +12,6 @@ from piebald.recipes.registry import recipe
 
 
 @recipe("Li et al. 2020, Federated optimization in heterogeneous networks", Proximal)
-def fedprox(cohort: CohortSize = 10, mu: float = 0.01, **training: Unpack[Training]) -> Recipe:
+def fedprox(cohort: CohortSize = 1.0, mu: float = 0.01, **training: Unpack[Training]) -> Recipe:
     """FedAvg with mu/2 |w - w_t|^2 added to every client's loss."""
     return fedavg(cohort).with_(learn=Proximal(mu=mu, **training))

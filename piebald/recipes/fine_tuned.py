@@ -12,6 +12,6 @@ from piebald.recipes.registry import recipe
 
 
 @recipe("Liu et al. 2021, DistFL (baseline LG-Net); McMahan et al. 2017", FineTune)
-def fine_tuned(cohort: CohortSize = 10, tune_epochs: int = 1, **training: Unpack[Training]) -> Recipe:
+def fine_tuned(cohort: CohortSize = 1.0, tune_epochs: int = 1, **training: Unpack[Training]) -> Recipe:
     """FedAvg; each client's personal model is the community model after `tune_epochs` unsent local epochs."""
     return fedavg(cohort).with_(learn=FineTune(tune_epochs=tune_epochs, **training))

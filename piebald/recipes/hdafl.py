@@ -14,7 +14,7 @@ from piebald.recipes.registry import recipe
 
 @recipe("Yang, Beliard, Rossi 2020, Heterogeneous data-aware federated learning", Sgd)
 def hdafl(
-    cohort: CohortSize = 10,
+    cohort: CohortSize = 1.0,
     private: str | tuple[str, ...] = "classifier",
     weigh: Literal["examples", "gradient_norm"] = "examples",
     **training: Unpack[Training],

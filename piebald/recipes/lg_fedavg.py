@@ -13,7 +13,7 @@ from piebald.recipes.registry import recipe
 
 @recipe("Liang et al. 2020, Think locally, act globally: federated learning with local and global representations", Sgd)
 def lg_fedavg(
-    cohort: CohortSize = 10, shared: str | tuple[str, ...] = "classifier", **training: Unpack[Training]
+    cohort: CohortSize = 1.0, shared: str | tuple[str, ...] = "classifier", **training: Unpack[Training]
 ) -> Recipe:
     """Average the head only; the layers that make representations stay with the client."""
     return fedavg(cohort, **training).with_(share=Only(shared_layers=shared))

@@ -12,6 +12,6 @@ from piebald.recipes.registry import recipe
 
 
 @recipe("Baseline: every client alone", Sgd)
-def local(cohort: CohortSize = 10, **training: Unpack[Training]) -> Recipe:
+def local(cohort: CohortSize = 1.0, **training: Unpack[Training]) -> Recipe:
     """Every client trains its own model and sends nothing; asked as often as in the other recipes, so results pair."""
     return fedavg(cohort, **training).with_(share=Nothing())

@@ -9,6 +9,7 @@ from typing import Any
 
 from piebald.contracts import Part, Recipe
 from piebald.errors import SettingError, unknown
+from piebald.toml import dumps
 
 _made: dict[str, _Named] = {}
 
@@ -83,6 +84,17 @@ def rebuild(table: Mapping[str, Any]) -> Recipe:
         return Recipe(**table)
     except TypeError as error:
         raise SettingError(f"not a recipe: {error}") from None
+
+
+def toml(recipe: Recipe) -> str:
+    """A recipe as the [recipe] section of an experiment file: its name and fields, and the answers that were
+    replaced.
+    """
+    name, fields = (recipe.name, recipe.fields) if recipe.name in _made else ("fedavg", {})
+    base, table = make(name, **fields).model_dump(), recipe.model_dump()
+    replaced = {axis: table[axis] for axis in Recipe.axes if table[axis] != base[axis]}
+    plain = {field: _plain(value) for field, value in fields.items()}
+    return dumps({"recipe": {"name": name, **plain, **replaced}})
 
 
 def listing() -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from piebald.recipes.registry import recipe
 
 
 @recipe("Karimireddy et al. 2020, SCAFFOLD: stochastic controlled averaging for federated learning", Scaffold)
-def scaffold(cohort: CohortSize = 10, server_lr: float = 1.0, **training: Unpack[Training]) -> Recipe:
+def scaffold(cohort: CohortSize = 1.0, server_lr: float = 1.0, **training: Unpack[Training]) -> Recipe:
     """Local steps corrected by the difference between the centre's and the client's control variate.
 
     Algorithm 1, option II.  Clients count equally, as in the paper.

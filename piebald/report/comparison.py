@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
@@ -169,7 +169,8 @@ class Comparison:
     def to_target(self, value: float) -> list[dict[str, Any]]:
         """One row a label: in how many of its runs the mean over clients came to a value, and what that took.
 
-        Rounds, megabytes and seconds are means over the runs that came to it, None if none did.
+        Rounds, megabytes, seconds of the run's clock and of real time are means over the runs that came to it, None if
+        none did.
         """
         rows = []
         for label, group in self.groups.items():
@@ -182,6 +183,7 @@ class Comparison:
                     "rounds": mean([point["version"] for point in reached]),
                     "mb": mean([point["bytes"] / 1e6 for point in reached]),
                     "seconds": mean([point["seconds"] for point in reached]),
+                    "wall": mean([point["wall"] for point in reached]),
                 }
             )
         return rows
@@ -189,31 +191,29 @@ class Comparison:
     # ------------------------------------------------------------------------------------------------------- curves
 
     def band(self, label: str, axis: Axis, points: int = 300) -> Band | None:
-        """The curve of a label over its seeds, where all of them have values; None where there is no curve.
+        """The curve of a label over its seeds; None where there is no curve.
 
-        Seeds rarely share their x (bytes, seconds), so each seed's curve is read off along straight lines between its
-        evaluations, at the evaluations of all, thinned out to `points`.  Of evaluations at one x the last counts.
-        Seeds that share no stretch of x, because each was evaluated once, have their mean end as the only point.
+        Seeds are averaged version by version, in the metric and in what it had cost by then, over the versions at which
+        all of them were evaluated, thinned out to `points`.
         """
-        import numpy as np
-
-        curves = [history.curve for history in self.groups[label] if history.curve]
-        if not curves:
+        seeds = [
+            {point["version"]: point for point in history.curve} for history in self.groups[label] if history.curve
+        ]
+        if not seeds:
             return None
-        seeds = [{float(point[axis]): point["mean"] for point in curve} for curve in curves]
-        start, stop = max(min(seed) for seed in seeds), min(max(seed) for seed in seeds)
-        grid = sorted({x for seed in seeds for x in seed if start <= x <= stop})
-        if len(grid) > points:
-            grid = [grid[round(i * (len(grid) - 1) / (points - 1))] for i in range(points)]
-        if not grid:
-            grid = [sum(max(seed) for seed in seeds) / len(seeds)]
-        values = np.array([np.interp(grid, list(seed), list(seed.values())) for seed in seeds])
+        versions = sorted(set.intersection(*(set(seed) for seed in seeds)))
+        if len(versions) > points:
+            versions = [versions[round(i * (len(versions) - 1) / (points - 1))] for i in range(points)]
+        rows = [[seed[version] for seed in seeds] for version in versions]
+        if not rows:  # evaluated at different versions, so only their ends can be averaged
+            rows = [[seed[max(seed)] for seed in seeds]]
+        values = [[point["mean"] for point in row] for row in rows]
         return Band(
-            grid,
-            values.mean(0).tolist(),
-            values.min(0).tolist(),
-            values.max(0).tolist(),
-            len(curves),
+            [sum(float(point[axis]) for point in row) / len(row) for row in rows],
+            [sum(row) / len(row) for row in values],
+            [min(row) for row in values],
+            [max(row) for row in values],
+            len(seeds),
         )
 
     def bands(self, axis: Axis) -> dict[str, Band]:
@@ -226,8 +226,8 @@ class Comparison:
         last = max((band.x[-1] for band in found.values()), default=0.0)
         for label, band in found.items():
             if axis == "bytes" and band.x[-1] < 0.05 * last:
-                ends = {name: [getattr(band, name)[-1]] * 2 for name in ("mean", "low", "high")}
-                found[label] = replace(band, x=[0.0, last], level=True, **ends)
+                means, low, high = ([values[-1]] * 2 for values in (band.mean, band.low, band.high))
+                found[label] = Band([0.0, last], means, low, high, band.seeds, level=True)
         return found
 
     def _pairs(self, label: str, base: str) -> list[tuple[History, History]]:

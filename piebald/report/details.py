@@ -45,7 +45,11 @@ def _distinct(runs: list[History], key: str) -> str:
 
 
 def _plain(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict | list):
+        return _answer(value)
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _recipes(comparison: Comparison) -> str:
@@ -66,12 +70,14 @@ def _table(history: History) -> Mapping[str, Any]:
 
 
 def _answer(part: Any) -> str:
-    if not part:
-        return "nothing"
+    """A part's table, or several, or a plain value, in words."""
     if isinstance(part, list):
-        return "; then ".join(_answer(stage) for stage in part)
+        tables = any(isinstance(one, dict) for one in part)
+        return ("; then " if tables else ", ").join(map(_plain, part)) or "nothing"
+    if not isinstance(part, dict):
+        return "nothing" if part is None else _plain(part)
     fields = ", ".join(f"{name} {_plain(value)}" for name, value in part.items() if name != "kind")
-    return f"{part.get('kind', '')}: {fields}" if fields else str(part.get("kind", ""))
+    return ": ".join(piece for piece in (str(part.get("kind", "")), fields) if piece)
 
 
 def _runs(comparison: Comparison) -> str:

@@ -82,11 +82,10 @@ def small(first: str, second: str) -> Markup:
     return Markup(f"{text(first)}<small>{text(second)}</small>")
 
 
-def judged(value: float | None, shown: str, higher_is_better: bool) -> Markup:
-    """A difference in the colour of good or bad; its sign says the same."""
-    if not value:
-        return Markup(text(shown))
-    return Markup(f'<span class="{"good" if (value > 0) == higher_is_better else "bad"}">{text(shown)}</span>')
+def judged(shown: str, good: bool | None) -> Markup:
+    """A difference in the colour of good or bad, or plain if it is neither; its sign says the same."""
+    kind = {True: "good", False: "bad", None: "even"}[good]
+    return Markup(f'<span class="{kind}">{text(shown)}</span>')
 
 
 def section(name: str, heading: str, note: str, *parts: str) -> str:

@@ -11,10 +11,12 @@ from typing import Any
 
 from piebald.report import charts, markup, wording
 from piebald.report.charts import Chart
-from piebald.report.comparison import Comparison
+from piebald.report.comparison import Axis, Comparison
 from piebald.report.details import settings
 from piebald.report.markup import Cell
 from piebald.report.wording import NONE, Shown
+
+_CLOCKS: dict[Axis, str] = {"seconds": "Run's clock", "wall": "Real time"}
 
 
 def render(comparison: Comparison, target: float | None = None) -> str:
@@ -82,7 +84,7 @@ def _top(comparison: Comparison) -> str:
 
 def _results(comparison: Comparison) -> str:
     shown, labels = Shown(comparison.metric), comparison.labels
-    base = comparison.made_by("fedavg")
+    base, clock = comparison.made_by("fedavg"), charts.clock(comparison)
     differences = {row["label"]: row for row in comparison.paired(base)} if base else {}
     rows: list[list[Cell]] = []
     by_label = {row["label"]: row for row in comparison.summary()}
@@ -94,20 +96,20 @@ def _results(comparison: Comparison) -> str:
             markup.small(shown.value(row["mean"]), interval if row["mean"] else ""),
         ]
         if base:
-            difference = differences.get(label, {}).get("difference")
-            cells.append(markup.judged(difference, shown.difference(difference), comparison.higher_is_better))
+            cells.append(_difference(comparison, differences.get(label)))
         cells += [shown.value(row["worst_decile"]), shown.size(row["sd"]), shown.value(row["common"])]
         ways = f"{wording.megabytes(row['mb_up'])} up, {wording.megabytes(row['mb_down'])} down"
         cells += [markup.small(wording.megabytes(row["mb_up"] + row["mb_down"]), ways)]
-        cells += [markup.small(wording.duration(row["seconds"]), f"{wording.duration(row['wall'])} real")]
+        real = wording.duration(row["wall"])
+        cells += [markup.small(wording.duration(row["seconds"]), f"{real} real") if clock == "seconds" else real]
         cells += [wording.count(row["rounds"]), wording.count(row["seeds"])]
         rows.append(cells)
     head = ["Label", f"Mean {shown.name}", *([f"To {base}"] if base else []), "Worst tenth", "SD of clients",
-            "Common test", "MB sent", "Run's clock", "Rounds", "Runs"]  # fmt: skip
+            "Common test", "MB sent", _CLOCKS[clock], "Rounds", "Runs"]  # fmt: skip
+    pairs = f", the difference to {base} on the same seeds (in colour where its interval excludes zero)" if base else ""
     caption = (
-        f"Final {shown.name} over clients, best first: mean over seeds with its 95% interval"
-        f"{f', difference to {base} on the same seeds' if base else ''}, the worst-off tenth of clients, the spread "
-        f"over clients, and what all clients sent and received."
+        f"Final {shown.name} over clients, best first: mean over seeds with its 95% interval{pairs}, the worst-off "
+        f"tenth of clients, the spread over clients, and what all clients sent and received."
     )
     return markup.section("results", "Final figures", "", markup.table(caption, head, rows))
 
@@ -153,7 +155,7 @@ def _gains(comparison: Comparison, drawn: list[Chart]) -> str:
             rows.append([
                 markup.key(comparison.labels, row["label"]),
                 base,
-                markup.judged(row["difference"], shown.difference(row["difference"]), comparison.higher_is_better),
+                _difference(comparison, row),
                 NONE if row["low"] is None else f"{shown.difference(row['low'])} to {shown.difference(row['high'])}",
                 f"{better:.0%}",
                 f"{worse:.0%}",
@@ -189,19 +191,19 @@ def _cost(comparison: Comparison, target: float | None) -> str:
     target = target if target is not None else comparison.target()
     if target is None or not comparison.ranking():
         return ""
-    shown = Shown(comparison.metric)
+    shown, clock = Shown(comparison.metric), charts.clock(comparison)
     rows = comparison.to_target(target)
     rows.sort(key=lambda row: (-row["reached"] / row["runs"], row["mb"] or 0.0, row["rounds"] or 0.0))
     body: list[list[Cell]] = [
         [markup.key(comparison.labels, row["label"]), wording.count(row["rounds"]), wording.megabytes(row["mb"]),
-         wording.duration(row["seconds"]), f"{row['reached']} of {row['runs']}"]
+         wording.duration(row[clock]), f"{row['reached']} of {row['runs']}"]
         for row in rows
     ]  # fmt: skip
     base = comparison.made_by("fedavg") or comparison.ranking()[-1]
     why = "" if chosen else f", which every run of {base} reaches"
     goal = f"the mean {shown.name} over clients first reached {shown.value(target)}{why}"
     caption = f"Until {goal}; means over the runs that did."
-    head = ["Label", "Rounds", "MB, both ways", "Run's clock", "Runs that reached it"]
+    head = ["Label", "Rounds", "MB, both ways", _CLOCKS[clock], "Runs that reached it"]
     return markup.section("cost", wording.cheapest(comparison, target), "", markup.table(caption, head, body))
 
 
@@ -214,6 +216,14 @@ def _partition(comparison: Comparison, drawn: list[Chart]) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------- odds and ends
+
+
+def _difference(comparison: Comparison, row: dict[str, Any] | None) -> Cell:
+    """The difference of a row of `Comparison.paired`, in colour where it is sure."""
+    if row is None:
+        return NONE
+    good = (row["difference"] > 0) == comparison.higher_is_better if wording.sure(row) else None
+    return markup.judged(Shown(comparison.metric).difference(row["difference"]), good)
 
 
 def _rank(comparison: Comparison, label: str) -> int:

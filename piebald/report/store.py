@@ -252,7 +252,8 @@ class RunStore:
         return None
 
     def memory(self, client: int) -> dict[str, Tensor]:
-        """What one client remembers at the newest checkpoint, by name."""
+        """What one client remembers at the newest checkpoint, by name; unlike `last_checkpoint` it checks no
+        SHA-256."""
         tensors: dict[str, Tensor] = {}
         if self.path is not None:
             for row in vectors.current(self._db, self._version, client):

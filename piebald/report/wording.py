@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from piebald.report.comparison import Comparison
 
@@ -109,7 +110,13 @@ def lead(comparison: Comparison) -> str:
     if row["low"] is None:
         return f"{text}, on one seed."
     low, high = shown.difference(row["low"]), shown.difference(row["high"])
-    return f"{text} (95% interval {low} to {high}, {row['seeds']} seeds)."
+    doubt = "" if sure(row) else ", so that they cannot be told apart"
+    return f"{text} (95% interval {low} to {high}, {row['seeds']} seeds{doubt})."
+
+
+def sure(row: dict[str, Any]) -> bool:
+    """Whether a row of `Comparison.paired` has an interval, and zero is not in it."""
+    return row["low"] is not None and (row["low"] > 0 or row["high"] < 0)
 
 
 def progress(comparison: Comparison) -> str:

@@ -25,7 +25,6 @@ from piebald.contracts import (
     Clients,
     Device,
     Fleet,
-    Part,
     Pool,
     Pooled,
     Update,
@@ -53,10 +52,18 @@ class Instant:
         return range(clients)
 
 
+def _fleet(table: Any) -> Any:
+    """A fleet from its table; only parts will do, since a resumed run rebuilds the fleet from its fields."""
+    if table is None:
+        return None
+    made = build("fleet", table)
+    if not hasattr(made, "device") or not hasattr(made, "available"):
+        raise ValueError(f"must be one of piebald.partition's fleets or its table, got {table!r}")
+    return made
+
+
 AnyFleet = Annotated[
-    Any,
-    BeforeValidator(lambda table: build("fleet", table) if isinstance(table, Mapping) else table),
-    PlainSerializer(lambda fleet: fleet.table() if isinstance(fleet, Part) else None),
+    Any, BeforeValidator(_fleet), PlainSerializer(lambda fleet: None if fleet is None else fleet.table())
 ]
 
 
@@ -185,6 +192,8 @@ class Simulation:
             return self._arrive(due)
         if until < float("inf"):
             self._now = max(self._now, until)
+        elif not self._due and not len(self.clients()):
+            self._now = self._next_wake()
         return None
 
     def clients(self) -> Sequence[int]:
@@ -249,6 +258,12 @@ class Simulation:
         device = self.fleet.device(event.assignment.client)
         work = event.update.steps * device.seconds_per_step
         return self._downloaded(event) + work + device.latency + event.update.nbytes / device.up
+
+    def _next_wake(self) -> float:
+        """When the next device comes on, if all are off now and nothing is under way."""
+        devices = (self.fleet.device(client) for client in range(len(self.federation)))
+        starts = (start for device in devices for start, _ in device.on or () if start > self._now)
+        return min(starts, default=self._now)
 
     def _maybe_lose(self, event: _Event) -> None:
         """A device may drop out; whether it does depends on the client and the version, not on when it is asked."""

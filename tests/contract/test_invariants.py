@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -140,3 +142,27 @@ def test_no_private_number_is_in_an_arrival(name: str, weigh: str, listening: li
         for part in arrival.update.parts.values():
             assert part.numel() <= shared
             assert not simulation.private & set(part.flatten().tolist()) - {0.0}
+
+
+def test_a_personal_model_scores_what_the_run_said(name: str, tmp_path: Path) -> None:
+    """The modules that a user takes home are the ones that were measured."""
+    clients = federation()
+    run = carry_out(method(name), clients, out=tmp_path / "run")
+    judged = "personal" if any(row["model"] == "personal" for row in run.scores) else "community"
+    for client in range(len(clients)):
+        rows = clients.rows(client, "test")
+        with torch.no_grad():
+            right = (run.model(client)(rows.x).argmax(1) == rows.y).float().mean()
+        said = [
+            row["value"]
+            for row in run.scores
+            if (row["client"], row["version"], row["model"], row["metric"]) == (client, 3, judged, "accuracy")
+        ]
+        assert said == [pytest.approx(float(right))]
+
+
+def test_a_recipe_survives_its_toml(name: str) -> None:
+    recipe = method(name, schedule={"kind": "step_decay", "every": 3}).with_(pace={"kind": "asynchronous", "cohort": 2})
+    document = tomllib.loads(recipes.toml(recipe))["recipe"]
+    answers = {axis: document.pop(axis) for axis in recipe.axes if axis in document}
+    assert recipes.make(document.pop("name"), **document).with_(**answers).model_dump() == recipe.model_dump()

@@ -162,10 +162,12 @@ def test_what_cannot_be_resumed_says_so(tmp_path: Path) -> None:
     carry_out(method("hdafl"), out=tmp_path / "run")
     with pytest.raises(SettingError, match="started from Python"):
         piebald.resume(tmp_path / "run")
-    with pytest.raises(SettingError, match="does not fit the run"):
+    with pytest.raises(SettingError, match="model does not fit the run"):
         piebald.resume(
             tmp_path / "run", federation(), torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Linear(5, 4))
         )
+    with pytest.raises(SettingError, match="loss does not fit the run"):
+        piebald.resume(tmp_path / "run", federation(), network, loss=lambda outputs, targets: outputs.sum(1))
     with pytest.raises(RunFolderError):
         piebald.resume(tmp_path / "nothing", federation(), network)
 

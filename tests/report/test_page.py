@@ -176,6 +176,16 @@ def test_one_seed_has_neither_band_nor_interval(run):
     assert all("fill" not in trace for trace in drawn(page)[0]["data"])
 
 
+def test_a_difference_that_seeds_do_not_settle_is_said_to_be_open(run):
+    stores = [run(None, recipe, seed=seed, rounds=4) for recipe in ("fedavg", "hdafl") for seed in (1, 2)]
+    for place, store in enumerate(stores):
+        store._db.execute("UPDATE score SET value = ?", (0.5 + 0.1 * (place in (1, 2)) + 0.01 * place,))
+    page = page_of(*stores)
+    assert "so that they cannot be told apart" in words(page)
+    assert 'class="good"' not in page
+    assert 'class="even"' in page
+
+
 def test_where_devices_are_instant_real_time_is_shown(run):
     store = run(None, rounds=3)
     store._db.execute("UPDATE step SET time = 0")

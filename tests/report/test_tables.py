@@ -156,7 +156,7 @@ def test_the_summary_has_a_row_a_label(two):
 def test_the_common_target_is_one_that_fedavg_reaches(two):
     assert two.target() == 0.55
     fedavg, mine = two.to_target(0.72)
-    assert fedavg == {"label": "fedavg", "runs": 3, "reached": 1, "rounds": 2, "mb": 2.0, "seconds": 4.0}
+    assert fedavg == {"label": "fedavg", "runs": 3, "reached": 1, "rounds": 2, "mb": 2.0, "seconds": 4.0, "wall": 1.0}
     assert (mine["reached"], mine["mb"]) == (2, pytest.approx(0.4))
     assert two.to_target(0.99)[0]["rounds"] is None
 
@@ -171,10 +171,11 @@ def test_the_target_is_rounded_to_the_easy_side(ends, better, target):
     assert comparison.to_target(target)[0]["reached"] == 1
 
 
-def test_a_band_spans_the_seeds_where_all_have_values():
-    one, other = tiny("a", 1, [[0.0], [0.2], [0.4]]), tiny("a", 2, [[0.2], [0.4]])
-    band = Comparison([one, other]).band("a", "version")
-    assert band.x == [1, 2]
+def test_a_band_spans_the_seeds_version_by_version():
+    one = tiny("a", 1, [[0.0], [0.2], [0.4]])
+    other = tiny("a", 2, [[0.2], [0.4]], sent=1_500_000)
+    band = Comparison([one, other]).band("a", "bytes")
+    assert band.x == [2e6, 4e6]  # after one version they had sent 1 and 3 MB
     assert band.mean == pytest.approx([0.1, 0.3])
     assert band.low == pytest.approx([0.0, 0.2])
     assert band.high == pytest.approx([0.2, 0.4])
@@ -189,13 +190,14 @@ def test_what_sends_next_to_nothing_is_a_level():
     assert not comparison.bands("version")["local"].level
 
 
-def test_seeds_that_were_evaluated_once_have_one_point():
+def test_seeds_evaluated_at_different_versions_have_one_point():
     stores = []
-    for seed in (1, 2):
-        store = RunStore.create(None, {"label": "a", "seed": seed, "metric": "accuracy"})
-        store.commit({"version": 1, "time": float(seed)}, [])
-        row = {"version": 1, "client": 0, "model": "community", "split": "test", "metric": "accuracy"}
-        store.scores([row | {"value": seed / 10}])
+    for version in (1, 2):
+        store = RunStore.create(None, {"label": "a", "seed": version, "metric": "accuracy"})
+        for commit in range(1, version + 1):
+            store.commit({"version": commit, "time": float(commit)}, [])
+        row = {"version": version, "client": 0, "model": "community", "split": "test", "metric": "accuracy"}
+        store.scores([row | {"value": version / 10}])
         stores.append(store)
     band = Comparison([History(store) for store in stores]).band("a", "seconds")
     assert band.x == [1.5]

@@ -123,7 +123,8 @@ class _Lent:
         stack = self.stack
         walk = Walk(stack.clients, stack.versions, self.phase, model, descent, pull, anchor, shift, velocity)
         self.phase += 1
-        return self.engine.walk(walk)
+        with torch.enable_grad():  # also where the caller only wants a model to use, inside torch.no_grad
+            return self.engine.walk(walk)
 
     def score(self, model: Tensor, split: Split) -> tuple[dict[str, Tensor], Tensor]:
         return self.engine.score(self.stack.clients, model, split)
@@ -140,6 +141,15 @@ def serve(engine: Engine, stack: Stack, pool: Pool | None = None, total: PoolSum
     if pool is not None and total is not None:
         _pool(served, pool, total)
     return served
+
+
+def personal_model(
+    engine: Engine, client: int, version: int, community: Tensor, memory: Mapping[str, Tensor]
+) -> Tensor:
+    """The model [p] that a client would use for itself, given the community model [s] and what it remembers."""
+    remembered = {name: [tensor] for name, tensor in memory.items()}
+    stack = Stack([client], [version], [community], {}, remembered, query=None)
+    return engine.work.rule.personal(_start(engine, stack), _Lent(engine, stack))[0].cpu()
 
 
 def _start(engine: Engine, stack: Stack) -> Start:

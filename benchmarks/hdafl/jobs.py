@@ -1,0 +1,138 @@
+"""One job is one run: a recipe on one partition with one seed.  Jobs know their run folder and are carried out alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import settings
+import torch
+import traffic
+from settings import Plan, Scale
+
+import piebald
+from piebald.contracts import Clients
+from piebald.models import build_model
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run.
+
+    Attributes:
+        part: "tuning", "digits", "leaf" or "traffic".
+        model: the network.
+        setting: the partition.
+        cohort: clients a round.
+        label: of the recipe, in tables.
+        seed: of everything.
+        plan: rounds and evaluations.
+        rows: rows of the data set to use, None for all.
+        rate: learning rate.
+    """
+
+    part: str
+    model: str
+    setting: str
+    cohort: int
+    label: str
+    seed: int
+    plan: Plan
+    rows: int | None
+    rate: float
+
+    @property
+    def group(self) -> Path:
+        """Folder of the runs that this one is compared with, below the output folder."""
+        return Path(self.part) / self.model / self.setting / f"C{self.cohort}"
+
+
+def digit_jobs(scale: Scale, part: str, model: str, settings_: tuple[str, ...], seeds: tuple[int, ...]) -> Iterator[Job]:
+    """MNIST by writers: every setting, cohort and recipe."""
+    for seed in seeds:
+        for setting in settings_:
+            plans = scale.few_plans if setting in settings.FEW else scale.plans
+            for cohort, plan in (scale.leaf_plans if part == "leaf" else plans).items():
+                for label in settings.LABELS:
+                    yield Job(part, model, setting, cohort, label, seed, plan, scale.rows, settings.LEARNING_RATE)
+
+
+def tuning_jobs(scale: Scale) -> Iterator[Job]:
+    """Learning rates for the digits, on a seed that is used for nothing else."""
+    cohort, plan = next(iter(scale.plans.items()))
+    for setting in settings.TUNED_SETTINGS:
+        for rate in settings.TUNED_RATES:
+            for label in ("FedAvg", "HDAFL"):
+                seed = settings.TUNING_SEED
+                yield Job("tuning", f"lr{rate}", setting, cohort, label, seed, plan, scale.rows, rate)
+
+
+def traffic_jobs(scale: Scale) -> Iterator[Job]:
+    """Two captures, every recipe and the centralised model."""
+    plan = Plan(scale.traffic_rounds, 1, max(1, scale.traffic_rounds // 10))
+    for seed in scale.traffic_seeds:
+        for model in settings.TRAFFIC_MODELS:
+            for case in settings.TRAFFIC_CASES:
+                for label in (*settings.LABELS, traffic.CENTRAL):
+                    rate = settings.TRAFFIC_LEARNING_RATE
+                    yield Job("traffic", model, case, 2, label, seed, plan, scale.traffic_rows, rate)
+
+
+def all_jobs(scale: Scale, parts: tuple[str, ...], seeds: tuple[int, ...] | None) -> list[Job]:
+    """The jobs of some parts, the first seed of everything first, so that a run that is cut short is of use."""
+    jobs: list[Job] = []
+    if "tuning" in parts:
+        jobs += tuning_jobs(scale)
+    if "digits" in parts:
+        jobs += digit_jobs(scale, "digits", "small_cnn", (*settings.MANY, *settings.FEW), tuple(scale.seeds))
+    if "traffic" in parts:
+        jobs += traffic_jobs(scale)
+    if "leaf" in parts:
+        jobs += digit_jobs(scale, "leaf", "leaf_cnn", tuple(scale.leaf_settings), tuple(scale.leaf_seeds))
+    if seeds is not None:
+        jobs = [job for job in jobs if job.part == "tuning" or job.seed in seeds]
+    return sorted(jobs, key=lambda job: job.seed if job.part != "tuning" else -1)
+
+
+def carry_out(job: Job, out: Path) -> str:
+    """Run one job in its folder, or go on with it, or do nothing where it is finished."""
+    torch.set_num_threads(1)  # jobs run beside one another
+    if job.part == "traffic":
+        training = {
+            "lr": job.rate, "batch": settings.TRAFFIC_BATCH, "momentum": settings.TRAFFIC_MOMENTUM
+        }  # fmt: skip
+        clients = traffic.clients(job.setting, job.rows, job.seed, job.label == traffic.CENTRAL)
+        shape, outputs = (1, traffic.LENGTH), len(clients.classes)
+        network, own = "cnn_1d", settings.TRAFFIC_MODELS[job.model]
+    else:
+        training = {"lr": job.rate, "batch": settings.BATCH}
+        clients = _digit_clients(job.setting, job.rows, job.seed)
+        shape, outputs = (1, 28, 28), 10
+        network, own = ("leaf_cnn" if job.part == "leaf" else "small_cnn"), {}
+    recipe = settings.compared(job.cohort, **training)["FedAvg" if job.label == traffic.CENTRAL else job.label]
+    comparison = piebald.compare(
+        {job.label: recipe},
+        clients,
+        lambda seed: build_model(network, shape, outputs, seed=seed, **own),
+        seeds=(job.seed,),
+        out=out / job.group,
+        rounds=job.plan.rounds,
+        evaluate_every=job.plan.fine if job.label in settings.FINE else job.plan.coarse,
+        checkpoint_every=job.plan.rounds if job.part == "leaf" else 10,
+        runtime=piebald.Simulator(engine="lean", workers=0),
+    )
+    final = comparison.runs[0].final
+    comparison.runs[0].close()
+    return f"{job.group} {job.label} seed {job.seed}: {final['mean']:.4f} ({final['wall']:.0f} s)"
+
+
+@lru_cache(maxsize=2)
+def _digit_clients(setting: str, rows: int | None, seed: int) -> Clients:
+    return settings.partition(setting, rows, seed).split(_digits())
+
+
+@lru_cache(maxsize=1)
+def _digits() -> piebald.data.DataSet:
+    return piebald.data.mnist_writers()

@@ -1,0 +1,138 @@
+"""Everything that is chosen: models, partitions, recipes, learning rates, rounds, and what each scale runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from piebald import recipes
+from piebald.contracts import Recipe
+from piebald.partition import ByOwner, Dirichlet, Disjoint, Iid, Partition
+
+TEST = 0.2  # share of each client's own rows that it is tested on
+BATCH = 20
+LEARNING_RATE = 0.2  # digits; chosen with `--only tuning`, the same for every recipe
+TRAFFIC_BATCH = 50
+TRAFFIC_LEARNING_RATE = 0.05
+TRAFFIC_MOMENTUM = 0.9
+
+TUNED_RATES = (0.05, 0.1, 0.2, 0.4)
+TUNED_SETTINGS = ("dirichlet_0.3", "disjoint_groups")
+TUNING_SEED = 100  # used for nothing else
+
+MANY = ("iid", "writer", "dirichlet_0.3", "dirichlet_0.1", "disjoint_groups")  # 100 clients
+FEW = ("disjoint_five",)  # 5 clients
+TITLES = {
+    "iid": "i.i.d., 100 clients",
+    "writer": "by writer, 100 clients of several writers each",
+    "dirichlet_0.3": "Dirichlet(0.3), 100 clients",
+    "dirichlet_0.1": "Dirichlet(0.1), 100 clients",
+    "disjoint_groups": "disjoint, 5 groups of 20 clients with two classes each",
+    "disjoint_five": "disjoint, 5 clients with two classes each",
+}
+
+TRAFFIC_CASES = {"same_apps": 0, "own_apps": 18}  # apps that only one capture has, on each side
+TRAFFIC_MODELS = {
+    "cnn_1d": {},
+    "cnn_1d_tiny": {"channels": (8, 16), "hidden": 32},
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How often clients are asked: rounds, and rounds between evaluations.
+
+    FedAvg and HDAFL, whose rounds to a target matter most, are evaluated at the finer step, the others at the coarser.
+    """
+
+    rounds: int
+    fine: int
+    coarse: int
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What is run.
+
+    Attributes:
+        rows: digits that are dealt to clients, for training and testing; None is all 70,000.
+        seeds: each redraws the rows, the partition, the first model and the cohorts.
+        plans: for `small_cnn`, by clients a round out of 100.
+        few_plans: the same out of 5.
+        leaf_plans: for `leaf_cnn`, by clients a round.
+        leaf_settings: where `leaf_cnn` is run.
+        leaf_seeds: with which seeds.
+        traffic_rounds: epochs of both captures.
+        traffic_rows: flows, None is all 52,356.
+        traffic_seeds: each redraws the split by trace, the apps that are taken away, and the first model.
+    """
+
+    rows: int | None
+    seeds: Sequence[int]
+    plans: Mapping[int, Plan]
+    few_plans: Mapping[int, Plan]
+    leaf_plans: Mapping[int, Plan]
+    leaf_settings: Sequence[str]
+    leaf_seeds: Sequence[int]
+    traffic_rounds: int
+    traffic_rows: int | None
+    traffic_seeds: Sequence[int]
+
+
+SCALES = {
+    "small": Scale(
+        rows=7500,
+        seeds=(0, 1, 2),
+        plans={10: Plan(80, 2, 10), 20: Plan(40, 1, 5), 50: Plan(20, 1, 4)},
+        few_plans={1: Plan(40, 1, 5), 2: Plan(20, 1, 4), 5: Plan(12, 1, 3)},
+        leaf_plans={10: Plan(20, 2, 10)},
+        leaf_settings=("dirichlet_0.3", "disjoint_groups"),
+        leaf_seeds=(0,),
+        traffic_rounds=30,
+        traffic_rows=None,
+        traffic_seeds=(0, 1),
+    ),
+    "full": Scale(
+        rows=None,
+        seeds=(0, 1, 2, 3, 4),
+        plans={10: Plan(150, 2, 15), 20: Plan(100, 2, 10), 50: Plan(60, 1, 6)},
+        few_plans={1: Plan(100, 1, 10), 2: Plan(60, 1, 6), 5: Plan(40, 1, 4)},
+        leaf_plans={10: Plan(60, 2, 10), 20: Plan(40, 2, 8), 50: Plan(20, 1, 4)},
+        leaf_settings=MANY,
+        leaf_seeds=(0, 1, 2),
+        traffic_rounds=60,
+        traffic_rows=None,
+        traffic_seeds=(0, 1, 2, 3, 4),
+    ),
+}
+
+
+def partition(setting: str, rows: int | None, seed: int) -> Partition:
+    """Who holds what: training and test rows of MNIST are dealt as one set, so that clients test on their own mixture."""
+    common = {"seed": seed, "limit": rows, "test": TEST, "pool": True}
+    match setting:
+        case "iid":
+            return Iid(clients=100, **common)
+        case "writer":
+            return ByOwner(owner="writer", clients=100, **common)
+        case "disjoint_groups":
+            return Disjoint(clients=100, classes_each=2, shared_by=20, **common)
+        case "disjoint_five":
+            return Disjoint(clients=5, classes_each=2, **common)
+    return Dirichlet(clients=100, alpha=float(setting.removeprefix("dirichlet_")), **common)
+
+
+def compared(cohort: int, **training: object) -> dict[str, Recipe]:
+    """The recipes of every table by label, with the same training."""
+    return {
+        "Local": recipes.local(cohort=cohort, **training),
+        "FedAvg": recipes.fedavg(cohort=cohort, **training),
+        "FedAvg_tuned": recipes.fine_tuned(cohort=cohort, **training),
+        "HDAFL": recipes.hdafl(cohort=cohort, **training),
+        "LG-FedAvg": recipes.lg_fedavg(cohort=cohort, **training),
+    }
+
+
+LABELS = tuple(compared(1))
+FINE = ("FedAvg", "HDAFL", "centralised")
+NAMES = {"FedAvg_tuned": "FedAvg, then one unsent local epoch"}  # how tables call a label

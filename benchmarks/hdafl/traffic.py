@@ -1,0 +1,99 @@
+"""Two captures of mobile-app traffic as two clients, and what it costs to send them instead of learning from afar."""
+
+from __future__ import annotations
+
+import io
+import lzma
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+import settings
+import torch
+from numpy.typing import NDArray
+
+from piebald import data
+from piebald.data import DataSet
+from piebald.data.dataset import Owners
+from piebald.data.traffic import FULL_PACKET
+from piebald.partition import ByOwner, Lists, PooledClients
+from piebald.randomness import generator
+
+CENTRAL = "centralised"
+LENGTH = 30  # packets of a flow
+
+
+@lru_cache(maxsize=1)
+def _everything() -> DataSet:
+    return data.traffic()
+
+
+@lru_cache(maxsize=2)
+def federation(case: str, rows: int | None, seed: int) -> PooledClients:
+    """Two clients, one a capture; no trace is on both sides of a test.
+
+    Args:
+        case: one of `settings.TRAFFIC_CASES`: how many apps are taken away from each capture.
+        rows: flows to use, None for all.
+        seed: of the split and of the apps that are taken away.
+    """
+    whole = _everything()
+    alone = settings.TRAFFIC_CASES[case]
+    order = generator("hdafl benchmark", "apps", seed).permutation(len(whole.classes))
+    taken = {0: order[:alone], 1: order[alone : 2 * alone]}
+    app, capture = whole.y.numpy(), whole.owners["capture"].codes
+    keep = ~np.any([(capture == side) & np.isin(app, apps) for side, apps in taken.items()], axis=0)
+    made = ByOwner(owner="capture", test=settings.TEST, limit=rows, seed=seed).split(only(whole, np.flatnonzero(keep)))
+    check_traces(made, whole.together[keep])
+    return made
+
+
+def clients(case: str, rows: int | None, seed: int, central: bool) -> PooledClients:
+    """The federation, or for the centralised model one where the first client holds all training rows.
+
+    The second client then trains on nothing and counts nothing, but both are tested on the rows they always are.
+    """
+    made = federation(case, rows, seed)
+    if not central:
+        return made
+    train = made.lists("train")
+    pooled = Lists(train.values, np.array([0, len(train.values), len(train.values)]))
+    return PooledClients(
+        made._stored, made.y, {"train": pooled, "test": made.lists("test")}, names=made.names, classes=made.classes
+    )
+
+
+def only(whole: DataSet, rows: NDArray[np.int64]) -> DataSet:
+    """A data set with only some rows."""
+    places = torch.from_numpy(rows)
+    return replace(
+        whole,
+        x=whole.x[places],
+        y=whole.y[places],
+        owners={name: Owners(owners.codes[rows], owners.names) for name, owners in whole.owners.items()},
+        together=whole.together[rows],
+    )
+
+
+def check_traces(made: PooledClients, trace: NDArray[np.int64]) -> None:
+    """Stop if a trace has flows in training and in test."""
+    train, test = (np.unique(trace[made.lists(split).values]) for split in ("train", "test"))
+    if len(np.intersect1d(train, test)):
+        raise RuntimeError("a trace has flows on both sides of the test")
+
+
+def sizes_in_bytes(x: NDArray[np.float32]) -> NDArray[np.int16]:
+    """Packet sizes as captured, from the scaled ones."""
+    return np.rint(np.sign(x) * np.expm1(np.abs(x.astype(np.float64)) * np.log1p(FULL_PACKET))).astype(np.int16)
+
+
+@lru_cache(maxsize=4)
+def compressed(case: str, rows: int | None, seed: int) -> dict[str, int]:
+    """Bytes of both captures' training rows (sizes and app), raw and compressed, as they would be sent to a centre."""
+    made = federation(case, rows, seed)
+    train = np.sort(made.lists("train").values)
+    size, app = sizes_in_bytes(made.x[torch.from_numpy(train)].numpy()[:, 0]), made.y.numpy()[train].astype(np.uint8)
+    packed = io.BytesIO()
+    np.savez_compressed(packed, size=size, app=app)
+    raw = size.tobytes() + app.tobytes()
+    return {"rows": len(train), "raw": len(raw), "npz": len(packed.getvalue()), "xz": len(lzma.compress(raw, preset=9))}

@@ -1,0 +1,244 @@
+"""Writes the pages of docs/reference that are made from the code.
+
+    python docs/make_reference.py          write them
+    python docs/make_reference.py --check  fail if one is not current
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import sys
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import piebald.partition
+import piebald.recipes
+import piebald.runtimes
+from piebald import models
+from piebald.contracts import Part, Recipe
+from piebald.recipes import registry
+
+FOLDER = Path(__file__).parent / "reference"
+NOTICE = "<!-- Made by docs/make_reference.py from the docstrings: change those, not this page. -->"
+
+AXES = {
+    "learn": ("How does a client learn?", "client"),
+    "share": ("What leaves the client?", "client"),
+    "update": ("What befalls an update on its way?", "update"),
+    "pace": ("When does the centre step?", "controller"),
+    "group": ("Who is averaged with whom?", "controller"),
+    "weigh": ("How much does each update count?", "controller"),
+    "step": ("How does the community model move?", "controller"),
+    "schedule": ("How does the learning rate change? (the `schedule` of a `learn` part)", "client"),
+}
+
+# Settings of recipes that are called otherwise in the part they end up in: (axis, field).
+ALIASES = {
+    "private": ("share", "private_layers"),
+    "shared": ("share", "shared_layers"),
+    "server_lr": ("step", "lr"),
+}
+OWN = {"weigh": '"examples" or "gradient_norm": what an update\'s weight is'}
+
+
+def documented(part: type[Part]) -> dict[str, str]:
+    """What the docstrings of a part and its parents say of each field."""
+    found: dict[str, str] = {}
+    for base in reversed(part.__mro__):
+        if not (isinstance(base, type) and issubclass(base, Part)) or "__doc__" not in vars(base):
+            continue
+        _, _, text = (inspect.getdoc(base) or "").partition("Attributes:")
+        text = re.split(r"\n\s*(?:Raises|Returns):", text)[0]
+        entries = re.split(r"(?:\n|\s{2,})\s*(?=[a-z_0-9]+(?:, [a-z_0-9]+)*: )", "\n" + text.strip())
+        for entry in entries:
+            names, colon, about = entry.strip().partition(": ")
+            if colon:
+                found |= {name: " ".join(about.split()).rstrip(".") for name in names.split(", ")}
+    return found
+
+
+def summary(thing: Any) -> str:
+    """A docstring without its sections, as one paragraph."""
+    text = re.split(r"\n\s*(?:Attributes|Args|Raises|Returns):", inspect.getdoc(thing) or "")[0]
+    return "\n\n".join(" ".join(block.split()) for block in text.split("\n\n"))
+
+
+def allowed(part: type[Part], field: str) -> str:
+    """The type and range of a field, in words."""
+    info = part.model_fields[field]
+    limits = {"Gt": "above {}", "Ge": "at least {}", "Lt": "below {}", "Le": "at most {}"}
+    ranges = []
+    for rule in info.metadata:
+        name = type(rule).__name__
+        if name in limits:
+            ranges.append(limits[name].format(getattr(rule, name.lower())))
+    return ", ".join([kind(info.annotation), *ranges])
+
+
+def kind(annotation: Any) -> str:
+    """A type in words."""
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Literal:
+        return " or ".join(f'"{value}"' for value in inner)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(kind(one) for one in inner if one is not type(None))
+    if origin is typing.Annotated:
+        return kind(inner[0])
+    if origin is tuple or annotation is tuple:
+        return "list"
+    words = {int: "whole number", float: "number", str: "text", bool: "true or false"}
+    return words.get(annotation, "table")
+
+
+def written(value: Any) -> str:
+    """A default as TOML has it."""
+    if isinstance(value, Part):
+        value = value.table()
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {written(one)}" for key, one in value.items()) + " }"
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(written(one) for one in value) + "]"
+    return str(value)
+
+
+def rows(lines: list[tuple[str, str, str, str]]) -> str:
+    """A table of settings."""
+    body = [f"| `{name}` | {default} | {what} | {about} |" for name, default, what, about in lines]
+    return "\n".join(["| setting | default | allowed | what it does |", "|---|---|---|---|", *body])
+
+
+def part_rows(part: type[Part], skip: frozenset[str] = frozenset()) -> str:
+    """The settings of a part."""
+    says, lines = documented(part), []
+    for name, info in part.model_fields.items():
+        if name not in skip:
+            default = "*needed*" if info.is_required() else f"`{written(info.get_default())}`"
+            lines.append((name, default, allowed(part, name), says.get(name, "")))
+    return rows(lines) if lines else "No settings."
+
+
+def recipe_page() -> str:
+    """docs/reference/recipes.md."""
+    from piebald.client import Sgd
+
+    listing = {entry["name"]: entry for entry in piebald.recipes.listing()}
+    text = [NOTICE, "# Recipes", ""]
+    text += ["Each is made by a function of its name in `piebald.recipes`, or by `name` in a TOML file's `[recipe]`."]
+    text += ["`piebald recipes` prints this list, `piebald recipes NAME` one recipe's settings as TOML.", ""]
+    text += ["| recipe | what it does | paper |", "|---|---|---|"]
+    text += [f"| [`{name}`](#{name}) | {entry['summary']} | {entry['paper']} |" for name, entry in listing.items()]
+    text += ["", "## Settings of all recipes", "", "`cohort` and the settings of local training:", ""]
+    pace = Part.registry["pace"]["synchronous"]
+    cohort = ("cohort", "`10`", "whole number, or a share up to 1.0", documented(pace)["cohort"])
+    text += [rows([cohort]) + "\n" + part_rows(Sgd).split("\n", 2)[2]]
+    general = {"cohort", *Sgd.model_fields}
+    for name, entry in listing.items():
+        made = registry._made[name]
+        text += ["", f"## {name}", "", summary(made.function), "", f"*{entry['paper']}*", ""]
+        own = {field: about for field, about in entry["fields"].items() if field not in general}
+        built = example(name)
+        lines = [own_row(built, field, about["default"]) for field, about in own.items()]
+        text += [rows(lines)] if lines else ["It has the settings of all recipes, and no others."]
+    return "\n".join(text) + "\n"
+
+
+def example(name: str) -> Recipe:
+    """A recipe with its defaults."""
+    return piebald.recipes.make(name)
+
+
+def own_row(built: Recipe, name: str, default: Any) -> tuple[str, str, str, str]:
+    """One row for a setting that a recipe has and others have not."""
+    if name in OWN:
+        return name, f"`{written(default)}`", "text", OWN[name]
+    axis, field = ALIASES.get(name, (None, name))
+    homes = [axis] if axis else [one for one in Recipe.axes if one != "update"]
+    for home in homes:
+        part = type(getattr(built, home))
+        if field in part.model_fields:
+            return name, f"`{written(default)}`", allowed(part, field), documented(part).get(field, "")
+    raise SystemExit(f"say in ALIASES or OWN what {name} of {built.name} means")
+
+
+def parts_page() -> str:
+    """docs/reference/parts.md."""
+    text = [NOTICE, "# Parts", "", "A recipe is one part for each axis.  A part's kind is what a TOML table names:", ""]
+    text += ['```toml\n[recipe]\nname = "fedavg"\nweigh = { kind = "equal" }\n```', ""]
+    text += ["In Python: `recipes.fedavg().with_(weigh=Equal())`, or `with_(weigh={'kind': 'equal'})`."]
+    for axis, (question, folder) in AXES.items():
+        text += ["", f"## {axis}: {question}", "", f"In `piebald/{folder}/`."]
+        for name, part in sorted(Part.registry[axis].items()):
+            text += ["", f"### {axis} = {name}", "", summary(part), "", part_rows(part)]
+    text += ["", "## runtime: where does it run?", ""]
+    for name, part in sorted(Part.registry["runtime"].items()):
+        text += [f"### runtime = {name}", "", summary(part), "", part_rows(part)]
+    return "\n".join(text) + "\n"
+
+
+def partition_page() -> str:
+    """docs/reference/partitions.md."""
+    from piebald.partition.base import Partition
+
+    shared = frozenset(Partition.model_fields)
+    text = [NOTICE, "# Partitions, devices and models", "", "## Partitions: who holds what?", ""]
+    text += [" ".join(summary(sys.modules["piebald.partition.base"]).split("\n\n")[0].split()), ""]
+    text += ["In a TOML file: `[partition]` with a `kind`.  In Python: `partition.Iid(clients=10).split(data.digits())`."]
+    text += ["Your own data needs none of them: see [bring your own data](../howto/your-data.md).", ""]
+    text += ["All of them have these settings:", "", part_rows(Partition)]
+    for name, part in sorted(Part.registry["partition"].items()):
+        text += ["", f"### {name}", "", summary(part), "", part_rows(part, shared)]
+    text += ["", "## Devices: how fast are the clients?", ""]
+    text += ["In a TOML file: `[fleet]` with a `kind`.  In Python: `Simulator(fleet=partition.FastSlow())`."]
+    for name, part in sorted(Part.registry["fleet"].items()):
+        text += ["", f"### {name}", "", summary(part), "", part_rows(part)]
+    text += ["", "## Models", "", "In a TOML file: `[model]` with a `name`.  In Python: `models.build_model(name, ...)`,"]
+    text += ["or any `nn.Module` of yours."]
+    for name in models.names():
+        cls = models.registry._MODELS[name]
+        text += ["", f"### {name}", "", summary(cls), ""]
+        settings = list(inspect.signature(cls).parameters.values())[2:]
+        shown = ", ".join(f"`{one.name} = {written(one.default)}`" for one in settings)
+        text += [f"Settings: {shown}." if shown else "No settings."]
+    return "\n".join(text) + "\n"
+
+
+PAGES = {"recipes.md": recipe_page, "parts.md": parts_page, "partitions.md": partition_page}
+
+
+def stale() -> list[str]:
+    """Pages that differ from what the code says."""
+    found = []
+    for name, make in PAGES.items():
+        path = FOLDER / name
+        if not path.exists() or path.read_text("utf-8") != make():
+            found.append(name)
+    return found
+
+
+def main() -> int:
+    """Write the pages, or check them."""
+    parser = argparse.ArgumentParser(description="Write the reference pages that are made from the code.")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is not current")
+    if parser.parse_args().check:
+        for name in (old := stale()):
+            print(f"docs/reference/{name} is not current: run python docs/make_reference.py")
+        return 1 if old else 0
+    FOLDER.mkdir(exist_ok=True)
+    for name, make in PAGES.items():
+        (FOLDER / name).write_text(make(), "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
