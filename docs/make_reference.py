@@ -1,7 +1,7 @@
 """Writes the pages of docs/reference that are made from the code.
 
-    python docs/make_reference.py          write them
-    python docs/make_reference.py --check  fail if one is not current
+python docs/make_reference.py          write them
+python docs/make_reference.py --check  fail if one is not current
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ import piebald.partition
 import piebald.recipes
 import piebald.runtimes
 from piebald import models
-from piebald.contracts import Part, Recipe
+from piebald.parts import Part, Recipe
 from piebald.recipes import registry
 
 FOLDER = Path(__file__).parent / "reference"
 NOTICE = "<!-- Made by docs/make_reference.py from the docstrings: change those, not this page. -->"
+PRIVATE = "[private layers](../howto/private-layers.md)"
 
 AXES = {
     "learn": ("How does a client learn?", "client"),
@@ -58,13 +59,15 @@ def documented(part: type[Part]) -> dict[str, str]:
         for entry in entries:
             names, colon, about = entry.strip().partition(": ")
             if colon:
-                found |= {name: " ".join(about.split()).rstrip(".") for name in names.split(", ")}
+                about = re.sub(r"(?<!\.)\.$", "", " ".join(about.split())).replace("`parameters.matching`", PRIVATE)
+                found |= {name: about for name in names.split(", ")}
     return found
 
 
 def summary(thing: Any) -> str:
     """A docstring without its sections, as one paragraph."""
     text = re.split(r"\n\s*(?:Attributes|Args|Raises|Returns):", inspect.getdoc(thing) or "")[0]
+    text = text.replace("`parameters.matching`", PRIVATE)
     return "\n\n".join(" ".join(block.split()) for block in text.split("\n\n"))
 
 
@@ -76,7 +79,7 @@ def allowed(part: type[Part], field: str) -> str:
     for rule in info.metadata:
         name = type(rule).__name__
         if name in limits:
-            ranges.append(limits[name].format(getattr(rule, name.lower())))
+            ranges.append(limits[name].format(f"{getattr(rule, name.lower()):g}"))
     return ", ".join([kind(info.annotation), *ranges])
 
 
@@ -112,9 +115,14 @@ def written(value: Any) -> str:
     return str(value)
 
 
+def cell(text: str) -> str:
+    """A text that may stand in a table."""
+    return text.replace("|", r"\|")
+
+
 def rows(lines: list[tuple[str, str, str, str]]) -> str:
     """A table of settings."""
-    body = [f"| `{name}` | {default} | {what} | {about} |" for name, default, what, about in lines]
+    body = [f"| `{name}` | {default} | {what} | {cell(about)} |" for name, default, what, about in lines]
     return "\n".join(["| setting | default | allowed | what it does |", "|---|---|---|---|", *body])
 
 
@@ -137,10 +145,14 @@ def recipe_page() -> str:
     text += ["Each is made by a function of its name in `piebald.recipes`, or by `name` in a TOML file's `[recipe]`."]
     text += ["`piebald recipes` prints this list, `piebald recipes NAME` one recipe's settings as TOML.", ""]
     text += ["| recipe | what it does | paper |", "|---|---|---|"]
-    text += [f"| [`{name}`](#{name}) | {entry['summary']} | {entry['paper']} |" for name, entry in listing.items()]
+    text += [
+        f"| [`{name}`](#{name}) | {cell(entry['summary'])} | {cell(entry['paper'])} |"
+        for name, entry in listing.items()
+    ]
     text += ["", "## Settings of all recipes", "", "`cohort` and the settings of local training:", ""]
-    pace = Part.registry["pace"]["synchronous"]
-    cohort = ("cohort", "`10`", "whole number, or a share up to 1.0", documented(pace)["cohort"])
+    default = written(listing["fedavg"]["fields"]["cohort"]["default"])
+    about = documented(Part.registry["pace"]["synchronous"])["cohort"]
+    cohort = ("cohort", f"`{default}`", "whole number, or a share up to 1.0", about)
     text += [rows([cohort]) + "\n" + part_rows(Sgd).split("\n", 2)[2]]
     general = {"cohort", *Sgd.model_fields}
     for name, entry in listing.items():
@@ -173,13 +185,19 @@ def own_row(built: Recipe, name: str, default: Any) -> tuple[str, str, str, str]
 
 def parts_page() -> str:
     """docs/reference/parts.md."""
+    from piebald.client import Sgd
+
     text = [NOTICE, "# Parts", "", "A recipe is one part for each axis.  A part's kind is what a TOML table names:", ""]
     text += ['```toml\n[recipe]\nname = "fedavg"\nweigh = { kind = "equal" }\n```', ""]
     text += ["In Python: `recipes.fedavg().with_(weigh=Equal())`, or `with_(weigh={'kind': 'equal'})`."]
     for axis, (question, folder) in AXES.items():
         text += ["", f"## {axis}: {question}", "", f"In `piebald/{folder}/`."]
         for name, part in sorted(Part.registry[axis].items()):
-            text += ["", f"### {axis} = {name}", "", summary(part), "", part_rows(part)]
+            text += ["", f"### {axis} = {name}", "", summary(part), ""]
+            if issubclass(part, Sgd) and part is not Sgd:
+                text += ["The settings of [sgd](#learn--sgd), and:", "", part_rows(part, frozenset(Sgd.model_fields))]
+            else:
+                text += [part_rows(part)]
     text += ["", "## runtime: where does it run?", ""]
     for name, part in sorted(Part.registry["runtime"].items()):
         text += [f"### runtime = {name}", "", summary(part), "", part_rows(part)]
@@ -193,7 +211,7 @@ def partition_page() -> str:
     shared = frozenset(Partition.model_fields)
     text = [NOTICE, "# Partitions, devices and models", "", "## Partitions: who holds what?", ""]
     text += [" ".join(summary(sys.modules["piebald.partition.base"]).split("\n\n")[0].split()), ""]
-    text += ["In a TOML file: `[partition]` with a `kind`.  In Python: `partition.Iid(clients=10).split(data.digits())`."]
+    text += ["In a TOML file: `[partition]` with a `kind`.  In Python: `partition.Iid(clients=10).split(dataset)`."]
     text += ["Your own data needs none of them: see [bring your own data](../howto/your-data.md).", ""]
     text += ["All of them have these settings:", "", part_rows(Partition)]
     for name, part in sorted(Part.registry["partition"].items()):
@@ -202,8 +220,13 @@ def partition_page() -> str:
     text += ["In a TOML file: `[fleet]` with a `kind`.  In Python: `Simulator(fleet=partition.FastSlow())`."]
     for name, part in sorted(Part.registry["fleet"].items()):
         text += ["", f"### {name}", "", summary(part), "", part_rows(part)]
-    text += ["", "## Models", "", "In a TOML file: `[model]` with a `name`.  In Python: `models.build_model(name, ...)`,"]
-    text += ["or any `nn.Module` of yours."]
+    text += [
+        "",
+        "## Models",
+        "",
+        "In a TOML file: `[model]` with a `name`.  In Python: `models.build_model(name, ...)`, or",
+    ]
+    text += ["any `nn.Module` of [yours](../howto/your-model.md)."]
     for name in models.names():
         cls = models.registry._MODELS[name]
         text += ["", f"### {name}", "", summary(cls), ""]

@@ -15,11 +15,11 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from piebald import data, models, partition, recipes
-    from piebald.contracts import Recipe
     from piebald.errors import MissingExtra, ParameterError, PiebaldError, RunFolderError, RuntimeFault, SettingError
     from piebald.experiment import Run, compare, resume, run
     from piebald.parameters import Layout
     from piebald.partition import LazyClients, clients_from
+    from piebald.parts import Recipe
     from piebald.report import write_report
     from piebald.runtimes import Simulator
 
@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "contracts": ("Recipe",),
+    "parts": ("Recipe",),
     "errors": ("MissingExtra", "ParameterError", "PiebaldError", "RunFolderError", "RuntimeFault", "SettingError"),
     "experiment": ("Run", "compare", "resume", "run"),
     "parameters": ("Layout",),

@@ -16,12 +16,13 @@ from torch import Tensor, nn
 import piebald.runtimes  # noqa: F401 - so that runtimes can be named
 from piebald import __version__, recipes
 from piebald.client import Evaluate
-from piebald.contracts import Clients, Part, Recipe, Split, Where, Work, build
+from piebald.contracts import Clients, Split, Work
 from piebald.controller import Check, Controller, Measuring
 from piebald.controller.pace import cohort_size
 from piebald.errors import RunFolderError, SettingError
 from piebald.parameters import Layout
 from piebald.partition import clients_from
+from piebald.parts import Part, Recipe, Where, build
 from piebald.progress import Bar
 from piebald.report.comparison import Comparison
 from piebald.report.store import RunStore

@@ -182,10 +182,12 @@ def matching(module: nn.Module, patterns: Iterable[str]) -> frozenset[str]:
     Raises:
         SettingError: a pattern that means no tensor of this module, so that a setting never silently does nothing.
     """
-    names = [name for name, _ in _trainable(module)]
+    here = {id(tensor): name for name, (tensor, _) in _trainable(module)}
+    every = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    names = [(name, here[id(tensor)]) for name, tensor in every if id(tensor) in here]  # tied: any name means the slot
     found: set[str] = set()
     for pattern in patterns:
-        hit = {name for name in names if _means(module, pattern, name)}
+        hit = {slot for name, slot in names if _means(module, pattern, name)}
         if not hit:
             layers = [
                 name for name, layer in module.named_modules() if name and next(layer.parameters(), None) is not None
@@ -199,7 +201,8 @@ def matching(module: nn.Module, patterns: Iterable[str]) -> frozenset[str]:
 
 def _means(module: nn.Module, pattern: str, name: str) -> bool:
     layers = _layers(module, pattern) if pattern in ROLES else {pattern}
-    return any(name == layer or name.startswith(f"{layer}.") for layer in layers) or fnmatchcase(name, pattern)
+    inside = (not layer or name == layer or name.startswith(f"{layer}.") for layer in layers)  # "": the model itself
+    return any(inside) or fnmatchcase(name, pattern)
 
 
 def _layers(module: nn.Module, role: str) -> set[str]:
@@ -222,6 +225,8 @@ def _trainable(module: nn.Module) -> Iterator[tuple[str, tuple[Tensor, bool]]]:
             )
         yield name, (parameter, False)
     for name, buffer in module.named_buffers():
+        if isinstance(buffer, nn.parameter.UninitializedBuffer):
+            raise ParameterError(f"{name} has no shape yet: run the model once on an example before handing it over")
         if buffer.dtype.is_floating_point:
             if buffer.dtype != torch.float32:
                 raise ParameterError(f"buffer {name} must be float32, got {str(buffer.dtype).removeprefix('torch.')}")

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
-from piebald.contracts import Clients, Part, Recipe, Split, build
+from piebald.contracts import Clients, Split
 from piebald.errors import SettingError, unknown
+from piebald.parts import Part, Recipe, build
 from piebald.toml import Document, Key, dotted, dumps
 
 if TYPE_CHECKING:

@@ -108,7 +108,7 @@ def task_for(targets: Tensor, loss: Loss | str | None = None, metrics: Mapping[s
         for name, metric in metrics.items():
             if not callable(metric):
                 raise SettingError(f"metric {name!r} must be a function or a torchmetrics object, got {metric!r}")
-        task = Task(task.name, task.loss, dict(metrics), True)
+        task = Task(task.name, task.loss, dict(metrics), _rises(metrics))
     if task.loss is cross_entropy and targets.dtype not in (
         torch.int64,
         torch.int32,
@@ -118,3 +118,10 @@ def task_for(targets: Tensor, loss: Loss | str | None = None, metrics: Mapping[s
     ):
         raise SettingError(f"classification needs whole-number targets, got {targets.dtype}: pass loss='regression'")
     return task
+
+
+def _rises(metrics: Mapping[str, Any]) -> bool:
+    """Whether more is better of the first metric: as torchmetrics objects say themselves; a loss or an error falls."""
+    first = next(iter(metrics.values()), None)
+    falls = (None, cross_entropy, squared_error, absolute_error, binary_cross_entropy)
+    return not any(first is metric for metric in falls) and getattr(first, "higher_is_better", True) is not False

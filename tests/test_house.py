@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import piebald
-from piebald.contracts import Part
+from piebald.parts import Part
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "piebald").rglob("*.py"))

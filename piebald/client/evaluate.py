@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from piebald.contracts import Learned, Local, Query, Rule, Split, Start
+from piebald.contracts import Learned, Local, Split, Start
+from piebald.parts import Query, Rule
 
 
 class Evaluate(Query):

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, PlainSerializer
 
-from piebald.contracts import Part, build
+from piebald.parts import Part, build
 
 
 class Schedule(Part):

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, TypedDict
 from pydantic import Field
 
 from piebald.client.schedule import AnySchedule, Constant, Schedule
-from piebald.contracts import Descended, Descent, Learned, Local, Rule, Start
+from piebald.contracts import Descended, Descent, Learned, Local, Start
+from piebald.parts import Rule
 
 if TYPE_CHECKING:
     from torch import Tensor

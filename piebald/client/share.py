@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from piebald.contracts import Share
 from piebald.parameters import Layout, matching
+from piebald.parts import Share
 
 if TYPE_CHECKING:
     from torch import nn

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from pydantic import Field
 
-from piebald.contracts import Arrival, Part
+from piebald.contracts import Arrival
 from piebald.parameters import Layout
+from piebald.parts import Part
 
 
 class Check(Part):
@@ -36,6 +37,11 @@ class Check(Part):
         if change is None or change.dtype != torch.float32 or tuple(change.shape) != (layout.shared,):
             came = "nothing" if change is None else f"{change.dtype} {list(change.shape)}"
             return f"must send {layout.shared} float32 numbers, sent {came}"
+        for name, sent in arrival.assignment.parts.items():  # what a rule is sent beside the model, it answers in kind
+            part = update.parts.get(name)
+            if name != "private" and (part is None or part.dtype != sent.dtype or part.shape != sent.shape):
+                came = "nothing" if part is None else f"{part.dtype} {list(part.shape)}"
+                return f"must send {name} like the {sent.dtype} {list(sent.shape)} it got, sent {came}"
         for name, part in update.parts.items():
             if not bool(torch.isfinite(part).all()):
                 return "not finite" if name == "model" else f"{name} is not finite"

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from piebald.contracts import Checkpoint, Cohort, Recipe, Update
+from piebald.contracts import Checkpoint, Update
+from piebald.parts import Cohort, Recipe
 from piebald.randomness import key
 
 

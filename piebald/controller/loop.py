@@ -7,6 +7,7 @@ one.
 from __future__ import annotations
 
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,24 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from piebald.contracts import (
-    CENTRE,
-    Arrival,
-    Assignment,
-    Checkpoint,
-    Cohort,
-    Pool,
-    Query,
-    Recipe,
-    Recorder,
-    Runtime,
-    View,
-    Work,
-)
+from piebald.contracts import CENTRE, Arrival, Assignment, Checkpoint, Pool, Recorder, Runtime, Update, Work
 from piebald.controller.check import Check
 from piebald.controller.community import Communities
 from piebald.controller.pace import select
 from piebald.errors import RuntimeFault
+from piebald.parts import Cohort, Query, Recipe, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +79,7 @@ class Controller:
         self._aside: set[int] = set()
         self._welcomed: set[int] = set()
         self._queue: deque[Arrival] = deque()  # training arrivals that came while answers were awaited
-        self._limits: dict[int, float] = {}
+        self._limits: list[tuple[weakref.ref[Tensor], float]] = []
         self._began = time.perf_counter()
         self._wall = 0.0
 
@@ -158,11 +147,12 @@ class Controller:
 
     def _limit(self, model: Tensor) -> float:
         """The longest step allowed from a model; worked out once for each, since assignments share them."""
-        if id(model) not in self._limits:
-            if len(self._limits) > 64:
-                self._limits.clear()
-            self._limits[id(model)] = self.check.limit(model)
-        return self._limits[id(model)]
+        self._limits = [known for known in self._limits if known[0]() is not None]  # an id may come back: ask the object
+        for known, limit in self._limits:
+            if known() is model:
+                return limit
+        self._limits.append((weakref.ref(model), self.check.limit(model)))
+        return self._limits[-1][1]
 
     def _take(self, arrival: Arrival) -> None:
         """Check one arrival; keep it for the next commit, or note why not and put its client aside."""
@@ -308,6 +298,10 @@ class Controller:
             rows.append(
                 {"id": assignment.id, "client": assignment.client, "version": assignment.version, "parts": places}
             )
+        queued = []
+        for arrival in self._queue:
+            tensors |= {f"queued/{arrival.assignment.id}/{name}": part for name, part in _parts(arrival).items()}
+            queued.append(_plain(arrival))
         values = {
             "version": self.version,
             "next_id": self._next_id,
@@ -316,6 +310,7 @@ class Controller:
             "aside": sorted(self._aside),
             "welcomed": sorted(self._welcomed),
             "outstanding": rows,
+            "queued": queued,
             "communities": dict(mine.values),
             "runtime": dict(theirs.values),
         }
@@ -332,7 +327,27 @@ class Controller:
             parts = {name: checkpoint.tensors[place] for name, place in row["parts"].items()}
             self._busy[row["client"]] = Assignment(row["id"], row["client"], row["version"], parts)
         assignments = {assignment.id: assignment for assignment in self._busy.values()}
+        for row in values["queued"]:
+            prefix = f"queued/{row['id']}/"
+            parts = {n.removeprefix(prefix): t for n, t in checkpoint.tensors.items() if n.startswith(prefix)}
+            update = None if row["update"] is None else Update(parts, **row["update"])
+            self._queue.append(Arrival(assignments[row["id"]], update, **row["arrival"]))
         self.runtime.restore(Checkpoint(checkpoint.tensors, values["runtime"]), assignments)
+
+
+def _parts(arrival: Arrival) -> Mapping[str, Tensor]:
+    return {} if arrival.update is None else arrival.update.parts
+
+
+def _plain(arrival: Arrival) -> dict[str, Any]:
+    """An arrival that waits to be taken, as JSON values; its vectors lie beside."""
+    update = arrival.update
+    names = ("examples", "steps", "metrics", "norm", "nbytes")
+    return {
+        "id": arrival.assignment.id,
+        "update": None if update is None else {name: getattr(update, name) for name in names},
+        "arrival": {name: getattr(arrival, name) for name in ("sent", "time", "bytes_down", "bytes_up", "failure")},
+    }
 
 
 def _score_rows(arrival: Arrival, version: int, split: str) -> list[dict[str, Any]]:

@@ -7,16 +7,16 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-from piebald.contracts import Pace, View
+from piebald.parts import Pace, View
 from piebald.randomness import generator
 
 
 def _cohort(cohort: float) -> float:
-    if isinstance(cohort, bool) or cohort <= 0 or (cohort > 1 and cohort != int(cohort)):
+    if not 0 < cohort < float("inf") or (cohort > 1 and cohort != int(cohort)):
         raise ValueError(
             f"must be a number of clients (1, 2, ...) or a share of them (0.1, or 1.0 for all), got {cohort}"
         )
-    return cohort
+    return int(cohort) if cohort > 1 else cohort
 
 
 CohortSize = Annotated[int | float, AfterValidator(_cohort)]

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from piebald.contracts import Step
+from piebald.parts import Step
 
 
 class ToAverage(Step):

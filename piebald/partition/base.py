@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, ClassVar, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from piebald.contracts import Part
 from piebald.errors import SettingError
 from piebald.partition.clients import PooledClients
 from piebald.partition.lists import Lists
 from piebald.partition.parts import three_ways
 from piebald.partition.split import Ints, hold_out, thin
+from piebald.parts import Part
 from piebald.randomness import generator, key
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from pydantic import Field, model_validator
 
-from piebald.contracts import Device, Part
+from piebald.contracts import Device
+from piebald.parts import Part
 from piebald.randomness import generator
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Unpack
 
 from piebald.client import Ditto, Training
-from piebald.contracts import Recipe
 from piebald.controller.pace import CohortSize
+from piebald.parts import Recipe
 from piebald.recipes.fedavg import fedavg
 from piebald.recipes.registry import recipe
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Unpack
 
 from piebald.client import Everything, Sgd, Training
-from piebald.contracts import Recipe
 from piebald.controller.group import Together
 from piebald.controller.pace import CohortSize, Synchronous
 from piebald.controller.step import ToAverage
 from piebald.controller.weigh import ByExamples
+from piebald.parts import Recipe
 from piebald.recipes.registry import recipe
 
 

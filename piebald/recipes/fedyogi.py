@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Unpack
 
 from piebald.client import Sgd, Training
-from piebald.contracts import Recipe
 from piebald.controller.pace import CohortSize
 from piebald.controller.step import Yogi
+from piebald.parts import Recipe
 from piebald.recipes.fedavg import fedavg
 from piebald.recipes.registry import recipe
 

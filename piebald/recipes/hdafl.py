@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Literal, Unpack
 
 from piebald.client import AllBut, Sgd, Training
-from piebald.contracts import Recipe
 from piebald.controller.pace import CohortSize
 from piebald.controller.weigh import ByExamples, ByGradientNorm
+from piebald.errors import unknown
+from piebald.parts import Recipe
 from piebald.recipes.fedavg import fedavg
 from piebald.recipes.registry import recipe
 
@@ -23,5 +24,7 @@ def hdafl(
 
     Algorithm 1.  `private` names the layers that stay: the last linear layer by default, see `parameters.matching`.
     """
-    weighing = ByGradientNorm() if weigh == "gradient_norm" else ByExamples()
-    return fedavg(cohort, **training).with_(share=AllBut(private_layers=private), weigh=weighing)
+    weighings = {"examples": ByExamples(), "gradient_norm": ByGradientNorm()}
+    if weigh not in weighings:
+        raise unknown("weighing of hdafl called", weigh, weighings)
+    return fedavg(cohort, **training).with_(share=AllBut(private_layers=private), weigh=weighings[weigh])

@@ -7,8 +7,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from piebald.contracts import Part, Recipe
 from piebald.errors import SettingError, unknown
+from piebald.parts import Part, Recipe
 from piebald.toml import dumps
 
 _made: dict[str, _Named] = {}
@@ -38,7 +38,8 @@ class _Named:
             if name not in self.defaults:
                 raise unknown(f"setting of recipe {self.name!r} called", name, self.defaults)
         made = self.function(**fields)
-        return made.model_copy(update={"name": self.name, "fields": fields, "paper": self.paper})
+        plain = {name: _plain(value) for name, value in fields.items()}
+        return made.model_copy(update={"name": self.name, "fields": plain, "paper": self.paper})
 
 
 def recipe(paper: str, rule: type[Part]) -> Callable[[Callable[..., Recipe]], Callable[..., Recipe]]:
@@ -55,6 +56,9 @@ def recipe(paper: str, rule: type[Part]) -> Callable[[Callable[..., Recipe]], Ca
 
         @functools.wraps(function)
         def make_named(*positional: Any, **fields: Any) -> Recipe:
+            if len(positional) > len(named.own):
+                own = ", ".join(named.own)
+                raise SettingError(f"{named.name} takes {own} without a name, got {len(positional)} values: name the rest")
             return named.make(**dict(zip(named.own, positional, strict=False)), **fields)
 
         return make_named

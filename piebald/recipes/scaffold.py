@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Unpack
 
 from piebald.client import Scaffold, Training
-from piebald.contracts import Recipe
 from piebald.controller.pace import CohortSize
 from piebald.controller.step import Momentum
 from piebald.controller.weigh import Equal
+from piebald.parts import Recipe
 from piebald.recipes.fedavg import fedavg
 from piebald.recipes.registry import recipe
 

@@ -252,8 +252,7 @@ class RunStore:
         return None
 
     def memory(self, client: int) -> dict[str, Tensor]:
-        """What one client remembers at the newest checkpoint, by name; unlike `last_checkpoint` it checks no
-        SHA-256."""
+        """What one client remembers at the newest checkpoint, by name; its file is not checked for damage."""
         tensors: dict[str, Tensor] = {}
         if self.path is not None:
             for row in vectors.current(self._db, self._version, client):

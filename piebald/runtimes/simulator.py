@@ -28,11 +28,10 @@ from piebald.contracts import (
     Pool,
     Pooled,
     Update,
-    Where,
     Work,
-    build,
 )
 from piebald.parameters import nbytes
+from piebald.parts import Where, build
 from piebald.randomness import generator
 from piebald.runtimes.engines.choose import fastest, make_engine, stack_limit
 from piebald.runtimes.engines.crew import LEAST_ARENA, Alone, Crew, Workers
@@ -107,7 +106,7 @@ class Simulator(Where):
         return Simulation(made, work, clients)
 
     def settled(self, work: Work, clients: Clients, expected: int) -> Simulator:
-        """See `contracts.Where`: engine, stack and workers are measured or counted where they were left open."""
+        """See `parts.Where`: engine, stack and workers are measured or counted where they were left open."""
         device, engine, stack, workers = torch.device(self.device), self.engine, self.stack, self.workers
         forks = device.type == "cpu" and "fork" in multiprocessing.get_all_start_methods()
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from piebald.contracts import Stage
+from piebald.parts import Stage
 from piebald.randomness import torch_generator
 
 

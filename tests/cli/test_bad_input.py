@@ -56,7 +56,7 @@ FILES = {
     "fleet unknown": ("seed = 0", 'fleet.kind = "fast"', "experiment.toml:2: there is no fleet 'fast'"),
     "evaluate setting": ("seed = 0", "evaluate.evry = 2", "experiment.toml:2: there is no setting of [evaluate] called 'evry': did you mean 'every'?"),
     "evaluate split": ("seed = 0", 'evaluate.split = "tset"', "experiment.toml:2: evaluate.split must be 'train', 'validation' or 'test', got 'tset'"),
-    "cohort too large": ("clients = 10", "clients = 4", "experiment.toml:15: cohort is 10 but there are 4 clients"),
+    "cohort too large": ("lr = 0.1", "cohort = 11", "experiment.toml:17: recipe.cohort is 11 but there are 10 clients"),
     "evaluate value": ("seed = 0", "evaluate.every = -1", "experiment.toml:2: evaluate.every must be at least 0, got -1"),
     "several runs": ("seed = 0", "seeds = [0, 1]", "experiment.toml describes several runs: use piebald compare"),
 }  # fmt: skip

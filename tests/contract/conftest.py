@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import piebald
 from piebald import recipes
-from piebald.contracts import Recipe
 from piebald.experiment import Run
 from piebald.partition import Lists, PooledClients
+from piebald.parts import Recipe
 
 # One row a recipe: its name and settings that make it do something.
 TABLE: dict[str, dict[str, Any]] = {

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import piebald
-from piebald.contracts import Recipe
 from piebald.errors import RunFolderError, SettingError
+from piebald.parts import Recipe
 from piebald.report.store import RunStore
 from piebald.runtimes.simulator import Simulation
 

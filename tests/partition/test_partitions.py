@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from piebald import data
-from piebald.contracts import build
 from piebald.data import DataSet, Owners
 from piebald.errors import SettingError
 from piebald.partition import ByOwner, Dirichlet, Disjoint, Iid, NonIid, Partition, PooledClients
+from piebald.parts import build
 
 SPLITS = ("train", "validation", "test")
 prepared = pytest.mark.skipif(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from piebald.contracts import Cohort, Group
+from piebald.parts import Cohort, Group
 
 
 class Together(Group):
     """One group for everybody (FedAvg)."""
+
+    needs_each = False
 
     def assign(self, cohort: Cohort, known: Mapping[int, int]) -> list[int]:
         return [0] * len(cohort.clients)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from piebald.contracts import Cohort, Update, Weigh
+from piebald.contracts import Update
+from piebald.parts import Cohort, Weigh
 
 
 class Linear(Weigh):

@@ -210,7 +210,7 @@ def _work(engine: Engine, pipe: Connection, parent: Connection, inbox: Arena, ou
 def _serve_all(
     engine: Engine, message: dict[str, Any], inbox: Arena, outbox: Arena, total: PoolSum
 ) -> list[dict[str, Any]]:
-    from piebald.contracts import Weigh, build
+    from piebald.parts import Weigh, build
 
     pool = None
     if message["pool"] is not None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from piebald.contracts import Query, build
+from piebald.parts import Query, build
 from piebald.runtimes.engines.serve import Served, Stack
 
 _ALIGN = 64

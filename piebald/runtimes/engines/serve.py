@@ -12,9 +12,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from piebald.contracts import Descended, Descent, Learned, Pool, Query, Split, Start, Update, Work
+from piebald.contracts import Descended, Descent, Learned, Pool, Split, Start, Update, Work
 from piebald.errors import RuntimeFault
 from piebald.parameters import nbytes
+from piebald.parts import Query
 from piebald.randomness import key
 from piebald.runtimes.engines.algebra import Walk
 from piebald.runtimes.engines.feed import Feed

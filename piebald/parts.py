@@ -1,0 +1,353 @@
+"""What a recipe is made of: frozen parts, one axis each, and the recipe that puts one answer on every axis.
+
+Shapes as in `contracts`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError, field_serializer, model_validator
+
+from piebald.errors import SettingError, unknown
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from piebald.contracts import Clients, Learned, Local, Runtime, Start, Update, Work
+
+
+class Part(BaseModel):
+    """A frozen value on one axis of a recipe.  Its fields are its settings; its kind is its class name in snake case.
+
+    A subclass registers itself, so a recipe can be rebuilt from (kind, fields) on any machine with nothing pickled.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+
+    axis: ClassVar[str] = ""
+    kind: ClassVar[str] = ""
+    registry: ClassVar[dict[str, dict[str, type[Part]]]] = {}
+
+    def __init__(self, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise SettingError(sentence(error, f"{self.axis} {self.kind!r}", type(self).model_fields)) from None
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        if "axis" in vars(cls):  # the head of an axis, not a choice on it
+            return
+        cls.kind = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
+        Part.registry.setdefault(cls.axis, {})[cls.kind] = cls
+
+    def table(self) -> dict[str, Any]:
+        """This part as plain values: its kind and its fields, without those that are None."""
+        return {"kind": self.kind, **self.model_dump(exclude_none=True)}
+
+
+def build(axis: str, table: Mapping[str, Any] | Part) -> Part:
+    """A part from its `table`; a part is handed back as it is."""
+    if isinstance(table, Part):
+        return table
+    if not isinstance(table, Mapping) or not isinstance(table.get("kind"), str):
+        raise SettingError(f"{axis} must be a table with a kind, like {{ kind = '...' }}, got {table!r}")
+    fields = dict(table)
+    kind = fields.pop("kind")
+    kinds = Part.registry.get(axis, {})
+    if kind not in kinds:
+        raise unknown(axis, kind, kinds)
+    return kinds[kind](**fields)
+
+
+class Share(Part):
+    """What leaves the client.  `private` names the layers that stay: patterns or roles that `parameters.Layout`
+    resolves.
+    """
+
+    axis = "share"
+
+    def private(self, model: nn.Module) -> frozenset[str]:
+        """Names of the tensors of the model that never leave the client."""
+        raise NotImplementedError
+
+
+class Rule(Part):
+    """How a client learns, and what the centre keeps for it.  Pure: no state but what goes in and out."""
+
+    axis = "learn"
+
+    def remember(self, model: Tensor, shared: int) -> dict[str, Tensor]:
+        """A client's memory before its first assignment; `model` [p] is the one the run starts from, `shared` is
+        `s`.
+        """
+        return {}
+
+    def learn(self, start: Start, local: Local) -> Learned:
+        """One training assignment."""
+        raise NotImplementedError
+
+    def personal(self, start: Start, local: Local) -> Tensor:
+        """The model [c, p] that clients would use for themselves, given what the centre last sent."""
+        return start.model
+
+    def tailors(self) -> bool:
+        """Whether `personal` differs from the model sent (beyond private layers)."""
+        return type(self).personal is not Rule.personal
+
+    def common(self, shared: int) -> dict[str, Tensor]:
+        """What the centre sends besides the model, before the first commit, by name."""
+        return {}
+
+    def fold(
+        self, common: Mapping[str, Tensor], mean: Mapping[str, Tensor], arrived: int, known: int
+    ) -> dict[str, Tensor]:
+        """The new common parts, from the plain means of the named parts of `arrived` updates out of `known` clients."""
+        return dict(common)
+
+
+class Query(Part):
+    """A question to a client that is no training: its answer is pure too."""
+
+    axis = "query"
+
+    def answer(self, start: Start, local: Local, rule: Rule) -> Learned:
+        """The answer of a stack of clients."""
+        raise NotImplementedError
+
+
+class Stage(Part):
+    """What befalls an update on its way.  Two ends: on each update before it leaves, on the pooled result at the
+    centre.
+    """
+
+    axis = "update"
+    hides_each: ClassVar[bool] = False  # the centre cannot see single updates (secure sums)
+    model_only: ClassVar[bool] = False  # it protects the model's change and no other named part
+
+    def send(self, parts: Mapping[str, Tensor], keys: Sequence[int]) -> Mapping[str, Tensor]:
+        """The client's end, on named parts [c, ...] with one random key for each client."""
+        return parts
+
+    def receive(self, average: Tensor, count: int, weights: Sequence[float], key: int) -> Tensor:
+        """The centre's end, on the averaged change [s] of `count` updates with these weights (they sum to 1)."""
+        return average
+
+    def nbytes(self, parts: Mapping[str, Tensor]) -> int:
+        """Bytes on the wire of ONE client's parts, if this stage is the last to touch them."""
+        return sum(part.numel() * part.element_size() for part in parts.values())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cohort:
+    """The updates of one commit in client order.  `matrix` is [n, s], or None where they were pooled."""
+
+    clients: Sequence[int]
+    versions: Sequence[int]
+    updates: Sequence[Update]
+    matrix: Tensor | None
+    version: int
+
+    @property
+    def staleness(self) -> list[int]:
+        """Commits made since each update's model was sent."""
+        return [self.version - version for version in self.versions]
+
+
+class Weigh(Part):
+    """How much each update counts.  Linear ones say it for one update; robust ones override `combine`."""
+
+    axis = "weigh"
+    needs_each: ClassVar[bool] = False  # True: single updates must reach the centre
+
+    def weight(self, update: Update) -> float:
+        """How much one update counts, before they are made to sum to one; from its numbers alone, not its vectors."""
+        raise NotImplementedError
+
+    def combine(self, cohort: Cohort) -> tuple[Tensor, list[float]]:
+        """The average change [s] and the weights [n], which sum to one."""
+        raise NotImplementedError
+
+
+class Group(Part):
+    """Who is averaged with whom."""
+
+    axis = "group"
+    needs_each: ClassVar[bool] = True  # False: one group only, so that updates may be summed before they are grouped
+
+    def assign(self, cohort: Cohort, known: Mapping[int, int]) -> list[int]:
+        """A group number for each update; `known` are the groups of clients seen before (others start in group 0)."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a pace decides on.
+
+    Attributes:
+        version: commits made.
+        now: seconds on the runtime's clock;  stepped: when the last commit was made.
+        clients: those that could be asked now and are not put aside.
+        busy: clients with an assignment under way.
+        waiting: arrived updates that no commit has used.
+        failed: assignments since the last commit that ended without a usable update.
+    """
+
+    version: int
+    now: float
+    stepped: float
+    clients: Sequence[int]
+    busy: AbstractSet[int]
+    waiting: int
+    failed: int
+
+
+class Pace(Part):
+    """When the centre asks, and when it steps."""
+
+    axis = "pace"
+    pools: ClassVar[bool] = False  # True: a commit uses the updates of one submission, which may be summed early
+
+    def ask(self, view: View, seed: int) -> Sequence[int]:
+        """Clients to send an assignment to now."""
+        raise NotImplementedError
+
+    def ready(self, view: View) -> bool:
+        """Whether to step with what is waiting."""
+        raise NotImplementedError
+
+    def until(self, view: View) -> float:
+        """The time at which `ready` should be asked again even if nothing arrives."""
+        return float("inf")
+
+
+class Step(Part):
+    """How the community model moves."""
+
+    axis = "step"
+
+    def start(self, model: Tensor) -> dict[str, Tensor]:
+        """The centre's own memory [s] before the first commit."""
+        return {}
+
+    def move(self, model: Tensor, average: Tensor, state: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The new model [s] and memory, from the averaged change [s]."""
+        raise NotImplementedError
+
+
+class Where(Part):
+    """Settings of a runtime: where a recipe runs."""
+
+    axis = "runtime"
+
+    def settled(self, work: Work, clients: Clients, expected: int) -> Where:
+        """The same with every choice made, so that a resumed run makes the same ones; `expected` clients work at a
+        time.
+        """
+        return self
+
+    def open(self, work: Work, clients: Clients) -> Runtime:
+        """Start it."""
+        raise NotImplementedError
+
+
+class Recipe(BaseModel):
+    """One answer for each axis.  Frozen; equal fields mean the same method; a combination that cannot work is refused
+    here.
+
+    `name`, `fields` and `paper` say which named recipe it was made by; `with_` replaces answers.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    name: str = "custom"
+    fields: Mapping[str, Any] = {}
+    paper: str = ""
+    learn: Rule
+    share: Share
+    update: tuple[Stage, ...] = ()
+    pace: Pace
+    group: Group
+    weigh: Weigh
+    step: Step
+
+    axes: ClassVar[tuple[str, ...]] = ("learn", "share", "update", "pace", "group", "weigh", "step")
+
+    def __init__(self, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise SettingError(sentence(error, "recipe", type(self).model_fields)) from None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _build_tables(cls, fields: Any) -> Any:
+        made = dict(fields)
+        for axis in cls.axes:
+            if axis == "update":
+                made[axis] = tuple(build(axis, stage) for stage in made.get(axis, ()))
+            elif axis in made:
+                made[axis] = build(axis, made[axis])
+        return made
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        hiding = [stage.kind for stage in self.update if stage.hides_each]
+        for part in (self.weigh, self.group):
+            if hiding and part.needs_each:
+                raise ValueError(
+                    f"{hiding[0]} shows the centre only sums but {part.kind} needs single updates: "
+                    f"choose another {part.axis}, or drop {hiding[0]}"
+                )
+        extra = sorted(self.learn.common(0))
+        for stage in self.update:
+            if stage.model_only and extra:
+                raise ValueError(
+                    f"{stage.kind} protects only the model but {self.learn.kind} also sends {extra[0]!r}: "
+                    f"choose another rule, or drop {stage.kind}"
+                )
+        return self
+
+    @field_serializer("learn", "share", "pace", "group", "weigh", "step")
+    def _part_table(self, part: Part) -> dict[str, Any]:
+        return part.table()
+
+    @field_serializer("update")
+    def _stage_tables(self, stages: tuple[Stage, ...]) -> list[dict[str, Any]]:
+        return [stage.table() for stage in stages]
+
+    @property
+    def needs_each(self) -> bool:
+        """Whether single updates must reach the centre."""
+        return self.weigh.needs_each or self.group.needs_each or not self.pace.pools
+
+    def with_(self, **answers: Any) -> Recipe:
+        """This recipe with other answers on some axes, each a part or its table."""
+        for axis in answers:
+            if axis not in self.axes:
+                raise unknown("axis", axis, self.axes)
+        parts = {axis: getattr(self, axis) for axis in self.axes} | answers
+        return Recipe(name=self.name, fields=self.fields, paper=self.paper, **parts)
+
+
+def sentence(error: ValidationError, what: str, fields: Mapping[str, Any]) -> str:
+    """A pydantic error as one sentence: the first complaint, and the nearest name where a name is unknown."""
+    first = error.errors()[0]
+    place = first["loc"]  # a field, then numbers of items and, where several types would do, what pydantic calls them
+    where = ".".join(str(word) for i, word in enumerate(place) if not i or isinstance(word, int) or word in fields)
+    if first["type"] == "extra_forbidden":
+        return str(unknown(f"setting of {what} called", where, fields))
+    if first["type"] == "missing":
+        return f"{what} needs a value for {where}"
+    if first["type"] == "value_error":
+        text = str(first["ctx"]["error"])
+        return f"{what}: {text}" if not where or text.startswith(where) else f"{what}: {where} {text}"
+    text = re.sub(r"^Input should be ", "must be ", first["msg"])
+    text = re.sub(r"^must be a valid dictionary or instance of (\w+).*", r"must be on the axis of \1", text)
+    text = re.sub(r"^must be a valid (\w+).*", r"must be a \1", text).replace("a integer", "an integer")
+    return f"{what}: {where} {text}, got {first['input']!r}"

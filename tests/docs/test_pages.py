@@ -1,0 +1,106 @@
+"""What the pages say is run: Python in order, TOML through the settings, commands through the command line."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from piebald.cli import main
+from piebald.settings import Settings
+from piebald.toml import Document
+
+sys.path.insert(0, str(Path(__file__).parent))
+import pages
+
+RUN = [page for page in pages.PAGES if any(b.language in ("python", "console", "toml") for b in pages.blocks(page))]
+
+
+@pytest.mark.parametrize("page", RUN, ids=pages.name)
+def test_code_on_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    module = ModuleType("page")
+    monkeypatch.setitem(sys.modules, "page", module)
+    for block in pages.blocks(page):
+        if block.language == "python":
+            # Blank lines in front, so that a traceback's line is the page's.
+            exec(compile("\n" * (block.line - 1) + block.text, str(page), "exec"), vars(module))
+        elif block.language == "toml":
+            check_toml(block, page)
+        elif block.language == "console":
+            for line in block.text.splitlines():
+                if line.startswith("$ piebald "):
+                    run_command(line.removeprefix("$ piebald "), block.text)
+
+
+def check_toml(block: pages.Block, page: Path) -> None:
+    """A whole file or a piece of one, which is put on top of the built-in experiment."""
+    given = tomllib.loads(block.text)
+    rest = Settings.load(None).table()
+    if "recipes" in given:
+        del rest["recipe"]
+    Settings.of(Document.of(rest | given, f"{pages.name(page)}:{block.line}")).plan()
+    if named := re.match(r"# ([\w-]+\.toml)\n", block.text):
+        Path(named[1]).write_text(block.text, "utf-8")
+
+
+def run_command(command: str, shown: str) -> None:
+    """A command ends well, unless the page shows what it complains of."""
+    code = main(shlex.split(command, comments=True))
+    assert code == 0 or (code == 2 and "there is no" in shown), f"piebald {command} ended with {code}"
+
+
+@pytest.mark.parametrize("page", pages.PAGES, ids=pages.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in pages.links(page):
+        if link.startswith(("http://", "https://", "mailto:")):
+            continue
+        file, _, anchor = link.partition("#")
+        target = (page.parent / file).resolve() if file else page
+        assert target.exists(), f"{pages.name(page)} links to {link}, which is not there"
+        if anchor:
+            assert anchor in pages.anchors(target), f"{pages.name(page)} links to {link}: no such heading"
+
+
+def test_every_page_can_be_reached_from_the_index() -> None:
+    index = pages.ROOT / "docs" / "index.md"
+    linked = {(index.parent / link.partition("#")[0]).resolve() for link in pages.links(index)}
+    docs = {page.resolve() for page in pages.PAGES if page.parent != pages.ROOT and page != index}
+    assert docs <= linked
+
+
+def test_the_reference_is_current() -> None:
+    spec = importlib.util.spec_from_file_location("make_reference", pages.ROOT / "docs" / "make_reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    maker = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(maker)
+    assert maker.stale() == [], "run python docs/make_reference.py"
+
+
+@pytest.mark.parametrize("file", sorted((pages.ROOT / "examples").glob("*.toml")), ids=lambda path: path.name)
+def test_example_files_are_settings(file: Path) -> None:
+    assert Settings.load(file).plan().recipes
+
+
+def test_the_demo_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = importlib.util.spec_from_file_location("demo", pages.ROOT / "examples" / "demo.py")
+    assert spec is not None
+    assert spec.loader is not None
+    demo = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(demo)
+    monkeypatch.setattr(demo, "SEEDS", (0, 1))
+    for _ in range(2):  # the second time it shows what it has
+        monkeypatch.setattr(sys, "argv", ["demo.py", "--out", str(tmp_path / "demo"), "--rounds", "1"])
+        demo.main()
+        said = capsys.readouterr().out
+        assert "SCAFFOLD" in said
+        assert (tmp_path / "demo" / "disjoint" / "report.html").stat().st_size > 100_000
+        assert (tmp_path / "demo" / "dirichlet" / "accuracy_over_rounds.png").exists()
+    assert "shown again" in said
