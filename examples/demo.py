@@ -47,7 +47,7 @@ def show(name: str, comparison: piebald.Comparison, console: Console) -> None:
     for column in ("accuracy", "95% interval", "worst client(s)", "MB sent"):
         table.add_column(column, justify="right")
     for row in comparison.summary():
-        interval = f"{row['low']:.3f} to {row['high']:.3f}"
+        interval = "one seed" if row["low"] is None else f"{row['low']:.3f} to {row['high']:.3f}"
         sent = f"{row['mb_up'] + row['mb_down']:.1f}"
         table.add_row(row["label"], f"{row['mean']:.3f}", interval, f"{row['worst_decile']:.3f}", sent)
     console.print(table)

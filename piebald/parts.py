@@ -346,7 +346,7 @@ def sentence(error: ValidationError, what: str, fields: Mapping[str, Any]) -> st
         return f"{what} needs a value for {where}"
     if first["type"] == "value_error":
         text = str(first["ctx"]["error"])
-        return f"{what}: {text}" if not where or text.startswith(where) else f"{what}: {where} {text}"
+        return f"{what}: {text}" if not where or text.startswith((where, "there is no")) else f"{what}: {where} {text}"
     text = re.sub(r"^Input should be ", "must be ", first["msg"])
     text = re.sub(r"^must be a valid dictionary or instance of (\w+).*", r"must be on the axis of \1", text)
     text = re.sub(r"^must be a valid (\w+).*", r"must be a \1", text).replace("a integer", "an integer")

@@ -25,7 +25,7 @@ class Job:
         part: "tuning", "digits", "leaf" or "traffic".
         model: the network.
         setting: the partition.
-        cohort: clients a round.
+        cohort: clients a round, a number, or 1.0 for all.
         label: of the recipe, in tables.
         seed: of everything.
         plan: rounds and evaluations.
@@ -36,7 +36,7 @@ class Job:
     part: str
     model: str
     setting: str
-    cohort: int
+    cohort: float
     label: str
     seed: int
     plan: Plan
@@ -46,7 +46,8 @@ class Job:
     @property
     def group(self) -> Path:
         """Folder of the runs that this one is compared with, below the output folder."""
-        return Path(self.part) / self.model / self.setting / f"C{self.cohort}"
+        asked = "alone" if self.cohort == settings.ALONE and isinstance(self.cohort, float) else f"C{self.cohort}"
+        return Path(self.part) / self.model / self.setting / asked
 
 
 def digit_jobs(scale: Scale, part: str, model: str, settings_: tuple[str, ...], seeds: tuple[int, ...]) -> Iterator[Job]:
@@ -55,8 +56,9 @@ def digit_jobs(scale: Scale, part: str, model: str, settings_: tuple[str, ...], 
         for setting in settings_:
             plans = scale.few_plans if setting in settings.FEW else scale.plans
             for cohort, plan in (scale.leaf_plans if part == "leaf" else plans).items():
-                for label in settings.LABELS:
+                for label in settings.LABELS[1:]:
                     yield Job(part, model, setting, cohort, label, seed, plan, scale.rows, settings.LEARNING_RATE)
+            yield Job(part, model, setting, settings.ALONE, "Local", seed, scale.alone, scale.rows, settings.LEARNING_RATE)
 
 
 def tuning_jobs(scale: Scale) -> Iterator[Job]:
@@ -73,7 +75,7 @@ def traffic_jobs(scale: Scale) -> Iterator[Job]:
     """Two captures, every recipe and the centralised model."""
     plan = Plan(scale.traffic_rounds, 1, max(1, scale.traffic_rounds // 10))
     for seed in scale.traffic_seeds:
-        for model in settings.TRAFFIC_MODELS:
+        for model in scale.traffic_models:
             for case in settings.TRAFFIC_CASES:
                 for label in (*settings.LABELS, traffic.CENTRAL):
                     rate = settings.TRAFFIC_LEARNING_RATE
@@ -81,7 +83,7 @@ def traffic_jobs(scale: Scale) -> Iterator[Job]:
 
 
 def all_jobs(scale: Scale, parts: tuple[str, ...], seeds: tuple[int, ...] | None) -> list[Job]:
-    """The jobs of some parts, the first seed of everything first, so that a run that is cut short is of use."""
+    """The jobs of some parts, the first seed and the first cohorts first, so that a run that is cut short is of use."""
     jobs: list[Job] = []
     if "tuning" in parts:
         jobs += tuning_jobs(scale)
@@ -93,7 +95,13 @@ def all_jobs(scale: Scale, parts: tuple[str, ...], seeds: tuple[int, ...] | None
         jobs += digit_jobs(scale, "leaf", "leaf_cnn", tuple(scale.leaf_settings), tuple(scale.leaf_seeds))
     if seeds is not None:
         jobs = [job for job in jobs if job.part == "tuning" or job.seed in seeds]
-    return sorted(jobs, key=lambda job: job.seed if job.part != "tuning" else -1)
+    return sorted(jobs, key=lambda job: (job.part != "tuning", job.seed, _place(scale, job)))
+
+
+def _place(scale: Scale, job: Job) -> int:
+    """Where a job's cohort stands in its plan; Local goes last."""
+    cohorts = [*scale.plans] if job.setting in settings.MANY else [*scale.few_plans]
+    return cohorts.index(job.cohort) if job.part == "digits" and job.cohort in cohorts else len(cohorts)
 
 
 def carry_out(job: Job, out: Path) -> str:

@@ -1,2 +1,272 @@
-def write(out, path):
-    return "later"
+"""RESULTS.md from run folders: every table stands between two markers, and the words around them are left alone."""
+
+from __future__ import annotations
+
+import math
+import platform
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import figures
+import numpy as np
+import settings
+import torch
+import traffic
+
+import piebald
+from piebald.report.comparison import Comparison
+from piebald.report.tables import History, load
+
+BASE, OURS = "FedAvg", "HDAFL"
+
+
+def write(out: Path, path: Path) -> str:
+    """Write the tables into a file, which is made where it is not there, and the plots beside it."""
+    blocks = {
+        "facts": facts(out),
+        "overview": overview(out),
+        "digits": "\n".join(digit_tables(out, "digits")),
+        "leaf": "\n".join(digit_tables(out, "leaf")),
+        "traffic": "\n".join(traffic_tables(out)),
+        "tuning": tuning_table(out),
+    }
+    text = path.read_text("utf-8") if path.exists() else "# HDAFL on real data\n"
+    for name, block in blocks.items():
+        text = put(text, name, block)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, "utf-8")
+    drawn = figures.draw(out, path.parent)
+    return f"wrote {path} and {', '.join(figure.name for figure in drawn) or 'no plots'}"
+
+
+def put(text: str, name: str, block: str) -> str:
+    """Replace what stands between the markers of a name, or add it at the end."""
+    whole = f"<!-- {name} -->\n{block.strip()}\n<!-- end of {name} -->"
+    old = re.compile(rf"<!-- {name} -->.*?<!-- end of {name} -->", re.DOTALL)
+    return old.sub(lambda _: whole, text) if old.search(text) else f"{text.rstrip()}\n\n{whole}\n"
+
+
+# ------------------------------------------------------------------------------------------------------------ reading
+
+
+def finished(*folders: Path) -> list[History]:
+    """The finished runs below some folders."""
+    found = [history for folder in folders if any(folder.rglob("run.db")) for history in load([folder])]
+    return [history for history in found if history.meta.get("status") == "finished"]
+
+
+def comparison(folder: Path) -> Comparison | None:
+    """The runs of one setting and cohort, with Local, which is the same for all cohorts; None without FedAvg and HDAFL."""
+    runs = finished(folder, folder.parent / "alone")
+    labels = {run.label for run in runs}
+    if not {BASE, OURS} <= labels:
+        return None
+    seeds = {run.seed for run in runs if run.label == BASE}
+    return Comparison(run for run in runs if run.seed in seeds)
+
+
+def groups(out: Path, part: str) -> Iterator[tuple[str, str, int, Comparison]]:
+    """Model, setting, clients a round and runs, in the order of `settings`."""
+    for setting in (*settings.MANY, *settings.FEW):
+        found = [path for path in (out / part).glob(f"*/{setting}/C*") if path.is_dir()]
+        for folder in sorted(found, key=lambda path: int(path.name[1:])):
+            if (made := comparison(folder)) is not None:
+                yield folder.parent.parent.name, setting, int(folder.name[1:]), made
+
+
+def common_target(made: Comparison) -> float:
+    """A value that FedAvg and HDAFL both come to in every seed: the worst end of the two, rounded down to a point."""
+    return math.floor(100 * min(final["mean"] for label in (BASE, OURS) for final in made.finals[label])) / 100
+
+
+def rounds_ratio(made: Comparison) -> float | None:
+    """HDAFL's rounds to the common target over FedAvg's: the mean over seeds of the first by that of the second."""
+    rows = {row["label"]: row for row in made.to_target(common_target(made))}
+    mine, theirs = rows[OURS]["rounds"], rows[BASE]["rounds"]
+    return mine / theirs if mine is not None and theirs else None
+
+
+# ------------------------------------------------------------------------------------------------------------- tables
+
+
+def digit_tables(out: Path, part: str) -> Iterator[str]:
+    """One table a setting: cohorts by recipes."""
+    last = None
+    for model, setting, cohort, made in groups(out, part):
+        if setting != last:
+            yield f"\n### {settings.TITLES[setting]}, `{model}`\n"
+            yield table_head(
+                "C", "recipe", "accuracy [95 %]", "to FedAvg, paired [95 %]", "sd", "worst decile", "target",
+                "rounds to it", "MB to it", "seeds",
+            )  # fmt: skip
+            last = setting
+        target = common_target(made)
+        reached = {row["label"]: row for row in made.to_target(target)}
+        paired = {row["label"]: row for row in made.paired(BASE)}
+        summary = {row["label"]: row for row in made.summary()}
+        for label in settings.LABELS:
+            if label in summary:
+                row, to = summary[label], reached[label]
+                yield table_row(
+                    str(cohort), settings.NAMES.get(label, label),
+                    points(row["mean"], row["low"], row["high"]),
+                    signed(paired[label]) if label in paired else "",
+                    f"{100 * row['sd']:.1f}", f"{100 * row['worst_decile']:.1f}",
+                    f"{100 * target:.0f}", *costs(to), str(row["seeds"]),
+                )  # fmt: skip
+
+
+def overview(out: Path) -> str:
+    """HDAFL against FedAvg and the others in one line a setting and cohort."""
+    lines = [
+        table_head(
+            "model", "setting", "C", "HDAFL - FedAvg", "HDAFL - tuned FedAvg", "HDAFL - LG-FedAvg", "HDAFL - Local",
+            "rounds, HDAFL / FedAvg", "seeds",
+        )
+    ]  # fmt: skip
+    for part in ("digits", "leaf"):
+        for model, setting, cohort, made in groups(out, part):
+            against = [
+                next((signed(row) for row in made.paired(label) if row["label"] == OURS), "")
+                if label in made.labels
+                else ""
+                for label in (BASE, "FedAvg_tuned", "LG-FedAvg", "Local")
+            ]
+            ratio = rounds_ratio(made)
+            lines.append(
+                table_row(
+                    model, settings.TITLES[setting], str(cohort), *against,
+                    "" if ratio is None else f"{ratio:.2f}", str(len(made.groups[OURS])),
+                )
+            )  # fmt: skip
+    return "\n".join(lines)
+
+
+def tuning_table(out: Path) -> str:
+    """Final accuracy by learning rate."""
+    lines = [table_head("setting", "recipe", *(f"lr {rate}" for rate in settings.TUNED_RATES))]
+    for setting in settings.TUNED_SETTINGS:
+        for label in (BASE, OURS):
+            cells = []
+            for rate in settings.TUNED_RATES:
+                runs = [run for run in finished(out / "tuning" / f"lr{rate}" / setting) if run.label == label]
+                cells.append(f"{100 * runs[0].accuracy:.1f}" if runs else "")
+            lines.append(table_row(settings.TITLES[setting], label, *cells))
+    return "\n".join(lines)
+
+
+def traffic_tables(out: Path) -> Iterator[str]:
+    """Accuracy against the centralised model, and bytes against those of the compressed data."""
+    for model in settings.TRAFFIC_MODELS:
+        for case, alone in settings.TRAFFIC_CASES.items():
+            runs = finished(out / "traffic" / model / case / "C2")
+            by_label = {label: [run for run in runs if run.label == label] for label in (*settings.LABELS, traffic.CENTRAL)}
+            if not by_label[BASE] or not by_label[traffic.CENTRAL]:
+                continue
+            meta = by_label[BASE][0].meta
+            data = traffic.compressed(case, None, by_label[BASE][0].seed)
+            what = "the same apps on both sides" if not alone else f"{alone} apps that only one side has, on each side"
+            yield f"\n### {what}, `{model}` ({meta['parameters']:,} parameters), {meta['rounds']} rounds\n"
+            yield (
+                f"Training rows: {data['rows']:,} flows, {data['raw'] / 1e6:.2f} MB raw, "
+                f"{data['npz'] / 1e6:.3f} MB as npz, {data['xz'] / 1e6:.3f} MB as xz (seed {by_label[BASE][0].seed}).\n"
+            )
+            made = Comparison(runs)
+            target = math.floor(100 * min(final["mean"] for label in (BASE, OURS) for final in made.finals[label])) / 100
+            yield table_head(
+                "recipe", "accuracy [95 %]", "loss to centralised", "D1", "D2", "MB in all", "gain in all",
+                f"MB to {100 * target:.0f} %", f"gain to {100 * target:.0f} %", "rounds to it", "seeds",
+            )  # fmt: skip
+            against = {row["label"]: row for row in made.paired(traffic.CENTRAL)}
+            reached = {row["label"]: row for row in made.to_target(target)}
+            for row in sorted(made.summary(), key=lambda row: list(by_label).index(row["label"])):
+                label = row["label"]
+                sides = [np.mean([run.per_client[side] for run in by_label[label]]) for side in (0, 1)]
+                loss = against.get(label)
+                sent, need = row["mb_up"] + row["mb_down"], reached[label]["mb"]
+                central = label == traffic.CENTRAL
+                yield table_row(
+                    settings.NAMES.get(label, label),
+                    points(row["mean"], row["low"], row["high"]),
+                    f"{-100 * loss['difference']:.1f}" if loss else "",
+                    *(f"{100 * side:.1f}" for side in sides),
+                    "" if central else f"{sent:.2f}",
+                    "" if central or not sent else f"{data['npz'] / 1e6 / sent:.2f}",
+                    "" if central or need is None else f"{need:.2f}",
+                    "" if central or not need else f"{data['npz'] / 1e6 / need:.2f}",
+                    "" if reached[label]["rounds"] is None else f"{reached[label]['rounds']:.1f}",
+                    str(row["seeds"]),
+                )  # fmt: skip
+
+
+def facts(out: Path) -> str:
+    """What ran, where, and whether two recipes that must agree did."""
+    lines = [
+        f"Piebald {piebald.__version__}, Python {platform.python_version()}, PyTorch {torch.__version__}, "
+        f"NumPy {np.__version__}; {finished_count(out)} finished runs.",
+        "",
+        f"Training: SGD, learning rate {settings.LEARNING_RATE}, batch {settings.BATCH}, one local epoch (E = 1).",
+    ]
+    worst, pairs = agreement(out)
+    lines.append(
+        f"The community model of the fine-tuned runs is FedAvg's: over {pairs} pairs of runs its final mean accuracy "
+        f"differs by at most {worst:.2e}."
+    )
+    return "\n".join(lines)
+
+
+def finished_count(out: Path) -> int:
+    """How many runs there are."""
+    return len(finished(out))
+
+
+def agreement(out: Path) -> tuple[float, int]:
+    """The greatest difference between FedAvg and the community score of a fine-tuned run of the same seed, and of how many."""
+    worst, pairs = 0.0, 0
+    for part in ("digits", "leaf", "traffic"):
+        for folder in (out / part).glob("*/*/C*"):
+            runs = {(run.label, run.seed): run for run in finished(folder)}
+            for (label, seed), run in runs.items():
+                if label == "FedAvg_tuned" and (BASE, seed) in runs:
+                    last = max(row["version"] for row in run.scores)
+                    score = [
+                        row["value"] for row in run.scores
+                        if row["version"] == last and row["model"] == "community" and row["metric"] == run.metric
+                        and row["client"] is not None
+                    ]  # fmt: skip
+                    worst = max(worst, abs(float(np.mean(score)) - runs[BASE, seed].accuracy))
+                    pairs += 1
+    return worst, pairs
+
+
+# -------------------------------------------------------------------------------------------------------------- words
+
+
+def points(mean: float, low: float | None, high: float | None) -> str:
+    """An accuracy in per cent with its interval."""
+    return f"{100 * mean:.1f}" + ("" if low is None else f" [{100 * low:.1f}, {100 * high:.1f}]")
+
+
+def signed(row: dict) -> str:
+    """A paired difference in points with its interval."""
+    interval = "" if row["low"] is None else f" [{100 * row['low']:+.1f}, {100 * row['high']:+.1f}]"
+    return f"{100 * row['difference']:+.1f}{interval}"
+
+
+def costs(row: dict) -> tuple[str, str]:
+    """Rounds and megabytes to the target; in how many runs where not in all."""
+    if not row["reached"]:
+        return "not reached", ""
+    some = "" if row["reached"] == row["runs"] else f" ({row['reached']} of {row['runs']} runs)"
+    return f"{row['rounds']:.1f}{some}", f"{row['mb']:.2f}"
+
+
+def table_head(*names: str) -> str:
+    """The first two lines of a table."""
+    return f"{table_row(*names)}\n{table_row(*('---' for _ in names))}"
+
+
+def table_row(*cells: str) -> str:
+    """One line of a table."""
+    return f"| {' | '.join(cells)} |"

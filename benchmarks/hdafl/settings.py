@@ -32,9 +32,10 @@ TITLES = {
 }
 
 TRAFFIC_CASES = {"same_apps": 0, "own_apps": 18}  # apps that only one capture has, on each side
-TRAFFIC_MODELS = {
-    "cnn_1d": {},
+TRAFFIC_MODELS = {  # settings of `cnn_1d`
     "cnn_1d_tiny": {"channels": (8, 16), "hidden": 32},
+    "cnn_1d_small": {"channels": (16, 32), "hidden": 64},
+    "cnn_1d": {},
 }
 
 
@@ -59,11 +60,13 @@ class Scale:
         seeds: each redraws the rows, the partition, the first model and the cohorts.
         plans: for `small_cnn`, by clients a round out of 100.
         few_plans: the same out of 5.
+        alone: for Local on digits, where every client trains every round: it has nobody to wait for.
         leaf_plans: for `leaf_cnn`, by clients a round.
         leaf_settings: where `leaf_cnn` is run.
         leaf_seeds: with which seeds.
         traffic_rounds: epochs of both captures.
         traffic_rows: flows, None is all 52,356.
+        traffic_models: of `TRAFFIC_MODELS`.
         traffic_seeds: each redraws the split by trace, the apps that are taken away, and the first model.
     """
 
@@ -71,11 +74,13 @@ class Scale:
     seeds: Sequence[int]
     plans: Mapping[int, Plan]
     few_plans: Mapping[int, Plan]
+    alone: Plan
     leaf_plans: Mapping[int, Plan]
     leaf_settings: Sequence[str]
     leaf_seeds: Sequence[int]
     traffic_rounds: int
     traffic_rows: int | None
+    traffic_models: Sequence[str]
     traffic_seeds: Sequence[int]
 
 
@@ -83,13 +88,15 @@ SCALES = {
     "small": Scale(
         rows=7500,
         seeds=(0, 1, 2),
-        plans={10: Plan(80, 2, 10), 20: Plan(40, 1, 5), 50: Plan(20, 1, 4)},
-        few_plans={1: Plan(40, 1, 5), 2: Plan(20, 1, 4), 5: Plan(12, 1, 3)},
+        plans={10: Plan(80, 2, 16), 50: Plan(20, 1, 5), 20: Plan(40, 1, 8)},
+        few_plans={2: Plan(20, 1, 4), 5: Plan(12, 1, 3), 1: Plan(40, 1, 8)},
+        alone=Plan(30, 10, 10),
         leaf_plans={10: Plan(20, 2, 10)},
         leaf_settings=("dirichlet_0.3", "disjoint_groups"),
         leaf_seeds=(0,),
-        traffic_rounds=30,
+        traffic_rounds=20,
         traffic_rows=None,
+        traffic_models=("cnn_1d_small", "cnn_1d_tiny"),
         traffic_seeds=(0, 1),
     ),
     "full": Scale(
@@ -97,11 +104,13 @@ SCALES = {
         seeds=(0, 1, 2, 3, 4),
         plans={10: Plan(150, 2, 15), 20: Plan(100, 2, 10), 50: Plan(60, 1, 6)},
         few_plans={1: Plan(100, 1, 10), 2: Plan(60, 1, 6), 5: Plan(40, 1, 4)},
+        alone=Plan(60, 10, 10),
         leaf_plans={10: Plan(60, 2, 10), 20: Plan(40, 2, 8), 50: Plan(20, 1, 4)},
         leaf_settings=MANY,
         leaf_seeds=(0, 1, 2),
         traffic_rounds=60,
         traffic_rows=None,
+        traffic_models=("cnn_1d_tiny", "cnn_1d_small", "cnn_1d"),
         traffic_seeds=(0, 1, 2, 3, 4),
     ),
 }
@@ -122,7 +131,7 @@ def partition(setting: str, rows: int | None, seed: int) -> Partition:
     return Dirichlet(clients=100, alpha=float(setting.removeprefix("dirichlet_")), **common)
 
 
-def compared(cohort: int, **training: object) -> dict[str, Recipe]:
+def compared(cohort: float, **training: object) -> dict[str, Recipe]:
     """The recipes of every table by label, with the same training."""
     return {
         "Local": recipes.local(cohort=cohort, **training),
@@ -134,5 +143,6 @@ def compared(cohort: int, **training: object) -> dict[str, Recipe]:
 
 
 LABELS = tuple(compared(1))
+ALONE = 1.0  # clients a round of Local: a share, all of them
 FINE = ("FedAvg", "HDAFL", "centralised")
 NAMES = {"FedAvg_tuned": "FedAvg, then one unsent local epoch"}  # how tables call a label

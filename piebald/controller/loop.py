@@ -80,6 +80,7 @@ class Controller:
         self._welcomed: set[int] = set()
         self._queue: deque[Arrival] = deque()  # training arrivals that came while answers were awaited
         self._limits: list[tuple[weakref.ref[Tensor], float]] = []
+        self._offered: tuple[Any, list[int]] = (None, [])
         self._began = time.perf_counter()
         self._wall = 0.0
 
@@ -104,7 +105,7 @@ class Controller:
     def _view(self) -> View:
         clients = self.runtime.clients()
         if self._aside:
-            clients = [client for client in clients if client not in self._aside]
+            clients = self._without_aside(clients)
         return View(
             self.version,
             self.runtime.now(),
@@ -114,6 +115,13 @@ class Controller:
             len(self._waiting),
             len(self._ended),
         )
+
+    def _without_aside(self, clients: Sequence[int]) -> Sequence[int]:
+        """Those not put aside; worked out once while nothing changes, since a million may be registered."""
+        asked = (clients, len(self._aside))
+        if not isinstance(clients, range) or self._offered[0] != asked:
+            self._offered = (asked, [client for client in clients if client not in self._aside])
+        return self._offered[1]
 
     def _stop_stuck(self) -> None:
         if self._aside:
@@ -147,7 +155,8 @@ class Controller:
 
     def _limit(self, model: Tensor) -> float:
         """The longest step allowed from a model; worked out once for each, since assignments share them."""
-        self._limits = [known for known in self._limits if known[0]() is not None]  # an id may come back: ask the object
+        # kept by the object itself, not by its id, which a later model may be given again
+        self._limits = [known for known in self._limits if known[0]() is not None]
         for known, limit in self._limits:
             if known() is model:
                 return limit

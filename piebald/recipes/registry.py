@@ -58,7 +58,7 @@ def recipe(paper: str, rule: type[Part]) -> Callable[[Callable[..., Recipe]], Ca
         def make_named(*positional: Any, **fields: Any) -> Recipe:
             if len(positional) > len(named.own):
                 own = ", ".join(named.own)
-                raise SettingError(f"{named.name} takes {own} without a name, got {len(positional)} values: name the rest")
+                raise SettingError(f"{named.name} takes {own} without a name, got {len(positional)}: name the rest")
             return named.make(**dict(zip(named.own, positional, strict=False)), **fields)
 
         return make_named

@@ -310,7 +310,8 @@ class Simulation:
         loads = [sum(costs[i] for i in order[lo : lo + size]) for lo in range(0, len(order), size)]
         pool = events[0].pool
         served, total = self._hands().serve([self._stack(group) for group in groups], loads, pool)
-        pooled = Pooled(total.weight, total.parts) if pool is not None else None
+        sums = {name: part.cpu() for name, part in total.parts.items()}
+        pooled = Pooled(total.weight, sums) if pool is not None else None
         for group, result in zip(groups, served, strict=True):
             for row, event in enumerate(group):
                 self._settle(event, result, row, pooled)

@@ -6,6 +6,7 @@ import pytest
 from torch import nn
 
 from piebald import recipes
+from piebald.partition import FastSlow
 
 from .conftest import TABLE, VARIANTS, assert_same, carry_out, method, network, plain_network
 
@@ -36,6 +37,31 @@ def test_equals_the_reference(name: str, simulator: dict[str, object]) -> None:
 def test_settings_of_training(rule: str, variant: str, simulator: dict[str, object]) -> None:
     recipe = method(rule, **VARIANTS[variant])
     assert_same(carry_out(recipe, simulator={"engine": "reference"}), carry_out(recipe, simulator=simulator))
+
+
+# Answers on several axes at once, which no single paper has together.
+COMPOSED = {
+    "private heads, asynchronous, noise at the client": method("hdafl").with_(
+        pace={"kind": "asynchronous", "cohort": 3}, update=[{"kind": "gaussian", "clip": 0.1, "where": "client"}]
+    ),
+    "private batch norm, momentum at the centre, noise there": method("fedbn").with_(
+        step={"kind": "momentum", "beta": 0.5}, update=[{"kind": "gaussian", "clip": 0.1, "noise": 0.5}]
+    ),
+    "Ditto with private heads, by gradient norm": method("ditto").with_(
+        share={"kind": "all_but", "private_layers": "classifier"}, weigh={"kind": "by_gradient_norm"}
+    ),
+    "SCAFFOLD, asynchronous, with a private head": method("scaffold").with_(
+        share={"kind": "all_but", "private_layers": "classifier"}, pace={"kind": "asynchronous", "cohort": 3}
+    ),
+}
+
+
+@pytest.mark.parametrize("case", COMPOSED)
+@pytest.mark.parametrize("simulator", [{"engine": "lean", "workers": 2}, {"engine": "stacked", "stack": 3}], ids=str)
+def test_answers_compose(case: str, simulator: dict[str, object]) -> None:
+    fleet = FastSlow(fast=1.0, slow_factor=2.5, share_slow=0.4)
+    reference = carry_out(COMPOSED[case], rounds=6, simulator={"engine": "reference", "fleet": fleet})
+    assert_same(reference, carry_out(COMPOSED[case], rounds=6, simulator={**simulator, "fleet": fleet}))
 
 
 @pytest.mark.parametrize("model", [plain_network, network])

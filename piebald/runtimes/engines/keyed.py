@@ -77,6 +77,6 @@ class KeyedDropout(TorchFunctionMode):
 _MASK_SHAPES: dict[Callable[..., Any], Callable[[Tensor], tuple[int, ...]]] = {
     functional.dropout: lambda x: tuple(x.shape),
     functional.dropout1d: lambda x: (*x.shape[:-1], 1),
-    functional.dropout2d: lambda x: (*x.shape[:2], *[1] * (x.dim() - 2)),  # torch reads three axes as [batch, channel, length]
+    functional.dropout2d: lambda x: (*x.shape[:2], *[1] * (x.dim() - 2)),  # three axes are [batch, channel, length]
     functional.dropout3d: lambda x: (*x.shape[:-3], 1, 1, 1),
 }

@@ -141,6 +141,7 @@ def serve(engine: Engine, stack: Stack, pool: Pool | None = None, total: PoolSum
     served = _outgoing(engine, stack, start, learned)
     if pool is not None and total is not None:
         _pool(served, pool, total)
+    served.parts = {name: part.cpu() for name, part in served.parts.items()}
     return served
 
 
@@ -198,7 +199,7 @@ def _outgoing(engine: Engine, stack: Stack, start: Start, learned: Learned) -> S
         nbytes=work.stages[-1].nbytes(one) if work.stages else nbytes(one),
         metrics={name: values.tolist() for name, values in learned.metrics.items()},
         failures=[None] * len(norms),
-        parts={name: part.cpu() for name, part in parts.items()},
+        parts=dict(parts),
         memory=memory,
     )
 
@@ -222,7 +223,7 @@ def _pool(served: Served, pool: Pool, total: PoolSum) -> None:
     if rows:
         kept = {n: part if len(rows) == len(part) else part[rows] for n, part in served.parts.items()}
         summed = {name: part.sum(0) for name, part in kept.items() if name != "model"}
-        summed["model"] = torch.tensor(weights, dtype=torch.float32) @ kept["model"]
+        summed["model"] = kept["model"].new_tensor(weights) @ kept["model"]
         total.add(sum(weights), summed)
     served.parts = {}
 

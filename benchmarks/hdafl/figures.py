@@ -1,0 +1,90 @@
+"""The plots beside RESULTS.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import settings
+import traffic
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from piebald.report.comparison import Comparison
+
+COLOURS = {
+    "Local": "#8a8f98", "FedAvg": "#1f6fb4", "FedAvg_tuned": "#5aa9a0", "HDAFL": "#c8401f", "LG-FedAvg": "#a070c0",
+    traffic.CENTRAL: "#14181f",
+}  # fmt: skip
+
+
+def draw(out: Path, folder: Path) -> list[Path]:
+    """Write the plots that there are runs for."""
+    import results
+
+    written = []
+    found = {}
+    for model, setting, cohort, made in results.groups(out, "digits"):
+        found[model, setting, cohort] = made
+    if found:
+        panels = [key for key in found if key[2] == (2 if key[1] in settings.FEW else 10)]
+        if panels:
+            titles = {key: f"{settings.TITLES[key[1]].replace(', 100 clients', '', 1)}\nC = {key[2]}" for key in panels}
+            curves = {titles[key]: found[key] for key in panels}
+            written.append(_panels(curves, "version", "rounds", folder / "digits_over_rounds.png"))
+        written.append(_differences(found, folder / "hdafl_minus_fedavg.png"))
+    flows = {}
+    for model in settings.TRAFFIC_MODELS:
+        for case in settings.TRAFFIC_CASES:
+            runs = results.finished(out / "traffic" / model / case / "C2")
+            if {"FedAvg", "HDAFL"} <= {run.label for run in runs}:
+                flows[f"{model}, {case.replace('_', ' ')}"] = Comparison(runs)
+    if flows:
+        written.append(_panels(flows, "version", "rounds", folder / "traffic_over_rounds.png"))
+    return written
+
+
+def _panels(curves: dict[str, Comparison], axis: str, name: str, path: Path) -> Path:
+    columns = min(3, len(curves))
+    rows = -(-len(curves) // columns)
+    figure = Figure(figsize=(4.2 * columns, 3.2 * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).ravel()
+    for panel, (title, made) in zip(panels, curves.items(), strict=False):
+        for label, colour in COLOURS.items():
+            band = made.band(label, axis) if label in made.labels else None
+            if band is not None:
+                panel.plot(band.x, [100 * y for y in band.mean], color=colour, label=settings.NAMES.get(label, label))
+                panel.fill_between(
+                    band.x, [100 * y for y in band.low], [100 * y for y in band.high], color=colour, alpha=0.15, lw=0
+                )
+        panel.set(xlabel=name, ylabel="accuracy, %", title=title)
+        _clean(panel)
+    for panel in panels[len(curves) :]:
+        panel.set_visible(False)
+    lines, labels = panels[0].get_legend_handles_labels()
+    figure.legend(lines, labels, loc="outside lower center", ncols=6, frameon=False)
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def _differences(found: dict, path: Path) -> Path:
+    figure = Figure(figsize=(9, 0.32 * len(found) + 1.2), layout="constrained")
+    panel = figure.subplots()
+    names = []
+    for place, ((_, setting, cohort), made) in enumerate(reversed(found.items())):
+        row = next(row for row in made.paired("FedAvg") if row["label"] == "HDAFL")
+        panel.plot(100 * row["difference"], place, "o", color=COLOURS["HDAFL"])
+        if row["low"] is not None:
+            panel.plot([100 * row["low"], 100 * row["high"]], [place, place], color=COLOURS["HDAFL"])
+        names.append(f"{setting}, C = {cohort}")
+    panel.axvline(0, color="#505a68", lw=1)
+    panel.set_yticks(range(len(names)), names)
+    panel.set(xlabel="HDAFL minus FedAvg, points of accuracy (95 % over seeds)")
+    _clean(panel)
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def _clean(panel: Axes) -> None:
+    panel.grid(color="#e8ebef")
+    panel.set_axisbelow(True)
+    panel.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,176 @@
+"""What the tests of the core stand on: a runtime of a few lines, a recorder that only remembers, tiny federations."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import piebald
+from piebald.client import Evaluate, Sgd
+from piebald.contracts import Arrival, Assignment, Checkpoint, Pool, Rows, Update, Work
+from piebald.controller import Controller, Measuring
+from piebald.parameters import Layout
+from piebald.partition import Lists, PooledClients
+from piebald.parts import Cohort, Group, Recipe, Stage, Weigh
+from piebald.task import TASKS
+
+Answer = Callable[[Assignment], Update | None]
+
+
+class FakeRuntime:
+    """Answers by a function after a delay; arrivals in order of time, then of id.  It never pools."""
+
+    def __init__(self, count: int, answer: Answer, delay: Callable[[Assignment], float] = lambda _: 0.0) -> None:
+        self.count, self.answer, self.delay = count, answer, delay
+        self.sent: list[Assignment] = []
+        self._due: list[tuple[float, int, float, Assignment]] = []
+        self._now = 0.0
+
+    def submit(self, assignments: Sequence[Assignment], pool: Pool | None = None) -> None:
+        for assignment in assignments:
+            self.sent.append(assignment)
+            time = self._now + (0.0 if assignment.free else self.delay(assignment))
+            heapq.heappush(self._due, (time, assignment.id, self._now, assignment))
+
+    def next(self, until: float = float("inf")) -> Arrival | None:
+        if not self._due or self._due[0][0] > until:
+            return None
+        time, _, sent, assignment = heapq.heappop(self._due)
+        self._now = max(self._now, time)
+        update = self.answer(assignment)
+        return Arrival(assignment, update, sent, time, failure="lost" if update is None else None)
+
+    def clients(self) -> Sequence[int]:
+        return range(self.count)
+
+    def now(self) -> float:
+        return self._now
+
+    def state(self) -> Checkpoint:
+        return Checkpoint({}, {"due": [[time, id, sent] for time, id, sent, _ in self._due], "now": self._now})
+
+    def restore(self, checkpoint: Checkpoint, assignments: Mapping[int, Assignment]) -> None:
+        self._now = checkpoint.values["now"]
+        self._due = [(time, id, sent, assignments[id]) for time, id, sent in checkpoint.values["due"]]
+        heapq.heapify(self._due)
+
+    def close(self) -> None:
+        return
+
+
+class Memo:
+    """A recorder that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.steps: list[Mapping[str, Any]] = []
+        self.rows: list[Mapping[str, Any]] = []
+        self.checkpoints: list[Checkpoint | None] = []
+        self.measured: list[Mapping[str, Any]] = []
+
+    def commit(self, step: Mapping[str, Any], arrivals: Sequence[Mapping[str, Any]], checkpoint: Any) -> None:
+        self.steps.append(step)
+        self.rows += arrivals
+        self.checkpoints.append(checkpoint)
+
+    def scores(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self.measured += rows
+
+
+class ByParity(Group):
+    """Even clients in group 0, odd ones in group 1."""
+
+    def assign(self, cohort: Cohort, known: Mapping[int, int]) -> list[int]:
+        return [client % 2 for client in cohort.clients]
+
+
+class Blindfold(Stage):
+    """A stand-in for a secure sum: the centre sees no single update."""
+
+    hides_each: ClassVar[bool] = True
+
+
+class Pickiest(Weigh):
+    """A stand-in for Krum: it takes the first update as it is."""
+
+    needs_each: ClassVar[bool] = True
+
+    def combine(self, cohort: Cohort) -> tuple[Tensor, list[float]]:
+        assert cohort.matrix is not None
+        return cohort.matrix[0], [1.0] + [0.0] * (len(cohort.updates) - 1)
+
+
+def parameters(count: int = 3) -> nn.Module:
+    """A model that is `count` plain numbers, all zero."""
+    model = nn.Module()
+    model.w = nn.Parameter(torch.zeros(count))
+    return model
+
+
+def control(
+    recipe: Recipe,
+    runtime: FakeRuntime,
+    *,
+    model: nn.Module | None = None,
+    rounds: int = 3,
+    every: int = 0,
+    seed: int = 0,
+    private: Sequence[str] = (),
+) -> tuple[Controller, Memo]:
+    """A controller over a fake runtime, not yet run."""
+    module = model or parameters()
+    layout = Layout.of(module, private)
+    work = Work(module, layout, layout.flatten(module), recipe.learn, recipe.update, TASKS["classification"], seed)
+    memo = Memo()
+    made = Controller(
+        recipe, runtime, work, memo, known=runtime.count, rounds=rounds, measuring=Measuring(Evaluate(), every=every)
+    )
+    return made, memo
+
+
+def update(*numbers: float, examples: int = 1, **parts: Tensor) -> Update:
+    """An update whose change of the model is these numbers."""
+    change = torch.tensor(numbers, dtype=torch.float32)
+    norm = float(torch.linalg.vector_norm(change))
+    return Update({"model": change, **parts}, examples, 1, {"loss": 1.0}, norm, nbytes=4 * len(numbers))
+
+
+def federation(*clients: tuple[Any, Any], classes: Sequence[str] | None = None) -> PooledClients:
+    """Clients from (x, y) pairs, each for training and again for testing."""
+    sizes = np.cumsum([0, *(len(x) for x, _ in clients)])
+    lists = Lists(np.arange(sizes[-1]), sizes)
+    x = torch.cat([torch.as_tensor(x) for x, _ in clients])
+    y = torch.cat([torch.as_tensor(y) for _, y in clients])
+    common = Rows(x[:0], y[:0])
+    return PooledClients(x, y, {"train": lists, "test": lists}, classes=classes, common=common)
+
+
+def classified(*sizes: int, features: int = 4, seed: int = 0) -> PooledClients:
+    """Clients of these sizes with two classes that a line can tell apart."""
+    draw = np.random.default_rng(seed)
+    pairs = []
+    for size in sizes:
+        y = np.arange(size) % 2
+        x = draw.normal(size=(size, features)) + y[:, None]
+        pairs.append((x.astype(np.float32), y.astype(np.int64)))
+    return federation(*pairs, classes=["no", "yes"])
+
+
+def seeded(make: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
+    """A module made from a seed without touching the global stream."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return make()
+
+
+def simulate(recipe: Recipe | str, clients: Any, model: nn.Module, **options: Any) -> piebald.Run:
+    """A run in this process, on the lean engine unless `simulator` says otherwise."""
+    where = {"engine": "lean", "workers": 0} | options.pop("simulator", {})
+    return piebald.run(recipe, clients, model, runtime=piebald.Simulator(**where), **{"rounds": 2} | options)
+
+
+SGD = Sgd(lr=0.1)
