@@ -109,7 +109,7 @@ class Layout:
         """The module's tensors [..., *shape] as views of vectors [..., size]; writing to one writes to the other."""
         self.check(vectors)
         lead = vectors.shape[:-1]
-        return {slot.name: vectors[..., slot.start : slot.stop].view(*lead, *slot.shape) for slot in self.slots}
+        return {slot.name: vectors[..., slot.start : slot.stop].view((*lead, *slot.shape)) for slot in self.slots}
 
     def flatten(self, module: nn.Module) -> Tensor:
         """The module's numbers as one new vector [size] on the CPU."""
@@ -200,7 +200,7 @@ def matching(module: nn.Module, patterns: Iterable[str]) -> frozenset[str]:
 
 
 def _means(module: nn.Module, pattern: str, name: str) -> bool:
-    layers = _layers(module, pattern) if pattern in ROLES else {pattern}
+    layers = _layers(module, pattern) if pattern in ROLES else {pattern} - {""}
     inside = (not layer or name == layer or name.startswith(f"{layer}.") for layer in layers)  # "": the model itself
     return any(inside) or fnmatchcase(name, pattern)
 

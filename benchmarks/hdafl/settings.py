@@ -10,13 +10,13 @@ from piebald.partition import ByOwner, Dirichlet, Disjoint, Iid, Partition
 from piebald.parts import Recipe
 
 TEST = 0.2  # share of each client's own rows that it is tested on
-BATCH = 20
+BATCH = 10
 LEARNING_RATE = 0.1  # digits; chosen with `--only tuning`, the same for every recipe
 TRAFFIC_BATCH = 50
 TRAFFIC_LEARNING_RATE = 0.05
 TRAFFIC_MOMENTUM = 0.9
 
-TUNED_RATES = (0.05, 0.1, 0.2, 0.4)
+TUNED_RATES = (0.05, 0.1, 0.2)
 TUNED_SETTINGS = ("dirichlet_0.3", "disjoint_groups")
 TUNING_SEED = 100  # used for nothing else
 
@@ -88,9 +88,9 @@ SCALES = {
     "small": Scale(
         rows=7500,
         seeds=(0, 1, 2),
-        plans={10: Plan(80, 2, 16), 50: Plan(20, 1, 5), 20: Plan(40, 1, 8)},
-        few_plans={2: Plan(20, 1, 4), 5: Plan(12, 1, 3), 1: Plan(40, 1, 8)},
-        alone=Plan(30, 10, 10),
+        plans={10: Plan(60, 2, 12), 50: Plan(25, 1, 5), 20: Plan(40, 1, 8)},
+        few_plans={2: Plan(20, 1, 4), 5: Plan(12, 1, 3), 1: Plan(30, 1, 6)},
+        alone=Plan(25, 5, 5),
         leaf_plans={10: Plan(20, 2, 10)},
         leaf_settings=("dirichlet_0.3", "disjoint_groups"),
         leaf_seeds=(0,),

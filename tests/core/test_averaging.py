@@ -1,0 +1,186 @@
+"""How much each update counts and how the community model moves, against loops and formulas written out here."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from piebald.contracts import Pooled, Update
+from piebald.controller import Adam, Momentum, ToAverage, Yogi
+from piebald.controller.weigh import ByExamples, ByGradientNorm, Equal
+from piebald.errors import SettingError
+from piebald.parts import Cohort, Weigh
+from piebald.runtimes.engines.serve import PoolSum
+
+from .fakes import few, update
+
+WEIGHINGS = {"by examples": ByExamples(), "equal": Equal(), "by gradient norm": ByGradientNorm()}
+numbers = st.lists(st.floats(-4, 4, width=32), min_size=3, max_size=3)
+cohorts = st.lists(st.tuples(numbers, st.integers(0, 50)), min_size=1, max_size=6)
+weighings = st.sampled_from(list(WEIGHINGS.values()))
+
+
+def cohort_of(updates: list[Update]) -> Cohort:
+    pooled = updates[0].pool is not None
+    matrix = None if pooled else torch.stack([made.parts["model"] for made in updates])
+    return Cohort(list(range(len(updates))), [0] * len(updates), updates, matrix, 0)
+
+
+def pooled(updates: list[Update], weigh: Weigh) -> list[Update]:
+    """The same updates summed where they were made."""
+    total = PoolSum()
+    for made in updates:
+        weight = weigh.weight(made)
+        total.add(weight, {"model": made.parts["model"] * weight})
+    pool = Pooled(total.weight, total.parts)
+    return [Update({}, made.examples, made.steps, made.metrics, made.norm, pool, made.nbytes) for made in updates]
+
+
+def naive(drawn: list[tuple[list[float], int]], weigh: Weigh) -> tuple[list[float], list[float]]:
+    """The weighted mean and the shares, number by number."""
+    if isinstance(weigh, ByExamples):
+        weights = [float(examples) for _, examples in drawn]
+    elif isinstance(weigh, Equal):
+        weights = [1.0 for _ in drawn]
+    else:
+        weights = [math.sqrt(sum(x * x for x in change)) for change, _ in drawn]
+    whole = sum(weights)
+    if whole == 0:
+        return [0.0] * 3, [0.0] * len(drawn)
+    shares = [weight / whole for weight in weights]
+    mean = [0.0, 0.0, 0.0]
+    for share, (change, _) in zip(shares, drawn, strict=True):
+        for place, number in enumerate(change):
+            mean[place] += share * number
+    return mean, shares
+
+
+@few
+@given(cohorts, weighings)
+def test_the_mean_is_the_loop_anyone_would_write(drawn: list[Any], weigh: Weigh) -> None:
+    updates = [update(*change, examples=examples) for change, examples in drawn]
+    average, weights = weigh.combine(cohort_of(updates))
+    mean, shares = naive(drawn, weigh)
+    assert average.tolist() == pytest.approx(mean, abs=1e-5)
+    assert weights == pytest.approx(shares, abs=1e-5)
+    assert sum(weights) == pytest.approx(1.0) or sum(shares) == 0
+
+
+@few
+@given(cohorts, weighings)
+def test_pooled_and_single_updates_come_to_the_same(drawn: list[Any], weigh: Weigh) -> None:
+    updates = [update(*change, examples=examples) for change, examples in drawn]
+    one, weights = weigh.combine(cohort_of(updates))
+    two, same = weigh.combine(cohort_of(pooled(updates, weigh)))
+    torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-5)
+    assert weights == same
+
+
+@few
+@given(cohorts, weighings, st.randoms(use_true_random=False))
+def test_the_order_of_updates_does_not_matter(drawn: list[Any], weigh: Weigh, random: Any) -> None:
+    order = list(range(len(drawn)))
+    random.shuffle(order)
+    updates = [update(*change, examples=examples) for change, examples in drawn]
+    one, weights = weigh.combine(cohort_of(updates))
+    two, shuffled = weigh.combine(cohort_of([updates[place] for place in order]))
+    torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-5)
+    assert shuffled == pytest.approx([weights[place] for place in order])
+
+
+@few
+@given(numbers, st.lists(st.integers(1, 50), min_size=1, max_size=6), weighings)
+def test_the_mean_of_equal_changes_is_that_change(change: list[float], examples: list[int], weigh: Weigh) -> None:
+    average, _ = weigh.combine(cohort_of([update(*change, examples=count) for count in examples]))
+    assert average.tolist() == pytest.approx(change, abs=1e-5)
+
+
+@pytest.mark.parametrize("pool", [False, True])
+def test_a_cohort_without_any_weight_stays_put(pool: bool) -> None:
+    updates = [update(1.0, 2.0, 3.0, examples=0), update(4.0, 5.0, 6.0, examples=0)]
+    weigh = ByExamples()
+    average, weights = weigh.combine(cohort_of(pooled(updates, weigh) if pool else updates))
+    assert average.tolist() == [0.0, 0.0, 0.0]
+    assert weights == [0.0, 0.0]
+
+
+def test_the_norm_of_the_gradient_weighs() -> None:
+    """Norms 5 and 10 count 1 to 2, whatever the examples."""
+    _, weights = ByGradientNorm().combine(cohort_of([update(3, 4, examples=99), update(6, 8, examples=1)]))
+    assert weights == pytest.approx([1 / 3, 2 / 3])
+
+
+# --------------------------------------------------------------------------------------------------------- server steps
+
+
+def adaptive(kind: str, changes: np.ndarray, lr: float, beta1: float, beta2: float, tau: float) -> np.ndarray:
+    """Reddi et al. 2021, algorithm 2, in double precision."""
+    x, m, v = np.zeros(changes.shape[1]), np.zeros(changes.shape[1]), np.full(changes.shape[1], tau**2)
+    for delta in changes:
+        m = beta1 * m + (1 - beta1) * delta
+        if kind == "adam":
+            v = beta2 * v + (1 - beta2) * delta**2
+        else:
+            v = v - (1 - beta2) * delta**2 * np.sign(v - delta**2)
+        x = x + lr * m / (np.sqrt(v) + tau)
+    return x
+
+
+def walked(step: Any, changes: np.ndarray) -> torch.Tensor:
+    model = torch.zeros(changes.shape[1])
+    state = step.start(model)
+    for delta in changes:
+        model, state = step.move(model, torch.tensor(delta, dtype=torch.float32), state)
+    return model
+
+
+CHANGES = np.random.default_rng(3).normal(size=(6, 4))
+CHANGES[2, 1] = 0.0  # the sign of v - 0
+CHANGES[3] *= 1e-3  # smaller than the second moment, so that Yogi's moves the other way
+
+
+@pytest.mark.parametrize(("kind", "step"), [("adam", Adam), ("yogi", Yogi)])
+@pytest.mark.parametrize("settings", [(0.01, 0.9, 0.99, 1e-3), (0.3, 0.0, 0.5, 0.1), (0.1, 0.5, 0.0, 1e-2)])
+def test_adaptive_steps_are_the_papers_formulas(kind: str, step: Any, settings: tuple[float, ...]) -> None:
+    lr, beta1, beta2, tau = settings
+    model = walked(step(lr=lr, beta1=beta1, beta2=beta2, tau=tau), CHANGES)
+    np.testing.assert_allclose(model.numpy(), adaptive(kind, CHANGES, lr, beta1, beta2, tau), rtol=1e-4)
+
+
+def test_momentum_at_the_centre() -> None:
+    x = v = np.zeros(4)
+    for delta in CHANGES:
+        v = 0.8 * v + delta
+        x = x + 0.5 * v
+    np.testing.assert_allclose(walked(Momentum(lr=0.5, beta=0.8), CHANGES).numpy(), x, rtol=1e-4, atol=1e-6)
+
+
+def test_plain_steps_add_the_changes_up() -> None:
+    np.testing.assert_allclose(walked(ToAverage(), CHANGES).numpy(), CHANGES.sum(0), rtol=1e-4, atol=1e-6)
+    assert torch.equal(walked(ToAverage(), CHANGES), walked(Momentum(beta=0.0), CHANGES))
+
+
+def test_steps_leave_the_old_model_alone() -> None:
+    """Assignments under way still hold it."""
+    for step in (ToAverage(), Momentum(), Adam(), Yogi()):
+        old = torch.ones(4)
+        state = step.start(old)
+        kept = {name: tensor.clone() for name, tensor in state.items()}
+        step.move(old, torch.ones(4), state)
+        assert torch.equal(old, torch.ones(4))
+        assert all(torch.equal(state[name], tensor) for name, tensor in kept.items())
+
+
+@pytest.mark.parametrize(
+    ("step", "fields"),
+    [(Adam, {"lr": 0.0}), (Adam, {"beta1": 1.0}), (Yogi, {"tau": 0.0}), (Yogi, {"beta2": -0.1}), (Momentum, {"beta": 1.0})],
+)
+def test_steps_refuse_what_cannot_work(step: Any, fields: dict[str, float]) -> None:
+    with pytest.raises(SettingError, match=next(iter(fields))):
+        step(**fields)

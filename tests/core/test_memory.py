@@ -1,0 +1,100 @@
+"""Client memory is a dictionary, whatever fits into RAM."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from piebald.runtimes.memory import ClientMemory
+
+from .fakes import few
+
+DTYPES = [torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool]
+shapes = st.lists(st.integers(0, 4), max_size=3)
+entries = st.dictionaries(
+    st.sampled_from(["private", "control", "velocity"]), st.tuples(shapes, st.sampled_from(DTYPES)), max_size=3
+)
+moves = st.lists(st.tuples(st.sampled_from(["set", "set", "get"]), st.integers(0, 6), entries), max_size=40)
+
+
+def filled(kinds: dict[str, Any], start: int) -> dict[str, Tensor]:
+    return {
+        name: (torch.arange(start, start + torch.Size(shape).numel()) % 251).view(shape).to(dtype)
+        for name, (shape, dtype) in kinds.items()
+    }
+
+
+def same(one: Any, two: Any) -> bool:
+    return one.keys() == two.keys() and all(
+        one[name].dtype == two[name].dtype and torch.equal(one[name], two[name]) for name in one
+    )
+
+
+@few
+@given(moves, st.sampled_from([0, 16, 100, 1 << 20]))
+def test_it_is_a_dictionary_at_any_budget(sequence: list[Any], budget: int) -> None:
+    memory, plain = ClientMemory(budget), {}
+    for step, (what, client, kinds) in enumerate(sequence):
+        if what == "set":
+            plain[client] = filled(kinds, step)
+            memory.set(client, filled(kinds, step))
+        elif client in plain:
+            assert same(memory.get(client), plain[client])
+        assert (client in memory) == (client in plain)
+    assert list(memory) == sorted(plain)
+    for client, kept in plain.items():
+        assert same(memory.get(client), kept)
+    memory.close()
+
+
+@few
+@given(moves, st.sampled_from([0, 100]))
+def test_what_changed_over_all_calls_restores_everything(sequence: list[Any], budget: int) -> None:
+    memory, told, plain = ClientMemory(budget), {}, {}
+    for step, (what, client, kinds) in enumerate(sequence):
+        if what == "set":
+            plain[client] = filled(kinds | {"private": ([2], torch.float32)}, step)
+            memory.set(client, plain[client])
+        if step % 7 == 6:
+            told = {name: t for name, t in told.items() if int(name.split("/")[1]) not in memory._changed}
+            told |= memory.changed()
+            assert memory.changed() == {}
+    told = {name: t for name, t in told.items() if int(name.split("/")[1]) not in memory._changed} | memory.changed()
+    again = ClientMemory(budget)
+    again.restore(told)
+    assert list(again) == sorted(plain)
+    assert all(same(again.get(client), kept) for client, kept in plain.items())
+    assert again.changed() == {}
+
+
+def test_beyond_the_budget_it_lies_on_disk_and_holes_are_used_again() -> None:
+    memory = ClientMemory(budget=4 * 100 * 2)
+    for _ in range(5):
+        for client in range(50):
+            memory.set(client, {"private": torch.full((100,), float(client))})
+    assert memory._file is not None
+    memory._file.flush()
+    near = sum(t.numel() for tensors in memory._near.values() for t in tensors.values())
+    assert near == 200
+    assert os.fstat(memory._file.fileno()).st_size <= 4 * 100 * 50
+    assert all(bool((memory.get(client)["private"] == client).all()) for client in range(50))
+    memory.close()
+
+
+def test_closing_lets_the_file_go() -> None:
+    memory = ClientMemory(budget=0)
+    file = memory._file
+    memory.set(1, {"private": torch.ones(3)})
+    memory.close()
+    memory.close()
+    assert file is not None
+    assert file.closed
+    assert list(memory) == []
+    with pytest.raises(KeyError):
+        memory.get(1)
