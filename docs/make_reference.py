@@ -25,6 +25,7 @@ from piebald.recipes import registry
 
 FOLDER = Path(__file__).parent / "reference"
 NOTICE = "<!-- Made by docs/make_reference.py from the docstrings: change those, not this page. -->"
+NONE = "No settings."
 PRIVATE = "[private layers](../howto/private-layers.md)"
 
 AXES = {
@@ -45,6 +46,13 @@ ALIASES = {
     "server_lr": ("step", "lr"),
 }
 OWN = {"weigh": '"examples" or "gradient_norm": what an update\'s weight is'}
+
+
+def kinds(axis: str) -> list[tuple[str, type[Part]]]:
+    """Piebald's own parts of an axis; others may have been registered in this process."""
+    return [
+        (name, part) for name, part in sorted(Part.registry[axis].items()) if part.__module__.startswith("piebald.")
+    ]
 
 
 def documented(part: type[Part]) -> dict[str, str]:
@@ -133,7 +141,7 @@ def part_rows(part: type[Part], skip: frozenset[str] = frozenset()) -> str:
         if name not in skip:
             default = "*needed*" if info.is_required() else f"`{written(info.get_default())}`"
             lines.append((name, default, allowed(part, name), says.get(name, "")))
-    return rows(lines) if lines else "No settings."
+    return rows(lines) if lines else NONE
 
 
 def recipe_page() -> str:
@@ -192,14 +200,17 @@ def parts_page() -> str:
     text += ["In Python: `recipes.fedavg().with_(weigh=Equal())`, or `with_(weigh={'kind': 'equal'})`."]
     for axis, (question, folder) in AXES.items():
         text += ["", f"## {axis}: {question}", "", f"In `piebald/{folder}/`."]
-        for name, part in sorted(Part.registry[axis].items()):
+        for name, part in kinds(axis):
             text += ["", f"### {axis} = {name}", "", summary(part), ""]
             if issubclass(part, Sgd) and part is not Sgd:
-                text += ["The settings of [sgd](#learn--sgd), and:", "", part_rows(part, frozenset(Sgd.model_fields))]
+                own = part_rows(part, frozenset(Sgd.model_fields))
+                text += [
+                    "The settings of [sgd](#learn--sgd)." if own == NONE else f"As [sgd](#learn--sgd), and:\n\n{own}"
+                ]
             else:
                 text += [part_rows(part)]
     text += ["", "## runtime: where does it run?", ""]
-    for name, part in sorted(Part.registry["runtime"].items()):
+    for name, part in kinds("runtime"):
         text += [f"### runtime = {name}", "", summary(part), "", part_rows(part)]
     return "\n".join(text) + "\n"
 
@@ -214,11 +225,11 @@ def partition_page() -> str:
     text += ["In a TOML file: `[partition]` with a `kind`.  In Python: `partition.Iid(clients=10).split(dataset)`."]
     text += ["Your own data needs none of them: see [bring your own data](../howto/your-data.md).", ""]
     text += ["All of them have these settings:", "", part_rows(Partition)]
-    for name, part in sorted(Part.registry["partition"].items()):
+    for name, part in kinds("partition"):
         text += ["", f"### {name}", "", summary(part), "", part_rows(part, shared)]
     text += ["", "## Devices: how fast are the clients?", ""]
     text += ["In a TOML file: `[fleet]` with a `kind`.  In Python: `Simulator(fleet=partition.FastSlow())`."]
-    for name, part in sorted(Part.registry["fleet"].items()):
+    for name, part in kinds("fleet"):
         text += ["", f"### {name}", "", summary(part), "", part_rows(part)]
     text += [
         "",

@@ -24,7 +24,7 @@ def key(*words: int | str) -> int:
             text = word.encode()
             digest.update(b"s" + struct.pack("<I", len(text)) + text)
         else:
-            digest.update(b"i" + struct.pack("<Q", word % (1 << 64)))  # keys are words too, and fill 64 bits
+            digest.update(b"i" + struct.pack("<Q", int(word) % (1 << 64)))  # keys are words too, and fill 64 bits
     return int.from_bytes(digest.digest(), "little")
 
 

@@ -1,8 +1,8 @@
-"""One job is one run: a recipe on one partition with one seed.  Jobs know their run folder and are carried out alone."""
+"""One job is one run: a recipe on one partition with one seed, in a run folder of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -22,7 +22,7 @@ class Job:
     """One run.
 
     Attributes:
-        part: "tuning", "digits", "leaf" or "traffic".
+        part: one of `settings.PARTS`.
         model: the network.
         setting: the partition.
         cohort: clients a round, a number, or 1.0 for all.
@@ -50,15 +50,17 @@ class Job:
         return Path(self.part) / self.model / self.setting / asked
 
 
-def digit_jobs(scale: Scale, part: str, model: str, settings_: tuple[str, ...], seeds: tuple[int, ...]) -> Iterator[Job]:
+def digit_jobs(scale: Scale, part: str, model: str, where: Sequence[str], seeds: Sequence[int]) -> Iterator[Job]:
     """MNIST by writers: every setting, cohort and recipe."""
     for seed in seeds:
-        for setting in settings_:
-            plans = scale.few_plans if setting in settings.FEW else scale.plans
-            for cohort, plan in (scale.leaf_plans if part == "leaf" else plans).items():
+        for setting in where:
+            leaf, few = part == "leaf", setting in settings.FEW
+            plans = scale.leaf_plans if leaf else scale.few_plans if few else scale.plans
+            alone = scale.leaf_alone if leaf else scale.alone
+            for cohort, plan in plans.items():
                 for label in settings.LABELS[1:]:
                     yield Job(part, model, setting, cohort, label, seed, plan, scale.rows, settings.LEARNING_RATE)
-            yield Job(part, model, setting, settings.ALONE, "Local", seed, scale.alone, scale.rows, settings.LEARNING_RATE)
+            yield Job(part, model, setting, settings.ALONE, "Local", seed, alone, scale.rows, settings.LEARNING_RATE)
 
 
 def tuning_jobs(scale: Scale) -> Iterator[Job]:
@@ -69,6 +71,14 @@ def tuning_jobs(scale: Scale) -> Iterator[Job]:
             for label in ("FedAvg", "HDAFL"):
                 seed = settings.TUNING_SEED
                 yield Job("tuning", f"lr{rate}", setting, cohort, label, seed, plan, scale.rows, rate)
+
+
+def why_jobs(scale: Scale) -> Iterator[Job]:
+    """Dirichlet(0.3) with more rounds, and with more rows."""
+    for name, (rows, plan) in settings.WHY.items():
+        for label in ("FedAvg", "HDAFL", "FedAvg_tuned"):
+            seed = scale.seeds[0]
+            yield Job("why", name, settings.WHY_SETTING, 10, label, seed, plan, rows, settings.LEARNING_RATE)
 
 
 def traffic_jobs(scale: Scale) -> Iterator[Job]:
@@ -82,17 +92,19 @@ def traffic_jobs(scale: Scale) -> Iterator[Job]:
                     yield Job("traffic", model, case, 2, label, seed, plan, scale.traffic_rows, rate)
 
 
-def all_jobs(scale: Scale, parts: tuple[str, ...], seeds: tuple[int, ...] | None) -> list[Job]:
+def all_jobs(scale: Scale, parts: Sequence[str], seeds: Sequence[int] | None) -> list[Job]:
     """The jobs of some parts, the first seed and the first cohorts first, so that a run that is cut short is of use."""
     jobs: list[Job] = []
     if "tuning" in parts:
         jobs += tuning_jobs(scale)
     if "digits" in parts:
-        jobs += digit_jobs(scale, "digits", "small_cnn", (*settings.MANY, *settings.FEW), tuple(scale.seeds))
+        jobs += digit_jobs(scale, "digits", "small_cnn", (*settings.MANY, *settings.FEW), scale.seeds)
     if "traffic" in parts:
         jobs += traffic_jobs(scale)
+    if "why" in parts:
+        jobs += why_jobs(scale)
     if "leaf" in parts:
-        jobs += digit_jobs(scale, "leaf", "leaf_cnn", tuple(scale.leaf_settings), tuple(scale.leaf_seeds))
+        jobs += digit_jobs(scale, "leaf", "leaf_cnn", scale.leaf_settings, scale.leaf_seeds)
     if seeds is not None:
         jobs = [job for job in jobs if job.part == "tuning" or job.seed in seeds]
     return sorted(jobs, key=lambda job: (job.part != "tuning", job.seed, _place(scale, job)))
@@ -108,9 +120,7 @@ def carry_out(job: Job, out: Path) -> str:
     """Run one job in its folder, or go on with it, or do nothing where it is finished."""
     torch.set_num_threads(1)  # jobs run beside one another
     if job.part == "traffic":
-        training = {
-            "lr": job.rate, "batch": settings.TRAFFIC_BATCH, "momentum": settings.TRAFFIC_MOMENTUM
-        }  # fmt: skip
+        training = {"lr": job.rate, "batch": settings.TRAFFIC_BATCH, "momentum": settings.TRAFFIC_MOMENTUM}
         clients = traffic.clients(job.setting, job.rows, job.seed, job.label == traffic.CENTRAL)
         shape, outputs = (1, traffic.LENGTH), len(clients.classes)
         network, own = "cnn_1d", settings.TRAFFIC_MODELS[job.model]

@@ -6,6 +6,7 @@ import math
 import platform
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import figures
@@ -29,6 +30,7 @@ def write(out: Path, path: Path) -> str:
         "digits": "\n".join(digit_tables(out, "digits")),
         "leaf": "\n".join(digit_tables(out, "leaf")),
         "traffic": "\n".join(traffic_tables(out)),
+        "why": "\n".join(why_table(out)),
         "tuning": tuning_table(out),
     }
     text = path.read_text("utf-8") if path.exists() else "# HDAFL on real data\n"
@@ -50,14 +52,18 @@ def put(text: str, name: str, block: str) -> str:
 # ------------------------------------------------------------------------------------------------------------ reading
 
 
+@cache
 def finished(*folders: Path) -> list[History]:
-    """The finished runs below some folders."""
+    """The finished runs below some folders: read as far as is needed here, and closed."""
     found = [history for folder in folders if any(folder.rglob("run.db")) for history in load([folder])]
+    for history in found:
+        _ = history.final, history.curve, history.scores if history.recipe == "fine_tuned" else None
+        history.close()
     return [history for history in found if history.meta.get("status") == "finished"]
 
 
 def comparison(folder: Path) -> Comparison | None:
-    """The runs of one setting and cohort, with Local, which is the same for all cohorts; None without FedAvg and HDAFL."""
+    """The runs of one setting and cohort, and Local, the same for all cohorts; None without FedAvg and HDAFL."""
     runs = finished(folder, folder.parent / "alone")
     labels = {run.label for run in runs}
     if not {BASE, OURS} <= labels:
@@ -143,6 +149,26 @@ def overview(out: Path) -> str:
     return "\n".join(lines)
 
 
+def why_table(out: Path) -> Iterator[str]:
+    """Dirichlet(0.3), as in the tables and with more of one thing."""
+    yield table_head("Dirichlet(0.3), C = 10", "rounds", "FedAvg", "FedAvg, tuned", "HDAFL", "HDAFL - FedAvg")
+    seed = None
+    for name in (*settings.WHY, None):
+        folder = out / "why" / name if name else out / "digits" / "small_cnn"
+        runs = finished(folder / settings.WHY_SETTING / "C10")
+        seed = runs[0].seed if seed is None and runs else seed
+        ends = {run.label: run.final for run in runs if run.seed == seed}
+        if {BASE, OURS, "FedAvg_tuned"} <= set(ends):
+            values = [100 * ends[label]["mean"] for label in (BASE, "FedAvg_tuned", OURS)]
+            called = name.replace("_", " ") if name else "as in the tables"
+            yield table_row(
+                called,
+                str(ends[BASE]["rounds"]),
+                *(f"{value:.1f}" for value in values),
+                f"{values[2] - values[0]:+.1f}",
+            )
+
+
 def tuning_table(out: Path) -> str:
     """Final accuracy by learning rate."""
     lines = [table_head("setting", "recipe", *(f"lr {rate}" for rate in settings.TUNED_RATES))]
@@ -161,7 +187,8 @@ def traffic_tables(out: Path) -> Iterator[str]:
     for model in settings.TRAFFIC_MODELS:
         for case, alone in settings.TRAFFIC_CASES.items():
             runs = finished(out / "traffic" / model / case / "C2")
-            by_label = {label: [run for run in runs if run.label == label] for label in (*settings.LABELS, traffic.CENTRAL)}
+            labels = (*settings.LABELS, traffic.CENTRAL)
+            by_label = {label: [run for run in runs if run.label == label] for label in labels}
             if not by_label[BASE] or not by_label[traffic.CENTRAL]:
                 continue
             meta = by_label[BASE][0].meta
@@ -173,7 +200,7 @@ def traffic_tables(out: Path) -> Iterator[str]:
                 f"{data['npz'] / 1e6:.3f} MB as npz, {data['xz'] / 1e6:.3f} MB as xz (seed {by_label[BASE][0].seed}).\n"
             )
             made = Comparison(runs)
-            target = math.floor(100 * min(final["mean"] for label in (BASE, OURS) for final in made.finals[label])) / 100
+            target = common_target(made)
             yield table_head(
                 "recipe", "accuracy [95 %]", "loss to centralised", "D1", "D2", "MB in all", "gain in all",
                 f"MB to {100 * target:.0f} %", f"gain to {100 * target:.0f} %", "rounds to it", "seeds",
@@ -218,11 +245,11 @@ def facts(out: Path) -> str:
 
 def finished_count(out: Path) -> int:
     """How many runs there are."""
-    return len(finished(out))
+    return sum(len(finished(group)) for group in out.glob("*/*/*/*"))
 
 
 def agreement(out: Path) -> tuple[float, int]:
-    """The greatest difference between FedAvg and the community score of a fine-tuned run of the same seed, and of how many."""
+    """How far apart FedAvg and the community score of a fine-tuned run are at most, and over how many pairs."""
     worst, pairs = 0.0, 0
     for part in ("digits", "leaf", "traffic"):
         for folder in (out / part).glob("*/*/C*"):

@@ -1,6 +1,7 @@
 """HDAFL's claims on real data, in one command: python benchmarks/hdafl/run.py --scale small --out runs/hdafl
 
-Runs what is not there yet (a finished run folder is kept, one that was cut off goes on), then writes RESULTS.md and plots.
+Runs what is not there yet (a finished run folder is kept, one that was cut off goes on), then writes
+RESULTS.md and plots.
 """
 
 from __future__ import annotations
@@ -14,10 +15,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 import results
-from jobs import all_jobs, carry_out
-from settings import SCALES
-
-PARTS = ("tuning", "digits", "traffic", "leaf")
+from jobs import Job, all_jobs, carry_out
+from settings import PARTS, SCALES
 
 
 def main() -> int:
@@ -47,7 +46,7 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def _in_time(job, out: Path, until: float) -> str:
+def _in_time(job: Job, out: Path, until: float) -> str:
     return carry_out(job, out) if time.monotonic() < until else f"{job.group} {job.label} seed {job.seed}: left out"
 
 

@@ -9,6 +9,7 @@ from piebald import recipes
 from piebald.partition import ByOwner, Dirichlet, Disjoint, Iid, Partition
 from piebald.parts import Recipe
 
+PARTS = ("tuning", "digits", "traffic", "why", "leaf")
 TEST = 0.2  # share of each client's own rows that it is tested on
 BATCH = 10
 LEARNING_RATE = 0.1  # digits; chosen with `--only tuning`, the same for every recipe
@@ -19,6 +20,23 @@ TRAFFIC_MOMENTUM = 0.9
 TUNED_RATES = (0.05, 0.1, 0.2)
 TUNED_SETTINGS = ("dirichlet_0.3", "disjoint_groups")
 TUNING_SEED = 100  # used for nothing else
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How often clients are asked: rounds, and rounds between evaluations.
+
+    FedAvg and HDAFL, whose rounds to a target matter most, are evaluated at the finer step, the others at the coarser.
+    """
+
+    rounds: int
+    fine: int
+    coarse: int
+
+
+# Dirichlet(0.3) again with more of one thing, to see what HDAFL lacks: (rows, rounds) with C = 10.
+WHY_SETTING = "dirichlet_0.3"
+WHY = {"more_rounds": (7500, Plan(240, 10, 60)), "more_rows": (30000, Plan(60, 4, 15))}
 
 MANY = ("iid", "writer", "dirichlet_0.3", "dirichlet_0.1", "disjoint_groups")  # 100 clients
 FEW = ("disjoint_five",)  # 5 clients
@@ -40,18 +58,6 @@ TRAFFIC_MODELS = {  # settings of `cnn_1d`
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How often clients are asked: rounds, and rounds between evaluations.
-
-    FedAvg and HDAFL, whose rounds to a target matter most, are evaluated at the finer step, the others at the coarser.
-    """
-
-    rounds: int
-    fine: int
-    coarse: int
-
-
-@dataclass(frozen=True)
 class Scale:
     """What is run.
 
@@ -62,6 +68,7 @@ class Scale:
         few_plans: the same out of 5.
         alone: for Local on digits, where every client trains every round: it has nobody to wait for.
         leaf_plans: for `leaf_cnn`, by clients a round.
+        leaf_alone: for its Local.
         leaf_settings: where `leaf_cnn` is run.
         leaf_seeds: with which seeds.
         traffic_rounds: epochs of both captures.
@@ -76,6 +83,7 @@ class Scale:
     few_plans: Mapping[int, Plan]
     alone: Plan
     leaf_plans: Mapping[int, Plan]
+    leaf_alone: Plan
     leaf_settings: Sequence[str]
     leaf_seeds: Sequence[int]
     traffic_rounds: int
@@ -91,7 +99,8 @@ SCALES = {
         plans={10: Plan(60, 2, 12), 50: Plan(25, 1, 5), 20: Plan(40, 1, 8)},
         few_plans={2: Plan(20, 1, 4), 5: Plan(12, 1, 3), 1: Plan(30, 1, 6)},
         alone=Plan(25, 5, 5),
-        leaf_plans={10: Plan(20, 2, 10)},
+        leaf_plans={10: Plan(16, 2, 16)},
+        leaf_alone=Plan(6, 3, 3),
         leaf_settings=("dirichlet_0.3", "disjoint_groups"),
         leaf_seeds=(0,),
         traffic_rounds=20,
@@ -106,6 +115,7 @@ SCALES = {
         few_plans={1: Plan(100, 1, 10), 2: Plan(60, 1, 6), 5: Plan(40, 1, 4)},
         alone=Plan(60, 10, 10),
         leaf_plans={10: Plan(60, 2, 10), 20: Plan(40, 2, 8), 50: Plan(20, 1, 4)},
+        leaf_alone=Plan(20, 5, 5),
         leaf_settings=MANY,
         leaf_seeds=(0, 1, 2),
         traffic_rounds=60,
@@ -117,7 +127,7 @@ SCALES = {
 
 
 def partition(setting: str, rows: int | None, seed: int) -> Partition:
-    """Who holds what: training and test rows of MNIST are dealt as one set, so that clients test on their own mixture."""
+    """Who holds what.  MNIST's published parts are dealt as one set, so that clients test on their own mixture."""
     common = {"seed": seed, "limit": rows, "test": TEST, "pool": True}
     match setting:
         case "iid":

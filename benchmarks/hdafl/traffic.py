@@ -59,7 +59,7 @@ def clients(case: str, rows: int | None, seed: int, central: bool) -> PooledClie
     train = made.lists("train")
     pooled = Lists(train.values, np.array([0, len(train.values), len(train.values)]))
     return PooledClients(
-        made._stored, made.y, {"train": pooled, "test": made.lists("test")}, names=made.names, classes=made.classes
+        made.x, made.y, {"train": pooled, "test": made.lists("test")}, names=made.names, classes=made.classes
     )
 
 

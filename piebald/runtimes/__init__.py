@@ -1,5 +1,6 @@
 """Where a recipe runs: assignments in, arrivals out, and a clock."""
 
-from piebald.runtimes.simulator import Simulation, Simulator
+from piebald.runtimes.simulation import Simulation
+from piebald.runtimes.simulator import Simulator
 
 __all__ = ["Simulation", "Simulator"]

@@ -1,54 +1,23 @@
-"""The simulator: clients as data on one machine, and a virtual clock.
-
-An assignment's inputs are fixed when it is submitted, so nothing is computed until its result could matter: everything
-outstanding is then served in one go, and arrivals are handed out in the order of their virtual times.
-"""
+"""The simulator's settings: which engine, how many clients at once, how many processes, which devices."""
 
 from __future__ import annotations
 
-import heapq
 import multiprocessing
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, Literal, Self
 
 import torch
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
-from torch import Tensor
 
-from piebald.contracts import (
-    CENTRE,
-    Arrival,
-    Assignment,
-    Checkpoint,
-    Clients,
-    Device,
-    Fleet,
-    Pool,
-    Pooled,
-    Update,
-    Work,
-)
-from piebald.parameters import nbytes
+from piebald.contracts import Clients, Work
 from piebald.parts import Where, build
 from piebald.randomness import generator
-from piebald.runtimes.engines.choose import fastest, make_engine, stack_limit
-from piebald.runtimes.engines.crew import LEAST_ARENA, Alone, Crew, Workers
-from piebald.runtimes.engines.serve import PRIVATE, Served, Stack
-from piebald.runtimes.memory import ClientMemory
+from piebald.runtimes.engines.choose import fastest, stack_limit
+from piebald.runtimes.simulation import Simulation
 
 _SMALL_ROUND = 0.02  # seconds: rounds shorter than this do not repay worker processes
-
-
-class Instant:
-    """The default fleet: everyone is instant and always there."""
-
-    def device(self, client: int) -> Device:
-        return Device()
-
-    def available(self, clients: int, now: float) -> Sequence[int]:
-        return range(clients)
 
 
 def _fleet(table: Any) -> Any:
@@ -114,7 +83,7 @@ class Simulator(Where):
         if engine == "auto":
             count = min(len(clients), 16)
             sample = generator("measure", work.seed).choice(len(clients), count, replace=False).tolist()
-            with one_thread(forks):
+            with _one_thread(forks):
                 engine, found, pace = fastest(work, clients, device, self.bfloat16, sample)  # type: ignore[assignment]
             stack = stack or found
         if stack is None:
@@ -128,281 +97,13 @@ class Simulator(Where):
         return self.model_copy(update={"engine": engine, "stack": min(stack, stack_limit(work)), "workers": workers})
 
 
-@dataclass(slots=True, eq=False)
-class _Event:
-    """An assignment under way."""
-
-    assignment: Assignment
-    sent: float
-    pool: Pool | None
-    batch: int
-    update: Update | None = None
-    memory: dict[str, Tensor] | None = None
-    failure: str | None = None
-    served: bool = False
-    bytes_down: int = 0
-
-
-@dataclass(order=True, slots=True)
-class _Due:
-    time: float
-    id: int
-    event: _Event = field(compare=False)
-
-
-class Simulation:
-    """A running simulation (`contracts.Runtime`)."""
-
-    def __init__(self, settings: Simulator, work: Work, clients: Clients) -> None:
-        self.settings, self.work, self.federation = settings, work, clients
-        self.fleet: Fleet = settings.fleet or Instant()
-        self.memory = ClientMemory(settings.memory)
-        self._fresh = work.rule.remember(work.initial, work.layout.shared)
-        self._now = 0.0
-        self._due: list[_Due] = []
-        self._batches = 0
-        self._crew: Crew | None = None
-
-    # -- the seam
-
-    def submit(self, assignments: Sequence[Assignment], pool: Pool | None = None) -> None:
-        """See `contracts.Runtime`.  The earliest possible time is when the download ends; serving finds the true
-        one.
-        """
-        self._batches += 1
-        for assignment in assignments:
-            event = _Event(assignment, self._now, pool, self._batches)
-            if not assignment.free:
-                event.bytes_down = nbytes(assignment.parts)
-                self._maybe_lose(event)
-            heapq.heappush(self._due, _Due(self._downloaded(event), assignment.id, event))
-
-    def next(self, until: float = float("inf")) -> Arrival | None:
-        """See `contracts.Runtime`."""
-        while self._due:
-            due = self._due[0]
-            if due.time > until:
-                break
-            if not due.event.served:
-                self._serve_outstanding()
-                continue
-            heapq.heappop(self._due)
-            self._now = max(self._now, due.time)
-            return self._arrive(due)
-        if until < float("inf"):
-            self._now = max(self._now, until)
-        elif not self._due and not len(self.clients()):
-            self._now = self._next_wake()
-        return None
-
-    def clients(self) -> Sequence[int]:
-        return self.fleet.available(len(self.federation), self._now)
-
-    def now(self) -> float:
-        return self._now
-
-    def state(self) -> Checkpoint:
-        """Clock, client memory that has changed, and what is under way with its results, if they are known."""
-        tensors, events = self.memory.changed(), []
-        for due in sorted(self._due):
-            event = due.event
-            row: dict[str, Any] = {"id": due.id, "time": due.time, "sent": event.sent, "failure": event.failure}
-            row |= {"served": event.served, "bytes_down": event.bytes_down}
-            if event.update is not None:
-                update = event.update
-                row |= {"examples": update.examples, "steps": update.steps, "metrics": dict(update.metrics)}
-                row |= {"norm": update.norm, "nbytes": update.nbytes}
-                tensors |= {f"event/{due.id}/parts/{name}": part for name, part in update.parts.items()}
-            if event.memory is not None:
-                row["remembers"] = True
-                tensors |= {f"event/{due.id}/memory/{name}": part for name, part in event.memory.items()}
-            events.append(row)
-        return Checkpoint(tensors, {"now": self._now, "events": events})
-
-    def restore(self, checkpoint: Checkpoint, assignments: Mapping[int, Assignment]) -> None:
-        """Take up what `state` gave."""
-        self._now = float(checkpoint.values["now"])
-        self.memory.restore({n: t for n, t in checkpoint.tensors.items() if n.startswith("memory/")})
-        for row in checkpoint.values["events"]:
-            name = f"event/{row['id']}/"
-            event = _Event(assignments[row["id"]], row["sent"], None, 0, failure=row["failure"])
-            event.served, event.bytes_down = row["served"], row["bytes_down"]
-            if "examples" in row:
-                parts = _under(checkpoint.tensors, f"{name}parts/")
-                event.update = Update(
-                    parts, row["examples"], row["steps"], row["metrics"], row["norm"], None, row["nbytes"]
-                )
-            if row.get("remembers"):
-                event.memory = _under(checkpoint.tensors, f"{name}memory/")
-            heapq.heappush(self._due, _Due(row["time"], row["id"], event))
-
-    def close(self) -> None:
-        if self._crew is not None:
-            self._crew.close()
-            self._crew = None
-        self.memory.close()
-
-    # -- time
-
-    def _downloaded(self, event: _Event) -> float:
-        if event.assignment.free or event.assignment.client == CENTRE:
-            return self._now
-        device = self.fleet.device(event.assignment.client)
-        return event.sent + device.latency + event.bytes_down / device.down
-
-    def _finished(self, event: _Event) -> float:
-        """When the answer has been uploaded: a query costs the transfer only, training its steps too."""
-        if event.update is None or event.assignment.free or event.assignment.client == CENTRE:
-            return self._downloaded(event)
-        device = self.fleet.device(event.assignment.client)
-        work = event.update.steps * device.seconds_per_step
-        return self._downloaded(event) + work + device.latency + event.update.nbytes / device.up
-
-    def _next_wake(self) -> float:
-        """When the next device comes on, if all are off now and nothing is under way."""
-        devices = (self.fleet.device(client) for client in range(len(self.federation)))
-        starts = (start for device in devices for start, _ in device.on or () if start > self._now)
-        return min(starts, default=self._now)
-
-    def _maybe_lose(self, event: _Event) -> None:
-        """A device may drop out; whether it does depends on the client and the version, not on when it is asked."""
-        client, version = event.assignment.client, event.assignment.version
-        device = self.fleet.device(client) if client != CENTRE else Device()
-        if (
-            device.dropout
-            and generator("dropout", self.work.seed, self.federation.names[client], version).random() < device.dropout
-        ):
-            event.served, event.failure = True, "lost"
-
-    def _arrive(self, due: _Due) -> Arrival:
-        event = due.event
-        if event.memory is not None:
-            self.memory.set(event.assignment.client, event.memory)
-        up = 0 if event.update is None or event.assignment.free else event.update.nbytes
-        return Arrival(event.assignment, event.update, event.sent, due.time, event.bytes_down, up, event.failure)
-
-    # -- serving
-
-    def _serve_outstanding(self) -> None:
-        """Serve everything under way in as few and as large stacks as there are kinds of work, then set true times."""
-        kinds: dict[tuple[int, str], list[_Event]] = {}
-        for due in sorted(self._due):
-            if not due.event.served:
-                query = due.event.assignment.query
-                kind = "" if query is None else query.model_dump_json() + query.kind
-                # pooled updates are summed by submission; the others may be trained together whenever they were sent
-                kinds.setdefault((due.event.batch if due.event.pool is not None else 0, kind), []).append(due.event)
-        for events in kinds.values():
-            self._serve(events)
-        self._due = [
-            _Due(due.time if due.event.failure == "lost" else self._finished(due.event), due.id, due.event)
-            for due in self._due
-        ]
-        heapq.heapify(self._due)
-
-    def _serve(self, events: list[_Event]) -> None:
-        costs = [self._cost(event) for event in events]
-        order = sorted(
-            range(len(events)), key=lambda i: (-costs[i], events[i].assignment.client, events[i].assignment.id)
-        )
-        size = self._stack_size(events)
-        groups = [[events[i] for i in order[lo : lo + size]] for lo in range(0, len(order), size)]
-        loads = [sum(costs[i] for i in order[lo : lo + size]) for lo in range(0, len(order), size)]
-        pool = events[0].pool
-        served, total = self._hands().serve([self._stack(group) for group in groups], loads, pool)
-        sums = {name: part.cpu() for name, part in total.parts.items()}
-        pooled = Pooled(total.weight, sums) if pool is not None else None
-        for group, result in zip(groups, served, strict=True):
-            for row, event in enumerate(group):
-                self._settle(event, result, row, pooled)
-
-    def _settle(self, event: _Event, result: Served, row: int, pooled: Pooled | None) -> None:
-        event.served = True
-        event.failure = result.failures[row]
-        update = result.update(row)
-        if pooled is not None:
-            update = Update({}, update.examples, update.steps, update.metrics, update.norm, pooled, update.nbytes)
-        event.update = update
-        if event.assignment.query is None:
-            event.memory = {name: rows[row].clone() for name, rows in result.memory.items()}
-
-    def _stack(self, events: list[_Event]) -> Stack:
-        assignments = [event.assignment for event in events]
-        remembered = [self._remembered(assignment) for assignment in assignments]
-        sent = [{n: p for n, p in a.parts.items() if n not in ("model", PRIVATE)} for a in assignments]
-        return Stack(
-            clients=[assignment.client for assignment in assignments],
-            versions=[assignment.version for assignment in assignments],
-            models=[assignment.parts["model"] for assignment in assignments],
-            parts={name: [parts[name] for parts in sent] for name in sent[0]},
-            memory={name: [memory[name] for memory in remembered] for name in remembered[0]},
-            query=assignments[0].query,
-        )
-
-    def _remembered(self, assignment: Assignment) -> Mapping[str, Tensor]:
-        """What a client remembers; at the first contact what the rule says, and the private part that was sent
-        along.
-        """
-        if assignment.client in self.memory:
-            return self.memory.get(assignment.client)
-        shared = self.work.layout.shared
-        if shared == self.work.layout.size:
-            return self._fresh
-        return self._fresh | {PRIVATE: assignment.parts.get(PRIVATE, self.work.initial[shared:])}
-
-    def _cost(self, event: _Event) -> float:
-        client, query = event.assignment.client, event.assignment.query
-        if client == CENTRE:
-            return float(len(self.federation.common or ()))
-        size = self.federation.size(client, "train" if query is None else "test")
-        return 1.0 if size is None else float(size)
-
-    def _stack_size(self, events: list[_Event]) -> int:
-        """Training stacks as settled; questions about one model in large stacks, a few for each worker."""
-        if events[0].assignment.query is None or self.work.rule.tailors():
-            return self.settings.stack or 1
-        share = -(-len(events) // max(1, self.settings.workers or 1))
-        return max(1, min(256, share, self._room()[1] if self._remembers else 256))
-
-    @property
-    def _remembers(self) -> bool:
-        """Whether clients' own vectors travel with an assignment."""
-        return self.work.layout.shared < self.work.layout.size or bool(self._fresh)
-
-    def _room(self) -> tuple[int, int]:
-        """Bytes of shared memory for a message, and how many clients' vectors fit into it with two to spare."""
-        vectors = 2 + len(self._fresh) + len(self.work.rule.common(0))
-        client = 4 * self.work.layout.size * vectors
-        size = max(LEAST_ARENA, 2 * client * ((self.settings.stack or 1) + 2))
-        return size, max(1, size // client - 2)
-
-    def _hands(self) -> Crew:
-        """The crew, started at the first need."""
-        if self._crew is None:
-            settings = self.settings
-            engine = make_engine(
-                settings.engine, self.work, self.federation, torch.device(settings.device), settings.bfloat16
-            )
-            if settings.workers:
-                self._crew = Workers(engine, settings.workers, *self._room())
-            else:
-                self._crew = Alone(engine)
-        return self._crew
-
-
-class one_thread:
+@contextmanager
+def _one_thread(wanted: bool) -> Iterator[None]:
     """Measure as a worker would run: with one thread, where workers can be had."""
-
-    def __init__(self, wanted: bool) -> None:
-        self.wanted, self.before = wanted, torch.get_num_threads()
-
-    def __enter__(self) -> None:
-        if self.wanted:
-            torch.set_num_threads(1)
-
-    def __exit__(self, *_: object) -> None:
-        torch.set_num_threads(self.before)
-
-
-def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    before = torch.get_num_threads()
+    if wanted:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -15,7 +15,7 @@ import piebald
 from piebald import recipes
 from piebald.contracts import Arrival, Assignment, Pool
 from piebald.runtimes.engines.serve import PRIVATE
-from piebald.runtimes.simulator import Simulation
+from piebald.runtimes.simulation import Simulation
 
 from .conftest import SIZES, assert_same, carry_out, federation, method, vector
 

@@ -16,7 +16,7 @@ import piebald
 from piebald.errors import RunFolderError, SettingError
 from piebald.parts import Recipe
 from piebald.report.store import RunStore
-from piebald.runtimes.simulator import Simulation
+from piebald.runtimes.simulation import Simulation
 
 from .conftest import VARIANTS, carry_out, federation, method, network, plain_network, vector
 

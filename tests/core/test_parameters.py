@@ -135,7 +135,7 @@ def test_views_are_the_vector_itself(made: tuple[nn.Module, Layout], rows: int) 
 
 
 @few
-@given(split_modules())
+@given(made=split_modules())
 def test_saved_and_read(made: tuple[nn.Module, Layout], tmp_path_factory: pytest.TempPathFactory) -> None:
     module, layout = made
     path = tmp_path_factory.getbasetemp() / "vector.safetensors"

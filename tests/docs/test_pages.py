@@ -15,6 +15,7 @@ import pytest
 
 from piebald import experiment
 from piebald.cli import main
+from piebald.parts import Part
 from piebald.settings import Settings
 from piebald.toml import Document
 
@@ -29,6 +30,7 @@ RUN = [page for page in pages.PAGES if any(b.language in ("python", "console", "
 def test_code_on_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(experiment, "run", brief)
+    monkeypatch.setattr(Part, "registry", {axis: dict(kinds) for axis, kinds in Part.registry.items()})
     module = ModuleType("page")
     monkeypatch.setitem(sys.modules, "page", module)
     for block in pages.blocks(page):

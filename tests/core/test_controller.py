@@ -1,0 +1,362 @@
+"""The loop at the centre, driven by a fake runtime whose answers and delays are known."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from piebald import recipes
+from piebald.client import Everything, Scaffold
+from piebald.contracts import Assignment, Update
+from piebald.controller import Adam, Asynchronous, Momentum, Synchronous, ToAverage
+from piebald.controller.group import Together
+from piebald.controller.weigh import ByExamples, Equal
+from piebald.errors import RuntimeFault
+from piebald.parts import Recipe, Stage
+
+from .fakes import SGD, ByParity, FakeRuntime, classified, control, parameters, seeded, simulate, update
+
+PARTS: dict[str, Any] = {"learn": SGD, "share": Everything(), "group": Together(), "weigh": Equal()}
+
+
+def recipe(**answers: Any) -> Recipe:
+    return Recipe(**PARTS | {"pace": Synchronous(cohort=1.0), "step": ToAverage()} | answers)
+
+
+def towards(client: int, model: Tensor) -> Update:
+    """A client that walks halfway to its own number."""
+    return update(*(0.5 * (client - model)).tolist(), examples=client + 1)
+
+
+def answer(assignment: Assignment) -> Update:
+    if assignment.query is not None:
+        return Update({}, 1, 0, {"community/accuracy": 0.5})
+    return towards(assignment.client, assignment.parts["model"])
+
+
+# ----------------------------------------------------------------------------------------------------------------- pace
+
+
+def test_synchronous_waits_for_the_slowest() -> None:
+    runtime = FakeRuntime(3, answer, delay=lambda a: [1.0, 5.0, 2.0][a.client])
+    controller, memo = control(recipe(), runtime, rounds=2)
+    controller.run()
+    assert [(step["time"], step["arrived"]) for step in memo.steps] == [(5.0, 3), (10.0, 3)]
+    # the mean of the clients' numbers is 1: halfway there, and again
+    assert controller.communities.group(0).model.tolist() == pytest.approx([0.75] * 3)
+    assert [row["client"] for row in memo.rows] == [0, 1, 2, 0, 1, 2]
+    assert all(row["staleness"] == 0 for row in memo.rows)
+
+
+def test_asynchronous_steps_at_each_arrival() -> None:
+    """Delays 1 and 2.5: arrivals of client 0 at 1, 2, 3, 4, 5 and of client 1 at 2.5, 5."""
+    runtime = FakeRuntime(2, answer, delay=lambda a: [1.0, 2.5][a.client])
+    controller, memo = control(recipe(pace=Asynchronous()), runtime, rounds=7)
+    controller.run()
+    assert [(row["time"], row["client"]) for row in memo.rows] == [
+        (1.0, 0), (2.0, 0), (2.5, 1), (3.0, 0), (4.0, 0), (5.0, 1), (5.0, 0)
+    ]  # fmt: skip
+    assert [row["staleness"] for row in memo.rows] == [0, 0, 2, 1, 0, 2, 1]
+    model = torch.zeros(3)
+    sent = {0: model, 1: model}
+    for row in memo.rows:
+        client = row["client"]
+        model = model + 0.5 * (client - sent[client])
+        sent[client] = model
+    torch.testing.assert_close(controller.communities.group(0).model, model)
+
+
+def test_arrivals_at_one_instant_come_in_the_order_they_were_sent() -> None:
+    for every in (0, 1):
+        runtime = FakeRuntime(4, answer)
+        controller, memo = control(recipe(pace=Asynchronous()), runtime, rounds=12, every=every)
+        controller.run()
+        ids = [row["id"] for row in memo.rows]
+        assert ids == sorted(ids)
+        assert [row["client"] for row in memo.rows[:4]] == [0, 1, 2, 3]
+        assert {row["time"] for row in memo.rows} == {0.0}
+
+
+def test_asynchronous_never_asks_a_client_twice_at_once() -> None:
+    runtime = FakeRuntime(5, answer, delay=lambda a: 1.0 + a.client)
+    controller, memo = control(recipe(pace=Asynchronous(cohort=3)), runtime, rounds=20)
+    controller.run()
+    ended = {row["id"]: row["time"] for row in memo.rows}
+    spans = [(row["sent"], ended[row["id"]], row["client"]) for row in memo.rows]
+    for sent, end, client in spans:
+        assert not any(s < end and sent < e for s, e, c in spans if c == client and (s, e) != (sent, end))
+    for moment in sorted(ended.values()):
+        assert sum(sent < moment <= end for sent, end, _ in spans) <= 3
+
+
+@pytest.mark.parametrize("pace", [Synchronous(cohort=1.0), Asynchronous()], ids=str)
+def test_a_lost_arrival_does_not_hang(pace: Any) -> None:
+    lost = {2, 5, 6}
+    runtime = FakeRuntime(3, lambda a: None if a.id in lost else answer(a), delay=lambda a: 1.0 + a.client)
+    controller, memo = control(recipe(pace=pace), runtime, rounds=8)
+    controller.run()
+    assert {row["id"] for row in memo.rows if row["status"] == "lost"} == lost
+    assert all(row["reason"] == "lost" and row["weight"] == 0 for row in memo.rows if row["status"] == "lost")
+    assert len({row["client"] for row in memo.rows if row["id"] > 6}) == 3  # those who were lost are asked again
+    for step in memo.steps:
+        rows = [row for row in memo.rows if row["version"] == step["version"]]
+        assert step["failed"] == sum(row["status"] == "lost" for row in rows)
+        assert sum(row["weight"] for row in rows) == pytest.approx(1.0 if step["arrived"] else 0.0)
+
+
+def test_a_round_of_which_all_are_lost_moves_nothing() -> None:
+    runtime = FakeRuntime(3, lambda _: None)
+    controller, memo = control(recipe(step=Momentum(beta=0.9)), runtime, rounds=3)
+    controller.run()
+    assert not controller.communities.group(0).model.any()
+    assert [step["arrived"] for step in memo.steps] == [0, 0, 0]
+
+
+# ---------------------------------------------------------------------------------------------------------------- check
+
+
+def crooked(**changes: Any) -> Update:
+    sound = update(1.0, 1.0, 1.0)
+    return Update(**{"parts": sound.parts, "examples": 1, "steps": 1, "metrics": {}, "norm": 1.0} | changes)
+
+
+BAD: dict[str, tuple[Update, str]] = {
+    "too short": (crooked(parts={"model": torch.ones(2)}), "must send 3 float32 numbers, sent torch.float32 [2]"),
+    "too long": (crooked(parts={"model": torch.ones(4)}), "sent torch.float32 [4]"),
+    "a matrix": (crooked(parts={"model": torch.ones(1, 3)}), "sent torch.float32 [1, 3]"),
+    "double": (crooked(parts={"model": torch.ones(3).double()}), "sent torch.float64 [3]"),
+    "nothing": (crooked(parts={}), "sent nothing"),
+    "not a number": (crooked(parts={"model": torch.tensor([1.0, math.nan, 0.0])}), "not finite"),
+    "infinite": (crooked(parts={"model": torch.tensor([1.0, 0.0, -math.inf])}), "not finite"),
+    "a leap": (crooked(parts={"model": torch.full((3,), 1e6)}), "step of length 1.73e+06 is above the limit of 1e+03"),
+    "an extra part that is not finite": (
+        crooked(parts={"model": torch.ones(3), "extra": torch.tensor(math.nan)}),
+        "extra is not finite",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+@pytest.mark.parametrize("pace", [Synchronous(cohort=1.0), Asynchronous()], ids=["synchronous", "asynchronous"])
+def test_a_bad_update_is_refused_and_its_client_put_aside(case: str, pace: Any) -> None:
+    bad, reason = BAD[case]
+    crooked_client = 1
+    runtime = FakeRuntime(3, lambda a: bad if a.client == crooked_client else answer(a), delay=lambda a: 1.0 + a.client)
+    controller, memo = control(recipe(pace=pace), runtime, rounds=9)
+    controller.run()
+    refused = [row for row in memo.rows if row["status"] != "ok"]
+    assert [(row["client"], row["status"], row["weight"]) for row in refused] == [(crooked_client, "refused", 0.0)]
+    assert reason in refused[0]["reason"]
+    assert [a.client for a in runtime.sent].count(crooked_client) == 1
+    # as if it had never been there
+    alone = FakeRuntime(3, lambda a: None if a.client == crooked_client else answer(a), delay=lambda a: 1.0 + a.client)
+    alone.answer, alone.clients = answer, lambda: [0, 2]  # type: ignore[method-assign]
+    other, _ = control(recipe(pace=pace), alone, rounds=9 if isinstance(pace, Synchronous) else 8)
+    other.run()
+    torch.testing.assert_close(controller.communities.group(0).model, other.communities.group(0).model)
+
+
+@pytest.mark.parametrize(
+    ("variate", "reason"),
+    [
+        (None, "must send control like the torch.float32 [3] it got, sent nothing"),
+        (torch.zeros(2), "sent torch.float32 [2]"),
+        (torch.zeros(3).double(), "sent torch.float64 [3]"),
+        (torch.tensor([0.0, math.nan, 0.0]), "control is not finite"),
+    ],
+)
+def test_what_a_rule_sends_beside_the_model_is_checked_too(variate: Any, reason: str) -> None:
+    def reply(assignment: Assignment) -> Update:
+        good = torch.ones(3)
+        sent = variate if assignment.client == 1 else good
+        return update(1.0, 1.0, 1.0, **({} if sent is None else {"control": sent}))
+
+    controller, memo = control(recipe(learn=Scaffold()), FakeRuntime(3, reply), rounds=2)
+    controller.run()
+    refused = [row for row in memo.rows if row["status"] == "refused"]
+    assert [row["client"] for row in refused] == [1]
+    assert reason in refused[0]["reason"]
+    # C <- c + |S| / N * mean: twice 2/3 of one
+    assert controller.communities.group(0).common["control"].tolist() == pytest.approx([4 / 3] * 3)
+
+
+def test_when_nobody_is_left_it_says_so() -> None:
+    runtime = FakeRuntime(3, lambda _: BAD["not a number"][0])
+    controller, memo = control(recipe(), runtime, rounds=5)
+    with pytest.raises(RuntimeFault, match="no client is left to ask: 3 were put aside because their updates were"):
+        controller.run()
+    assert len(memo.rows) == 3
+    assert not controller.communities.group(0).model.any()
+
+
+def test_when_nobody_is_there_it_says_so() -> None:
+    controller, _ = control(recipe(), FakeRuntime(0, answer), rounds=5)
+    with pytest.raises(RuntimeFault, match="no client can be asked and none is under way"):
+        controller.run()
+
+
+def test_the_longest_step_is_that_of_the_model_it_started_from() -> None:
+    """Models come and go, and a new one may lie where an old one lay."""
+    controller, _ = control(recipe(), FakeRuntime(3, answer))
+    for length in range(1, 200):
+        model = torch.full((3,), float(length))
+        assert controller._limit(model) == controller._limit(model) == pytest.approx(1000 * length * math.sqrt(3))
+        del model
+
+
+# --------------------------------------------------------------------------------------------------------------- groups
+
+
+def test_groups_are_federations_of_their_own() -> None:
+    grouped, memo = control(recipe(group=ByParity(), step=Adam(lr=0.1)), FakeRuntime(6, answer), rounds=4)
+    grouped.run()
+    for parity in (0, 1):
+
+        def own(assignment: Assignment, parity: int = parity) -> Update:
+            return towards(2 * assignment.client + parity, assignment.parts["model"])
+
+        alone, _ = control(recipe(step=Adam(lr=0.1)), FakeRuntime(3, own), rounds=4)
+        alone.run()
+        torch.testing.assert_close(grouped.communities.group(parity).model, alone.communities.group(0).model)
+    assert [row["grp"] for row in memo.rows] == [0, 1, 0, 1, 0, 1] * 4
+    assert all(step["groups"] == 2 for step in memo.steps)
+    for step in memo.steps:
+        weights = [row["weight"] for row in memo.rows if row["version"] == step["version"]]
+        assert sum(weights) == pytest.approx(2.0)
+
+
+def test_groups_in_the_simulator_too() -> None:
+    """Where the default pace sums updates before they are grouped, groups would run into one another."""
+    sizes = (5, 6, 7, 8)
+    clients = classified(*sizes)
+    model = seeded(lambda: nn.Linear(4, 2))
+    grouped = recipes.fedavg(batch=9).with_(group=ByParity())
+    run = simulate(grouped, clients, model, rounds=3)
+
+    class Even(type(clients)):  # type: ignore[misc]
+        def __len__(self) -> int:
+            return 2
+
+        def indices(self, client: int, split: Any) -> Any:
+            return super().indices(2 * client, split)
+
+    even = Even(clients.x, clients.y, clients._parts, classes=clients.classes)
+    alone = simulate(recipes.fedavg(batch=9), even, model, rounds=3)
+    torch.testing.assert_close(run.model().weight, alone.model().weight)
+
+
+# --------------------------------------------------------------------------------------------------------------- stages
+
+
+class Doubled(Stage):
+    """Twice as long on its way."""
+
+    def send(self, parts: Any, keys: Any) -> Any:
+        return {**parts, "model": parts["model"] * 2}
+
+    def receive(self, average: Tensor, count: int, weights: Any, key: int) -> Tensor:
+        return average / 2
+
+
+class Shifted(Stage):
+    """One more on its way."""
+
+    def send(self, parts: Any, keys: Any) -> Any:
+        return {**parts, "model": parts["model"] + 1}
+
+    def receive(self, average: Tensor, count: int, weights: Any, key: int) -> Tensor:
+        return average - 1
+
+
+class Sixteen(Stage):
+    """Two bytes a number on the wire."""
+
+    def nbytes(self, parts: Any) -> int:
+        return 2 * sum(part.numel() for part in parts.values())
+
+
+@pytest.mark.parametrize("weigh", [ByExamples(), Equal()], ids=str)
+@pytest.mark.parametrize("pace", [Synchronous(cohort=2), Asynchronous(cohort=2)], ids=["synchronous", "asynchronous"])
+def test_stages_run_forwards_at_the_client_and_backwards_at_the_centre(weigh: Any, pace: Any) -> None:
+    """2x + 1 is undone by (x - 1) / 2 and by nothing else; both orders of the two, so that neither is a special case."""
+    clients, model = classified(5, 9, 4), seeded(lambda: nn.Linear(4, 2))
+    plain = recipes.fedavg(lr=0.2).with_(pace=pace, weigh=weigh)
+    expected = simulate(plain, clients, model, rounds=4)
+    for stages in ((Doubled(), Shifted()), (Shifted(), Doubled()), (Doubled(), Doubled(), Shifted())):
+        staged = simulate(plain.with_(update=stages), clients, model, rounds=4)
+        torch.testing.assert_close(staged.model().weight, expected.model().weight, atol=1e-5, rtol=1e-4)
+    backwards = simulate(plain.with_(update=(Doubled(),)), clients, model, rounds=4)
+    assert backwards.arrivals[0]["norm"] == pytest.approx(2 * expected.arrivals[0]["norm"], rel=1e-4)
+
+
+def test_the_last_stage_says_what_goes_over_the_wire() -> None:
+    clients, model = classified(5, 9), nn.Linear(4, 2)
+    for stages, each in (((Sixteen(),), 2), ((Doubled(), Sixteen()), 2), ((Sixteen(), Doubled()), 4)):
+        run = simulate(recipes.fedavg().with_(update=stages), clients, model, rounds=1)
+        assert [row["bytes_up"] for row in run.arrivals] == [10 * each] * 2
+
+
+# ---------------------------------------------------------------------------------------------- measuring, first contact
+
+
+@pytest.mark.parametrize(("every", "versions"), [(0, []), (1, [0, 1, 2, 3, 4, 5]), (2, [0, 2, 4, 5]), (9, [0, 5])])
+def test_when_models_are_measured(every: int, versions: list[int]) -> None:
+    controller, memo = control(recipe(), FakeRuntime(3, answer), rounds=5, every=every)
+    controller.run()
+    assert sorted({row["version"] for row in memo.measured}) == versions
+    assert len(memo.measured) == 3 * len(versions)
+
+
+def test_private_numbers_go_out_until_the_client_has_answered_once() -> None:
+    model = nn.Module()
+    model.shared, model.own = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.full((2,), 7.0))
+    lost = {1, 4}  # the first two of client 0
+    runtime = FakeRuntime(2, lambda a: None if a.id in lost else answer(a), delay=lambda a: 1.0)
+    asked = control(recipe(), runtime, model=model, private=["own"], rounds=4)[0]
+    asked.run()
+    sent = [(a.client, a.parts.get("private")) for a in runtime.sent]
+    had = [(client, None if private is None else private.tolist()) for client, private in sent]
+    first = [7.0, 7.0]
+    if asked.version == 4:
+        assert [private for client, private in had if client == 1] == [first, None, None, None]
+        assert [private for client, private in had if client == 0][0] == first
+    assert all(a.parts["model"].shape == (3,) for a in runtime.sent)
+    for client in (0, 1):
+        mine = [private for who, private in had if who == client]
+        assert mine == sorted(mine, key=lambda private: private is None)  # never again after the first answer
+
+
+# --------------------------------------------------------------------------------------------------------------- resume
+
+
+@pytest.mark.parametrize("version", range(1, 8))
+@pytest.mark.parametrize("delays", [[0.0] * 4, [1.0, 1.0, 2.0, 2.0]], ids=["instant", "two by two"])
+def test_arrivals_that_wait_to_be_taken_are_in_the_checkpoint(version: int, delays: list[float]) -> None:
+    """Training that ends while models are measured is queued; a run cut off then must not lose it."""
+
+    def fresh() -> tuple[Any, Any]:
+        runtime = FakeRuntime(4, answer, delay=lambda a: delays[a.client])
+        return control(recipe(pace=Asynchronous(), step=Momentum()), runtime, rounds=9, every=1)
+
+    whole, memo = fresh()
+    whole.run()
+    checkpoint = memo.checkpoints[version - 1]
+    if not any(delays):
+        assert checkpoint.values["queued"]
+    again, rest = fresh()
+    again.restore(checkpoint)
+    again.run()
+    ids = [(row["id"], row["client"], row["version"], row["staleness"]) for row in memo.rows]
+    resumed = [(row["id"], row["client"], row["version"], row["staleness"]) for row in rest.rows]
+    assert [row[1:] for row in resumed] == [row[1:] for row in ids if row[2] > version]
+    assert torch.equal(whole.communities.group(0).model, again.communities.group(0).model)
+
+
+def test_the_users_model_is_not_touched() -> None:
+    model = parameters()
+    control(recipe(), FakeRuntime(3, answer), model=model)[0].run()
+    assert not model.w.any()
