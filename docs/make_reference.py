@@ -19,7 +19,7 @@ from typing import Any
 import piebald.partition
 import piebald.recipes
 import piebald.runtimes
-from piebald import models
+from piebald import data, models
 from piebald.parts import Part, Recipe
 from piebald.recipes import registry
 
@@ -220,7 +220,7 @@ def partition_page() -> str:
     from piebald.partition.base import Partition
 
     shared = frozenset(Partition.model_fields)
-    text = [NOTICE, "# Partitions, devices and models", "", "## Partitions: who holds what?", ""]
+    text = [NOTICE, "# Partitions, devices, models and data sets", "", "## Partitions: who holds what?", ""]
     text += [" ".join(summary(sys.modules["piebald.partition.base"]).split("\n\n")[0].split()), ""]
     text += ["In a TOML file: `[partition]` with a `kind`.  In Python: `partition.Iid(clients=10).split(dataset)`."]
     text += ["Your own data needs none of them: see [bring your own data](../howto/your-data.md).", ""]
@@ -243,8 +243,19 @@ def partition_page() -> str:
         text += ["", f"### {name}", "", summary(cls), ""]
         settings = list(inspect.signature(cls).parameters.values())[2:]
         shown = ", ".join(f"`{one.name} = {written(one.default)}`" for one in settings)
-        text += [f"Settings: {shown}." if shown else "No settings."]
+        text += [f"Settings: {shown}." if shown else NONE]
+    text += dataset_lines()
     return "\n".join(text) + "\n"
+
+
+def dataset_lines() -> list[str]:
+    """The data sets: what each is, and what it needs."""
+    text = ["", "## Data sets", "", "In a TOML file: `[data]` with a `name`.  In Python: `data.load(name)`."]
+    text += ["`digits` comes with scikit-learn.  The others are read from prepared files: the environment variable"]
+    text += ["`PIEBALD_DATA` names the folder that holds them, and `piebald data` says which file is missing where."]
+    for name in data.names():
+        text += ["", f"### {name}", "", summary(data.registry._LOADERS[name])]
+    return text
 
 
 PAGES = {"recipes.md": recipe_page, "parts.md": parts_page, "partitions.md": partition_page}

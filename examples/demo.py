@@ -7,24 +7,29 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from torch import nn
 
 import piebald
 from piebald import data, models, partition, recipes
+from piebald.report.comparison import Comparison
 
 ROUNDS = 20
 SEEDS = (0, 1, 2)  # each seed has its own first model and its own order of rows
 TRAINING = {"lr": 0.1, "batch": 10, "epochs": 1}
 
-# Who holds what.
-SPLITS = {
-    "disjoint": partition.Disjoint(clients=5, classes_each=2),
-    "dirichlet": partition.Dirichlet(clients=20, alpha=0.3),
+# Who holds what, and how many clients take part in a round.
+FEDERATIONS = {
+    "disjoint": (
+        "5 clients, each with two digits that no other has; all take part in a round",
+        partition.Disjoint(clients=5, classes_each=2),
+        5,
+    ),
+    "dirichlet": (
+        "20 clients with different mixtures of digits, Dirichlet(0.3); 10 a round",
+        partition.Dirichlet(clients=20, alpha=0.3),
+        10,
+    ),
 }
-STORIES = {
-    "disjoint": "5 clients, two digits each, no digit in two places; all take part in every round",
-    "dirichlet": "20 clients that hold different mixtures of digits, Dirichlet(0.3); 10 take part in a round",
-}
-COHORTS = {"disjoint": 5, "dirichlet": 10}  # clients that take part in a round
 
 
 def methods(cohort: int) -> dict[str, piebald.Recipe]:
@@ -37,14 +42,14 @@ def methods(cohort: int) -> dict[str, piebald.Recipe]:
     }
 
 
-def first_model(seed: int) -> models.Mlp:
+def first_model(seed: int) -> nn.Module:
     return models.build_model("mlp", input_shape=(1, 8, 8), outputs=10, seed=seed)
 
 
-def show(name: str, comparison: piebald.Comparison, console: Console) -> None:
-    table = Table(title=STORIES[name], title_justify="left", title_style="bold")
+def show(title: str, comparison: Comparison, console: Console) -> None:
+    table = Table(title=title, title_justify="left", title_style="bold")
     table.add_column("recipe")
-    for column in ("accuracy", "95% interval", "worst client(s)", "MB sent"):
+    for column in ("accuracy", "95% interval", "worst tenth", "MB sent"):
         table.add_column(column, justify="right")
     for row in comparison.summary():
         interval = "one seed" if row["low"] is None else f"{row['low']:.3f} to {row['high']:.3f}"
@@ -61,12 +66,12 @@ def main() -> None:
     console = Console()
     digits = data.digits()
     pages = []
-    for name, split in SPLITS.items():
+    for name, (title, split, cohort) in FEDERATIONS.items():
         runs = chosen.out / name / "runs"
         if runs.exists():
             console.print(f"What is finished in {runs} is shown again; delete that folder to train anew.")
         comparison = piebald.compare(
-            methods(COHORTS[name]),
+            methods(cohort),
             split.split(digits),
             first_model,
             rounds=chosen.rounds,
@@ -74,7 +79,7 @@ def main() -> None:
             out=runs,
             progress=True,
         )
-        show(name, comparison, console)
+        show(title, comparison, console)
         pages.append(piebald.write_report([runs], chosen.out / name)[0])
     console.print("Each client is tested on its own held-out digits.  Open in a browser:")
     for page in pages:

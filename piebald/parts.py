@@ -337,7 +337,9 @@ class Recipe(BaseModel):
 
 def sentence(error: ValidationError, what: str, fields: Mapping[str, Any]) -> str:
     """A pydantic error as one sentence: the first complaint, and the nearest name where a name is unknown."""
-    first = error.errors()[0]
+    errors = error.errors()
+    # a name that came mistyped, before the field that is missing because of it
+    first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
     place = first["loc"]  # a field, then numbers of items and, where several types would do, what pydantic calls them
     where = ".".join(str(word) for i, word in enumerate(place) if not i or isinstance(word, int) or word in fields)
     if first["type"] == "extra_forbidden":

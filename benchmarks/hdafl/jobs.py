@@ -15,6 +15,7 @@ from settings import Plan, Scale
 import piebald
 from piebald.contracts import Clients
 from piebald.models import build_model
+from piebald.report.tables import History
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def why_jobs(scale: Scale) -> Iterator[Job]:
 
 def traffic_jobs(scale: Scale) -> Iterator[Job]:
     """Two captures, every recipe and the centralised model."""
-    plan = Plan(scale.traffic_rounds, 1, max(1, scale.traffic_rounds // 10))
+    plan = Plan(scale.traffic_rounds, 1, max(1, scale.traffic_rounds // 4))
     for seed in scale.traffic_seeds:
         for model in scale.traffic_models:
             for case in settings.TRAFFIC_CASES:
@@ -107,17 +108,26 @@ def all_jobs(scale: Scale, parts: Sequence[str], seeds: Sequence[int] | None) ->
         jobs += digit_jobs(scale, "leaf", "leaf_cnn", scale.leaf_settings, scale.leaf_seeds)
     if seeds is not None:
         jobs = [job for job in jobs if job.part == "tuning" or job.seed in seeds]
-    return sorted(jobs, key=lambda job: (job.part != "tuning", job.seed, _place(scale, job)))
+    return sorted(jobs, key=lambda job: _turn(scale, job))
 
 
-def _place(scale: Scale, job: Job) -> int:
-    """Where a job's cohort stands in its plan; Local goes last."""
-    cohorts = [*scale.plans] if job.setting in settings.MANY else [*scale.few_plans]
-    return cohorts.index(job.cohort) if job.part == "digits" and job.cohort in cohorts else len(cohorts)
+def _turn(scale: Scale, job: Job) -> float:
+    """When a job's turn comes: the first cohort of the first seed at 0."""
+    if job.part == "tuning":
+        return -1.0
+    own = {"traffic": 0.56, "leaf": 0.7, "why": 1.0}.get(job.part)
+    if job.part == "traffic":
+        own += 0.5 * list(scale.traffic_models).index(job.model)
+    elif own is None:
+        cohorts = list(scale.few_plans if job.setting in settings.FEW else scale.plans)
+        own = 0.55 if job.label == "Local" else (0.0, 0.5, 0.75)[cohorts.index(job.cohort)]
+    return own + 0.3 * job.seed
 
 
 def carry_out(job: Job, out: Path) -> str:
     """Run one job in its folder, or go on with it, or do nothing where it is finished."""
+    if _finished(out / job.group / job.label / f"seed-{job.seed}"):
+        return f"{job.group} {job.label} seed {job.seed}: is there"
     torch.set_num_threads(1)  # jobs run beside one another
     if job.part == "traffic":
         training = {"lr": job.rate, "batch": settings.TRAFFIC_BATCH, "momentum": settings.TRAFFIC_MOMENTUM}
@@ -144,6 +154,14 @@ def carry_out(job: Job, out: Path) -> str:
     final = comparison.runs[0].final
     comparison.runs[0].close()
     return f"{job.group} {job.label} seed {job.seed}: {final['mean']:.4f} ({final['wall']:.0f} s)"
+
+
+def _finished(folder: Path) -> bool:
+    """Whether a run is there and finished: to find that out takes less than to make its clients again."""
+    if not (folder / "run.db").exists():
+        return False
+    with History(folder) as history:
+        return history.meta.get("status") == "finished"
 
 
 @lru_cache(maxsize=2)

@@ -36,7 +36,11 @@ class Plan:
 
 # Dirichlet(0.3) again with more of one thing, to see what HDAFL lacks: (rows, rounds) with C = 10.
 WHY_SETTING = "dirichlet_0.3"
-WHY = {"more_rounds": (7500, Plan(240, 10, 60)), "more_rows": (30000, Plan(60, 4, 15))}
+WHY = {
+    "more_rounds": (7500, Plan(240, 10, 60)),
+    "more_rows": (30000, Plan(60, 4, 15)),
+    "all_rows": (None, Plan(30, 2, 15)),
+}
 
 MANY = ("iid", "writer", "dirichlet_0.3", "dirichlet_0.1", "disjoint_groups")  # 100 clients
 FEW = ("disjoint_five",)  # 5 clients
@@ -98,12 +102,12 @@ SCALES = {
         seeds=(0, 1, 2),
         plans={10: Plan(60, 2, 12), 50: Plan(25, 1, 5), 20: Plan(40, 1, 8)},
         few_plans={2: Plan(20, 1, 4), 5: Plan(12, 1, 3), 1: Plan(30, 1, 6)},
-        alone=Plan(25, 5, 5),
+        alone=Plan(15, 5, 5),
         leaf_plans={10: Plan(16, 2, 16)},
-        leaf_alone=Plan(6, 3, 3),
-        leaf_settings=("dirichlet_0.3", "disjoint_groups"),
+        leaf_alone=Plan(4, 4, 4),
+        leaf_settings=("disjoint_groups", "dirichlet_0.3"),
         leaf_seeds=(0,),
-        traffic_rounds=20,
+        traffic_rounds=12,
         traffic_rows=None,
         traffic_models=("cnn_1d_small", "cnn_1d_tiny"),
         traffic_seeds=(0, 1),

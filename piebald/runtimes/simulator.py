@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated, Any, Literal, Self
 
 import torch
@@ -15,6 +12,7 @@ from piebald.contracts import Clients, Work
 from piebald.parts import Where, build
 from piebald.randomness import generator
 from piebald.runtimes.engines.choose import fastest, stack_limit
+from piebald.runtimes.engines.crew import can_fork, one_thread
 from piebald.runtimes.simulation import Simulation
 
 _SMALL_ROUND = 0.02  # seconds: rounds shorter than this do not repay worker processes
@@ -77,13 +75,13 @@ class Simulator(Where):
     def settled(self, work: Work, clients: Clients, expected: int) -> Simulator:
         """See `parts.Where`: engine, stack and workers are measured or counted where they were left open."""
         device, engine, stack, workers = torch.device(self.device), self.engine, self.stack, self.workers
-        forks = device.type == "cpu" and "fork" in multiprocessing.get_all_start_methods()
+        forks = device.type == "cpu" and can_fork()
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         pace = 0.0
         if engine == "auto":
             count = min(len(clients), 16)
             sample = generator("measure", work.seed).choice(len(clients), count, replace=False).tolist()
-            with _one_thread(forks):
+            with one_thread(forks):
                 engine, found, pace = fastest(work, clients, device, self.bfloat16, sample)  # type: ignore[assignment]
             stack = stack or found
         if stack is None:
@@ -95,15 +93,3 @@ class Simulator(Where):
             small = self.engine == "auto" and seconds < _SMALL_ROUND
             workers = min(cores, expected) if forks and cores > 1 and expected > 1 and not small else 0
         return self.model_copy(update={"engine": engine, "stack": min(stack, stack_limit(work)), "workers": workers})
-
-
-@contextmanager
-def _one_thread(wanted: bool) -> Iterator[None]:
-    """Measure as a worker would run: with one thread, where workers can be had."""
-    before = torch.get_num_threads()
-    if wanted:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -179,7 +179,13 @@ def test_steps_leave_the_old_model_alone() -> None:
 
 @pytest.mark.parametrize(
     ("step", "fields"),
-    [(Adam, {"lr": 0.0}), (Adam, {"beta1": 1.0}), (Yogi, {"tau": 0.0}), (Yogi, {"beta2": -0.1}), (Momentum, {"beta": 1.0})],
+    [
+        (Adam, {"lr": 0.0}),
+        (Adam, {"beta1": 1.0}),
+        (Yogi, {"tau": 0.0}),
+        (Yogi, {"beta2": -0.1}),
+        (Momentum, {"beta": 1.0}),
+    ],
 )
 def test_steps_refuse_what_cannot_work(step: Any, fields: dict[str, float]) -> None:
     with pytest.raises(SettingError, match=next(iter(fields))):

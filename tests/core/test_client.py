@@ -45,7 +45,7 @@ def bowls(*shapes: tuple[float, float]) -> Any:
 def end(recipe: Any, clients: Any, **options: Any) -> float:
     """Where the community model ends."""
     metrics = {"distance": lambda outputs, targets: (outputs - targets[:, 1]).abs()}
-    return float(simulate(recipe, clients, Point(), loss=bowl, metrics=metrics, **options).model().w)
+    return float(simulate(recipe, clients, Point(), loss=bowl, metrics=metrics, **options).model().w.detach())
 
 
 def walk(
@@ -159,11 +159,11 @@ def test_control_variates_are_the_papers(cohort: float, eta: float, simulator: d
     run = simulate(recipe, bowls(*shapes), Point(), loss=bowl, metrics=metrics, rounds=4, simulator=simulator)
     cohorts = [[row["client"] for row in run.arrivals if row["version"] == version] for version in range(1, 5)]
     assert all(len(asked) == (3 if cohort == 1.0 else 2) for asked in cohorts)
-    assert float(run.model().w) == pytest.approx(scaffold(shapes, cohorts, 0.1, 3, eta), rel=1e-4)
+    assert float(run.model().w.detach()) == pytest.approx(scaffold(shapes, cohorts, 0.1, 3, eta), rel=1e-4)
 
 
 def test_scaffold_finds_the_optimum_that_fedavg_misses() -> None:
-    """Two bowls of curvature 1 and 9: many local steps pull FedAvg off the optimum of the sum; SCAFFOLD has no drift."""
+    """Bowls of curvature 1 and 9: many local steps pull FedAvg off the optimum of the sum; SCAFFOLD has no drift."""
     shapes = [(1.0, 0.0), (9.0, 1.0)]
     optimum = (1 * 0.0 + 9 * 1.0) / 10
     settings: dict[str, Any] = {"lr": 0.05, "steps": 10}
@@ -234,7 +234,7 @@ def test_schedules_refuse_what_cannot_work(kind: Any, fields: dict[str, Any]) ->
         kind(**fields)
 
 
-# ------------------------------------------------------------------------------------------- steps, batches and examples
+# ------------------------------------------------------------------------------------------ steps, batches and examples
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_asynchronous_never_asks_a_client_twice_at_once() -> None:
 def test_a_lost_arrival_does_not_hang(pace: Any) -> None:
     lost = {2, 5, 6}
     runtime = FakeRuntime(3, lambda a: None if a.id in lost else answer(a), delay=lambda a: 1.0 + a.client)
-    controller, memo = control(recipe(pace=pace), runtime, rounds=8)
+    controller, memo = control(recipe(pace=pace), runtime, rounds=16)
     controller.run()
     assert {row["id"] for row in memo.rows if row["status"] == "lost"} == lost
     assert all(row["reason"] == "lost" and row["weight"] == 0 for row in memo.rows if row["status"] == "lost")
@@ -280,9 +280,9 @@ class Sixteen(Stage):
 
 
 @pytest.mark.parametrize("weigh", [ByExamples(), Equal()], ids=str)
-@pytest.mark.parametrize("pace", [Synchronous(cohort=2), Asynchronous(cohort=2)], ids=["synchronous", "asynchronous"])
+@pytest.mark.parametrize("pace", [Synchronous(cohort=2), Asynchronous(cohort=2)], ids=lambda pace: pace.kind)
 def test_stages_run_forwards_at_the_client_and_backwards_at_the_centre(weigh: Any, pace: Any) -> None:
-    """2x + 1 is undone by (x - 1) / 2 and by nothing else; both orders of the two, so that neither is a special case."""
+    """2x + 1 is undone by (x - 1) / 2 and by nothing else; in both orders, so that neither is a special case."""
     clients, model = classified(5, 9, 4), seeded(lambda: nn.Linear(4, 2))
     plain = recipes.fedavg(lr=0.2).with_(pace=pace, weigh=weigh)
     expected = simulate(plain, clients, model, rounds=4)
@@ -300,7 +300,7 @@ def test_the_last_stage_says_what_goes_over_the_wire() -> None:
         assert [row["bytes_up"] for row in run.arrivals] == [10 * each] * 2
 
 
-# ---------------------------------------------------------------------------------------------- measuring, first contact
+# -------------------------------------------------------------------------------------------- measuring, first contact
 
 
 @pytest.mark.parametrize(("every", "versions"), [(0, []), (1, [0, 1, 2, 3, 4, 5]), (2, [0, 2, 4, 5]), (9, [0, 5])])
@@ -314,20 +314,14 @@ def test_when_models_are_measured(every: int, versions: list[int]) -> None:
 def test_private_numbers_go_out_until_the_client_has_answered_once() -> None:
     model = nn.Module()
     model.shared, model.own = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.full((2,), 7.0))
-    lost = {1, 4}  # the first two of client 0
-    runtime = FakeRuntime(2, lambda a: None if a.id in lost else answer(a), delay=lambda a: 1.0)
-    asked = control(recipe(), runtime, model=model, private=["own"], rounds=4)[0]
-    asked.run()
-    sent = [(a.client, a.parts.get("private")) for a in runtime.sent]
-    had = [(client, None if private is None else private.tolist()) for client, private in sent]
-    first = [7.0, 7.0]
-    if asked.version == 4:
-        assert [private for client, private in had if client == 1] == [first, None, None, None]
-        assert [private for client, private in had if client == 0][0] == first
+    lost = {1, 3}  # two rounds of two clients: client 0 is lost twice
+    runtime = FakeRuntime(2, lambda a: None if a.id in lost else answer(a))
+    control(recipe(), runtime, model=model, private=["own"], rounds=4)[0].run()
+    sent = {client: [a.parts.get("private") for a in runtime.sent if a.client == client] for client in (0, 1)}
+    assert [private is not None for private in sent[0]] == [True, True, True, False]
+    assert [private is not None for private in sent[1]] == [True, False, False, False]
+    assert sent[0][0].tolist() == [7.0, 7.0]
     assert all(a.parts["model"].shape == (3,) for a in runtime.sent)
-    for client in (0, 1):
-        mine = [private for who, private in had if who == client]
-        assert mine == sorted(mine, key=lambda private: private is None)  # never again after the first answer
 
 
 # --------------------------------------------------------------------------------------------------------------- resume
@@ -345,7 +339,7 @@ def test_arrivals_that_wait_to_be_taken_are_in_the_checkpoint(version: int, dela
     whole, memo = fresh()
     whole.run()
     checkpoint = memo.checkpoints[version - 1]
-    if not any(delays):
+    if version > 1 and not any(delays):
         assert checkpoint.values["queued"]
     again, rest = fresh()
     again.restore(checkpoint)

@@ -241,11 +241,13 @@ def test_load_takes_one_vector() -> None:
         LAYOUT.load(nn.Linear(2, 3), torch.zeros(2, 9))
 
 
-@pytest.mark.parametrize("other", [nn.Linear(3, 2), nn.Sequential(nn.Linear(2, 3)), nn.Linear(2, 3, bias=False)], ids=str)
+@pytest.mark.parametrize(
+    "other", [nn.Linear(3, 2), nn.Sequential(nn.Linear(2, 3)), nn.Linear(2, 3, bias=False)], ids=str
+)
 def test_another_module_is_refused_both_ways(other: nn.Module) -> None:
-    with pytest.raises(ParameterError, match="weight|bias"):
+    with pytest.raises(ParameterError, match=r"weight|bias"):
         LAYOUT.flatten(other)
-    with pytest.raises(ParameterError, match="weight|bias"):
+    with pytest.raises(ParameterError, match=r"weight|bias"):
         LAYOUT.load(other, torch.zeros(9))
 
 

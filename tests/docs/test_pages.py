@@ -16,6 +16,7 @@ import pytest
 from piebald import experiment
 from piebald.cli import main
 from piebald.parts import Part
+from piebald.runtimes import Simulator
 from piebald.settings import Settings
 from piebald.toml import Document
 
@@ -45,9 +46,11 @@ def test_code_on_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.M
                     run_command(line.removeprefix("$ piebald "), block.text)
 
 
-def brief(*arguments: Any, rounds: int, **options: Any) -> experiment.Run:
-    """A run of few rounds: enough to see that what is written works."""
-    return LONG(*arguments, rounds=min(rounds, 3), **options)
+def brief(*arguments: Any, rounds: int, runtime: Any = None, **options: Any) -> experiment.Run:
+    """A run of few rounds in this process: enough to see that what is written works."""
+    where = runtime if isinstance(runtime, Simulator) else Simulator()
+    plain = where.model_copy(update={"engine": "lean", "workers": 0})
+    return LONG(*arguments, rounds=min(rounds, 2), runtime=plain, **options)
 
 
 def check_toml(block: pages.Block, page: Path) -> None:
@@ -107,6 +110,7 @@ def test_the_demo_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     demo = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(demo)
     monkeypatch.setattr(demo, "SEEDS", (0,))
+    monkeypatch.setattr(experiment, "run", brief)
     for _ in range(2):  # the second time it shows what it has
         monkeypatch.setattr(sys, "argv", ["demo.py", "--out", str(tmp_path / "demo"), "--rounds", "1"])
         demo.main()

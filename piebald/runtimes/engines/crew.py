@@ -12,13 +12,14 @@ import multiprocessing
 import os
 import signal
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 import torch
 
-from piebald.contracts import Pool
+from piebald.contracts import CENTRE, Pool
 from piebald.errors import PiebaldError, RuntimeFault
 from piebald.runtimes.engines.parcel import Arena, pack_served, pack_stack, unpack_served, unpack_stack
 from piebald.runtimes.engines.serve import Engine, PoolSum, Served, Stack, serve
@@ -36,15 +37,37 @@ class Crew(Protocol):
         """Let workers go."""
 
 
+def can_fork() -> bool:
+    """Whether worker processes can be had."""
+    return "fork" in multiprocessing.get_all_start_methods()
+
+
+@contextmanager
+def one_thread(wanted: bool) -> Iterator[None]:
+    """Compute with one thread, if wanted; the user's own setting comes back afterwards."""
+    before = torch.get_num_threads()
+    if wanted:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 class Alone:
-    """This process does it."""
+    """This process does it, on the CPU with one thread.
+
+    Several threads help large tensors only, and on a busy machine they wait for one another many times longer than they
+    compute; whoever wants more cores has workers.  Where processes cannot fork, torch's threads are all there is.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
     def serve(self, stacks: Sequence[Stack], costs: Sequence[float], pool: Pool | None) -> tuple[list[Served], PoolSum]:
         total = PoolSum()
-        return [guarded(self.engine, stack, pool, total) for stack in stacks], total
+        with one_thread(self.engine.device.type == "cpu" and can_fork()):
+            return [guarded(self.engine, stack, pool, total) for stack in stacks], total
 
     def close(self) -> None:
         return
@@ -167,13 +190,25 @@ def guarded(engine: Engine, stack: Stack, pool: Pool | None, total: PoolSum) -> 
         raise
     except Exception as error:
         doing = "training" if stack.query is None else f"answering {stack.query.kind!r}"
-        raise RuntimeFault(
-            f"{doing} failed on client {_some(stack.clients)}: {type(error).__name__}: {error}"
-        ) from error
+        raise RuntimeFault(f"{doing} failed on {_culprit(engine, stack)}: {type(error).__name__}: {error}") from error
 
 
-def _some(clients: Sequence[int]) -> str:
-    return str(clients[0]) if len(clients) == 1 else f"{clients[0]} or one of {len(clients) - 1} beside it"
+def _culprit(engine: Engine, stack: Stack) -> str:
+    """Whose rows the error came with, found by serving the clients of the stack one by one."""
+    for row, client in enumerate(stack.clients):
+        alone = Stack(
+            [client],
+            [stack.versions[row]],
+            [stack.models[row]],
+            {name: [rows[row]] for name, rows in stack.parts.items()},
+            {name: [rows[row]] for name, rows in stack.memory.items()},
+            stack.query,
+        )
+        try:
+            serve(engine, alone)
+        except Exception:
+            return "the common test set" if client == CENTRE else f"client {engine.feed.clients.names[client]!r}"
+    return f"a stack of {len(stack.clients)} clients, but on none of them alone"
 
 
 def _pack(inbox: Arena, stacks: Sequence[Stack]) -> list[dict[str, Any]]:

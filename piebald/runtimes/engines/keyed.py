@@ -50,7 +50,8 @@ class KeyedDropout(TorchFunctionMode):
         self.call += 1
         count = int(torch.Size(shape).numel())
         place = torch.arange(count, device=device).view(shape)
-        return ((mix(mix(self.key + self.call * _STEP) + place * _STEP) >> 40) & 0xFFFFFF).float() / float(1 << 24)
+        offset = _signed(self.call * _STEP % (1 << 64))  # Python's integers do not wrap by themselves
+        return ((mix(mix(self.key + offset) + place * _STEP) >> 40) & 0xFFFFFF).float() / float(1 << 24)
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         shape = _MASK_SHAPES.get(func)

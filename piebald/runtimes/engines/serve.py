@@ -215,8 +215,11 @@ def _answered(learned: Learned) -> Served:
 def _pool(served: Served, pool: Pool, total: PoolSum) -> None:
     """Sum the updates that may count; the others are marked, and no number of theirs is touched."""
     weights, rows = [], []
+    sound = {n: torch.isfinite(part).flatten(1).all(1).tolist() for n, part in served.parts.items() if n != "model"}
     for row in range(len(served.norms)):
-        served.failures[row] = complaint(served.norms[row], pool.limit)
+        served.failures[row] = complaint(served.norms[row], pool.limit) or next(
+            (f"{name} is not finite" for name, finite in sound.items() if not finite[row]), None
+        )
         if served.failures[row] is None:
             weights.append(pool.weight.weight(served.update(row)))
             rows.append(row)

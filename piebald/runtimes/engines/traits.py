@@ -32,8 +32,15 @@ def probe(work: Work, rows: Rows) -> Traits:
     """Try the model on a few rows.
 
     Raises:
-        SettingError: the model or the loss cannot take the clients' rows.
+        SettingError: the model or the loss cannot take the clients' rows, or the model starts from numbers that are not
+            finite.
     """
+    for name, view in work.layout.views(work.initial).items():
+        if not bool(torch.isfinite(view).all()):
+            raise SettingError(
+                f"the model starts with numbers in {name!r} that are not finite, so that no update could count: "
+                "use finite ones (a mask of -1e9), or keep them out of the module's parameters and buffers"
+            )
     module = copy.deepcopy(work.model).train().to(rows.x.device)
     x, y = rows.x[:4], rows.y[:4]
     if len(x) == 1:  # batch norm refuses a single row; a repeated one tells as much
@@ -41,7 +48,7 @@ def probe(work: Work, rows: Rows) -> Traits:
     with torch.no_grad(), torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
         try:
             loss = work.task.loss(_run(module, x, 0), y)
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        except Exception as error:  # whatever the user's own code may raise
             raise SettingError(
                 f"the model cannot be trained on these rows (inputs {list(x.shape)}, targets {list(y.shape)} "
                 f"{str(y.dtype).removeprefix('torch.')}): {_first_line(error)}"
@@ -73,4 +80,4 @@ def _run(module: nn.Module, x: Tensor, seed: int, keyed: bool = False) -> Tensor
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0]
+    return str(error).strip().split("\n")[0] or type(error).__name__

@@ -1,0 +1,99 @@
+"""The Gaussian mechanism: what is clipped, where noise is added and how much."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from piebald import recipes
+from piebald.controller.weigh import Equal
+from piebald.errors import SettingError
+from piebald.update import Gaussian
+
+from .fakes import classified, few, seeded, simulate
+
+MANY = 40_000
+
+
+@few
+@given(
+    st.lists(st.lists(st.floats(-100, 100, width=32), min_size=3, max_size=3), min_size=1, max_size=4),
+    st.floats(0.01, 50),
+)
+def test_every_update_is_scaled_to_the_longest_norm_allowed(rows: list[list[float]], clip: float) -> None:
+    sent = Gaussian(clip=clip, noise=0.0).send({"model": torch.tensor(rows)}, list(range(len(rows))))["model"]
+    for row, came in zip(rows, sent.tolist(), strict=True):
+        norm = math.sqrt(sum(x * x for x in row))
+        factor = min(1.0, clip / norm) if norm else 1.0
+        assert came == pytest.approx([factor * x for x in row], rel=1e-4, abs=1e-5)
+
+
+def test_noise_at_the_client_has_the_right_spread() -> None:
+    """Mean 0 and deviation noise * clip, within 5 standard errors of each at fixed keys; rows are independent."""
+    stage = Gaussian(clip=2.0, noise=1.5, where="client")
+    noise = stage.send({"model": torch.zeros(2, MANY)}, [1, 2])["model"]
+    for row in noise:
+        assert abs(float(row.mean())) < 5 * 3.0 / math.sqrt(MANY)
+        assert abs(float(row.std()) - 3.0) < 5 * 3.0 / math.sqrt(2 * MANY)
+    assert abs(float((noise[0] * noise[1]).mean())) < 5 * 9.0 / math.sqrt(MANY)
+
+
+def test_noise_belongs_to_the_key_alone() -> None:
+    stage = Gaussian(clip=1.0, where="client")
+    zeros = torch.zeros(3, 10)
+    one = stage.send({"model": zeros}, [7, 8, 9])["model"]
+    two = stage.send({"model": zeros}, [9, 7, 8])["model"]
+    assert torch.equal(one[[2, 0, 1]], two)
+    assert not torch.equal(one[0], one[1])
+
+
+@pytest.mark.parametrize("weights", [[0.25] * 4, [0.7, 0.2, 0.1], [1.0]])
+def test_noise_at_the_centre_goes_with_the_largest_weight(weights: list[float]) -> None:
+    """That is how far one client, clipped, can move the weighted mean."""
+    noise = Gaussian(clip=2.0, noise=0.5).receive(torch.zeros(MANY), len(weights), weights, 3)
+    wanted = 0.5 * 2.0 * max(weights)
+    assert abs(float(noise.std()) - wanted) < 5 * wanted / math.sqrt(2 * MANY)
+    assert torch.equal(noise, Gaussian(clip=2.0, noise=0.5).receive(torch.zeros(MANY), len(weights), weights, 3))
+    assert not torch.equal(noise, Gaussian(clip=2.0, noise=0.5).receive(torch.zeros(MANY), len(weights), weights, 4))
+
+
+def test_each_end_leaves_the_noise_to_the_other() -> None:
+    short, average = torch.full((1, 4), 0.1), torch.ones(4)
+    assert torch.equal(Gaussian(clip=1.0, where="centre").send({"model": short}, [1])["model"], short)
+    assert torch.equal(Gaussian(clip=1.0, where="client").receive(average, 2, [0.5, 0.5], 1), average)
+    assert torch.equal(Gaussian(clip=1.0, noise=0.0).receive(average, 2, [0.5, 0.5], 1), average)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"clip": 0.0}, {"clip": -1.0}, {"clip": math.inf}, {}, {"clip": 1.0, "noise": -0.1}]
+)
+def test_what_cannot_work(fields: dict[str, Any]) -> None:
+    with pytest.raises(SettingError, match="gaussian"):
+        Gaussian(**fields)
+
+
+@pytest.mark.parametrize("where", ["client", "centre"])
+def test_private_layers_get_no_noise(where: str) -> None:
+    """With nothing but noise to learn from (a rate of almost nothing), only shared numbers move."""
+    model = seeded(lambda: torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2)))
+    recipe = recipes.hdafl(lr=1e-9).with_(
+        update=[{"kind": "gaussian", "clip": 1.0, "noise": 0.5, "where": where}], weigh=Equal()
+    )
+    run = simulate(recipe, classified(6, 7), model, rounds=1)
+    community = run.model()
+    assert torch.equal(community[1].weight, model[1].weight)
+    assert float((community[0].weight - model[0].weight).detach().abs().min()) > 1e-6
+
+
+def test_no_update_of_a_run_is_longer_than_the_clip() -> None:
+    model = seeded(lambda: torch.nn.Linear(4, 2))
+    free = simulate(recipes.fedavg(lr=0.5), classified(9, 12), model, rounds=2)
+    clip = 0.5 * min(row["norm"] for row in free.arrivals)
+    stage = {"kind": "gaussian", "clip": clip, "noise": 0.0}
+    run = simulate(recipes.fedavg(lr=0.5).with_(update=[stage]), classified(9, 12), model, rounds=2)
+    assert [row["norm"] for row in run.arrivals] == pytest.approx([clip] * 4, rel=1e-4)

@@ -1,0 +1,269 @@
+"""Recipes are values: made from a name and fields, printed as tables, rebuilt from them, refused when they clash."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import tomllib
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from piebald import recipes
+from piebald.client import Everything, Exponential, Sgd
+from piebald.controller import Asynchronous, Synchronous, ToAverage
+from piebald.controller.group import Together
+from piebald.controller.weigh import ByExamples
+from piebald.errors import SettingError
+from piebald.parts import Recipe, build
+from piebald.toml import dumps
+from piebald.update import Gaussian
+
+from .fakes import Blindfold, ByParity, Pickiest, few
+
+positive = st.floats(1e-4, 10)
+fraction = st.floats(0, 0.99)
+counts = st.integers(1, 50)
+patterns = st.one_of(st.sampled_from(["classifier", "0", "*.bias"]), st.tuples(st.just("classifier"), st.just("0")))
+schedules = st.one_of(
+    st.just({"kind": "constant"}),
+    st.fixed_dictionaries({"kind": st.just("exponential"), "rate": st.floats(0.1, 1)}),
+    st.fixed_dictionaries({"kind": st.just("step_decay"), "every": counts}),
+    st.builds(Exponential, rate=st.floats(0.1, 1)),
+)
+FIELDS: dict[str, st.SearchStrategy[Any]] = {
+    "cohort": st.one_of(counts, st.floats(0.01, 1.0)),
+    "lr": positive,
+    "schedule": schedules,
+    "epochs": counts,
+    "steps": st.one_of(st.none(), counts),
+    "batch": counts,
+    "momentum": fraction,
+    "keep_momentum": st.booleans(),
+    "weight_decay": fraction,
+    "clip": st.one_of(st.none(), positive),
+    "mu": positive,
+    "pull": positive,
+    "personal_epochs": counts,
+    "tune_epochs": counts,
+    "server_lr": positive,
+    "beta": fraction,
+    "beta1": fraction,
+    "beta2": fraction,
+    "tau": positive,
+    "private": patterns,
+    "shared": patterns,
+    "weigh": st.sampled_from(["examples", "gradient_norm"]),
+}
+BREAKS_SCAFFOLD = {"momentum", "weight_decay", "clip"}
+LISTED = {row["name"]: row for row in recipes.listing()}
+
+
+@st.composite
+def made(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
+    """A recipe's name and some of its fields with values that are allowed."""
+    name = draw(st.sampled_from(recipes.names()))
+    own = set(LISTED[name]["fields"]) - (BREAKS_SCAFFOLD if name == "scaffold" else set())
+    chosen = draw(st.sets(st.sampled_from(sorted(own))))
+    return name, {field: draw(FIELDS[field]) for field in sorted(chosen)}
+
+
+def plain(value: Any) -> Any:
+    return json.loads(json.dumps(value))
+
+
+@settings(few, max_examples=100)
+@given(made())
+def test_printed_and_rebuilt(drawn: tuple[str, dict[str, Any]]) -> None:
+    name, fields = drawn
+    recipe = recipes.make(name, **fields)
+    table = plain(recipe.model_dump())
+    again = recipes.rebuild(table)
+    assert plain(again.model_dump()) == table
+    for axis in Recipe.axes:
+        assert getattr(again, axis) == getattr(recipe, axis)
+    assert (again.name, again.paper) == (name, LISTED[name]["paper"])
+    assert tomllib.loads(dumps({axis: table[axis] for axis in Recipe.axes})) == {a: table[a] for a in Recipe.axes}
+
+
+@settings(few, max_examples=50)
+@given(made())
+def test_name_and_fields_are_enough(drawn: tuple[str, dict[str, Any]]) -> None:
+    """Also after a journey through JSON, which has no tuples and no parts."""
+    name, fields = drawn
+    recipe = recipes.make(name, **fields)
+    again = recipes.make(name, **plain(dict(recipe.fields)))
+    for axis in Recipe.axes:
+        assert getattr(again, axis) == getattr(recipe, axis)
+    parsed = tomllib.loads(recipes.toml(recipe))["recipe"]
+    assert parsed.pop("name") == name
+    from_toml = recipes.make(name, **parsed)
+    for axis in Recipe.axes:
+        assert getattr(from_toml, axis) == getattr(recipe, axis)
+
+
+@settings(few, max_examples=50)
+@given(made())
+def test_fields_reach_their_part(drawn: tuple[str, dict[str, Any]]) -> None:
+    name, fields = drawn
+    recipe = recipes.make(name, **fields)
+    for field in ("lr", "epochs", "steps", "batch", "mu", "pull", "tune_epochs", "personal_epochs", "keep_momentum"):
+        if field in fields:
+            assert getattr(recipe.learn, field) == fields[field]
+    for field, own in (("server_lr", "lr"), ("beta", "beta"), ("beta1", "beta1"), ("beta2", "beta2"), ("tau", "tau")):
+        if field in fields:
+            assert getattr(recipe.step, own) == fields[field]
+    if "cohort" in fields:
+        assert recipe.pace == Synchronous(cohort=fields["cohort"])
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_every_listed_field_has_a_default_that_can_be_given(name: str) -> None:
+    row = LISTED[name]
+    assert row["paper"]
+    assert row["summary"].endswith(".")
+    assert set(row["fields"]) <= set(FIELDS)
+    defaults = {field: about["default"] for field, about in row["fields"].items()}
+    assert plain(defaults) == defaults
+    said, unsaid = recipes.make(name, **defaults), recipes.make(name)
+    for axis in Recipe.axes:
+        assert getattr(said, axis) == getattr(unsaid, axis)
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_the_first_positional_argument_is_the_cohort(name: str) -> None:
+    function = getattr(recipes, name)
+    assert next(iter(inspect.signature(function).parameters)) == "cohort"
+    recipe = function(7)
+    assert recipe.pace == Synchronous(cohort=7)
+    assert recipe.fields == {"cohort": 7}
+    assert (recipe.name, recipe.paper) == (name, LISTED[name]["paper"])
+
+
+def test_positional_arguments_in_order() -> None:
+    recipe = recipes.fedadam(3, 0.5, 0.1, lr=0.2)
+    assert (recipe.step.lr, recipe.step.beta1, recipe.learn.lr) == (0.5, 0.1, 0.2)
+    with pytest.raises(SettingError, match="fedavg takes cohort without a name, got 2"):
+        recipes.fedavg(10, 0.1)
+    with pytest.raises(TypeError, match="cohort"):
+        recipes.fedavg(10, cohort=5)
+
+
+WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
+    "a name": ("fedavrg", {}, "there is no recipe 'fedavrg': did you mean 'fedavg'?"),
+    "a name unlike any": ("xxxxxxx", {}, "choose one of: ditto, fedadam"),
+    "a field": ("fedavg", {"leaning_rate": 1}, "no setting of recipe 'fedavg' called 'leaning_rate'"),
+    "a near field": ("fedavg", {"epoch": 1}, "did you mean 'epochs'?"),
+    "another's field": ("fedavg", {"mu": 1}, "no setting of recipe 'fedavg' called 'mu'"),
+    "a weighing": ("hdafl", {"weigh": "gradient-norm"}, "did you mean 'gradient_norm'?"),
+    "a rate": ("fedavg", {"lr": 0}, "learn 'sgd': lr must be greater than 0, got 0"),
+    "a rate beyond bounds": ("fedavg", {"lr": float("inf")}, "lr must be a finite number, got inf"),
+    "a word for a number": ("fedavg", {"lr": "fast"}, "learn 'sgd': lr must be a number"),
+    "a cohort": ("fedavg", {"cohort": 2.5}, "pace 'synchronous': cohort must be a number of clients"),
+    "a word for a cohort": ("fedavg", {"cohort": "all"}, "pace 'synchronous': cohort must be"),
+    "patterns": ("hdafl", {"private": 5}, "share 'all_but': private_layers must be a string"),
+    "a schedule": ("fedavg", {"schedule": {"kind": "cosin"}}, "there is no schedule 'cosin': did you mean 'cosine'?"),
+    "a schedule's field": (
+        "fedavg", {"schedule": {"kind": "exponential", "rat": 0.5}}, "schedule 'exponential' called 'rat'",
+    ),
+    "a schedule's missing field": ("fedavg", {"schedule": {"kind": "exponential"}}, "needs a value for rate"),
+    "no table": ("fedavg", {"schedule": "cosine"}, "schedule must be a table with a kind"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_names_and_values_in_one_sentence(case: str) -> None:
+    name, fields, message = WRONG[case]
+    with pytest.raises(SettingError) as caught:
+        recipes.make(name, **fields)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def base(**answers: Any) -> Recipe:
+    parts: dict[str, Any] = {
+        "learn": Sgd(),
+        "share": Everything(),
+        "pace": Synchronous(),
+        "group": Together(),
+        "weigh": ByExamples(),
+        "step": ToAverage(),
+    }
+    return Recipe(**parts | answers)
+
+
+CLASHES: dict[str, tuple[dict[str, Any], str]] = {
+    "a secure sum and Krum": (
+        {"update": (Blindfold(),), "weigh": Pickiest()},
+        "blindfold shows the centre only sums but pickiest needs single updates: choose another weigh, or drop",
+    ),
+    "a secure sum and groups": (
+        {"update": [{"kind": "blindfold"}], "group": {"kind": "by_parity"}},
+        "but by_parity needs single updates: choose another group, or drop blindfold",
+    ),
+    "noise on the model beside a bare variate": (
+        {"learn": {"kind": "scaffold"}, "update": [{"kind": "gaussian", "clip": 1.0}]},
+        "gaussian protects only the model but scaffold also sends 'control': choose another rule, or drop gaussian",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CLASHES)
+def test_what_cannot_go_together_is_refused_when_it_is_made(case: str) -> None:
+    answers, message = CLASHES[case]
+    with pytest.raises(SettingError) as caught:
+        base(**answers)
+    assert message in str(caught.value)
+    axis, answer = next(iter(answers.items()))
+    for fits in (base(**{axis: answer}), base(**dict(list(answers.items())[1:]))):
+        with pytest.raises(SettingError):
+            fits.with_(**answers)
+
+
+@pytest.mark.parametrize(
+    ("answers", "each"),
+    [
+        ({}, False),
+        ({"weigh": Pickiest()}, True),
+        ({"group": ByParity()}, True),
+        ({"pace": Asynchronous()}, True),
+        ({"update": (Gaussian(clip=1.0), Blindfold())}, False),
+    ],
+    ids=str,
+)
+def test_who_needs_single_updates(answers: dict[str, Any], each: bool) -> None:
+    assert base(**answers).needs_each == each
+
+
+def test_replacing_an_answer() -> None:
+    recipe = recipes.fedavg(lr=0.3)
+    other = recipe.with_(pace={"kind": "asynchronous", "cohort": 4})
+    assert (other.pace, other.learn) == (Asynchronous(cohort=4), recipe.learn)
+    assert recipe.pace == Synchronous()
+    with pytest.raises(SettingError, match="no axis 'paces': did you mean 'pace'"):
+        recipe.with_(paces=Asynchronous())
+    with pytest.raises(SettingError, match="learn must be on the axis of Rule"):
+        recipe.with_(learn=Everything())
+
+
+def test_parts_are_frozen_and_equal_by_value() -> None:
+    assert Sgd(lr=0.1) == Sgd(lr=0.1) != Sgd(lr=0.2)
+    assert build("learn", Sgd(lr=0.1).table()) == Sgd(lr=0.1)
+    for value, field in ((Sgd(), "lr"), (recipes.fedavg(), "learn")):
+        with pytest.raises(Exception, match="frozen"):
+            setattr(value, field, None)
+
+
+@pytest.mark.parametrize("table", [{}, {"kind": 3}, "sgd", None, ["sgd"]], ids=str)
+def test_what_is_no_table_of_a_part(table: Any) -> None:
+    with pytest.raises(SettingError, match="learn must be a table with a kind"):
+        build("learn", table)
+
+
+def test_a_part_without_all_its_axes_is_no_recipe() -> None:
+    with pytest.raises(SettingError, match="recipe needs a value for learn"):
+        Recipe()
+    with pytest.raises(SettingError, match="no setting of recipe called 'wiegh': did you mean 'weigh'"):
+        base(wiegh=ByExamples())

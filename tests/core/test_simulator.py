@@ -1,0 +1,364 @@
+"""The simulator: a virtual clock that keeps hand-made time, client memory, and faults that say whose they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import piebald
+from piebald import recipes
+from piebald.client import Sgd
+from piebald.contracts import Device, Learned
+from piebald.errors import RuntimeFault, SettingError
+from piebald.partition import Devices, FastSlow, Homogeneous, PooledClients
+from piebald.task import cross_entropy
+
+from .fakes import classified, federation, seeded, simulate
+
+
+class Listed(Devices):
+    """A device for each client, by its seconds a step."""
+
+    seconds: tuple[float, ...] = ()
+
+    def device(self, client: int) -> Device:
+        return self._device(self.seconds[client])
+
+
+SIZES = (5, 2, 9)  # with batches of 2: 3, 1 and 5 steps
+STEPS = (3, 1, 5)
+MODEL = seeded(lambda: nn.Linear(4, 2))  # 10 numbers, 40 bytes
+ASYNCHRONOUS = {"kind": "asynchronous", "cohort": 1.0}
+
+
+def timed(recipe: Any, fleet: Any, *, sizes: tuple[int, ...] = SIZES, model: Any = MODEL, **options: Any) -> Any:
+    return simulate(recipe, classified(*sizes), model, simulator={"fleet": fleet}, **options)
+
+
+# ---------------------------------------------------------------------------------------------------------------- clock
+
+
+@pytest.mark.parametrize("engine", ["lean", "stacked"])
+def test_arrival_times_by_hand(engine: str) -> None:
+    """Latency, 40 bytes down, the steps, latency, 40 bytes up; the next round begins when the slowest is there."""
+    fleet = Listed(seconds=(1.0, 2.0, 0.5), down=20.0, up=8.0, latency=0.25)
+    spent = [0.25 + 40 / 20 + steps * each + 0.25 + 40 / 8 for steps, each in zip(STEPS, fleet.seconds, strict=True)]
+    recipe = recipes.fedavg(batch=2)
+    run = simulate(recipe, classified(*SIZES), MODEL, simulator={"fleet": fleet, "engine": engine}, rounds=3)
+    for number, commit in enumerate(run.rounds):
+        began = number * max(spent)
+        rows = [row for row in run.arrivals if row["version"] == commit["version"]]
+        assert [(row["sent"], row["time"]) for row in rows] == [
+            (pytest.approx(began), pytest.approx(began + own)) for own in spent
+        ]
+        assert commit["time"] == pytest.approx(began + max(spent))
+
+
+def test_asynchronous_clients_keep_their_own_time() -> None:
+    fleet = Listed(seconds=(1.0, 2.03, 0.51), latency=0.25)  # never two at one instant
+    spent = [0.5 + steps * each for steps, each in zip(STEPS, fleet.seconds, strict=True)]  # 3.5, 2.53, 3.05
+    run = timed(recipes.fedavg(batch=2).with_(pace=ASYNCHRONOUS), fleet, rounds=20)
+    for client, own in enumerate(spent):
+        times = [row["time"] for row in run.arrivals if row["client"] == client]
+        assert times == pytest.approx([own * (count + 1) for count in range(len(times))])
+    rows = sorted(run.arrivals, key=lambda row: row["version"])
+    assert [row["time"] for row in rows] == sorted(row["time"] for row in rows)
+    version_at = {0.0: 0}
+    for row in rows:
+        assert row["sent_version"] == version_at[row["sent"]]
+        assert row["staleness"] == row["version"] - 1 - row["sent_version"]
+        version_at[row["time"]] = row["version"]
+
+
+def test_private_numbers_take_time_at_the_first_contact_only() -> None:
+    model = seeded(lambda: nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)))  # 15 shared numbers, 8 private ones
+    run = timed(recipes.hdafl(batch=2), Homogeneous(down=10.0, up=20.0), model=model, rounds=2)
+    first, second = (15 + 8) * 4 / 10 + 15 * 4 / 20, 15 * 4 / 10 + 15 * 4 / 20
+    assert [row["time"] for row in run.arrivals] == pytest.approx([first] * 3 + [first + second] * 3)
+
+
+@pytest.mark.parametrize("pace", [{"kind": "synchronous"}, ASYNCHRONOUS], ids=lambda pace: pace["kind"])
+def test_measuring_takes_no_time_and_changes_nothing(pace: dict[str, Any]) -> None:
+    fleet = FastSlow(fast=1.0, slow_factor=2.0, latency=0.5, down=100.0)
+    recipe = recipes.ditto(batch=2).with_(pace=pace)
+    runs = [timed(recipe, fleet, rounds=6, evaluate_every=every) for every in (0, 1, 4)]
+    assert len({tuple((row["client"], row["sent"], row["time"]) for row in run.arrivals) for run in runs}) == 1
+    assert all(torch.equal(run.model().weight, runs[0].model().weight) for run in runs)
+    assert not runs[0].scores
+    assert {row["version"] for row in runs[2].scores} == {0, 4, 6}
+
+
+def test_a_slow_device_takes_its_factor() -> None:
+    fleet = FastSlow(fast=1.0, slow_factor=3.0, share_slow=0.5)
+    run = timed(recipes.fedavg(batch=2).with_(pace=ASYNCHRONOUS), fleet, sizes=(4, 4, 4, 4), rounds=60)
+    counts = [sum(row["client"] == client for row in run.arrivals) for client in range(4)]
+    for client in range(4):
+        ends = [row["time"] for row in run.arrivals if row["client"] == client]
+        assert ends[0] == (6.0 if fleet.is_slow(client) else 2.0)
+    slow = [counts[client] for client in range(4) if fleet.is_slow(client)]
+    fast = [counts[client] for client in range(4) if not fleet.is_slow(client)]
+    assert len(slow) == len(fast) == 2
+    assert all(abs(f - 3 * s) <= 3 for f in fast for s in slow)
+
+
+def test_clients_are_asked_within_their_intervals_only() -> None:
+    on = ((2.0, 4.0), (10.0, 11.0), (30.0, 99.0))
+    run = timed(recipes.fedavg(batch=9), Homogeneous(seconds_per_step=1.5, on=on), rounds=5)
+    # 2 and 3.5 in the first interval, 10 in the second, 30 and 31.5 in the third
+    assert sorted({row["sent"] for row in run.arrivals}) == [2.0, 3.5, 10.0, 30.0, 31.5]
+    assert [row["time"] for row in run.rounds] == [3.5, 5.0, 11.5, 31.5, 33.0]
+
+
+def test_when_nobody_comes_on_again_it_says_so() -> None:
+    with pytest.raises(RuntimeFault, match="no client can be asked and none is under way"):
+        timed(recipes.fedavg(batch=9), Homogeneous(seconds_per_step=1.0, on=((0.0, 1.5),)), rounds=9)
+
+
+# ------------------------------------------------------------------------------------------------------------- drop-out
+
+
+def test_all_are_lost() -> None:
+    run = timed(recipes.fedavg(batch=2), Homogeneous(dropout=1.0, down=20.0, latency=0.5), rounds=3)
+    assert all((row["status"], row["reason"]) == ("lost", "lost") for row in run.arrivals)
+    assert all((row["bytes_down"], row["bytes_up"]) == (40, 0) for row in run.arrivals)
+    assert [row["time"] for row in run.rounds] == pytest.approx([2.5, 5.0, 7.5])
+    assert torch.equal(run.model().weight, MODEL.weight)
+
+
+def test_the_share_that_is_lost_and_that_it_belongs_to_client_and_round() -> None:
+    """400 assignments at 0.3: 120 are lost, give or take 5 standard deviations of 9.2; the same for every recipe."""
+    fleet = Homogeneous(dropout=0.3)
+    lost = []
+    for method in ("fedavg", "scaffold"):
+        run = timed(recipes.make(method, batch=2), fleet, sizes=(2,) * 40, rounds=10, evaluate_every=0)
+        lost.append({(row["version"], row["client"]) for row in run.arrivals if row["status"] == "lost"})
+    assert lost[0] == lost[1]
+    assert abs(len(lost[0]) - 120) < 5 * 9.2
+    assert len({client for _, client in lost[0]}) > 30
+    other = timed(recipes.fedavg(batch=2), fleet, sizes=(2,) * 40, rounds=10, evaluate_every=0, seed=1)
+    assert {(row["version"], row["client"]) for row in other.arrivals if row["status"] == "lost"} != lost[0]
+
+
+# --------------------------------------------------------------------------------------------------------------- memory
+
+
+@pytest.mark.parametrize("method", ["ditto", "hdafl", "scaffold"])
+def test_memory_on_disk_is_memory(method: str) -> None:
+    model = seeded(lambda: nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)))
+    runs = [
+        simulate(recipes.make(method, cohort=3, batch=4), classified(5, 7, 4, 6), model, rounds=5, simulator=where)
+        for where in ({"memory": 0}, {"memory": 200}, {})
+    ]
+    assert runs[0].scores == runs[1].scores == runs[2].scores
+    assert torch.equal(runs[0].model()[0].weight, runs[2].model()[0].weight)
+
+
+POPULATION = """
+import json, resource, sys
+import numpy as np, torch
+import piebald
+from piebald import recipes
+
+asked = set()
+def load(client):
+    asked.add(client)
+    draw = np.random.default_rng(client)
+    return draw.normal(size=(10, 20)).astype(np.float32), draw.integers(0, 2, 10)
+
+clients = piebald.LazyClients(1_000_000, load)
+model = torch.nn.Sequential(torch.nn.Linear(20, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+run = piebald.run(
+    recipes.hdafl(cohort=100), clients, model, rounds=2, evaluate_clients=50, evaluate_every=9,
+    runtime=piebald.Simulator(engine="lean", workers=0),
+)
+took = {row["client"] for row in run.arrivals}
+scored = {row["client"] for row in run.scores if row["client"] is not None}
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+print(json.dumps([len(run.arrivals), len(took), len(scored), sorted(asked - took - scored), peak]))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no getrusage on Windows")
+def test_a_million_clients_of_which_a_hundred_take_part() -> None:
+    """Only those that took part or were scored are loaded (and the first, to see what rows look like)."""
+    done = subprocess.run([sys.executable, "-c", POPULATION], capture_output=True, text=True, check=True)
+    arrivals, took, scored, others, peak = json.loads(done.stdout)
+    assert (arrivals, scored) == (200, 50)
+    assert 190 < took <= 200
+    assert set(others) <= {0}
+    assert peak < 4 << 30
+
+
+# --------------------------------------------------------------------------------------------------------------- faults
+
+POISON = 1e6  # a row that starts with this is the one that hurts
+HERE = os.getpid()
+
+
+def poisoned(client: int, *sizes: int) -> PooledClients:
+    """Clients of these sizes; every row of one of them is marked."""
+    pairs = []
+    clean = classified(*sizes)
+    for number in range(len(sizes)):
+        rows = clean.rows(number, "train")
+        y = rows.y.clone()
+        pairs.append((rows.x, torch.full_like(y, 2) if number == client else y))
+    names = [f"site {number}" for number in range(len(sizes))]
+    made = federation(*pairs, classes=["no", "yes", "trouble"])
+    made._names = names
+    return made
+
+
+def stumbling(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy of two classes that cannot cope with the third."""
+    if bool((targets == 2).any()):
+        raise ZeroDivisionError("no such class")
+    return cross_entropy(outputs, targets)
+
+
+WHERE = [{"engine": "lean"}, {"engine": "lean", "stack": 3}, {"engine": "lean", "workers": 2}]
+
+
+@pytest.mark.parametrize("simulator", WHERE, ids=str)
+def test_a_loss_that_fails_names_the_client(simulator: dict[str, Any]) -> None:
+    with pytest.raises(RuntimeFault) as caught:
+        simulate(
+            "fedavg", poisoned(2, 5, 6, 7, 8), nn.Linear(4, 2), loss=stumbling, evaluate_every=0, simulator=simulator
+        )
+    assert str(caught.value) == "training failed on client 'site 2': ZeroDivisionError: no such class"
+
+
+@pytest.mark.parametrize("simulator", WHERE, ids=str)
+def test_a_metric_that_fails_names_the_client(simulator: dict[str, Any]) -> None:
+    def metric(outputs: Tensor, targets: Tensor) -> Tensor:
+        return stumbling(outputs, targets)
+
+    with pytest.raises(RuntimeFault) as caught:
+        simulate("fedavg", poisoned(2, 5, 6, 7, 8), nn.Linear(4, 3), metrics={"own": metric}, simulator=simulator)
+    assert str(caught.value) == "answering 'evaluate' failed on client 'site 2': ZeroDivisionError: no such class"
+
+
+def test_a_model_that_fails_names_the_client() -> None:
+    class Fussy(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            if bool((x > POISON / 2).any()):
+                raise ValueError("that is too much")
+            return super().forward(x)
+
+    clients = classified(5, 6, 7)
+    clients.x[-1] = POISON  # the last row is client 2's
+    with pytest.raises(RuntimeFault, match="failed on client '2': ValueError: that is too much"):
+        simulate("fedavg", clients, Fussy(4, 2), evaluate_every=0)
+
+
+def test_a_model_that_cannot_take_the_rows_is_refused_first() -> None:
+    for model, loss in ((nn.Linear(3, 2), None), (nn.Linear(4, 2), "regression")):
+        with pytest.raises(SettingError, match=r"the model cannot be trained on these rows \(inputs \[4, 4\]"):
+            simulate("fedavg", classified(5, 6), model, loss=loss)
+
+
+def test_a_loss_that_fails_on_the_first_rows_is_refused_first() -> None:
+    with pytest.raises(SettingError, match="the model cannot be trained on these rows .*: no such class"):
+        simulate("fedavg", poisoned(0, 5, 6), nn.Linear(4, 2), loss=stumbling)
+
+
+def test_a_mask_that_is_not_finite_is_refused_first() -> None:
+    """It would be in the vector, and infinity minus infinity is refused as an update, of every client."""
+    model = nn.Linear(4, 2)
+    model.register_buffer("mask", torch.full((3, 3), -torch.inf).triu(1))
+    with pytest.raises(SettingError, match="starts with numbers in 'mask' that are not finite"):
+        simulate("fedavg", classified(5, 6), model)
+
+
+def killing(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy that no worker survives."""
+    if os.getpid() != HERE:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return cross_entropy(outputs, targets)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="workers are forked")
+def test_a_worker_that_is_killed_names_resume() -> None:
+    with pytest.raises(RuntimeFault) as caught:
+        simulate("fedavg", classified(5, 6, 7), nn.Linear(4, 2), loss=killing, simulator={"workers": 2})
+    assert re.match(r"a worker process died \(exit code -9.*continue with `piebald resume`", str(caught.value))
+
+
+@pytest.mark.parametrize("stack", [1, 3])
+@pytest.mark.parametrize("pace", [{"kind": "synchronous"}, ASYNCHRONOUS], ids=lambda pace: pace["kind"])
+def test_a_client_that_diverges_is_refused_and_put_aside(pace: dict[str, Any], stack: int) -> None:
+    """In a pool of sums, too: nothing of it is in the sum."""
+    clients = classified(5, 6, 7)
+    clients.x[5:11] *= 1e25  # client 1
+    recipe = recipes.fedavg(batch=2, epochs=3).with_(pace=pace)
+    run = simulate(recipe, clients, MODEL, rounds=6, simulator={"stack": stack})
+    refused = [row for row in run.arrivals if row["status"] == "refused"]
+    assert [row["client"] for row in refused] == [1]
+    assert refused[0]["reason"] == "not finite" or "above the limit" in refused[0]["reason"]
+    assert [row["client"] for row in run.arrivals].count(1) == 1
+    assert bool(torch.isfinite(run.model().weight).all())
+
+
+class Gauge(Sgd):
+    """Sends one more number, which is not finite for the client with six rows."""
+
+    def common(self, shared: int) -> dict[str, Tensor]:
+        return {"gauge": torch.zeros(1)}
+
+    def fold(self, common: Any, mean: Any, arrived: int, known: int) -> dict[str, Tensor]:
+        return dict(mean)
+
+    def learn(self, start: Any, local: Any) -> Learned:
+        gauge = torch.where(start.examples == 6, torch.nan, start.examples)
+        return self.learned(self.descend(start, local), parts={"gauge": gauge})
+
+
+@pytest.mark.parametrize("stack", [1, 3])
+@pytest.mark.parametrize("pace", [{"kind": "synchronous"}, ASYNCHRONOUS], ids=lambda pace: pace["kind"])
+def test_other_parts_are_checked_in_a_pool_too(pace: dict[str, Any], stack: int) -> None:
+    recipe = recipes.fedavg().with_(learn=Gauge(), pace=pace)
+    run = simulate(recipe, classified(5, 6, 7), MODEL, rounds=4, simulator={"stack": stack})
+    refused = [(row["client"], row["reason"]) for row in run.arrivals if row["status"] == "refused"]
+    assert refused == [(1, "gauge is not finite")]
+    assert bool(torch.isfinite(run.model().weight).all())
+
+
+def test_ours_pass_through_as_they_are() -> None:
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        if bool((targets == 2).any()):
+            raise SettingError("that will not do")
+        return cross_entropy(outputs, targets)
+
+    with pytest.raises(SettingError, match=r"^that will not do$"):
+        simulate("fedavg", poisoned(1, 5, 6), nn.Linear(4, 2), loss=loss, evaluate_every=0)
+
+
+# ------------------------------------------------------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"engine": "leen"}, "engine must be"),
+        ({"stack": 0}, "stack must be greater than or equal to 1"),
+        ({"workers": -1}, "workers must be greater than or equal to 0"),
+        ({"memory": -5}, "memory must be greater than or equal to 0"),
+        ({"device": "gpu"}, "device must be 'cpu', 'cuda' or 'cuda:N', got 'gpu'"),
+        ({"fleet": {"kind": "homogenous"}}, "there is no fleet 'homogenous': did you mean 'homogeneous'?"),
+        ({"flet": None}, "did you mean 'fleet'?"),
+    ],
+    ids=str,
+)
+def test_settings_that_cannot_work(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        piebald.Simulator(**fields)
+    assert message in str(caught.value)
