@@ -20,7 +20,7 @@ TRAINING = {"lr": 0.1, "batch": 10, "epochs": 1}
 # Who holds what, and how many clients take part in a round.
 FEDERATIONS = {
     "disjoint": (
-        "5 clients, each with two digits that no other has; all take part in a round",
+        "5 clients, each with two digits that no other has; all take part",
         partition.Disjoint(clients=5, classes_each=2),
         5,
     ),

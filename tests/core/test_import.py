@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import piebald
 
+ROOT = Path(__file__).parents[2]
+
 
 def loaded_after(code: str) -> set[str]:
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys\n{code}\nprint(*sys.modules)"], capture_output=True, text=True, check=True
-    )
+    lines = f"import sys
+{code}
+print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", lines], cwd=ROOT, capture_output=True, text=True, check=True)
     return set(done.stdout.split())
 
 

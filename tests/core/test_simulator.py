@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,9 @@ from piebald.partition import Devices, FastSlow, Homogeneous, PooledClients
 from piebald.task import cross_entropy
 
 from .fakes import classified, federation, seeded, simulate
+
+
+ROOT = Path(__file__).parents[2]
 
 
 class Listed(Devices):
@@ -190,7 +194,8 @@ print(json.dumps([len(run.arrivals), len(took), len(scored), sorted(asked - took
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no getrusage on Windows")
 def test_a_million_clients_of_which_a_hundred_take_part() -> None:
     """Only those that took part or were scored are loaded (and the first, to see what rows look like)."""
-    done = subprocess.run([sys.executable, "-c", POPULATION], capture_output=True, text=True, check=True)
+    code = [sys.executable, "-c", POPULATION]
+    done = subprocess.run(code, cwd=ROOT, capture_output=True, text=True, check=True)
     arrivals, took, scored, others, peak = json.loads(done.stdout)
     assert (arrivals, scored) == (200, 50)
     assert 190 < took <= 200
@@ -267,7 +272,7 @@ def test_a_model_that_cannot_take_the_rows_is_refused_first() -> None:
 
 
 def test_a_loss_that_fails_on_the_first_rows_is_refused_first() -> None:
-    with pytest.raises(SettingError, match="the model cannot be trained on these rows .*: no such class"):
+    with pytest.raises(SettingError, match=r"the model cannot be trained on these rows .*: no such class"):
         simulate("fedavg", poisoned(0, 5, 6), nn.Linear(4, 2), loss=stumbling)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from piebald import experiment
+from piebald import experiment, recipes
 from piebald.cli import main
 from piebald.parts import Part
 from piebald.runtimes import Simulator
@@ -96,6 +96,11 @@ def test_the_reference_is_current() -> None:
     maker = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(maker)
     assert maker.stale() == [], "run python docs/make_reference.py"
+
+
+def test_the_readme_lists_every_recipe() -> None:
+    table = (pages.ROOT / "README.md").read_text("utf-8").partition("## Recipes")[2].partition("##")[0]
+    assert set(re.findall(r"`(\w+)`", table)) >= set(recipes.names())
 
 
 @pytest.mark.parametrize("file", sorted((pages.ROOT / "examples").glob("*.toml")), ids=lambda path: path.name)
