@@ -14,9 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def loaded_after(code: str) -> set[str]:
-    lines = f"import sys
-{code}
-print(*sys.modules)"
+    lines = f"import sys\n{code}\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", lines], cwd=ROOT, capture_output=True, text=True, check=True)
     return set(done.stdout.split())
 

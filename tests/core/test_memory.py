@@ -79,6 +79,8 @@ def test_beyond_the_budget_it_lies_on_disk_and_holes_are_used_again() -> None:
     for _ in range(5):
         for client in range(50):
             memory.set(client, {"private": torch.full((100,), float(client))})
+        for client in range(50):
+            memory.get(client)
     assert memory._file is not None
     memory._file.flush()
     near = sum(t.numel() for tensors in memory._near.values() for t in tensors.values())

@@ -25,7 +25,6 @@ from piebald.task import cross_entropy
 
 from .fakes import classified, federation, seeded, simulate
 
-
 ROOT = Path(__file__).parents[2]
 
 
@@ -136,6 +135,9 @@ def test_all_are_lost() -> None:
     assert all((row["bytes_down"], row["bytes_up"]) == (40, 0) for row in run.arrivals)
     assert [row["time"] for row in run.rounds] == pytest.approx([2.5, 5.0, 7.5])
     assert torch.equal(run.model().weight, MODEL.weight)
+    assert {(r["version"], r["client"]) for r in run.scores} == {
+        (v, c) for v in range(4) for c in range(3)
+    }  # never lost
 
 
 def test_the_share_that_is_lost_and_that_it_belongs_to_client_and_round() -> None:
