@@ -10,8 +10,6 @@ import argparse
 import inspect
 import re
 import sys
-import types
-import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,8 +18,9 @@ import piebald.partition
 import piebald.recipes
 import piebald.runtimes
 from piebald import data, models
-from piebald.parts import Part, Recipe
+from piebald.parts import Part
 from piebald.recipes import registry
+from piebald.recipes.describe import allowed, documented
 
 FOLDER = Path(__file__).parent / "reference"
 NOTICE = "<!-- Made by docs/make_reference.py from the docstrings: change those, not this page. -->"
@@ -39,14 +38,6 @@ AXES = {
     "schedule": ("How does the learning rate change? (the `schedule` of a `learn` part)", "client"),
 }
 
-# Settings of recipes that are called otherwise in the part they end up in: (axis, field).
-ALIASES = {
-    "private": ("share", "private_layers"),
-    "shared": ("share", "shared_layers"),
-    "server_lr": ("step", "lr"),
-}
-OWN = {"weigh": '"examples" or "gradient_norm": what an update\'s weight is'}
-
 
 def kinds(axis: str) -> list[tuple[str, type[Part]]]:
     """Piebald's own parts of an axis; others may have been registered in this process."""
@@ -55,55 +46,11 @@ def kinds(axis: str) -> list[tuple[str, type[Part]]]:
     ]
 
 
-def documented(part: type[Part]) -> dict[str, str]:
-    """What the docstrings of a part and its parents say of each field."""
-    found: dict[str, str] = {}
-    for base in reversed(part.__mro__):
-        if not (isinstance(base, type) and issubclass(base, Part)) or "__doc__" not in vars(base):
-            continue
-        _, _, text = (inspect.getdoc(base) or "").partition("Attributes:")
-        text = re.split(r"\n\s*(?:Raises|Returns):", text)[0]
-        entries = re.split(r"(?:\n|\s{2,})\s*(?=[a-z_0-9]+(?:, [a-z_0-9]+)*: )", "\n" + text.strip())
-        for entry in entries:
-            names, colon, about = entry.strip().partition(": ")
-            if colon:
-                about = re.sub(r"(?<!\.)\.$", "", " ".join(about.split())).replace("`parameters.matching`", PRIVATE)
-                found |= {name: about for name in names.split(", ")}
-    return found
-
-
 def summary(thing: Any) -> str:
     """A docstring without its sections, as one paragraph."""
     text = re.split(r"\n\s*(?:Attributes|Args|Raises|Returns):", inspect.getdoc(thing) or "")[0]
     text = text.replace("`parameters.matching`", PRIVATE)
     return "\n\n".join(" ".join(block.split()) for block in text.split("\n\n"))
-
-
-def allowed(part: type[Part], field: str) -> str:
-    """The type and range of a field, in words."""
-    info = part.model_fields[field]
-    limits = {"Gt": "above {}", "Ge": "at least {}", "Lt": "below {}", "Le": "at most {}"}
-    ranges = []
-    for rule in info.metadata:
-        name = type(rule).__name__
-        if name in limits:
-            ranges.append(limits[name].format(f"{getattr(rule, name.lower()):g}"))
-    return ", ".join([kind(info.annotation), *ranges])
-
-
-def kind(annotation: Any) -> str:
-    """A type in words."""
-    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is typing.Literal:
-        return " or ".join(f'"{value}"' for value in inner)
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(kind(one) for one in inner if one is not type(None))
-    if origin is typing.Annotated:
-        return kind(inner[0])
-    if origin is tuple or annotation is tuple:
-        return "list"
-    words = {int: "whole number", float: "number", str: "text", bool: "true or false"}
-    return words.get(annotation, "table")
 
 
 def written(value: Any) -> str:
@@ -140,7 +87,7 @@ def part_rows(part: type[Part], skip: frozenset[str] = frozenset()) -> str:
     for name, info in part.model_fields.items():
         if name not in skip:
             default = "*needed*" if info.is_required() else f"`{written(info.get_default())}`"
-            lines.append((name, default, allowed(part, name), says.get(name, "")))
+            lines.append((name, default, allowed(part, name), linked(says.get(name, ""))))
     return rows(lines) if lines else NONE
 
 
@@ -159,7 +106,7 @@ def recipe_page() -> str:
     ]
     text += ["", "## Settings of all recipes", "", "`cohort` and the settings of local training:", ""]
     default = written(listing["fedavg"]["fields"]["cohort"]["default"])
-    about = documented(Part.registry["pace"]["synchronous"])["cohort"]
+    about = listing["fedavg"]["fields"]["cohort"]["doc"]
     cohort = ("cohort", f"`{default}`", "whole number, or a share up to 1.0", about)
     text += [rows([cohort]) + "\n" + part_rows(Sgd).split("\n", 2)[2]]
     general = {"cohort", *Sgd.model_fields}
@@ -167,28 +114,19 @@ def recipe_page() -> str:
         made = registry._made[name]
         text += ["", f"## {name}", "", summary(made.function), "", f"*{entry['paper']}*", ""]
         own = {field: about for field, about in entry["fields"].items() if field not in general}
-        built = example(name)
-        lines = [own_row(built, field, about["default"]) for field, about in own.items()]
+        lines = [own_row(field, about) for field, about in own.items()]
         text += [rows(lines)] if lines else ["It has the settings of all recipes, and no others."]
     return "\n".join(text) + "\n"
 
 
-def example(name: str) -> Recipe:
-    """A recipe with its defaults."""
-    return piebald.recipes.make(name)
-
-
-def own_row(built: Recipe, name: str, default: Any) -> tuple[str, str, str, str]:
+def own_row(name: str, about: Mapping[str, Any]) -> tuple[str, str, str, str]:
     """One row for a setting that a recipe has and others have not."""
-    if name in OWN:
-        return name, f"`{written(default)}`", "text", OWN[name]
-    axis, field = ALIASES.get(name, (None, name))
-    homes = [axis] if axis else [one for one in Recipe.axes if one != "update"]
-    for home in homes:
-        part = type(getattr(built, home))
-        if field in part.model_fields:
-            return name, f"`{written(default)}`", allowed(part, field), documented(part).get(field, "")
-    raise SystemExit(f"say in ALIASES or OWN what {name} of {built.name} means")
+    return name, f"`{written(about['default'])}`", about["type"], linked(about["doc"])
+
+
+def linked(text: str) -> str:
+    """A text with links to pages in place of names in the code."""
+    return text.replace("`parameters.matching`", PRIVATE)
 
 
 def parts_page() -> str:

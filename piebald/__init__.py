@@ -16,14 +16,17 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from piebald import data, models, partition, recipes
     from piebald.errors import MissingExtra, ParameterError, PiebaldError, RunFolderError, RuntimeFault, SettingError
-    from piebald.experiment import Run, compare, resume, run
+    from piebald.experiment import compare, resume, run
+    from piebald.outcome import Run
     from piebald.parameters import Layout
     from piebald.partition import LazyClients, clients_from
     from piebald.parts import Recipe
     from piebald.report import write_report
+    from piebald.report.comparison import Comparison
     from piebald.runtimes import Simulator
 
 __all__ = [
+    "Comparison",
     "Layout",
     "LazyClients",
     "MissingExtra",
@@ -49,10 +52,12 @@ __all__ = [
 _HOMES = {
     "parts": ("Recipe",),
     "errors": ("MissingExtra", "ParameterError", "PiebaldError", "RunFolderError", "RuntimeFault", "SettingError"),
-    "experiment": ("Run", "compare", "resume", "run"),
+    "experiment": ("compare", "resume", "run"),
+    "outcome": ("Run",),
     "parameters": ("Layout",),
     "partition": ("LazyClients", "clients_from"),
     "report": ("write_report",),
+    "report.comparison": ("Comparison",),
     "runtimes": ("Simulator",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

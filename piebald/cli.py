@@ -31,7 +31,7 @@ Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", he
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only what goes wrong.")]
 Out = Annotated[str | None, typer.Option("--out", help="The folder to write; a new one under runs/ by default.")]
-Where = Annotated[str | None, typer.Option("--runtime", help="Where to run: simulator, ray, ...")]
+Where = Annotated[str | None, typer.Option("--runtime", help="Where to run, e.g. simulator.")]
 
 
 class Interrupted(PiebaldError):
@@ -190,7 +190,7 @@ def recipes(
         if not listing:
             raise unknown("recipe", name, registry.names())
     if as_json:
-        _print_json({"recipes": listing})
+        _print_json(listing)
     elif name is None:
         _print_table(("recipe", "what it does", "paper"), [[e["name"], e["summary"], e["paper"]] for e in listing])
     else:
@@ -209,7 +209,7 @@ def data(
         raise unknown("data set", name, shelf.names())
     listing = [_about(known) for known in shelf.names() if name in (None, known)]
     if as_json:
-        _print_json({"data": listing})
+        _print_json(listing)
     elif name is None:
         rows = [[about["name"], about.get("rows", "-"), about.get("licence", ""), _source(about)] for about in listing]
         _print_table(("data set", "rows", "licence", "source"), rows)
@@ -290,7 +290,7 @@ def _progress(as_json: bool, quiet: bool) -> bool:
     return sys.stdout.isatty() and not as_json and not quiet
 
 
-def _print_json(value: Mapping[str, Any]) -> None:
+def _print_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
     # JSON knows no NaN; a score that does not exist is null.
     print(json.dumps(_finite(value), ensure_ascii=False))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import piebald.runtimes  # noqa: F401 - so that runtimes can be named
 from piebald import __version__, recipes
@@ -19,65 +21,20 @@ from piebald.client import Evaluate
 from piebald.contracts import Clients, Split, Work
 from piebald.controller import Check, Controller, Measuring
 from piebald.controller.pace import cohort_size
+from piebald.data.dataset import DataSet
 from piebald.errors import RunFolderError, SettingError
+from piebald.outcome import Run
 from piebald.parameters import Layout
 from piebald.partition import clients_from
 from piebald.parts import Part, Recipe, Where, build
 from piebald.progress import Bar
 from piebald.report.comparison import Comparison
 from piebald.report.store import RunStore
-from piebald.report.tables import History
-from piebald.runtimes.engines.choose import make_engine
-from piebald.runtimes.engines.serve import PRIVATE, personal_model
 from piebald.task import Task, task_for
 
 Model = nn.Module | Callable[[int], nn.Module]
 
 _DESCRIBED_CLIENTS = 10_000  # above this the run folder keeps no row for each client: nobody could look at the picture
-
-
-class Run(History):
-    """A finished run: its tables, and its models.  Its run folder stays open for reading until `close`.
-
-    Attributes:
-        work: the model, its layout and the task that clients were given.
-    """
-
-    def __init__(self, source: RunStore | Path, work: Work, clients: Clients, version: int, community: Tensor) -> None:
-        super().__init__(source)
-        self.work = work
-        self._clients = clients
-        self._version = version
-        self._community = community
-
-    def model(self, client: int | None = None) -> nn.Module:
-        """A copy of the user's module, ready to use.
-
-        Args:
-            client: None gives the community model; its private layers, if any, are as they were at the start.  A number
-                gives that client's personal model: with its private layers, fine-tuned, or Ditto's, as the recipe has
-                it.
-
-        Raises:
-            SettingError: the recipe makes personal models and the run was not kept in a folder.
-        """
-        layout, initial = self.work.layout, self.work.initial
-        whole = torch.cat([self._community, initial[layout.shared :]])
-        module = copy.deepcopy(self.work.model)
-        layout.load(module, whole if client is None else self._personal(client))
-        return module.eval()
-
-    def _personal(self, client: int) -> Tensor:
-        layout, rule = self.work.layout, self.work.rule
-        remembered = rule.remember(self.work.initial, layout.shared)
-        if layout.private:
-            remembered[PRIVATE] = self.work.initial[layout.shared :]
-        if remembered:
-            if self.path is None:
-                raise SettingError("what clients remember is kept in a run folder only: run with out='some/folder'")
-            remembered |= self._store.memory(client)  # a client that never took part remembers the start
-        engine = make_engine("lean", self.work, self._clients, torch.device("cpu"), bfloat16=False)
-        return personal_model(engine, client, self._version, self._community, remembered)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +154,10 @@ def compare(
         out: a folder for the run folders; what is finished there is not run again, what was cut off is resumed.
         progress: show a bar for each run.
     """
+    if isinstance(methods, str):
+        raise SettingError(
+            f"compare takes several recipes, like ['fedavg', {methods!r}], or a mapping from labels to recipes"
+        )
     if not isinstance(methods, Mapping):
         made = [recipes.make(method) if isinstance(method, str) else method for method in methods]
         methods = {method.name: method for method in made}
@@ -204,6 +165,8 @@ def compare(
             raise SettingError("two recipes have the same name: give a mapping from labels to recipes")
     if not methods or not seeds:
         raise SettingError("a comparison needs at least one recipe and one seed")
+    if out is not None and len({_folder_name(label) for label in methods}) < len(methods):
+        raise SettingError("two labels would share a run folder: let them differ in letters or digits")
     federation = _clients(clients)
     runs = []
     for seed in seeds:
@@ -211,6 +174,7 @@ def compare(
             folder = None if out is None else Path(out) / _folder_name(label) / f"seed-{seed}"
             task = {name: options[name] for name in ("loss", "metrics") if name in options}
             if folder is not None and (folder / "run.db").exists():
+                _check_repeats(folder, recipe, options)
                 runs.append(resume(folder, federation, model, progress=progress, **task))
             else:
                 runs.append(
@@ -238,8 +202,9 @@ def _plan(
 ) -> _Plan:
     """Check everything and make all choices, so that nothing can go wrong in round 90 that could be seen now."""
     for name, value, least in (("rounds", rounds, 1), ("seed", seed, 0), ("checkpoint_every", checkpoint_every, 1)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
             raise SettingError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    rounds, seed, checkpoint_every = int(rounds), int(seed), int(checkpoint_every)
     recipe = recipes.make(recipe) if isinstance(recipe, str) else recipe
     if not isinstance(recipe, Recipe):
         raise SettingError(f"recipe must be a Recipe or the name of one, got {type(recipe).__name__}")
@@ -283,6 +248,11 @@ def _plan(
 
 
 def _clients(clients: Any) -> Clients:
+    if isinstance(clients, DataSet):
+        raise SettingError(
+            f"the data set {clients.name} belongs to nobody yet: deal it out first, "
+            "like partition.Iid(clients=10).split(dataset)"
+        )
     made: Clients = clients if hasattr(clients, "rows") and hasattr(clients, "counts") else clients_from(clients)
     if len(made) == 0:
         raise SettingError("there are no clients: give at least one")
@@ -371,6 +341,21 @@ def _ending(store: RunStore, runtime: Any) -> Iterator[None]:
                 raise
         if status != "finished":
             store.close()
+
+
+def _check_repeats(folder: Path, recipe: Recipe, options: Mapping[str, Any]) -> None:
+    """Refuse to pass off a run with other settings as the one that is wanted."""
+    with RunStore.open_read_only(folder) as store:
+        meta = store.meta
+    evaluate = [
+        options.get(f"evaluate_{name}", default)
+        for name, default in (("every", 1), ("clients", None), ("split", "test"))
+    ]
+    wanted = {"rounds": options.get("rounds", 10), "evaluate": evaluate, "recipe": recipe.model_dump()}
+    found = {"rounds": meta["rounds"], "evaluate": meta["evaluate"], "recipe": meta["recipe"]["table"]}
+    for name, value in wanted.items():
+        if json.dumps(value, sort_keys=True) != json.dumps(found[name], sort_keys=True):
+            raise SettingError(f"{folder} holds a run with another {name}: choose another folder, or delete that one")
 
 
 def _check_same(now: Mapping[str, Any], then: Mapping[str, Any], path: Path | str) -> None:

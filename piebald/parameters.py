@@ -192,9 +192,11 @@ def matching(module: nn.Module, patterns: Iterable[str]) -> frozenset[str]:
             layers = [
                 name for name, layer in module.named_modules() if name and next(layer.parameters(), None) is not None
             ]
-            raise unknown(
-                "layer or role of this model called", pattern, [*layers, *(r for r in ROLES if _layers(module, r))]
-            )
+            if pattern in ROLES:
+                what = "linear" if pattern == "classifier" else "batch-norm"
+                raise ParameterError(f"{pattern!r} means the model's {what} layers but it has none: name other layers")
+            roles = {role for role in ROLES if _layers(module, role)}
+            raise unknown("layer or role of this model called", pattern, roles.union(layers))
         found |= hit
     return frozenset(found)
 

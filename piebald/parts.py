@@ -33,7 +33,10 @@ class Part(BaseModel):
     kind: ClassVar[str] = ""
     registry: ClassVar[dict[str, dict[str, type[Part]]]] = {}
 
-    def __init__(self, **fields: Any) -> None:
+    def __init__(self, *values: Any, **fields: Any) -> None:
+        if values:
+            names = ", ".join(f"{name}=..." for name in type(self).model_fields) or "nothing"
+            raise SettingError(f"{self.axis} {self.kind!r} takes its settings by name ({names}), got {values[0]!r}")
         try:
             super().__init__(**fields)
         except ValidationError as error:
@@ -51,10 +54,12 @@ class Part(BaseModel):
         return {"kind": self.kind, **self.model_dump(exclude_none=True)}
 
 
-def build(axis: str, table: Mapping[str, Any] | Part) -> Part:
-    """A part from its `table`; a part is handed back as it is."""
+def build(axis: str, table: Mapping[str, Any] | str | Part) -> Part:
+    """A part from its `table`, or from its kind alone; a part is handed back as it is."""
     if isinstance(table, Part):
         return table
+    if isinstance(table, str):
+        table = {"kind": table}
     if not isinstance(table, Mapping) or not isinstance(table.get("kind"), str):
         raise SettingError(f"{axis} must be a table with a kind, like {{ kind = '...' }}, got {table!r}")
     fields = dict(table)
@@ -290,7 +295,9 @@ class Recipe(BaseModel):
         made = dict(fields)
         for axis in cls.axes:
             if axis == "update":
-                made[axis] = tuple(build(axis, stage) for stage in made.get(axis, ()))
+                stages = made.get(axis, ())
+                alone = isinstance(stages, Part | Mapping | str)
+                made[axis] = tuple(build(axis, stage) for stage in ([stages] if alone else stages))
             elif axis in made:
                 made[axis] = build(axis, made[axis])
         return made

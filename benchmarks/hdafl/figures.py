@@ -73,7 +73,7 @@ def _differences(found: dict, path: Path) -> Path:
     for place, ((_, setting, cohort), made) in enumerate(reversed(found.items())):
         row = next(row for row in made.paired("FedAvg") if row["label"] == "HDAFL")
         panel.plot(100 * row["difference"], place, "o", color=COLOURS["HDAFL"])
-        if row["low"] is not None:
+        if row["seeds"] > 2:
             panel.plot([100 * row["low"], 100 * row["high"]], [place, place], color=COLOURS["HDAFL"])
         names.append(f"{setting}, C = {cohort}")
     panel.axvline(0, color="#505a68", lw=1)

@@ -57,7 +57,7 @@ def finished(*folders: Path) -> list[History]:
     """The finished runs below some folders: read as far as is needed here, and closed."""
     found = [history for folder in folders if any(folder.rglob("run.db")) for history in load([folder])]
     for history in found:
-        _ = history.final, history.curve, history.scores if history.recipe == "fine_tuned" else None
+        _ = history.final, history.curve, history.clients, history.scores if history.recipe == "fine_tuned" else None
         history.close()
     return [history for history in found if history.meta.get("status") == "finished"]
 
@@ -116,7 +116,7 @@ def digit_tables(out: Path, part: str) -> Iterator[str]:
                 row, to = summary[label], reached[label]
                 yield table_row(
                     str(cohort), settings.NAMES.get(label, label),
-                    points(row["mean"], row["low"], row["high"]),
+                    points(row),
                     signed(paired[label]) if label in paired else "",
                     f"{100 * row['sd']:.1f}", f"{100 * row['worst_decile']:.1f}",
                     f"{100 * target:.0f}", *costs(to), str(row["seeds"]),
@@ -151,9 +151,11 @@ def overview(out: Path) -> str:
 
 def why_table(out: Path) -> Iterator[str]:
     """Dirichlet(0.3), as in the tables and with more of one thing."""
-    yield table_head("Dirichlet(0.3), C = 10", "rounds", "FedAvg", "FedAvg, tuned", "HDAFL", "HDAFL - FedAvg")
+    yield table_head(
+        "Dirichlet(0.3), C = 10", "rows a client", "rounds", "FedAvg", "FedAvg, tuned", "HDAFL", "HDAFL - FedAvg"
+    )
     seed = None
-    for name in (*settings.WHY, None):
+    for name in (None, *settings.WHY):
         folder = out / "why" / name if name else out / "digits" / "small_cnn"
         runs = finished(folder / settings.WHY_SETTING / "C10")
         seed = runs[0].seed if seed is None and runs else seed
@@ -161,12 +163,9 @@ def why_table(out: Path) -> Iterator[str]:
         if {BASE, OURS, "FedAvg_tuned"} <= set(ends):
             values = [100 * ends[label]["mean"] for label in (BASE, "FedAvg_tuned", OURS)]
             called = name.replace("_", " ") if name else "as in the tables"
-            yield table_row(
-                called,
-                str(ends[BASE]["rounds"]),
-                *(f"{value:.1f}" for value in values),
-                f"{values[2] - values[0]:+.1f}",
-            )
+            held = np.mean([client["train"] for client in runs[0].clients])
+            cells = [f"{held:.0f}", str(ends[BASE]["rounds"]), *(f"{value:.1f}" for value in values)]
+            yield table_row(called, *cells, f"{values[2] - values[0]:+.1f}")
 
 
 def tuning_table(out: Path) -> str:
@@ -215,7 +214,7 @@ def traffic_tables(out: Path) -> Iterator[str]:
                 central = label == traffic.CENTRAL
                 yield table_row(
                     settings.NAMES.get(label, label),
-                    points(row["mean"], row["low"], row["high"]),
+                    points(row),
                     f"{-100 * loss['difference']:.1f}" if loss else "",
                     *(f"{100 * side:.1f}" for side in sides),
                     "" if central else f"{sent:.2f}",
@@ -270,15 +269,19 @@ def agreement(out: Path) -> tuple[float, int]:
 # -------------------------------------------------------------------------------------------------------------- words
 
 
-def points(mean: float, low: float | None, high: float | None) -> str:
+def points(row: dict) -> str:
     """An accuracy in per cent with its interval."""
-    return f"{100 * mean:.1f}" + ("" if low is None else f" [{100 * low:.1f}, {100 * high:.1f}]")
+    return f"{100 * row['mean']:.1f}{interval(row, '.1f')}"
 
 
 def signed(row: dict) -> str:
     """A paired difference in points with its interval."""
-    interval = "" if row["low"] is None else f" [{100 * row['low']:+.1f}, {100 * row['high']:+.1f}]"
-    return f"{100 * row['difference']:+.1f}{interval}"
+    return f"{100 * row['difference']:+.1f}{interval(row, '+.1f')}"
+
+
+def interval(row: dict, form: str) -> str:
+    """The 95 % interval of three seeds or more; with two it is too wide to say anything."""
+    return f" [{100 * row['low']:{form}}, {100 * row['high']:{form}}]" if row["seeds"] > 2 else ""
 
 
 def costs(row: dict) -> tuple[str, str]:

@@ -77,6 +77,7 @@ class Controller:
         self._waiting: list[Arrival] = []
         self._ended: list[tuple[Arrival, str]] = []
         self._aside: set[int] = set()
+        self._why_aside = "refused before"
         self._welcomed: set[int] = set()
         self._queue: deque[Arrival] = deque()  # training arrivals that came while answers were awaited
         self._limits: list[tuple[weakref.ref[Tensor], float]] = []
@@ -126,8 +127,8 @@ class Controller:
     def _stop_stuck(self) -> None:
         if self._aside:
             raise RuntimeFault(
-                f"no client is left to ask: {len(self._aside)} were put aside because their updates were refused "
-                "(see the arrivals in the run folder); a lower learning rate often helps"
+                f"no client is left to ask: all {len(self._aside)} were put aside because their updates were refused, "
+                f"the last one as {self._why_aside}; a lower learning rate often helps"
             )
         raise RuntimeFault("no client can be asked and none is under way: look at the devices' on intervals")
 
@@ -174,6 +175,7 @@ class Controller:
             self._ended.append((arrival, reason))
             if arrival.update is not None:
                 self._aside.add(client)
+                self._why_aside = reason
         if arrival.update is not None:
             self._welcomed.add(client)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from piebald.errors import SettingError, unknown
 from piebald.parts import Part, Recipe
+from piebald.recipes.describe import allowed, documented, home, kind
 from piebald.toml import dumps
 
 _made: dict[str, _Named] = {}
@@ -102,20 +104,23 @@ def toml(recipe: Recipe) -> str:
 
 
 def listing() -> list[dict[str, Any]]:
-    """All recipes: name, paper, summary, and fields with their defaults and types."""
+    """All recipes: name, paper, summary, and fields with their default, what is allowed, and what they do."""
     rows = []
     for name in names():
         named = _made[name]
-        fields = {
-            field: {"default": _plain(default), "type": _type_of(default)} for field, default in named.defaults.items()
-        }
+        fields = {field: _about(named, field, default) for field, default in named.defaults.items()}
         rows.append({"name": name, "paper": named.paper, "summary": named.summary, "fields": fields})
     return rows
 
 
+def _about(named: _Named, field: str, default: Any) -> dict[str, Any]:
+    found = (named.rule, field) if field in named.rule.model_fields else home(named.function(), field)
+    if found is None:  # a setting that chooses between parts has its choices in the function's own signature
+        annotation = typing.get_type_hints(named.function)[field]
+        return {"default": _plain(default), "type": kind(annotation), "doc": "which part is chosen"}
+    part, own = found
+    return {"default": _plain(default), "type": allowed(part, own), "doc": documented(part).get(own, "")}
+
+
 def _plain(default: Any) -> Any:
     return default.table() if isinstance(default, Part) else list(default) if isinstance(default, tuple) else default
-
-
-def _type_of(default: Any) -> str:
-    return "table" if isinstance(default, Part) else "optional number" if default is None else type(default).__name__

@@ -118,7 +118,7 @@ def test_a_report_about_a_run(command, good):
 
 
 def test_all_recipes_with_papers_and_settings(command):
-    listing = only_object(command("recipes", "--json"))["recipes"]
+    listing = only_object(command("recipes", "--json"))
     assert [entry["name"] for entry in listing] == piebald.recipes.names()
     assert all(entry["paper"] and entry["summary"] and "cohort" in entry["fields"] for entry in listing)
     said = command("recipes")
@@ -137,7 +137,7 @@ def test_what_is_printed_of_a_recipe_can_be_put_into_a_file(command, good, name)
 
 def test_data_sets_say_where_they_come_from(command, monkeypatch):
     monkeypatch.delenv("PIEBALD_DATA", raising=False)
-    listing = {about["name"]: about for about in only_object(command("data", "--json"))["data"]}
+    listing = {about["name"]: about for about in only_object(command("data", "--json"))}
     assert listing.keys() == set(piebald.data.names())
     assert listing["digits"]["rows"] == 1797
     assert "PIEBALD_DATA" in listing["har"]["missing"]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import piebald
 from piebald import recipes
-from piebald.experiment import Run
+from piebald.outcome import Run
 from piebald.partition import Lists, PooledClients
 from piebald.parts import Recipe
 

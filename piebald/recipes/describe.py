@@ -1,0 +1,72 @@
+"""What a setting means and may be, read from the part that checks it: its docstring and its type."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+import typing
+from typing import Any
+
+from piebald.parts import Part, Recipe
+
+# Settings of recipes that are called otherwise in the part they end up in: (axis, field).
+ALIASES = {
+    "private": ("share", "private_layers"),
+    "shared": ("share", "shared_layers"),
+    "server_lr": ("step", "lr"),
+}
+
+
+def home(recipe: Recipe, setting: str) -> tuple[type[Part], str] | None:
+    """The part and the field that a recipe's setting ends up in; None for one that chooses between parts."""
+    axis, field = ALIASES.get(setting, (None, setting))
+    for one in [axis] if axis else [one for one in Recipe.axes if one != "update"]:
+        part = type(getattr(recipe, one))
+        if field in part.model_fields:
+            return part, field
+    return None
+
+
+def documented(part: type[Part]) -> dict[str, str]:
+    """What the docstrings of a part and its parents say of each field."""
+    found: dict[str, str] = {}
+    for base in reversed(part.__mro__):
+        if not (isinstance(base, type) and issubclass(base, Part)) or "__doc__" not in vars(base):
+            continue
+        _, _, text = (inspect.getdoc(base) or "").partition("Attributes:")
+        text = re.split(r"\n\s*(?:Raises|Returns):", text)[0]
+        entries = re.split(r"(?:\n|\s{2,})\s*(?=[a-z_0-9]+(?:, [a-z_0-9]+)*: )", "\n" + text.strip())
+        for entry in entries:
+            names, colon, about = entry.strip().partition(": ")
+            if colon:
+                about = re.sub(r"(?<!\.)\.$", "", " ".join(about.split()))
+                found |= {name: about for name in names.split(", ")}
+    return found
+
+
+def allowed(part: type[Part], field: str) -> str:
+    """The type and range of a field, in words."""
+    info = part.model_fields[field]
+    limits = {"Gt": "above {}", "Ge": "at least {}", "Lt": "below {}", "Le": "at most {}"}
+    ranges = []
+    for rule in info.metadata:
+        name = type(rule).__name__
+        if name in limits:
+            ranges.append(limits[name].format(f"{getattr(rule, name.lower()):g}"))
+    return ", ".join([kind(info.annotation), *ranges])
+
+
+def kind(annotation: Any) -> str:
+    """A type in words."""
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Literal:
+        return " or ".join(f'"{value}"' for value in inner)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(kind(one) for one in inner if one is not type(None))
+    if origin is typing.Annotated:
+        return kind(inner[0])
+    if origin is tuple or annotation is tuple:
+        return "list"
+    words = {int: "whole number", float: "number", str: "text", bool: "true or false"}
+    return words.get(annotation, "table")
