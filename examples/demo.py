@@ -69,7 +69,7 @@ def main() -> None:
     for name, (title, split, cohort) in FEDERATIONS.items():
         runs = chosen.out / name / "runs"
         if runs.exists():
-            console.print(f"What is finished in {runs} is shown again; delete that folder to train anew.")
+            console.print(f"What is finished in {runs} is shown again; delete {chosen.out} to train anew.")
         comparison = piebald.compare(
             methods(cohort),
             split.split(digits),

@@ -295,7 +295,7 @@ class Recipe(BaseModel):
         made = dict(fields)
         for axis in cls.axes:
             if axis == "update":
-                stages = made.get(axis, ())
+                stages: Any = made.get(axis) or ()
                 alone = isinstance(stages, Part | Mapping | str)
                 made[axis] = tuple(build(axis, stage) for stage in ([stages] if alone else stages))
             elif axis in made:

@@ -28,8 +28,7 @@ def draw(out: Path, folder: Path) -> list[Path]:
     if found:
         panels = [key for key in found if key[2] == (2 if key[1] in settings.FEW else 10)]
         if panels:
-            titles = {key: f"{settings.TITLES[key[1]].replace(', 100 clients', '', 1)}\nC = {key[2]}" for key in panels}
-            curves = {titles[key]: found[key] for key in panels}
+            curves = {f"{key[1].replace('_', ' ')}, C = {key[2]}": found[key] for key in panels}
             written.append(_panels(curves, "version", "rounds", folder / "digits_over_rounds.png"))
         written.append(_differences(found, folder / "hdafl_minus_fedavg.png"))
     flows = {}
@@ -50,8 +49,12 @@ def _panels(curves: dict[str, Comparison], axis: str, name: str, path: Path) -> 
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     for panel, (title, made) in zip(panels, curves.items(), strict=False):
         for label, colour in COLOURS.items():
-            band = made.band(label, axis) if label in made.labels else None
-            if band is not None:
+            if label not in made.labels:
+                continue
+            if label == "Local" and axis == "version":  # its rounds are epochs at home: only where it ends compares
+                end = made.over_seeds(label, "mean")
+                panel.axhline(100 * end.mean, color=colour, ls="--", label="Local, at its end")
+            elif (band := made.band(label, axis)) is not None:
                 panel.plot(band.x, [100 * y for y in band.mean], color=colour, label=settings.NAMES.get(label, label))
                 panel.fill_between(
                     band.x, [100 * y for y in band.low], [100 * y for y in band.high], color=colour, alpha=0.15, lw=0

@@ -76,6 +76,7 @@ class Controller:
         self._busy: dict[int, Assignment] = {}  # by client: one training assignment at a time
         self._waiting: list[Arrival] = []
         self._ended: list[tuple[Arrival, str]] = []
+        self._counted = False
         self._aside: set[int] = set()
         self._why_aside = "refused before"
         self._welcomed: set[int] = set()
@@ -102,6 +103,10 @@ class Controller:
                 self._stop_stuck()
             if self.recipe.pace.ready(self._view()):
                 self._commit()
+        if not self._counted:
+            raise RuntimeFault(
+                f"in {self.version} rounds no update counted: the arrivals of the run say why each failed"
+            )
 
     def _view(self) -> View:
         clients = self.runtime.clients()
@@ -183,6 +188,7 @@ class Controller:
 
     def _commit(self) -> None:
         arrivals = sorted(self._waiting, key=lambda a: (a.assignment.client, a.assignment.id))
+        self._counted = self._counted or bool(arrivals)
         labels: list[int] = []
         weights: list[float] = []
         if arrivals:
@@ -318,6 +324,7 @@ class Controller:
             "next_id": self._next_id,
             "stepped": self._stepped,
             "wall": self._wall + time.perf_counter() - self._began,
+            "counted": self._counted,
             "aside": sorted(self._aside),
             "welcomed": sorted(self._welcomed),
             "outstanding": rows,
@@ -332,6 +339,7 @@ class Controller:
         values = checkpoint.values
         self.communities.restore(Checkpoint(checkpoint.tensors, values["communities"]))
         self.version, self._next_id = int(values["version"]), int(values["next_id"])
+        self._counted = bool(values["counted"])
         self._stepped, self._wall = float(values["stepped"]), float(values["wall"])
         self._aside, self._welcomed = set(values["aside"]), set(values["welcomed"])
         for row in values["outstanding"]:

@@ -7,6 +7,7 @@ outstanding is then served in one go, and arrivals are handed out in the order o
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -243,7 +244,8 @@ class Simulation:
         if pooled is not None:
             update = Update({}, update.examples, update.steps, update.metrics, update.norm, pooled, update.nbytes)
         event.update = update
-        if event.assignment.query is None:
+        if event.assignment.query is None and event.failure is None and math.isfinite(update.norm):
+            # a client whose update cannot count also forgets the attempt
             event.memory = {name: rows[row].clone() for name, rows in result.memory.items()}
 
     def _stack(self, events: list[_Event]) -> Stack:

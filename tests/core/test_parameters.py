@@ -342,7 +342,12 @@ def test_unknown_names_are_refused_with_the_nearest(pattern: str, hint: str) -> 
         matching(Network(), [pattern])
 
 
-@pytest.mark.parametrize("pattern", ["batch_norm", "top", "", "0.weight.x"])
+def test_a_role_that_the_model_has_not_is_refused() -> None:
+    with pytest.raises(SettingError, match="'batch_norm' means the model's batch-norm layers but it has none"):
+        matching(nn.Sequential(nn.Linear(2, 2)), ["batch_norm"])
+
+
+@pytest.mark.parametrize("pattern", ["top", "", "0.weight.x"])
 def test_a_pattern_without_effect_is_refused(pattern: str) -> None:
     with pytest.raises(SettingError, match="there is no layer or role"):
         matching(nn.Sequential(nn.Linear(2, 2)), [pattern])

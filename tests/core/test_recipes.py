@@ -169,7 +169,8 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
         "fedavg", {"schedule": {"kind": "exponential", "rat": 0.5}}, "schedule 'exponential' called 'rat'",
     ),
     "a schedule's missing field": ("fedavg", {"schedule": {"kind": "exponential"}}, "needs a value for rate"),
-    "no table": ("fedavg", {"schedule": "cosine"}, "schedule must be a table with a kind"),
+    "a kind alone": ("fedavg", {"schedule": "cosine"}, "schedule 'cosine' needs a value for rounds"),
+    "no table": ("fedavg", {"schedule": 3}, "schedule must be a table with a kind"),
 }  # fmt: skip
 
 
@@ -256,7 +257,7 @@ def test_parts_are_frozen_and_equal_by_value() -> None:
             setattr(value, field, None)
 
 
-@pytest.mark.parametrize("table", [{}, {"kind": 3}, "sgd", None, ["sgd"]], ids=str)
+@pytest.mark.parametrize("table", [{}, {"kind": 3}, 3, None, ["sgd"]], ids=str)
 def test_what_is_no_table_of_a_part(table: Any) -> None:
     with pytest.raises(SettingError, match="learn must be a table with a kind"):
         build("learn", table)

@@ -21,6 +21,7 @@ from piebald.client import Sgd
 from piebald.contracts import Device, Learned
 from piebald.errors import RuntimeFault, SettingError
 from piebald.partition import Devices, FastSlow, Homogeneous, PooledClients
+from piebald.report.tables import History
 from piebald.task import cross_entropy
 
 from .fakes import classified, federation, seeded, simulate
@@ -129,15 +130,20 @@ def test_when_nobody_comes_on_again_it_says_so() -> None:
 # ------------------------------------------------------------------------------------------------------------- drop-out
 
 
-def test_all_are_lost() -> None:
-    run = timed(recipes.fedavg(batch=2), Homogeneous(dropout=1.0, down=20.0, latency=0.5), rounds=3)
+def test_all_are_lost(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeFault, match="in 3 rounds no update counted"):
+        timed(
+            recipes.fedavg(batch=2),
+            Homogeneous(dropout=1.0, down=20.0, latency=0.5),
+            rounds=3,
+            out=tmp_path / "run",
+        )
+    run = History(tmp_path / "run")
+    assert run.meta["status"] == "failed"
     assert all((row["status"], row["reason"]) == ("lost", "lost") for row in run.arrivals)
     assert all((row["bytes_down"], row["bytes_up"]) == (40, 0) for row in run.arrivals)
     assert [row["time"] for row in run.rounds] == pytest.approx([2.5, 5.0, 7.5])
-    assert torch.equal(run.model().weight, MODEL.weight)
-    assert {(r["version"], r["client"]) for r in run.scores} == {
-        (v, c) for v in range(4) for c in range(3)
-    }  # never lost
+    assert {(row["version"], row["client"]) for row in run.scores} == {(v, c) for v in range(4) for c in range(3)}
 
 
 def test_the_share_that_is_lost_and_that_it_belongs_to_client_and_round() -> None:
