@@ -113,7 +113,7 @@ def test_a_round_of_which_all_are_lost_moves_nothing() -> None:
     controller, memo = control(recipe(step=Momentum(beta=0.9)), runtime, rounds=3)
     with pytest.raises(
         RuntimeFault, match="in 3 rounds no update counted"
-    ):  # said only at the end: devices may come back
+    ):
         controller.run()
     assert not controller.communities.group(0).model.any()
     assert [step["arrived"] for step in memo.steps] == [0, 0, 0]
@@ -190,7 +190,7 @@ def test_what_a_rule_sends_beside_the_model_is_checked_too(variate: Any, reason:
 def test_when_nobody_is_left_it_says_so() -> None:
     runtime = FakeRuntime(3, lambda _: BAD["not a number"][0])
     controller, memo = control(recipe(), runtime, rounds=5)
-    with pytest.raises(RuntimeFault, match="no client is left to ask: all 3 were put aside .* as not finite"):
+    with pytest.raises(RuntimeFault, match=r"no client is left to ask: all 3 were put aside .* as not finite"):
         controller.run()
     assert len(memo.rows) == 3
     assert not controller.communities.group(0).model.any()
