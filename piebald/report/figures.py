@@ -49,8 +49,7 @@ def _write(path: Path, plan: Callable[[Axes], bool]) -> Path | None:
     look = {
         "font.family": "sans-serif", "font.size": 10, "text.color": INK, "axes.edgecolor": SOFT,
         "axes.labelcolor": SOFT, "xtick.color": SOFT, "ytick.color": SOFT, "axes.grid": True, "grid.color": GRID,
-        "axes.axisbelow": True, "axes.spines.top": False, "axes.spines.right": False, "axes.titlelocation": "left",
-        "axes.titlesize": 12, "axes.titleweight": "bold", "axes.titlepad": 14, "legend.frameon": False,
+        "axes.axisbelow": True, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
     }  # fmt: skip
     with rc_context(look):  # type: ignore[arg-type]
         figure = Figure(figsize=(7.2, 4.4), layout="constrained")
@@ -62,6 +61,8 @@ def _write(path: Path, plan: Callable[[Axes], bool]) -> Path | None:
 
 
 def _curves(ax: Axes, comparison: Comparison, axis: Axis) -> bool:
+    from matplotlib.ticker import MaxNLocator
+
     shown = Shown(comparison.metric)
     bands = comparison.bands(axis)
     scale = 1e-6 if axis == "bytes" else 1.0
@@ -72,6 +73,8 @@ def _curves(ax: Axes, comparison: Comparison, axis: Axis) -> bool:
         ax.plot(x, band.mean, linewidth=1.8, label=label, **look)  # type: ignore[arg-type]
         if band.seeds > 1 and not band.level:
             ax.fill_between(x, band.low, band.high, color=colour, alpha=0.16, linewidth=0)
+    if axis == "version":
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     name, over = AXES[axis]
     _dress(ax, f"{shown.name.capitalize()} {over}", name, f"Mean {shown.name} over clients")
     _percent(ax.yaxis, shown)
@@ -146,8 +149,12 @@ def _look(comparison: Comparison, label: str) -> tuple[str, str]:
 
 
 def _dress(ax: Axes, title: str, x: str, y: str) -> None:
-    for text, put in ((textwrap.fill(title, 66), ax.set_title), (x, ax.set_xlabel), (y, ax.set_ylabel)):
-        put(text, parse_math=False)  # a label may hold a dollar
+    figure = ax.get_figure(root=True)
+    assert figure is not None  # it was made with its figure
+    # over the whole figure: over the axes alone, long row labels would push the title out on the right
+    top = figure.suptitle(textwrap.fill(title, 68), x=0.01, ha="left", fontsize=12, fontweight="bold")
+    for text in (top, ax.set_xlabel(x), ax.set_ylabel(y)):
+        text.set_parse_math(False)  # a label may hold a dollar
 
 
 def _legend(ax: Axes) -> None:

@@ -111,9 +111,7 @@ def test_a_lost_arrival_does_not_hang(pace: Any) -> None:
 def test_a_round_of_which_all_are_lost_moves_nothing() -> None:
     runtime = FakeRuntime(3, lambda _: None)
     controller, memo = control(recipe(step=Momentum(beta=0.9)), runtime, rounds=3)
-    with pytest.raises(
-        RuntimeFault, match="in 3 rounds no update counted"
-    ):
+    with pytest.raises(RuntimeFault, match="in 3 rounds no update counted"):
         controller.run()
     assert not controller.communities.group(0).model.any()
     assert [step["arrived"] for step in memo.steps] == [0, 0, 0]
