@@ -6,11 +6,13 @@ from piebald.partition.clients import PooledClients
 from piebald.partition.devices import Devices, FastSlow, Homogeneous, LogNormal
 from piebald.partition.dirichlet import Dirichlet
 from piebald.partition.disjoint import Disjoint
+from piebald.partition.heterogeneity import Heterogeneity, measure
 from piebald.partition.iid import Iid
 from piebald.partition.lazy import LazyClients
 from piebald.partition.lists import Lists
 from piebald.partition.non_iid import NonIid
 from piebald.partition.sources import clients_from
+from piebald.partition.statistics import Statistics, collect
 
 __all__ = [
     "ByOwner",
@@ -18,6 +20,7 @@ __all__ = [
     "Dirichlet",
     "Disjoint",
     "FastSlow",
+    "Heterogeneity",
     "Homogeneous",
     "Iid",
     "LazyClients",
@@ -26,5 +29,8 @@ __all__ = [
     "NonIid",
     "Partition",
     "PooledClients",
+    "Statistics",
     "clients_from",
+    "collect",
+    "measure",
 ]
