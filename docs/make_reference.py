@@ -207,6 +207,7 @@ def parts_page() -> str:
 def partition_page() -> str:
     """docs/reference/partitions.md."""
     from piebald.partition.base import Partition
+    from piebald.partition.change import Change
 
     shared = frozenset(Partition.model_fields)
     text = [NOTICE, "# Partitions, devices and models", "", "## Partitions: who holds what?", ""]
@@ -216,6 +217,16 @@ def partition_page() -> str:
     text += ["All of them have these settings:", "", part_rows(Partition)]
     for name, part in sorted(Part.registry["partition"].items()):
         text += ["", f"### {name}", "", summary(part), "", part_rows(part, shared)]
+    text += ["", "## Sizes: how many rows does each client get?", ""]
+    text += ["The setting `sizes` of some partitions: `sizes = { kind = \"power_law\", exponent = 1.5 }`."]
+    for name, part in sorted(Part.registry["sizes"].items()):
+        text += ["", f"### sizes = {name}", "", summary(part), "", part_rows(part)]
+    text += ["", "## Changes: what is done to clients' rows after the deal?", ""]
+    text += ["The setting `changes` of all partitions: `changes = [{ kind = \"flip_random\", share = 0.3 }]`.", ""]
+    change = frozenset(Change.model_fields)
+    text += ["All of them have these settings:", "", part_rows(Change)]
+    for name, part in sorted(Part.registry["change"].items()):
+        text += ["", f"### change = {name}", "", summary(part), "", part_rows(part, change)]
     text += ["", "## Devices: how fast are the clients?", ""]
     text += ["In a TOML file: `[fleet]` with a `kind`.  In Python: `Simulator(fleet=partition.FastSlow())`."]
     for name, part in sorted(Part.registry["fleet"].items()):

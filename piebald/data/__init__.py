@@ -1,10 +1,27 @@
 """Real data sets, one a file, and the value they all are."""
 
+from piebald.data.census import census
+from piebald.data.cifar10 import cifar10
+from piebald.data.credit import credit
 from piebald.data.dataset import DataSet, Owners
 from piebald.data.digits import digits
 from piebald.data.har import har
 from piebald.data.mnist_writers import mnist_writers
+from piebald.data.office_caltech10 import office_caltech10
 from piebald.data.registry import load, names
 from piebald.data.traffic import traffic
 
-__all__ = ["DataSet", "Owners", "digits", "har", "load", "mnist_writers", "names", "traffic"]
+__all__ = [
+    "DataSet",
+    "Owners",
+    "census",
+    "cifar10",
+    "credit",
+    "digits",
+    "har",
+    "load",
+    "mnist_writers",
+    "names",
+    "office_caltech10",
+    "traffic",
+]
