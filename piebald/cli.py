@@ -335,9 +335,11 @@ def _print_run(history: History, as_json: bool, quiet: bool) -> None:
 def _about(name: str) -> dict[str, Any]:
     """What is known of a data set; why it cannot be loaded, if it cannot."""
     from piebald import data as shelf
+    from piebald.data.download import forbidden
 
     try:
-        loaded = shelf.load(name)
+        with forbidden():
+            loaded = shelf.load(name)
     except SettingError as error:
         return {"name": name, "missing": str(error)}
     return {

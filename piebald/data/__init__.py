@@ -2,9 +2,12 @@
 
 from piebald.data.census import census
 from piebald.data.cifar10 import cifar10
+from piebald.data.cifar100 import cifar100
 from piebald.data.credit import credit
 from piebald.data.dataset import DataSet, Owners
 from piebald.data.digits import digits
+from piebald.data.fashion_mnist import fashion_mnist
+from piebald.data.femnist import femnist
 from piebald.data.har import har
 from piebald.data.mnist_writers import mnist_writers
 from piebald.data.office_caltech10 import office_caltech10
@@ -16,8 +19,11 @@ __all__ = [
     "Owners",
     "census",
     "cifar10",
+    "cifar100",
     "credit",
     "digits",
+    "fashion_mnist",
+    "femnist",
     "har",
     "load",
     "mnist_writers",

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from piebald.errors import unknown
 from piebald.partition.base import NOBODY, Partition, labels
 from piebald.partition.lists import Numbered
 from piebald.partition.split import Ints
@@ -32,7 +33,8 @@ class ByEmbedding(Partition):
         clients: how many.
         shuffle: share of the rows, drawn at random, that swap their clients; 0 for regions, 1 for no difference.
         components: principal components to use.
-        extractor: "pixels" for the inputs as they are, flattened, or the name of a frozen network.
+        extractor: "pixels" for the inputs as they are, flattened, or a frozen network, "squeezenet" (images; its
+            embeddings are kept on disk).
     """
 
     clients: int = Field(ge=1)
@@ -53,23 +55,22 @@ class ByEmbedding(Partition):
     def _nearest(self, data: DataSet, train: Ints, rows: Ints) -> Ints:
         from sklearn.decomposition import PCA
 
-        places = self._embed(data, np.concatenate([train, rows]))
+        places = self._embed(data, train)
         if self.components > min(places.shape[1], len(train)):
             raise self.refuse(
                 f"components must be at most {min(places.shape[1], len(train))}, the numbers in an embedding or the "
                 f"rows, got {self.components}"
             )
-        pca = PCA(self.components, svd_solver="full").fit(places[: len(train)])
-        flat = np.asarray(pca.transform(places), dtype=np.float64)
+        pca = PCA(self.components, svd_solver="full").fit(places)
+        known = np.asarray(pca.transform(places), dtype=np.float64)
+        asked = known if rows is train else np.asarray(pca.transform(self._embed(data, rows)), dtype=np.float64)
         label, wanted = labels(data, train), labels(data, rows)
         client = np.full(len(rows), NOBODY)
         for number in np.unique(label):
-            own = flat[: len(train)][label == number]
-            centres = self._centres(own, int(number))
+            centres = self._centres(known[label == number], int(number))
             holder = self._dice(f"take {number}").permutation(self.clients)[: len(centres)]
             mine = wanted == number
-            gap = flat[len(train) :][mine]
-            client[mine] = holder[((gap[:, None] - centres[None]) ** 2).sum(2).argmin(1)]
+            client[mine] = holder[((asked[mine][:, None] - centres[None]) ** 2).sum(2).argmin(1)]
         return client
 
     def _centres(self, places: Floats, number: int) -> Floats:
@@ -90,4 +91,9 @@ class ByEmbedding(Partition):
     def _embed(self, data: DataSet, rows: Ints) -> Floats:
         if self.extractor == "pixels":
             return np.asarray(data.x.numpy()[rows].reshape(len(rows), -1), dtype=np.float64)
-        raise self.refuse(f"extractor must be 'pixels', got {self.extractor!r}")
+        from piebald.models.extractors import EXTRACTORS, embed
+
+        if self.extractor not in EXTRACTORS:
+            raise unknown("extractor", self.extractor, [*EXTRACTORS, "pixels"])
+        made = embed(EXTRACTORS[self.extractor](), data.x[rows], key=f"{data.name}-{self.extractor}")
+        return np.asarray(made, dtype=np.float64)

@@ -169,7 +169,10 @@ def test_published_test_rows_go_to_the_nearest_region() -> None:
         (lambda: Dirichlet(clients=9, alpha=1, least=50, sizes=PowerLaw()).split(even()), "below least = 50"),
         (lambda: Shards(clients=600).split(even()), "600 clients of 2 shards need more than the 1000 rows: lower"),
         (lambda: ByEmbedding(clients=2).split(even()), "components must be at most 1"),
-        (lambda: ByEmbedding(clients=2, extractor="nothing").split(data.digits()), "extractor must be"),
+        (
+            lambda: ByEmbedding(clients=2, extractor="nothing").split(data.digits()),
+            "no extractor 'nothing': choose one of",
+        ),
     ],
 )
 def test_what_cannot_be_is_one_sentence(wrong, message: str) -> None:
