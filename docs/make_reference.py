@@ -23,6 +23,9 @@ from piebald import models
 from piebald.parts import Part, Recipe
 from piebald.recipes import registry
 
+sys.path.insert(0, str(Path(__file__).parent))
+from make_pictures import EXAMPLES
+
 FOLDER = Path(__file__).parent / "reference"
 NOTICE = "<!-- Made by docs/make_reference.py from the docstrings: change those, not this page. -->"
 PRIVATE = "[private layers](../howto/private-layers.md)"
@@ -216,7 +219,8 @@ def partition_page() -> str:
     text += ["Your own data needs none of them: see [bring your own data](../howto/your-data.md).", ""]
     text += ["All of them have these settings:", "", part_rows(Partition)]
     for name, part in sorted(Part.registry["partition"].items()):
-        text += ["", f"### {name}", "", summary(part), "", part_rows(part, shared)]
+        text += ["", f"### {name}", "", summary(part), "", f"![{name}](../images/partitions/{name}.png)", ""]
+        text += [f"*`{EXAMPLES[name]}` on the digits.*", "", part_rows(part, shared)]
     text += ["", "## Sizes: how many rows does each client get?", ""]
     text += ["The setting `sizes` of some partitions: `sizes = { kind = \"power_law\", exponent = 1.5 }`."]
     for name, part in sorted(Part.registry["sizes"].items()):

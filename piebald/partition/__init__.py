@@ -18,6 +18,7 @@ from piebald.partition.shards import Shards
 from piebald.partition.sizes import Explicit, PowerLaw, Quantity, Sizes, Skewed, Uniform
 from piebald.partition.sources import clients_from
 from piebald.partition.statistics import Statistics, collect
+from piebald.partition.trace import Trace
 from piebald.partition.vertical import Parties, Party, Vertical
 
 __all__ = [
@@ -53,6 +54,7 @@ __all__ = [
     "Sizes",
     "Skewed",
     "Statistics",
+    "Trace",
     "Uniform",
     "Vertical",
     "clients_from",
