@@ -82,6 +82,7 @@ def heat_map(ax: Axes, clients: Clients, split: Split = "train") -> bool:
     if len(clients.classes) <= MOST_NAMED:
         ax.set_yticks(range(len(clients.classes)), list(clients.classes))
     _clients_axis(ax, clients)
+    ax.set_ylabel("class")
     ax.set_title("Classes of each client", loc="left")
     return True
 
