@@ -8,6 +8,7 @@ from piebald.data.dataset import DataSet, Owners
 from piebald.data.digits import digits
 from piebald.data.fashion_mnist import fashion_mnist
 from piebald.data.femnist import femnist
+from piebald.data.folders import audio_folder, image_folder
 from piebald.data.har import har
 from piebald.data.mnist_writers import mnist_writers
 from piebald.data.office_caltech10 import office_caltech10
@@ -17,6 +18,7 @@ from piebald.data.traffic import traffic
 __all__ = [
     "DataSet",
     "Owners",
+    "audio_folder",
     "census",
     "cifar10",
     "cifar100",
@@ -25,6 +27,7 @@ __all__ = [
     "fashion_mnist",
     "femnist",
     "har",
+    "image_folder",
     "load",
     "mnist_writers",
     "names",
