@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch.nn import functional
 from piebald.data.download import cache
 from piebald.data.files import prepared, read_npz
 from piebald.errors import SettingError
+from piebald.models.log_mel import LogMel
 
 CHECKSUM = "bada1ac20b1f9b2f1208a00bab0e32585c5c838379afcffa7d06ccb7c3edf49a"  # of the weights, SHA-256
 MEAN = (123.68, 116.779, 103.939)  # of ImageNet's red, green and blue, out of 255
@@ -100,7 +102,7 @@ def squeezenet(side: int = 224) -> SqueezeNet:
     return network.requires_grad_(False).eval()
 
 
-EXTRACTORS = {"squeezenet": squeezenet}
+EXTRACTORS: dict[str, Callable[[], nn.Module]] = {"log_mel": LogMel, "squeezenet": squeezenet}
 
 
 def names() -> list[str]:
@@ -147,8 +149,10 @@ def embed(network: nn.Module, x: Tensor, *, batch: int = 64, key: str | None = N
 
 
 def _fingerprint(network: nn.Module, x: Tensor) -> str:
-    digest = hashlib.sha256(repr((str(network), getattr(network, "side", None), x.shape, x.dtype)).encode())
-    for value in (*network.state_dict().values(), x):
+    asked = inspect.signature(type(network)).parameters
+    settings = {name: value for name in asked if isinstance(value := getattr(network, name, None), int | float | str)}
+    digest = hashlib.sha256(repr((str(network), settings, x.shape, x.dtype)).encode())
+    for value in (*network.state_dict().values(), *network.buffers(), x):
         digest.update(value.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:24]
 

@@ -33,8 +33,8 @@ class ByEmbedding(Partition):
         clients: how many.
         shuffle: share of the rows, drawn at random, that swap their clients; 0 for regions, 1 for no difference.
         components: principal components to use.
-        extractor: "pixels" for the inputs as they are, flattened, or a frozen network, "squeezenet" (images; its
-            embeddings are kept on disk).
+        extractor: "pixels" for the inputs as they are, flattened, or a frozen extractor, "squeezenet" (images) or
+            "log_mel" (recordings of 16 kHz); its embeddings are kept on disk.
     """
 
     clients: int = Field(ge=1)

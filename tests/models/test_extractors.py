@@ -15,7 +15,7 @@ from torch import nn
 from piebald import data
 from piebald.data.dataset import DataSet
 from piebald.errors import SettingError
-from piebald.models import SqueezeNet, embed, squeezenet
+from piebald.models import LogMel, SqueezeNet, embed, squeezenet
 from piebald.partition import ByEmbedding
 
 prepared = pytest.mark.skipif(
@@ -96,6 +96,21 @@ def test_other_weights_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         squeezenet()
 
 
+def test_a_tone_is_in_its_band_and_twice_as_loud_is_log_4_more() -> None:
+    time = torch.arange(16_000) / 16_000
+    network = LogMel()
+    made = network(torch.stack([torch.sin(2 * np.pi * hertz * time) for hertz in (300, 1000, 4000)])[:, None])
+    assert made.shape == (3, 80)
+    centres = 700 * (10 ** (np.arange(1, 41) / 41 * np.log10(1 + 8000 / 700)) - 1)
+    heard = [float(centres[row[:40].argmax()]) for row in made]
+    assert heard == pytest.approx([300, 1000, 4000], rel=0.12)
+    loudest = made[:, :40].argmax(1)
+    assert float(made[range(3), 40 + loudest].max()) < 0.1  # a steady tone hardly changes over time
+    louder = network(2 * torch.sin(2 * np.pi * 1000 * time)[None, None])
+    band = int(louder[0, :40].argmax())
+    assert float(louder[0, band] - made[1, band]) == pytest.approx(np.log(4), abs=1e-3)
+
+
 class Counting(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -130,6 +145,8 @@ def test_any_module_embeds_in_batches_and_only_once(cache: Path) -> None:
     [
         (lambda: SqueezeNet(side=8), "side must be a whole number of pixels, at least 32, got 8"),
         (lambda: SqueezeNet()(torch.zeros(2, 4, 64, 64)), "squeezenet reads images"),
+        (lambda: LogMel(bands=200), "bands must be at most a quarter of window = 512, got 200"),
+        (lambda: LogMel()(torch.zeros(2, 1, 100)), "log_mel reads recordings"),
         (lambda: embed(nn.Identity(), torch.zeros(2, 3, 3)), "must return a row of finite numbers"),
         (lambda: embed(nn.Identity(), torch.full((2, 3), torch.nan)), "must return a row of finite numbers"),
     ],

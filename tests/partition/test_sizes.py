@@ -142,6 +142,16 @@ def test_distance_falls_as_shuffling_rises() -> None:
 
 
 @pytest.mark.skipif("PIEBALD_DATA" not in os.environ, reason="PIEBALD_DATA is not set")
+def test_distance_falls_on_embeddings_of_photographs() -> None:
+    office, seen = data.office_caltech10("squeezenet"), []
+    for shuffle in (0.0, 0.5, 1.0):
+        clients = ByEmbedding(clients=4, shuffle=shuffle).split(office)
+        seen.append(measure(collect(clients, embed=lambda x: x)).federation["frechet"])
+    assert seen == sorted(seen, reverse=True)
+    assert seen[0] > 1.5 * seen[-1]
+
+
+@pytest.mark.skipif("PIEBALD_DATA" not in os.environ, reason="PIEBALD_DATA is not set")
 def test_published_test_rows_go_to_the_nearest_region() -> None:
     clients = ByEmbedding(clients=4, limit=3000).split(data.mnist_writers())
     train, test = clients.table("train"), clients.table("test")
