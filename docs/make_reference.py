@@ -222,11 +222,11 @@ def partition_page() -> str:
         text += ["", f"### {name}", "", summary(part), "", f"![{name}](../images/partitions/{name}.png)", ""]
         text += [f"*`{EXAMPLES[name]}` on the digits.*", "", part_rows(part, shared)]
     text += ["", "## Sizes: how many rows does each client get?", ""]
-    text += ["The setting `sizes` of some partitions: `sizes = { kind = \"power_law\", exponent = 1.5 }`."]
+    text += ['The setting `sizes` of some partitions: `sizes = { kind = "power_law", exponent = 1.5 }`.']
     for name, part in sorted(Part.registry["sizes"].items()):
         text += ["", f"### sizes = {name}", "", summary(part), "", part_rows(part)]
     text += ["", "## Changes: what is done to clients' rows after the deal?", ""]
-    text += ["The setting `changes` of all partitions: `changes = [{ kind = \"flip_random\", share = 0.3 }]`.", ""]
+    text += ['The setting `changes` of all partitions: `changes = [{ kind = "flip_random", share = 0.3 }]`.', ""]
     change = frozenset(Change.model_fields)
     text += ["All of them have these settings:", "", part_rows(Change)]
     for name, part in sorted(Part.registry["change"].items()):
