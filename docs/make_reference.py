@@ -22,6 +22,9 @@ from piebald.parts import Part
 from piebald.recipes import registry
 from piebald.recipes.describe import allowed, documented
 
+sys.path.insert(0, str(Path(__file__).parent))
+from make_pictures import EXAMPLES
+
 FOLDER = Path(__file__).parent / "reference"
 NOTICE = "<!-- Made by docs/make_reference.py from the docstrings: change those, not this page. -->"
 NONE = "No settings."
@@ -156,6 +159,7 @@ def parts_page() -> str:
 def partition_page() -> str:
     """docs/reference/partitions.md."""
     from piebald.partition.base import Partition
+    from piebald.partition.change import Change
 
     shared = frozenset(Partition.model_fields)
     text = [NOTICE, "# Partitions, devices, models and data sets", "", "## Partitions: who holds what?", ""]
@@ -164,7 +168,18 @@ def partition_page() -> str:
     text += ["Your own data needs none of them: see [bring your own data](../howto/your-data.md).", ""]
     text += ["All of them have these settings:", "", part_rows(Partition)]
     for name, part in kinds("partition"):
-        text += ["", f"### {name}", "", summary(part), "", part_rows(part, shared)]
+        text += ["", f"### {name}", "", summary(part), "", f"![{name}](../images/partitions/{name}.png)", ""]
+        text += [f"*`{EXAMPLES[name]}` on the digits.*", "", part_rows(part, shared)]
+    text += ["", "## Sizes: how many rows does each client get?", ""]
+    text += ['The setting `sizes` of some partitions: `sizes = { kind = "power_law", exponent = 1.5 }`.']
+    for name, part in kinds("sizes"):
+        text += ["", f"### sizes = {name}", "", summary(part), "", part_rows(part)]
+    text += ["", "## Changes: what is done to clients' rows after the deal?", ""]
+    text += ['The setting `changes` of all partitions: `changes = [{ kind = "flip_random", share = 0.3 }]`.', ""]
+    change = frozenset(Change.model_fields)
+    text += ["All of them have these settings:", "", part_rows(Change)]
+    for name, part in kinds("change"):
+        text += ["", f"### change = {name}", "", summary(part), "", part_rows(part, change)]
     text += ["", "## Devices: how fast are the clients?", ""]
     text += ["In a TOML file: `[fleet]` with a `kind`.  In Python: `Simulator(fleet=partition.FastSlow())`."]
     for name, part in kinds("fleet"):

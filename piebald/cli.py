@@ -7,7 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -199,15 +199,31 @@ def recipes(
 
 @app.command()
 def data(
-    name: Annotated[str | None, typer.Argument(help="Show this data set only.")] = None,
+    words: Annotated[list[str] | None, typer.Argument(help="list, show NAME, or a NAME.", metavar="[NAME]")] = None,
+    partition: Annotated[str | None, typer.Option(help="Deal it and measure the clients: iid, dirichlet, ...")] = None,
+    sets: Sets = None,
+    out: Annotated[Path | None, typer.Option("--out", help="A folder for pictures of the partition.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List the data sets, with their sources and licences."""
+    """List the data sets, or show one and what a partition makes of it (settings with --set clients=10)."""
     from piebald import data as shelf
 
+    words = list(words or ())
+    shown = words[1:] if words[:1] in (["show"], ["list"]) else words
+    if len(shown) > 1 or (words[:1] == ["list"] and shown) or (words == ["show"]):
+        raise SettingError(f"piebald data takes list, show NAME or a NAME, got {' '.join(words)!r}")
+    name = shown[0] if shown else None
     if name is not None and name not in shelf.names():
         raise unknown("data set", name, shelf.names())
-    listing = [_about(known) for known in shelf.names() if name in (None, known)]
+    if partition is not None:
+        if name is None:
+            raise SettingError(
+                f"--partition {partition} needs a data set: piebald data show NAME --partition {partition}"
+            )
+        return _dealt(name, partition, sets or [], out, as_json)
+    if sets or out:
+        raise SettingError("--set and --out are about a partition: add --partition KIND")
+    listing = [_about(known, name is None) for known in shelf.names() if name in (None, known)]
     if as_json:
         _print_json(listing)
     elif name is None:
@@ -215,6 +231,48 @@ def data(
         _print_table(("data set", "rows", "licence", "source"), rows)
     else:
         _print_table(("", ""), list(listing[0].items()))
+
+
+def _dealt(name: str, kind: str, sets: Sequence[str], out: Path | None, as_json: bool) -> None:
+    """What a partition makes of a data set: numbers for the federation and its clients, and pictures."""
+    from piebald import data as shelf
+    from piebald.partition import Partition, collect, measure, pictures
+    from piebald.partition.heterogeneity import UNITS
+    from piebald.parts import build
+
+    made = build("partition", {"kind": kind} | dict(_pair(text) for text in sets))
+    assert isinstance(made, Partition)  # for the type checker; that axis has nothing else
+    clients = made.split(shelf.load(name))
+    embed = pictures.flat if len(clients) <= 100 else None  # a covariance for each of a million clients is too much
+    seen = measure(collect(clients, embed=embed))
+    drawn = [] if out is None else pictures.draw(clients, out, embed=embed)
+    table = [{"client": clients.names[number], **row} for number, row in enumerate(seen.table())]
+    if as_json:
+        _print_json(
+            {"partition": made.table(), "federation": seen.federation, "clients": table, "files": list(map(str, drawn))}
+        )
+        return
+    rows = [(measured, number, UNITS[measured]) for measured, number in seen.federation.items()]
+    _print_table(("federation", "", "unit"), rows)
+    print()
+    _print_table(list(table[0]), [list(row.values()) for row in table[:20]])
+    if len(table) > 20:
+        print(f"and {len(table) - 20} more clients (--json has all)")
+    for path in drawn:
+        print(path)
+
+
+def _pair(text: str) -> tuple[str, Any]:
+    """A setting from the command line: KEY=VALUE, the value as TOML or else as text."""
+    import tomllib
+
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise SettingError(f"--set must be KEY=VALUE, got {text!r}")
+    try:
+        return key, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, value
 
 
 @app.command()
@@ -332,12 +390,14 @@ def _print_run(history: History, as_json: bool, quiet: bool) -> None:
         _print_table(("", ""), [item for item in _facts(history).items() if item[1] is not None])
 
 
-def _about(name: str) -> dict[str, Any]:
+def _about(name: str, only_here: bool) -> dict[str, Any]:
     """What is known of a data set; why it cannot be loaded, if it cannot."""
     from piebald import data as shelf
+    from piebald.data.download import forbidden
 
     try:
-        loaded = shelf.load(name)
+        with forbidden() if only_here else nullcontext():
+            loaded = shelf.load(name)
     except SettingError as error:
         return {"name": name, "missing": str(error)}
     return {

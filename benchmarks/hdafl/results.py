@@ -187,6 +187,8 @@ def traffic_tables(out: Path) -> Iterator[str]:
         for case, alone in settings.TRAFFIC_CASES.items():
             runs = finished(out / "traffic" / model / case / "C2")
             labels = (*settings.LABELS, traffic.CENTRAL)
+            whole = set.intersection(*({run.seed for run in runs if run.label == label} for label in labels))
+            runs = [run for run in runs if run.seed in whole]  # seeds that every recipe has
             by_label = {label: [run for run in runs if run.label == label] for label in labels}
             if not by_label[BASE] or not by_label[traffic.CENTRAL]:
                 continue

@@ -1,10 +1,36 @@
 """Real data sets, one a file, and the value they all are."""
 
+from piebald.data.census import census
+from piebald.data.cifar10 import cifar10
+from piebald.data.cifar100 import cifar100
+from piebald.data.credit import credit
 from piebald.data.dataset import DataSet, Owners
 from piebald.data.digits import digits
+from piebald.data.fashion_mnist import fashion_mnist
+from piebald.data.femnist import femnist
+from piebald.data.folders import audio_folder, image_folder
 from piebald.data.har import har
 from piebald.data.mnist_writers import mnist_writers
+from piebald.data.office_caltech10 import office_caltech10
 from piebald.data.registry import load, names
 from piebald.data.traffic import traffic
 
-__all__ = ["DataSet", "Owners", "digits", "har", "load", "mnist_writers", "names", "traffic"]
+__all__ = [
+    "DataSet",
+    "Owners",
+    "audio_folder",
+    "census",
+    "cifar10",
+    "cifar100",
+    "credit",
+    "digits",
+    "fashion_mnist",
+    "femnist",
+    "har",
+    "image_folder",
+    "load",
+    "mnist_writers",
+    "names",
+    "office_caltech10",
+    "traffic",
+]

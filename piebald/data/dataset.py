@@ -43,6 +43,7 @@ class DataSet:
         test: row numbers of the published test part, None if there is none.
         together: rows with the same number [n] are of one recording and never on both sides of a test; None if all are
             apart.
+        features: names of the numbers in an input [n, features], for tables.
         source: where the rows were taken from.
         licence: under which terms.
         citation: what to cite.
@@ -59,6 +60,7 @@ class DataSet:
     train: Ints | None = None
     test: Ints | None = None
     together: Ints | None = None
+    features: Sequence[str] | None = None
     source: str = ""
     licence: str = ""
     citation: str = ""
@@ -77,6 +79,11 @@ class DataSet:
             raise SettingError(
                 f"data set {self.name!r}: class numbers must be in 0..{len(self.classes) - 1}, "
                 f"got {int(self.y.min())}..{int(self.y.max())}: name every class in classes"
+            )
+        if self.features is not None and list(self.x.shape[1:]) != [len(self.features)]:
+            raise SettingError(
+                f"data set {self.name!r}: features must name each number of inputs {list(self.x.shape[1:])}, "
+                f"got {len(self.features)} names"
             )
         parts = [part for part in (self.train, self.test) if part is not None]
         if parts:

@@ -37,6 +37,12 @@ def prepared(folder: str, file: str) -> Path:
     return path
 
 
+def is_prepared(folder: str, file: str) -> bool:
+    """Whether a prepared file is there."""
+    root = os.environ.get(VARIABLE)
+    return bool(root) and (Path(str(root)) / folder / file).is_file()
+
+
 def read_npz(folder: str, file: str, arrays: Sequence[str]) -> dict[str, NDArray[Any]]:
     """Named arrays of a prepared npz file.
 

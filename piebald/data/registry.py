@@ -4,17 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from piebald.data.census import census
+from piebald.data.cifar10 import cifar10
+from piebald.data.cifar100 import cifar100
+from piebald.data.credit import credit
 from piebald.data.dataset import DataSet
 from piebald.data.digits import digits
+from piebald.data.fashion_mnist import fashion_mnist
+from piebald.data.femnist import femnist
 from piebald.data.har import har
 from piebald.data.mnist_writers import mnist_writers
+from piebald.data.office_caltech10 import office_caltech10
 from piebald.data.traffic import traffic
 from piebald.errors import unknown
 
 _LOADERS: dict[str, Callable[[], DataSet]] = {
+    "census": census,
+    "cifar10": cifar10,
+    "cifar100": cifar100,
+    "credit": credit,
     "digits": digits,
+    "fashion_mnist": fashion_mnist,
+    "femnist": femnist,
     "har": har,
     "mnist_writers": mnist_writers,
+    "office_caltech10": office_caltech10,
     "traffic": traffic,
 }
 

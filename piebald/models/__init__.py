@@ -2,6 +2,21 @@
 
 from piebald.models.convolutional import Cnn1d, CnnBn, LeafCnn, SmallCnn
 from piebald.models.dense import Logistic, Mlp
+from piebald.models.extractors import SqueezeNet, embed, squeezenet
+from piebald.models.log_mel import LogMel
 from piebald.models.registry import build_model, names
 
-__all__ = ["Cnn1d", "CnnBn", "LeafCnn", "Logistic", "Mlp", "SmallCnn", "build_model", "names"]
+__all__ = [
+    "Cnn1d",
+    "CnnBn",
+    "LeafCnn",
+    "LogMel",
+    "Logistic",
+    "Mlp",
+    "SmallCnn",
+    "SqueezeNet",
+    "build_model",
+    "embed",
+    "names",
+    "squeezenet",
+]

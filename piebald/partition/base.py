@@ -21,6 +21,8 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from piebald.errors import SettingError
+from piebald.partition.change import AnyChange
+from piebald.partition.changed import changed
 from piebald.partition.clients import PooledClients
 from piebald.partition.lists import Lists
 from piebald.partition.parts import three_ways
@@ -45,6 +47,7 @@ class Partition(Part):
         test: share of each client's rows for its test part where the data set publishes none, in [0, 1).
         pool: deal the published training and test rows as one set.
         limit: use at most this many rows, drawn in proportion from classes and from training and test.
+        changes: what is done to some clients' rows after the deal: flipped labels, noise, blur, ...
     """
 
     axis = "partition"
@@ -55,6 +58,7 @@ class Partition(Part):
     test: float = Field(default=0.2, ge=0, lt=1)
     pool: bool = False
     limit: int | None = Field(default=None, ge=1)
+    changes: tuple[AnyChange, ...] | None = None
 
     @model_validator(mode="after")
     def _leave_rows(self) -> Self:
@@ -94,7 +98,8 @@ class Partition(Part):
             parts = three_ways(lists, label, validation, 0.0, self.seed, data.together)
             parts["test"] = Lists.of(holder, len(names), test)
             common = test[holder != NOBODY]
-        return PooledClients(data.x, data.y, parts, names=names, classes=data.classes, common=common)
+        clients = PooledClients(data.x, data.y, parts, names=names, classes=data.classes, common=common)
+        return changed(clients, self.changes, data.x) if self.changes else clients
 
     def deal(self, data: DataSet, rows: Ints) -> tuple[Ints, Sequence[str]]:
         """The client of each of these rows [n] (or `NOBODY`), and the clients' names.

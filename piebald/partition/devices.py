@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -75,23 +76,29 @@ class FastSlow(Devices):
     """Two kinds of device, as in Metis (fast and slow learners).
 
     Slow clients are spread evenly over the client numbers, from a drawn start: among any n neighbours n * share_slow
-    are slow, rounded up or down.
+    are slow, rounded up or down.  Partitions with `sizes` number clients from the largest on, so `first = "fast"` with
+    half of them slow gives Metis' order: sorted by size, fast, slow, fast, slow, ...
 
     Attributes:
         fast: seconds of one optimiser step of a fast device.
         slow_factor: how many times longer a slow device takes.
         share_slow: share of the clients that are slow, in [0, 1].
+        first: what client 0 is (where there are both), or "drawn".
         seed: of the drawn start.
     """
 
     fast: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     slow_factor: float = Field(default=5.0, ge=1, allow_inf_nan=False)
     share_slow: float = Field(default=0.5, ge=0, le=1)
+    first: Literal["drawn", "fast", "slow"] = "drawn"
     seed: int = 0
 
     def is_slow(self, client: int) -> bool:
         """Whether a client is slow."""
-        start = float(generator(self.seed, "fast_slow").random())
+        if self.first == "drawn":
+            start = float(generator(self.seed, "fast_slow").random())
+        else:  # a hair more, so that share_slow + 1 - share_slow is not rounded below 1
+            start = (0.0 if self.first == "fast" else 1 - self.share_slow) + 1e-9
         return math.floor((client + 1) * self.share_slow + start) > math.floor(client * self.share_slow + start)
 
     def device(self, client: int) -> Device:

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from piebald.partition.base import Partition
+from piebald.partition.base import NOBODY, Partition
 from piebald.partition.lists import Numbered
+from piebald.partition.sizes import AnySizes
 from piebald.partition.split import Ints
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ class Dirichlet(Partition):
     client is served last.  With few clients the rows at hand keep mixtures from being as extreme as a tiny alpha asks.
 
     Attributes:
-        clients: how many; their sizes differ by at most one row.
+        clients: how many.
+        sizes: how many rows each client gets; by default they differ by at most one row.
         alpha: above 0; 0.1 gives a few classes each, 100 nearly equal mixtures.
         least: rows that each client must have, else the partition is refused.
     """
@@ -38,6 +40,7 @@ class Dirichlet(Partition):
     clients: int = Field(ge=1)
     alpha: float = Field(gt=0, le=1e6)
     least: int = Field(default=1, ge=1)
+    sizes: AnySizes | None = None
 
     def deal(self, data: DataSet, rows: Ints) -> tuple[Ints, Sequence[str]]:
         """The client of each row [n], and names."""
@@ -49,10 +52,20 @@ class Dirichlet(Partition):
         shares = stock[present] / len(rows)
         mixture = dice.dirichlet(self.alpha * len(present) * shares, size=self.clients)
         # A client's slots are the rows it will get; the first clients get the odd rows, in random order.
-        slots = dice.permutation(self.clients)[np.arange(len(rows)) % self.clients]
+        if self.sizes is None:
+            slots = dice.permutation(self.clients)[np.arange(len(rows)) % self.clients]
+        else:
+            counts = self.sizes.counts(self.clients, len(rows), dice)
+            if counts.min() < self.least:
+                raise self.refuse(f"sizes give a client {counts.min()} rows, below least = {self.least}: lower least")
+            slots = np.repeat(np.arange(self.clients), counts)
         drawn = present[_fill(slots, mixture, stock[present], dice)]
-        client = np.empty(len(rows), dtype=np.int64)
-        client[_by_class(label, dice)] = slots[_by_class(drawn, dice)]
+        # Sorted by class, the slots meet the rows; rows of a class beyond its slots (explicit sizes) are nobody's.
+        slots = slots[_by_class(drawn, dice)]
+        order, served = _by_class(label, dice), np.bincount(drawn, minlength=classes)
+        start = np.cumsum(stock) - stock
+        client = np.full(len(rows), NOBODY)
+        client[order[np.arange(len(order)) - start[label[order]] < served[label[order]]]] = slots
         return client, Numbered(self.clients)
 
 

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 class Disjoint(Partition):
     """Each group of `shared_by` neighbouring clients holds `classes_each` classes that no other group has.
 
+    With `shared_by` above 1 these are DistFL's types: clients of a type hold the same classes, types have none in
+    common.
+
     Which classes go to which group is drawn; a class's rows are dealt evenly inside its group.  Classes that are left
     over (where groups x classes_each is less than the classes there are) are held by nobody and left out of `common`,
     too.

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import Field
 
-from piebald.partition.base import Partition
+from piebald.partition.base import NOBODY, Partition
 from piebald.partition.lists import Numbered
+from piebald.partition.sizes import AnySizes
 from piebald.partition.split import Ints
 
 if TYPE_CHECKING:
@@ -21,13 +22,21 @@ class Iid(Partition):
 
     Attributes:
         clients: how many.
+        sizes: how many rows each client gets; alike by default.
     """
 
     clients: int = Field(ge=1)
+    sizes: AnySizes | None = None
 
     def deal(self, data: DataSet, rows: Ints) -> tuple[Ints, Sequence[str]]:
         """The client of each row [n], and names."""
         self.check_room(self.clients, rows)
-        client = np.empty(len(rows), dtype=np.int64)
-        client[self._dice("deal").permutation(len(rows))] = np.arange(len(rows)) % self.clients
+        dice = self._dice("deal")
+        client = np.full(len(rows), NOBODY)
+        shuffled = dice.permutation(len(rows))
+        if self.sizes is None:
+            client[shuffled] = np.arange(len(rows)) % self.clients
+        else:
+            holder = np.repeat(np.arange(self.clients), self.sizes.counts(self.clients, len(rows), dice))
+            client[shuffled[: len(holder)]] = holder
         return client, Numbered(self.clients)

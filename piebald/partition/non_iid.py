@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from piebald.partition.base import Partition, spread
+from piebald.partition.base import NOBODY, Partition, spread
+from piebald.partition.fit import fill, pattern
 from piebald.partition.lists import Numbered
+from piebald.partition.sizes import AnySizes, Uniform
 from piebald.partition.split import Ints
 
 if TYPE_CHECKING:
@@ -24,27 +27,60 @@ class NonIid(Partition):
     Which classes is drawn such that each class has the same number of holders (within one); a class's rows are dealt
     evenly over its holders.
 
+    With `sizes` or with more than one number in `classes_each`, as in Metis' "Power Law & Non-IID(8x1,4x1,3x8)"
+    (Stripelis, Ambite 2020), clients get as many rows as `sizes` says (alike by default) and their classes in portions
+    as even as that allows.  Clients choose their classes from the first on, always those of which most is left.
+
     Attributes:
         clients: how many.
-        classes_each: classes of each client.
+        classes_each: classes of each client: a number, one for each client, or groups as text, "8x1,4x1,3x8" (8
+            classes for 1 client, 4 for 1, 3 for 8).
+        sizes: how many rows each client gets.
     """
 
     clients: int = Field(ge=1)
-    classes_each: int = Field(ge=1)
+    classes_each: int | str | tuple[int, ...]
+    sizes: AnySizes | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> NonIid:
+        each = self._each()
+        if len(each) != self.clients:
+            raise ValueError(
+                f"classes_each says how many classes for {len(each)} clients but clients is {self.clients}: "
+                "give one number for each client"
+            )
+        if min(each) < 1:
+            raise ValueError(f"classes_each must be at least 1, got {min(each)}")
+        return self
+
+    def _each(self) -> Sequence[int]:
+        """Classes of each client."""
+        if isinstance(self.classes_each, int):
+            return [self.classes_each] * self.clients
+        if not isinstance(self.classes_each, str):
+            return self.classes_each
+        groups = re.findall(r"(\d+)x(\d+)", self.classes_each)
+        if ",".join("x".join(group) for group in groups) != self.classes_each.replace(" ", ""):
+            raise ValueError(
+                f"classes_each must be a number, a list or groups like '8x1,4x1,3x8', got {self.classes_each!r}"
+            )
+        return [int(number) for number, times in groups for _ in range(int(times))]
 
     def deal(self, data: DataSet, rows: Ints) -> tuple[Ints, Sequence[str]]:
         """The client of each row [n], and names."""
         label, classes = self.class_labels(data, rows)
-        if self.classes_each > classes:
-            raise self.refuse(
-                f"classes_each must be at most the {classes} classes of {data.name}, got {self.classes_each}"
-            )
-        if self.clients * self.classes_each < classes:
+        each = self._each()
+        if max(each) > classes:
+            raise self.refuse(f"classes_each must be at most the {classes} classes of {data.name}, got {max(each)}")
+        if sum(each) < classes:
             raise self.refuse(
                 f"{self.clients} clients of {self.classes_each} classes cannot hold the {classes} classes of "
                 f"{data.name}: raise clients or classes_each"
             )
         dice = self._dice("deal")
+        if self.sizes is not None or not isinstance(self.classes_each, int):
+            return self._deal_sizes(label, np.array(each), classes, dice), Numbered(self.clients)
         held = _draw(self.clients, self.classes_each, classes, dice)
         order = np.argsort(held.ravel(), kind="stable")
         cuts = np.searchsorted(held.ravel()[order], np.arange(1, classes))
@@ -56,6 +92,23 @@ class NonIid(Partition):
                     f"lower clients or classes_each" + ("" if self.limit is None else ", or raise limit")
                 )
         return spread(label, holders, dice), Numbered(self.clients)
+
+    def _deal_sizes(self, label: Ints, each: Ints, classes: int, dice: Generator) -> Ints:
+        """The client of each row [n], with the sizes asked for."""
+        stock = np.bincount(label, minlength=classes)
+        self.check_room(self.clients, label)
+        wanted = (self.sizes or Uniform()).counts(self.clients, len(label), dice)
+        counts = fill(pattern(each, wanted, stock, dice), wanted, stock)
+        if counts is None:
+            raise self.refuse(
+                f"rows of {classes} classes cannot be dealt to sizes {wanted.max()} to {wanted.min()} with these "
+                "classes_each: give the largest clients more classes, or sizes that differ less"
+            )
+        client = np.full(len(label), NOBODY)
+        for number in range(classes):
+            rows = dice.permutation(np.flatnonzero(label == number))[: counts[:, number].sum()]
+            client[rows] = np.repeat(np.arange(self.clients), counts[:, number])
+        return client
 
 
 def _draw(clients: int, each: int, classes: int, dice: Generator) -> Ints:

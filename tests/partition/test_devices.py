@@ -8,7 +8,7 @@ import pytest
 
 from piebald.contracts import Device, Fleet
 from piebald.errors import SettingError
-from piebald.partition import Devices, FastSlow, Homogeneous, LogNormal
+from piebald.partition import Devices, FastSlow, Homogeneous, LogNormal, Trace
 from piebald.parts import build
 
 KINDS = [Homogeneous(seconds_per_step=2.0, dropout=0.1), FastSlow(latency=0.5), LogNormal(down=1e6, up=1e5, seed=2)]
@@ -69,3 +69,64 @@ def test_log_normal_has_the_asked_median_and_spread() -> None:
 def test_bad_settings_are_one_sentence(kind, message: str) -> None:
     with pytest.raises(SettingError, match=message):
         kind()
+
+
+def test_fast_and_slow_take_turns_as_in_metis() -> None:
+    for first, expected in (("fast", [False, True] * 5), ("slow", [True, False] * 5)):
+        assert [FastSlow(first=first).is_slow(client) for client in range(10)] == expected
+    assert [FastSlow(first="slow", share_slow=0.1).is_slow(client) for client in range(3)] == [True, False, False]
+    assert FastSlow(first="slow", share_slow=0.0).is_slow(0) is False
+
+
+def test_a_trace_is_read_from_a_table(tmp_path) -> None:
+    file = tmp_path / "phones.csv"
+    file.write_text("seconds_per_step,up,down,on\n0.5,1000,,0-10;20-30\n2,,5e6,\n")
+    fleet = build("fleet", {"kind": "trace", "file": str(file), "latency": 0.1})
+    assert fleet.device(0) == Device(0.5, math.inf, 1000.0, 0.1, 0.0, ((0.0, 10.0), (20.0, 30.0)))
+    assert fleet.device(1) == Device(2.0, 5e6, math.inf, 0.1, 0.0, None)
+    assert fleet.device(2) == fleet.device(0)  # more clients than lines: from the top again
+    assert [list(fleet.available(5, now)) for now in (5, 15, 25)] == [[0, 1, 2, 3, 4], [1, 3], [0, 1, 2, 3, 4]]
+    assert build("fleet", fleet.table()) == fleet
+
+
+def test_a_trace_runs_in_the_simulator(tmp_path) -> None:
+    import torch
+
+    import piebald
+    from piebald import data
+    from piebald.partition import Iid
+
+    file = tmp_path / "phones.csv"
+    file.write_text("seconds_per_step,on\n1,\n4,0-5\n")
+    clients = Iid(clients=4, limit=200).split(data.digits())
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    simulator = piebald.Simulator(fleet=Trace(file=str(file)))
+    run = piebald.run(
+        piebald.recipes.fedavg(cohort=2), clients, model, rounds=2, out=tmp_path / "run", runtime=simulator
+    )
+    assert run is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "cannot be read as CSV"),
+        ("seconds\n1\n", "must have a column 'seconds_per_step', got seconds"),
+        ("seconds_per_step,upp\n1,2\n", "there is no column of a trace called 'upp': did you mean 'up'"),
+        ("seconds_per_step\n", "must have a line for at least one client"),
+        ("seconds_per_step\n-1\n", r"line 2: seconds_per_step must be at least 0, got -1"),
+        ("seconds_per_step,up\n1,0\n", r"line 2: up must be above 0, got 0"),
+        ("seconds_per_step\nfast\n", r"line 2: seconds_per_step must be a number, got 'fast'"),
+        ("seconds_per_step,on\n1,9-3\n", r"line 2: on must be intervals like 0-3600;7200-9000, got '9-3'"),
+    ],
+)
+def test_a_wrong_trace_is_one_sentence(tmp_path, text: str, message: str) -> None:
+    file = tmp_path / "phones.csv"
+    file.write_text(text)
+    with pytest.raises(SettingError, match=message):
+        Trace(file=str(file)).device(0)
+
+
+def test_a_trace_that_is_not_there() -> None:
+    with pytest.raises(SettingError, match=r"there is no file nowhere.csv"):
+        Trace(file="nowhere.csv").available(3, 0.0)

@@ -14,7 +14,20 @@ from hypothesis import strategies as st
 from piebald import data
 from piebald.data import DataSet, Owners
 from piebald.errors import SettingError
-from piebald.partition import ByOwner, Dirichlet, Disjoint, Iid, NonIid, Partition, PooledClients
+from piebald.partition import (
+    ByEmbedding,
+    ByOwner,
+    Dirichlet,
+    Disjoint,
+    Iid,
+    NonIid,
+    Partition,
+    PooledClients,
+    PowerLaw,
+    Quantity,
+    Shards,
+    Skewed,
+)
 from piebald.parts import build
 
 SPLITS = ("train", "validation", "test")
@@ -46,6 +59,12 @@ KINDS = [
     Disjoint(clients=6, classes_each=2, shared_by=2),
     NonIid(clients=9, classes_each=2),
     Dirichlet(clients=8, alpha=0.3),
+    Iid(clients=7, sizes=PowerLaw()),
+    Dirichlet(clients=8, alpha=0.3, sizes=Quantity(alpha=0.5)),
+    NonIid(clients=5, classes_each="5x1,3x2,2x2", sizes=Skewed(ratio=3)),
+    NonIid(clients=6, classes_each=(3, 3, 4, 4, 5, 6)),
+    Shards(clients=8),
+    ByEmbedding(clients=3, components=1, shuffle=0.3),
 ]
 
 
@@ -301,6 +320,7 @@ GOLDEN = {
     "non_iid": "ab44c50f07b1db3b",
     "dirichlet": "48b310b95e7aa45f",
     "by_owner": "2319525ea5e09d6a",
+    "shards": "43e39ed2025653d1",
 }
 
 
@@ -308,7 +328,7 @@ GOLDEN = {
 def test_golden(kind: str) -> None:
     """Old runs must be repeatable: a change of these is a change of what a seed means."""
     fields = {"iid": {}, "disjoint": {"classes_each": 2, "shared_by": 2}, "non_iid": {"classes_each": 3}}
-    fields |= {"dirichlet": {"alpha": 0.5}, "by_owner": {"owner": "person"}}
+    fields |= {"dirichlet": {"alpha": 0.5}, "by_owner": {"owner": "person"}, "shards": {}}
     table = {"kind": kind, "clients": 8, "seed": 3, "validation": 0.1, **fields[kind]}
     source = rows(count=1000) if kind == "by_owner" else data.digits()
     if kind == "by_owner":

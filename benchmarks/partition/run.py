@@ -1,0 +1,90 @@
+"""Piebald's partitions beside flwr-datasets' on the same labels: python benchmarks/partition/run.py
+
+Prints seconds for each, medians of alternating runs, and their ratio; then one large deal with its peak memory.
+Needs `pip install flwr-datasets` besides Piebald; without it only Piebald is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from piebald.data import DataSet
+from piebald.partition import Dirichlet, NonIid, Partition
+
+
+def labels(rows: int, classes: int = 10) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, classes, rows)
+
+
+def ours(kind: Partition, y: np.ndarray) -> Callable[[], int]:
+    dataset = DataSet("labels", torch.zeros(len(y), 1), torch.from_numpy(y), [str(n) for n in range(10)])
+
+    def deal() -> int:
+        clients = kind.split(dataset)
+        return sum(len(clients.indices(client, "train")) for client in range(len(clients)))
+
+    return deal
+
+
+def theirs(make: Callable[[], object], y: np.ndarray, clients: int) -> Callable[[], int]:
+    from datasets import Dataset
+
+    table = Dataset.from_dict({"label": y})
+
+    def deal() -> int:
+        partitioner = make()
+        partitioner.dataset = table
+        return sum(len(partitioner.load_partition(client)) for client in range(clients))
+
+    return deal
+
+
+def timed(deal: Callable[[], int]) -> float:
+    start = time.perf_counter()
+    deal()
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=50_000)
+    parser.add_argument("--clients", type=int, default=100)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--skip-large", action="store_true")
+    asked = parser.parse_args()
+    y, clients = labels(asked.rows), asked.clients
+    kinds = {
+        "Dirichlet(0.5)": Dirichlet(clients=clients, alpha=0.5, test=0.0),
+        "two classes each": NonIid(clients=clients, classes_each=2, test=0.0),
+    }
+    try:
+        from flwr_datasets.partitioner import DirichletPartitioner, PathologicalPartitioner
+    except ImportError:
+        print("flwr-datasets is not installed, so only Piebald is timed")
+        others = {}
+    else:
+        others = {
+            "Dirichlet(0.5)": lambda: DirichletPartitioner(clients, "label", alpha=0.5, min_partition_size=1, seed=1),
+            "two classes each": lambda: PathologicalPartitioner(clients, "label", num_classes_per_partition=2, seed=1),
+        }
+    print(f"{asked.rows:,} rows, {clients:,} clients, medians of {asked.repeats} alternating runs")
+    for name, kind in kinds.items():
+        mine, other = ours(kind, y), theirs(others[name], y, clients) if name in others else None
+        pairs = [(timed(mine), timed(other) if other else float("nan")) for _ in range(asked.repeats)]
+        a, b = (statistics.median(column) for column in zip(*pairs, strict=True))
+        print(f"{name:18} Piebald {a:8.3f} s   flwr-datasets {b:8.3f} s   ratio {b / a:6.1f}")
+    if not asked.skip_large:
+        seconds = timed(ours(Dirichlet(clients=100_000, alpha=0.3), labels(1_000_000)))
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        print(f"1,000,000 rows over 100,000 clients: {seconds:.2f} s, peak memory of this process {peak:.2f} GB")
+
+
+if __name__ == "__main__":
+    main()

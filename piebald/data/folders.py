@@ -1,0 +1,123 @@
+"""Your own files in folders: images and recordings, a folder for each class."""
+
+from __future__ import annotations
+
+import wave
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from piebald.data.dataset import DataSet, Owners
+from piebald.errors import SettingError
+
+IMAGES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
+
+
+def image_folder(folder: str | Path, side: int = 64, owner: str | None = None) -> DataSet:
+    """Images in folder/class/image, or in folder/owner/class/image where `owner` says what the owners are called.
+
+    Returns:
+        x [n, 3, side, side] uint8 (resized, aspect ratio not kept), classes by their folders' names.
+
+    Args:
+        folder: the folder.
+        side: pixels.
+        owner: what the upper folders are ("camera", "hospital"), None where there are none.
+
+    Raises:
+        SettingError: no images, an image that cannot be read, or a side below 1.
+    """
+    if isinstance(side, bool) or not isinstance(side, int) or side < 1:
+        raise SettingError(f"side must be a whole number of pixels, at least 1, got {side!r}")
+    return _data_set(Path(folder), IMAGES, owner, lambda path: _image(path, side))
+
+
+def audio_folder(folder: str | Path, seconds: float = 1.0, rate: int = 16_000, owner: str | None = None) -> DataSet:
+    """WAV recordings in folder/class/file, or in folder/owner/class/file where `owner` says what the owners are called.
+
+    In the layout of Speech Commands (a speaker's id before "_nohash_" in each file's name) speakers are the owners
+    "speaker", too.
+
+    Returns:
+        x [n, 1, seconds * rate] float32 in [-1, 1]: the first channel, cut or filled up with silence.
+
+    Args:
+        folder: the folder.
+        seconds: length of each input.
+        rate: samples a second; files of another rate are refused.
+        owner: what the upper folders are ("room", "device"), None where there are none.
+
+    Raises:
+        SettingError: no recordings, one that cannot be read or has another rate, or a length of no sample.
+    """
+    length = round(seconds * rate)
+    if length < 1:
+        raise SettingError(f"seconds * rate must be at least one sample, got {seconds} * {rate}")
+    return _data_set(Path(folder), (".wav",), owner, lambda path: _recording(path, length, rate))
+
+
+def _data_set(
+    folder: Path, suffixes: Sequence[str], owner: str | None, read: Callable[[Path], NDArray[np.generic]]
+) -> DataSet:
+    depth = 2 if owner is None else 3
+    pattern = "/".join("*" * depth)
+    files = sorted(path for path in folder.glob(pattern) if path.suffix.lower() in suffixes and path.is_file())
+    if not files:
+        layout = "class/file" if owner is None else f"{owner}/class/file"
+        raise SettingError(
+            f"there is no file {layout} ({', '.join(suffixes)}) in {folder}: put one folder a class there"
+        )
+    classes, y = np.unique([path.parent.name for path in files], return_inverse=True)
+    owners = {} if owner is None else {owner: Owners.of(np.array([path.parent.parent.name for path in files]))}
+    speakers = [path.name.partition("_nohash_") for path in files]
+    if all(nohash for _, nohash, _ in speakers):
+        owners["speaker"] = Owners.of(np.array([speaker for speaker, _, _ in speakers]))
+    first = read(files[0])
+    x = np.empty((len(files), *first.shape), dtype=first.dtype)
+    for number, path in enumerate(files):
+        x[number] = first if not number else read(path)
+    return DataSet(
+        name=folder.resolve().name,
+        x=torch.from_numpy(x),
+        y=torch.from_numpy(y.astype(np.int64)),
+        classes=classes.tolist(),
+        owners=owners,
+        source=f"{len(files)} files of your own",
+    )
+
+
+def _image(path: Path, side: int) -> NDArray[np.uint8]:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise SettingError(f"{path}: images need Pillow: pip install pillow") from None
+    try:
+        with Image.open(path) as opened:
+            small = opened.convert("RGB").resize((side, side), Image.Resampling.BILINEAR)
+            return np.asarray(small, dtype=np.uint8).transpose(2, 0, 1)
+    except (OSError, ValueError) as error:
+        raise SettingError(f"{path} cannot be read as an image: replace it or leave it out ({error})") from None
+
+
+def _recording(path: Path, length: int, rate: int) -> NDArray[np.float32]:
+    try:
+        with wave.open(str(path), "rb") as opened:
+            found, width, channels = opened.getframerate(), opened.getsampwidth(), opened.getnchannels()
+            raw = opened.readframes(length)
+    except (OSError, EOFError, wave.Error) as error:
+        raise SettingError(f"{path} cannot be read as WAV: replace it or leave it out ({error})") from None
+    if found != rate:
+        raise SettingError(f"{path} has {found} samples a second, not {rate}: convert it, or pass rate={found}")
+    if width not in (1, 2, 4):
+        raise SettingError(f"{path} has samples of {8 * width} bits, which must be 8, 16 or 32: convert it")
+    values = np.frombuffer(
+        raw[: len(raw) // (width * channels) * width * channels], {1: "u1", 2: "<i2", 4: "<i4"}[width]
+    )
+    mono = values.reshape(-1, channels)[:, 0].astype(np.float64)
+    mono = (mono - 128) / 128 if width == 1 else mono / float(1 << (8 * width - 1))
+    filled = np.zeros((1, length), dtype=np.float32)
+    filled[0, : len(mono)] = mono
+    return filled

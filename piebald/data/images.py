@@ -1,0 +1,40 @@
+"""Images stored as JPEG, one after another in one array of bytes."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+from numpy.typing import NDArray
+
+from piebald.errors import SettingError
+
+
+def decode(stored: NDArray[np.uint8], offset: NDArray[np.int64], where: str) -> NDArray[np.uint8]:
+    """RGB images [n, 3, height, width] of one size.
+
+    Args:
+        stored: the files' bytes, joined.
+        offset: where each file begins, and the end of the last [n + 1].
+        where: what they are called, for the error.
+
+    Raises:
+        SettingError: bytes that are no image, or images of several sizes.
+    """
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError:
+        raise SettingError(f"{where}: images stored as JPEG need Pillow: pip install pillow") from None
+    images: NDArray[np.uint8] | None = None
+    for number in range(len(offset) - 1):
+        try:
+            with Image.open(io.BytesIO(stored[offset[number] : offset[number + 1]].tobytes())) as opened:
+                pixels = np.asarray(opened.convert("RGB"))
+        except (UnidentifiedImageError, OSError, ValueError) as error:
+            raise SettingError(f"{where}: image {number} cannot be decoded: replace the file ({error})") from None
+        if images is None:
+            images = np.empty((len(offset) - 1, 3, *pixels.shape[:2]), dtype=np.uint8)
+        if pixels.shape[:2] != images.shape[2:]:
+            raise SettingError(f"{where}: images must be of one size, got {images.shape[2:]} and {pixels.shape[:2]}")
+        images[number] = pixels.transpose(2, 0, 1)
+    return np.empty((0, 3, 0, 0), dtype=np.uint8) if images is None else images

@@ -1,0 +1,166 @@
+"""Frozen networks that turn inputs into embeddings, and a cache for what they made."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from piebald.data.download import cache
+from piebald.data.files import prepared, read_npz
+from piebald.errors import SettingError
+from piebald.models.log_mel import LogMel
+
+CHECKSUM = "bada1ac20b1f9b2f1208a00bab0e32585c5c838379afcffa7d06ccb7c3edf49a"  # of the weights, SHA-256
+MEAN = (123.68, 116.779, 103.939)  # of ImageNet's red, green and blue, out of 255
+FIRES = {3: (64, 16, 64), 4: (128, 16, 64), 6: (128, 32, 128), 7: (256, 32, 128)}
+FIRES |= {9: (256, 48, 192), 10: (384, 48, 192), 11: (384, 64, 256), 12: (512, 64, 256)}
+
+
+class Fire(nn.Module):
+    """A 1x1 convolution to few channels, then 1x1 and 3x3 convolutions side by side.
+
+    Args:
+        inputs: channels that come in.
+        few: channels between.
+        each: channels of each of the two that go out.
+    """
+
+    def __init__(self, inputs: int, few: int, each: int) -> None:
+        super().__init__()
+        self.squeeze = nn.Conv2d(inputs, few, 1)
+        self.expand1x1 = nn.Conv2d(few, each, 1)
+        self.expand3x3 = nn.Conv2d(few, each, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, inputs, height, width] to [n, 2 * each, height, width]."""
+        x = functional.relu(self.squeeze(x))
+        return torch.cat([functional.relu(self.expand1x1(x)), functional.relu(self.expand3x3(x))], 1)
+
+
+class SqueezeNet(nn.Module):
+    """SqueezeNet 1.1 without its classifier (Iandola et al. 2016): 722,496 parameters, 512 numbers an image.
+
+    Images are resized to `side` x `side` (bilinear) and centred on ImageNet's mean colour; grey ones get three equal
+    channels.
+
+    Args:
+        side: pixels; 224 as in training; less is faster and coarser.
+    """
+
+    def __init__(self, side: int = 224) -> None:
+        super().__init__()
+        if isinstance(side, bool) or not isinstance(side, int) or side < 32:
+            raise SettingError(f"side must be a whole number of pixels, at least 32, got {side!r}")
+        self.side = side
+        layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, stride=2), nn.ReLU()]
+        for place in range(2, 13):
+            pool = nn.MaxPool2d(3, stride=2, ceil_mode=True)
+            layers.append(Fire(*FIRES[place]) if place in FIRES else pool)
+        self.features = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images [n, 1 or 3, height, width], uint8 or float in [0, 1], to embeddings [n, 512]."""
+        if x.dim() != 4 or x.shape[1] not in (1, 3):
+            raise SettingError(f"squeezenet reads images [1 or 3, height, width], got rows {list(x.shape[1:])}")
+        x = x.float() if x.dtype == torch.uint8 else x * 255
+        if x.shape[2:] != (self.side, self.side):
+            shrinks = min(x.shape[2:]) > self.side
+            size = (self.side, self.side)
+            x = functional.interpolate(x, size, mode="bilinear", align_corners=False, antialias=shrinks)
+        centred = x.expand(-1, 3, -1, -1) - x.new_tensor(MEAN).reshape(1, 3, 1, 1)
+        embedded: Tensor = self.features(centred).mean((2, 3))
+        return embedded
+
+
+def squeezenet(side: int = 224) -> SqueezeNet:
+    """SqueezeNet 1.1 with weights trained on ImageNet, frozen.
+
+    Args:
+        side: pixels that images are resized to.
+
+    Raises:
+        SettingError: squeezenet/squeezenet1_1_notop.npz is not there, or is not the known file.
+    """
+    path = prepared("squeezenet", "squeezenet1_1_notop.npz")
+    if hashlib.sha256(path.read_bytes()).hexdigest() != CHECKSUM:
+        raise SettingError(f"{path} does not hold the known weights (another checksum): replace it")
+    with torch.device("meta"):  # no random numbers are drawn for what the weights replace
+        network = SqueezeNet(side)
+    names = list(network.state_dict())
+    weights = read_npz("squeezenet", "squeezenet1_1_notop.npz", names)
+    network.load_state_dict({name: torch.from_numpy(weights[name]) for name in names}, assign=True)
+    return network.requires_grad_(False).eval()
+
+
+EXTRACTORS: dict[str, Callable[[], nn.Module]] = {"log_mel": LogMel, "squeezenet": squeezenet}
+
+
+def names() -> list[str]:
+    """Names of all extractors, sorted."""
+    return sorted(EXTRACTORS)
+
+
+def embed(network: nn.Module, x: Tensor, *, batch: int = 64, key: str | None = None) -> NDArray[np.float32]:
+    """The embeddings [n, d] of inputs [n, ...], in batches, without gradients.
+
+    Args:
+        network: any module that maps inputs [batch, ...] to [batch, d]; its mode is left as it was.
+        x: inputs, uint8 or float32.
+        batch: inputs at a time.
+        key: a name under which the embeddings are kept on disk, or None to keep nothing.  They are found again only
+            for the same inputs and the same weights and settings that the module shows.
+
+    Raises:
+        SettingError: the network returns something else than a row of finite numbers for each input.
+    """
+    path = None if key is None else cache() / "embeddings" / f"{key}-{_fingerprint(network, x)}.npy"
+    if path is not None and path.is_file():
+        try:
+            return np.asarray(np.load(path, allow_pickle=False), dtype=np.float32)
+        except (OSError, ValueError, EOFError):
+            path.unlink()  # damaged, so made again
+    training = network.training
+    network.eval()
+    try:
+        with torch.inference_mode():
+            parts = [network(x[at : at + batch]).cpu() for at in _progress(range(0, len(x), batch))]
+    finally:
+        network.train(training)
+    made = torch.cat(parts).numpy() if parts else np.zeros((0, 0), dtype=np.float32)
+    if made.ndim != 2 or len(made) != len(x) or not np.isfinite(made).all():
+        raise SettingError(f"an extractor must return a row of finite numbers for each input, got {list(made.shape)}")
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}.part")
+        with part.open("wb") as file:
+            np.save(file, made, allow_pickle=False)
+        part.replace(path)
+    return np.asarray(made, dtype=np.float32)
+
+
+def _fingerprint(network: nn.Module, x: Tensor) -> str:
+    asked = inspect.signature(type(network)).parameters
+    settings = {name: value for name in asked if isinstance(value := getattr(network, name, None), int | float | str)}
+    digest = hashlib.sha256(repr((str(network), settings, x.shape, x.dtype)).encode())
+    for value in (*network.state_dict().values(), *network.buffers(), x):
+        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:24]
+
+
+def _progress(steps: range) -> Iterable[Any]:
+    if not sys.stderr.isatty() or len(steps) < 2:
+        return steps
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(steps, "embedding", console=Console(stderr=True), transient=True)

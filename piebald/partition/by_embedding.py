@@ -1,0 +1,99 @@
+"""Feature shift on any data: clients are regions of an embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from piebald.errors import unknown
+from piebald.partition.base import NOBODY, Partition, labels
+from piebald.partition.lists import Numbered
+from piebald.partition.split import Ints
+from piebald.randomness import key
+
+if TYPE_CHECKING:
+    from piebald.data.dataset import DataSet
+
+Floats = NDArray[np.float64]
+
+
+class ByEmbedding(Partition):
+    """Each class is cut into regions of an embedding, and each client takes one region of each class.
+
+    The simulated non-IID clients of CGAU (Rieger, Høegh, Hansen 2020, section 3.3): embeddings are projected on their
+    first principal components (fitted on training rows), k-means finds as many centroids in each class as there are
+    clients, clients take centroids without replacement, and training and test rows go to the client of the nearest
+    centroid of their class.  All clients have all classes (that have a row for each), but other kinds of them.
+
+    Attributes:
+        clients: how many.
+        shuffle: share of the rows, drawn at random, that swap their clients; 0 for regions, 1 for no difference.
+        components: principal components to use.
+        extractor: "pixels" for the inputs as they are, flattened, or a frozen extractor, "squeezenet" (images) or
+            "log_mel" (recordings of 16 kHz); its embeddings are kept on disk.
+    """
+
+    clients: int = Field(ge=1)
+    shuffle: float = Field(default=0.0, ge=0, le=1)
+    components: int = Field(default=2, ge=1)
+    extractor: str = "pixels"
+
+    def deal(self, data: DataSet, rows: Ints) -> tuple[Ints, Sequence[str]]:
+        """The client of each row [n], and names."""
+        self.check_room(self.clients, rows)
+        client = self._nearest(data, rows, rows)
+        return self._shuffled(client, "train"), Numbered(self.clients)
+
+    def follow(self, data: DataSet, train: Ints, client: Ints, test: Ints) -> Ints | None:
+        """The client of each test row [m]: of the nearest centroid of its class."""
+        return self._shuffled(self._nearest(data, train, test), "test")
+
+    def _nearest(self, data: DataSet, train: Ints, rows: Ints) -> Ints:
+        from sklearn.decomposition import PCA
+
+        places = self._embed(data, train)
+        if self.components > min(places.shape[1], len(train)):
+            raise self.refuse(
+                f"components must be at most {min(places.shape[1], len(train))}, the numbers in an embedding or the "
+                f"rows, got {self.components}"
+            )
+        pca = PCA(self.components, svd_solver="full").fit(places)
+        known = np.asarray(pca.transform(places), dtype=np.float64)
+        asked = known if rows is train else np.asarray(pca.transform(self._embed(data, rows)), dtype=np.float64)
+        label, wanted = labels(data, train), labels(data, rows)
+        client = np.full(len(rows), NOBODY)
+        for number in np.unique(label):
+            centres = self._centres(known[label == number], int(number))
+            holder = self._dice(f"take {number}").permutation(self.clients)[: len(centres)]
+            mine = wanted == number
+            client[mine] = holder[((asked[mine][:, None] - centres[None]) ** 2).sum(2).argmin(1)]
+        return client
+
+    def _centres(self, places: Floats, number: int) -> Floats:
+        """A centroid for each client [clients, components], fewer where there are fewer different rows."""
+        from sklearn.cluster import KMeans
+
+        count = min(self.clients, len(np.unique(places, axis=0)))
+        seed = key(self.seed, "k-means", number) % (1 << 32)
+        found = KMeans(count, n_init=3, random_state=seed).fit(places).cluster_centers_
+        return np.asarray(found, dtype=np.float64)
+
+    def _shuffled(self, client: Ints, part: str) -> Ints:
+        dice = self._dice(f"shuffle {part}")
+        chosen = np.flatnonzero(dice.random(len(client)) < self.shuffle)
+        client[chosen] = client[dice.permutation(chosen)]
+        return client
+
+    def _embed(self, data: DataSet, rows: Ints) -> Floats:
+        if self.extractor == "pixels":
+            return np.asarray(data.x.numpy()[rows].reshape(len(rows), -1), dtype=np.float64)
+        from piebald.models.extractors import EXTRACTORS, embed
+
+        if self.extractor not in EXTRACTORS:
+            raise unknown("extractor", self.extractor, [*EXTRACTORS, "pixels"])
+        made = embed(EXTRACTORS[self.extractor](), data.x[rows], key=f"{data.name}-{self.extractor}")
+        return np.asarray(made, dtype=np.float64)

@@ -1,0 +1,54 @@
+"""Carries changes out on clients whose rows lie in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from piebald.partition.change import Change
+from piebald.partition.clients import PooledClients
+from piebald.partition.convert import floats
+from piebald.partition.parts import SPLITS
+
+
+def changed(clients: PooledClients, changes: Sequence[Change], x: Tensor) -> PooledClients:
+    """These clients with changed rows; they are left as they were, and `common` stays clean.
+
+    Labels change in training and validation rows only: a poisoned holder still wants to be right.  Inputs change in
+    all rows of the client, as its camera is what it is.
+
+    Args:
+        clients: who holds what.
+        changes: carried out in this order.
+        x: the inputs as stored.
+
+    Raises:
+        SettingError: a change that does not fit these rows or clients.
+    """
+    y = clients.y.clone()
+    if any(not change.of_labels for change in changes):
+        x = x.clone()
+    for change in changes:
+        for client in change.chosen(len(clients)).tolist():
+            splits = SPLITS[:2] if change.of_labels else SPLITS
+            rows = torch.from_numpy(np.concatenate([clients.indices(client, split) for split in splits]))
+            if not change.of_labels:
+                x[rows] = _stored(change.inputs(floats(x[rows]), client), x)
+            elif clients.classes is None or y.dim() != 1:
+                raise change.refuse("rows have no class each, so there is nothing to flip")
+            else:
+                y[rows] = torch.from_numpy(change.labels(y[rows].numpy(), len(clients.classes), client))
+    parts = {split: clients.lists(split) for split in SPLITS}
+    return PooledClients(x, y, parts, names=clients.names, classes=clients.classes, common=clients.common)
+
+
+def _stored(values: Tensor, like: Tensor) -> Tensor:
+    """Float inputs as they are stored; images stay in their range."""
+    if like.dtype == torch.uint8:
+        return (values * 255).round().clamp(0, 255).to(torch.uint8)
+    if like.dim() == 4:
+        values = values.clamp(0, 1)
+    return values.to(like.dtype)

@@ -1,0 +1,182 @@
+"""How unlike the holders are: in their inputs, labels, sizes and speeds, each client and the federation.
+
+Everything is computed from `Statistics`, so a real federation can report it without moving a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from piebald.errors import SettingError
+from piebald.partition.statistics import Floats, Statistics, total
+
+UNITS = {
+    "frechet": "squared units of the embedding, at least 0",
+    "total_variation": "share of rows that would have to change class, 0 to 1",
+    "earth_mover": "L1 distance of class shares, 0 to 2",
+    "rows": "rows",
+    "size_gini": "0 (all alike) to 1 (one has all)",
+    "speed_gini": "0 (all alike) to 1",
+    "speed_ratio": "slowest over fastest, at least 1",
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Heterogeneity:
+    """How unlike the clients are; `UNITS` has the units.  None where the clients told nothing of it.
+
+    Attributes:
+        rows: rows of each client [c].
+        frechet: squared Fréchet distance of each client's embeddings to those of all others [c].
+        total_variation: half the L1 distance of each client's class shares to the federation's [c].
+        earth_mover: the L1 distance itself [c], which is what Zhao et al. 2018, section 3.2, call so.
+        seconds: seconds of one step of each client [c].
+    """
+
+    rows: Floats
+    frechet: Floats | None = None
+    total_variation: Floats | None = None
+    earth_mover: Floats | None = None
+    seconds: Floats | None = None
+
+    @property
+    def federation(self) -> dict[str, float]:
+        """One number for each measure: means over clients, each client once, and imbalances.
+
+        The mean of "frechet" is the average Fréchet distance (AFD) of CGAU (Rieger, Høegh, Hansen 2020), eq. 3.
+        """
+        means = {name: getattr(self, name) for name in ("frechet", "total_variation", "earth_mover")}
+        numbers = {name: float(values.mean()) for name, values in means.items() if values is not None}
+        numbers["size_gini"] = gini(self.rows)
+        if self.seconds is not None:
+            numbers["speed_gini"] = gini(self.seconds)
+            numbers["speed_ratio"] = speed_ratio(self.seconds)
+        return numbers
+
+    def table(self) -> list[dict[str, float]]:
+        """A row of numbers for each client, without what is not known."""
+        columns = {name: getattr(self, name) for name in self.__slots__}
+        known = {name: values.tolist() for name, values in columns.items() if values is not None}
+        return [dict(zip(known, numbers, strict=True)) for numbers in zip(*known.values(), strict=True)]
+
+
+def measure(statistics: Sequence[Statistics], seconds: Sequence[float] | None = None) -> Heterogeneity:
+    """How unlike clients are, from what each of them told.
+
+    Args:
+        statistics: of each client.
+        seconds: seconds of one optimiser step of each client, if known.
+
+    Raises:
+        SettingError: there are no clients, or what they told does not belong together.
+    """
+    everybody = total(statistics)
+    if seconds is not None and len(seconds) != len(statistics):
+        raise SettingError(f"seconds must have one number for each of {len(statistics)} clients, got {len(seconds)}")
+    labels = None
+    if everybody.counts is not None:
+        labels = np.array([total_variation(own.shares, everybody.shares) for own in statistics])
+    embeddings = None
+    if everybody.mean is not None:
+        embeddings = np.array([frechet_to_rest(own, everybody) for own in statistics])
+    return Heterogeneity(
+        rows=np.array([own.rows for own in statistics], dtype=np.float64),
+        frechet=embeddings,
+        total_variation=labels,
+        earth_mover=None if labels is None else 2 * labels,
+        seconds=None if seconds is None else np.asarray(seconds, dtype=np.float64),
+    )
+
+
+def total_variation(p: Floats, q: Floats) -> float:
+    """Half the L1 distance of two class distributions [classes], in [0, 1]."""
+    return float(np.abs(p - q).sum() / 2)
+
+
+def gini(values: Floats | Sequence[float]) -> float:
+    """Gini coefficient of numbers of at least 0: mean difference of two of them over twice their mean.
+
+    0 where all are alike, (n - 1) / n where one of n has all; 0 by agreement where nobody has anything.
+    """
+    ordered = np.sort(np.asarray(values, dtype=np.float64))
+    if not len(ordered) or ordered[0] < 0:
+        raise SettingError("a Gini coefficient needs at least one number, and none below 0")
+    n, whole = len(ordered), float(ordered.sum())
+    if whole == 0:
+        return 0.0
+    return max(0.0, float((2 * np.arange(1, n + 1) - n - 1) @ ordered) / (n * whole))
+
+
+def speed_ratio(seconds: Floats | Sequence[float]) -> float:
+    """Time of the slowest over that of the fastest; 1 where all steps take no time, inf where only some do."""
+    times = np.asarray(seconds, dtype=np.float64)
+    slowest, fastest = float(times.max()), float(times.min())
+    return slowest / fastest if fastest > 0 else 1.0 if slowest == 0 else float("inf")
+
+
+def frechet_to_rest(own: Statistics, everybody: Statistics) -> float:
+    """Squared Fréchet distance of a client's embeddings to those of all others; 0 where one side has no rows.
+
+    Args:
+        own: of the client.
+        everybody: of all clients, this one among them.
+    """
+    rest = without(everybody, own)
+    if not own.rows or not rest.rows:
+        return 0.0
+    assert own.mean is not None
+    assert rest.mean is not None
+    return frechet(own.mean, own.covariance, rest.mean, rest.covariance)
+
+
+def without(everybody: Statistics, own: Statistics) -> Statistics:
+    """The statistics of the rows of `everybody` that are not in `own`; `merge` the other way round.
+
+    Raises:
+        SettingError: `own` is not among them.
+    """
+    rows = everybody.rows - own.rows
+    counts = None if everybody.counts is None or own.counts is None else everybody.counts - own.counts
+    if rows < 0 or (counts is not None and counts.min(initial=0) < 0):
+        raise SettingError("a client's rows must be among everybody's: merge its statistics first")
+    if everybody.mean is None or own.mean is None or everybody.scatter is None or own.scatter is None:
+        return Statistics(rows, counts)
+    if not rows:
+        return Statistics(0, counts, np.zeros_like(own.mean), np.zeros_like(own.scatter))
+    # Measured from everybody's mean, not from 0, so that nothing large cancels.
+    apart = (own.mean - everybody.mean) * (own.rows / rows)
+    spread = everybody.scatter - own.scatter - np.outer(apart, apart) * (rows * everybody.rows / max(own.rows, 1))
+    return Statistics(rows, counts, everybody.mean - apart, spread)
+
+
+def frechet(mean: Floats, covariance: Floats, other_mean: Floats, other_covariance: Floats) -> float:
+    """Squared Fréchet distance of two normal distributions (CGAU, eq. 2; Dowson, Landau 1982).
+
+        |m1 - m2|^2 + tr(C1) + tr(C2) - 2 tr((C1^(1/2) C2 C1^(1/2))^(1/2))
+
+    The last trace is the sum of the singular values of R1' R2 with C = R R', R from the eigenvalues of C that are not
+    rounding noise.  No root is taken of a product, so covariances of few rows (most eigenvalues are 0) lose no digits.
+
+    Args:
+        mean: [d].
+        covariance: [d, d], symmetric, positive semi-definite within rounding.
+        other_mean: [d].
+        other_covariance: [d, d].
+
+    Returns:
+        The distance in squared units of the embedding, at least 0.
+    """
+    roots = _root(covariance).T @ _root(other_covariance)
+    shared = np.linalg.svd(roots, compute_uv=False).sum() if roots.size else 0.0
+    gap = mean - other_mean
+    return max(0.0, float(gap @ gap + np.trace(covariance) + np.trace(other_covariance) - 2 * shared))
+
+
+def _root(covariance: Floats) -> Floats:
+    """R [d, r] with R R' = covariance, of rank r."""
+    values, vectors = np.linalg.eigh(covariance)
+    kept = values > max(values[-1], 0.0) * len(values) * np.finfo(np.float64).eps
+    return np.asarray(vectors[:, kept] * np.sqrt(values[kept]), dtype=np.float64)

@@ -1,0 +1,164 @@
+"""What a client may tell of its rows without showing one: counts, a mean and a covariance, which can be added up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from piebald.errors import SettingError
+from piebald.partition.split import Ints
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from piebald.contracts import Clients, Split
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Statistics:
+    """Sums over the rows of one client, or of several: `merge` of two is what the rows together would give.
+
+    A client of few rows tells much with these: one row's mean is the row.  Add noise or ask for a least number of rows
+    where that matters.
+
+    Attributes:
+        rows: how many.
+        counts: rows of each class [classes], None where targets are not classes.
+        mean: mean embedding [d], None where rows are not embedded.
+        scatter: sum of (z - mean) (z - mean)' over the embeddings z [d, d], None where rows are not embedded.
+
+    Raises:
+        SettingError: counts that do not add up to rows, or shapes that do not belong together.
+    """
+
+    rows: int
+    counts: Ints | None = None
+    mean: Floats | None = None
+    scatter: Floats | None = None
+
+    def __post_init__(self) -> None:
+        if self.counts is not None and int(self.counts.sum()) != self.rows:
+            raise SettingError(f"counts must add up to the {self.rows} rows, got {int(self.counts.sum())}")
+        if (self.mean is None) != (self.scatter is None):
+            raise SettingError("mean and scatter belong together: give both or neither")
+        if self.mean is not None and self.scatter is not None and self.scatter.shape != (len(self.mean),) * 2:
+            d = len(self.mean)
+            raise SettingError(f"scatter must be [{d}, {d}] like the mean, got {list(self.scatter.shape)}")
+
+    @classmethod
+    def of(
+        cls, label: Ints | None = None, classes: int = 0, embedding: NDArray[np.floating] | None = None
+    ) -> Statistics:
+        """Statistics of rows.
+
+        Args:
+            label: class of each row [n], None where targets are not classes.
+            classes: how many classes there are.
+            embedding: a vector for each row [n, d], or None.
+
+        Raises:
+            SettingError: neither is given, lengths differ, or a label or a number is out of range.
+        """
+        if label is None and embedding is None:
+            raise SettingError("statistics need a label or an embedding of each row, got neither")
+        counts = None
+        if label is not None:
+            if len(label) and not 0 <= int(label.min()) <= int(label.max()) < classes:
+                raise SettingError(f"labels must be in 0..{classes - 1}, got {int(label.min())}..{int(label.max())}")
+            counts = np.bincount(label, minlength=classes)
+        if embedding is None:
+            return cls(0 if label is None else len(label), counts)
+        z = np.asarray(embedding, dtype=np.float64)
+        if z.ndim != 2 or (label is not None and len(label) != len(z)):
+            raise SettingError(f"embeddings must be [rows, d] with a row for each label, got {list(z.shape)}")
+        if not np.isfinite(z).all():
+            raise SettingError("embeddings must be finite numbers: look for rows with gaps or overflows")
+        mean = z.mean(0) if len(z) else np.zeros(z.shape[1])
+        centred = z - mean
+        return cls(len(z), counts, mean, centred.T @ centred)
+
+    def merge(self, other: Statistics) -> Statistics:
+        """The statistics of both sets of rows together (Chan, Golub, LeVeque 1979, for the scatter).
+
+        Raises:
+            SettingError: one has what the other lacks, or their shapes differ.
+        """
+        rows = self.rows + other.rows
+        counts = mean = scatter = None
+        if self.counts is not None and other.counts is not None and len(self.counts) == len(other.counts):
+            counts = self.counts + other.counts
+        elif self.counts is not None or other.counts is not None:
+            raise SettingError("statistics can be merged only where all count the same classes")
+        if self.mean is not None and other.mean is not None and len(self.mean) == len(other.mean):
+            assert self.scatter is not None  # for the type checker; it comes with the mean
+            assert other.scatter is not None
+            apart = other.mean - self.mean
+            share = other.rows / max(rows, 1)
+            mean = self.mean + share * apart
+            scatter = self.scatter + other.scatter + self.rows * share * np.outer(apart, apart)
+        elif self.mean is not None or other.mean is not None:
+            raise SettingError("statistics can be merged only where all have embeddings of the same length")
+        return Statistics(rows, counts, mean, scatter)
+
+    @property
+    def shares(self) -> Floats:
+        """Share of each class [classes]; zeros where there are no rows."""
+        assert self.counts is not None
+        return np.asarray(self.counts / max(self.rows, 1), dtype=np.float64)
+
+    @property
+    def covariance(self) -> Floats:
+        """Unbiased covariance of the embeddings [d, d]; zeros where there are fewer than two rows."""
+        assert self.scatter is not None
+        return np.asarray(self.scatter / max(self.rows - 1, 1), dtype=np.float64)
+
+
+def total(statistics: Iterable[Statistics]) -> Statistics:
+    """The statistics of all rows.
+
+    Raises:
+        SettingError: there are none, or they do not belong together.
+    """
+    found = list(statistics)
+    if not found:
+        raise SettingError("there must be statistics of at least one client, got none")
+    # In pairs, so that rounding errors grow with the logarithm of the number of clients.
+    while len(found) > 1:
+        found = [found[i].merge(found[i + 1]) if i + 1 < len(found) else found[i] for i in range(0, len(found), 2)]
+    return found[0]
+
+
+def collect(
+    clients: Clients, split: Split = "train", embed: Callable[[Tensor], Tensor] | None = None
+) -> list[Statistics]:
+    """The statistics of every client.
+
+    Args:
+        clients: who holds what.
+        split: of which part.
+        embed: inputs [n, ...] to embeddings [n, d], e.g. an extractor; without it rows are counted, and not even
+            fetched where the clients know their counts.
+    """
+    return [_of_client(clients, client, split, embed) for client in range(len(clients))]
+
+
+def _of_client(clients: Clients, client: int, split: Split, embed: Callable[[Tensor], Tensor] | None) -> Statistics:
+    counts = clients.counts(client, split)
+    if embed is None and counts is not None:
+        return Statistics(sum(counts), np.asarray(counts, dtype=np.int64))
+    if embed is None and clients.classes is None and (size := clients.size(client, split)) is not None:
+        return Statistics(size)
+    rows = clients.rows(client, split)
+    label = None
+    if clients.classes is not None and rows.y.dim() == 1:
+        label = np.asarray(rows.y.numpy(), dtype=np.int64)
+    if label is None and embed is None:
+        return Statistics(len(rows))
+    embedding = None if embed is None else embed(rows.x).detach().cpu().numpy()
+    return Statistics.of(label, len(clients.classes or ()), embedding)

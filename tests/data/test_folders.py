@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import wave
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from piebald import data
+from piebald.errors import SettingError
+from piebald.partition import ByOwner
+
+
+def image(path: Path, grey: int, size: tuple[int, int] = (12, 9)) -> None:
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, (grey, 0, 0)).save(path)
+
+
+def sound(path: Path, values: list[int], rate: int = 8000, width: int = 2, channels: int = 1) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with wave.open(str(path), "wb") as file:
+        file.setparams((channels, width, rate, 0, "NONE", ""))
+        file.writeframes(np.array(values, {1: "u1", 2: "<i2", 4: "<i4"}[width]).tobytes())
+
+
+def test_images_by_class(tmp_path: Path) -> None:
+    image(tmp_path / "dog" / "1.png", 200)
+    image(tmp_path / "cat" / "2.JPG", 100, (5, 5))
+    (tmp_path / "cat" / "notes.txt").write_text("not an image")
+    found = data.image_folder(tmp_path, side=8)
+    assert found.x.shape == (2, 3, 8, 8)
+    assert found.x.dtype == torch.uint8
+    assert [found.classes[label] for label in found.y] == ["cat", "dog"]
+    assert found.x[1, 0].unique().tolist() == [200]
+
+
+def test_images_by_owner_and_class(tmp_path: Path) -> None:
+    for owner in ("north", "south"):
+        for number in range(4):
+            image(tmp_path / owner / "cat" / f"{number}.png", number)
+    found = data.image_folder(tmp_path, side=4, owner="hospital")
+    assert ByOwner(owner="hospital").split(found).names == ["north", "south"]
+
+
+def test_recordings_by_class_and_speaker(tmp_path: Path) -> None:
+    sound(tmp_path / "yes" / "a1_nohash_0.wav", [16384, -32768])
+    sound(tmp_path / "no" / "b2_nohash_0.wav", [64, 192] * 20, width=1)
+    sound(tmp_path / "no" / "a1_nohash_1.wav", [1 << 30, 7, 1 << 29, 7], width=4, channels=2)
+    found = data.audio_folder(tmp_path, seconds=0.001, rate=8000)
+    assert found.x.shape == (3, 1, 8)
+    assert found.x[2, 0].tolist() == [0.5, -1.0, 0, 0, 0, 0, 0, 0]
+    assert found.x[1, 0, :3].tolist() == [-0.5, 0.5, -0.5]
+    assert found.x[0, 0, :3].tolist() == [0.5, 0.25, 0]
+    assert found.owners["speaker"].names == ["a1", "b2"]
+    assert found.owners["speaker"].codes.tolist() == [0, 1, 0]
+
+
+def test_what_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="there is no file class/file"):
+        data.image_folder(tmp_path)
+    with pytest.raises(SettingError, match="there is no file room/class/file"):
+        data.audio_folder(tmp_path, owner="room")
+    with pytest.raises(SettingError, match="side must be a whole number"):
+        data.image_folder(tmp_path, side=0)
+    with pytest.raises(SettingError, match="at least one sample"):
+        data.audio_folder(tmp_path, seconds=0)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.png").write_bytes(b"no image")
+    with pytest.raises(SettingError, match=r"x.png cannot be read as an image"):
+        data.image_folder(tmp_path)
+    (tmp_path / "a" / "x.wav").write_bytes(b"no sound")
+    with pytest.raises(SettingError, match=r"x.wav cannot be read as WAV"):
+        data.audio_folder(tmp_path)
+    sound(tmp_path / "a" / "x.wav", [1, 2], rate=4000)
+    with pytest.raises(SettingError, match="has 4000 samples a second, not 16000"):
+        data.audio_folder(tmp_path)

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from piebald import data
+from piebald.cli import main
+from piebald.data import DataSet
+from piebald.partition import Dirichlet, FastSlow, Iid, LazyClients, pictures
+
+
+def test_every_picture_is_drawn(tmp_path) -> None:
+    clients = Dirichlet(clients=30, alpha=0.3).split(data.digits())
+    drawn = pictures.draw(clients, tmp_path / "new", embed=pictures.flat, fleet=FastSlow())
+    assert [path.name for path in drawn] == ["classes.png", "sizes.png", "embedding.png", "devices.png"]
+    assert all(path.read_bytes()[:4] == b"\x89PNG" for path in drawn)
+
+
+def test_what_is_not_known_is_not_drawn(tmp_path) -> None:
+    lazy = LazyClients(3, lambda client: (torch.zeros(4, 2).numpy(), torch.zeros(4).numpy()), test=0.0)
+    assert pictures.draw(lazy, tmp_path) == []
+    real = Iid(clients=2).split(DataSet("real", torch.zeros(9, 1), torch.zeros(9)))
+    assert [path.name for path in pictures.draw(real, tmp_path, embed=pictures.flat)] == ["sizes.png"]
+
+
+def test_inputs_are_made_small() -> None:
+    assert pictures.flat(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape == (2, 192)
+    assert pictures.flat(torch.zeros(2, 9, 128)).shape == (2, 288)
+    assert pictures.flat(torch.zeros(2, 1, 8, 8)).shape == (2, 64)
+
+
+def test_from_the_command_line(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["data", "show", "digits", "--partition", "non_iid", "--set", "clients=10"]
+    words += ["--set", "classes_each=8x1,4x1,3x8", "--set", 'sizes={kind="power_law"}', "--out", str(tmp_path)]
+    assert main([*words, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["federation"]["size_gini"] > 0.4
+    assert len(said["clients"]) == 10
+    assert len(said["files"]) == 3
+    assert main(words) == 0
+    assert "total_variation" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("data --partition iid", "needs a data set: piebald data show NAME --partition iid"),
+        ("data show", "takes list, show NAME or a NAME"),
+        ("data show digits --set clients=3", "add --partition KIND"),
+        ("data show digits --partition idd", "there is no partition 'idd': did you mean 'iid'?"),
+        ("data show digits --partition iid --set clients", "--set must be KEY=VALUE, got 'clients'"),
+        ("data show digit", "there is no data set 'digit': did you mean 'digits'?"),
+    ],
+)
+def test_wrong_words(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words.split()) == 2
+    assert message in capsys.readouterr().err

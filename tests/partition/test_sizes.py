@@ -1,0 +1,191 @@
+"""Sizes and class patterns: sums, shapes and what cannot be."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from piebald import data
+from piebald.data import DataSet
+from piebald.errors import SettingError
+from piebald.partition import (
+    ByEmbedding,
+    Dirichlet,
+    Disjoint,
+    Explicit,
+    Iid,
+    NonIid,
+    PowerLaw,
+    Quantity,
+    Shards,
+    Sizes,
+    Skewed,
+    Uniform,
+    collect,
+    measure,
+)
+from piebald.parts import build
+
+KINDS = [
+    Uniform(),
+    Skewed(),
+    Skewed(ratio=100),
+    PowerLaw(),
+    PowerLaw(exponent=20),
+    Quantity(alpha=0.01),
+    Quantity(alpha=5),
+]
+DICE = np.random.default_rng
+
+
+def even(count: int = 1000, classes: int = 10) -> DataSet:
+    y = torch.arange(count) % classes
+    return DataSet("even", torch.arange(count, dtype=torch.float32)[:, None], y, [str(k) for k in range(classes)])
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
+@settings(max_examples=40, deadline=None)
+@given(clients=st.integers(1, 40), more=st.integers(0, 3000), seed=st.integers(0, 99))
+def test_sizes_add_up_and_fall(kind: Sizes, clients: int, more: int, seed: int) -> None:
+    rows = clients * (clients + 1) // 2 + more
+    counts = kind.counts(clients, rows, DICE(seed))
+    assert counts.sum() == rows
+    assert counts.min() >= 1
+    assert (np.diff(counts) <= 0).all()
+    if isinstance(kind, Skewed):
+        assert len(set(counts.tolist())) == clients
+    assert build("sizes", kind.table()) == kind
+
+
+def test_shapes_of_sizes() -> None:
+    assert PowerLaw().counts(10, 50_000, DICE(0))[:3].tolist() == [25058, 8860, 4823]  # rank ** -1.5 over their sum
+    skewed = Skewed(ratio=8).counts(10, 50_000, DICE(0))
+    assert skewed[0] / skewed[-1] == pytest.approx(8, rel=0.01)
+    assert skewed.mean() > np.median(skewed)
+    assert np.ptp(Uniform().counts(7, 100, DICE(0))) == 1
+    assert np.ptp(Quantity(alpha=1e6).counts(10, 1000, DICE(0))) <= 2
+    assert Quantity(alpha=1e-3).counts(10, 1000, DICE(0))[0] > 950
+
+
+def test_sizes_are_conserved_in_the_deal() -> None:
+    wanted = PowerLaw().counts(10, 1000, DICE(0)).tolist()
+    for kind in (
+        Iid(clients=10, sizes=PowerLaw(), test=0.0),
+        Dirichlet(clients=10, alpha=0.3, sizes=PowerLaw(), test=0.0),
+        NonIid(clients=10, classes_each="8x1,4x1,3x8", sizes=PowerLaw(), test=0.0),
+    ):
+        assert kind.split(even()).table("train").sum(1).tolist() == wanted
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_head_clients_hold_more_classes_as_in_metis(seed: int) -> None:
+    clients = NonIid(clients=10, classes_each="8x1,4x1,3x8", sizes=PowerLaw(), test=0.0, seed=seed).split(even(50_000))
+    table = clients.table("train")
+    assert (table > 0).sum(1).tolist() == [8, 4, 3, 3, 3, 3, 3, 3, 3, 3]
+    assert table.sum(0).tolist() == [5000] * 10
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(1, 6), min_size=3, max_size=12), st.integers(0, 99))
+def test_any_pattern_holds_or_is_refused_in_a_sentence(each: list[int], seed: int) -> None:
+    assume(sum(each) >= 6)
+    kind = NonIid(clients=len(each), classes_each=each, sizes=Skewed(ratio=2), test=0.0, seed=seed)
+    try:
+        clients = kind.split(even(600, 6))
+    except SettingError as error:
+        said = str(error)
+        clients = None
+    if clients is None:
+        assert "give the largest clients more classes" in said
+        return
+    assert (clients.table("train") > 0).sum(1).tolist() == each
+    assert clients.table("train").sum(0).tolist() == [100] * 6
+
+
+def test_explicit_sizes_leave_the_rest_to_nobody() -> None:
+    for kind in (
+        Iid(clients=3, sizes=Explicit(rows=(5, 3, 40)), test=0.0),
+        Dirichlet(clients=3, alpha=0.5, sizes={"kind": "explicit", "rows": [5, 3, 40]}, test=0.0),
+        NonIid(clients=3, classes_each=[2, 2, 9], sizes=Explicit(rows=(5, 3, 40)), test=0.0),
+    ):
+        assert kind.split(even()).table("train").sum(1).tolist() == [5, 3, 40]
+
+
+def test_types_of_clients_share_their_classes() -> None:
+    """DistFL's types are disjoint groups: same classes inside a type, none in common between types."""
+    table = Disjoint(clients=6, classes_each=5, shared_by=3, test=0.0).split(even()).table("train") > 0
+    assert (table[:3] == table[0]).all()
+    assert (table[3:] == ~table[0]).all()
+
+
+def test_shards_hold_few_classes_and_equal_sizes() -> None:
+    table = Shards(clients=100, test=0.0).split(even(6000)).table("train")
+    assert set(table.sum(1).tolist()) == {60}
+    assert (table > 0).sum(1).max() <= 2  # 20 pieces fit in a class exactly
+    assert table.sum(0).tolist() == [600] * 10
+
+
+def test_distance_falls_as_shuffling_rises() -> None:
+    """The shape of CGAU's table 1, on real digits."""
+    digits, seen = data.digits(), []
+    for shuffle in (0.0, 0.25, 0.5, 0.75, 1.0):
+        clients = ByEmbedding(clients=5, shuffle=shuffle).split(digits)
+        assert (clients.table("train") > 0).all()
+        seen.append(measure(collect(clients, embed=lambda x: x.flatten(1))).federation["frechet"])
+    assert seen == sorted(seen, reverse=True)
+    assert seen[0] > 5 * seen[-1]
+
+
+@pytest.mark.skipif("PIEBALD_DATA" not in os.environ, reason="PIEBALD_DATA is not set")
+def test_distance_falls_on_embeddings_of_photographs() -> None:
+    office, seen = data.office_caltech10("squeezenet"), []
+    for shuffle in (0.0, 0.5, 1.0):
+        clients = ByEmbedding(clients=4, shuffle=shuffle).split(office)
+        seen.append(measure(collect(clients, embed=lambda x: x)).federation["frechet"])
+    assert seen == sorted(seen, reverse=True)
+    assert seen[0] > 1.5 * seen[-1]
+
+
+@pytest.mark.skipif("PIEBALD_DATA" not in os.environ, reason="PIEBALD_DATA is not set")
+def test_published_test_rows_go_to_the_nearest_region() -> None:
+    clients = ByEmbedding(clients=4, limit=3000).split(data.mnist_writers())
+    train, test = clients.table("train"), clients.table("test")
+    assert test.sum() == len(clients.common)
+    share = np.abs(train / train.sum(0) - test / np.maximum(test.sum(0), 1)).mean()
+    assert share < 0.1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda: Skewed(ratio=1), "ratio must be greater than 1"),
+        (lambda: Explicit(rows=(3, 0)), "rows must be at least 1 for each client, got 0"),
+        (lambda: Iid(clients=2, sizes=Explicit(rows=(3, 1, 1))).split(even()), "each of the 2 clients, got 3"),
+        (lambda: Iid(clients=2, sizes=Explicit(rows=(900, 200))).split(even()), "1100 rows are asked for, and 1000"),
+        (
+            lambda: Iid(clients=50, sizes=Skewed()).split(even()),
+            "50 clients of different sizes need 1275 rows, got 1000",
+        ),
+        (lambda: Iid(clients=2, sizes={"kind": "powerlaw"}), "there is no sizes 'powerlaw': did you mean 'power_law'"),
+        (lambda: NonIid(clients=3, classes_each="2x1;3x2"), "groups like '8x1,4x1,3x8', got '2x1;3x2'"),
+        (lambda: NonIid(clients=3, classes_each="2x1,3x1"), "for 2 clients but clients is 3"),
+        (lambda: NonIid(clients=2, classes_each=(0, 3)), "classes_each must be at least 1, got 0"),
+        (lambda: NonIid(clients=3, classes_each=(1, 9, 9), sizes=PowerLaw()).split(even()), "give the largest clients"),
+        (lambda: Dirichlet(clients=9, alpha=1, least=50, sizes=PowerLaw()).split(even()), "below least = 50"),
+        (lambda: Shards(clients=600).split(even()), "600 clients of 2 shards need more than the 1000 rows: lower"),
+        (lambda: ByEmbedding(clients=2).split(even()), "components must be at most 1"),
+        (
+            lambda: ByEmbedding(clients=2, extractor="nothing").split(data.digits()),
+            "no extractor 'nothing': choose one of",
+        ),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(wrong, message: str) -> None:
+    with pytest.raises(SettingError, match=message) as caught:
+        wrong()
+    assert "\n" not in str(caught.value)
