@@ -34,8 +34,7 @@ def draw(out: Path, folder: Path) -> list[Path]:
     flows = {}
     for model in settings.TRAFFIC_MODELS:
         for case in settings.TRAFFIC_CASES:
-            runs = results.finished(out / "traffic" / model / case / "C2")
-            if {"FedAvg", "HDAFL"} <= {run.label for run in runs}:
+            if runs := results.traffic_runs(out, model, case):
                 flows[f"{model}, {case.replace('_', ' ')}"] = Comparison(runs)
     if flows:
         written.append(_panels(flows, "version", "rounds", folder / "traffic_over_rounds.png"))

@@ -181,17 +181,23 @@ def tuning_table(out: Path) -> str:
     return "\n".join(lines)
 
 
+def traffic_runs(out: Path, model: str, case: str) -> list[History]:
+    """The runs of one case, of those seeds that every recipe has."""
+    runs = finished(out / "traffic" / model / case / "C2")
+    labels = (*settings.LABELS, traffic.CENTRAL)
+    whole = set.intersection(*({run.seed for run in runs if run.label == label} for label in labels))
+    return [run for run in runs if run.seed in whole]
+
+
 def traffic_tables(out: Path) -> Iterator[str]:
     """Accuracy against the centralised model, and bytes against those of the compressed data."""
     for model in settings.TRAFFIC_MODELS:
         for case, alone in settings.TRAFFIC_CASES.items():
-            runs = finished(out / "traffic" / model / case / "C2")
-            labels = (*settings.LABELS, traffic.CENTRAL)
-            whole = set.intersection(*({run.seed for run in runs if run.label == label} for label in labels))
-            runs = [run for run in runs if run.seed in whole]  # seeds that every recipe has
-            by_label = {label: [run for run in runs if run.label == label] for label in labels}
-            if not by_label[BASE] or not by_label[traffic.CENTRAL]:
+            runs = traffic_runs(out, model, case)
+            if not runs:
                 continue
+            labels = (*settings.LABELS, traffic.CENTRAL)
+            by_label = {label: [run for run in runs if run.label == label] for label in labels}
             meta = by_label[BASE][0].meta
             data = traffic.compressed(case, None, by_label[BASE][0].seed)
             what = "the same apps on both sides" if not alone else f"{alone} apps that only one side has, on each side"
