@@ -148,8 +148,8 @@ def compare(
 
     Args:
         methods: recipes by label, or a list of recipes or names.
-        clients, model, options: see `run`.  A function as the model gives each seed its own first model, the same for
-            all.
+        clients, model, options: see `run`.  A function of the seed as the model, or as the clients, gives each seed its
+            own first model, or its own partition, the same for all recipes.
         seeds: each recipe runs once for each.
         out: a folder for the run folders; what is finished there is not run again, what was cut off is resumed.
         progress: show a bar for each run.
@@ -167,9 +167,11 @@ def compare(
         raise SettingError("a comparison needs at least one recipe and one seed")
     if out is not None and len({_folder_name(label) for label in methods}) < len(methods):
         raise SettingError("two labels would share a run folder: let them differ in letters or digits")
-    federation = _clients(clients)
     runs = []
+    federation = None if callable(clients) else _clients(clients)
     for seed in seeds:
+        if callable(clients):
+            federation = _clients(clients(seed))
         for label, recipe in methods.items():
             folder = None if out is None else Path(out) / _folder_name(label) / f"seed-{seed}"
             task = {name: options[name] for name in ("loss", "metrics") if name in options}

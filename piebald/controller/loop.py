@@ -154,7 +154,8 @@ class Controller:
         community = self.communities.of(client)
         parts = {"model": community.model, **(community.common if query is None else {})}
         shared = self.work.layout.shared
-        if shared < self.work.layout.size and client != CENTRE and client not in self._welcomed:
+        # where nothing is shared nothing goes out either: such a client starts by itself
+        if 0 < shared < self.work.layout.size and client != CENTRE and client not in self._welcomed:
             parts["private"] = self.work.initial[shared:]
         self._next_id += 1
         return Assignment(self._next_id, client, self.version, parts, query, free)

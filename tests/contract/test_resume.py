@@ -172,6 +172,23 @@ def test_what_cannot_be_resumed_says_so(tmp_path: Path) -> None:
         piebald.resume(tmp_path / "nothing", federation(), network)
 
 
+def test_clients_may_depend_on_the_seed(tmp_path: Path) -> None:
+    def dealt(seed: int) -> Any:
+        return federation((0, 1, 2, 3, 4) if seed == 0 else (4, 3, 2, 1, 0))
+
+    options: dict[str, Any] = {"rounds": 1, "runtime": piebald.Simulator(engine="lean", workers=0)}
+    both = piebald.compare([method("fedavg")], dealt, network, seeds=(0, 1), out=tmp_path, **options)
+    assert [run.clients[0]["name"] for run in both.runs] == ["site 0", "site 4"]
+
+
+def test_compare_refuses_what_was_run_otherwise(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"out": tmp_path, "runtime": piebald.Simulator(engine="lean", workers=0)}
+    piebald.compare({"A": method("fedavg")}, federation(), network, rounds=1, **options)
+    for recipe, rounds, what in ((method("hdafl"), 1, "recipe"), (method("fedavg"), 2, "rounds")):
+        with pytest.raises(SettingError, match=f"holds a run with another {what}"):
+            piebald.compare({"A": recipe}, federation(), network, rounds=rounds, **options)
+
+
 def test_compare_goes_on_where_it_was_cut(tmp_path: Path) -> None:
     methods = {"A": method("fedavg"), "B": method("hdafl")}
     options: dict[str, Any] = {
