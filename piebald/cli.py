@@ -369,7 +369,9 @@ def _print_table(heading: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
 
     table = Table(*heading, box=None, pad_edge=False, header_style="bold", show_header=any(heading))
     for row in rows:
-        table.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row))
+        table.add_row(
+            *("-" if cell is None else f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row)
+        )
     # Where nobody looks, lines stay whole: they are for grep.
     Console(width=None if sys.stdout.isatty() else 10_000, highlight=False).print(table)
 
