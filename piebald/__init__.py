@@ -15,7 +15,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from piebald import data, models, partition, recipes
-    from piebald.errors import MissingExtra, ParameterError, PiebaldError, RunFolderError, RuntimeFault, SettingError
+    from piebald.errors import ParameterError, PiebaldError, RunFolderError, RuntimeFault, SettingError
     from piebald.experiment import compare, resume, run
     from piebald.outcome import Run
     from piebald.parameters import Layout
@@ -29,7 +29,6 @@ __all__ = [
     "Comparison",
     "Layout",
     "LazyClients",
-    "MissingExtra",
     "ParameterError",
     "PiebaldError",
     "Recipe",
@@ -51,7 +50,7 @@ __all__ = [
 
 _HOMES = {
     "parts": ("Recipe",),
-    "errors": ("MissingExtra", "ParameterError", "PiebaldError", "RunFolderError", "RuntimeFault", "SettingError"),
+    "errors": ("ParameterError", "PiebaldError", "RunFolderError", "RuntimeFault", "SettingError"),
     "experiment": ("compare", "resume", "run"),
     "outcome": ("Run",),
     "parameters": ("Layout",),

@@ -4,7 +4,6 @@ PiebaldError
 ├── SettingError      a value, a combination or a file the user can mend          (exit code 2)
 │   └── ParameterError    a model or vector that does not fit its layout
 ├── RunFolderError    a run folder that cannot be read, written or trusted        (exit code 2)
-├── MissingExtra      an optional package is not installed                        (exit code 2)
 └── RuntimeFault      something broke while running: a worker died, no client left (exit code 1)
 """
 
@@ -34,15 +33,6 @@ class RunFolderError(PiebaldError):
     """A run folder that cannot be read, written or trusted."""
 
     exit_code = 2
-
-
-class MissingExtra(PiebaldError, ImportError):
-    """An optional package is missing; the message names the exact install command."""
-
-    exit_code = 2
-
-    def __init__(self, package: str, extra: str, purpose: str) -> None:
-        super().__init__(f"{purpose} needs {package}, which is not installed: pip install 'piebald[{extra}]'")
 
 
 class RuntimeFault(PiebaldError):
