@@ -299,6 +299,7 @@ def _common(settings: Settings, plan: Plan) -> dict[str, Any]:
     """What a run and a comparison hand on alike."""
     return {
         "rounds": settings.rounds,
+        "stop": plan.stop,
         "runtime": plan.runtime,
         "evaluate_every": settings.evaluate.every,
         "evaluate_clients": settings.evaluate.clients,

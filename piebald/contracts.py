@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 Split = Literal["train", "validation", "test"]
 
 CENTRE = -1  # the client number of the centre itself, which may hold a common test set
+ONE_WAY = frozenset({"private", "candidates"})  # named vectors that only travel down, and no update answers in kind
 
 
 # ---------------------------------------------------------------------------------------------------------------- data
@@ -74,6 +75,8 @@ class Device:
         latency: seconds before each transfer.
         dropout: probability that an assignment is lost.
         on: (start, stop) intervals in seconds when the client can be asked, or None for always.
+        seconds_per_row: time to run a model over one row when a question is answered; None takes a sixtieth of a step,
+            as if a step had 20 rows and forward were a third of it.
     """
 
     seconds_per_step: float = 0.0
@@ -82,6 +85,11 @@ class Device:
     latency: float = 0.0
     dropout: float = 0.0
     on: tuple[tuple[float, float], ...] | None = None
+    seconds_per_row: float | None = None
+
+    def answering(self, rows: int) -> float:
+        """Seconds to run a model over some rows."""
+        return rows * (self.seconds_per_step / 60 if self.seconds_per_row is None else self.seconds_per_row)
 
 
 class Fleet(Protocol):
@@ -107,10 +115,13 @@ class Assignment:
         id: unique in the run, increasing.
         client: the client's number.
         version: commits that had been made when this was sent; with the seed and the client it fixes all randomness.
-        parts: named vectors on their way down: "model" [s], "private" [p - s] at the first contact only, and what the
-            rule asks for (SCAFFOLD's "control").
+        parts: named vectors on their way down: "model" [s], "private" [p - s] at the first contact only, what the
+            rule asks for (SCAFFOLD's "control") and what the grouping offers ("candidates", other groups' models).
         query: a question to answer; None means: train.
         free: asked for the report only, so it costs neither bytes nor virtual time.
+        turn: how often this client was asked at this version before; it enters the randomness too.
+        committed: optimiser steps behind the commits that its group's model had seen when this was sent; from two of
+            these a client learns how fast the others go.
     """
 
     id: int
@@ -119,6 +130,13 @@ class Assignment:
     parts: Mapping[str, Tensor]
     query: Query | None = None
     free: bool = False
+    turn: int = 0
+    committed: int = 0
+
+    @property
+    def moment(self) -> int | str:
+        """What tells this assignment's randomness from that of the client's others."""
+        return f"{self.version}.{self.turn}" if self.turn else self.version
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -230,6 +248,7 @@ class Start:
         memory: what these clients remembered, by name, each [c, ...].
         parts: what was sent besides the model, by name, each [c, ...].
         versions: the assignments' versions.
+        committed: [c, 1] float64, the assignments' `committed`.
         examples: [c, 1], training rows of each client.
     """
 
@@ -238,6 +257,7 @@ class Start:
     memory: Mapping[str, Tensor]
     parts: Mapping[str, Tensor]
     versions: Sequence[int]
+    committed: Tensor
     examples: Tensor
 
 
@@ -315,12 +335,63 @@ class Local(Protocol):
         Models are in evaluation mode: no dropout, batch norm with its running statistics.
         """
 
+    def confusion(self, model: Tensor, split: Split) -> Tensor:
+        """Rows by true class and by the class with the largest output, [c, classes, classes]; for classification."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Question:
+    """A question that a part of the centre wants put to a client, with the named vectors that go along."""
+
+    client: int
+    query: Query
+    parts: Mapping[str, Tensor]
+
+
+class Centre(Protocol):
+    """What the loop lends to the parts that work at the centre.
+
+    Attributes:
+        work: the model, its layout and the task; `work.seed` is the run's.
+        version: commits made.
+        known: clients in the federation.
+        model: [s], the community model of the group in question.
+        memory: what this part keeps for this group from commit to commit: tensors and JSON values, also in checkpoints.
+    """
+
+    work: Work
+    version: int
+    known: int
+    model: Tensor
+    memory: dict[str, Any]
+
+    @property
+    def models(self) -> Mapping[int, Tensor]:
+        """The community models [s] of all groups."""
+
+    @property
+    def members(self) -> Sequence[int]:
+        """The clients of the group in question that can be asked now."""
+
+    def ask(self, questions: Sequence[Question]) -> list[Update | None]:
+        """Put questions to clients and wait for all answers, in the order of the questions.
+
+        Training that ends meanwhile waits its turn.  The exchange costs bytes and time and is recorded; an answer that
+        did not come or that its query's `complaint` refuses is None.
+        """
+
+    def leave_out(self, client: int, reason: str) -> None:
+        """Put on record that a sound update does not count in this commit."""
+
+    def remark(self, name: str, value: Any) -> None:
+        """Put a JSON value on record for the report, e.g. a divergence matrix."""
+
 
 @dataclass(frozen=True, slots=True)
 class Work:
     """All that a client must know to serve: the same on every site, rebuilt there, never pickled.
 
-    `initial` [p] is the model the run starts from.
+    `initial` [p] is the model the run starts from, `shape` that of one input.
     """
 
     model: nn.Module
@@ -330,6 +401,7 @@ class Work:
     stages: tuple[Stage, ...]
     task: Task
     seed: int
+    shape: tuple[int, ...] = ()
 
 
 class Recorder(Protocol):
@@ -342,3 +414,6 @@ class Recorder(Protocol):
 
     def scores(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Scores of models on clients' rows."""
+
+    def remarks(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """What parts of the centre put on record at a commit; repeated rows take the place of earlier ones."""

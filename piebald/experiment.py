@@ -19,7 +19,7 @@ import piebald.runtimes  # noqa: F401 - so that runtimes can be named
 from piebald import __version__, recipes
 from piebald.client import Evaluate
 from piebald.contracts import Clients, Split, Work
-from piebald.controller import Check, Controller, Measuring
+from piebald.controller import Check, Controller, Measuring, Stop
 from piebald.controller.pace import cohort_size
 from piebald.data.dataset import DataSet
 from piebald.errors import RunFolderError, SettingError
@@ -46,7 +46,8 @@ class _Plan:
     work: Work
     runtime: Where
     measuring: Measuring
-    rounds: int
+    rounds: int | None
+    stop: Stop | None
     checkpoint_every: int
     meta: Mapping[str, Any]
 
@@ -56,7 +57,8 @@ def run(
     clients: Clients | Any,
     model: Model,
     *,
-    rounds: int = 10,
+    rounds: int | None = None,
+    stop: Stop | Mapping[str, Any] | None = None,
     seed: int = 0,
     runtime: str | Part | Mapping[str, Any] = "simulator",
     out: Path | str | None = None,
@@ -76,7 +78,9 @@ def run(
         recipe: a recipe or the name of one.
         clients: a `Clients` value, or anything `clients_from` takes.
         model: any module, or a function of the seed that makes one.  It is copied, not changed.
-        rounds: commits of the community model.
+        rounds: commits of the community model; 10 by default, or as many as it takes where `stop` says when to stop.
+        stop: other limits, e.g. ``{"seconds": 3600, "target": 0.9}``, see `controller.Stop`; the first that is met ends
+            the run.
         seed: of everything random.
         runtime: a runtime's name, table or value, e.g. ``Simulator(engine="stacked")``.
         out: the run folder, new or empty; None keeps the run in memory, from where it cannot be resumed.
@@ -96,7 +100,7 @@ def run(
         RunFolderError: `out` cannot be used.
     """
     plan = _plan(
-        recipe, clients, model, rounds, seed, runtime, loss, metrics,
+        recipe, clients, model, (rounds, stop), seed, runtime, loss, metrics,
         (evaluate_every, evaluate_clients, evaluate_split), checkpoint_every, label, settings,
     )  # fmt: skip
     store = RunStore.create(out, plan.meta)
@@ -122,7 +126,8 @@ def resume(
         if clients is None or model is None:
             clients, model = _rebuilt(meta, path, clients, model)
         plan = _plan(
-            recipes.rebuild(meta["recipe"]["table"]), clients, model, meta["rounds"], meta["seed"], meta["runtime"],
+            recipes.rebuild(meta["recipe"]["table"]), clients, model, (meta["rounds"], meta["stop"]), meta["seed"],
+            meta["runtime"],
             task.get("loss"), task.get("metrics"), tuple(meta["evaluate"]), meta["checkpoint_every"], meta["label"],
             meta["settings"],
         )  # fmt: skip
@@ -192,7 +197,7 @@ def _plan(
     recipe: Recipe | str,
     clients: Any,
     model: Model,
-    rounds: int,
+    length: tuple[int | None, Any],
     seed: int,
     runtime: Any,
     loss: Any,
@@ -203,10 +208,13 @@ def _plan(
     settings: Mapping[str, Any] | None,
 ) -> _Plan:
     """Check everything and make all choices, so that nothing can go wrong in round 90 that could be seen now."""
+    rounds, stop = _length(*length)
     for name, value, least in (("rounds", rounds, 1), ("seed", seed, 0), ("checkpoint_every", checkpoint_every, 1)):
+        if name == "rounds" and value is None:
+            continue
         if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
             raise SettingError(f"{name} must be a whole number of at least {least}, got {value!r}")
-    rounds, seed, checkpoint_every = int(rounds), int(seed), int(checkpoint_every)
+    rounds, seed, checkpoint_every = None if rounds is None else int(rounds), int(seed), int(checkpoint_every)
     recipe = recipes.make(recipe) if isinstance(recipe, str) else recipe
     if not isinstance(recipe, Recipe):
         raise SettingError(f"recipe must be a Recipe or the name of one, got {type(recipe).__name__}")
@@ -221,8 +229,11 @@ def _plan(
     assert isinstance(where, Where)
     where = where.settled(work, federation, cohort_size(cohort, len(federation)))
     every, count, split = evaluate
+    if stop is not None and stop.measures and not every:
+        raise SettingError("stop goes by scores but evaluate_every is 0: set it to 1 or more, or drop the target")
     alone = not work.layout.private and federation.common is not None and len(federation.common) > 0
-    measuring = Measuring(Evaluate(split=split), every, count, Evaluate(personal=False) if alone else None)
+    common = Evaluate(personal=False) if alone else None
+    measuring = Measuring(Evaluate(split=split), every, count, common, task.higher_is_better)
     meta = {
         "piebald": __version__,
         "torch": torch.__version__,
@@ -232,6 +243,7 @@ def _plan(
         "label": label or recipe.name,
         "seed": seed,
         "rounds": rounds,
+        "stop": None if stop is None else stop.model_dump(exclude_none=True),
         "task": task.name,
         "metric": task.metric,
         "higher_is_better": task.higher_is_better,
@@ -246,7 +258,15 @@ def _plan(
         "checkpoint_every": checkpoint_every,
         "settings": dict(settings) if settings is not None else None,
     }
-    return _Plan(recipe, federation, work, where, measuring, rounds, checkpoint_every, meta)
+    return _Plan(recipe, federation, work, where, measuring, rounds, stop, checkpoint_every, meta)
+
+
+def _length(rounds: int | None, stop: Stop | Mapping[str, Any] | None) -> tuple[int | None, Stop | None]:
+    """How long to run: ten rounds where nothing is said."""
+    made = Stop(**stop) if isinstance(stop, Mapping) else stop
+    if made is not None and not isinstance(made, Stop):
+        raise SettingError(f"stop must be a Stop or a table like {{'seconds': 3600}}, got {stop!r}")
+    return (10 if rounds is None and made is None else rounds), made
 
 
 def _clients(clients: Any) -> Clients:
@@ -276,7 +296,8 @@ def _work(
         raise SettingError("no client has a training row")
     task = task_for(rows.y, loss, metrics)
     initial = layout.flatten(module)
-    return Work(copy.deepcopy(module).cpu(), layout, initial, recipe.learn, recipe.update, task, seed), task
+    shape = tuple(rows.x.shape[1:])
+    return Work(copy.deepcopy(module).cpu(), layout, initial, recipe.learn, recipe.update, task, seed, shape), task
 
 
 def _client_rows(clients: Clients, runtime: Any) -> Iterator[dict[str, Any]]:
@@ -309,6 +330,7 @@ def _carry_out(plan: _Plan, store: RunStore, progress: bool) -> Run:
             store,
             known=len(plan.clients),
             rounds=plan.rounds,
+            stop=plan.stop,
             measuring=plan.measuring,
             checkpoint_every=plan.checkpoint_every,
             check=Check(),
@@ -353,8 +375,11 @@ def _check_repeats(folder: Path, recipe: Recipe, options: Mapping[str, Any]) -> 
         options.get(f"evaluate_{name}", default)
         for name, default in (("every", 1), ("clients", None), ("split", "test"))
     ]
-    wanted = {"rounds": options.get("rounds", 10), "evaluate": evaluate, "recipe": recipe.model_dump()}
-    found = {"rounds": meta["rounds"], "evaluate": meta["evaluate"], "recipe": meta["recipe"]["table"]}
+    rounds, stop = _length(options.get("rounds"), options.get("stop"))
+    limits = None if stop is None else stop.model_dump(exclude_none=True)
+    wanted = {"rounds": rounds, "stop": limits, "evaluate": evaluate, "recipe": recipe.model_dump()}
+    found = {"rounds": meta["rounds"], "stop": meta["stop"], "evaluate": meta["evaluate"]}
+    found["recipe"] = meta["recipe"]["table"]
     for name, value in wanted.items():
         if json.dumps(value, sort_keys=True) != json.dumps(found[name], sort_keys=True):
             raise SettingError(f"{folder} holds a run with another {name}: choose another folder, or delete that one")

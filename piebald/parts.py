@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -18,7 +17,7 @@ from piebald.errors import SettingError, unknown
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from piebald.contracts import Clients, Learned, Local, Runtime, Start, Update, Work
+    from piebald.contracts import Centre, Clients, Learned, Local, Runtime, Start, Update, Work
 
 
 class Part(BaseModel):
@@ -97,6 +96,10 @@ class Rule(Part):
         """One training assignment."""
         raise NotImplementedError
 
+    def least_steps(self, examples: int) -> int:
+        """Steps that an assignment takes at least: a simulator need not compute before so many could be done."""
+        return 0
+
     def personal(self, start: Start, local: Local) -> Tensor:
         """The model [c, p] that clients would use for themselves, given what the centre last sent."""
         return start.model
@@ -125,6 +128,10 @@ class Query(Part):
         """The answer of a stack of clients."""
         raise NotImplementedError
 
+    def complaint(self, answer: Update, work: Work) -> str | None:
+        """Why an answer cannot be used, or None.  Its parts are known to be finite."""
+        return None
+
 
 class Stage(Part):
     """What befalls an update on its way.  Two ends: on each update before it leaves, on the pooled result at the
@@ -133,11 +140,16 @@ class Stage(Part):
 
     axis = "update"
     hides_each: ClassVar[bool] = False  # the centre cannot see single updates (secure sums)
+    colludes: ClassVar[bool] = False  # attackers look at one another's updates, see `collude`
     model_only: ClassVar[bool] = False  # it protects the model's change and no other named part
 
-    def send(self, parts: Mapping[str, Tensor], keys: Sequence[int]) -> Mapping[str, Tensor]:
-        """The client's end, on named parts [c, ...] with one random key for each client."""
+    def send(self, parts: Mapping[str, Tensor], keys: Sequence[int], clients: Sequence[int]) -> Mapping[str, Tensor]:
+        """The client's end, on named parts [c, ...] with one random key for each of these clients."""
         return parts
+
+    def collude(self, matrix: Tensor, clients: Sequence[int], key: int) -> Tensor:
+        """The changes [n, s] of a commit's clients with those of colluding attackers replaced; in simulations only."""
+        return matrix
 
     def receive(self, average: Tensor, count: int, weights: Sequence[float], key: int) -> Tensor:
         """The centre's end, on the averaged change [s] of `count` updates with these weights (they sum to 1)."""
@@ -150,18 +162,43 @@ class Stage(Part):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cohort:
-    """The updates of one commit in client order.  `matrix` is [n, s], or None where they were pooled."""
+    """The updates of one commit in client order.
+
+    Attributes:
+        clients, versions, updates: of each update.
+        matrix: [n, s], the changes, or None where they were pooled or nobody needs them together.
+        version: commits made.
+        sent: [s] each, the models that the changes started from.
+    """
 
     clients: Sequence[int]
     versions: Sequence[int]
     updates: Sequence[Update]
     matrix: Tensor | None
     version: int
+    sent: Sequence[Tensor] = ()
 
     @property
     def staleness(self) -> list[int]:
         """Commits made since each update's model was sent."""
         return [self.version - version for version in self.versions]
+
+    def model(self, row: int) -> Tensor:
+        """The model [s] that one client came to."""
+        return self.sent[row] + self.updates[row].parts["model"]
+
+    def rows(self, rows: Sequence[int]) -> Cohort:
+        """Some of the updates."""
+        if len(rows) == len(self.clients):
+            return self
+        return Cohort(
+            [self.clients[row] for row in rows],
+            [self.versions[row] for row in rows],
+            [self.updates[row] for row in rows],
+            None if self.matrix is None else self.matrix[list(rows)],
+            self.version,
+            [self.sent[row] for row in rows],
+        )
 
 
 class Weigh(Part):
@@ -170,13 +207,22 @@ class Weigh(Part):
     axis = "weigh"
     needs_each: ClassVar[bool] = False  # True: single updates must reach the centre
 
-    def weight(self, update: Update) -> float:
+    def prepare(self, cohort: Cohort, centre: Centre) -> Cohort:
+        """The cohort with what the weighing must know first, e.g. scores that clients gave, among updates' metrics."""
+        return cohort
+
+    def weight(self, update: Update, staleness: int = 0) -> float:
         """How much one update counts, before they are made to sum to one; from its numbers alone, not its vectors."""
         raise NotImplementedError
 
-    def combine(self, cohort: Cohort) -> tuple[Tensor, list[float]]:
-        """The average change [s] and the weights [n], which sum to one."""
+    def combine(self, cohort: Cohort, centre: Centre) -> tuple[Tensor, list[float]]:
+        """The average change [s] and the weights [n], which sum to one, or to less where stale updates are damped."""
         raise NotImplementedError
+
+    @classmethod
+    def singly(cls) -> bool:
+        """Whether each update's weight is known without the others (`weight`)."""
+        return cls.weight is not Weigh.weight
 
 
 class Group(Part):
@@ -184,21 +230,30 @@ class Group(Part):
 
     axis = "group"
     needs_each: ClassVar[bool] = True  # False: one group only, so that updates may be summed before they are grouped
+    from_now: ClassVar[bool] = False  # True: members' models are averaged: changes count from their group's model
 
-    def assign(self, cohort: Cohort, known: Mapping[int, int]) -> list[int]:
-        """A group number for each update; `known` are the groups of clients seen before (others start in group 0)."""
+    def assign(self, cohort: Cohort, known: Mapping[int, int], centre: Centre) -> list[int]:
+        """A group number for each update; `known` are the groups of clients seen before (others start in group 0).
+
+        A number that is new begins with the mean of the models that its first members were sent.
+        """
         raise NotImplementedError
+
+    def offer(self, models: Mapping[int, Tensor], work: Work) -> dict[str, Tensor]:
+        """What a training assignment brings besides the client's own community model, e.g. "candidates" [K, s]."""
+        return {}
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a pace decides on.
+    """What a pace decides on: numbers only, so that a million clients cost nothing.
 
     Attributes:
         version: commits made.
         now: seconds on the runtime's clock;  stepped: when the last commit was made.
-        clients: those that could be asked now and are not put aside.
+        offered: clients that are there now and not put aside, busy or not;  free: of these, not busy.
         busy: clients with an assignment under way.
+        asked: assignments sent since the last commit;  due: of these, still under way.
         waiting: arrived updates that no commit has used.
         failed: assignments since the last commit that ended without a usable update.
     """
@@ -206,20 +261,27 @@ class View:
     version: int
     now: float
     stepped: float
-    clients: Sequence[int]
-    busy: AbstractSet[int]
+    offered: int
+    free: int
+    busy: int
+    asked: int
+    due: int
     waiting: int
     failed: int
 
 
 class Pace(Part):
-    """When the centre asks, and when it steps."""
+    """When the centre asks, and when it steps.  Whom it asks is a seeded choice among those that are free."""
 
     axis = "pace"
-    pools: ClassVar[bool] = False  # True: a commit uses the updates of one submission, which may be summed early
 
-    def ask(self, view: View, seed: int) -> Sequence[int]:
-        """Clients to send an assignment to now."""
+    @property
+    def pools(self) -> bool:
+        """Whether a commit uses exactly the updates of one submission, so that they may be summed early."""
+        return False
+
+    def ask(self, view: View) -> int:
+        """How many clients to send an assignment to now."""
         raise NotImplementedError
 
     def ready(self, view: View) -> bool:
@@ -230,11 +292,17 @@ class Pace(Part):
         """The time at which `ready` should be asked again even if nothing arrives."""
         return float("inf")
 
+    def late(self, staleness: int) -> str | None:
+        """Why an update that missed so many commits is not used, or None."""
+        return None
+
 
 class Step(Part):
     """How the community model moves."""
 
     axis = "step"
+    from_now: ClassVar[bool] = False  # True: changes are measured from the community model, not from the one sent
+    cached: ClassVar[bool] = False  # True: to the mean of all learners' last models, see `controller.cache`
 
     def start(self, model: Tensor) -> dict[str, Tensor]:
         """The centre's own memory [s] before the first commit."""
@@ -305,12 +373,14 @@ class Recipe(BaseModel):
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         hiding = [stage.kind for stage in self.update if stage.hides_each]
-        for part in (self.weigh, self.group):
-            if hiding and part.needs_each:
+        looking = [part for part in (self.weigh, self.group) if part.needs_each]
+        for part in (*looking, *(stage for stage in self.update if stage.colludes)):
+            if hiding:
                 raise ValueError(
                     f"{hiding[0]} shows the centre only sums but {part.kind} needs single updates: "
                     f"choose another {part.axis}, or drop {hiding[0]}"
                 )
+        self._check_cached()
         extra = sorted(self.learn.common(0))
         for stage in self.update:
             if stage.model_only and extra:
@@ -319,6 +389,21 @@ class Recipe(BaseModel):
                     f"choose another rule, or drop {stage.kind}"
                 )
         return self
+
+    def _check_cached(self) -> None:
+        if not self.step.cached:
+            return
+        if not self.weigh.singly():
+            raise ValueError(
+                f"{self.step.kind} gives every learner's last model a weight of its own but {self.weigh.kind} weighs "
+                f"updates together: choose another weigh, or another step"
+            )
+        for stage in self.update:
+            if stage.hides_each or type(stage).receive is not Stage.receive:
+                raise ValueError(
+                    f"{self.step.kind} needs every learner's own model but {stage.kind} acts on averages: "
+                    f"drop {stage.kind}, or choose another step"
+                )
 
     @field_serializer("learn", "share", "pace", "group", "weigh", "step")
     def _part_table(self, part: Part) -> dict[str, Any]:
@@ -331,7 +416,8 @@ class Recipe(BaseModel):
     @property
     def needs_each(self) -> bool:
         """Whether single updates must reach the centre."""
-        return self.weigh.needs_each or self.group.needs_each or not self.pace.pools
+        step = self.step.from_now or self.step.cached or any(stage.colludes for stage in self.update)
+        return step or self.weigh.needs_each or self.group.needs_each or not self.pace.pools
 
     def with_(self, **answers: Any) -> Recipe:
         """This recipe with other answers on some axes, each a part or its table."""

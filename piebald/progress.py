@@ -15,12 +15,12 @@ class Bar:
 
     Args:
         label: what is running.  seed: its seed.
-        total: commits to make.
+        total: commits to make, None where that is not known.
         metric: the metric to show, the mean over clients of the personal model or else the community model.
         wanted: False keeps quiet also on a terminal.
     """
 
-    def __init__(self, label: str, seed: int, total: int, metric: str, wanted: bool) -> None:
+    def __init__(self, label: str, seed: int, total: int | None, metric: str, wanted: bool) -> None:
         self.text, self.total, self.metric = f"{label} (seed {seed})", total, metric
         self.wanted = wanted and sys.stderr.isatty()
         self._bar: Any = None

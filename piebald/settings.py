@@ -21,6 +21,7 @@ from piebald.toml import Document, Key, dotted, dumps
 if TYPE_CHECKING:
     from torch import nn
 
+    from piebald.controller import Stop
     from piebald.data import DataSet
 
 
@@ -70,7 +71,9 @@ class Settings(Section):
     """An experiment as its file says it, checked; `plan` makes the things it names.
 
     Attributes:
-        rounds: commits of the community model.  checkpoint_every: commits between two that can be resumed.
+        rounds: commits of the community model, 10 where nothing else ends the run.
+        stop: other limits: updates, seconds, wall_seconds, bytes, target, patience.
+        checkpoint_every: commits between two that can be resumed.
         seed: of one run.  seeds: of each recipe's runs in a comparison.
         label: what reports call the run.
         out: the run folder.
@@ -78,7 +81,8 @@ class Settings(Section):
         grid: lists of values for settings of the recipe, by name; a comparison tries all combinations.
     """
 
-    rounds: int = Field(default=10, ge=1)
+    rounds: int | None = Field(default=None, ge=1)
+    stop: dict[str, Any] | None = None
     checkpoint_every: int = Field(default=1, ge=1)
     seed: int = Field(default=0, ge=0)
     seeds: list[int] | None = Field(default=None, min_length=1)
@@ -153,7 +157,7 @@ class Settings(Section):
             clients = partition.split(dataset)  # type: ignore[attr-defined]
         except SettingError as error:
             raise self._placed(error, ("partition",), self.partition) from None
-        return Plan(recipes, clients, self._model(dataset), runtime)
+        return Plan(recipes, clients, self._model(dataset), runtime, self._stop())
 
     def _given(self) -> dict[Key, Named]:
         if self.recipe is not None:
@@ -227,6 +231,17 @@ class Settings(Section):
             return self._part("runtime", self.runtime, "piebald.runtimes")
         fleet = self._part("fleet", self.fleet, "piebald.partition")
         return self._part("runtime", self.runtime, "piebald.runtimes", fleet=fleet)
+
+    def _stop(self) -> Stop | None:
+        from piebald.controller import Stop
+
+        if self.stop is None:
+            return None
+        self._check_names(("stop",), self.stop, [*Stop.model_fields], "stop")
+        try:
+            return Stop(**self.stop)
+        except SettingError as error:
+            raise self._placed(error, ("stop",), self.stop) from None
 
     def _dataset(self) -> DataSet:
         from piebald import data
@@ -307,12 +322,14 @@ class Plan:
         clients: who holds what.
         model: makes the model before the first round, from a seed.
         runtime: where it runs.
+        stop: when it is over, besides its rounds.
     """
 
     recipes: Mapping[str, Recipe]
     clients: Clients
     model: Callable[[int], nn.Module]
     runtime: Part
+    stop: Stop | None = None
 
 
 def _text(path: str | Path | None) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from pydantic import Field
 
-from piebald.contracts import Arrival
+from piebald.contracts import ONE_WAY, Arrival
 from piebald.parameters import Layout
 from piebald.parts import Part
 
@@ -21,9 +23,8 @@ class Check(Part):
 
     longest_step: float = Field(default=1000.0, gt=0)
 
-    def limit(self, model: torch.Tensor) -> float:
-        """The longest step allowed from a model."""
-        norm = float(torch.linalg.vector_norm(model))
+    def limit(self, norm: float) -> float:
+        """The longest step allowed from a model of this length."""
         return self.longest_step * max(norm, 1.0)
 
     def complaint(self, arrival: Arrival, layout: Layout, limit: float) -> str | None:
@@ -39,11 +40,13 @@ class Check(Part):
             return f"must send {layout.shared} float32 numbers, sent {came}"
         for name, sent in arrival.assignment.parts.items():  # what a rule is sent beside the model, it answers in kind
             part = update.parts.get(name)
-            if name != "private" and (part is None or part.dtype != sent.dtype or part.shape != sent.shape):
+            if name not in ONE_WAY and (part is None or part.dtype != sent.dtype or part.shape != sent.shape):
                 came = "nothing" if part is None else f"{part.dtype} {list(part.shape)}"
                 return f"must send {name} like the {sent.dtype} {list(sent.shape)} it got, sent {came}"
-        for name, part in update.parts.items():
-            if not bool(torch.isfinite(part).all()):
-                return "not finite" if name == "model" else f"{name} is not finite"
         norm = float(torch.linalg.vector_norm(change))
+        if not math.isfinite(norm):
+            return "not finite"
+        for name, part in update.parts.items():
+            if name != "model" and not bool(torch.isfinite(part).all()):
+                return f"{name} is not finite"
         return f"step of length {norm:.3g} is above the limit of {limit:.3g}" if norm > limit else None

@@ -2,114 +2,221 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from piebald.contracts import Checkpoint, Update
+from piebald.contracts import Centre, Checkpoint, Update
+from piebald.controller.cache import Cache
+from piebald.memory import Memory
 from piebald.parts import Cohort, Recipe
 from piebald.randomness import key
+
+Lend = Callable[[str, int], Centre]  # what a part on an axis is lent for a group
 
 
 @dataclass(slots=True, eq=False)
 class Community:
-    """One group's state: the model [s], the step's memory, and what is sent besides the model."""
+    """One group's state.
+
+    Attributes:
+        model: [s], never written to: whoever it was sent to still holds it.
+        step: the step's memory.
+        common: what is sent besides the model.
+        norm: Euclidean length of the model.
+        committed: optimiser steps behind its commits so far.
+        cache: where the step keeps the sums over all learners' last models, else None.
+    """
 
     model: Tensor
     step: dict[str, Tensor]
     common: dict[str, Tensor]
+    norm: float
+    committed: int = 0
+    cache: Cache | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """How an update counted: its group, its share of the average, and its weight before shares were made of them."""
+
+    group: int
+    share: float
+    weight: float | None
 
 
 @dataclass(slots=True, eq=False)
 class Communities:
-    """All groups of a run.  Groups appear when a client is first put into them and start from the run's first model."""
+    """All groups of a run.  Groups appear when a client is first put into them and start from the run's first model.
+
+    Attributes:
+        group_of: the group of each client that was put into one; others are in group 0.
+        kept: what parts keep from commit to commit, by axis and group: tensors and JSON values.
+        last: the last model of each learner, where a cached step needs them.
+    """
 
     recipe: Recipe
     initial: Tensor
-    seed: int
     groups: dict[int, Community] = field(default_factory=dict)
     group_of: dict[int, int] = field(default_factory=dict)
+    kept: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
+    last: Memory = field(default_factory=lambda: Memory(prefix="last"))
 
     def of(self, client: int) -> Community:
         """The community that a client belongs to; group 0 for a newcomer."""
         return self.group(self.group_of.get(client, 0))
 
-    def group(self, number: int) -> Community:
-        """A group by number, made when first asked for."""
+    @property
+    def models(self) -> Mapping[int, Tensor]:
+        """The model of each group that there is."""
+        return {number: community.model for number, community in self.groups.items()}
+
+    def group(self, number: int, model: Tensor | None = None) -> Community:
+        """A group by number, made when first asked for, from the run's first model or from `model`."""
         if number not in self.groups:
-            recipe, model = self.recipe, self.initial
-            self.groups[number] = Community(model, recipe.step.start(model), recipe.learn.common(len(model)))
+            recipe, model = self.recipe, self.initial if model is None else model
+            made = Community(model, recipe.step.start(model), recipe.learn.common(len(model)), _norm(model))
+            made.cache = Cache(len(model), self.last) if recipe.step.cached else None
+            self.groups[number] = made
         return self.groups[number]
 
-    def commit(self, cohort: Cohort, known: int) -> tuple[list[int], list[float]]:
-        """Average inside groups and move their models.
-
-        Args:
-            cohort: the updates of this commit, in client order.
-            known: clients in the federation.
-
-        Returns:
-            The group and the weight (they sum to one in a group) of each update.
-        """
-        labels = self.recipe.group.assign(cohort, self.group_of)
+    def commit(self, cohort: Cohort, lend: Lend) -> list[Counted]:
+        """Average inside groups and move their models; how each update counted, in the order of the cohort."""
+        recipe = self.recipe
+        centre = lend("group", 0)
+        if cohort.updates[0].pool is None and (recipe.group.needs_each or not recipe.step.cached):
+            matrix = torch.stack([update.parts["model"] for update in cohort.updates])
+            cohort = self._collude(dataclasses.replace(cohort, matrix=matrix), matrix, centre.work.seed)
+        labels = recipe.group.assign(cohort, self.group_of, centre)
         if any(labels) or self.group_of:
-            self.group_of.update(zip(cohort.clients, labels, strict=True))
-        weights = [0.0] * len(labels)
+            self._regroup(cohort.clients, labels)
+        counted: list[Counted | None] = [None] * len(labels)
         for label in sorted(set(labels)):
             rows = [row for row, own in enumerate(labels) if own == label]
-            for row, weight in zip(rows, self._move(label, _members(cohort, rows), known), strict=True):
-                weights[row] = weight
-        return labels, weights
+            for row, mine in zip(rows, self._move(label, cohort.rows(rows), lend), strict=True):
+                counted[row] = mine
+        return [one for one in counted if one is not None]
 
-    def _move(self, label: int, members: Cohort, known: int) -> list[float]:
-        community = self.group(label)
-        average, weights = self.recipe.weigh.combine(members)
-        for place, stage in reversed(list(enumerate(self.recipe.update))):
-            words = key("receive", place, self.seed, label, members.version)
-            average = stage.receive(average, len(members.updates), weights, words)
-        community.model, community.step = self.recipe.step.move(community.model, average, community.step)
+    def _collude(self, cohort: Cohort, matrix: Tensor, seed: int) -> Cohort:
+        """Let attackers who have agreed replace their updates."""
+        for place, stage in enumerate(self.recipe.update):
+            if stage.colludes:
+                matrix = stage.collude(matrix, cohort.clients, key("collude", place, seed, cohort.version))
+        if matrix is cohort.matrix:
+            return cohort
+        updates = [
+            dataclasses.replace(update, parts={**update.parts, "model": row}, norm=_norm(row))
+            for update, row in zip(cohort.updates, matrix, strict=True)
+        ]
+        return dataclasses.replace(cohort, updates=updates, matrix=matrix)
+
+    def _regroup(self, clients: Sequence[int], labels: Sequence[int]) -> None:
+        for client, label in zip(clients, labels, strict=True):
+            left = self.groups.get(self.group_of.get(client, 0))
+            if left is not None and left.cache is not None and label != self.group_of.get(client, 0):
+                model = torch.empty_like(left.model)
+                left.cache.drop(client, model)
+                _settle(left, model if left.cache.whole > 0 else left.model)
+            self.group_of[client] = label
+
+    def _move(self, label: int, members: Cohort, lend: Lend) -> list[Counted]:
+        fresh = None if label in self.groups else torch.stack(list(members.sent)).mean(0)
+        community, weigh = self.group(label, fresh), self.recipe.weigh
+        centre = lend("weigh", label)
+        members = weigh.prepare(members, centre)
+        if community.cache is not None:
+            shares = self._swap(community, community.cache, members)
+        else:
+            shares = self._average(label, community, members, centre)
+        community.committed += sum(update.steps for update in members.updates)
         if community.common:
             means = _plain_means(members.updates, community.common)
-            community.common = self.recipe.learn.fold(community.common, means, len(members.updates), known)
-        return weights
+            community.common = self.recipe.learn.fold(community.common, means, len(members.updates), centre.known)
+        weights: Sequence[float | None] = [None] * len(shares)
+        if weigh.singly():
+            weights = [weigh.weight(u, s) for u, s in zip(members.updates, members.staleness, strict=True)]
+        return [Counted(label, share, weight) for share, weight in zip(shares, weights, strict=True)]
+
+    def _average(self, label: int, community: Community, members: Cohort, centre: Centre) -> list[float]:
+        recipe = self.recipe
+        if (recipe.step.from_now or recipe.group.from_now) and members.matrix is not None:
+            away = torch.stack(list(members.sent)) - community.model
+            members = dataclasses.replace(members, matrix=members.matrix + away)
+        average, shares = recipe.weigh.combine(members, centre)
+        for place, stage in reversed(list(enumerate(recipe.update))):
+            words = key("receive", place, centre.work.seed, label, members.version)
+            average = stage.receive(average, len(members.updates), shares, words)
+        model, community.step = recipe.step.move(community.model, average, community.step)
+        _settle(community, model)
+        return shares
+
+    def _swap(self, community: Community, cache: Cache, members: Cohort) -> list[float]:
+        """Each update takes the place of its learner's last one."""
+        model, end = torch.empty_like(community.model), len(members.clients) - 1
+        for row, client in enumerate(members.clients):
+            weight = self.recipe.weigh.weight(members.updates[row], members.staleness[row])
+            cache.swap(client, weight, members.model(row), model if row == end else None)
+        if cache.whole <= 0:
+            return [0.0] * len(members.clients)
+        _settle(community, model)
+        return [cache.weights[client] / cache.whole for client in members.clients]
+
+    # -- state
 
     def state(self) -> Checkpoint:
         """Everything, for a checkpoint."""
-        tensors = {}
+        tensors = self.last.changed()
+        numbers: dict[int, dict[str, Any]] = {}
         for number, community in self.groups.items():
-            tensors[f"group/{number}/model"] = community.model
-            tensors |= {f"group/{number}/step/{name}": tensor for name, tensor in community.step.items()}
-            tensors |= {f"group/{number}/common/{name}": tensor for name, tensor in community.common.items()}
-        return Checkpoint(tensors, {"group_of": sorted(self.group_of.items())})
+            here = f"group/{number}"
+            tensors[f"{here}/model"] = community.model
+            tensors |= {f"{here}/step/{name}": tensor for name, tensor in community.step.items()}
+            tensors |= {f"{here}/common/{name}": tensor for name, tensor in community.common.items()}
+            numbers[number] = {"committed": community.committed}
+            if community.cache is not None:
+                tensors[f"{here}/cache/sums"], numbers[number]["cache"] = community.cache.state()
+        kept = []
+        for (axis, number), values in self.kept.items():
+            plain = {name: value for name, value in values.items() if not isinstance(value, Tensor)}
+            tensors |= {f"kept/{axis}/{number}/{n}": value for n, value in values.items() if isinstance(value, Tensor)}
+            kept.append([axis, number, plain])
+        return Checkpoint(tensors, {"group_of": sorted(self.group_of.items()), "groups": numbers, "kept": kept})
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Take up what `state` gave."""
-        self.group_of = {int(client): int(group) for client, group in checkpoint.values["group_of"]}
-        for name, tensor in checkpoint.tensors.items():
+        values, tensors = checkpoint.values, checkpoint.tensors
+        self.group_of = {int(client): int(group) for client, group in values["group_of"]}
+        self.kept = {(axis, int(number)): dict(plain) for axis, number, plain in values["kept"]}
+        self.last.restore(tensors)
+        for name, tensor in tensors.items():
             kind, _, rest = name.partition("/")
-            if kind != "group":
-                continue
-            number, what, *own = rest.split("/")
+            if kind == "group":
+                number, what, *own = rest.split("/")
+                community = self.group(int(number), tensors[f"group/{number}/model"])
+                if what == "model":
+                    _settle(community, tensor)
+                elif what != "cache":
+                    getattr(community, what)[own[0]] = tensor
+            elif kind == "kept":
+                axis, number, own_name = rest.split("/", 2)
+                self.kept[axis, int(number)][own_name] = tensor
+        for number, numbers in values["groups"].items():
             community = self.group(int(number))
-            if what == "model":
-                community.model = tensor
-            else:
-                getattr(community, what)[own[0]] = tensor
+            community.committed = int(numbers["committed"])
+            if community.cache is not None:
+                community.cache.restore(tensors[f"group/{number}/cache/sums"], numbers["cache"])
 
 
-def _members(cohort: Cohort, rows: Sequence[int]) -> Cohort:
-    """The part of a cohort that is in one group."""
-    if len(rows) == len(cohort.clients):
-        return cohort
-    matrix = None if cohort.matrix is None else cohort.matrix[list(rows)]
-    pick = (
-        [cohort.clients[row] for row in rows],
-        [cohort.versions[row] for row in rows],
-        [cohort.updates[row] for row in rows],
-    )
-    return Cohort(*pick, matrix, cohort.version)
+def _settle(community: Community, model: Tensor) -> None:
+    community.model, community.norm = model, _norm(model)
+
+
+def _norm(model: Tensor) -> float:
+    return float(torch.linalg.vector_norm(model))
 
 
 def _plain_means(updates: Sequence[Update], names: Mapping[str, Tensor]) -> dict[str, Tensor]:

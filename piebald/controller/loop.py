@@ -6,20 +6,31 @@ one.
 
 from __future__ import annotations
 
+import math
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from piebald.contracts import CENTRE, Arrival, Assignment, Checkpoint, Pool, Recorder, Runtime, Update, Work
+from piebald.contracts import CENTRE, Arrival, Assignment, Checkpoint, Pool, Question, Recorder, Runtime, Update, Work
 from piebald.controller.check import Check
 from piebald.controller.community import Communities
-from piebald.controller.pace import select
+from piebald.controller.records import (
+    Row,
+    arrival_row,
+    mean_scores,
+    plain_arrivals,
+    plain_assignments,
+    score_rows,
+    step_row,
+    whole_arrival,
+    whole_assignment,
+)
+from piebald.controller.roster import Roster, select
+from piebald.controller.stop import Stop, Tally
 from piebald.errors import RuntimeFault
 from piebald.parts import Cohort, Query, Recipe, View
 
@@ -33,12 +44,14 @@ class Measuring:
         every: commits between measurements; the last commit is always measured.  0: never.
         clients: how many (seeded choice), None for all.
         common: what the centre asks of its own test set, None where it has none or there is no model to use alone.
+        higher: whether more is better of the score that matters, the first one that clients give.
     """
 
     query: Query
     every: int = 1
     clients: int | None = None
     common: Query | None = None
+    higher: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +63,7 @@ class Progress:
 
 
 class Controller:
-    """Runs one recipe on one runtime."""
+    """Runs one recipe on one runtime, for `rounds` commits or until `stop` says so."""
 
     def __init__(
         self,
@@ -60,80 +73,87 @@ class Controller:
         recorder: Recorder,
         *,
         known: int,
-        rounds: int,
+        rounds: int | None,
         measuring: Measuring,
+        stop: Stop | None = None,
         checkpoint_every: int = 1,
         check: Check | None = None,
         watch: Callable[[Progress], None] | None = None,
     ) -> None:
         self.recipe, self.runtime, self.work, self.recorder = recipe, runtime, work, recorder
         self.known, self.rounds, self.measuring, self.checkpoint_every = known, rounds, measuring, checkpoint_every
-        self.check, self.watch = check or Check(), watch
-        self.communities = Communities(recipe, work.initial[: work.layout.shared].clone(), work.seed)
+        self.stop, self.check, self.watch = stop, check or Check(), watch
+        self.communities = Communities(recipe, work.initial[: work.layout.shared].clone())
+        self.roster = Roster()
+        self.tally = Tally()
         self.version = 0
         self._next_id = 0
         self._stepped = 0.0
-        self._busy: dict[int, Assignment] = {}  # by client: one training assignment at a time
+        self._asked = self._due = 0  # assignments sent since the last commit, and those of them under way
+        self._turns: dict[int, int] = {}  # how often each client was asked since the last commit
+        self._limits: dict[int, float] = {}  # the longest step allowed, by assignment under way
         self._waiting: list[Arrival] = []
-        self._ended: list[tuple[Arrival, str]] = []
-        self._counted = False
-        self._aside: set[int] = set()
-        self._why_aside = "refused before"
-        self._welcomed: set[int] = set()
+        self._ended: list[tuple[Arrival, str, str]] = []  # with status and reason
+        self._exchanged: list[Row] = []  # questions that parts of the centre asked since the last commit
+        self._left_out: dict[int, tuple[str, str]] = {}  # status and reason of sound updates that do not count
+        self._remarks: list[Row] = []
         self._queue: deque[Arrival] = deque()  # training arrivals that came while answers were awaited
-        self._limits: list[tuple[weakref.ref[Tensor], float]] = []
-        self._offered: tuple[Any, list[int]] = (None, [])
-        self._began = time.perf_counter()
-        self._wall = 0.0
+        self._written: tuple[Row, list[Row]] | None = None  # the last commit, as long as no checkpoint holds it
+        self._began, self._before = time.perf_counter(), 0.0
 
     # -- the loop
 
     def run(self) -> None:
-        """Run until `rounds` commits are made."""
-        self._began = time.perf_counter()
+        """Run until it is over."""
+        self._began, self._before = time.perf_counter(), self.tally.wall
         self._measure_if_due()
-        while self.version < self.rounds:
-            asked, before = self.recipe.pace.ask(self._view(), self.work.seed), self.runtime.now()
+        pace = self.recipe.pace
+        while not self._over():
+            asked, before = pace.ask(self._view()), self.runtime.now()
             if asked:
-                self._send(asked)
-            arrival = self._queue.popleft() if self._queue else self.runtime.next(self.recipe.pace.until(self._view()))
+                self._send(self.roster.choose(self.runtime.clients(), asked, self.work.seed, self.version))
+            arrival = self._queue.popleft() if self._queue else self.runtime.next(pace.until(self._view()))
             if arrival is not None:
                 self._take(arrival)
-            elif not asked and not self._busy and self.runtime.now() == before:
+            elif not asked and not self.roster.busy and not self._waiting and self.runtime.now() == before:
                 self._stop_stuck()
-            if self.recipe.pace.ready(self._view()):
+            if pace.ready(self._view()):
                 self._commit()
-        if not self._counted:
+        if self._written is not None:  # a score ended the run: its last commit still needs a checkpoint
+            self.recorder.commit(*self._written, self.state())
+        if not self.tally.updates:
             raise RuntimeFault(
                 f"in {self.version} rounds no update counted: the arrivals of the run say why each failed"
             )
 
+    def _over(self) -> bool:
+        if self.rounds is not None and self.version >= self.rounds:
+            return True
+        self.tally.wall = self._before + time.perf_counter() - self._began
+        return self.stop is not None and (
+            self.tally.reached or self.stop.used_up(self.tally, self._stepped if self.version else 0.0)
+        )
+
     def _view(self) -> View:
-        clients = self.runtime.clients()
-        if self._aside:
-            clients = self._without_aside(clients)
+        offered, free = self.roster.count(self.runtime.clients())
         return View(
             self.version,
             self.runtime.now(),
             self._stepped,
-            clients,
-            self._busy.keys(),
+            offered,
+            free,
+            len(self.roster.busy),
+            self._asked,
+            self._due,
             len(self._waiting),
             len(self._ended),
         )
 
-    def _without_aside(self, clients: Sequence[int]) -> Sequence[int]:
-        """Those not put aside; worked out once while nothing changes, since a million may be registered."""
-        asked = (clients, len(self._aside))
-        if not isinstance(clients, range) or self._offered[0] != asked:
-            self._offered = (asked, [client for client in clients if client not in self._aside])
-        return self._offered[1]
-
     def _stop_stuck(self) -> None:
-        if self._aside:
+        if self.roster.aside:
             raise RuntimeFault(
-                f"no client is left to ask: all {len(self._aside)} were put aside because their updates were refused, "
-                f"the last one as {self._why_aside}; a lower learning rate often helps"
+                f"no client is left to ask: all {len(self.roster.aside)} were put aside because their updates were "
+                f"refused, the last one as {list(self.roster.aside.values())[-1]}; a lower learning rate often helps"
             )
         raise RuntimeFault("no client can be asked and none is under way: look at the devices' on intervals")
 
@@ -141,127 +161,149 @@ class Controller:
 
     def _send(self, clients: Sequence[int]) -> None:
         assignments = [self._assignment(client) for client in clients]
-        self._busy |= {assignment.client: assignment for assignment in assignments}
+        for assignment in assignments:
+            self.roster.take(assignment)
+            self._turns[assignment.client] = assignment.turn + 1
+            self._limits[assignment.id] = self.check.limit(self.communities.of(assignment.client).norm)
+        self._asked += len(assignments)
+        self._due += len(assignments)
         pool = None
         if not self.recipe.needs_each:
-            pool = Pool(self.recipe.weigh, self._limit(assignments[0].parts["model"]))
+            pool = Pool(self.recipe.weigh, self._limits[assignments[0].id])
         self.runtime.submit(assignments, pool)
 
     def _assignment(self, client: int, query: Query | None = None, free: bool = False) -> Assignment:
-        """One assignment from the client's own community; at the first contact with the private part's first
-        numbers.
-        """
+        """One assignment from the client's own community."""
         community = self.communities.of(client)
-        parts = {"model": community.model, **(community.common if query is None else {})}
+        parts = {"model": community.model}
+        if query is None:
+            parts |= {**community.common, **self.recipe.group.offer(self.communities.models, self.work)}
+        turn = self._turns.get(client, 0) if query is None else 0
+        return self._made(client, parts, query, free, turn, community.committed)
+
+    def _made(
+        self, client: int, parts: dict[str, Tensor], query: Query | None, free: bool, turn: int = 0, committed: int = 0
+    ) -> Assignment:
+        """An assignment; at the first contact with the private part's first numbers."""
         shared = self.work.layout.shared
         # where nothing is shared nothing goes out either: such a client starts by itself
-        if 0 < shared < self.work.layout.size and client != CENTRE and client not in self._welcomed:
+        if 0 < shared < self.work.layout.size and client != CENTRE and client not in self.roster.welcomed:
             parts["private"] = self.work.initial[shared:]
         self._next_id += 1
-        return Assignment(self._next_id, client, self.version, parts, query, free)
-
-    def _limit(self, model: Tensor) -> float:
-        """The longest step allowed from a model; worked out once for each, since assignments share them."""
-        # kept by the object itself, not by its id, which a later model may be given again
-        self._limits = [known for known in self._limits if known[0]() is not None]
-        for known, limit in self._limits:
-            if known() is model:
-                return limit
-        self._limits.append((weakref.ref(model), self.check.limit(model)))
-        return self._limits[-1][1]
+        return Assignment(self._next_id, client, self.version, parts, query, free, turn, committed)
 
     def _take(self, arrival: Arrival) -> None:
         """Check one arrival; keep it for the next commit, or note why not and put its client aside."""
-        client = arrival.assignment.client
-        self._busy.pop(client, None)
-        reason = self.check.complaint(arrival, self.work.layout, self._limit(arrival.assignment.parts["model"]))
-        if reason is None:
-            self._waiting.append(arrival)
+        assignment, update = arrival.assignment, arrival.update
+        client = assignment.client
+        self.roster.give_back(client)
+        self._due -= assignment.version == self.version
+        reason = self.check.complaint(arrival, self.work.layout, self._limits.pop(assignment.id))
+        if update is not None:
+            self.roster.welcomed.add(client)
+        if reason is not None:
+            self._ended.append((arrival, "lost" if update is None else "refused", reason))
+            if update is not None:
+                self.roster.put_aside(client, reason)
+        elif late := self.recipe.pace.late(self.version - assignment.version):
+            self._ended.append((arrival, "late", late))
         else:
-            self._ended.append((arrival, reason))
-            if arrival.update is not None:
-                self._aside.add(client)
-                self._why_aside = reason
-        if arrival.update is not None:
-            self._welcomed.add(client)
+            self._waiting.append(arrival)
 
     # -- stepping
 
     def _commit(self) -> None:
         arrivals = sorted(self._waiting, key=lambda a: (a.assignment.client, a.assignment.id))
-        self._counted = self._counted or bool(arrivals)
-        labels: list[int] = []
-        weights: list[float] = []
-        if arrivals:
-            labels, weights = self.communities.commit(self._cohort(arrivals), self.known)
+        self._waiting = []
+        counted = self.communities.commit(self._cohort(arrivals), self._lend) if arrivals else []
         self.version += 1
         self._stepped = self.runtime.now()
-        rows = [self._row(a, "ok", None, w, g) for a, w, g in zip(arrivals, weights, labels, strict=True)]
-        rows += [self._row(a, "lost" if a.update is None else "refused", why, 0.0, None) for a, why in self._ended]
-        self._waiting, self._ended = [], []
-        due = self.version % self.checkpoint_every == 0 or self.version == self.rounds
+        rows = []
+        for arrival, how in zip(arrivals, counted, strict=True):
+            status, reason = self._left_out.get(arrival.assignment.client, ("ok", None))
+            rows.append(arrival_row(arrival, self.version, status, reason, how))
+        rows += [arrival_row(a, self.version, status, why) for a, status, why in self._ended]
+        rows += self._exchanged
+        remarks = [{"version": self.version, **remark} for remark in self._remarks]
+        self._ended, self._exchanged, self._left_out, self._remarks = [], [], {}, []
+        self._asked = self._due = 0
+        self._turns.clear()
+        self.tally.updates += len(arrivals)
+        self.tally.nbytes += sum(row["bytes_down"] + row["bytes_up"] for row in rows)
+        over = self._over()
+        step = step_row(rows, self.version, self._stepped, self.tally.wall, self.communities.group(0).norm)
+        due = over or self.version % self.checkpoint_every == 0
         # the checkpoint is made before measuring: a resumed run measures this version again, to the same numbers
-        self.recorder.commit(self._step_row(rows), rows, self.state() if due else None)
-        self._measure_if_due()
+        self.recorder.commit(step, rows, self.state() if due else None)
+        self._written = None if due else (step, rows)
+        if remarks:
+            self.recorder.remarks(remarks)
+        self._measure_if_due(over)
 
     def _cohort(self, arrivals: Sequence[Arrival]) -> Cohort:
-        updates = [arrival.update for arrival in arrivals if arrival.update is not None]
-        pooled = updates[0].pool is not None
         return Cohort(
             [arrival.assignment.client for arrival in arrivals],
             [arrival.assignment.version for arrival in arrivals],
-            updates,
-            None if pooled else torch.stack([update.parts["model"] for update in updates]),
+            [arrival.update for arrival in arrivals if arrival.update is not None],
+            None,
             self.version,
+            [arrival.assignment.parts["model"] for arrival in arrivals],
         )
 
-    def _row(
-        self, arrival: Arrival, status: str, reason: str | None, weight: float, group: int | None
-    ) -> dict[str, Any]:
-        assignment, update = arrival.assignment, arrival.update
-        return {
-            "id": assignment.id,
-            "version": self.version,
-            "client": assignment.client,
-            "kind": "train" if assignment.query is None else assignment.query.kind,
-            "sent_version": assignment.version,
-            "staleness": self.version - 1 - assignment.version,
-            "sent": arrival.sent,
-            "time": arrival.time,
-            "examples": update.examples if update else 0,
-            "steps": update.steps if update else 0,
-            "loss": update.metrics.get("loss") if update else None,
-            "norm": update.norm if update else None,
-            "weight": weight,
-            "grp": group,
-            "bytes_down": arrival.bytes_down,
-            "bytes_up": arrival.bytes_up,
-            "status": status,
-            "reason": reason,
-        }
+    # -- questions
 
-    def _step_row(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        good = [row for row in rows if row["status"] == "ok"]
-        counted = sum(row["examples"] for row in good if row["loss"] is not None)
-        total = sum(row["examples"] * row["loss"] for row in good if row["loss"] is not None and row["examples"])
-        return {
-            "version": self.version,
-            "time": self._stepped,
-            "wall": self._wall + time.perf_counter() - self._began,
-            "arrived": len(good),
-            "failed": len(rows) - len(good),
-            "groups": len({row["grp"] for row in good}),
-            "bytes_down": sum(row["bytes_down"] for row in rows),
-            "bytes_up": sum(row["bytes_up"] for row in rows),
-            "loss": total / counted if counted else None,
-            "norm": float(torch.linalg.vector_norm(self.communities.group(0).model)),
-        }
+    def _lend(self, axis: str, group: int) -> Lent:
+        return Lent(self, axis, group)
+
+    def leave_out(self, client: int, reason: str) -> None:
+        """See `contracts.Centre.leave_out`."""
+        self._left_out[client] = ("aside", reason)
+
+    def remark(self, axis: str, group: int, name: str, value: Any) -> None:
+        """See `contracts.Centre.remark`."""
+        self._remarks.append({"axis": axis, "grp": group, "name": name, "value": value})
+
+    def exchange(self, questions: Sequence[Question]) -> list[Update | None]:
+        """See `contracts.Centre.ask`."""
+        asked = [self._made(one.client, dict(one.parts), one.query, free=False) for one in questions]
+        answers: list[Update | None] = []
+        for arrival in self._answers(asked):
+            reason = self._unusable(arrival)
+            status = "ok" if reason is None else "lost" if arrival.update is None else "refused"
+            self._exchanged.append(arrival_row(arrival, self.version + 1, status, reason))
+            answers.append(arrival.update if reason is None else None)
+        return answers
+
+    def _unusable(self, arrival: Arrival) -> str | None:
+        query, update = arrival.assignment.query, arrival.update
+        if update is None or arrival.failure is not None or query is None:
+            return arrival.failure or "no answer"
+        for name, part in update.parts.items():
+            if not bool(part.isfinite().all()):
+                return f"{name} is not finite"
+        return query.complaint(update, self.work)
+
+    def _answers(self, asked: Sequence[Assignment]) -> list[Arrival]:
+        """Send questions and wait for all answers, in order; training that arrives meanwhile is queued."""
+        self.runtime.submit(asked)
+        missing, answers = {assignment.id: assignment for assignment in asked}, []
+        while missing:
+            arrival = self.runtime.next()
+            if arrival is None:  # nothing is under way any more, so they will never come
+                now = self.runtime.now()
+                answers += [Arrival(one, None, now, now, failure="no answer") for one in missing.values()]
+                break
+            if missing.pop(arrival.assignment.id, None) is not None:
+                answers.append(arrival)
+            else:
+                self._queue.append(arrival)
+        return sorted(answers, key=lambda arrival: arrival.assignment.id)
 
     # -- measuring
 
-    def _measure_if_due(self) -> None:
+    def _measure_if_due(self, last: bool = False) -> None:
         every = self.measuring.every
-        if every and (self.version % every == 0 or self.version == self.rounds):
+        if every and (last or self.version % every == 0 or self.version == self.rounds):
             self._measure()
         elif self.watch is not None:
             self.watch(Progress(self.version, {}))
@@ -277,122 +319,83 @@ class Controller:
             asked.append(self._assignment(CENTRE, measuring.common, free=True))
         rows = []
         for arrival in self._answers(asked):
-            rows += _score_rows(arrival, self.version, getattr(query, "split", "test"))
+            rows += score_rows(arrival, self.version, getattr(query, "split", "test"))
         self.recorder.scores(rows)
+        means = mean_scores(rows)
+        self._note(means)
         if self.watch is not None:
-            self.watch(Progress(self.version, _means(rows)))
+            self.watch(Progress(self.version, means))
 
-    def _answers(self, asked: Sequence[Assignment]) -> list[Arrival]:
-        """Send questions and wait for all answers; training that arrives meanwhile is queued."""
-        self.runtime.submit(asked)
-        open_ids, answers = {assignment.id for assignment in asked}, []
-        while open_ids:
-            arrival = self.runtime.next()
-            if arrival is None:
-                break
-            if arrival.assignment.id in open_ids:
-                open_ids.discard(arrival.assignment.id)
-                answers.append(arrival)
-            else:
-                self._queue.append(arrival)
-        return sorted(answers, key=lambda arrival: arrival.assignment.id)
+    def _note(self, means: Mapping[str, float]) -> None:
+        """Let the score that matters decide whether to go on: of personal models where there are some."""
+        metric = self.work.task.metric
+        found = [means[name] for name in (f"personal/{metric}", f"community/{metric}") if name in means]
+        if self.stop is not None and found and math.isfinite(found[0]):
+            self.stop.note(self.tally, found[0], self.measuring.higher)
 
     # -- state
 
     def state(self) -> Checkpoint:
         """All that a resumed run needs."""
         mine, theirs = self.communities.state(), self.runtime.state()
-        outstanding = [*self._busy.values()]
-        sent: dict[int, str] = {}
-        tensors = dict(mine.tensors)
-        rows = []
-        for assignment in outstanding:
-            places = {}
-            for name, part in assignment.parts.items():
-                if id(part) not in sent:
-                    sent[id(part)] = f"sent/{len(sent)}"
-                    tensors[sent[id(part)]] = part
-                places[name] = sent[id(part)]
-            rows.append(
-                {"id": assignment.id, "client": assignment.client, "version": assignment.version, "parts": places}
-            )
-        queued = []
-        for arrival in self._queue:
-            tensors |= {f"queued/{arrival.assignment.id}/{name}": part for name, part in _parts(arrival).items()}
-            queued.append(_plain(arrival))
+        outstanding, sent = plain_assignments([*self.roster.busy.values()])
+        queued, brought = plain_arrivals(self._queue)
         values = {
             "version": self.version,
             "next_id": self._next_id,
             "stepped": self._stepped,
-            "wall": self._wall + time.perf_counter() - self._began,
-            "counted": self._counted,
-            "aside": sorted(self._aside),
-            "welcomed": sorted(self._welcomed),
-            "outstanding": rows,
+            "tally": self.tally.plain(),
+            "aside": sorted(self.roster.aside.items()),
+            "welcomed": sorted(self.roster.welcomed),
+            "limits": sorted(self._limits.items()),
+            "outstanding": outstanding,
             "queued": queued,
             "communities": dict(mine.values),
             "runtime": dict(theirs.values),
         }
-        return Checkpoint({**tensors, **theirs.tensors}, values)
+        return Checkpoint({**mine.tensors, **sent, **brought, **theirs.tensors}, values)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Take up what `state` gave."""
         values = checkpoint.values
         self.communities.restore(Checkpoint(checkpoint.tensors, values["communities"]))
         self.version, self._next_id = int(values["version"]), int(values["next_id"])
-        self._counted = bool(values["counted"])
-        self._stepped, self._wall = float(values["stepped"]), float(values["wall"])
-        self._aside, self._welcomed = set(values["aside"]), set(values["welcomed"])
+        self._stepped, self.tally = float(values["stepped"]), Tally(**values["tally"])
+        self.roster.aside = {int(client): str(reason) for client, reason in values["aside"]}
+        self.roster.welcomed = set(values["welcomed"])
+        self._limits = {int(number): float(limit) for number, limit in values["limits"]}
         for row in values["outstanding"]:
-            parts = {name: checkpoint.tensors[place] for name, place in row["parts"].items()}
-            self._busy[row["client"]] = Assignment(row["id"], row["client"], row["version"], parts)
-        assignments = {assignment.id: assignment for assignment in self._busy.values()}
-        for row in values["queued"]:
-            prefix = f"queued/{row['id']}/"
-            parts = {n.removeprefix(prefix): t for n, t in checkpoint.tensors.items() if n.startswith(prefix)}
-            update = None if row["update"] is None else Update(parts, **row["update"])
-            self._queue.append(Arrival(assignments[row["id"]], update, **row["arrival"]))
+            self.roster.take(whole_assignment(row, checkpoint.tensors))
+        assignments = {assignment.id: assignment for assignment in self.roster.busy.values()}
+        self._queue.extend(whole_arrival(row, checkpoint.tensors, assignments) for row in values["queued"])
         self.runtime.restore(Checkpoint(checkpoint.tensors, values["runtime"]), assignments)
 
 
-def _parts(arrival: Arrival) -> Mapping[str, Tensor]:
-    return {} if arrival.update is None else arrival.update.parts
+class Lent:
+    """`contracts.Centre` for the part on one axis and one group."""
 
+    def __init__(self, controller: Controller, axis: str, group: int) -> None:
+        self._controller, self._axis, self._group = controller, axis, group
+        self.work, self.version, self.known = controller.work, controller.version, controller.known
+        communities = controller.communities
+        self.model = communities.group(group).model
+        self.memory = communities.kept.setdefault((axis, group), {})
 
-def _plain(arrival: Arrival) -> dict[str, Any]:
-    """An arrival that waits to be taken, as JSON values; its vectors lie beside."""
-    update = arrival.update
-    names = ("examples", "steps", "metrics", "norm", "nbytes")
-    return {
-        "id": arrival.assignment.id,
-        "update": None if update is None else {name: getattr(update, name) for name in names},
-        "arrival": {name: getattr(arrival, name) for name in ("sent", "time", "bytes_down", "bytes_up", "failure")},
-    }
+    @property
+    def models(self) -> Mapping[int, Tensor]:
+        return self._controller.communities.models
 
+    @property
+    def members(self) -> Sequence[int]:
+        here, aside = self._controller.runtime.clients(), self._controller.roster.aside
+        group_of = self._controller.communities.group_of
+        return [c for c in here if c not in aside and (not group_of or group_of.get(c, 0) == self._group)]
 
-def _score_rows(arrival: Arrival, version: int, split: str) -> list[dict[str, Any]]:
-    client, update = arrival.assignment.client, arrival.update
-    if update is None or not update.examples:
-        return []
-    rows = []
-    for name, value in update.metrics.items():
-        model, _, metric = name.partition("/")
-        place = {"version": version, "client": None if client == CENTRE else client, "model": model}
-        rows.append(
-            {
-                **place,
-                "split": "common" if client == CENTRE else split,
-                "metric": metric,
-                "value": value,
-                "examples": update.examples,
-            }
-        )
-    return rows
+    def ask(self, questions: Sequence[Question]) -> list[Update | None]:
+        return self._controller.exchange(questions)
 
+    def leave_out(self, client: int, reason: str) -> None:
+        self._controller.leave_out(client, reason)
 
-def _means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    found: dict[str, list[float]] = {}
-    for row in rows:
-        if row["client"] is not None:
-            found.setdefault(f"{row['model']}/{row['metric']}", []).append(row["value"])
-    return {name: sum(values) / len(values) for name, values in found.items()}
+    def remark(self, name: str, value: Any) -> None:
+        self._controller.remark(self._axis, self._group, name, value)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from typing import Annotated
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from piebald.parts import Pace, View
-from piebald.randomness import generator
 
 
 def _cohort(cohort: float) -> float:
@@ -29,14 +28,6 @@ def cohort_size(cohort: float, known: int) -> int:
     return min(int(cohort), known) if isinstance(cohort, int) else min(known, max(1, round(cohort * known)))
 
 
-def select(clients: Sequence[int], count: int, *words: int | str) -> list[int]:
-    """A seeded choice without repetition, in increasing order; depends on the clients offered and `words` alone."""
-    if count >= len(clients):
-        return list(clients)
-    chosen = generator("select", *words).choice(len(clients), count, replace=False)
-    return sorted(clients[int(place)] for place in chosen)
-
-
 class Synchronous(Pace):
     """Ask a random cohort, wait for all of it, step (McMahan et al. 2017).
 
@@ -44,35 +35,99 @@ class Synchronous(Pace):
 
     Attributes:
         cohort: clients a round, a number (10) or a share of those that are there (0.1; 1.0 is all).
+        over: over-selection (Bonawitz et al. 2019): ask this many times the cohort and step when a cohort has arrived.
+            Whoever comes later is not used, and can be asked again once it is done.
     """
 
-    pools = True
     cohort: CohortSize = 1.0
+    over: float = Field(default=1.0, ge=1.0)
 
-    def ask(self, view: View, seed: int) -> Sequence[int]:
-        if view.busy or view.waiting or view.failed:
-            return ()
-        return select(view.clients, cohort_size(self.cohort, len(view.clients)), seed, view.version)
+    @property
+    def pools(self) -> bool:
+        return self.over == 1.0
+
+    def ask(self, view: View) -> int:
+        if view.asked or view.waiting:
+            return 0
+        return min(view.free, math.ceil(round(self.over * self._wanted(view), 9)))
 
     def ready(self, view: View) -> bool:
-        return not view.busy and bool(view.waiting or view.failed)
+        if view.due and self.over > 1.0:
+            return view.waiting >= min(self._wanted(view), view.asked)
+        return not view.due and bool(view.waiting or view.failed)
+
+    def late(self, staleness: int) -> str | None:
+        return "came after the round had ended" if staleness else None
+
+    def _wanted(self, view: View) -> int:
+        return cohort_size(self.cohort, view.offered)
 
 
-class Asynchronous(Pace):
-    """Step at every arrival; whoever is free gets the newest model at once (Metis).
+class _AnyTime(Pace):
+    """What the paces share that never wait for one client in particular.
 
     Attributes:
         cohort: clients that work at the same time, a number or a share.
+        oldest: updates that missed more commits than this are not used, None for no limit.
     """
 
-    cohort: CohortSize = 1.0
+    axis = "pace"
 
-    def ask(self, view: View, seed: int) -> Sequence[int]:
-        free = cohort_size(self.cohort, len(view.clients)) - len(view.busy)
-        if view.waiting or free <= 0:
-            return ()
-        idle = [client for client in view.clients if client not in view.busy]
-        return select(idle, free, seed, view.version)
+    cohort: CohortSize = 1.0
+    oldest: int | None = Field(default=None, ge=0)
+
+    def ask(self, view: View) -> int:
+        return max(0, min(view.free, cohort_size(self.cohort, view.offered) - view.busy))
+
+    def late(self, staleness: int) -> str | None:
+        if self.oldest is not None and staleness > self.oldest:
+            return f"missed {staleness} commits, which is above the limit of {self.oldest}"
+        return None
+
+
+class Asynchronous(_AnyTime):
+    """Step at every arrival; whoever is free gets the newest model at once (Metis, section III)."""
+
+    def ask(self, view: View) -> int:
+        return 0 if view.waiting else super().ask(view)
 
     def ready(self, view: View) -> bool:
         return bool(view.waiting or view.failed)
+
+
+class Buffered(_AnyTime):
+    """Step at every `size` arrivals; whoever is free gets the newest model at once (FedBuff, Nguyen et al. 2022).
+
+    Attributes:
+        size: updates a commit (K in the paper).
+    """
+
+    size: int = Field(default=10, ge=1)
+
+    def ready(self, view: View) -> bool:
+        return view.waiting >= self.size or (not view.busy and not view.free and bool(view.waiting or view.failed))
+
+
+class Deadline(_AnyTime):
+    """Step with what has arrived `seconds` after the last step; late updates count at the next one, by then stale.
+
+    Semi-synchronous.  Clients are asked once between two steps.  Where nothing has come by the deadline the first
+    arrival is awaited, so a step is never empty unless all clients failed.
+
+    Attributes:
+        seconds: of the runtime's clock, from one step to the next.
+    """
+
+    seconds: float = Field(gt=0)
+
+    def ask(self, view: View) -> int:
+        return 0 if view.asked or view.waiting else super().ask(view)
+
+    def ready(self, view: View) -> bool:
+        if not view.busy:
+            return bool(view.waiting or view.failed)
+        return view.waiting > 0 and view.now >= view.stepped + self.seconds
+
+    def until(self, view: View) -> float:
+        due = view.stepped + self.seconds
+        return due if view.waiting and view.now < due else float("inf")

@@ -18,6 +18,33 @@ class ToAverage(Step):
         return model + average, {}
 
 
+class Mixing(Step):
+    """FedAsync: w <- (1 - alpha s) w + alpha s w_k (Xie et al. 2019, algorithm 1).
+
+    s is what the weighing says of a stale update, see `weigh.ByStaleness`.  Several updates at once are averaged first.
+
+    Attributes:
+        alpha: mixing weight, above 0 and at most 1.
+    """
+
+    from_now = True
+
+    alpha: float = Field(default=0.6, gt=0, le=1)
+
+    def move(self, model: Tensor, average: Tensor, state: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        return model + self.alpha * average, {}
+
+
+class CachedSwap(Step):
+    """To the weighted mean of the last models of all learners that ever answered (Metis, section III).
+
+    A commit swaps one learner's contribution for its new one in O(model), see `controller.cache`.  Under a synchronous
+    pace with all clients this is `ToAverage`; with some, or asynchronously, those that did not answer still count.
+    """
+
+    cached = True
+
+
 class Momentum(Step):
     """FedAvgM: v <- beta v + average change;  w <- w + lr v (Hsu et al. 2019).
 

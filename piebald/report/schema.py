@@ -30,9 +30,10 @@ TABLES = {
     " bytes_down INTEGER, bytes_up INTEGER, loss REAL, norm REAL",
     "arrival": "id INTEGER PRIMARY KEY, version INTEGER, client INTEGER, kind TEXT, sent_version INTEGER,"
     " staleness INTEGER, sent REAL, time REAL, examples INTEGER, steps INTEGER, loss REAL, norm REAL, weight REAL,"
-    " grp INTEGER, bytes_down INTEGER, bytes_up INTEGER, status TEXT, reason TEXT",
+    " raw_weight REAL, grp INTEGER, bytes_down INTEGER, bytes_up INTEGER, status TEXT, reason TEXT",
     "score": "version INTEGER NOT NULL, client INTEGER, model TEXT NOT NULL, split TEXT NOT NULL, metric TEXT NOT NULL,"
     " value REAL, examples INTEGER",
+    "remark": "version INTEGER, axis TEXT, grp INTEGER, name TEXT, value TEXT, PRIMARY KEY (version, axis, grp, name)",
     "checkpoint": "version INTEGER PRIMARY KEY, file TEXT, sha256 TEXT, values_json TEXT",
     "memory": "client INTEGER, name TEXT, version INTEGER, file TEXT, bytes INTEGER,"
     " PRIMARY KEY (client, name, version)",

@@ -35,7 +35,7 @@ from piebald.report.schema import DATABASE, explained
 KEPT = 2  # checkpoints; the second is there for the day the first cannot be read
 _UNFINISHED = DATABASE + ".part"
 _LEFTOVERS = {"run.lock", _UNFINISHED, _UNFINISHED + "-wal", _UNFINISHED + "-shm"}
-_JSON = {"client": ("counts", "device")}
+_JSON = {"client": ("counts", "device"), "remark": ("value",)}
 
 
 class RunStore:
@@ -145,8 +145,9 @@ class RunStore:
         Args:
             step: columns of `step`; `wall` is filled in if it is not given.
             arrivals: columns of `arrival` each; `version` is the step's if it is not given.
-            checkpoint: the state after this step.  Of its tensors "memory/<client>/<name>" it holds those that changed
-                since the last checkpoint that was committed; all others it holds whole.
+            checkpoint: the state after this step.  Of its tensors "memory/<client>/<name>" and
+                "last/<client>/<name>" it holds those that changed since the last checkpoint
+                that was committed; all others it holds whole.
 
         Raises:
             RunFolderError: nothing was recorded, and what was recorded before is safe.
@@ -174,6 +175,10 @@ class RunStore:
         A score that is there already is replaced, so a resumed run may repeat those of the commit it was killed at.
         """
         self._insert("score", rows)
+
+    def remarks(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Record columns of `remark`: JSON values that parts of the centre put on record, in place of earlier ones."""
+        self._insert("remark", [{**row, "value": json.dumps(row["value"])} for row in rows])
 
     def clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Record columns of `client`; `counts` is a list (training rows a class), `device` a mapping or a `Device`."""
@@ -256,6 +261,8 @@ class RunStore:
         tensors: dict[str, Tensor] = {}
         if self.path is not None:
             for row in vectors.current(self._db, self._version, client):
+                if row.name.startswith("last:"):
+                    continue
                 tensors[row.name] = vectors.pick(self.path, row.file, [row.key])[row.key]
         return tensors
 

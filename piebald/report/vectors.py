@@ -1,7 +1,8 @@
 """The tensors of checkpoints, as safetensors files beside `run.db`.
 
     vectors-<version>.safetensors   the centre's tensors, whole, one file a checkpoint
-    memory-<version>.safetensors    what clients remember, only the rows that changed since the checkpoint before
+    memory-<version>.safetensors    what clients remember, and their last models where the centre keeps them: only the
+                                    rows that changed since the checkpoint before
 
 A client's row is found through the table `memory`: the one with the largest version up to the checkpoint's.  A
 superseded row stays until no kept checkpoint is older than the row that took its place.  A file of which less than half
@@ -27,6 +28,7 @@ from piebald.errors import RunFolderError
 from piebald.report.schema import explained, insert
 
 MEMORY = "memory/"
+LAST = "last/"  # what the centre keeps of each client; rows of the same table, their names begin with "last:"
 _ASIDE = ".part"
 
 
@@ -40,6 +42,8 @@ class Row(NamedTuple):
     @property
     def key(self) -> str:
         """Its name in the file and in the checkpoint."""
+        if self.name.startswith("last:"):
+            return f"{LAST}{self.client}/{self.name.removeprefix('last:')}"
         return f"{MEMORY}{self.client}/{self.name}"
 
 
@@ -88,9 +92,9 @@ def split_memory(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict
     """A checkpoint's tensors, and apart from them the clients' memory by (client, name)."""
     whole, memory = {}, {}
     for key, tensor in tensors.items():
-        if key.startswith(MEMORY):
-            client, name = key.removeprefix(MEMORY).split("/", 1)
-            memory[int(client), name] = tensor
+        if key.startswith((MEMORY, LAST)):
+            kind, client, name = key.split("/", 2)
+            memory[int(client), name if kind == "memory" else f"last:{name}"] = tensor
         else:
             whole[key] = tensor
     return whole, memory

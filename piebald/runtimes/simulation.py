@@ -28,12 +28,12 @@ from piebald.contracts import (
     Update,
     Work,
 )
+from piebald.memory import Memory
 from piebald.parameters import nbytes
 from piebald.randomness import generator
 from piebald.runtimes.engines.choose import make_engine
 from piebald.runtimes.engines.crew import LEAST_ARENA, Alone, Crew, Workers
 from piebald.runtimes.engines.serve import PRIVATE, Served, Stack
-from piebald.runtimes.memory import ClientMemory
 
 if TYPE_CHECKING:
     from piebald.runtimes.simulator import Simulator
@@ -77,7 +77,7 @@ class Simulation:
     def __init__(self, settings: Simulator, work: Work, clients: Clients) -> None:
         self.settings, self.work, self.federation = settings, work, clients
         self.fleet: Fleet = settings.fleet or Instant()
-        self.memory = ClientMemory(settings.memory)
+        self.memory = Memory(settings.memory)
         self._fresh = work.rule.remember(work.initial, work.layout.shared)
         self._now = 0.0
         self._due: list[_Due] = []
@@ -143,7 +143,7 @@ class Simulation:
     def restore(self, checkpoint: Checkpoint, assignments: Mapping[int, Assignment]) -> None:
         """Take up what `state` gave."""
         self._now = float(checkpoint.values["now"])
-        self.memory.restore({n: t for n, t in checkpoint.tensors.items() if n.startswith("memory/")})
+        self.memory.restore(checkpoint.tensors)
         for row in checkpoint.values["events"]:
             name = f"event/{row['id']}/"
             event = _Event(assignments[row["id"]], row["sent"], None, 0, failure=row["failure"])
@@ -172,11 +172,13 @@ class Simulation:
         return event.sent + device.latency + event.bytes_down / device.down
 
     def _finished(self, event: _Event) -> float:
-        """When the answer has been uploaded: a query costs the transfer only, training its steps too."""
+        """When the answer has been uploaded."""
         if event.update is None or event.assignment.free or event.assignment.client == CENTRE:
             return self._downloaded(event)
         device = self.fleet.device(event.assignment.client)
         work = event.update.steps * device.seconds_per_step
+        if event.assignment.query is not None:
+            work = device.answering(event.update.examples)
         return self._downloaded(event) + work + device.latency + event.update.nbytes / device.up
 
     def _next_wake(self) -> float:
@@ -255,6 +257,8 @@ class Simulation:
         return Stack(
             clients=[assignment.client for assignment in assignments],
             versions=[assignment.version for assignment in assignments],
+            moments=[assignment.moment for assignment in assignments],
+            committed=[assignment.committed for assignment in assignments],
             models=[assignment.parts["model"] for assignment in assignments],
             parts={name: [parts[name] for parts in sent] for name in sent[0]},
             memory={name: [memory[name] for memory in remembered] for name in remembered[0]},

@@ -33,7 +33,7 @@ class Gaussian(Stage):
     noise: float = Field(default=1.0, ge=0)
     where: Literal["client", "centre"] = "centre"
 
-    def send(self, parts: Mapping[str, Tensor], keys: Sequence[int]) -> Mapping[str, Tensor]:
+    def send(self, parts: Mapping[str, Tensor], keys: Sequence[int], clients: Sequence[int]) -> Mapping[str, Tensor]:
         change = parts["model"]
         norm = torch.linalg.vector_norm(change, dim=-1, keepdim=True)
         change = change * (self.clip / norm.clamp(min=1e-12)).clamp(max=1.0)

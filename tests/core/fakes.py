@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import piebald
 from piebald.client import Evaluate, Sgd
-from piebald.contracts import Arrival, Assignment, Checkpoint, Pool, Rows, Update, Work
+from piebald.contracts import Arrival, Assignment, Centre, Checkpoint, Pool, Rows, Update, Work
 from piebald.controller import Controller, Measuring
 from piebald.parameters import Layout
 from piebald.partition import Lists, PooledClients
@@ -75,6 +75,7 @@ class Memo:
         self.rows: list[Mapping[str, Any]] = []
         self.checkpoints: list[Checkpoint | None] = []
         self.measured: list[Mapping[str, Any]] = []
+        self.remarked: list[Mapping[str, Any]] = []
 
     def commit(self, step: Mapping[str, Any], arrivals: Sequence[Mapping[str, Any]], checkpoint: Any) -> None:
         self.steps.append(step)
@@ -84,11 +85,14 @@ class Memo:
     def scores(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self.measured += rows
 
+    def remarks(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self.remarked += rows
+
 
 class ByParity(Group):
     """Even clients in group 0, odd ones in group 1."""
 
-    def assign(self, cohort: Cohort, known: Mapping[int, int]) -> list[int]:
+    def assign(self, cohort: Cohort, known: Mapping[int, int], centre: Centre) -> list[int]:
         return [client % 2 for client in cohort.clients]
 
 
@@ -103,7 +107,7 @@ class Pickiest(Weigh):
 
     needs_each: ClassVar[bool] = True
 
-    def combine(self, cohort: Cohort) -> tuple[Tensor, list[float]]:
+    def combine(self, cohort: Cohort, centre: Centre) -> tuple[Tensor, list[float]]:
         assert cohort.matrix is not None
         return cohort.matrix[0], [1.0] + [0.0] * (len(cohort.updates) - 1)
 

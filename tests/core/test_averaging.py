@@ -20,6 +20,7 @@ from piebald.runtimes.engines.serve import PoolSum
 
 from .fakes import few, update
 
+NOBODY: Any = None  # these weighings ask the centre nothing
 WEIGHINGS = {"by examples": ByExamples(), "equal": Equal(), "by gradient norm": ByGradientNorm()}
 numbers = st.lists(st.floats(-4, 4, width=32), min_size=3, max_size=3)
 cohorts = st.lists(st.tuples(numbers, st.integers(0, 50)), min_size=1, max_size=6)
@@ -65,7 +66,7 @@ def naive(drawn: list[tuple[list[float], int]], weigh: Weigh) -> tuple[list[floa
 @given(cohorts, weighings)
 def test_the_mean_is_the_loop_anyone_would_write(drawn: list[Any], weigh: Weigh) -> None:
     updates = [update(*change, examples=examples) for change, examples in drawn]
-    average, weights = weigh.combine(cohort_of(updates))
+    average, weights = weigh.combine(cohort_of(updates), NOBODY)
     mean, shares = naive(drawn, weigh)
     assert average.tolist() == pytest.approx(mean, abs=1e-5)
     assert weights == pytest.approx(shares, abs=1e-5)
@@ -76,8 +77,8 @@ def test_the_mean_is_the_loop_anyone_would_write(drawn: list[Any], weigh: Weigh)
 @given(cohorts, weighings)
 def test_pooled_and_single_updates_come_to_the_same(drawn: list[Any], weigh: Weigh) -> None:
     updates = [update(*change, examples=examples) for change, examples in drawn]
-    one, weights = weigh.combine(cohort_of(updates))
-    two, same = weigh.combine(cohort_of(pooled(updates, weigh)))
+    one, weights = weigh.combine(cohort_of(updates), NOBODY)
+    two, same = weigh.combine(cohort_of(pooled(updates, weigh)), NOBODY)
     torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-5)
     assert weights == same
 
@@ -88,8 +89,8 @@ def test_the_order_of_updates_does_not_matter(drawn: list[Any], weigh: Weigh, ra
     order = list(range(len(drawn)))
     random.shuffle(order)
     updates = [update(*change, examples=examples) for change, examples in drawn]
-    one, weights = weigh.combine(cohort_of(updates))
-    two, shuffled = weigh.combine(cohort_of([updates[place] for place in order]))
+    one, weights = weigh.combine(cohort_of(updates), NOBODY)
+    two, shuffled = weigh.combine(cohort_of([updates[place] for place in order]), NOBODY)
     torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-5)
     assert shuffled == pytest.approx([weights[place] for place in order])
 
@@ -97,7 +98,7 @@ def test_the_order_of_updates_does_not_matter(drawn: list[Any], weigh: Weigh, ra
 @few
 @given(numbers, st.lists(st.integers(1, 50), min_size=1, max_size=6), weighings)
 def test_the_mean_of_equal_changes_is_that_change(change: list[float], examples: list[int], weigh: Weigh) -> None:
-    average, _ = weigh.combine(cohort_of([update(*change, examples=count) for count in examples]))
+    average, _ = weigh.combine(cohort_of([update(*change, examples=count) for count in examples]), NOBODY)
     assert average.tolist() == pytest.approx(change, abs=1e-5)
 
 
@@ -105,14 +106,14 @@ def test_the_mean_of_equal_changes_is_that_change(change: list[float], examples:
 def test_a_cohort_without_any_weight_stays_put(pool: bool) -> None:
     updates = [update(1.0, 2.0, 3.0, examples=0), update(4.0, 5.0, 6.0, examples=0)]
     weigh = ByExamples()
-    average, weights = weigh.combine(cohort_of(pooled(updates, weigh) if pool else updates))
+    average, weights = weigh.combine(cohort_of(pooled(updates, weigh) if pool else updates), NOBODY)
     assert average.tolist() == [0.0, 0.0, 0.0]
     assert weights == [0.0, 0.0]
 
 
 def test_the_norm_of_the_gradient_weighs() -> None:
     """Norms 5 and 10 count 1 to 2, whatever the examples."""
-    _, weights = ByGradientNorm().combine(cohort_of([update(3, 4, examples=99), update(6, 8, examples=1)]))
+    _, weights = ByGradientNorm().combine(cohort_of([update(3, 4, examples=99), update(6, 8, examples=1)]), NOBODY)
     assert weights == pytest.approx([1 / 3, 2 / 3])
 
 

@@ -9,16 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from piebald.contracts import Assignment
 from piebald.controller import Asynchronous, Synchronous
-from piebald.controller.pace import cohort_size, select
+from piebald.controller.pace import cohort_size
+from piebald.controller.roster import Roster, select
 from piebald.errors import SettingError
 from piebald.parts import View
 
 from .fakes import few
 
+NO: st.SearchStrategy[list[int]] = st.just([])
 
-def view(clients: Any, version: int = 0, busy: Any = (), waiting: int = 0, failed: int = 0) -> View:
-    return View(version, 0.0, 0.0, clients, set(busy), waiting, failed)
+
+def view(offered: int, busy: int = 0, waiting: int = 0, failed: int = 0, asked: int | None = None) -> View:
+    """Nothing was committed yet, so everybody at work was asked since the last commit."""
+    asked = busy + waiting + failed if asked is None else asked
+    return View(0, 0.0, 0.0, offered, offered - busy, busy, asked, busy, waiting, failed)
 
 
 @few
@@ -49,7 +55,7 @@ def test_everybody_has_the_same_chance() -> None:
 @given(st.integers(1, 1000), st.integers(1, 2000))
 def test_a_whole_number_counts_clients(cohort: int, known: int) -> None:
     assert cohort_size(cohort, known) == min(cohort, known)
-    assert len(Synchronous(cohort=cohort).ask(view(range(known)), 0)) == min(cohort, known)
+    assert Synchronous(cohort=cohort).ask(view(known)) == min(cohort, known)
 
 
 @few
@@ -58,13 +64,13 @@ def test_a_fraction_is_a_share_of_those_that_are_there(share: float, known: int)
     size = cohort_size(share, known)
     assert 1 <= size <= known
     assert abs(size - share * known) <= 0.5 or size == 1
-    assert len(Synchronous(cohort=share).ask(view(range(known)), 0)) == size
+    assert Synchronous(cohort=share).ask(view(known)) == size
 
 
 def test_one_client_is_not_all_of_them() -> None:
-    assert len(Synchronous(cohort=1).ask(view(range(9)), 0)) == 1
-    assert len(Synchronous(cohort=1.0).ask(view(range(9)), 0)) == 9
-    assert len(Synchronous(cohort=5.0).ask(view(range(9)), 0)) == 5
+    assert Synchronous(cohort=1).ask(view(9)) == 1
+    assert Synchronous(cohort=1.0).ask(view(9)) == 9
+    assert Synchronous(cohort=5.0).ask(view(9)) == 5
 
 
 @pytest.mark.parametrize("cohort", [0, -1, 0.0, -0.5, 1.5, float("nan"), float("inf"), "many", None])
@@ -75,36 +81,69 @@ def test_sizes_that_make_no_sense(cohort: Any) -> None:
 
 def test_nobody_is_there() -> None:
     for pace in (Synchronous(cohort=0.5), Synchronous(cohort=3), Asynchronous()):
-        assert list(pace.ask(view([]), 0)) == []
+        assert pace.ask(view(0)) == 0
 
 
 def test_synchronous_waits_for_all_of_a_cohort() -> None:
     pace = Synchronous(cohort=3)
-    assert not pace.ask(view(range(9), busy=[1]), 0)
-    assert not pace.ask(view(range(9), waiting=1), 0)
-    assert not pace.ready(view(range(9), busy=[1], waiting=2))
-    assert pace.ready(view(range(9), waiting=2))
-    assert pace.ready(view(range(9), failed=3))
-    assert not pace.ready(view(range(9)))
+    assert not pace.ask(view(9, busy=1))
+    assert not pace.ask(view(9, waiting=1))
+    assert not pace.ready(view(9, busy=1, waiting=2))
+    assert pace.ready(view(9, waiting=2))
+    assert pace.ready(view(9, failed=3))
+    assert not pace.ready(view(9))
 
 
 @few
 @given(st.integers(1, 30), st.integers(1, 30), st.data())
 def test_asynchronous_keeps_a_number_of_clients_at_work(known: int, cohort: int, data: st.DataObject) -> None:
-    busy = data.draw(st.sets(st.integers(0, known - 1), max_size=min(cohort, known)))
-    asked = Asynchronous(cohort=cohort).ask(view(range(known), busy=busy), 0)
-    assert len(busy) + len(asked) == min(cohort, known)
-    assert not busy & set(asked)
+    busy = data.draw(st.integers(0, min(cohort, known)))
+    assert busy + Asynchronous(cohort=cohort).ask(view(known, busy=busy)) == min(cohort, known)
 
 
-def test_a_million_clients_are_cheap() -> None:
-    """Time and memory go with the cohort: 20 rounds cost less than listing the federation 20 times would."""
-    everybody = range(1_000_000)
-    began = time.process_time()
-    for version in range(20):
-        assert len(Synchronous(cohort=100).ask(view(everybody, version), 0)) == 100
-    chosen = time.process_time() - began
-    began = time.process_time()
-    for _ in range(20):
-        list(everybody)
-    assert chosen < time.process_time() - began
+class TestRoster:
+    """Free clients, by a slow definition beside the quick one."""
+
+    @few
+    @given(st.integers(1, 40), st.data())
+    def test_a_choice_is_among_the_free(self, known: int, data: st.DataObject) -> None:
+        roster, clients = Roster(), range(known)
+        for version in range(12):  # clients go to work, come back, and are put aside
+            free = [c for c in clients if c not in roster.busy and c not in roster.aside]
+            assert roster.count(clients) == roster.count(list(clients)) == (known - len(roster.aside), len(free))
+            chosen = roster.choose(clients, data.draw(st.integers(0, len(free))), 3, version)
+            assert chosen == sorted(set(chosen))
+            assert set(chosen) <= set(free)
+            for client in chosen:
+                roster.take(Assignment(version, client, version, {}))
+            for client in data.draw(st.lists(st.sampled_from(sorted(roster.busy)), unique=True) if roster.busy else NO):
+                roster.give_back(client)
+                if data.draw(st.integers(0, 9)) == 0:
+                    roster.put_aside(client, "not finite")
+
+    def test_everybody_free_has_the_same_chance(self) -> None:
+        """2000 draws of 1 among 15 of 20: binomial(2000, 1/15), of standard deviation 11.2; five of those."""
+        roster = Roster()
+        for client in range(0, 20, 4):
+            roster.take(Assignment(client, client, 0, {}))
+        counts = [0] * 20
+        for version in range(2000):
+            counts[roster.choose(range(20), 1, 5, version)[0]] += 1
+        free = [count for client, count in enumerate(counts) if client % 4]
+        assert sum(counts) == sum(free)
+        assert max(abs(count - 2000 / 15) for count in free) < 5 * 11.2
+
+    def test_a_million_clients_are_cheap(self) -> None:
+        """Time goes with the cohort: 20 asynchronous choices cost less than listing the federation 20 times would."""
+        everybody, roster = range(1_000_000), Roster()
+        for client in range(0, 500, 5):
+            roster.take(Assignment(client, client, 0, {}))
+        began = time.process_time()
+        for version in range(20):
+            assert len(roster.choose(everybody, 100, 0, version)) == 100
+            assert roster.count(everybody) == (1_000_000, 999_900)
+        chosen = time.process_time() - began
+        began = time.process_time()
+        for _ in range(20):
+            list(everybody)
+        assert chosen < time.process_time() - began

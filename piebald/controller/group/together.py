@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from piebald.contracts import Centre
 from piebald.parts import Cohort, Group
 
 
@@ -12,5 +13,5 @@ class Together(Group):
 
     needs_each = False
 
-    def assign(self, cohort: Cohort, known: Mapping[int, int]) -> list[int]:
+    def assign(self, cohort: Cohort, known: Mapping[int, int], centre: Centre) -> list[int]:
         return [0] * len(cohort.clients)

@@ -1,5 +1,6 @@
 """How much each update counts."""
 
 from piebald.controller.weigh.linear import ByExamples, ByGradientNorm, Equal
+from piebald.controller.weigh.staleness import ByStaleness
 
-__all__ = ["ByExamples", "ByGradientNorm", "Equal"]
+__all__ = ["ByExamples", "ByGradientNorm", "ByStaleness", "Equal"]

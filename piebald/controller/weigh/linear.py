@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from piebald.contracts import Update
+from piebald.contracts import Centre, Update
 from piebald.parts import Cohort, Weigh
 
 
@@ -14,10 +14,14 @@ class Linear(Weigh):
 
     axis = "weigh"
 
-    def combine(self, cohort: Cohort) -> tuple[Tensor, list[float]]:
+    def undamped(self, update: Update) -> float:
+        """The weight that shares are measured against: the update's own, unless it is held back on purpose."""
+        return self.weight(update)
+
+    def combine(self, cohort: Cohort, centre: Centre) -> tuple[Tensor, list[float]]:
         pool = cohort.updates[0].pool
-        weights = [self.weight(update) for update in cohort.updates]
-        whole = sum(weights)
+        weights = [self.weight(u, stale) for u, stale in zip(cohort.updates, cohort.staleness, strict=True)]
+        whole = sum(self.undamped(update) for update in cohort.updates)
         if whole <= 0:  # nobody counts (all clients without rows): stay where we are
             shape = (pool.parts["model"] if pool is not None else cohort.updates[0].parts["model"]).shape
             return torch.zeros(shape), [0.0] * len(weights)
@@ -31,14 +35,14 @@ class Linear(Weigh):
 class ByExamples(Linear):
     """By training rows (McMahan et al. 2017; HDAFL, algorithm 1)."""
 
-    def weight(self, update: Update) -> float:
+    def weight(self, update: Update, staleness: int = 0) -> float:
         return float(update.examples)
 
 
 class Equal(Linear):
     """Every update counts the same."""
 
-    def weight(self, update: Update) -> float:
+    def weight(self, update: Update, staleness: int = 0) -> float:
         return 1.0
 
 
@@ -48,5 +52,5 @@ class ByGradientNorm(Linear):
     Our reading: the gradient summed over the local steps, |w_t - w_k| / lr; the learning rate cancels in the shares.
     """
 
-    def weight(self, update: Update) -> float:
+    def weight(self, update: Update, staleness: int = 0) -> float:
         return update.norm

@@ -16,7 +16,7 @@ class Walk:
     """All that one call of `Local.descend` asks for, for a stack of clients."""
 
     clients: Sequence[int]
-    versions: Sequence[int]
+    moments: Sequence[int | str]
     phase: int
     model: Tensor
     descent: Descent

@@ -196,14 +196,7 @@ def guarded(engine: Engine, stack: Stack, pool: Pool | None, total: PoolSum) -> 
 def _culprit(engine: Engine, stack: Stack) -> str:
     """Whose rows the error came with, found by serving the clients of the stack one by one."""
     for row, client in enumerate(stack.clients):
-        alone = Stack(
-            [client],
-            [stack.versions[row]],
-            [stack.models[row]],
-            {name: [rows[row]] for name, rows in stack.parts.items()},
-            {name: [rows[row]] for name, rows in stack.memory.items()},
-            stack.query,
-        )
+        alone = stack.row(row)
         try:
             serve(engine, alone)
         except Exception:

@@ -48,9 +48,9 @@ class Feed:
         y = torch.cat([part.y for part in filled]) if len(filled) > 1 else filled[0].y
         return Gathered(x.to(self.device), y.to(self.device), places)
 
-    def words(self, seed: int, client: int, version: int, phase: int) -> tuple[int | str, ...]:
+    def words(self, seed: int, client: int, moment: int | str, phase: int) -> tuple[int | str, ...]:
         """What a client's randomness comes from.  Its name, not its number: numbers depend on who joined first."""
-        return (seed, self.clients.names[client], version, phase)
+        return (seed, self.clients.names[client], moment, phase)
 
     def _rows(self, client: int, split: Split) -> Rows:
         if client != CENTRE:

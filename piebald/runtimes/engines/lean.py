@@ -75,7 +75,7 @@ class Lean:
         self.module.train()
         u = velocity[row] if velocity is not None else None
         plain, total, taken = walk.plain, torch.zeros((), device=self.device), 0
-        words = self.feed.words(self.work.seed, walk.clients[row], walk.versions[row], walk.phase)
+        words = self.feed.words(self.work.seed, walk.clients[row], walk.moments[row], walk.phase)
         for batch in batches(places, walk.descent, self.traits.mixes, *words):
             if dropout is not None:
                 dropout.start(torch.tensor(step_key(words, taken), device=self.device))
@@ -122,7 +122,7 @@ class Lean:
         if self.traits.random:
             with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
                 torch.manual_seed(
-                    key("torch", *self.feed.words(self.work.seed, walk.clients[row], walk.versions[row], walk.phase))
+                    key("torch", *self.feed.words(self.work.seed, walk.clients[row], walk.moments[row], walk.phase))
                     >> 1
                 )
                 yield None
@@ -135,15 +135,36 @@ class Lean:
     # -- scoring
 
     def score(self, clients: Sequence[int], model: Tensor, split: Split) -> tuple[dict[str, Tensor], Tensor]:
-        """See `contracts.Local.score`.  One model for all clients is run over their joined rows at once."""
+        """See `contracts.Local.score`."""
+        outputs, targets = self._outputs(clients, model, split)
+        measures = {"loss": self.work.task.loss, **self.work.task.metrics}
+        with torch.no_grad():
+            scores = {name: self._measure(measure, outputs, targets) for name, measure in measures.items()}
+        return scores, torch.tensor([len(target) for target in targets], device=self.device)
+
+    def confusion(self, clients: Sequence[int], model: Tensor, split: Split) -> Tensor:
+        """See `contracts.Local.confusion`."""
+        outputs, targets = self._outputs(clients, model, split)
+        classes = max((out.shape[1] for out in outputs if out.dim() > 1), default=0)
+        matrices = torch.zeros(len(clients), classes, classes, device=self.device)
+        for row, (out, target) in enumerate(zip(outputs, targets, strict=False)):
+            if len(target):
+                cells = target.long().flatten() * classes + out.argmax(1).flatten()
+                matrices[row] = torch.bincount(cells, minlength=classes * classes).view(classes, classes)
+        return matrices
+
+    def _outputs(self, clients: Sequence[int], model: Tensor, split: Split) -> tuple[list[Tensor], list[Tensor]]:
+        """What models say about clients' rows, and the targets.  One model for all clients is run over their joined
+        rows at once.
+        """
         pool = self.feed.gather(clients, split)
-        sizes = [len(places) for places in pool.places]
         self.module.eval()
         with torch.no_grad():
             outputs: list[Tensor]
             if model.stride(0) == 0 or len(clients) == 1:
                 self._load(model[0])
                 joined = self._forward(pool.x, np.concatenate(pool.places))
+                sizes = [len(places) for places in pool.places]
                 outputs = list(torch.split(joined, sizes)) if joined is not None else []
             else:
                 outputs = []
@@ -151,10 +172,8 @@ class Lean:
                     self._load(model[row])
                     out = self._forward(pool.x, places)
                     outputs.append(out if out is not None else torch.empty(0, device=self.device))
-            targets = [pool.y.index_select(0, torch.from_numpy(places).to(self.device)) for places in pool.places]
-            measures = {"loss": self.work.task.loss, **self.work.task.metrics}
-            scores = {name: self._measure(measure, outputs, targets) for name, measure in measures.items()}
-        return scores, torch.tensor(sizes, device=self.device)
+        targets = [pool.y.index_select(0, torch.from_numpy(places).to(self.device)) for places in pool.places]
+        return outputs, targets
 
     def _forward(self, x: Tensor, places: Places) -> Tensor | None:
         if len(places) == 0:

@@ -64,6 +64,8 @@ def pack_stack(stack: Stack, arena: Arena) -> dict[str, Any]:
     return {
         "clients": list(stack.clients),
         "versions": list(stack.versions),
+        "moments": list(stack.moments),
+        "committed": list(stack.committed),
         "models": [arena.put(model) for model in stack.models],
         "parts": {name: [arena.put(row) for row in rows] for name, rows in stack.parts.items()},
         "memory": {name: [arena.put(row) for row in rows] for name, rows in stack.memory.items()},
@@ -84,6 +86,8 @@ def unpack_stack(values: dict[str, Any], arena: Arena) -> Stack:
     return Stack(
         values["clients"],
         values["versions"],
+        values["moments"],
+        values["committed"],
         [get(place) for place in values["models"]],
         {name: [get(place) for place in rows] for name, rows in values["parts"].items()},
         {name: [get(place) for place in rows] for name, rows in values["memory"].items()},

@@ -34,7 +34,7 @@ class Reference(Lean):
         lr = float(descent.lr[row]) if isinstance(descent.lr, torch.Tensor) else descent.lr
         velocity = torch.zeros(layout.size) if walk.velocity is None else walk.velocity[row].clone()
         pool = self.feed.gather([walk.clients[row]], "train")
-        words = self.feed.words(self.work.seed, walk.clients[row], walk.versions[row], walk.phase)
+        words = self.feed.words(self.work.seed, walk.clients[row], walk.moments[row], walk.phase)
         losses: list[float] = []
         with self._randomness(walk, row) as dropout:
             for batch in batches(pool.places[0], descent, self.traits.mixes, *words):

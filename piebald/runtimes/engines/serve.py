@@ -35,22 +35,42 @@ class Engine(Protocol):
 
     def score(self, clients: Sequence[int], model: Tensor, split: Split) -> tuple[dict[str, Tensor], Tensor]: ...
 
+    def confusion(self, clients: Sequence[int], model: Tensor, split: Split) -> Tensor: ...
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stack:
     """Assignments served together: all train, or all answer one query.
 
     Attributes:
+        moments: what tells these assignments' randomness from the clients' others.
+        committed: see `Assignment`.
         models: [s] each; one tensor many times where clients start from the same model.
         parts, memory: by name, one [...] for each client.
     """
 
     clients: Sequence[int]
     versions: Sequence[int]
+    moments: Sequence[int | str]
+    committed: Sequence[int]
     models: Sequence[Tensor]
     parts: Mapping[str, Sequence[Tensor]]
     memory: Mapping[str, Sequence[Tensor]]
     query: Query | None = None
+
+    def row(self, row: int) -> Stack:
+        """One of its clients alone."""
+        one = slice(row, row + 1)
+        return Stack(
+            self.clients[one],
+            self.versions[one],
+            self.moments[one],
+            self.committed[one],
+            self.models[one],
+            {name: rows[one] for name, rows in self.parts.items()},
+            {name: rows[one] for name, rows in self.memory.items()},
+            self.query,
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -122,13 +142,16 @@ class _Lent:
         velocity: Tensor | None = None,
     ) -> Descended:
         stack = self.stack
-        walk = Walk(stack.clients, stack.versions, self.phase, model, descent, pull, anchor, shift, velocity)
+        walk = Walk(stack.clients, stack.moments, self.phase, model, descent, pull, anchor, shift, velocity)
         self.phase += 1
         with torch.enable_grad():  # also where the caller only wants a model to use, inside torch.no_grad
             return self.engine.walk(walk)
 
     def score(self, model: Tensor, split: Split) -> tuple[dict[str, Tensor], Tensor]:
         return self.engine.score(self.stack.clients, model, split)
+
+    def confusion(self, model: Tensor, split: Split) -> Tensor:
+        return self.engine.confusion(self.stack.clients, model, split)
 
 
 def serve(engine: Engine, stack: Stack, pool: Pool | None = None, total: PoolSum | None = None) -> Served:
@@ -150,7 +173,7 @@ def personal_model(
 ) -> Tensor:
     """The model [p] that a client would use for itself, given the community model [s] and what it remembers."""
     remembered = {name: [tensor] for name, tensor in memory.items()}
-    stack = Stack([client], [version], [community], {}, remembered, query=None)
+    stack = Stack([client], [version], [version], [0], [community], {}, remembered, query=None)
     return engine.work.rule.personal(_start(engine, stack), _Lent(engine, stack))[0].cpu()
 
 
@@ -168,7 +191,8 @@ def _start(engine: Engine, stack: Stack) -> Start:
     parts = {name: torch.stack(list(rows)).to(device) for name, rows in stack.parts.items()}
     sizes = [_rows(engine, client) for client in stack.clients] if stack.query is None else [0] * len(stack.clients)
     examples = torch.tensor(sizes, dtype=torch.float32, device=device).unsqueeze(1)
-    return Start(model, layout.shared, memory, parts, stack.versions, examples)
+    committed = torch.tensor(stack.committed, dtype=torch.float64, device=device).unsqueeze(1)
+    return Start(model, layout.shared, memory, parts, stack.versions, committed, examples)
 
 
 def _rows(engine: Engine, client: int) -> int:
@@ -185,8 +209,8 @@ def _outgoing(engine: Engine, stack: Stack, start: Start, learned: Learned) -> S
         if shared < size and part.shape[1:].numel() > shared:
             raise RuntimeFault(f"the rule {work.rule.kind!r} would send {name!r}, which is longer than what is shared")
     for place, stage in enumerate(work.stages):
-        words = [engine.feed.words(work.seed, c, v, place) for c, v in zip(stack.clients, stack.versions, strict=True)]
-        parts = stage.send(parts, [key("stage", *word) for word in words])
+        words = [engine.feed.words(work.seed, c, v, place) for c, v in zip(stack.clients, stack.moments, strict=True)]
+        parts = stage.send(parts, [key("stage", *word) for word in words], stack.clients)
     memory = {name: rows.cpu() for name, rows in learned.memory.items()}
     if shared < size:
         memory[PRIVATE] = learned.model[:, shared:].cpu()

@@ -34,8 +34,8 @@ class Stacked(Lean):
             return super().walk(walk)
         pool = self.feed.gather(walk.clients, "train")
         words = [
-            self.feed.words(self.work.seed, client, version, walk.phase)
-            for client, version in zip(walk.clients, walk.versions, strict=True)
+            self.feed.words(self.work.seed, client, moment, walk.phase)
+            for client, moment in zip(walk.clients, walk.moments, strict=True)
         ]
         plans = [
             list(batches(place, walk.descent, self.traits.mixes, *word))
@@ -163,7 +163,7 @@ def _rows_of(walk: Walk, order: list[int]) -> Walk:
     descent = dataclasses.replace(walk.descent, lr=lr[order]) if isinstance(lr, Tensor) else walk.descent
     return Walk(
         [walk.clients[row] for row in order],
-        [walk.versions[row] for row in order],
+        [walk.moments[row] for row in order],
         walk.phase,
         walk.model[order],
         descent,

@@ -1,28 +1,34 @@
-"""What simulated clients remember between assignments: in RAM, and beyond a budget in a file."""
+"""Vectors that belong to clients, kept between assignments: in RAM, and beyond a budget in a file."""
 
 from __future__ import annotations
 
 import tempfile
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from typing import IO
 
 import torch
 from torch import Tensor
 
 
-class ClientMemory:
+class Memory:
     """Named tensors for each client, the least recently used ones on disk once `budget` bytes are full.
 
     Only clients that took part are here, so it grows with who was asked, not with who is registered.
+
+    Args:
+        budget: bytes kept in RAM.
+        prefix: what checkpoints call it, "memory" for what clients remember, "last" for what the centre does.
     """
 
-    def __init__(self, budget: int = 4 << 30) -> None:
-        self.budget = budget
+    def __init__(self, budget: int = 4 << 30, prefix: str = "memory") -> None:
+        self.budget, self.prefix = budget, prefix
         self._near: OrderedDict[int, dict[str, Tensor]] = OrderedDict()
         self._far: dict[int, tuple[int, list[tuple[str, torch.Size, torch.dtype]]]] = {}
         self._free: dict[int, list[int]] = {}
         self._bytes = 0
-        self._file = tempfile.TemporaryFile() if budget >= 0 else None  # noqa: SIM115 - lives as long as the memory
+        self._file: IO[bytes] | None = None  # made when it is first needed
         self._changed: set[int] = set()
 
     def __contains__(self, client: int) -> bool:
@@ -45,9 +51,11 @@ class ClientMemory:
         self._changed.add(client)
 
     def changed(self) -> dict[str, Tensor]:
-        """What has changed since this was last asked, as "memory/CLIENT/NAME"."""
+        """What has changed since this was last asked, as "PREFIX/CLIENT/NAME"."""
         tensors = {
-            f"memory/{client}/{name}": t for client in sorted(self._changed) for name, t in self.get(client).items()
+            f"{self.prefix}/{client}/{name}": t
+            for client in sorted(self._changed)
+            for name, t in self.get(client).items()
         }
         self._changed.clear()
         return tensors
@@ -56,8 +64,9 @@ class ClientMemory:
         """Take up what `changed` gave, over all calls."""
         found: dict[int, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
-            kind, number, own = name.split("/", 2)
-            if kind == "memory":
+            kind, _, rest = name.partition("/")
+            if kind == self.prefix:
+                number, own = rest.split("/", 1)
                 found.setdefault(int(number), {})[own] = tensor
         for client, own_tensors in found.items():
             self.set(client, own_tensors)
@@ -86,7 +95,9 @@ class ClientMemory:
 
     def _spill(self, client: int) -> None:
         """Move a client's tensors to the file, into a hole of the right size if there is one."""
-        assert self._file is not None
+        if self._file is None:
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the memory
+            weakref.finalize(self, self._file.close)
         tensors = self._near.pop(client)
         self._bytes -= _size(tensors)
         kinds = [(name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()]
