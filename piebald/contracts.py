@@ -391,7 +391,7 @@ class Centre(Protocol):
 class Work:
     """All that a client must know to serve: the same on every site, rebuilt there, never pickled.
 
-    `initial` [p] is the model the run starts from, `shape` that of one input.
+    `initial` [p] is the model the run starts from, `shape` that of one input, `outputs` that of what comes out.
     """
 
     model: nn.Module
@@ -402,6 +402,7 @@ class Work:
     task: Task
     seed: int
     shape: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
 
 
 class Recorder(Protocol):

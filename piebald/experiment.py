@@ -18,7 +18,7 @@ from torch import nn
 import piebald.runtimes  # noqa: F401 - so that runtimes can be named
 from piebald import __version__, recipes
 from piebald.client import Evaluate
-from piebald.contracts import Clients, Split, Work
+from piebald.contracts import Clients, Rows, Split, Work
 from piebald.controller import Check, Controller, Measuring, Stop
 from piebald.controller.pace import cohort_size
 from piebald.data.dataset import DataSet
@@ -295,9 +295,33 @@ def _work(
     if len(rows) == 0:
         raise SettingError("no client has a training row")
     task = task_for(rows.y, loss, metrics)
+    _check_validation(recipe, clients)
     initial = layout.flatten(module)
-    shape = tuple(rows.x.shape[1:])
-    return Work(copy.deepcopy(module).cpu(), layout, initial, recipe.learn, recipe.update, task, seed, shape), task
+    module = copy.deepcopy(module).cpu()
+    shape, outputs = tuple(rows.x.shape[1:]), _outputs(module, rows)
+    return Work(module, layout, initial, recipe.learn, recipe.update, task, seed, shape, outputs), task
+
+
+def _outputs(module: nn.Module, rows: Rows) -> tuple[int, ...]:
+    """The shape of what the model makes of one row; so a model that does not fit the data is found out at once."""
+    trial = copy.deepcopy(module).eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            made = trial(rows.x[:1])
+    except Exception as error:
+        shape = list(rows.x.shape[1:])
+        raise SettingError(f"the model fails on an input of shape {shape}: {type(error).__name__}: {error}") from error
+    return tuple(made.shape[1:]) if isinstance(made, torch.Tensor) else ()
+
+
+def _check_validation(recipe: Recipe, clients: Clients) -> None:
+    """Refuse parts that go by validation rows where the first clients have none."""
+    for part in (recipe.weigh, recipe.learn):
+        first = range(min(10, len(clients)))
+        if part.validates() and not any(clients.size(client, "validation") != 0 for client in first):
+            raise SettingError(
+                f"{part.kind} goes by validation rows but clients have none: set validation = 0.05 in the partition"
+            )
 
 
 def _client_rows(clients: Clients, runtime: Any) -> Iterator[dict[str, Any]]:

@@ -96,6 +96,10 @@ class Rule(Part):
         """One training assignment."""
         raise NotImplementedError
 
+    def validates(self) -> bool:
+        """Whether clients need validation rows."""
+        return False
+
     def least_steps(self, examples: int) -> int:
         """Steps that an assignment takes at least: a simulator need not compute before so many could be done."""
         return 0
@@ -218,6 +222,10 @@ class Weigh(Part):
     def combine(self, cohort: Cohort, centre: Centre) -> tuple[Tensor, list[float]]:
         """The average change [s] and the weights [n], which sum to one, or to less where stale updates are damped."""
         raise NotImplementedError
+
+    def validates(self) -> bool:
+        """Whether clients need validation rows."""
+        return False
 
     @classmethod
     def singly(cls) -> bool:

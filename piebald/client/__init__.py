@@ -1,5 +1,6 @@
 """What one client does with an assignment: pure, written for one client."""
 
+from piebald.client.adaptive import Adaptive
 from piebald.client.ditto import Ditto
 from piebald.client.evaluate import Evaluate
 from piebald.client.fine_tune import FineTune
@@ -10,6 +11,7 @@ from piebald.client.sgd import Sgd, Training
 from piebald.client.share import AllBut, Everything, Nothing, Only
 
 __all__ = [
+    "Adaptive",
     "AllBut",
     "Constant",
     "Cosine",

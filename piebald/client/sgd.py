@@ -57,6 +57,13 @@ class Sgd(Rule):
     def learn(self, start: Start, local: Local) -> Learned:
         return self.learned(self.descend(start, local))
 
+    def least_steps(self, examples: int) -> int:
+        return self.steps if self.steps is not None and examples else self.epochs * self.epoch_steps(examples)
+
+    def epoch_steps(self, examples: int) -> int:
+        """Steps of one pass, at least: a lone last row may join the batch before it."""
+        return max(1, examples // self.batch) if examples else 0
+
     def descend(self, start: Start, local: Local, *, pull: float = 0.0, shift: Tensor | None = None) -> Descended:
         """The walk from the model that was sent, pulled back to it by `pull` and steered by `shift`."""
         return local.descend(

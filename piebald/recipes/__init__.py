@@ -1,11 +1,15 @@
 """Named recipes: one paper a file, each a few lines over the parts."""
 
 import piebald.update  # noqa: F401 - so that stages can be named in recipes
+from piebald.recipes.async_fedavg import async_fedavg
 from piebald.recipes.ditto import ditto
+from piebald.recipes.dvw import adaptive_dvw, async_dvw, sync_dvw
 from piebald.recipes.fedadam import fedadam
+from piebald.recipes.fedasync import fedasync
 from piebald.recipes.fedavg import fedavg
 from piebald.recipes.fedavgm import fedavgm
 from piebald.recipes.fedbn import fedbn
+from piebald.recipes.fedbuff import fedbuff
 from piebald.recipes.fedprox import fedprox
 from piebald.recipes.fedyogi import fedyogi
 from piebald.recipes.fine_tuned import fine_tuned
@@ -16,11 +20,16 @@ from piebald.recipes.registry import listing, make, names, rebuild, toml
 from piebald.recipes.scaffold import scaffold
 
 __all__ = [
+    "adaptive_dvw",
+    "async_dvw",
+    "async_fedavg",
     "ditto",
     "fedadam",
+    "fedasync",
     "fedavg",
     "fedavgm",
     "fedbn",
+    "fedbuff",
     "fedprox",
     "fedyogi",
     "fine_tuned",
@@ -32,5 +41,6 @@ __all__ = [
     "names",
     "rebuild",
     "scaffold",
+    "sync_dvw",
     "toml",
 ]

@@ -39,6 +39,10 @@ if TYPE_CHECKING:
     from piebald.runtimes.simulator import Simulator
 
 
+LOST = "lost"
+GONE = "the client went away before it was done"
+
+
 class Instant:
     """The default fleet: everyone is instant and always there."""
 
@@ -91,12 +95,14 @@ class Simulation:
         one.
         """
         self._batches += 1
+        if pool is not None and any(self._leaves(assignment) is not None for assignment in assignments):
+            pool = None  # whoever goes away in between must not be in a sum already
         for assignment in assignments:
             event = _Event(assignment, self._now, pool, self._batches)
             if not assignment.free:
                 event.bytes_down = nbytes(assignment.parts)
                 self._maybe_lose(event)
-            heapq.heappush(self._due, _Due(self._downloaded(event), assignment.id, event))
+            heapq.heappush(self._due, _Due(self._earliest(event), assignment.id, event))
 
     def next(self, until: float = float("inf")) -> Arrival | None:
         """See `contracts.Runtime`."""
@@ -171,6 +177,26 @@ class Simulation:
         device = self.fleet.device(event.assignment.client)
         return event.sent + device.latency + event.bytes_down / device.down
 
+    def _earliest(self, event: _Event) -> float:
+        """When an assignment ends at the soonest: it need not be computed before."""
+        assignment, work = event.assignment, self.work
+        downloaded = self._downloaded(event)
+        if event.served or assignment.query is not None:
+            return downloaded
+        device = self.fleet.device(assignment.client)
+        steps = work.rule.least_steps(self.federation.size(assignment.client, "train") or 0)
+        soonest = downloaded + steps * device.seconds_per_step + device.latency
+        leaves = self._leaves(assignment, event.sent)
+        return soonest if leaves is None else min(soonest, leaves)
+
+    def _leaves(self, assignment: Assignment, sent: float | None = None) -> float | None:
+        """When the client's device will go off, or None."""
+        if assignment.free or assignment.client == CENTRE:
+            return None
+        asked = self._now if sent is None else sent
+        intervals = self.fleet.device(assignment.client).on or ()
+        return next((stop for start, stop in intervals if start <= asked < stop and stop < math.inf), None)
+
     def _finished(self, event: _Event) -> float:
         """When the answer has been uploaded."""
         if event.update is None or event.assignment.free or event.assignment.client == CENTRE:
@@ -195,7 +221,7 @@ class Simulation:
             device.dropout
             and generator("dropout", self.work.seed, self.federation.names[client], version).random() < device.dropout
         ):
-            event.served, event.failure = True, "lost"
+            event.served, event.failure = True, LOST
 
     def _arrive(self, due: _Due) -> Arrival:
         event = due.event
@@ -217,11 +243,19 @@ class Simulation:
                 kinds.setdefault((due.event.batch if due.event.pool is not None else 0, kind), []).append(due.event)
         for events in kinds.values():
             self._serve(events)
-        self._due = [
-            _Due(due.time if due.event.failure == "lost" else self._finished(due.event), due.id, due.event)
-            for due in self._due
-        ]
+        self._due = [_Due(self._ends(due), due.id, due.event) for due in self._due]
         heapq.heapify(self._due)
+
+    def _ends(self, due: _Due) -> float:
+        """When an assignment that was served ends, or breaks off because its client goes away."""
+        event = due.event
+        if event.failure in (LOST, GONE):
+            return due.time
+        finished, leaves = self._finished(event), self._leaves(event.assignment, event.sent)
+        if leaves is None or finished <= leaves:
+            return finished
+        event.failure, event.update, event.memory = GONE, None, None
+        return leaves
 
     def _serve(self, events: list[_Event]) -> None:
         costs = [self._cost(event) for event in events]

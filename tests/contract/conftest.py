@@ -30,6 +30,12 @@ TABLE: dict[str, dict[str, Any]] = {
     "fedbn": {},
     "ditto": {"pull": 0.3},
     "hdafl": {},
+    "fedasync": {},
+    "fedbuff": {"size": 3},
+    "async_fedavg": {},
+    "sync_dvw": {},
+    "async_dvw": {"above_chance": True, "power": 2.0},
+    "adaptive_dvw": {"cycles": 3, "vc_tomb": 1},
 }
 # Settings of local training, and answers on other axes, that have to hold beside the recipes' defaults.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -44,16 +50,22 @@ def federation(order: tuple[int, ...] = tuple(range(len(SIZES)))) -> PooledClien
     """Five uneven clients whose data differ; `order` renumbers them, their names go along."""
     draw = np.random.default_rng(5)
     parts, names, start = [], [], 0
+    held = sum(SIZES) + 8 * len(SIZES)  # validation rows lie behind all others
     xs, ys = [], []
     for client, size in enumerate(SIZES):
         labels = draw.integers(0, 4, size + 8)
         xs.append((draw.normal(size=(size + 8, 6)) + labels[:, None] * 0.5 + client).astype(np.float32))
         ys.append(labels)
-        parts.append((np.arange(start, start + size), np.arange(start + size, start + size + 8)))
+        parts.append((np.arange(start, start + size), np.arange(start + size, start + size + 8), held + np.arange(6)))
+        held += 6
         names.append(f"site {client}")
         start += size + 8
+    for client in range(len(SIZES)):
+        labels = draw.integers(0, 4, 6)
+        xs.append((draw.normal(size=(6, 6)) + labels[:, None] * 0.5 + client).astype(np.float32))
+        ys.append(labels)
     lists = {}
-    for place, split in enumerate(("train", "test")):
+    for place, split in enumerate(("train", "test", "validation")):
         own = [parts[client][place] for client in order]
         lists[split] = Lists(np.concatenate(own), np.cumsum([0, *map(len, own)]))
     x, y = torch.from_numpy(np.concatenate(xs)), torch.from_numpy(np.concatenate(ys))

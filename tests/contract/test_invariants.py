@@ -13,7 +13,8 @@ from torch import nn
 
 import piebald
 from piebald import recipes
-from piebald.contracts import Arrival, Assignment, Pool
+from piebald.contracts import Arrival, Assignment, Device, Pool
+from piebald.partition.devices import Devices
 from piebald.runtimes.engines.serve import PRIVATE
 from piebald.runtimes.simulation import Simulation
 
@@ -64,11 +65,20 @@ def test_ditto_without_pull_is_local_training() -> None:
     assert mine == pytest.approx(theirs, abs=1e-5)
 
 
+class SiteSpeeds(Devices):
+    """Every site has a speed of its own, whatever its number is: no two arrive at the same instant."""
+
+    order: tuple[int, ...]
+
+    def device(self, client: int) -> Device:
+        return Device(seconds_per_step=(1.0, 1.13, 1.29, 1.47, 1.71)[self.order[client]])
+
+
 def test_a_cohort_of_everybody_needs_no_order(name: str) -> None:
     """Clients renumbered: the same community model, and each client keeps its own results under its name."""
     order = (3, 1, 4, 0, 2)
-    one = carry_out(method(name, cohort=1.0))
-    two = carry_out(method(name, cohort=1.0), federation(order))
+    one = carry_out(method(name, cohort=1.0), rounds=6, simulator={"fleet": SiteSpeeds(order=tuple(range(5)))})
+    two = carry_out(method(name, cohort=1.0), federation(order), rounds=6, simulator={"fleet": SiteSpeeds(order=order)})
     torch.testing.assert_close(vector(one), vector(two), atol=1e-5, rtol=1e-4)
     mine = {(SITE[row["client"]], *_what(row)): row["value"] for row in one.scores if row["client"] is not None}
     theirs = {

@@ -49,6 +49,9 @@ class ByStaleness(Linear):
     def prepare(self, cohort: Cohort, centre: Centre) -> Cohort:
         return self.base.prepare(cohort, centre)
 
+    def validates(self) -> bool:
+        return self.base.validates()
+
     def damping(self, staleness: int) -> float:
         """s(t), in (0, 1]."""
         if self.function == "polynomial":

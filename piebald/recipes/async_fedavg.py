@@ -1,0 +1,22 @@
+"""AsyncFedAvg: FedAvg's weighted mean over all learners' last models, renewed at every arrival."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from piebald.client import Sgd, Training
+from piebald.controller.pace import Asynchronous, CohortSize
+from piebald.controller.step import CachedSwap
+from piebald.parts import Recipe
+from piebald.recipes.fedavg import fedavg
+from piebald.recipes.registry import recipe
+
+METIS = "Stripelis, Ambite 2020, Accelerating federated learning in heterogeneous data and computational environments"
+
+
+@recipe(
+    "Stripelis, Ambite 2020, Accelerating federated learning in heterogeneous data and computational environments", Sgd
+)
+def async_fedavg(cohort: CohortSize = 1.0, oldest: int | None = None, **training: Unpack[Training]) -> Recipe:
+    """Step at each arrival: the learner's last model is swapped for its new one in the mean, weighted by examples."""
+    return fedavg(cohort, **training).with_(pace=Asynchronous(cohort=cohort, oldest=oldest), step=CachedSwap())

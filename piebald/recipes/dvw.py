@@ -1,0 +1,67 @@
+"""Distributed validation weighting, synchronous and asynchronous, with a fixed or an adaptive update frequency."""
+
+from __future__ import annotations
+
+from typing import Literal, Unpack
+
+from piebald.client import Adaptive, Sgd, Training
+from piebald.controller.pace import Asynchronous, CohortSize
+from piebald.controller.step import CachedSwap
+from piebald.controller.weigh import Dvw
+from piebald.parts import Recipe
+from piebald.recipes.async_fedavg import METIS
+from piebald.recipes.fedavg import fedavg
+from piebald.recipes.registry import recipe
+
+Score = Literal["micro_f1", "accuracy", "macro_f1", "geometric_mean", "matthews"]
+
+
+@recipe(METIS, Sgd)
+def sync_dvw(
+    cohort: CohortSize = 1.0,
+    score: Score = "micro_f1",
+    evaluators: int | None = None,
+    above_chance: bool = False,
+    power: float = 1.0,
+    **training: Unpack[Training],
+) -> Recipe:
+    """FedAvg with each model weighted by its score on all learners' validation rows instead of by its examples."""
+    weigh = Dvw(score=score, evaluators=evaluators, above_chance=above_chance, power=power)
+    return fedavg(cohort, **training).with_(weigh=weigh)
+
+
+@recipe(METIS, Sgd)
+def async_dvw(
+    cohort: CohortSize = 1.0,
+    score: Score = "micro_f1",
+    evaluators: int | None = None,
+    above_chance: bool = False,
+    power: float = 1.0,
+    oldest: int | None = None,
+    **training: Unpack[Training],
+) -> Recipe:
+    """Step at each arrival: the weighted mean of all learners' last models, weights by validation at their arrival."""
+    weigh = Dvw(score=score, evaluators=evaluators, above_chance=above_chance, power=power)
+    return fedavg(cohort, **training).with_(
+        pace=Asynchronous(cohort=cohort, oldest=oldest), weigh=weigh, step=CachedSwap()
+    )
+
+
+@recipe(METIS, Adaptive)
+def adaptive_dvw(
+    cohort: CohortSize = 1.0,
+    cycles: int = 20,
+    vc_loss: float = 0.0,
+    vc_tomb: int = 0,
+    limit_staleness: bool = True,
+    score: Score = "micro_f1",
+    evaluators: int | None = None,
+    above_chance: bool = False,
+    power: float = 1.0,
+    oldest: int | None = None,
+    **training: Unpack[Training],
+) -> Recipe:
+    """`async_dvw` whose learners decide by their validation loss and staleness when to send (adaptive frequency)."""
+    own = {"cycles": cycles, "vc_loss": vc_loss, "vc_tomb": vc_tomb, "limit_staleness": limit_staleness}
+    base = async_dvw(cohort, score, evaluators, above_chance, power, oldest)
+    return base.with_(learn=Adaptive(**own, **training))

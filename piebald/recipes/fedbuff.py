@@ -1,0 +1,33 @@
+"""FedBuff: asynchronous clients, a step for every buffer of updates."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from piebald.client import Sgd, Training
+from piebald.controller.pace import Buffered, CohortSize
+from piebald.controller.step import Momentum
+from piebald.controller.weigh import ByStaleness
+from piebald.parts import Recipe
+from piebald.recipes.fedavg import fedavg
+from piebald.recipes.registry import recipe
+
+
+@recipe("Nguyen et al. 2022, Federated learning with buffered asynchronous aggregation", Sgd)
+def fedbuff(
+    cohort: CohortSize = 1.0,
+    size: int = 10,
+    a: float = 0.5,
+    server_lr: float = 1.0,
+    oldest: int | None = None,
+    **training: Unpack[Training],
+) -> Recipe:
+    """Clients train all the time; every `size` arrivals the community moves by their mean, stale ones damped.
+
+    Algorithm 1.  Changes count from the model that was sent, and a client may train twice on one version.
+    """
+    return fedavg(cohort, **training).with_(
+        pace=Buffered(cohort=cohort, size=size, oldest=oldest),
+        weigh=ByStaleness(a=a),
+        step=Momentum(lr=server_lr, beta=0.0),
+    )
