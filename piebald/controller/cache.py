@@ -70,9 +70,9 @@ class Cache:
             sums = self.sums[piece]
             scaled = self._scaled[: len(sums)]
             if old is not None:
-                sums -= np.multiply(old[piece], before, out=scaled)
+                sums -= np.multiply(old[piece], np.float64(before), out=scaled)
             if new is not None and weight:
-                sums += np.multiply(new[piece], weight, out=scaled)
+                sums += np.multiply(new[piece], np.float64(weight), out=scaled)
             if out is not None:
                 np.multiply(sums, 1.0 / self.whole, out=out[piece], casting="same_kind")
 

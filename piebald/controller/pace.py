@@ -111,8 +111,8 @@ class Buffered(_AnyTime):
 class Deadline(_AnyTime):
     """Step with what has arrived `seconds` after the last step; late updates count at the next one, by then stale.
 
-    Semi-synchronous.  Clients are asked once between two steps.  Where nothing has come by the deadline the first
-    arrival is awaited, so a step is never empty unless all clients failed.
+    Semi-synchronous.  Clients are asked once between two steps.  Where all are in before the deadline it is not waited
+    for; where nothing has come by then the first arrival is awaited, so a step is never empty unless all failed.
 
     Attributes:
         seconds: of the runtime's clock, from one step to the next.

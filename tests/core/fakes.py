@@ -43,6 +43,7 @@ class FakeRuntime:
 
     def next(self, until: float = float("inf")) -> Arrival | None:
         if not self._due or self._due[0][0] > until:
+            self._now = self._now if until == float("inf") else max(self._now, until)
             return None
         time, _, sent, assignment = heapq.heappop(self._due)
         self._now = max(self._now, time)

@@ -1,0 +1,559 @@
+"""Paces without rounds, the community cache, validation weighting and adaptive frequency, against plain definitions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import piebald
+from piebald import recipes
+from piebald.client import Adaptive, Everything, Sgd
+from piebald.contracts import Assignment, Device, Start, Update
+from piebald.controller import Asynchronous, Buffered, CachedSwap, Deadline, Mixing, Synchronous, ToAverage
+from piebald.controller.cache import Cache
+from piebald.controller.group import Together
+from piebald.controller.weigh import ByExamples, ByStaleness, Dvw, Equal, Validate
+from piebald.controller.weigh.scores import SCORES
+from piebald.errors import SettingError
+from piebald.memory import Memory
+from piebald.partition import FastSlow, Lists, PooledClients
+from piebald.partition.devices import Devices
+from piebald.parts import Recipe
+
+from .fakes import SGD, ByParity, FakeRuntime, control, few, update
+
+PARTS: dict[str, Any] = {"learn": SGD, "share": Everything(), "group": Together(), "weigh": Equal()}
+
+
+def recipe(**answers: Any) -> Recipe:
+    return Recipe(**PARTS | {"pace": Asynchronous(), "step": ToAverage()} | answers)
+
+
+def ones(assignment: Assignment) -> Update:
+    return update(1.0, 1.0, 1.0)
+
+
+def commits(memo: Any) -> list[tuple[float, list[int]]]:
+    """The time of each commit and the clients that counted in it."""
+    rows = [row for row in memo.rows if row["status"] == "ok"]
+    return [(step["time"], [row["client"] for row in rows if row["version"] == step["version"]]) for step in memo.steps]
+
+
+# ----------------------------------------------------------------------------------------------------------------- pace
+
+
+def test_buffered_steps_at_every_k_arrivals() -> None:
+    """Delays 1, 2 and 5: arrivals at 1 (0), 2 (0, 1), 3 (0), 4 (0, 1), 5 (0, 2)."""
+    runtime = FakeRuntime(3, ones, delay=lambda a: [1.0, 2.0, 5.0][a.client])
+    controller, memo = control(recipe(pace=Buffered(size=3)), runtime, rounds=3)
+    controller.run()
+    assert [time for time, _ in commits(memo)] == [2.0, 4.0, 6.0]
+    assert sorted(client for _, clients in commits(memo) for client in clients) == [0] * 5 + [1] * 3 + [2]
+
+
+def test_a_client_that_trains_twice_on_one_version_draws_anew() -> None:
+    runtime = FakeRuntime(2, ones, delay=lambda a: [1.0, 10.0][a.client])
+    controller, _ = control(recipe(pace=Buffered(size=4)), runtime, rounds=2)
+    controller.run()
+    quick = [(a.version, a.turn, a.moment) for a in runtime.sent if a.client == 0]
+    assert quick[:5] == [(0, 0, 0), (0, 1, "0.1"), (0, 2, "0.2"), (0, 3, "0.3"), (1, 0, 1)]
+    assert len({moment for _, _, moment in quick}) == len(quick)
+
+
+def test_deadline_keeps_late_updates_with_their_staleness() -> None:
+    """Delays 1, 2, 5, a step every 3 seconds: the slow one counts in the second round, which ends when all are in."""
+    runtime = FakeRuntime(3, ones, delay=lambda a: [1.0, 2.0, 5.0][a.client])
+    controller, memo = control(recipe(pace=Deadline(seconds=3.0)), runtime, rounds=4)
+    controller.run()
+    assert commits(memo) == [(3.0, [0, 1]), (5.0, [0, 1, 2]), (8.0, [0, 1]), (10.0, [0, 1, 2])]
+    assert [row["staleness"] for row in memo.rows if row["client"] == 2] == [1, 1]
+
+
+def test_deadline_waits_for_the_first_where_nobody_is_in_time() -> None:
+    runtime = FakeRuntime(2, ones, delay=lambda a: [7.0, 8.0][a.client])
+    controller, memo = control(recipe(pace=Deadline(seconds=3.0)), runtime, rounds=2)
+    controller.run()
+    assert commits(memo) == [(7.0, [0]), (10.0, [1])]
+
+
+def test_over_selection_leaves_stragglers_out() -> None:
+    """Four are asked for a cohort of three; the slowest is not used, and is asked again only when it is done."""
+    runtime = FakeRuntime(4, ones, delay=lambda a: [1.0, 2.0, 3.0, 10.0][a.client])
+    controller, memo = control(recipe(pace=Synchronous(cohort=3, over=4 / 3)), runtime, rounds=4)
+    controller.run()
+    assert commits(memo) == [(3.0, [0, 1, 2]), (6.0, [0, 1, 2]), (9.0, [0, 1, 2]), (12.0, [0, 1, 2])]
+    late = [row for row in memo.rows if row["status"] == "late"]
+    assert [(row["client"], row["time"], row["weight"]) for row in late] == [(3, 10.0, 0.0)]
+    assert sum(a.client == 3 for a in runtime.sent) == 1
+
+
+@pytest.mark.parametrize("pace", [Asynchronous(oldest=2), Buffered(size=1, oldest=2)], ids=lambda pace: pace.kind)
+def test_updates_that_are_too_old_are_not_used(pace: Any) -> None:
+    runtime = FakeRuntime(2, ones, delay=lambda a: [1.0, 4.5][a.client])
+    controller, memo = control(recipe(pace=pace), runtime, rounds=8)
+    controller.run()
+    slow = [row for row in memo.rows if row["client"] == 1]
+    assert slow
+    assert all(row["status"] == "late" and "above the limit of 2" in row["reason"] for row in slow)
+    assert all(row["staleness"] <= 2 for row in memo.rows if row["status"] == "ok")
+
+
+def test_learners_that_vanish_come_back_and_join_late() -> None:
+    """Client 1 is there from 0 to 2.5 and from 10; client 2 joins at 5.  Nothing hangs, one task is lost."""
+    clients = classified_federation()
+    run = piebald.run(
+        recipes.async_fedavg(lr=0.1),
+        clients,
+        nn.Linear(3, 2),
+        rounds=40,
+        evaluate_every=0,
+        runtime=piebald.Simulator(engine="lean", workers=0, fleet=Comings()),
+    )
+    rows = [row for row in run.arrivals if row["client"] == 1]
+    gone = [row for row in rows if row["status"] == "lost"]
+    assert [(row["time"], row["reason"]) for row in gone] == [(2.5, "the client went away before it was done")]
+    assert all(row["sent"] < 2.5 or row["sent"] >= 10 for row in rows)
+    assert any(row["sent"] >= 10 and row["status"] == "ok" for row in rows)
+    assert min(row["sent"] for row in run.arrivals if row["client"] == 2) >= 5
+
+
+class Comings(Devices):
+    def device(self, client: int) -> Device:
+        on = [None, ((0.0, 2.5), (10.0, 1e9)), ((5.0, 1e9),)][client]
+        return Device(seconds_per_step=1.0, on=on)
+
+    def available(self, clients: int, now: float) -> list[int]:
+        return [c for c in range(clients) if all_day(self.device(c).on, now)]
+
+
+def all_day(on: Any, now: float) -> bool:
+    return on is None or any(start <= now < stop for start, stop in on)
+
+
+def classified_federation(
+    sizes: tuple[int, ...] = (20, 20, 20), validation: int = 5, classes: int = 2
+) -> PooledClients:
+    """Clients with training, validation and test rows of classes that a line can tell apart."""
+    draw = np.random.default_rng(3)
+    whole = sum(sizes) + len(sizes) * (validation + 5)
+    y = draw.integers(0, classes, whole)
+    x = draw.normal(size=(whole, 3)).astype(np.float32)
+    x[:, 0] += 2 * y
+    lists, start = {}, 0
+    for split, counts in (("train", sizes), ("validation", [validation] * len(sizes)), ("test", [5] * len(sizes))):
+        lists[split] = Lists(np.arange(start, start + sum(counts)), np.cumsum([0, *counts]))
+        start += sum(counts)
+    return PooledClients(torch.from_numpy(x), torch.from_numpy(y), lists, classes=list("abcdef"[:classes]))
+
+
+# ------------------------------------------------------------------------------------------------------- weigh and step
+
+
+def test_staleness_functions_are_those_of_the_paper() -> None:
+    """Xie et al. 2019, section 5.2."""
+    polynomial, hinge = ByStaleness(a=0.5), ByStaleness(function="hinge", a=10, b=4)
+    assert [polynomial.damping(t) for t in (0, 3, 8)] == [1.0, 0.5, pytest.approx(1 / 3)]
+    assert [hinge.damping(t) for t in (0, 4, 5, 6)] == [1.0, 1.0, pytest.approx(1 / 11), pytest.approx(1 / 21)]
+    assert ByStaleness(function="constant").damping(99) == 1.0
+
+
+def test_fedasync_mixes_models() -> None:
+    """w <- (1 - alpha s) w + alpha s w_k, with w_k where the client came to from the model it was sent."""
+    runtime = FakeRuntime(2, lambda a: update(*[1.0 + a.client] * 3), delay=lambda a: [1.0, 2.5][a.client])
+    controller, memo = control(recipe(step=Mixing(alpha=0.5), weigh=ByStaleness(a=1.0)), runtime, rounds=6)
+    controller.run()
+    models, sent = [0.0], {a.id: a.version for a in runtime.sent}
+    for row in memo.rows:
+        local = models[sent[row["id"]]] + 1.0 + row["client"]
+        alpha = 0.5 / (row["staleness"] + 1)
+        models.append((1 - alpha) * models[-1] + alpha * local)
+    assert controller.communities.group(0).model.tolist() == pytest.approx([models[-1]] * 3)
+
+
+def test_a_stale_update_moves_the_community_less_and_nobody_makes_up_for_it() -> None:
+    runtime = FakeRuntime(2, ones, delay=lambda a: [1.0, 2.5][a.client])
+    controller, memo = control(recipe(weigh=ByStaleness(a=1.0)), runtime, rounds=5)
+    controller.run()
+    assert [row["weight"] for row in memo.rows] == [pytest.approx(1 / (row["staleness"] + 1)) for row in memo.rows]
+    assert controller.communities.group(0).model.tolist() == pytest.approx([sum(r["weight"] for r in memo.rows)] * 3)
+
+
+@few
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.floats(0, 100), st.floats(-8, 8, width=32)), min_size=1, max_size=60),
+    st.integers(1, 70_000),
+)
+def test_the_cache_is_the_mean_of_last_models(swaps: list[tuple[int, float, float]], size: int) -> None:
+    cache, last, out = Cache(size, Memory()), dict[int, tuple[float, float]](), torch.full((size,), 7.0)
+    for learner, weight, value in swaps:
+        cache.swap(learner, weight, torch.full((size,), value), out)
+        last[learner] = weight, value
+    whole = math.fsum(weight for weight, _ in last.values())
+    if whole > 1e-9:
+        mean = math.fsum(weight * value for weight, value in last.values()) / whole
+        assert out[[0, size // 2, -1]].tolist() == pytest.approx([mean] * 3, rel=1e-5, abs=1e-5)
+
+
+def test_the_cache_does_not_drift() -> None:
+    """20,000 commits of weights that differ by a factor of a million, against one sum over the last models."""
+    draw = np.random.default_rng(0)
+    cache, out, models, weights = Cache(50, Memory()), torch.empty(50), {}, {}
+    for _ in range(20_000):
+        learner, weight = int(draw.integers(20)), float(10 ** draw.uniform(-3, 3))
+        models[learner] = torch.from_numpy(draw.normal(size=50).astype(np.float32))
+        weights[learner] = weight
+        cache.swap(learner, weight, models[learner], out)
+    whole = sum(weights.values())
+    mean = sum(weights[learner] * models[learner].double() for learner in models) / whole
+    assert float((torch.from_numpy(cache.sums) / cache.whole - mean).norm() / mean.norm()) < 1e-9
+
+
+def test_a_learner_that_moves_takes_its_model_along() -> None:
+    """Groups by parity, then everybody in one: the cache of the group that was left forgets who went."""
+
+    def answer(assignment: Assignment) -> Update:
+        return update(*(assignment.client - assignment.parts["model"]).tolist())
+
+    runtime = FakeRuntime(3, answer, delay=lambda a: 1.0 + a.client / 10)
+    controller, _ = control(recipe(step=CachedSwap(), group=ByParity()), runtime, rounds=9)
+    controller.run()
+    groups = controller.communities.groups
+    assert groups[0].model.tolist() == pytest.approx([1.0] * 3)  # of clients 0 and 2
+    assert groups[1].model.tolist() == pytest.approx([1.0] * 3)
+    assert {number: sorted(group.cache.weights) for number, group in groups.items() if group.cache} == {
+        0: [0, 2],
+        1: [1],
+    }
+
+
+@pytest.mark.parametrize(
+    ("answers", "words"),
+    [
+        ({"update": [{"kind": "gaussian", "clip": 1.0, "where": "centre"}]}, "gaussian acts on averages"),
+        ({"weigh": {"kind": "pickiest"}}, "pickiest weighs updates together"),
+    ],
+)
+def test_what_cannot_stand_beside_a_cache_is_refused(answers: Mapping[str, Any], words: str) -> None:
+    with pytest.raises(SettingError, match=words):
+        recipes.async_fedavg().with_(**answers)
+
+
+# ------------------------------------------------------------------------------------------------------------------ dvw
+
+
+@few
+@given(st.lists(st.lists(st.integers(0, 30), min_size=3, max_size=3), min_size=3, max_size=3))
+def test_scores_are_those_of_scikit_learn(rows: list[list[int]]) -> None:
+    from sklearn import metrics
+
+    matrix = torch.tensor(rows, dtype=torch.float32)
+    true = [i for i in range(3) for j in range(3) for _ in range(rows[i][j])]
+    told = [j for i in range(3) for j in range(3) for _ in range(rows[i][j])]
+    found = {name: score(matrix) for name, score in SCORES.items()}
+    if len({*true, *told}) < 2:  # nothing was counted, or one class alone: scikit-learn has no answer for all scores
+        assert found["accuracy"] == float(bool(true))
+        return
+    assert found["accuracy"] == found["micro_f1"] == pytest.approx(metrics.accuracy_score(true, told))
+    assert found["macro_f1"] == pytest.approx(metrics.f1_score(true, told, average="macro", zero_division=0), abs=1e-6)
+    assert found["matthews"] == pytest.approx(metrics.matthews_corrcoef(true, told), abs=1e-6)
+    recalls = [rows[i][i] / sum(rows[i]) for i in range(3) if sum(rows[i])]
+    assert found["geometric_mean"] == pytest.approx(math.prod(recalls) ** (1 / len(recalls)), abs=1e-6)
+
+
+def test_weights_are_scores_on_everybodys_validation_rows() -> None:
+    """One batched pass gives what N evaluators one by one would: recomputed here with plain torch."""
+    clients = classified_federation((30, 12, 7), classes=3)
+    done = piebald.run(
+        recipes.sync_dvw(lr=0.2), clients, nn.Linear(3, 3), rounds=1, evaluate_every=0,
+        runtime=piebald.Simulator(engine="lean", workers=0),
+    )  # fmt: skip
+    trained = [row for row in done.arrivals if row["kind"] == "train"]
+    told = [row for row in done.arrivals if row["kind"] == "validate"]
+    assert len(told) == 9  # three models, three evaluators
+    assert [row["raw_weight"] for row in trained] == [pytest.approx(score) for score in separate_scores(clients, done)]
+    shares = np.array([row["raw_weight"] for row in trained])
+    assert [row["weight"] for row in trained] == pytest.approx((shares / shares.sum()).tolist())
+
+
+def separate_scores(clients: PooledClients, done: Any) -> list[float]:
+    """Each client's model, trained alone from the same start, scored evaluator by evaluator."""
+    scores = []
+    for client in range(3):
+        module = trained_alone(clients, done, client)
+        hits = rows = 0
+        for evaluator in range(3):
+            own = clients.rows(evaluator, "validation")
+            hits += int((module(own.x).argmax(1) == own.y).sum())
+            rows += len(own)
+        scores.append(hits / rows)
+    return scores
+
+
+def trained_alone(clients: PooledClients, done: Any, client: int) -> nn.Module:
+    """What one client's training came to, from a federation in which only it counts."""
+
+    class Only(Equal):
+        def weight(self, update: Update, staleness: int = 0) -> float:
+            return float(update.examples == clients.size(client, "train"))
+
+    run = piebald.run(
+        recipes.fedavg(lr=0.2).with_(weigh=Only()), clients, done.work.model, rounds=1, evaluate_every=0,
+        runtime=piebald.Simulator(engine="lean", workers=0),
+    )  # fmt: skip
+    return run.model()
+
+
+def test_the_exchange_is_counted_as_in_the_paper() -> None:
+    """Metis, figure 9: with ten learners an update costs eleven models down and one up, besides the small answers."""
+    clients = classified_federation((12,) * 10)
+    model = nn.Linear(3, 2)
+    run = piebald.run(
+        recipes.async_dvw(lr=0.2), clients, model, rounds=5, evaluate_every=0,
+        runtime=piebald.Simulator(engine="lean", workers=0, fleet=FastSlow()),
+    )  # fmt: skip
+    size = 4 * sum(p.numel() for p in model.parameters())
+    assert sum(row["bytes_down"] for row in run.arrivals) == 5 * 11 * size
+    assert sum(row["bytes_up"] for row in run.arrivals) == 5 * size + 5 * 10 * 4 * 4
+
+
+def test_evaluations_take_time_beside_training() -> None:
+    """A model is weighed by a slow device: the commit waits for it, and its training goes on."""
+    clients = classified_federation((20, 20), validation=6)
+    fleet = FastSlow(fast=1.0, slow_factor=60.0, share_slow=0.5, first="fast")
+    run = piebald.run(
+        recipes.async_dvw(lr=0.2, batch=20), clients, nn.Linear(3, 2), rounds=3, evaluate_every=0,
+        runtime=piebald.Simulator(engine="lean", workers=0, fleet=fleet),
+    )  # fmt: skip
+    # a step takes 1 and 60 seconds, the slow one's 6 rows 6 seconds: commits at 1 + 6, 1 + 6 later, ...
+    assert [row["time"] for row in run.rounds] == pytest.approx([7.0, 14.0, 21.0])
+
+
+BAD_ANSWERS = {
+    "no answer": None,
+    "a wrong shape": (torch.ones(9), 9),
+    "negative counts": (torch.tensor([5.0, -1.0, 0.0, 1.0]), 5),
+    "halves": (torch.tensor([0.5, 0.5, 0.0, 0.0]), 1),
+    "not a number": (torch.tensor([math.nan, 1.0, 1.0, 1.0]), 4),
+    "another number of rows": (torch.tensor([1.0, 1.0, 1.0, 1.0]), 7),
+}
+
+
+@pytest.mark.parametrize("case", BAD_ANSWERS)
+def test_an_evaluator_that_fails_or_lies_is_left_out_and_recorded(case: str) -> None:
+    """Evaluators 0 and 1 say 3 of 4 are right; evaluator 2 says nothing that could be used."""
+
+    def answer(assignment: Assignment) -> Update | None:
+        if assignment.query is None:
+            return update(1.0, 1.0, 1.0)
+        told = (torch.tensor([2.0, 1.0, 0.0, 1.0]), 4) if assignment.client < 2 else BAD_ANSWERS[case]
+        return None if told is None else Update({"confusion": told[0]}, told[1], 0, {})
+
+    runtime = FakeRuntime(3, answer, delay=lambda a: 1.0 + a.client)
+    controller, memo = control(recipe(weigh=Dvw(), step=CachedSwap()), runtime, rounds=3)
+    object.__setattr__(controller.work, "outputs", (2,))
+    controller.run()
+    told = [row for row in memo.rows if row["kind"] == "validate"]
+    assert {(row["client"], row["status"]) for row in told} == {
+        (0, "ok"), (1, "ok"), (2, "lost" if BAD_ANSWERS[case] is None else "refused")
+    }  # fmt: skip
+    assert all(row["raw_weight"] == pytest.approx(0.75) for row in memo.rows if row["kind"] == "train")
+    assert sum(step["failed"] for step in memo.steps) == 3  # one evaluator a commit
+
+
+def test_a_subset_of_evaluators_is_a_seeded_choice() -> None:
+    clients = classified_federation((12,) * 8)
+    run = piebald.run(
+        recipes.sync_dvw(lr=0.2, evaluators=3), clients, nn.Linear(3, 2), rounds=4, evaluate_every=0, seed=2,
+        runtime=piebald.Simulator(engine="lean", workers=0),
+    )  # fmt: skip
+    asked = [
+        {row["client"] for row in run.arrivals if row["kind"] == "validate" and row["version"] == version}
+        for version in range(1, 5)
+    ]
+    assert all(len(clients) == 3 for clients in asked)
+    assert len({tuple(sorted(clients)) for clients in asked}) > 1
+
+
+def test_above_chance_and_power_sharpen() -> None:
+    plain, sharp = Dvw(), Dvw(above_chance=True, power=2.0)
+    assert plain._sharpened(0.75, 4) == 0.75
+    assert sharp._sharpened(0.75, 4) == pytest.approx(0.25)
+    assert sharp._sharpened(0.2, 4) == 0.0
+
+
+def test_regression_is_weighed_by_error() -> None:
+    assert Validate(classes=0).complaint(Update({}, 3, 0, {}), None) == "sent no loss"  # type: ignore[arg-type]
+    told = [Update({}, 4, 0, {"loss": 0.5}), Update({}, 12, 0, {"loss": 0.1})]
+    assert Dvw()._scored(told, 0) == pytest.approx(1 / 0.2)
+    assert Dvw()._scored([], 0) == 0.0
+
+
+def test_without_validation_rows_the_run_is_refused() -> None:
+    clients = classified_federation(validation=0)
+    for made in (recipes.sync_dvw(), recipes.adaptive_dvw().with_(weigh=ByExamples())):
+        with pytest.raises(SettingError, match=r"set validation = 0\.05 in the partition"):
+            piebald.run(made, clients, nn.Linear(3, 2), rounds=1)
+
+
+# ------------------------------------------------------------------------------------------------------------- adaptive
+
+
+class Scripted:
+    """`contracts.Local` whose validation losses are given: one row a client, one column a cycle after the first."""
+
+    def __init__(self, losses: list[list[float]]) -> None:
+        self.losses, self.cycle, self.walks = torch.tensor(losses), -1, 0
+
+    def descend(self, model: Tensor, descent: Any, **_: Any) -> Any:
+        from piebald.contracts import Descended
+
+        self.walks += 1
+        count = len(model)
+        return Descended(model + 1, torch.full((count,), 4.0), torch.ones(count), None)
+
+    def score(self, model: Tensor, split: str) -> Any:
+        self.cycle += 1
+        return {"loss": self.losses[:, min(self.cycle, self.losses.shape[1] - 1)]}, None
+
+
+def begin(rule: Adaptive, count: int, committed: float = 0.0, **memory: Tensor) -> Start:
+    kept = rule.remember(torch.zeros(2), 2) | memory
+    stacked = {name: torch.stack([part] * count) for name, part in kept.items()}
+    told = torch.full((count, 1), committed, dtype=torch.float64)
+    return Start(torch.zeros(count, 2), 2, stacked, {}, [0] * count, told, torch.ones(count, 1))
+
+
+@pytest.mark.parametrize(
+    ("settings", "losses", "cycles"),
+    [
+        ({}, [1.0, 0.9, 0.8, 0.85, 0.1], 3),  # C1: the third cycle did not help
+        ({"vc_tomb": 1}, [1.0, 0.9, 0.95, 0.8, 0.85, 0.1], 4),  # one failure is forgiven
+        ({"vc_loss": 5.0}, [1.0, 0.9, 0.87, 0.1], 2),  # C2: 3.3 percent is too little
+        ({"vc_loss": 5.0, "vc_tomb": 1}, [1.0, 0.9, 0.87, 0.8, 0.79], 4),
+        ({"cycles": 2}, [1.0, 0.9, 0.8, 0.7], 2),
+        ({}, [math.nan, math.nan, math.nan], 1),  # no validation rows: nothing says that going on pays
+    ],
+)
+def test_a_learner_stops_where_going_on_does_not_pay(
+    settings: dict[str, Any], losses: list[float], cycles: int
+) -> None:
+    rule, local = Adaptive(**settings), Scripted([losses])
+    learned = rule.learn(begin(rule, 1), local)
+    assert local.walks == cycles
+    assert learned.steps.tolist() == [4.0 * cycles]
+    assert learned.model.tolist() == [[cycles] * 2]
+
+
+def test_learners_of_a_stack_stop_each_on_their_own() -> None:
+    rule, local = Adaptive(), Scripted([[1.0, 1.1, 0.0, 0.0], [1.0, 0.9, 0.8, 0.8], [1.0, 0.9, 0.9, 0.0]])
+    learned = rule.learn(begin(rule, 3), local)
+    assert learned.steps.tolist() == [4.0, 12.0, 8.0]
+    assert learned.model[:, 0].tolist() == [1.0, 3.0, 2.0]
+    assert learned.memory["seen"].flatten().tolist() == [1.0, 3.0, 2.0]
+
+
+def test_staleness_beyond_the_median_of_the_first_cycles_stops() -> None:
+    """Others took 9 steps for each of ours since last time (own 10, 100 committed): a cycle of 4 steps is 40 stale."""
+    falling = [[1.0 / (1 + cycle) for cycle in range(30)]]
+    past = torch.arange(1.0, 21.0) * 10  # median 105
+    known = {"staleness": past, "seen": torch.tensor([20.0]), "met": torch.tensor([0.0, 10.0]).double()}
+    rule = Adaptive()
+    learned = rule.learn(begin(rule, 1, committed=100.0, **known), Scripted(falling))
+    assert learned.steps.tolist() == [12.0]  # 40, 80, 120
+    assert learned.memory["staleness"][0].tolist() == past.tolist()  # only the first twenty set the measure
+    assert learned.memory["met"][0].tolist() == [100.0, 12.0]
+    patient = Adaptive(limit_staleness=False).learn(begin(rule, 1, committed=100.0, **known), Scripted(falling))
+    assert patient.steps.tolist() == [80.0]  # all 20 cycles
+
+
+def test_the_controller_tells_how_many_steps_are_behind_a_model() -> None:
+    runtime = FakeRuntime(
+        2, lambda a: Update(update(1.0, 1.0, 1.0).parts, 1, 5, {}, 1.0), delay=lambda a: 1.0 + a.client
+    )
+    controller, memo = control(recipe(), runtime, rounds=6)
+    controller.run()
+    steps = {row["id"]: row["version"] for row in memo.rows}
+    for assignment in runtime.sent:
+        assert assignment.committed == 5 * sum(version <= assignment.version for version in steps.values())
+
+
+def test_adaptive_training_only_ever_stops_earlier() -> None:
+    """On real arithmetic: with everything forgiven it is plain training for as many epochs."""
+    clients = classified_federation((30, 12, 7))
+    forgiving = Adaptive(cycles=3, vc_tomb=99, limit_staleness=False, lr=0.1)
+    stop = {"engine": "lean", "workers": 0}
+    runs = [
+        piebald.run(
+            recipes.fedavg().with_(learn=rule), clients, nn.Linear(3, 2), rounds=2, runtime=piebald.Simulator(**stop)
+        )
+        for rule in (forgiving, Adaptive(cycles=3, lr=0.1))
+    ]
+    steps = [[row["steps"] for row in run.arrivals if row["kind"] == "train"] for run in runs]
+    assert steps[0] == [6, 3, 3] * 2
+    assert all(mine <= theirs for mine, theirs in zip(steps[1], steps[0], strict=True))
+
+
+# ----------------------------------------------------------------------------------------------------------------- stop
+
+
+@pytest.mark.parametrize(
+    ("stop", "versions"),
+    # three clients a round, of one second each and 32 bytes each way
+    [({"updates": 7}, 3), ({"seconds": 2.5}, 3), ({"bytes": 2 * 3 * 2 * 32}, 2)],
+    ids=str,
+)
+def test_a_run_ends_at_the_first_limit(stop: dict[str, float], versions: int) -> None:
+    run = piebald.run(
+        recipes.fedavg(lr=0.1, batch=20),
+        classified_federation(),
+        nn.Linear(3, 2),
+        stop=stop,
+        runtime=piebald.Simulator(engine="lean", workers=0, fleet=FastSlow(fast=1.0, share_slow=0.0)),
+    )
+    assert run.rounds[-1]["version"] == versions
+    assert {row["version"] for row in run.scores} == set(range(versions + 1))
+
+
+def test_target_and_patience_go_by_scores(tmp_path: Any) -> None:
+    options: dict[str, Any] = {"runtime": piebald.Simulator(engine="lean", workers=0), "checkpoint_every": 7}
+    clients, model = classified_federation(), nn.Linear(3, 2)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)  # so that it begins with one class for all
+    run = piebald.run(
+        recipes.fedavg(lr=0.5), clients, model, rounds=60, stop={"target": 0.7}, out=tmp_path / "a", **options
+    )
+    assert [point["mean"] >= 0.7 for point in run.curve] == [False] * (len(run.curve) - 1) + [True]
+    assert run.rounds[-1]["version"] < 60
+    again = piebald.resume(tmp_path / "a", clients, model)
+    assert again.rounds[-1]["version"] == run.rounds[-1]["version"]
+    still = piebald.run(recipes.fedavg(lr=1e-9), clients, model, stop={"patience": 3}, **options)
+    assert still.rounds[-1]["version"] == 3  # the first measurement is before the first round
+
+
+@pytest.mark.parametrize(
+    ("stop", "words"),
+    [
+        ({}, "must set at least one limit"),
+        ({"second": 3}, "did you mean 'seconds'"),
+        ({"updates": 0}, "updates"),
+        (7, "stop must be a Stop or a table"),
+    ],
+)
+def test_limits_that_make_no_sense(stop: Any, words: str) -> None:
+    with pytest.raises(SettingError, match=words):
+        piebald.run(recipes.fedavg(), classified_federation(), nn.Linear(3, 2), stop=stop)
+
+
+def test_the_rule_says_how_many_steps_it_takes_at_least() -> None:
+    assert Sgd(batch=10, epochs=2).least_steps(35) == 6
+    assert Sgd(batch=10, steps=4).least_steps(35) == 4
+    assert Sgd(batch=10).least_steps(0) == 0
+    assert Adaptive(batch=10, epochs=2, cycles=9).least_steps(35) == 6
