@@ -1,6 +1,6 @@
 """The networks of the papers, small and plain."""
 
-from piebald.models.convolutional import Cnn1d, CnnBn, LeafCnn, SmallCnn
+from piebald.models.convolutional import Cnn1d, CnnBn, LeafCnn, MetisCnn, SmallCnn
 from piebald.models.dense import Logistic, Mlp
 from piebald.models.extractors import SqueezeNet, embed, squeezenet
 from piebald.models.log_mel import LogMel
@@ -12,6 +12,7 @@ __all__ = [
     "LeafCnn",
     "LogMel",
     "Logistic",
+    "MetisCnn",
     "Mlp",
     "SmallCnn",
     "SqueezeNet",

@@ -64,6 +64,52 @@ class SmallCnn(LeafCnn):
         super().__init__(input_shape, outputs, channels, hidden)
 
 
+class MetisCnn(nn.Module):
+    """Two 5x5 convolutions with pooling and three linear layers, for CIFAR-10 and for digits (Metis, section V).
+
+    Metis (Stripelis, Ambite 2020) says "2-CNN" and no sizes; these are those of TensorFlow's CIFAR-10 tutorial, which
+    McMahan et al. 2017 used as well, without its local response normalisation: 1,756,426 parameters with inputs
+    [3, 32, 32] and 10 outputs.
+
+    Args:
+        input_shape: [channels, height, width], sides of at least 4.
+        outputs: classes, or numbers to predict.
+        channels: of the two convolutions.
+        hidden: widths of the two hidden linear layers.
+    """
+
+    def __init__(
+        self,
+        input_shape: Sequence[int],
+        outputs: int,
+        channels: Sequence[int] = (64, 64),
+        hidden: Sequence[int] = (384, 192),
+    ) -> None:
+        super().__init__()
+        depth, height, width = shape("metis_cnn", input_shape, "channels height width", least=4)
+        first, second = widths("channels", channels, 2)
+        wide, narrow = widths("hidden", hidden, 2)
+        self.features = nn.Sequential(
+            nn.Conv2d(depth, first, 5, padding="same"),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(first, second, 5, padding="same"),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(second * (height // 4) * (width // 4), wide),
+            nn.ReLU(),
+            nn.Linear(wide, narrow),
+            nn.ReLU(),
+        )
+        self.classifier = nn.Linear(narrow, whole("outputs", outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images [batch, channels, height, width] to logits [batch, outputs]."""
+        logits: Tensor = self.classifier(self.features(x))
+        return logits
+
+
 class CnnBn(nn.Module):
     """3x3 convolutions with batch norm, each halved by pooling, and one linear layer.
 

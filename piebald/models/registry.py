@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from piebald.errors import SettingError, unknown
-from piebald.models.convolutional import Cnn1d, CnnBn, LeafCnn, SmallCnn
+from piebald.models.convolutional import Cnn1d, CnnBn, LeafCnn, MetisCnn, SmallCnn
 from piebald.models.dense import Logistic, Mlp
 from piebald.randomness import key
 
@@ -18,6 +18,7 @@ _MODELS: dict[str, type[nn.Module]] = {
     "cnn_1d": Cnn1d,
     "cnn_bn": CnnBn,
     "leaf_cnn": LeafCnn,
+    "metis_cnn": MetisCnn,
     "logistic": Logistic,
     "mlp": Mlp,
     "small_cnn": SmallCnn,

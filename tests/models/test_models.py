@@ -19,6 +19,7 @@ def parameters(model: torch.nn.Module) -> int:
     [
         ("leaf_cnn", 62, 6_603_710),  # LEAF's FEMNIST network
         ("small_cnn", 10, 17_042),
+        ("metis_cnn", 10, 64 * 26 + 64 * 1601 + 64 * 49 * 384 + 384 + 384 * 192 + 192 + 1930),
         ("logistic", 10, 7_850),
         ("mlp", 10, 784 * 128 + 128 + 1290),
         ("cnn_bn", 10, 144 + 32 + 4608 + 64 + 32 * 49 * 10 + 10),

@@ -1,0 +1,101 @@
+"""How many commits a second the controller's loop manages when training costs nothing."""
+
+from __future__ import annotations
+
+import heapq
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import nn
+
+from piebald import recipes
+from piebald.client import Evaluate
+from piebald.contracts import Arrival, Assignment, Checkpoint, Pool, Update, Work
+from piebald.controller import Controller, Measuring
+from piebald.parameters import Layout
+from piebald.report.store import RunStore
+from piebald.task import TASKS
+
+
+class Trivial:
+    """A runtime whose learners answer at once with one and the same change, each after its own delay."""
+
+    def __init__(self, learners: int, change: torch.Tensor) -> None:
+        self.learners = range(learners)
+        self.update = Update({"model": change}, 10, 1, {"loss": 1.0}, float(change.norm()), nbytes=4 * len(change))
+        self.due: list[tuple[float, int, Assignment]] = []
+        self.clock = 0.0
+
+    def submit(self, assignments: Sequence[Assignment], pool: Pool | None = None) -> None:
+        for one in assignments:
+            heapq.heappush(self.due, (self.clock + 1.0 + one.client % 97 / 97, one.id, one))
+
+    def next(self, until: float = float("inf")) -> Arrival | None:
+        self.clock, _, assignment = heapq.heappop(self.due)
+        return Arrival(assignment, self.update, self.clock - 1.0, self.clock, 4000, 4000)
+
+    def clients(self) -> Sequence[int]:
+        return self.learners
+
+    def now(self) -> float:
+        return self.clock
+
+    def state(self) -> Checkpoint:
+        return Checkpoint()
+
+    def restore(self, checkpoint: Checkpoint, assignments: Mapping[int, Assignment]) -> None:
+        raise NotImplementedError("this runtime is only timed")
+
+    def close(self) -> None:
+        return
+
+
+class Silent:
+    """A recorder that writes nothing down."""
+
+    def commit(self, step: Any, arrivals: Any, checkpoint: Any) -> None:
+        return
+
+    def scores(self, rows: Any) -> None:
+        return
+
+    def remarks(self, rows: Any) -> None:
+        return
+
+
+def commits_a_second(recorder: Any, size: int, learners: int, commits: int) -> float:
+    """Asynchronous FedAvg with the cache, without evaluation; checkpoints at the end alone."""
+    module = nn.Linear(size - 1, 1)  # and one bias
+    layout = Layout.of(module, ())
+    recipe = recipes.async_fedavg()
+    task = TASKS["regression"]
+    work = Work(module, layout, layout.flatten(module), recipe.learn, recipe.update, task, 0)
+    controller = Controller(
+        recipe,
+        Trivial(learners, torch.full((size,), 1e-3)),
+        work,
+        recorder,
+        known=learners,
+        rounds=commits,
+        measuring=Measuring(Evaluate(), every=0),
+        checkpoint_every=commits,
+    )
+    began = time.perf_counter()
+    controller.run()
+    return commits / (time.perf_counter() - began)
+
+
+def measure(size: int, learners: int, commits: int, repeats: int) -> dict[str, float]:
+    """Medians, in turn, without writing anything down and with a run folder."""
+    torch.set_num_threads(1)
+    found: dict[str, list[float]] = {"nothing written": [], "run folder": []}
+    for _ in range(repeats):
+        found["nothing written"].append(commits_a_second(Silent(), size, learners, commits))
+        with TemporaryDirectory() as folder, RunStore.create(Path(folder) / "run", {}) as store:
+            found["run folder"].append(commits_a_second(store, size, learners, commits))
+    return {name: statistics.median(rates) for name, rates in found.items()}

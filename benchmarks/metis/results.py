@@ -1,0 +1,147 @@
+"""RESULTS.md and pictures, from the run folders that are there."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import settings
+
+from piebald.report.tables import History
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+Curve = list[tuple[float, float]]  # (virtual seconds, accuracy on the common test set)
+
+
+def read(out: Path) -> dict[tuple[str, str, str], list[dict[str, Any]]]:
+    """By part, setting and recipe: a curve, its end, and what was sent, for each seed."""
+    found = defaultdict(list)
+    for database in sorted(out.glob("*/*/*/seed-*/run.db")):
+        with History(database.parent) as run:
+            if run.meta.get("status") != "finished":
+                continue
+            times = {0: 0.0} | {row["version"]: row["time"] for row in run.rounds}
+            common = [row for row in run.scores if row["split"] == "common" and row["metric"] == "accuracy"]
+            curve = sorted((times[row["version"]], row["value"]) for row in common)
+            trained = [row for row in run.arrivals if row["kind"] == "train" and row["status"] == "ok"]
+            size = 4 * run.meta["shared"]
+            found[database.parts[-5], database.parts[-4], run.label].append(
+                {
+                    "seed": run.seed,
+                    "curve": curve,
+                    "updates": len(trained),
+                    "steps": sum(row["steps"] for row in trained) / max(1, len(trained)),
+                    "models": sum(row["bytes_down"] + row["bytes_up"] for row in run.arrivals) / size / len(trained),
+                }
+            )
+    return found
+
+
+def write(out: Path, results: Path, scale: settings.Scale) -> str:
+    """Write everything; the path of the text."""
+    found = read(out)
+    results.mkdir(parents=True, exist_ok=True)
+    for part, name in (("synchronous", "synchronous"), ("uneven", "fast_and_slow"), ("corrupted", "corrupted")):
+        curves(found, part, results / f"{name}.png")
+    exchanged(found, results / "models_exchanged.png")
+    path = results / "RESULTS.md"
+    notes = path.read_text().partition("<!-- notes -->")[2] if path.exists() else "\n"
+    path.write_text(text(found, scale) + "<!-- notes -->" + notes)
+    return str(path)
+
+
+def text(found: dict[tuple[str, str, str], list[dict[str, Any]]], scale: settings.Scale) -> str:
+    """The tables."""
+    lines = [
+        "# Metis on CIFAR-10", "",
+        "`python benchmarks/metis/run.py` (`--scale full --device cuda` for the whole of it).  Ten learners,",
+        f"{'all' if scale.rows is None else f'{scale.rows:,}'} training images,",
+        f"`metis_cnn` with {dict(scale.model) or 'its full size'}, SGD {scale.training['lr']} with momentum",
+        f"{scale.training['momentum']}, batch {scale.training['batch']}, {scale.training['epochs']} epochs an",
+        "assignment, 5 % of each learner's rows for validation.  Accuracy is the community model's on the common test",
+        "set, in percent, last and best over the run; brackets are ranges over seeds.  A step takes a fast learner one",
+        "virtual second.", "",
+    ]  # fmt: skip
+    titles = {
+        "synchronous": f"All are waited for, {scale.rounds} rounds",
+        "uneven": f"Five fast and five slow learners (8 times slower), {scale.seconds:,.0f} virtual seconds",
+        "corrupted": "As the first, but the second largest learner has random labels",
+    }
+    for part, title in titles.items():
+        groups = sorted({group for here, group, _ in found if here == part})
+        for group in groups:
+            lines += ["## " + title + ": " + group.replace("_", " "), "", *table(found, part, group), ""]
+        if groups:
+            picture = {"synchronous": "synchronous", "uneven": "fast_and_slow", "corrupted": "corrupted"}[part]
+            lines += [f"![Accuracy over virtual seconds]({picture}.png)", ""]
+    lines += [
+        "## Models exchanged", "",
+        "![Models an update](models_exchanged.png)", "",
+        "A model down and a model up for each update; validation weighting sends each model to every learner as well:",
+        "with ten learners ten more down (the paper's figure 9 counts eleven, with the one that brings the update).", "",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def table(found: dict[tuple[str, str, str], list[dict[str, Any]]], part: str, group: str) -> list[str]:
+    """One setting: its recipes, the best first."""
+    lines = [
+        "| recipe | last | best | updates | steps an update | models an update | seeds |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    rows = []
+    for (here, there, label), runs in found.items():
+        if (here, there) == (part, group):
+            last = [100 * run["curve"][-1][1] for run in runs]
+            best = [100 * max(value for _, value in run["curve"]) for run in runs]
+            rows.append((statistics.mean(last), label, last, best, runs))
+    for _, label, last, best, runs in sorted(rows, reverse=True):
+        means = [statistics.mean(run[name] for run in runs) for name in ("updates", "steps", "models")]
+        told = f"{means[0]:.0f} | {means[1]:.0f} | {means[2]:.2f} | {len(runs)}"
+        lines.append(f"| {label} | {spread(last)} | {spread(best)} | {told} |")
+    return lines
+
+
+def spread(values: Sequence[float]) -> str:
+    """The mean, and the range where there are several."""
+    told = f"{statistics.mean(values):.1f}"
+    return told if len(values) == 1 else f"{told} [{min(values):.1f}, {max(values):.1f}]"
+
+
+def curves(found: dict[tuple[str, str, str], list[dict[str, Any]]], part: str, path: Path) -> None:
+    """Accuracy over virtual seconds, a panel for each setting."""
+    groups = sorted({group for here, group, _ in found if here == part})
+    if not groups:
+        return
+    figure, panels = plt.subplots(
+        1, len(groups), figsize=(max(6.5, 4.2 * len(groups)), 4), squeeze=False, sharey=True, layout="constrained"
+    )
+    for axes, group in zip(panels[0], groups, strict=True):
+        labels = sorted(label for here, there, label in found if (here, there) == (part, group))
+        for number, label in enumerate(labels):
+            for run in found[part, group, label]:
+                times, values = zip(*run["curve"], strict=True)
+                first = run is found[part, group, label][0]
+                axes.plot(times, [100 * v for v in values], color=f"C{number}", label=label if first else None, lw=1.4)
+        axes.set(title=group.replace("_", " "), xlabel="virtual seconds")
+        axes.grid(alpha=0.3)
+    panels[0][0].set_ylabel("accuracy in percent")
+    panels[0][-1].legend(fontsize=7)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def exchanged(found: dict[tuple[str, str, str], list[dict[str, Any]]], path: Path) -> None:
+    """Models that travel for one update, figure 9 of the paper."""
+    known = {label: statistics.mean(run["models"] for run in runs) for (_, _, label), runs in found.items()}
+    figure, axes = plt.subplots(figsize=(6.5, 3.6), layout="constrained")
+    axes.barh(list(known), list(known.values()), color="#4c72b0")
+    axes.set(xlabel="models that travel for one update, both directions, 10 learners")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)

@@ -1,0 +1,109 @@
+"""Metis' comparisons on CIFAR-10: python benchmarks/metis/run.py --scale small --out runs/metis
+
+Runs what is not there yet (a finished run folder is kept, one that was cut off goes on), then writes RESULTS.md and
+pictures into --results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+import results
+import settings
+import torch
+from settings import SCALES, Scale
+
+import piebald
+from piebald.models import build_model
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: a recipe on one partition and fleet with one seed."""
+
+    part: str
+    sizes: str
+    classes: str
+    label: str
+    seed: int
+
+    @property
+    def group(self) -> Path:
+        """Folder of the runs that this one is compared with, below the output folder."""
+        return Path(self.part) / f"{self.sizes} {self.classes}".replace(" ", "_")
+
+
+def all_jobs(scale: Scale) -> Iterator[Job]:
+    """What a scale runs, all of the first seed first."""
+    for seed in scale.seeds:
+        for sizes, classes in scale.uneven:
+            yield from (Job("uneven", sizes, classes, label, seed) for label in settings.asynchronous())
+        for sizes, classes in scale.settings:
+            yield from (Job("synchronous", sizes, classes, label, seed) for label in settings.synchronous())
+        if scale.corrupted:
+            sizes, classes = scale.settings[0]
+            yield from (Job("corrupted", sizes, classes, label, seed) for label in settings.synchronous())
+
+
+def carry_out(job: Job, scale: Scale, out: Path, device: str) -> str:
+    """Run one job in its folder, or go on with it, or do nothing where it is finished."""
+    torch.set_num_threads(1)
+    uneven = job.part == "uneven"
+    methods = settings.asynchronous if uneven else settings.synchronous
+    fleet = settings.FLEETS["five fast, five slow" if uneven else "homogeneous"]
+    dealt = settings.partition(job.sizes, job.classes, job.seed, job.part == "corrupted")
+    clients = dealt.split(settings.images(scale.rows, job.seed))
+    label, began = job.label, time.perf_counter()
+    every = scale.every
+    if uneven and not label.startswith("Sync"):
+        every *= settings.LEARNERS
+    comparison = piebald.compare(
+        {label: methods(**scale.training)[label]},
+        clients,
+        lambda seed: build_model("metis_cnn", (3, 32, 32), 10, seed=seed, **scale.model),
+        seeds=(job.seed,),
+        out=out / job.group,
+        evaluate_every=every,
+        checkpoint_every=10,
+        runtime=piebald.Simulator(engine="lean", workers=0, fleet=fleet, device=device),
+        **({"stop": {"seconds": scale.seconds}} if uneven else {"rounds": scale.rounds}),
+    )
+    comparison.runs[0].close()
+    return f"{job.group} {label} seed {job.seed} ({time.perf_counter() - began:.0f} s)"
+
+
+def main() -> int:
+    """Run the jobs side by side and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--scale", choices=SCALES, default="small")
+    parser.add_argument("--out", type=Path, default=Path("runs/metis"), help="folder of the run folders")
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent, help="where RESULTS.md is written")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at the same time, one thread each")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--tables", action="store_true", help="run nothing, write the results from what is there")
+    options = parser.parse_args()
+    scale, failed = SCALES[options.scale], 0
+    jobs = [] if options.tables else list(all_jobs(scale))
+    began = time.monotonic()
+    with ProcessPoolExecutor(max(1, options.jobs), get_context("spawn")) as pool:
+        waiting = {pool.submit(carry_out, job, scale, options.out, options.device): job for job in jobs}
+        for number, done in enumerate(as_completed(waiting), 1):
+            try:
+                said = done.result()
+            except Exception as error:
+                failed += 1
+                said = f"{waiting[done]} failed: {error}"
+            print(f"[{number}/{len(jobs)}, {time.monotonic() - began:.0f} s] {said}", flush=True)
+    print(results.write(options.out, options.results, scale))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

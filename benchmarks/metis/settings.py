@@ -1,0 +1,140 @@
+"""Everything that is chosen: data, partitions, fleets, recipes, and what each scale runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from piebald import recipes
+from piebald.controller import CachedSwap
+from piebald.controller.weigh import Equal
+from piebald.data import DataSet, cifar10
+from piebald.partition import FastSlow, FlipRandom, Homogeneous, NonIid, Partition, PowerLaw, Sizes, Skewed, Uniform
+from piebald.parts import Recipe
+from piebald.randomness import generator
+
+LEARNERS = 10
+TRAINING = {"lr": 0.05, "momentum": 0.75, "batch": 20, "epochs": 4}
+SIZES: dict[str, Sizes] = {"uniform": Uniform(), "skewed": Skewed(), "power law": PowerLaw(exponent=1.5)}
+CLASSES: dict[str, int] = {"IID": 10, "Non-IID(5)": 5, "Non-IID(3)": 3}
+# Under a power law the largest learners have more rows than a few classes hold, so they hold more classes, as in Metis.
+HEADS = {("power law", "Non-IID(5)"): "10x1,7x1,6x1,5x7", ("power law", "Non-IID(3)"): "8x1,4x1,3x8"}
+SHARP = {"above_chance": True, "power": 3.0}  # ours: a model counts by the cube of its score above guessing
+
+# a step takes a fast learner a second, so virtual seconds are the steps that a fast learner could have made
+FAST = 1.0
+FLEETS = {
+    "homogeneous": Homogeneous(seconds_per_step=FAST),
+    "five fast, five slow": FastSlow(fast=FAST, slow_factor=8.0, first="fast"),
+}
+
+
+def images(rows: int | None, seed: int) -> DataSet:
+    """CIFAR-10 with so many training images, drawn anew for each seed, and the whole test part."""
+    data = cifar10()
+    if rows is None:
+        return data
+    assert data.train is not None
+    return replace(data, train=np.sort(generator(seed, "images").choice(data.train, rows, replace=False)))
+
+
+def partition(sizes: str, classes: str, seed: int, corrupted: bool = False) -> Partition:
+    """Who holds what; where one learner is corrupted it is the second largest, and all its labels are random."""
+    changes = (FlipRandom(clients=(1,)),) if corrupted else None
+    return NonIid(
+        clients=LEARNERS,
+        classes_each=HEADS.get((sizes, classes), CLASSES[classes]),
+        sizes=SIZES[sizes],
+        validation=0.05,
+        seed=seed,
+        changes=changes,
+    )
+
+
+def synchronous(**training: Any) -> dict[str, Recipe]:
+    """What is compared where all are waited for."""
+    return {
+        "FedAvg": recipes.fedavg(**training),
+        "Equal": recipes.fedavg(**training).with_(weigh=Equal()),
+        "DVW": recipes.sync_dvw(**training),
+        "DVW, sharp": recipes.sync_dvw(**SHARP, **training),
+    }
+
+
+def asynchronous(**training: Any) -> dict[str, Recipe]:
+    """What is compared where learners are fast and slow."""
+    frequency = {**training, "epochs": 1, "cycles": 8, "vc_loss": 1.0, "vc_tomb": 1}
+    return {
+        "SyncFedAvg": recipes.fedavg(**training),
+        "SyncDVW": recipes.sync_dvw(**training),
+        "FedAsync": recipes.fedasync(**training),
+        "AsyncFedAvg": recipes.async_fedavg(**training),
+        "AsyncEqual": recipes.async_fedavg(**training).with_(weigh=Equal(), step=CachedSwap()),
+        "AsyncDVW": recipes.async_dvw(**training),
+        "AsyncDVW, adaptive": recipes.adaptive_dvw(**frequency),
+        "AsyncDVW, sharp": recipes.async_dvw(**SHARP, **training),
+    }
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What is run.
+
+    Attributes:
+        rows: training images dealt; None is all 50,000.
+        model: settings of `metis_cnn`.
+        seeds: each redraws the partition and the first model.
+        rounds: of the synchronous comparison, scored every `every` rounds.
+        settings: (sizes, classes) of the synchronous comparison.
+        seconds: virtual, of the comparison on the heterogeneous fleet, scored every `commits` commits.
+        uneven: (sizes, classes) there.
+        corrupted: also with one corrupted learner, at the first of `settings`.
+    """
+
+    rows: int | None
+    model: Mapping[str, Any]
+    seeds: Sequence[int]
+    rounds: int
+    every: int
+    settings: Sequence[tuple[str, str]]
+    seconds: float
+    uneven: Sequence[tuple[str, str]]
+    corrupted: bool = True
+    training: Mapping[str, Any] = field(default_factory=lambda: dict(TRAINING))
+
+
+SCALES = {
+    "small": Scale(
+        rows=5000,
+        model={"channels": (16, 32), "hidden": (64, 32)},
+        seeds=(0,),
+        rounds=12,
+        every=2,
+        settings=(
+            ("power law", "Non-IID(3)"),
+            ("power law", "Non-IID(5)"),
+            ("power law", "IID"),
+            ("uniform", "Non-IID(3)"),
+        ),
+        seconds=6000.0,
+        uneven=(("power law", "Non-IID(3)"),),
+    ),
+    "full": Scale(
+        rows=None,
+        model={},
+        seeds=(0, 1, 2, 3, 4),
+        rounds=100,
+        every=2,
+        settings=tuple((sizes, classes) for sizes in SIZES for classes in CLASSES),
+        seconds=200_000.0,
+        uneven=(
+            ("power law", "IID"),
+            ("power law", "Non-IID(5)"),
+            ("power law", "Non-IID(3)"),
+            ("skewed", "Non-IID(3)"),
+        ),
+    ),
+}
