@@ -84,7 +84,7 @@ def text(found: dict[tuple[str, str, str], list[dict[str, Any]]], scale: setting
         "## Models exchanged", "",
         "![Models an update](models_exchanged.png)", "",
         "A model down and a model up for each update; validation weighting sends each model to every learner as well:",
-        "with ten learners ten more down (the paper's figure 9 counts eleven, with the one that brings the update).", "",
+        "with ten learners ten more down (figure 9 of the paper counts eleven, with the one that brings it).", "",
     ]  # fmt: skip
     return "\n".join(lines)
 

@@ -1,0 +1,172 @@
+"""Who worked how much, how stale, how long idle, and with which weight: what a run without rounds is judged by."""
+
+from __future__ import annotations
+
+import html
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from piebald.report import charts, markup
+from piebald.report.charts import Chart, series
+from piebald.report.comparison import Comparison
+from piebald.report.tables import History, mean
+
+Measure = Callable[[History], dict[int, float]]
+
+SHOWN = 60  # learners a chart can show
+POINTS = 240  # moments a picture of weights can show
+
+
+def section(comparison: Comparison, drawn: list[Chart]) -> str:
+    """The page's section on learners; empty where devices are instant and nobody is ever late."""
+    firsts = {label: group[0] for label, group in comparison.groups.items()}
+    if not any(history.final["seconds"] or _stale(history) for history in firsts.values()):
+        return ""
+    told = {
+        "requests": ("Updates of each learner", "Updates that counted, first run of a label.", requests),
+        "staleness": ("How stale they were", "Commits that a learner's update had missed, mean.", staleness),
+        "idle": ("How long each learner waited", "Share of the run's clock without an assignment of its own.", idle),
+    }
+    found = [_bars(comparison, name, *words) for name, words in told.items()]
+    found += [_weights(label, history) for label, history in firsts.items()]
+    present = [chart for chart in found if chart]
+    drawn += present
+    body = "".join(markup.figure(chart) for chart in present)
+    return markup.section("learners", "Learners", "", f'<div class="charts">{body}</div>') if present else ""
+
+
+def requests(history: History) -> dict[int, float]:
+    """Updates that counted, by learner."""
+    found: dict[int, float] = defaultdict(float)
+    for row in trained(history):
+        found[row["client"]] += 1
+    return dict(found)
+
+
+def staleness(history: History) -> dict[int, float]:
+    """Commits missed, the mean of each learner."""
+    found = defaultdict(list)
+    for row in trained(history):
+        found[row["client"]].append(row["staleness"])
+    return {client: sum(values) / len(values) for client, values in found.items()}
+
+
+def idle(history: History) -> dict[int, float]:
+    """Share of the run's clock that each learner spent without an assignment of its own."""
+    busy: dict[int, float] = defaultdict(float)
+    for row in history.arrivals:
+        if row["kind"] == "train":
+            busy[row["client"]] += (row["time"] or 0.0) - (row["sent"] or 0.0)
+    whole = history.final["seconds"]
+    return {client: max(0.0, 1 - spent / whole) for client, spent in busy.items()} if whole else {}
+
+
+def trained(history: History) -> list[dict[str, Any]]:
+    """The rows of updates that counted, in order of commits."""
+    rows = [row for row in history.arrivals if row["kind"] == "train" and row["status"] == "ok"]
+    return sorted(rows, key=lambda row: (row["version"], row["client"]))
+
+
+def shares(history: History) -> tuple[list[float], dict[int, list[float]]]:
+    """Times of commits, and at each of them the share of every learner in the community model.
+
+    Where the step keeps every learner's last model all of them count at every commit, else those that arrived.
+    """
+    recipe = history.meta.get("recipe")
+    table = recipe.get("table", {}) if isinstance(recipe, dict) else {}
+    keeps = (table.get("step") or {}).get("kind") == "cached_swap"
+    times = {row["version"]: row["time"] or 0.0 for row in history.rounds}
+    rows = defaultdict(list)
+    for row in trained(history):
+        rows[row["version"]].append(row)
+    clients = sorted({row["client"] for group in rows.values() for row in group})
+    weights: dict[int, float] = {}
+    moments: list[float] = []
+    found: dict[int, list[float]] = {client: [] for client in clients}
+    for version in sorted(rows):
+        now = {row["client"]: row["raw_weight" if keeps else "weight"] or 0.0 for row in rows[version]}
+        weights = weights | now if keeps else now
+        whole = sum(weights.values()) or 1.0
+        moments.append(times[version])
+        for client in clients:
+            found[client].append(weights.get(client, 0.0) / whole)
+    return moments, found
+
+
+def _stale(history: History) -> bool:
+    return any(row["staleness"] for row in trained(history))
+
+
+def _bars(comparison: Comparison, name: str, title: str, caption: str, measure: Measure) -> Chart | None:
+    data, percent = [], measure is idle
+    for label, group in comparison.groups.items():
+        values = measure(group[0])
+        if not values or not any(values.values()):
+            continue
+        clients = sorted(values)[:SHOWN]
+        colour, _ = series(comparison.labels, label)
+        data.append(
+            {
+                "type": "bar",
+                "name": html.escape(label, quote=False),
+                "x": clients,
+                "y": [values[client] for client in clients],
+                "marker": {"color": colour},
+                "hovertemplate": "%{y:.0%}" if percent else "%{y:.3~g}",
+            }
+        )
+    if not data:
+        return None
+    few = max(len(bars["x"]) for bars in data) <= 20
+    axis = {"title": {"text": "Share of time" if percent else "Number"}, "rangemode": "tozero"}
+    return Chart(
+        f"plot-{name}",
+        title,
+        caption,
+        data,
+        {
+            "height": 320,
+            "hovermode": "x unified",
+            "barmode": "group",
+            "xaxis": {"title": {"text": "Learner"}, "dtick": 1 if few else None},
+            "yaxis": axis | ({"tickformat": ".0%"} if percent else {}),
+        },
+        wide=False,
+    )
+
+
+def _weights(label: str, history: History) -> Chart | None:
+    """The shares of learners in the community model over time, stacked."""
+    moments, found = shares(history)
+    if len(moments) < 3 or not 2 <= len(found) <= charts.COLOURS * 4:
+        return None
+    every = -(-len(moments) // POINTS)
+    data = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "stackgroup": "all",
+            "name": f"learner {client}",
+            "x": moments[::every],
+            "y": values[::every],
+            "line": {"width": 0.5, "color": f"$series-{place % charts.COLOURS}", "shape": "hv"},
+            "fillcolor": f"$series-{place % charts.COLOURS}/{0.75 if place < charts.COLOURS else 0.4}",
+            "hovertemplate": "%{y:.1%}",
+        }
+        for place, (client, values) in enumerate(found.items())
+    ]
+    heaviest = max(found, key=lambda client: mean(found[client]) or 0.0)
+    return Chart(
+        f"plot-weights-{html.escape(label)}",
+        f"{label}: learner {heaviest} counts most",
+        "Share of each learner in the community model over time, learner 0 at the bottom.",
+        data,
+        {
+            "height": 320,
+            "hovermode": "x unified",
+            "xaxis": {"title": {"text": "Seconds on the run's clock"}},
+            "yaxis": {"title": {"text": "Share"}, "tickformat": ".0%", "range": [0, 1]},
+        },
+        wide=False,
+    )

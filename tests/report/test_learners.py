@@ -1,0 +1,58 @@
+"""The page's section on learners, from arrivals that can be worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from piebald.report import learners
+from piebald.report.comparison import Comparison
+from piebald.report.page import render
+from piebald.report.store import RunStore
+from piebald.report.tables import History
+
+
+def arrival(number, version, client, sent, time, **more):
+    row = {"id": number, "version": version, "client": client, "kind": "train", "sent_version": version - 1}
+    return row | {"sent": sent, "time": time, "status": "ok", "staleness": 0, "examples": 1, "steps": 1} | more
+
+
+def history(step="cached_swap"):
+    """Client 0 ends tasks at 1 and 4, client 1 one of four seconds at 4; a lost one, a question in between."""
+    store = RunStore.create(None, {"recipe": {"name": "x", "table": {"step": {"kind": step}}}, "label": "x", "seed": 0})
+    store.commit({"version": 1, "time": 1.0}, [arrival(1, 1, 0, 0.0, 1.0, weight=1.0, raw_weight=3.0)])
+    store.commit(
+        {"version": 2, "time": 4.0},
+        [
+            arrival(2, 2, 1, 0.0, 4.0, weight=0.25, raw_weight=1.0, staleness=1),
+            arrival(3, 2, 1, 1.0, 2.0, kind="validate", staleness=9),
+            arrival(4, 2, 2, 1.0, 2.0, status="lost"),
+        ],
+    )
+    store.commit({"version": 3, "time": 5.0}, [arrival(5, 3, 0, 3.0, 5.0, weight=0.8, raw_weight=4.0, staleness=2)])
+    return History(store)
+
+
+def test_what_learners_did() -> None:
+    made = history()
+    assert learners.requests(made) == {0: 2, 1: 1}
+    assert learners.staleness(made) == {0: 1.0, 1: 1.0}
+    # client 0 was at work from 0 to 1 and from 3 to 5 of 5 seconds, client 1 from 0 to 4, the lost client 2 for a second
+    assert learners.idle(made) == {0: pytest.approx(0.4), 1: pytest.approx(0.2), 2: pytest.approx(0.8)}
+
+
+def test_weights_stay_where_last_models_are_kept() -> None:
+    moments, shares = learners.shares(history())
+    assert moments == [1.0, 4.0, 5.0]
+    assert shares == {0: [1.0, pytest.approx(0.75), pytest.approx(0.8)], 1: [0.0, 0.25, pytest.approx(0.2)]}
+
+
+def test_else_those_count_that_arrived() -> None:
+    _, shares = learners.shares(history("to_average"))
+    assert shares == {0: [1.0, 0.0, 1.0], 1: [0.0, 1.0, 0.0]}
+
+
+def test_the_page_shows_them() -> None:
+    page = render(Comparison([history()]))
+    assert 'id="learners"' in page
+    for chart in ("plot-requests", "plot-staleness", "plot-idle", "plot-weights-x"):
+        assert f'id="{chart}-title"' in page
