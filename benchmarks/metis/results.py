@@ -70,7 +70,7 @@ def text(found: dict[tuple[str, str, str], list[dict[str, Any]]], scale: setting
     ]  # fmt: skip
     titles = {
         "synchronous": f"All are waited for, {scale.rounds} rounds",
-        "uneven": f"Five fast and five slow learners (8 times slower), {scale.seconds:,.0f} virtual seconds",
+        "uneven": f"Five fast and five slow learners (4 times slower), {scale.seconds:,.0f} virtual seconds",
         "corrupted": "As the first, but the second largest learner has random labels",
     }
     for part, title in titles.items():

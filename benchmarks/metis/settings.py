@@ -28,7 +28,7 @@ SHARP = {"above_chance": True, "power": 3.0}  # ours: a model counts by the cube
 FAST = 1.0
 FLEETS = {
     "homogeneous": Homogeneous(seconds_per_step=FAST),
-    "five fast, five slow": FastSlow(fast=FAST, slow_factor=8.0, first="fast"),
+    "five fast, five slow": FastSlow(fast=FAST, slow_factor=4.0, first="fast"),
 }
 
 
@@ -111,7 +111,7 @@ SCALES = {
         rows=5000,
         model={"channels": (16, 32), "hidden": (64, 32)},
         seeds=(0,),
-        rounds=12,
+        rounds=8,
         every=2,
         settings=(
             ("power law", "Non-IID(3)"),
@@ -119,7 +119,7 @@ SCALES = {
             ("power law", "IID"),
             ("uniform", "Non-IID(3)"),
         ),
-        seconds=6000.0,
+        seconds=3000.0,
         uneven=(("power law", "Non-IID(3)"),),
     ),
     "full": Scale(

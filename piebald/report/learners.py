@@ -48,7 +48,7 @@ def staleness(history: History) -> dict[int, float]:
     """Commits missed, the mean of each learner."""
     found = defaultdict(list)
     for row in trained(history):
-        found[row["client"]].append(row["staleness"])
+        found[row["client"]].append(row["staleness"] or 0)
     return {client: sum(values) / len(values) for client, values in found.items()}
 
 

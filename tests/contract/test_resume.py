@@ -132,6 +132,27 @@ def test_asynchronous_with_assignments_under_way(tmp_path: Path) -> None:
     check(tmp_path, recipe, MOMENTS["just committed"], simulator={"fleet": fleet})
 
 
+PACES = {
+    "private heads, validation weighting, adaptive": method("adaptive_dvw").with_(
+        share={"kind": "all_but", "private_layers": "classifier"}
+    ),
+    "buffered, a client twice at one version": method("fedbuff", size=3, cohort=5),
+    "a deadline that half of them miss": method("fedavg").with_(pace={"kind": "deadline", "seconds": 4.0}),
+    "over-selection": method("fedavg").with_(pace={"kind": "synchronous", "cohort": 2, "over": 2.0}),
+    "validation weighting, mixing by staleness": method("fedasync").with_(
+        weigh={"kind": "by_staleness", "base": {"kind": "dvw"}}
+    ),
+}
+
+
+@pytest.mark.parametrize("moment", ["just committed", "in the middle of training"])
+@pytest.mark.parametrize("case", PACES)
+def test_paces_without_rounds(case: str, moment: str, tmp_path: Path) -> None:
+    """Slow and fast devices that answer questions beside their training: all of it goes on where it was."""
+    fleet = piebald.partition.FastSlow(fast=1.0, slow_factor=3.0, share_slow=0.4, down=2000.0, latency=0.1)
+    check(tmp_path, PACES[case], MOMENTS[moment], simulator={"fleet": fleet})
+
+
 def test_a_finished_run_is_handed_back(tmp_path: Path) -> None:
     run = carry_out(method("hdafl"), out=tmp_path / "run")
     again = piebald.resume(tmp_path / "run", federation(), network)

@@ -36,7 +36,7 @@ def test_what_learners_did() -> None:
     made = history()
     assert learners.requests(made) == {0: 2, 1: 1}
     assert learners.staleness(made) == {0: 1.0, 1: 1.0}
-    # client 0 was at work from 0 to 1 and from 3 to 5 of 5 seconds, client 1 from 0 to 4, the lost client 2 for a second
+    # at work: client 0 from 0 to 1 and from 3 to 5 of 5 seconds, client 1 from 0 to 4, the lost client 2 for a second
     assert learners.idle(made) == {0: pytest.approx(0.4), 1: pytest.approx(0.2), 2: pytest.approx(0.8)}
 
 
