@@ -46,11 +46,11 @@ def test_code_on_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.M
                     run_command(line.removeprefix("$ piebald "), block.text)
 
 
-def brief(*arguments: Any, rounds: int, runtime: Any = None, **options: Any) -> experiment.Run:
+def brief(*arguments: Any, rounds: int | None = None, runtime: Any = None, **options: Any) -> experiment.Run:
     """A run of few rounds in this process: enough to see that what is written works."""
     where = runtime if isinstance(runtime, Simulator) else Simulator()
     plain = where.model_copy(update={"engine": "lean", "workers": 0})
-    return LONG(*arguments, rounds=min(rounds, 2), runtime=plain, **options)
+    return LONG(*arguments, rounds=min(rounds or 2, 2), runtime=plain, **options)
 
 
 def check_toml(block: pages.Block, page: Path) -> None:
