@@ -353,17 +353,21 @@ class Centre(Protocol):
 
     Attributes:
         work: the model, its layout and the task; `work.seed` is the run's.
-        version: commits made.
         known: clients in the federation.
-        model: [s], the community model of the group in question.
         memory: what this part keeps for this group from commit to commit: tensors and JSON values, also in checkpoints.
     """
 
     work: Work
-    version: int
     known: int
-    model: Tensor
     memory: dict[str, Any]
+
+    @property
+    def version(self) -> int:
+        """Commits made."""
+
+    @property
+    def model(self) -> Tensor:
+        """The community model [s] of the group in question."""
 
     @property
     def models(self) -> Mapping[int, Tensor]:

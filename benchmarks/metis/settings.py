@@ -113,12 +113,7 @@ SCALES = {
         seeds=(0,),
         rounds=8,
         every=2,
-        settings=(
-            ("power law", "Non-IID(3)"),
-            ("power law", "Non-IID(5)"),
-            ("power law", "IID"),
-            ("uniform", "Non-IID(3)"),
-        ),
+        settings=(("power law", "Non-IID(3)"), ("uniform", "Non-IID(3)")),
         seconds=3000.0,
         uneven=(("power law", "Non-IID(3)"),),
     ),

@@ -94,12 +94,14 @@ class Communities:
         labels = recipe.group.assign(cohort, self.group_of, centre)
         if any(labels) or self.group_of:
             self._regroup(cohort.clients, labels)
-        counted: list[Counted | None] = [None] * len(labels)
-        for label in sorted(set(labels)):
+        found = sorted(set(labels))
+        if len(found) == 1:
+            return self._move(found[0], cohort, lend)
+        counted: dict[int, Counted] = {}
+        for label in found:
             rows = [row for row, own in enumerate(labels) if own == label]
-            for row, mine in zip(rows, self._move(label, cohort.rows(rows), lend), strict=True):
-                counted[row] = mine
-        return [one for one in counted if one is not None]
+            counted |= zip(rows, self._move(label, cohort.rows(rows), lend), strict=True)
+        return [counted[row] for row in range(len(labels))]
 
     def _collude(self, cohort: Cohort, matrix: Tensor, seed: int) -> Cohort:
         """Let attackers who have agreed replace their updates."""

@@ -99,6 +99,7 @@ class Controller:
         self._remarks: list[Row] = []
         self._queue: deque[Arrival] = deque()  # training arrivals that came while answers were awaited
         self._written: tuple[Row, list[Row]] | None = None  # the last commit, as long as no checkpoint holds it
+        self._lent: dict[tuple[str, int], Lent] = {}
         self._began, self._before = time.perf_counter(), 0.0
 
     # -- the loop
@@ -253,7 +254,9 @@ class Controller:
     # -- questions
 
     def _lend(self, axis: str, group: int) -> Lent:
-        return Lent(self, axis, group)
+        if (axis, group) not in self._lent:
+            self._lent[axis, group] = Lent(self, axis, group)
+        return self._lent[axis, group]
 
     def leave_out(self, client: int, reason: str) -> None:
         """See `contracts.Centre.leave_out`."""
@@ -358,6 +361,7 @@ class Controller:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Take up what `state` gave."""
         values = checkpoint.values
+        self._lent.clear()
         self.communities.restore(Checkpoint(checkpoint.tensors, values["communities"]))
         self.version, self._next_id = int(values["version"]), int(values["next_id"])
         self._stepped, self.tally = float(values["stepped"]), Tally(**values["tally"])
@@ -376,10 +380,16 @@ class Lent:
 
     def __init__(self, controller: Controller, axis: str, group: int) -> None:
         self._controller, self._axis, self._group = controller, axis, group
-        self.work, self.version, self.known = controller.work, controller.version, controller.known
-        communities = controller.communities
-        self.model = communities.group(group).model
-        self.memory = communities.kept.setdefault((axis, group), {})
+        self.work, self.known = controller.work, controller.known
+        self.memory = controller.communities.kept.setdefault((axis, group), {})
+
+    @property
+    def version(self) -> int:
+        return self._controller.version
+
+    @property
+    def model(self) -> Tensor:
+        return self._controller.communities.group(self._group).model
 
     @property
     def models(self) -> Mapping[int, Tensor]:

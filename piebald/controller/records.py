@@ -43,18 +43,28 @@ def arrival_row(
 
 def step_row(rows: Sequence[Mapping[str, Any]], version: int, time: float, wall: float, norm: float) -> Row:
     """One commit, from the rows of its arrivals."""
-    good = [row for row in rows if row["status"] == "ok" and row["kind"] == "train"]
-    counted = sum(row["examples"] for row in good if row["loss"] is not None)
-    total = sum(row["examples"] * row["loss"] for row in good if row["loss"] is not None and row["examples"])
+    arrived = failed = down = up = counted = 0
+    total, groups = 0.0, set()
+    for row in rows:
+        down += row["bytes_down"]
+        up += row["bytes_up"]
+        if row["status"] != "ok":
+            failed += 1
+        elif row["kind"] == "train":
+            arrived += 1
+            groups.add(row["grp"])
+            if row["loss"] is not None and row["examples"]:
+                counted += row["examples"]
+                total += row["examples"] * row["loss"]
     return {
         "version": version,
         "time": time,
         "wall": wall,
-        "arrived": len(good),
-        "failed": sum(row["status"] != "ok" for row in rows),
-        "groups": len({row["grp"] for row in good}),
-        "bytes_down": sum(row["bytes_down"] for row in rows),
-        "bytes_up": sum(row["bytes_up"] for row in rows),
+        "arrived": arrived,
+        "failed": failed,
+        "groups": len(groups),
+        "bytes_down": down,
+        "bytes_up": up,
         "loss": total / counted if counted else None,
         "norm": norm,
     }
