@@ -105,6 +105,12 @@ class Layout:
                 spans.append(slice(slot.start, slot.stop))
         return tuple(spans)
 
+    @property
+    def variances(self) -> tuple[slice, ...]:
+        """The shared slices that hold running variances of batch norm, which are never below zero."""
+        found = [slot for slot in self.slots if slot.buffer and slot.name.rpartition(".")[2] == "running_var"]
+        return tuple(slice(slot.start, slot.stop) for slot in found if slot.stop <= self.shared)
+
     def views(self, vectors: Tensor) -> dict[str, Tensor]:
         """The module's tensors [..., *shape] as views of vectors [..., size]; writing to one writes to the other."""
         self.check(vectors)

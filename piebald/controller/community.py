@@ -54,6 +54,8 @@ class Communities:
     """All groups of a run.  Groups appear when a client is first put into them and start from the run's first model.
 
     Attributes:
+        variances: shared slices of running variances (batch norm), which noise or an adaptive step must not make
+            negative.
         group_of: the group of each client that was put into one; others are in group 0.
         kept: what parts keep from commit to commit, by axis and group: tensors and JSON values.
         last: the last model of each learner, where a cached step needs them.
@@ -61,6 +63,7 @@ class Communities:
 
     recipe: Recipe
     initial: Tensor
+    variances: Sequence[slice] = ()
     groups: dict[int, Community] = field(default_factory=dict)
     group_of: dict[int, int] = field(default_factory=dict)
     kept: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
@@ -153,6 +156,8 @@ class Communities:
             words = key("receive", place, centre.work.seed, label, members.version)
             average = stage.receive(average, len(members.updates), shares, words)
         model, community.step = recipe.step.move(community.model, average, community.step)
+        for variance in self.variances:
+            model[variance].clamp_(min=0.0)
         _settle(community, model)
         return shares
 

@@ -83,7 +83,7 @@ class Controller:
         self.recipe, self.runtime, self.work, self.recorder = recipe, runtime, work, recorder
         self.known, self.rounds, self.measuring, self.checkpoint_every = known, rounds, measuring, checkpoint_every
         self.stop, self.check, self.watch = stop, check or Check(), watch
-        self.communities = Communities(recipe, work.initial[: work.layout.shared].clone())
+        self.communities = Communities(recipe, work.initial[: work.layout.shared].clone(), work.layout.variances)
         self.roster = Roster()
         self.tally = Tally()
         self.version = 0

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from piebald import recipes
 from piebald.controller.weigh import Equal
@@ -100,3 +101,20 @@ def test_no_update_of_a_run_is_longer_than_the_clip() -> None:
     stage = {"kind": "gaussian", "clip": clip, "noise": 0.0}
     run = simulate(recipes.fedavg(lr=0.5).with_(update=[stage]), classified(9, 12), model, rounds=2)
     assert [row["norm"] for row in run.arrivals] == pytest.approx([clip] * 4, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        {"update": [{"kind": "gaussian", "clip": 1.0, "noise": 5.0, "where": "centre"}]},
+        {"update": [{"kind": "gaussian", "clip": 1.0, "noise": 5.0, "where": "client"}]},
+        {"step": {"kind": "adam", "lr": 3.0}},
+    ],
+    ids=["noise at the centre", "noise at clients", "Adam"],
+)
+def test_running_variances_stay_variances(answers: dict[str, Any]) -> None:
+    """Noise, and steps that are not averages, would take batch norm's variances below zero and outputs to NaN."""
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2))
+    run = simulate(recipes.fedavg(lr=0.1).with_(**answers), classified(20, 20, 20), model, rounds=4)
+    assert float(run.model()[1].running_var.min()) >= 0.0
+    assert all(math.isfinite(row["value"]) for row in run.scores)
