@@ -188,7 +188,7 @@ class Controller:
         shared = self.work.layout.shared
         # where nothing is shared nothing goes out either: such a client starts by itself
         if 0 < shared < self.work.layout.size and client != CENTRE and client not in self.roster.welcomed:
-            parts["private"] = self.work.initial[shared:]
+            parts["private"] = self.recipe.share.first(self.work.initial[shared:], self.work.layout, client)
         self._next_id += 1
         return Assignment(self._next_id, client, self.version, parts, query, free, turn, committed)
 
