@@ -68,7 +68,7 @@ class OneHot(Share):
     """
 
     def private(self, model: nn.Module) -> frozenset[str]:
-        return frozenset(name for name, _ in model.named_buffers() if name.rpartition(".")[2] == "client")
+        return matching(model, ["*client"])
 
     def first(self, private: Tensor, layout: Layout, client: int) -> Tensor:
         own = private.clone()
