@@ -221,20 +221,26 @@ def adapt(
         SettingError: the rows do not fit the run's model, or there are too few.
         RunFolderError: there is no finished run in the folder.
     """
-    opened = run if isinstance(run, Run) else _opened(run, clients, model, task)
+    finished = run if isinstance(run, Run) else opened(run, clients, model, **task)
     if not hasattr(newcomer, "counts"):
         pair = isinstance(newcomer, tuple) and len(newcomer) == 2
-        classes = opened.meta.get("classes")
+        classes = finished.meta.get("classes")
         newcomer = clients_from(
             {"newcomer": newcomer} if pair else newcomer, test=test, validation=validation, classes=classes
         )
     if len(newcomer) != 1:
         raise SettingError(f"adapt takes one newcomer at a time, got {len(newcomer)} clients: call it for each")
-    return newcomers.fit(opened, newcomer, epochs=epochs, lr=lr)
+    return newcomers.fit(finished, newcomer, epochs=epochs, lr=lr)
 
 
-def _opened(path: Path | str, clients: Any, model: Model | None, task: Mapping[str, Any]) -> Run:
-    """A finished run with its models, for reading."""
+def opened(path: Path | str, clients: Clients | Any = None, model: Model | None = None, **task: Any) -> Run:
+    """A finished run with its models, for reading.
+
+    Args:
+        path: the run folder.
+        clients, model: as given to `run`; None rebuilds them from the settings file that the run was started with.
+        task: `loss` and `metrics`, as given to `run`.
+    """
     with RunStore.open_read_only(path) as store:
         meta = store.meta
         if meta.get("status") != "finished":

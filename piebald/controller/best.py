@@ -63,7 +63,11 @@ def validation_loss(scores: Sequence[Mapping[str, Any]]) -> float | None:
     """The mean loss over validation rows, from rows of the table `score`; None where there are none."""
     mine: dict[int, Mapping[str, Any]] = {}
     for row in scores:
-        if row["split"] == "validation" and row["metric"] == "loss" and (row["model"] == "personal" or row["client"] not in mine):
+        if (
+            row["split"] == "validation"
+            and row["metric"] == "loss"
+            and (row["model"] == "personal" or row["client"] not in mine)
+        ):
             mine[row["client"]] = row
     rows = sum(row["examples"] for row in mine.values())
     return sum(row["examples"] * row["value"] for row in mine.values()) / rows if rows else None

@@ -2,6 +2,7 @@
 
 from piebald.models.convolutional import Cnn1d, CnnBn, LeafCnn, MetisCnn, SmallCnn
 from piebald.models.dense import Logistic, Mlp
+from piebald.models.embedded import embedded
 from piebald.models.extractors import SqueezeNet, embed, squeezenet
 from piebald.models.gated import (
     Conditioning,
@@ -32,6 +33,7 @@ __all__ = [
     "SqueezeNet",
     "build_model",
     "embed",
+    "embedded",
     "names",
     "squeezenet",
 ]

@@ -89,9 +89,7 @@ class GatedUnit(nn.Module):
         """[batch, inputs] to [batch, units], each in (-1, 1)."""
         bias = self.product.bias
         return _gated(
-            functional.linear(
-                x, self.product.weight, bias if self.conditioning is None else bias + self.conditioning()
-            )
+            functional.linear(x, self.product.weight, bias if self.conditioning is None else bias + self.conditioning())
         )
 
 
