@@ -185,10 +185,8 @@ def adapt(
         _print_json(made.table() | {"out": None if out is None else str(out)})
     elif not quiet:
         columns = ("way", "numbers fitted", "epochs", "validation loss", f"validation {made.metric}")
-        rows_shown = [
-            [way.name, way.fitted, way.epochs, way.loss, way.validation, way.test, way.gain] for way in made.ways
-        ]
-        _print_table((*columns, f"test {made.metric}", "gain"), rows_shown)
+        tried = [[w.name, w.fitted, w.epochs, w.loss, w.validation, w.test, w.gain] for w in made.ways]
+        _print_table((*columns, f"test {made.metric}", "gain"), tried)
         print(f"\nbest on the validation rows: {made.best}")
 
 

@@ -346,7 +346,7 @@ def _validate(keep: str, every: int, clients: Clients) -> Evaluate | None:
         raise SettingError("keep = 'best' needs measurements to choose by: evaluate_every must be at least 1")
     if not any(clients.size(client, "validation") != 0 for client in range(len(clients))):
         raise SettingError(
-            "keep = 'best' needs validation rows but no client has any: give the partition a share like validation = 0.1"
+            "keep = 'best' needs validation rows but no client has any: give the partition validation = 0.1"
         )
     return Evaluate(split="validation")
 

@@ -179,9 +179,9 @@ class Layout:
 def matching(module: nn.Module, patterns: Iterable[str]) -> frozenset[str]:
     """Names of a module's tensors that any pattern means.
 
-    A pattern is a role, the name of a submodule ("features.0"), or a shell pattern over tensor names ("*.bias").  Roles
-    are "classifier" (the last linear layer, in the order of `named_modules`), "batch_norm" (parameters and statistics of
-    every batch-norm layer) and "conditioning" (every layer of that name, whatever it is a layer of).
+    A pattern is a role, the name of a submodule ("features.0"), or a shell pattern over tensor names ("*.bias").
+    Roles are "classifier" (the last linear layer, in the order of `named_modules`), "batch_norm" (parameters and
+    statistics of every batch-norm layer) and "conditioning" (every layer of that name, wherever it is).
 
     Raises:
         SettingError: a pattern that means no tensor of this module, so that a setting never silently does nothing.

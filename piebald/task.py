@@ -56,8 +56,8 @@ class Auc:
     """Area under the ROC curve: the chance that a positive example scores above a negative one, ties counting half.
 
     For classes it is the mean over the classes that are there of one against the rest, which for two classes is the
-    usual one; for independent labels [batch, labels] or one logit [batch] the mean over labels.  It cannot be told where
-    only one class is there, and is NaN then.  Worked out from ranks (Mann, Whitney 1947).
+    usual one; for independent labels [batch, labels] or one logit [batch] the mean over labels.  It cannot be told
+    where only one class is there, and is NaN then.  Worked out from ranks (Mann, Whitney 1947).
     """
 
     higher_is_better = True
@@ -94,7 +94,8 @@ def _area(scores: Tensor, positive: Tensor) -> Tensor:
     last = count.cumsum(0).double()
     rank = (last - (count - 1) / 2)[place]  # ties share the mean of their ranks
     many = positive.sum().double()
-    return (rank[positive].sum() - many * (many + 1) / 2) / (many * (len(scores) - many))  # 0 / 0 is NaN
+    area: Tensor = (rank[positive].sum() - many * (many + 1) / 2) / (many * (len(scores) - many))
+    return area  # 0 / 0 is NaN
 
 
 def label_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -76,8 +76,8 @@ class OneHot(Share):
             if slot.start >= layout.shared:
                 if client >= slot.stop - slot.start:
                     raise SettingError(
-                        f"the model's conditioning has clients = {slot.stop - slot.start}, too few for client {client}, "
-                        "counted from 0: give it as many as there are"
+                        f"the model's conditioning has clients = {slot.stop - slot.start}, too few for {client + 1} "
+                        "clients: give it as many as there are"
                     )
                 own[slot.start - layout.shared + client] = 1.0
         return own

@@ -24,8 +24,8 @@ class Embedded:
 
     Args:
         clients: who holds the rows.
-        network: the extractor.  Embeddings are kept on disk as `name`-<fingerprint> (see `extractors.embed`), a file for
-            each client.
+        network: the extractor.  Embeddings are kept on disk as `name`-<fingerprint>, a file for each client, see
+            `extractors.embed`.
         name: None keeps them in memory only.
         batch: rows at a time.
     """
@@ -84,8 +84,8 @@ def embedded(clients: Clients, extractor: str | nn.Module, *, key: str | None = 
         batch: rows at a time.
 
     Raises:
-        SettingError: there is no extractor of this name, it cannot read these rows, or returns something else than a row
-            of finite numbers for each.
+        SettingError: there is no extractor of this name, it cannot read these rows, or returns something else than a
+            row of finite numbers for each.
     """
     if isinstance(extractor, nn.Module):
         return Embedded(clients, extractor, key, batch)

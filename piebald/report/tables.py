@@ -204,8 +204,9 @@ class History:
         """The final figures by name.
 
         Among them `mean` and `sd` of the metric over clients, `worst_decile` (the mean of the worst tenth of the
-        clients, at least one), `per_client`, `common`, `best` (the version that was kept, if not the last), `unseen` (the
-        mean over clients that were unseen until the end, each in its best way), bytes sent, `seconds` of the runtime's clock and `wall` seconds.
+        clients, at least one), `per_client`, `common`, `best` (the version that was kept, if not the last), `unseen`
+        (the mean over clients that were unseen until the end, each in its best way), bytes sent, `seconds` of the
+        runtime's clock and `wall` seconds.
         """
         values = sorted(self.per_client.values(), reverse=not self.higher_is_better)
         return {
@@ -270,7 +271,7 @@ def spread(values: Sequence[float]) -> float | None:
 
 
 def _of_best(newcomer: dict[str, Any]) -> float | None:
-    """The metric on a newcomer's test rows in the way that its validation rows chose, on those where it has no others."""
+    """The metric on a newcomer's test rows in its best way; on its validation rows where it has no others."""
     way = next(way for way in newcomer["ways"] if way["name"] == newcomer["best"])
     value = way["validation"] if way["test"] is None else way["test"]
     return None if value is None else float(value)

@@ -4,10 +4,11 @@
     memory-<version>.safetensors    what clients remember, and their last models where the centre keeps them: only the
                                     rows that changed since the checkpoint before
 
-Kept are the newest checkpoints and the best one, where the controller looks for it.  A client's row is found through
-the table `memory`: the one with the largest version up to the checkpoint's.  A superseded row stays until no kept checkpoint is older than the row that took its place.  A file of which less than half
-is still current is rewritten: its current rows are copied into the file of the checkpoint being written, and it goes
-when the last checkpoint that needs it does.
+Kept are the newest checkpoints, and the best one where the controller looks for it.  A client's row is found through
+the table `memory`: the one with the largest version up to the checkpoint's.  A superseded row stays until no kept
+checkpoint is older than the row that took its place.  A file of which less than half is still current is rewritten:
+its current rows are copied into the file of the checkpoint being written, and it goes when the last checkpoint that
+needs it does.
 """
 
 from __future__ import annotations
