@@ -68,7 +68,12 @@ class OneHot(Share):
     """
 
     def private(self, model: nn.Module) -> frozenset[str]:
-        return matching(model, ["*client"])
+        found = frozenset(name for name, _ in model.named_buffers() if name.rpartition(".")[2] == "client")
+        if not found:
+            raise SettingError(
+                "one_hot needs a model with a conditioning matrix of all clients: give it clients = how many there are"
+            )
+        return found
 
     def first(self, private: Tensor, layout: Layout, client: int) -> Tensor:
         own = private.clone()

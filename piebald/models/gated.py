@@ -1,7 +1,7 @@
 """Conditional gated units: h = tanh(W_f x + V_f c) * sigmoid(W_g x + V_g c) for a client c (CGAU).
 
 With c the one-hot number of a client, V_f c and V_g c are two vectors, so each client holds just these two and nobody
-else needs them: `Conditioning`, the private layers of the recipe `cgau`.  Rieger, Høegh, Hansen 2020, section 3.1; the
+else needs them: `Conditioning`, the private layers of the recipe `cgau`.  They are the units' biases, too.  Rieger, Høegh, Hansen 2020, section 3.1; the
 unit without clients is that of WaveNet and PixelCNN (van den Oord et al. 2016).
 """
 
@@ -18,11 +18,37 @@ from piebald.errors import SettingError
 from piebald.models.checks import shape, size, whole, widths
 
 
-class Conditioning(nn.Module):
+class Offsets(nn.Module):
+    """What is added to a gated unit's filter and to its gate: a vector each, or none.
+
+    Args:
+        units: of the gated unit.
+        filter: whether the filter has one.
+        gate: whether the gate has one.
+    """
+
+    def __init__(self, units: int, filter: bool = True, gate: bool = True) -> None:
+        super().__init__()
+        self.units = whole("units", units)
+        self.filter = nn.Parameter(torch.zeros(units)) if filter else None
+        self.gate = nn.Parameter(torch.zeros(units)) if gate else None
+
+    def forward(self) -> Tensor:
+        """The vectors behind one another [2 * units], zeros for one that is not there."""
+        halves = [self._half(vector) for vector in (self.filter, self.gate)]
+        some = next((half for half in halves if half is not None), None)
+        if some is None:
+            return torch.zeros(2 * self.units)
+        return torch.cat([torch.zeros_like(some) if half is None else half for half in halves])
+
+    def _half(self, vector: Tensor | None) -> Tensor | None:
+        return vector
+
+
+class Conditioning(Offsets):
     """What tells clients apart inside a gated unit: V_f c, which modulates its filter, and V_g c, which opens its gate.
 
-    A client's vectors start at 0, which is no conditioning at all: so does a newcomer, and so does everybody in the
-    first round.
+    A client's vectors start at 0: so does a newcomer, and so does everybody in the first round.
 
     Args:
         units: of the gated unit.
@@ -33,42 +59,54 @@ class Conditioning(nn.Module):
             means a stranger.
     """
 
+    client: Tensor | None
+
     def __init__(self, units: int, filter: bool = True, gate: bool = True, clients: int | None = None) -> None:
+        super().__init__(units, filter, gate)
+        if clients is not None:
+            for vector in (self.filter, self.gate):
+                if vector is not None:
+                    vector.data = torch.zeros(units, whole("clients", clients))
+        self.register_buffer("client", None if clients is None else torch.zeros(clients))
+
+    def _half(self, vector: Tensor | None) -> Tensor | None:
+        return vector if vector is None or self.client is None else vector @ self.client
+
+
+class _Gated(nn.Module):
+    """What dense and convolutional gated units share: the offsets of their one product, and the gate itself.
+
+    There is a bias that all clients share only where there is no private vector.  Beside one it would change nothing
+    that can be computed, and it would tell the vector: both have the same gradient, so the change of the bias that a
+    client sends would be the change of its vector.  `bias` adds it all the same, to compare.
+    """
+
+    def __init__(
+        self, units: int, fan_in: int, filter: bool, gate: bool, clients: int | None, bias: bool | None
+    ) -> None:
         super().__init__()
-        columns = () if clients is None else (whole("clients", clients),)
-        self.units = units
-        self.filter = nn.Parameter(torch.zeros(units, *columns)) if filter else None
-        self.gate = nn.Parameter(torch.zeros(units, *columns)) if gate else None
-        self.client: Tensor | None
-        self.register_buffer("client", None if clients is None else torch.zeros(columns))
+        for name, value in (("filter", filter), ("gate", gate)):
+            if not isinstance(value, bool):
+                raise SettingError(f"{name} must be true or false, got {value!r}")
+        everywhere = clients is not None if bias is None else bias
+        self.conditioning = Conditioning(units, filter, gate, clients) if filter or gate else None
+        self.bias = Offsets(units, everywhere or not filter, everywhere or not gate)
+        for vector in self.bias.parameters():
+            nn.init.uniform_(vector, -(fan_in**-0.5), fan_in**-0.5)  # as torch starts those of a linear layer
 
-    def forward(self) -> Tensor:
-        """V_f c and V_g c behind one another [2 * units]; zeros for one that is switched off."""
-        return torch.cat([self._of_client(self.filter), self._of_client(self.gate)])
+    def offsets(self) -> Tensor:
+        """What is added to every row of the product [2 * units]."""
+        bias: Tensor = self.bias()
+        return bias if self.conditioning is None else bias + self.conditioning()
 
-    def _of_client(self, own: Tensor | None) -> Tensor:
-        if own is None:
-            kept = self.filter if self.filter is not None else self.gate
-            assert kept is not None  # a unit without any conditioning has no such module
-            return kept.new_zeros(self.units)
-        return own if self.client is None else own @ self.client
-
-
-def _conditioning(units: int, filter: bool, gate: bool, clients: int | None) -> Conditioning | None:
-    for name, value in (("filter", filter), ("gate", gate)):
-        if not isinstance(value, bool):
-            raise SettingError(f"{name} must be true or false, got {value!r}")
-    return Conditioning(units, filter, gate, clients) if filter or gate else None
+    def gated(self, both: Tensor) -> Tensor:
+        """Filter and gate [batch, 2 * units, ...] to the unit's output [batch, units, ...]."""
+        f, g = both.chunk(2, dim=1)
+        return f.tanh() * g.sigmoid()
 
 
-def _gated(both: Tensor) -> Tensor:
-    """Filter and gate [batch, 2 * units, ...] to the unit's output [batch, units, ...]."""
-    f, g = both.chunk(2, dim=1)
-    return f.tanh() * g.sigmoid()
-
-
-class GatedUnit(nn.Module):
-    """A dense gated unit.  Filter and gate are one product, and conditioning is added to its bias, not to every row.
+class GatedUnit(_Gated):
+    """A dense gated unit.  Filter and gate are one product, and conditioning is its bias, not added to every row.
 
     Args:
         inputs: numbers that come in.
@@ -76,24 +114,28 @@ class GatedUnit(nn.Module):
         filter: whether each client has its own vector in the filter.
         gate: whether it has one in the gate.
         clients: see `Conditioning`.
+        bias: whether there is a shared bias, too; None for one only where there is no private vector, since beside one
+            it would give the vector away: a client's change of both is the same.
     """
 
     def __init__(
-        self, inputs: int, units: int, filter: bool = True, gate: bool = True, clients: int | None = None
+        self,
+        inputs: int,
+        units: int,
+        filter: bool = True,
+        gate: bool = True,
+        clients: int | None = None,
+        bias: bool | None = None,
     ) -> None:
-        super().__init__()
-        self.product = nn.Linear(whole("inputs", inputs), 2 * whole("units", units))
-        self.conditioning = _conditioning(units, filter, gate, clients)
+        super().__init__(units, whole("inputs", inputs), filter, gate, clients, bias)
+        self.product = nn.Linear(inputs, 2 * units, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, inputs] to [batch, units], each in (-1, 1)."""
-        bias = self.product.bias
-        return _gated(
-            functional.linear(x, self.product.weight, bias if self.conditioning is None else bias + self.conditioning())
-        )
+        return self.gated(functional.linear(x, self.product.weight, self.offsets()))
 
 
-class GatedConvolution(nn.Module):
+class GatedConvolution(_Gated):
     """A convolutional gated unit over one axis (signals) or two (images); all positions share a client's vectors.
 
     Args:
@@ -105,6 +147,7 @@ class GatedConvolution(nn.Module):
         filter: whether each client has its own vector in the filter.
         gate: whether it has one in the gate.
         clients: see `Conditioning`.
+        bias: see `GatedUnit`.
     """
 
     def __init__(
@@ -117,28 +160,22 @@ class GatedConvolution(nn.Module):
         filter: bool = True,
         gate: bool = True,
         clients: int | None = None,
+        bias: bool | None = None,
     ) -> None:
-        super().__init__()
         if axes not in (1, 2):
             raise SettingError(f"axes must be 1 (signals) or 2 (images), got {axes!r}")
+        fan_in = whole("inputs", inputs) * whole("kernel", kernel) ** axes
+        super().__init__(units, fan_in, filter, gate, clients, bias)
         layer = nn.Conv1d if axes == 1 else nn.Conv2d
-        self.product = layer(
-            whole("inputs", inputs),
-            2 * whole("units", units),
-            whole("kernel", kernel),
-            dilation=whole("dilation", dilation),
-            padding="same",
-        )
-        self.conditioning = _conditioning(units, filter, gate, clients)
+        reach = whole("dilation", dilation)
+        self.product = layer(inputs, 2 * units, kernel, dilation=reach, padding="same", bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, inputs, length] or [batch, inputs, height, width] to the same with `units` channels."""
-        product, bias = self.product, self.product.bias
-        assert bias is not None  # for the type checker
-        if self.conditioning is not None:
-            bias = bias + self.conditioning()
+        product = self.product
         convolve = functional.conv1d if isinstance(product, nn.Conv1d) else functional.conv2d
-        return _gated(convolve(x, product.weight, bias, padding="same", dilation=product.dilation))
+        both = convolve(x, product.weight, self.offsets(), padding="same", dilation=product.dilation)
+        return self.gated(both)
 
 
 class GatedClassifier(nn.Module):
@@ -154,6 +191,7 @@ class GatedClassifier(nn.Module):
         filter: whether each client has its own vectors in the filters.
         gate: whether it has them in the gates.
         clients: see `Conditioning`.
+        bias: see `GatedUnit`.
     """
 
     def __init__(
@@ -165,11 +203,12 @@ class GatedClassifier(nn.Module):
         filter: bool = True,
         gate: bool = True,
         clients: int | None = None,
+        bias: bool | None = None,
     ) -> None:
         super().__init__()
         sizes = [size(shape("gated_classifier", input_shape, "")), *widths("units", units)]
         layers = [
-            nn.Sequential(GatedUnit(n_in, n_out, filter, gate, clients), nn.Dropout(_share(dropout)))
+            nn.Sequential(GatedUnit(n_in, n_out, filter, gate, clients, bias), nn.Dropout(_share(dropout)))
             for n_in, n_out in pairwise(sizes)
         ]
         self.features = nn.Sequential(nn.Flatten(), *layers)
@@ -231,6 +270,7 @@ class GatedCnn(nn.Module):
         filter: whether each client has its own vectors in the filters.
         gate: whether it has them in the gates.
         clients: see `Conditioning`.
+        bias: see `GatedUnit`.
     """
 
     def __init__(
@@ -243,6 +283,7 @@ class GatedCnn(nn.Module):
         filter: bool = True,
         gate: bool = True,
         clients: int | None = None,
+        bias: bool | None = None,
     ) -> None:
         super().__init__()
         axes = "channels length" if len(input_shape) == 2 else "channels height width"
@@ -250,9 +291,9 @@ class GatedCnn(nn.Module):
         first, second = widths("units", units, 2)
         pool = nn.MaxPool1d if len(sides) == 1 else nn.MaxPool2d
         self.features = nn.Sequential(
-            GatedConvolution(depth, first, kernel, len(sides), 1, filter, gate, clients),
+            GatedConvolution(depth, first, kernel, len(sides), 1, filter, gate, clients, bias),
             pool(2),
-            GatedConvolution(first, second, kernel, len(sides), 1, filter, gate, clients),
+            GatedConvolution(first, second, kernel, len(sides), 1, filter, gate, clients, bias),
             pool(2),
             nn.Flatten(),
             nn.Dropout(_share(dropout)),
@@ -272,8 +313,8 @@ def _share(dropout: float) -> float:
 
 
 def _numbers(sizes: Sequence[int], outputs: int, gates: bool) -> int:
-    """Numbers in a classifier of these sizes, conditioning included."""
-    hidden = sum((n_in + (2 if gates else 1)) * n_out for n_in, n_out in pairwise(sizes))
+    """Numbers in a classifier of these sizes; a gated one has either conditioning or biases."""
+    hidden = sum((n_in + 1) * n_out for n_in, n_out in pairwise(sizes))
     return hidden * (2 if gates else 1) + (sizes[-1] + 1) * outputs
 
 
