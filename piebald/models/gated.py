@@ -1,8 +1,8 @@
 """Conditional gated units: h = tanh(W_f x + V_f c) * sigmoid(W_g x + V_g c) for a client c (CGAU).
 
 With c the one-hot number of a client, V_f c and V_g c are two vectors, so each client holds just these two and nobody
-else needs them: `Conditioning`, the private layers of the recipe `cgau`.  They are the units' biases, too.  Rieger, Høegh, Hansen 2020, section 3.1; the
-unit without clients is that of WaveNet and PixelCNN (van den Oord et al. 2016).
+else needs them: `Conditioning`, the private layers of the recipe `cgau`.  They are the unit's biases, too.  Rieger,
+Høegh, Hansen 2020, section 3.1; the unit without clients is that of WaveNet and PixelCNN (van den Oord et al. 2016).
 """
 
 from __future__ import annotations

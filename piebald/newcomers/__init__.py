@@ -2,6 +2,6 @@
 
 from piebald.newcomers.apart import set_apart
 from piebald.newcomers.file import from_file
-from piebald.newcomers.fit import EPOCHS, Adaptation, Way, fit
+from piebald.newcomers.ways import EPOCHS, Adaptation, Way, fit
 
 __all__ = ["EPOCHS", "Adaptation", "Way", "fit", "from_file", "set_apart"]

@@ -62,10 +62,24 @@ def test_averaging_shrinks_a_column_to_its_clients_share(clients) -> None:
         one = partition.PooledClients(
             clients.x, clients.y, {"train": alone}, names=[clients.names[client]], classes=list("0123456789")
         )
-        own = gated()
+        own = gated(bias=True)
         learnt = piebald.run(recipes.fedavg(lr=0.3), one, own, rounds=1, runtime=HERE, evaluate_every=0)
         change = dict(learnt.model().named_parameters())[name]
         torch.testing.assert_close(averaged[:, client], change * rows[client] / sum(rows), atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_shared_bias_would_tell_the_vector_beside_it(clients, momentum: float, tmp_path) -> None:
+    """Both have one gradient, so what a client sends of the bias is its private vector; therefore there is none."""
+    first = gated(bias=True)
+    run = piebald.run(
+        recipes.cgau(lr=0.3, momentum=momentum).with_(weigh={"kind": "equal"}),
+        clients, first, rounds=1, runtime=HERE, out=tmp_path / "run",
+    )  # fmt: skip
+    before, after = (dict(model.named_parameters())["features.1.0.bias.gate"] for model in (first, run.model()))
+    own = [dict(run.model(client).named_parameters())["features.1.0.conditioning.gate"] for client in range(CLIENTS)]
+    torch.testing.assert_close(after - before, torch.stack(own).mean(0), atol=1e-6, rtol=1e-4)
+    assert not list(gated().features[1][0].bias.parameters())
 
 
 def test_who_one_is_goes_out_once_and_stays(clients, tmp_path) -> None:
@@ -85,7 +99,7 @@ def test_private_rows_are_the_matrix_if_nothing_is_averaged(clients, tmp_path) -
         piebald.run(recipe, clients, model, rounds=1, runtime=HERE, out=tmp_path / str(number))
         for number, (recipe, model) in enumerate(
             [
-                (recipes.cgau(lr=0.3), gated()),
+                (recipes.cgau(lr=0.3), gated(bias=True)),
                 (recipes.cgau(lr=0.3, shared_matrix=True), gated(clients=CLIENTS)),
             ]
         )

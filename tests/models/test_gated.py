@@ -26,7 +26,7 @@ def drawn(module: nn.Module, seed: int = 0) -> nn.Module:
 def written_out(unit: GatedUnit, x: Tensor, v_f: Tensor, v_g: Tensor, c: Tensor) -> Tensor:
     """h = tanh(W_f x + V_f c + b_f) * sigmoid(W_g x + V_g c + b_g), row by row and unit by unit."""
     units = len(v_f)
-    w, b = unit.product.weight, unit.product.bias
+    w, b = unit.product.weight, unit.bias()
     h = torch.zeros(len(x), units)
     for row in range(len(x)):
         for k in range(units):
@@ -47,8 +47,9 @@ def test_the_unit_is_the_equation_with_a_one_hot_client(client: int, units: int,
     expected = written_out(shared, x, shared.conditioning.filter, shared.conditioning.gate, c)
     torch.testing.assert_close(shared(x), expected, atol=1e-5, rtol=1e-4)
 
-    private = GatedUnit(inputs, units)
+    private = GatedUnit(inputs, units, bias=True)
     private.product.load_state_dict(shared.product.state_dict())
+    private.bias.load_state_dict(shared.bias.state_dict())
     with torch.no_grad():
         private.conditioning.filter.copy_(shared.conditioning.filter[:, client])
         private.conditioning.gate.copy_(shared.conditioning.gate[:, client])
@@ -58,12 +59,12 @@ def test_the_unit_is_the_equation_with_a_one_hot_client(client: int, units: int,
 
 @pytest.mark.parametrize("axes", [1, 2])
 def test_a_convolution_adds_a_clients_vectors_at_every_position(axes: int) -> None:
-    unit = drawn(GatedConvolution(3, 4, kernel=3, axes=axes, dilation=2))
+    unit = drawn(GatedConvolution(3, 4, kernel=3, axes=axes, dilation=2, bias=True))
     x = torch.randn(2, 3, *[7] * axes, generator=torch.Generator().manual_seed(1))
     convolve = functional.conv1d if axes == 1 else functional.conv2d
     f, g = (
         convolve(functional.pad(x, [2, 2] * axes), w, b, dilation=2)
-        for w, b in zip(unit.product.weight.chunk(2), unit.product.bias.chunk(2), strict=True)
+        for w, b in zip(unit.product.weight.chunk(2), (unit.bias.filter, unit.bias.gate), strict=True)
     )
     own = [vector.reshape(-1, *[1] * axes) for vector in (unit.conditioning.filter, unit.conditioning.gate)]
     torch.testing.assert_close(unit(x), (f + own[0]).tanh() * (g + own[1]).sigmoid(), atol=1e-5, rtol=1e-4)
@@ -71,10 +72,12 @@ def test_a_convolution_adds_a_clients_vectors_at_every_position(axes: int) -> No
 
 def test_a_stranger_has_no_conditioning() -> None:
     x = torch.randn(5, 3)
-    shared, private, none = GatedUnit(3, 2, clients=4), GatedUnit(3, 2), GatedUnit(3, 2, filter=False, gate=False)
+    shared, private = GatedUnit(3, 2, clients=4), GatedUnit(3, 2, bias=True)
+    none = GatedUnit(3, 2, filter=False, gate=False)
     drawn(shared.conditioning)
     for unit in (shared, none):
         unit.product.load_state_dict(private.product.state_dict())
+        unit.bias.load_state_dict(private.bias.state_dict())
     assert none.conditioning is None
     torch.testing.assert_close(private(x), none(x))
     torch.testing.assert_close(shared(x), none(x))
@@ -84,6 +87,8 @@ def test_a_stranger_has_no_conditioning() -> None:
 def test_switches_leave_one_half_alone(filter: bool, gate: bool) -> None:
     conditioning = drawn(Conditioning(3, filter, gate))
     both = conditioning()
+    unit = GatedUnit(2, 3, filter, gate)
+    assert [name for name, _ in unit.bias.named_parameters()] == ["gate" if filter else "filter"]
     assert [name for name, _ in conditioning.named_parameters()] == ["filter" if filter else "gate"]
     assert torch.equal(both[:3] != 0, torch.tensor([filter] * 3))
     assert torch.equal(both[3:] != 0, torch.tensor([gate] * 3))
@@ -101,9 +106,9 @@ def test_twins(units: tuple[int, ...]) -> None:
     )
     private = matching(gated, ["conditioning"])
     conditioning = sum(p.numel() for name, p in gated.named_parameters() if name in private)
-    assert conditioning == 2 * sum(units)
     head = count(gated.classifier)
-    assert count(gated) - head - conditioning == 2 * (count(plain) - head)  # the paper: gates double the parameters
+    assert conditioning == 2 * sum(units)
+    assert count(gated) - head == 2 * (count(plain) - head)  # the paper: gates double the parameters
     one_unit_more = 2 * (max(20, *units) + max(units) + 6)
     assert abs(count(matched) - count(gated)) <= one_unit_more
     assert Layout.of(gated, private).shared == count(gated) - conditioning
