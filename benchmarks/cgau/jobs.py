@@ -30,6 +30,7 @@ class Job:
         method: a key of `METHODS` or `SWITCHES`.
         seed: of the rows, their deal, the first model and the batches.
         unseen: clients that are held out until the end.
+        rate: learning rate, None for the task's own.
     """
 
     part: str
@@ -37,18 +38,27 @@ class Job:
     method: str
     seed: int
     unseen: int = 0
+    rate: float | None = None
 
     def file(self, out: Path) -> Path:
         """Where the result is kept."""
-        name = f"{self.method} {self.setting} seed {self.seed}".replace(",", "").replace(" ", "-")
+        rate = "" if self.rate is None else f" rate {self.rate}"
+        name = f"{self.method} {self.setting}{rate} seed {self.seed}".replace(",", "").replace(" ", "-")
         return out / self.part / f"{name}.json"
+
+
+def tuning() -> Iterator[Job]:
+    for method in (settings.CGAU, settings.BLIND, settings.RELU):
+        for rate in settings.TUNED_RATES:
+            yield Job("tuning", "shuffle 0.0", method, settings.TUNING_SEED, rate=rate)
 
 
 def images() -> Iterator[Job]:
     for seed in settings.SEEDS:
         for shuffle in (0.0, 1.0, 0.4, 0.2, 0.8, 0.6):
             for method in METHODS:
-                yield Job("images", f"shuffle {shuffle}", method, seed)
+                if method != settings.MATRIX or shuffle in (0.0, 1.0):
+                    yield Job("images", f"shuffle {shuffle}", method, seed)
         for method in SWITCHES:
             yield Job("images", "shuffle 0.0", method, seed)
 
@@ -81,6 +91,7 @@ def newcomers() -> Iterator[Job]:
 
 
 JOBS: dict[str, Callable[[], Iterator[Job]]] = {
+    "tuning": tuning,
     "office": office,
     "signals": signals,
     "images": images,
@@ -118,7 +129,8 @@ def carry_out(job: Job, out: Path) -> str:
 def run_of(job: Job, clients: PooledClients, task: Task, out: Path | None = None) -> piebald.Run:
     """The run itself."""
     method = (METHODS | SWITCHES)[job.method]
-    recipe = method.recipe(lr=task.rates[method.family], batch=task.batch, momentum=settings.MOMENTUM)
+    rate = task.rates[method.family] if job.rate is None else job.rate
+    recipe = method.recipe(lr=rate, batch=task.batch, momentum=settings.MOMENTUM)
     shape, outputs = tuple(clients.x.shape[1:]), len(clients.classes)
     network = method.network(shape, outputs, task.units, len(clients))
     return piebald.run(
