@@ -66,7 +66,8 @@ def images() -> Iterator[Job]:
 def controls() -> Iterator[Job]:
     for seed in settings.SEEDS:
         for method in METHODS:
-            yield Job("controls", "label-free", method, seed)
+            if method != settings.MATRIX:
+                yield Job("controls", "label-free", method, seed)
 
 
 def office() -> Iterator[Job]:
@@ -76,13 +77,14 @@ def office() -> Iterator[Job]:
 
 
 def signals() -> Iterator[Job]:
-    for seed in range(12):
+    for seed in settings.REPETITIONS:
         for method in METHODS:
-            yield Job("signals", "by subject", method, seed)
+            if method != settings.MATRIX:
+                yield Job("signals", "by subject", method, seed)
 
 
 def newcomers() -> Iterator[Job]:
-    for seed in settings.SEEDS:
+    for seed in settings.SEEDS[:3]:
         for method in (settings.CGAU, settings.BLIND, settings.HEAD):
             yield Job("newcomers", "shuffle 0.0", method, seed, unseen=2)
             yield Job("newcomers", "label-free", method, seed, unseen=2)
@@ -139,7 +141,7 @@ def run_of(job: Job, clients: PooledClients, task: Task, out: Path | None = None
         network,
         rounds=task.rounds,
         seed=job.seed,
-        runtime=Simulator(engine="stacked", stack=10, workers=0),
+        runtime=Simulator(engine="stacked", stack=30, workers=0),
         metrics=["auc", "accuracy"] if job.setting == "by subject" else ["accuracy"],
         evaluate_every=settings.EVERY,
         keep="best",

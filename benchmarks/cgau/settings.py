@@ -19,6 +19,7 @@ SIDE = 128  # pixels that the extractor sees
 CLIENTS = 10
 SHUFFLES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 SEEDS = (0, 1, 2, 3, 4)
+REPETITIONS = range(12)  # of the signals
 TUNING_SEED = 100  # used for nothing else
 TUNED_RATES = (0.02, 0.05, 0.1, 0.2)
 FRECHET_COMPONENTS = 32
@@ -90,6 +91,6 @@ SWITCHES: dict[str, Method] = {
 
 MOMENTUM = 0.9
 IMAGE_TASK = Task(units=128, rounds=24, batch=50, rates={"gated": 0.1, "plain": 0.05})
-OFFICE_TASK = Task(units=128, rounds=40, batch=20, rates={"gated": 0.02, "plain": 0.01})
-SIGNAL_TASK = Task(units=64, rounds=40, batch=20, rates={"gated": 0.05, "plain": 0.02})
+OFFICE_TASK = Task(units=128, rounds=24, batch=20, rates={"gated": 0.05, "plain": 0.02})
+SIGNAL_TASK = Task(units=64, rounds=36, batch=20, rates={"gated": 0.05, "plain": 0.02})
 EVERY = 4  # rounds between measurements, among which the best is kept
