@@ -2,7 +2,7 @@
 
 With c the one-hot number of a client, V_f c and V_g c are two vectors, so each client holds just these two and nobody
 else needs them: `Conditioning`, the private layers of the recipe `cgau`.  They are the unit's biases, too.  Rieger,
-Høegh, Hansen 2020, section 3.1; the unit without clients is that of WaveNet and PixelCNN (van den Oord et al. 2016).
+Høegh, Hansen 2020, section 3; the unit without clients is that of WaveNet and PixelCNN (van den Oord et al. 2016).
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class GatedConvolution(_Gated):
 
 
 class GatedClassifier(nn.Module):
-    """Gated units with dropout and a linear layer, over embeddings or other flat inputs (Rieger et al. 2020, 3.1).
+    """Gated units with dropout and a linear layer, over embeddings or other flat inputs (Rieger et al. 2020, section 3).
 
     The paper has two layers of 64 units for audio and of 128 for images.
 

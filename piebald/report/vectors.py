@@ -14,6 +14,7 @@ needs it does.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import sqlite3
 from collections.abc import Iterable, Mapping
@@ -156,12 +157,10 @@ def index(
 
 def forget(db: sqlite3.Connection, keep: int) -> None:
     """Drop what only checkpoints need that are neither among the newest `keep` nor the best one by what those know."""
-    found = db.execute(
-        "SELECT version, json_extract(values_json, '$.best[0]') AS best FROM checkpoint ORDER BY version DESC LIMIT ?",
-        (keep,),
-    ).fetchall()
+    newest = "SELECT version, values_json FROM checkpoint ORDER BY version DESC LIMIT ?"
+    found = db.execute(newest, (keep,)).fetchall()
     oldest = found[-1]["version"]
-    older = sorted({row["best"] for row in found if row["best"] is not None and row["best"] < oldest})
+    older = sorted({best for row in found if (best := _best(row["values_json"])) is not None and best < oldest})
     marks = ", ".join("?" * len(older))
     db.execute(f"DELETE FROM checkpoint WHERE version < ? AND version NOT IN ({marks})", (oldest, *older))
     # rows up to the checkpoint before have been through this, so only those that came with `oldest` can supersede
@@ -173,6 +172,14 @@ def forget(db: sqlite3.Connection, keep: int) -> None:
         (oldest, oldest, *older),
     )
     drop_empty(db)
+
+
+def _best(values: str) -> int | None:
+    """The best version by what a checkpoint's values say (see the controller's `Best.state`)."""
+    if '"best": [' not in values:  # nobody looks for it: the values may be long, so they are not read in vain
+        return None
+    best = json.loads(values).get("best")
+    return int(best[0]) if isinstance(best, list) and best else None
 
 
 def drop_empty(db: sqlite3.Connection) -> None:
