@@ -22,7 +22,9 @@ class Models:
     def of(cls, checkpoint: Checkpoint) -> Models:
         """Those of a controller's checkpoint."""
         names = [name.split("/") for name in checkpoint.tensors]
-        groups = {int(name[1]): checkpoint.tensors["/".join(name)] for name in names if name[0::2] == ["group", "model"]}
+        groups = {
+            int(name[1]): checkpoint.tensors["/".join(name)] for name in names if name[0::2] == ["group", "model"]
+        }
         return cls(groups, {int(client): int(group) for client, group in checkpoint.values["communities"]["group_of"]})
 
 

@@ -179,7 +179,7 @@ class GatedConvolution(_Gated):
 
 
 class GatedClassifier(nn.Module):
-    """Gated units with dropout and a linear layer, over embeddings or other flat inputs (Rieger et al. 2020, section 3).
+    """Gated units with dropout and a linear layer, over embeddings or other flat inputs (Rieger et al. 2020).
 
     The paper has two layers of 64 units for audio and of 128 for images.
 

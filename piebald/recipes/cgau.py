@@ -20,7 +20,7 @@ def cgau(
 ) -> Recipe:
     """FedAvg over a model of gated units; the vectors that condition them on the client never leave it.
 
-    The paper's section 3, with models such as `gated_classifier`.  With `shared_matrix` all clients' vectors are columns
+    Section 3, with models such as `gated_classifier`.  With `shared_matrix` all clients' vectors are columns
     of one matrix that is averaged like the rest, as in the paper's simulation; the model then needs its `clients`.
     """
     return fedavg(cohort, **training).with_(share=OneHot() if shared_matrix else AllBut(private_layers=private))
