@@ -112,7 +112,7 @@ def test_hdafl_fits_the_head_as_its_private_part(clients) -> None:
 class Parity(Group):
     """Even and odd clients, for the test of groups."""
 
-    def assign(self, cohort, known):
+    def assign(self, cohort, known, centre):
         return [client % 2 for client in cohort.clients]
 
 
