@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,7 @@ JOBS: dict[str, Callable[[], Iterator[Job]]] = {
 }
 
 
+@lru_cache(maxsize=2)
 def federation(setting: str, seed: int) -> tuple[PooledClients, Task]:
     """Clients and what is common to their runs."""
     if setting == "by domain":

@@ -248,3 +248,15 @@ def test_a_run_that_is_not_finished_is_refused(clients, tmp_path: Path, monkeypa
         piebald.run("fedavg", clients, normed, rounds=3, runtime=HERE, out=tmp_path / "cut")
     with pytest.raises(RunFolderError, match="is not finished: finish it with piebald resume"):
         piebald.adapt(tmp_path / "cut", (np.zeros((4, 1, 8, 8)), np.zeros(4)), clients=clients, model=normed)
+
+
+def test_a_report_has_a_column_for_unseen_clients(clients, tmp_path: Path) -> None:
+    compared = piebald.compare(
+        ["fedavg", "hdafl"], clients, normed, rounds=2, runtime=HERE, unseen=2, out=tmp_path / "runs"
+    )
+    for row, run in zip(compared.summary(), compared.runs, strict=True):
+        assert row["unseen"] == run.final["unseen"]
+    page = piebald.write_report([tmp_path / "runs"], tmp_path / "report")[0].read_text("utf-8")
+    assert "Unseen" in page
+    with pytest.raises(SettingError, match="holds a run with another unseen"):
+        piebald.compare(["fedavg"], clients, normed, rounds=2, runtime=HERE, out=tmp_path / "runs")
