@@ -35,7 +35,9 @@ def by_method(out: Path, part: str, setting: str) -> dict[str, dict[int, dict[st
 
 
 def said(values: Sequence[float], signed: bool = False) -> str:
-    """A mean with its interval, in points."""
+    """A mean with its interval, in points; nothing of nothing."""
+    if not values:
+        return ""
     middle, half = interval([100 * value for value in values])
     form = "{:+.1f}" if signed else "{:.1f}"
     return form.format(middle) + ("" if math.isnan(half) else f" ± {half:.1f}")
@@ -73,14 +75,14 @@ def image_table(out: Path) -> str:
     rows: list[list[object]] = []
     for method in settings.METHODS:
         cells = [[one["mean"] for one in found[shuffle].get(method, {}).values()] for shuffle in settings.SHUFFLES]
-        rows.append([method, *(said(values) if values else "" for values in cells)])
+        rows.append([method, *(said(values) for values in cells)])
     for other in (settings.BLIND, settings.RELU, settings.MATCHED, settings.HEAD):
         rows.append([f"*CGAU minus {other}*", *(paired(found[s], settings.CGAU, other) for s in settings.SHUFFLES)])
     distance: list[object] = ["*average Fréchet distance, 32 components*"]
     floor: list[object] = ["*the same on all 512 numbers, seed 0*"]
     for shuffle in settings.SHUFFLES:
         here = [one for one in known if one["setting"] == f"shuffle {shuffle}"]
-        middle, half = interval([one["frechet"] for one in here])
+        middle, half = interval([one["frechet"] for one in here]) if here else (math.nan, math.nan)
         distance.append(f"{middle:.1f} ± {half:.1f}")
         floor.append("".join(f"{one['frechet_512']:.0f}" for one in here if one["frechet_512"] is not None))
     rows += [distance, floor]
@@ -102,7 +104,7 @@ def why_table(out: Path) -> str:
     found = {where: by_method(out, "controls" if where == "label-free" else "images", where) for where in wheres}
     for method in settings.METHODS:
         cells = [[one["mean"] for one in found[where].get(method, {}).values()] for where in wheres]
-        rows.append([method, *(said(values) if values else "" for values in cells)])
+        rows.append([method, *(said(values) for values in cells)])
     for other in (settings.BLIND, settings.RELU, settings.MATCHED):
         rows.append([f"*CGAU minus {other}*", *(paired(found[where], settings.CGAU, other) for where in wheres)])
     return table(["accuracy, %", *wheres.values()], rows)
@@ -160,10 +162,7 @@ def newcomer_table(out: Path) -> str:
                             ways.setdefault(way["name"], []).append(way["test"])
                             if way["name"] == newcomer["best"]:
                                 ways.setdefault("best", []).append(way["test"])
-            cells = [
-                said(ways[name]) if name in ways else ""
-                for name in ("community", "private", "head", "fine_tune", "best")
-            ]
+            cells = [said(ways.get(name, [])) for name in ("community", "private", "head", "fine_tune", "best")]
             seen = said([one["mean"] for one in seeds.values()])
             rows.append([setting, method, seen, *cells, len(ways.get("best", []))])
     heads = [
