@@ -16,7 +16,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from piebald import data, models, partition, recipes
     from piebald.errors import ParameterError, PiebaldError, RunFolderError, RuntimeFault, SettingError
-    from piebald.experiment import compare, resume, run
+    from piebald.experiment import adapt, compare, resume, run
     from piebald.outcome import Run
     from piebald.parameters import Layout
     from piebald.partition import LazyClients, clients_from
@@ -37,6 +37,7 @@ __all__ = [
     "RuntimeFault",
     "SettingError",
     "Simulator",
+    "adapt",
     "clients_from",
     "compare",
     "data",
@@ -51,7 +52,7 @@ __all__ = [
 _HOMES = {
     "parts": ("Recipe",),
     "errors": ("ParameterError", "PiebaldError", "RunFolderError", "RuntimeFault", "SettingError"),
-    "experiment": ("compare", "resume", "run"),
+    "experiment": ("adapt", "compare", "resume", "run"),
     "outcome": ("Run",),
     "parameters": ("Layout",),
     "partition": ("LazyClients", "clients_from"),

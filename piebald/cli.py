@@ -157,6 +157,40 @@ def resume(
 
 
 @app.command()
+def adapt(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    data: Annotated[
+        Path, typer.Option("--data", help="The newcomer's rows: .npz with x and y, .csv, .parquet, a folder.")
+    ],
+    target: Annotated[str | None, typer.Option(help="The column of a table to predict.")] = None,
+    epochs: Annotated[int, typer.Option(help="Passes over the rows, at most.")] = 20,
+    lr: Annotated[float | None, typer.Option(help="Learning rate, the run's by default.")] = None,
+    test: Annotated[float, typer.Option(help="Share of the rows that is only for the report.")] = 0.2,
+    validation: Annotated[float, typer.Option(help="Share of the rows that chooses.")] = 0.2,
+    out: Annotated[Path | None, typer.Option("--out", help="A file for the adapted model, .safetensors.")] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Fit a finished run to a newcomer, and say which way of doing so is best."""
+    _check_run(folder)
+    from piebald import experiment
+    from piebald.newcomers import from_file
+
+    opened = experiment.opened(folder)
+    rows = from_file(data, target, opened.meta, validation=validation, test=test)
+    made = experiment.adapt(opened, rows, epochs=epochs, lr=lr)
+    if out is not None:
+        opened.work.layout.save(made.vector, out)
+    if as_json:
+        _print_json(made.table() | {"out": None if out is None else str(out)})
+    elif not quiet:
+        columns = ("way", "numbers fitted", "epochs", "validation loss", f"validation {made.metric}")
+        tried = [[w.name, w.fitted, w.epochs, w.loss, w.validation, w.test, w.gain] for w in made.ways]
+        _print_table((*columns, f"test {made.metric}", "gain"), tried)
+        print(f"\nbest on the validation rows: {made.best}")
+
+
+@app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or folders that hold them.")],
     out: Annotated[Path, typer.Option("--out", help="The folder to write the report into.")] = Path("report"),
@@ -304,6 +338,9 @@ def _common(settings: Settings, plan: Plan) -> dict[str, Any]:
         "evaluate_every": settings.evaluate.every,
         "evaluate_clients": settings.evaluate.clients,
         "evaluate_split": settings.evaluate.split,
+        "metrics": settings.evaluate.metrics,
+        "keep": settings.keep,
+        "unseen": settings.unseen,
         "checkpoint_every": settings.checkpoint_every,
         "settings": settings.table(),
     }
@@ -382,7 +419,7 @@ def _facts(history: History) -> dict[str, Any]:
     final = history.final
     facts = {name: final[name] for name in ("recipe", "label", "rounds", "seed", "status")}
     facts[history.metric] = final["mean"]
-    kept = ("sd", "worst_decile", "common", "bytes_up", "bytes_down", "seconds", "wall")
+    kept = ("sd", "worst_decile", "common", "best", "unseen", "bytes_up", "bytes_down", "seconds", "wall")
     return facts | {name: final[name] for name in kept} | {"run": str(history.path)}
 
 

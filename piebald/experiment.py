@@ -9,20 +9,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import nn
 
 import piebald.runtimes  # noqa: F401 - so that runtimes can be named
-from piebald import __version__, recipes
+from piebald import __version__, newcomers, recipes
 from piebald.client import Evaluate
 from piebald.contracts import Clients, Rows, Split, Work
 from piebald.controller import Check, Controller, Measuring, Stop
+from piebald.controller.best import Models
 from piebald.controller.pace import cohort_size
 from piebald.data.dataset import DataSet
-from piebald.errors import RunFolderError, SettingError
+from piebald.errors import RunFolderError, SettingError, unknown
+from piebald.newcomers import Adaptation, set_apart
 from piebald.outcome import Run
 from piebald.parameters import Layout
 from piebald.partition import clients_from
@@ -33,6 +35,7 @@ from piebald.report.store import RunStore
 from piebald.task import Task, task_for
 
 Model = nn.Module | Callable[[int], nn.Module]
+Metrics = Mapping[str, Any] | Sequence[str]
 
 _DESCRIBED_CLIENTS = 10_000  # above this the run folder keeps no row for each client: nobody could look at the picture
 
@@ -50,6 +53,7 @@ class _Plan:
     stop: Stop | None
     checkpoint_every: int
     meta: Mapping[str, Any]
+    strangers: Clients | None = None
 
 
 def run(
@@ -63,10 +67,12 @@ def run(
     runtime: str | Part | Mapping[str, Any] = "simulator",
     out: Path | str | None = None,
     loss: Any = None,
-    metrics: Mapping[str, Any] | None = None,
+    metrics: Metrics | None = None,
     evaluate_every: int = 1,
     evaluate_clients: int | None = None,
     evaluate_split: Split = "test",
+    keep: Literal["last", "best"] = "last",
+    unseen: float = 0,
     checkpoint_every: int = 1,
     label: str | None = None,
     progress: bool = False,
@@ -86,10 +92,14 @@ def run(
         out: the run folder, new or empty; None keeps the run in memory, from where it cannot be resumed.
         loss: a task's name ("classification", "regression", "multilabel") or a function (outputs, targets) -> [batch];
             None looks at the targets.
-        metrics: by name, functions (outputs, targets) -> [batch] or torchmetrics objects; the first is the one that
-            matters.
+        metrics: names ("accuracy", "auc"), or by name functions (outputs, targets) -> [batch] or torchmetrics objects;
+            the first is the one that matters.
         evaluate_every: commits between measurements, 0 for none.  evaluate_clients: on how many clients, None for all.
             evaluate_split: on which of their rows.
+        keep: which models the run ends with: those after the last commit, or the best ones, of the measured version
+            with the least loss on all clients' validation rows.
+        unseen: a number of clients, or a share of them, that are held out until the end; then the models are fitted to
+            each of them, see `adapt` and `Run.newcomers`.
         checkpoint_every: commits between checkpoints.
         label: what tables call the run, the recipe's name by default.
         progress: show a bar on a terminal.
@@ -101,7 +111,7 @@ def run(
     """
     plan = _plan(
         recipe, clients, model, (rounds, stop), seed, runtime, loss, metrics,
-        (evaluate_every, evaluate_clients, evaluate_split), checkpoint_every, label, settings,
+        (evaluate_every, evaluate_clients, evaluate_split), keep, unseen, checkpoint_every, label, settings,
     )  # fmt: skip
     store = RunStore.create(out, plan.meta)
     if len(plan.clients) <= _DESCRIBED_CLIENTS:
@@ -122,16 +132,7 @@ def resume(
     """
     store = RunStore.open(path)
     try:
-        meta = store.meta
-        if clients is None or model is None:
-            clients, model = _rebuilt(meta, path, clients, model)
-        plan = _plan(
-            recipes.rebuild(meta["recipe"]["table"]), clients, model, (meta["rounds"], meta["stop"]), meta["seed"],
-            meta["runtime"],
-            task.get("loss"), task.get("metrics"), tuple(meta["evaluate"]), meta["checkpoint_every"], meta["label"],
-            meta["settings"],
-        )  # fmt: skip
-        _check_same(plan.meta, meta, path)
+        plan = _again(store.meta, path, clients, model, task)
         store.set_meta(status="running")
     except BaseException:
         store.close()
@@ -190,6 +191,66 @@ def compare(
     return Comparison(runs)
 
 
+def adapt(
+    run: Run | Path | str,
+    newcomer: Any,
+    *,
+    clients: Clients | Any = None,
+    model: Model | None = None,
+    epochs: int = newcomers.EPOCHS,
+    lr: float | None = None,
+    validation: float = 0.2,
+    test: float = 0.0,
+    **task: Any,
+) -> Adaptation:
+    """Fit a finished run to a client that took no part in it, and find which way of doing so is best.
+
+    Tried are the community model as it is, the private layers alone (CGAU's conditioning, HDAFL's head), the last layer
+    alone, everything, and the nearest group where the run found groups.  Nothing of the run is changed.
+
+    Args:
+        run: a run, or the folder of a finished one.
+        newcomer: a pair (x, y), or anything `clients_from` takes with one client, or `Clients` of one.
+        clients, model: as given to `run`, for a folder whose run was started from Python.
+        epochs: passes over the newcomer's training rows at most; the one of least validation loss is kept.
+        lr: learning rate, by default that of the run's recipe.
+        validation, test: shares of the newcomer's rows, where they are not divided yet.
+        task: `loss` and `metrics`, as given to `run`.
+
+    Raises:
+        SettingError: the rows do not fit the run's model, or there are too few.
+        RunFolderError: there is no finished run in the folder.
+    """
+    finished = run if isinstance(run, Run) else opened(run, clients, model, **task)
+    if not hasattr(newcomer, "counts"):
+        pair = isinstance(newcomer, tuple) and len(newcomer) == 2
+        classes = finished.meta.get("classes")
+        newcomer = clients_from(
+            {"newcomer": newcomer} if pair else newcomer, test=test, validation=validation, classes=classes
+        )
+    if len(newcomer) != 1:
+        raise SettingError(f"adapt takes one newcomer at a time, got {len(newcomer)} clients: call it for each")
+    return newcomers.fit(finished, newcomer, epochs=epochs, lr=lr)
+
+
+def opened(path: Path | str, clients: Clients | Any = None, model: Model | None = None, **task: Any) -> Run:
+    """A finished run with its models, for reading.
+
+    Args:
+        path: the run folder.
+        clients, model: as given to `run`; None rebuilds them from the settings file that the run was started with.
+        task: `loss` and `metrics`, as given to `run`.
+    """
+    with RunStore.open_read_only(path) as store:
+        meta = store.meta
+        if meta.get("status") != "finished":
+            raise RunFolderError(f"the run in {path} is not finished: finish it with piebald resume {path}")
+        plan = _again(meta, path, clients, model, task)
+        version = meta.get("best") or store.version
+        models = Models.of(store.centre(version))
+    return Run(Path(path), plan.work, plan.clients, version, models, plan.recipe.share)
+
+
 # --------------------------------------------------------------------------------------------------------------- inside
 
 
@@ -201,8 +262,10 @@ def _plan(
     seed: int,
     runtime: Any,
     loss: Any,
-    metrics: Mapping[str, Any] | None,
+    metrics: Metrics | None,
     evaluate: tuple[int, int | None, Split],
+    keep: str,
+    unseen: float,
     checkpoint_every: int,
     label: str | None,
     settings: Mapping[str, Any] | None,
@@ -218,7 +281,7 @@ def _plan(
     recipe = recipes.make(recipe) if isinstance(recipe, str) else recipe
     if not isinstance(recipe, Recipe):
         raise SettingError(f"recipe must be a Recipe or the name of one, got {type(recipe).__name__}")
-    federation = _clients(clients)
+    federation, strangers = set_apart(_clients(clients), unseen, seed)
     work, task = _work(recipe, federation, model, seed, loss, metrics)
     cohort = getattr(recipe.pace, "cohort", 1.0)
     if isinstance(cohort, int) and cohort > len(federation):
@@ -233,7 +296,8 @@ def _plan(
         raise SettingError("stop goes by scores but evaluate_every is 0: set it to 1 or more, or drop the target")
     alone = not work.layout.private and federation.common is not None and len(federation.common) > 0
     common = Evaluate(personal=False) if alone else None
-    measuring = Measuring(Evaluate(split=split), every, count, common, task.higher_is_better)
+    validate = _validate(keep, every, federation)
+    measuring = Measuring(Evaluate(split=split), every, count, common, task.higher_is_better, validate)
     meta = {
         "piebald": __version__,
         "torch": torch.__version__,
@@ -255,10 +319,13 @@ def _plan(
         "clients": len(federation),
         "runtime": where.table(),
         "evaluate": list(evaluate),
+        "metrics": None if metrics is None or isinstance(metrics, Mapping) else list(metrics),
+        "keep": keep,
+        "unseen": unseen,
         "checkpoint_every": checkpoint_every,
         "settings": dict(settings) if settings is not None else None,
     }
-    return _Plan(recipe, federation, work, where, measuring, rounds, stop, checkpoint_every, meta)
+    return _Plan(recipe, federation, work, where, measuring, rounds, stop, checkpoint_every, meta, strangers)
 
 
 def _length(rounds: int | None, stop: Stop | Mapping[str, Any] | None) -> tuple[int | None, Stop | None]:
@@ -267,6 +334,21 @@ def _length(rounds: int | None, stop: Stop | Mapping[str, Any] | None) -> tuple[
     if made is not None and not isinstance(made, Stop):
         raise SettingError(f"stop must be a Stop or a table like {{'seconds': 3600}}, got {stop!r}")
     return (10 if rounds is None and made is None else rounds), made
+
+
+def _validate(keep: str, every: int, clients: Clients) -> Evaluate | None:
+    """What tells the best version, where that is to be kept."""
+    if keep not in ("last", "best"):
+        raise unknown("version to keep called", keep, ("last", "best"))
+    if keep == "last":
+        return None
+    if not every:
+        raise SettingError("keep = 'best' needs measurements to choose by: evaluate_every must be at least 1")
+    if not any(clients.size(client, "validation") != 0 for client in range(len(clients))):
+        raise SettingError(
+            "keep = 'best' needs validation rows but no client has any: give the partition validation = 0.1"
+        )
+    return Evaluate(split="validation")
 
 
 def _clients(clients: Any) -> Clients:
@@ -282,7 +364,7 @@ def _clients(clients: Any) -> Clients:
 
 
 def _work(
-    recipe: Recipe, clients: Clients, model: Model, seed: int, loss: Any, metrics: Mapping[str, Any] | None
+    recipe: Recipe, clients: Clients, model: Model, seed: int, loss: Any, metrics: Metrics | None
 ) -> tuple[Work, Task]:
     module = model if isinstance(model, nn.Module) else model(seed) if callable(model) else None
     if not isinstance(module, nn.Module):
@@ -297,6 +379,7 @@ def _work(
     task = task_for(rows.y, loss, metrics)
     _check_validation(recipe, clients)
     initial = layout.flatten(module)
+    recipe.share.first(initial[layout.shared :], layout, len(clients) - 1)  # refuses a model with room for fewer
     module = copy.deepcopy(module).cpu()
     shape, outputs = tuple(rows.x.shape[1:]), _outputs(module, rows)
     return Work(module, layout, initial, recipe.learn, recipe.update, task, seed, shape, outputs), task
@@ -364,10 +447,23 @@ def _carry_out(plan: _Plan, store: RunStore, progress: bool) -> Run:
         if last is not None:
             controller.restore(last[1])
         controller.run()
+        version, models = _kept(store, controller)
+        if plan.strangers is not None:
+            ended = Run(store, plan.work, plan.clients, version, models, plan.recipe.share)
+            every = range(len(plan.strangers))
+            store.set_meta(newcomers=[newcomers.fit(ended, plan.strangers, client).table() for client in every])
     if store.path is not None:
         store.close()  # lets go of the lock: from here on the run is only read
-    community = controller.communities.group(0).model
-    return Run(store if store.path is None else store.path, plan.work, plan.clients, controller.version, community)
+    return Run(store if store.path is None else store.path, plan.work, plan.clients, version, models, plan.recipe.share)
+
+
+def _kept(store: RunStore, controller: Controller) -> tuple[int, Models]:
+    """The version that the run ends with, and its community models."""
+    best = controller.best
+    if best.version is None:
+        return controller.version, controller.models
+    store.set_meta(best=best.version)
+    return best.version, best.models or Models.of(store.centre(best.version))
 
 
 @contextmanager
@@ -391,6 +487,21 @@ def _ending(store: RunStore, runtime: Any) -> Iterator[None]:
             store.close()
 
 
+def _again(
+    meta: Mapping[str, Any], path: Path | str, clients: Any, model: Model | None, task: Mapping[str, Any]
+) -> _Plan:
+    """The plan of a run that is in a folder."""
+    if clients is None or model is None:
+        clients, model = _rebuilt(meta, path, clients, model)
+    plan = _plan(
+        recipes.rebuild(meta["recipe"]["table"]), clients, model, (meta["rounds"], meta["stop"]), meta["seed"],
+        meta["runtime"], task.get("loss"), task.get("metrics") or meta.get("metrics"), tuple(meta["evaluate"]),
+        meta.get("keep", "last"), meta.get("unseen", 0), meta["checkpoint_every"], meta["label"], meta["settings"],
+    )  # fmt: skip
+    _check_same(plan.meta, meta, path)
+    return plan
+
+
 def _check_repeats(folder: Path, recipe: Recipe, options: Mapping[str, Any]) -> None:
     """Refuse to pass off a run with other settings as the one that is wanted."""
     with RunStore.open_read_only(folder) as store:
@@ -404,6 +515,8 @@ def _check_repeats(folder: Path, recipe: Recipe, options: Mapping[str, Any]) -> 
     wanted = {"rounds": rounds, "stop": limits, "evaluate": evaluate, "recipe": recipe.model_dump()}
     found = {"rounds": meta["rounds"], "stop": meta["stop"], "evaluate": meta["evaluate"]}
     found["recipe"] = meta["recipe"]["table"]
+    for name, default in (("keep", "last"), ("unseen", 0)):
+        wanted[name], found[name] = options.get(name, default), meta.get(name, default)
     for name, value in wanted.items():
         if json.dumps(value, sort_keys=True) != json.dumps(found[name], sort_keys=True):
             raise SettingError(f"{folder} holds a run with another {name}: choose another folder, or delete that one")

@@ -27,7 +27,11 @@ from torch import Tensor, nn
 
 from piebald.errors import ParameterError, unknown
 
-ROLES = ("classifier", "batch_norm")
+ROLES = {  # what patterns may be beside names, and which layers they mean
+    "classifier": "linear",
+    "batch_norm": "batch-norm",
+    "conditioning": "conditioning",
+}
 _BATCH_NORMS = nn.modules.batchnorm._BatchNorm
 
 
@@ -181,9 +185,9 @@ class Layout:
 def matching(module: nn.Module, patterns: Iterable[str]) -> frozenset[str]:
     """Names of a module's tensors that any pattern means.
 
-    A pattern is a role, "classifier" (the last linear layer, in the order of `named_modules`) or "batch_norm"
-    (parameters and statistics of every batch-norm layer), the name of a submodule ("features.0"), or a shell pattern
-    over tensor names ("*.bias").
+    A pattern is a role, the name of a submodule ("features.0"), or a shell pattern over tensor names ("*.bias").
+    Roles are "classifier" (the last linear layer, in the order of `named_modules`), "batch_norm" (parameters and
+    statistics of every batch-norm layer) and "conditioning" (every layer of that name, wherever it is).
 
     Raises:
         SettingError: a pattern that means no tensor of this module, so that a setting never silently does nothing.
@@ -199,8 +203,9 @@ def matching(module: nn.Module, patterns: Iterable[str]) -> frozenset[str]:
                 name for name, layer in module.named_modules() if name and next(layer.parameters(), None) is not None
             ]
             if pattern in ROLES:
-                what = "linear" if pattern == "classifier" else "batch-norm"
-                raise ParameterError(f"{pattern!r} means the model's {what} layers but it has none: name other layers")
+                raise ParameterError(
+                    f"{pattern!r} means the model's {ROLES[pattern]} layers but it has none: name other layers"
+                )
             roles = {role for role in ROLES if _layers(module, role)}
             raise unknown("layer or role of this model called", pattern, roles.union(layers))
         found |= hit
@@ -216,6 +221,8 @@ def _means(module: nn.Module, pattern: str, name: str) -> bool:
 def _layers(module: nn.Module, role: str) -> set[str]:
     if role == "batch_norm":
         return {name for name, layer in module.named_modules() if isinstance(layer, _BATCH_NORMS)}
+    if role == "conditioning":
+        return {name for name, _ in module.named_modules() if name.rpartition(".")[2] == role}
     linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
     return set(linear[-1:])
 

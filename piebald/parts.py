@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from piebald.contracts import Centre, Clients, Learned, Local, Runtime, Start, Update, Work
+    from piebald.parameters import Layout
 
 
 class Part(BaseModel):
@@ -79,6 +80,12 @@ class Share(Part):
     def private(self, model: nn.Module) -> frozenset[str]:
         """Names of the tensors of the model that never leave the client."""
         raise NotImplementedError
+
+    def first(self, private: Tensor, layout: Layout, client: int) -> Tensor:
+        """The private numbers [p - s] that a client begins with; `private` are those of the model the run starts
+        from.
+        """
+        return private
 
 
 class Rule(Part):

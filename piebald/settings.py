@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
@@ -60,11 +60,13 @@ class Evaluate(Section):
         every: commits between two evaluations, 0 for none.
         clients: how many clients are asked, all by default.
         split: which of their rows.
+        metrics: names of metrics, the one that matters first; by default what fits the targets.
     """
 
     every: int = Field(default=1, ge=0)
     clients: int | None = Field(default=None, ge=1)
     split: Split = "test"
+    metrics: list[str] | None = Field(default=None, min_length=1)
 
 
 class Settings(Section):
@@ -79,6 +81,9 @@ class Settings(Section):
         out: the run folder.
         recipe: of one run.  recipes: of a comparison.
         grid: lists of values for settings of the recipe, by name; a comparison tries all combinations.
+        keep: the models to end with, of the last commit or the best by validation loss.
+        unseen: a number of clients, or a share, that are held out until the end and then fitted to.
+        extractor: a frozen network that each client runs once; the model reads what it made.
     """
 
     rounds: int | None = Field(default=None, ge=1)
@@ -94,6 +99,9 @@ class Settings(Section):
     recipe: Named | None = None
     recipes: list[Named] | None = Field(default=None, min_length=1)
     grid: dict[str, Any] | None = None
+    keep: Literal["last", "best"] = "last"
+    unseen: float = Field(default=0, ge=0)
+    extractor: str | None = None
     fleet: Kind | None = None
     runtime: Kind = Kind(kind="simulator")
     evaluate: Evaluate = Evaluate()
@@ -157,7 +165,19 @@ class Settings(Section):
             clients = partition.split(dataset)  # type: ignore[attr-defined]
         except SettingError as error:
             raise self._placed(error, ("partition",), self.partition) from None
-        return Plan(recipes, clients, self._model(dataset), runtime, self._stop())
+        clients = self.behind_extractor(clients)
+        return Plan(recipes, clients, self._model(dataset, clients), runtime, self._stop())
+
+    def behind_extractor(self, clients: Clients) -> Clients:
+        """Clients as the model reads them."""
+        if self.extractor is None:
+            return clients
+        from piebald import models
+
+        try:
+            return models.embedded(clients, self.extractor)
+        except SettingError as error:
+            raise SettingError(f"{self._at('extractor')}: {error}") from None
 
     def _given(self) -> dict[Key, Named]:
         if self.recipe is not None:
@@ -251,7 +271,7 @@ class Settings(Section):
         except SettingError as error:
             raise SettingError(f"{self._at('data', 'name')}: {error}") from None
 
-    def _model(self, dataset: DataSet) -> Callable[[int], nn.Module]:
+    def _model(self, dataset: DataSet, clients: Clients) -> Callable[[int], nn.Module]:
         from piebald import models
 
         table = self.model.model_dump()
@@ -260,8 +280,10 @@ class Settings(Section):
             raise SettingError(f"{self._at('model', 'name')}: {unknown('model', name, models.names())}")
         outputs = math.prod(dataset.y.shape[1:]) if dataset.classes is None else len(dataset.classes)
 
+        shape = dataset.input_shape if self.extractor is None else tuple(clients.rows(0, "train").x.shape[1:])
+
         def made(seed: int) -> nn.Module:
-            return models.build_model(name, dataset.input_shape, outputs, seed, **table)
+            return models.build_model(name, shape, outputs, seed, **table)
 
         try:
             made(self.seed)

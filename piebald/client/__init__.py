@@ -8,7 +8,7 @@ from piebald.client.proximal import Proximal
 from piebald.client.scaffold import Scaffold
 from piebald.client.schedule import Constant, Cosine, Exponential, StepDecay
 from piebald.client.sgd import Sgd, Training
-from piebald.client.share import AllBut, Everything, Nothing, Only
+from piebald.client.share import AllBut, Everything, Nothing, OneHot, Only
 
 __all__ = [
     "Adaptive",
@@ -21,6 +21,7 @@ __all__ = [
     "Exponential",
     "FineTune",
     "Nothing",
+    "OneHot",
     "Only",
     "Proximal",
     "Scaffold",

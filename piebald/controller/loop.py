@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from piebald.contracts import CENTRE, Arrival, Assignment, Checkpoint, Pool, Question, Recorder, Runtime, Update, Work
+from piebald.controller.best import Best, Models
 from piebald.controller.check import Check
 from piebald.controller.community import Communities
 from piebald.controller.records import (
@@ -45,6 +46,7 @@ class Measuring:
         clients: how many (seeded choice), None for all.
         common: what the centre asks of its own test set, None where it has none or there is no model to use alone.
         higher: whether more is better of the score that matters, the first one that clients give.
+        validate: what tells which version is the best, None where the last one is kept.
     """
 
     query: Query
@@ -52,6 +54,7 @@ class Measuring:
     clients: int | None = None
     common: Query | None = None
     higher: bool = True
+    validate: Query | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,7 @@ class Controller:
         self.roster = Roster()
         self.tally = Tally()
         self.version = 0
+        self.best = Best()
         self._next_id = 0
         self._stepped = 0.0
         self._asked = self._due = 0  # assignments sent since the last commit, and those of them under way
@@ -189,7 +193,7 @@ class Controller:
         shared = self.work.layout.shared
         # where nothing is shared nothing goes out either: such a client starts by itself
         if 0 < shared < self.work.layout.size and client != CENTRE and client not in self.roster.welcomed:
-            parts["private"] = self.work.initial[shared:]
+            parts["private"] = self.recipe.share.first(self.work.initial[shared:], self.work.layout, client)
         self._next_id += 1
         return Assignment(self._next_id, client, self.version, parts, query, free, turn, committed)
 
@@ -234,6 +238,7 @@ class Controller:
         over = self._over()
         step = step_row(rows, self.version, self._stepped, self.tally.wall, self.communities.group(0).norm)
         due = over or self.version % self.checkpoint_every == 0
+        due = due or (self.measuring.validate is not None and self._measures(over))  # what may be the best is kept
         # the checkpoint is made before measuring: a resumed run measures this version again, to the same numbers
         self.recorder.commit(step, rows, self.state() if due else None)
         self._written = None if due else (step, rows)
@@ -304,9 +309,18 @@ class Controller:
 
     # -- measuring
 
-    def _measure_if_due(self, last: bool = False) -> None:
+    @property
+    def models(self) -> Models:
+        """The community models as they are now."""
+        return Models(dict(self.communities.models), dict(self.communities.group_of))
+
+    def _measures(self, last: bool) -> bool:
+        """Whether models are scored at this version."""
         every = self.measuring.every
-        if every and (last or self.version % every == 0 or self.version == self.rounds):
+        return bool(every) and (last or self.version % every == 0 or self.version == self.rounds)
+
+    def _measure_if_due(self, last: bool = False) -> None:
+        if self._measures(last):
             self._measure()
         elif self.watch is not None:
             self.watch(Progress(self.version, {}))
@@ -318,13 +332,18 @@ class Controller:
         if measuring.clients is not None:
             clients = select(clients, measuring.clients, "measure", self.work.seed)
         asked = [self._assignment(client, query, free=True) for client in clients]
+        if measuring.validate is not None and measuring.validate != query:
+            asked += [self._assignment(client, measuring.validate, free=True) for client in clients]
         if measuring.common is not None:
             asked.append(self._assignment(CENTRE, measuring.common, free=True))
         rows = []
         for arrival in self._answers(asked):
-            rows += score_rows(arrival, self.version, getattr(query, "split", "test"))
+            rows += score_rows(arrival, self.version)
         self.recorder.scores(rows)
-        means = mean_scores(rows)
+        if measuring.validate is not None:
+            self.best.consider(self.version, rows, self.models)
+        split = getattr(query, "split", "test")
+        means = mean_scores([row for row in rows if row["split"] == split])
         self._note(means)
         if self.watch is not None:
             self.watch(Progress(self.version, means))
@@ -348,6 +367,7 @@ class Controller:
             "next_id": self._next_id,
             "stepped": self._stepped,
             "tally": self.tally.plain(),
+            "best": self.best.state(),
             "aside": sorted(self.roster.aside.items()),
             "welcomed": sorted(self.roster.welcomed),
             "limits": sorted(self._limits.items()),
@@ -365,6 +385,7 @@ class Controller:
         self.communities.restore(Checkpoint(checkpoint.tensors, values["communities"]))
         self.version, self._next_id = int(values["version"]), int(values["next_id"])
         self._stepped, self.tally = float(values["stepped"]), Tally(**values["tally"])
+        self.best.restore(values.get("best"))
         self.roster.aside = {int(client): str(reason) for client, reason in values["aside"]}
         self.roster.welcomed = set(values["welcomed"])
         self._limits = {int(number): float(limit) for number, limit in values["limits"]}

@@ -70,9 +70,10 @@ def step_row(rows: Sequence[Mapping[str, Any]], version: int, time: float, wall:
     }
 
 
-def score_rows(arrival: Arrival, version: int, split: str) -> list[Row]:
+def score_rows(arrival: Arrival, version: int) -> list[Row]:
     """One row for each metric of an answered evaluation."""
     client, update = arrival.assignment.client, arrival.update
+    split = "common" if client == CENTRE else getattr(arrival.assignment.query, "split", "test")
     if update is None or not update.examples:
         return []
     rows = []
@@ -83,7 +84,7 @@ def score_rows(arrival: Arrival, version: int, split: str) -> list[Row]:
                 "version": version,
                 "client": None if client == CENTRE else client,
                 "model": model,
-                "split": "common" if client == CENTRE else split,
+                "split": split,
                 "metric": metric,
                 "value": value,
                 "examples": update.examples,

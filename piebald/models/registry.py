@@ -12,15 +12,19 @@ from torch import nn
 from piebald.errors import SettingError, unknown
 from piebald.models.convolutional import Cnn1d, CnnBn, LeafCnn, MetisCnn, SmallCnn
 from piebald.models.dense import Logistic, Mlp
+from piebald.models.gated import GatedClassifier, GatedCnn, PlainClassifier
 from piebald.randomness import key
 
 _MODELS: dict[str, type[nn.Module]] = {
     "cnn_1d": Cnn1d,
     "cnn_bn": CnnBn,
+    "gated_classifier": GatedClassifier,
+    "gated_cnn": GatedCnn,
     "leaf_cnn": LeafCnn,
     "metis_cnn": MetisCnn,
     "logistic": Logistic,
     "mlp": Mlp,
+    "plain_classifier": PlainClassifier,
     "small_cnn": SmallCnn,
 }
 

@@ -2,6 +2,7 @@
 
 import piebald.update  # noqa: F401 - so that stages can be named in recipes
 from piebald.recipes.async_fedavg import async_fedavg
+from piebald.recipes.cgau import cgau
 from piebald.recipes.ditto import ditto
 from piebald.recipes.dvw import adaptive_dvw, async_dvw, sync_dvw
 from piebald.recipes.fedadam import fedadam
@@ -23,6 +24,7 @@ __all__ = [
     "adaptive_dvw",
     "async_dvw",
     "async_fedavg",
+    "cgau",
     "ditto",
     "fedadam",
     "fedasync",

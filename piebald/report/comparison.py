@@ -14,6 +14,9 @@ from piebald.report.tables import History, mean
 Axis = Literal["version", "bytes", "seconds", "wall"]
 
 
+_FIGURES = ("sd", "worst_decile", "common", "unseen", "bytes_up", "bytes_down", "rounds", "seconds", "wall")
+
+
 @dataclass(frozen=True, slots=True)
 class Interval:
     """A mean over seeds and its 95% confidence interval by Student's t; a single seed has none."""
@@ -103,17 +106,15 @@ class Comparison:
     # ------------------------------------------------------------------------------------------------------- tables
 
     def summary(self) -> list[dict[str, Any]]:
-        """One row a label: seeds, the mean with its interval, sd over clients, worst decile, common test, and costs.
+        """One row a label: seeds, the mean with its interval, sd over clients, worst decile, common test, costs, and
+        the mean over clients that were unseen until the end.
 
         Megabytes are millions of bytes.  All figures are means over seeds; None where they do not exist.
         """
         rows = []
         for label, finals in self.finals.items():
             value = self.over_seeds(label, "mean")
-            average = {
-                figure: found.mean if (found := self.over_seeds(label, figure)) else None
-                for figure in ("sd", "worst_decile", "common", "bytes_up", "bytes_down", "rounds", "seconds", "wall")
-            }
+            average = {figure: found.mean if (found := self.over_seeds(label, figure)) else None for figure in _FIGURES}
             megabytes = {f"mb_{way}": (average.pop(f"bytes_{way}") or 0.0) / 1e6 for way in ("up", "down")}
             interval = {name: getattr(value, name) if value else None for name in ("mean", "low", "high")}
             rows.append(

@@ -89,6 +89,7 @@ def _results(comparison: Comparison) -> str:
     differences = {row["label"]: row for row in comparison.paired(base)} if base else {}
     rows: list[list[Cell]] = []
     by_label = {row["label"]: row for row in comparison.summary()}
+    strangers = any(row["unseen"] is not None for row in by_label.values())
     for label in sorted(labels, key=lambda name: _rank(comparison, name)):
         row = by_label[label]
         interval = "one seed" if row["low"] is None else f"{shown.value(row['low'])} to {shown.value(row['high'])}"
@@ -99,6 +100,7 @@ def _results(comparison: Comparison) -> str:
         if base:
             cells.append(_difference(comparison, differences.get(label)))
         cells += [shown.value(row["worst_decile"]), shown.size(row["sd"]), shown.value(row["common"])]
+        cells += [shown.value(row["unseen"])] if strangers else []
         ways = f"{wording.megabytes(row['mb_up'])} up, {wording.megabytes(row['mb_down'])} down"
         cells += [markup.small(wording.megabytes(row["mb_up"] + row["mb_down"]), ways)]
         real = wording.duration(row["wall"])
@@ -106,11 +108,12 @@ def _results(comparison: Comparison) -> str:
         cells += [wording.count(row["rounds"]), wording.count(row["seeds"])]
         rows.append(cells)
     head = ["Label", f"Mean {shown.name}", *([f"To {base}"] if base else []), "Worst tenth", "SD of clients",
-            "Common test", "MB sent", _CLOCKS[clock], "Rounds", "Runs"]  # fmt: skip
+            "Common test", *(["Unseen"] if strangers else []), "MB sent", _CLOCKS[clock], "Rounds", "Runs"]  # fmt: skip
     pairs = f", the difference to {base} on the same seeds (in colour where its interval excludes zero)" if base else ""
+    unseen = "clients that were held out until the end and then fitted to, " if strangers else ""
     caption = (
         f"Final {shown.name} over clients, best first: mean over seeds with its 95% interval{pairs}, the worst-off "
-        f"tenth of clients, the spread over clients, and what all clients sent and received."
+        f"tenth of clients, the spread over clients, {unseen}and what all clients sent and received."
     )
     return markup.section("results", "Final figures", "", markup.table(caption, head, rows))
 

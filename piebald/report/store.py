@@ -2,7 +2,7 @@
 
     <folder>/
       run.db                          SQLite in WAL mode, see `schema`
-      vectors-<version>.safetensors   tensors of the newest two checkpoints, see `vectors`
+      vectors-<version>.safetensors   tensors of the newest two checkpoints and of the best, see `vectors`
       memory-<version>.safetensors    clients' memory, in pieces
       run.lock                        held by the one process that writes
 
@@ -242,8 +242,7 @@ class RunStore:
         """
         if self.path is None:
             return None
-        with explained(f"{self._name} cannot be read"):
-            found = self._db.execute("SELECT * FROM checkpoint ORDER BY version DESC").fetchall()
+        found = self._checkpoints()
         for row in found:
             try:
                 tensors = vectors.read(self.path, row["file"], row["sha256"])
@@ -256,11 +255,25 @@ class RunStore:
             raise RunFolderError(f"no checkpoint of {self.path} can be used, so start a new run: {self.notes[-1]}")
         return None
 
-    def memory(self, client: int) -> dict[str, Tensor]:
-        """What one client remembers at the newest checkpoint, by name; its file is not checked for damage."""
+    def centre(self, version: int) -> Checkpoint:
+        """The checkpoint of one version, without what clients remember (see `memory`).
+
+        Raises:
+            RunFolderError: it was not kept, or its file is damaged.
+        """
+        row = next((row for row in self._checkpoints() if row["version"] == version), None)
+        if row is None or self.path is None:
+            raise RunFolderError(f"{self._name} has no checkpoint of commit {version}")
+        tensors = vectors.read(self.path, row["file"], row["sha256"])
+        return Checkpoint(tensors, json.loads(row["values_json"]))
+
+    def memory(self, client: int, version: int | None = None) -> dict[str, Tensor]:
+        """What one client remembered at a version that was kept, by default the newest; files are not checked for
+        damage.
+        """
         tensors: dict[str, Tensor] = {}
         if self.path is not None:
-            for row in vectors.current(self._db, self._version, client):
+            for row in vectors.current(self._db, self._version if version is None else version, client):
                 if row.name.startswith("last:"):
                     continue
                 tensors[row.name] = vectors.pick(self.path, row.file, [row.key])[row.key]
@@ -271,6 +284,10 @@ class RunStore:
     @property
     def _name(self) -> str:
         return "the run in memory" if self.path is None else str(self.path)
+
+    def _checkpoints(self) -> list[sqlite3.Row]:
+        with explained(f"{self._name} cannot be read"):
+            return self._db.execute("SELECT * FROM checkpoint ORDER BY version DESC").fetchall()
 
     def _check_writable(self) -> None:
         if self._read_only:

@@ -18,6 +18,8 @@ from piebald.report.store import RunStore
 if TYPE_CHECKING:
     import pandas
 
+_NO_LIMIT = 2**62  # commits
+
 _TABLES = {"rounds": "step", "clients": "client", "scores": "score", "arrivals": "arrival"}
 
 # one value a client and version: the personal model's where there is one
@@ -154,13 +156,20 @@ class History:
             for spent, seconds, wall in [sent[row["version"]]]
         ]
 
+    @property
+    def best(self) -> int | None:
+        """The version that was kept as the best by validation loss, None where the last one is kept."""
+        best = self.meta.get("best")
+        return int(best) if best is not None else None
+
     @cached_property
     def per_client(self) -> dict[int, float]:
-        """The metric of each client at its last evaluation."""
+        """The metric of each client at its last evaluation (up to the best version, where that one is kept)."""
         last = self._store.query(
-            f"SELECT client, value, max(version) FROM ({_JUDGED}) GROUP BY client ORDER BY client",
+            f"SELECT client, value, max(version) FROM ({_JUDGED}) WHERE version <= ? GROUP BY client ORDER BY client",
             self.metric,
             self.split,
+            self._kept,
         )
         return {row["client"]: row["value"] for row in last}
 
@@ -169,10 +178,21 @@ class History:
         """The metric of the community model on the common test set at the last evaluation, None where there is none."""
         found = self._store.query(
             "SELECT value FROM score WHERE metric = ? AND client IS NULL AND model = 'community' AND value IS NOT NULL"
-            " ORDER BY version DESC LIMIT 1",
+            " AND version <= ? ORDER BY version DESC LIMIT 1",
             self.metric,
+            self._kept,
         )
         return found[0]["value"] if found else None
+
+    @property
+    def _kept(self) -> int:
+        """No later evaluation counts."""
+        return _NO_LIMIT if self.best is None else self.best
+
+    @property
+    def newcomers(self) -> list[dict[str, Any]]:
+        """What came of each client that was unseen until the end, see `newcomers.Adaptation.table`."""
+        return list(self.meta.get("newcomers") or ())
 
     @property
     def accuracy(self) -> float | None:
@@ -184,7 +204,9 @@ class History:
         """The final figures by name.
 
         Among them `mean` and `sd` of the metric over clients, `worst_decile` (the mean of the worst tenth of the
-        clients, at least one), `per_client`, `common`, bytes sent, `seconds` of the runtime's clock and `wall` seconds.
+        clients, at least one), `per_client`, `common`, `best` (the version that was kept, if not the last), `unseen`
+        (the mean over clients that were unseen until the end, each in its best way), bytes sent, `seconds` of the
+        runtime's clock and `wall` seconds.
         """
         values = sorted(self.per_client.values(), reverse=not self.higher_is_better)
         return {
@@ -199,6 +221,8 @@ class History:
             "worst_decile": mean(values[: max(1, len(values) // 10)]),
             "per_client": self.per_client,
             "common": self.common,
+            "best": self.best,
+            "unseen": mean([value for one in self.newcomers if (value := _of_best(one)) is not None]),
             "bytes_down": sum(row["bytes_down"] or 0 for row in self.rounds),
             "bytes_up": sum(row["bytes_up"] or 0 for row in self.rounds),
             "seconds": self.rounds[-1]["time"] or 0.0 if self.rounds else 0.0,
@@ -244,3 +268,10 @@ def spread(values: Sequence[float]) -> float | None:
         return None
     centre = sum(values) / len(values)
     return float((sum((value - centre) ** 2 for value in values) / len(values)) ** 0.5)
+
+
+def _of_best(newcomer: dict[str, Any]) -> float | None:
+    """The metric on a newcomer's test rows in its best way; on its validation rows where it has no others."""
+    way = next(way for way in newcomer["ways"] if way["name"] == newcomer["best"])
+    value = way["validation"] if way["test"] is None else way["test"]
+    return None if value is None else float(value)

@@ -4,15 +4,17 @@
     memory-<version>.safetensors    what clients remember, and their last models where the centre keeps them: only the
                                     rows that changed since the checkpoint before
 
-A client's row is found through the table `memory`: the one with the largest version up to the checkpoint's.  A
-superseded row stays until no kept checkpoint is older than the row that took its place.  A file of which less than half
-is still current is rewritten: its current rows are copied into the file of the checkpoint being written, and it goes
-when the last checkpoint that needs it does.
+Kept are the newest checkpoints, and the best one where the controller looks for it.  A client's row is found through
+the table `memory`: the one with the largest version up to the checkpoint's.  A superseded row stays until no kept
+checkpoint is older than the row that took its place.  A file of which less than half is still current is rewritten:
+its current rows are copied into the file of the checkpoint being written, and it goes when the last checkpoint that
+needs it does.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import sqlite3
 from collections.abc import Iterable, Mapping
@@ -154,17 +156,30 @@ def index(
 
 
 def forget(db: sqlite3.Connection, keep: int) -> None:
-    """Drop what only checkpoints older than the newest `keep` need."""
-    found = db.execute("SELECT version FROM checkpoint ORDER BY version DESC LIMIT ?", (keep,)).fetchall()
+    """Drop what only checkpoints need that are neither among the newest `keep` nor the best one by what those know."""
+    newest = "SELECT version, values_json FROM checkpoint ORDER BY version DESC LIMIT ?"
+    found = db.execute(newest, (keep,)).fetchall()
     oldest = found[-1]["version"]
-    db.execute("DELETE FROM checkpoint WHERE version < ?", (oldest,))
+    older = sorted({best for row in found if (best := _best(row["values_json"])) is not None and best < oldest})
+    marks = ", ".join("?" * len(older))
+    db.execute(f"DELETE FROM checkpoint WHERE version < ? AND version NOT IN ({marks})", (oldest, *older))
     # rows up to the checkpoint before have been through this, so only those that came with `oldest` can supersede
+    needed = " AND version IS NOT (SELECT max(version) FROM memory AS m WHERE m.client = memory.client"
+    needed += " AND m.name = memory.name AND m.version <= ?)"
     db.execute(
-        "DELETE FROM memory WHERE version < :oldest"
-        " AND (client, name) IN (SELECT client, name FROM memory WHERE version = :oldest)",
-        {"oldest": oldest},
+        "DELETE FROM memory WHERE version < ?"
+        " AND (client, name) IN (SELECT client, name FROM memory WHERE version = ?)" + needed * len(older),
+        (oldest, oldest, *older),
     )
     drop_empty(db)
+
+
+def _best(values: str) -> int | None:
+    """The best version by what a checkpoint's values say (see the controller's `Best.state`)."""
+    if '"best": [' not in values:  # nobody looks for it: the values may be long, so they are not read in vain
+        return None
+    best = json.loads(values).get("best")
+    return int(best[0]) if isinstance(best, list) and best else None
 
 
 def drop_empty(db: sqlite3.Connection) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import piebald
 from piebald import recipes
+from piebald.models import GatedUnit
 from piebald.outcome import Run
 from piebald.partition import Lists, PooledClients
 from piebald.parts import Recipe
@@ -30,6 +31,7 @@ TABLE: dict[str, dict[str, Any]] = {
     "fedbn": {},
     "ditto": {"pull": 0.3},
     "hdafl": {},
+    "cgau": {},
     "fedasync": {},
     "fedbuff": {"size": 3},
     "async_fedavg": {},
@@ -73,11 +75,11 @@ def federation(order: tuple[int, ...] = tuple(range(len(SIZES)))) -> PooledClien
 
 
 def network(seed: int = 0) -> nn.Module:
-    """Everything that is hard on engines: batch norm, dropout, integer buffers, two linear layers."""
+    """Everything that is hard on engines: batch norm, dropout, integer buffers, two linear layers, conditioning."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return nn.Sequential(
-            nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4)
+            nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), GatedUnit(8, 8), nn.Linear(8, 4)
         )
 
 

@@ -50,6 +50,12 @@ COMPOSED = {
     "Ditto with private heads, by gradient norm": method("ditto").with_(
         share={"kind": "all_but", "private_layers": "classifier"}, weigh={"kind": "by_gradient_norm"}
     ),
+    "private conditioning, asynchronous, noise at the client": method("cgau").with_(
+        pace={"kind": "asynchronous", "cohort": 3}, update=[{"kind": "gaussian", "clip": 0.1, "where": "client"}]
+    ),
+    "private conditioning, asynchronous, weighted by validation": method("async_dvw").with_(
+        share={"kind": "all_but", "private_layers": "conditioning"}
+    ),
     "SCAFFOLD, asynchronous, with a private head": method("scaffold").with_(
         share={"kind": "all_but", "private_layers": "classifier"}, pace={"kind": "asynchronous", "cohort": 3}
     ),

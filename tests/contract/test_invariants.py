@@ -24,6 +24,7 @@ from .conftest import SIZES, assert_same, carry_out, federation, method, vector
 NO_EFFECT = {
     "fedprox, mu 0": recipes.fedprox(cohort=4, lr=0.1, batch=10, mu=0.0),
     "hdafl, nothing private": recipes.hdafl(cohort=4, lr=0.1, batch=10, private=()),
+    "cgau, nothing private": recipes.cgau(cohort=4, lr=0.1, batch=10, private=()),
     "lg_fedavg, all shared": recipes.lg_fedavg(cohort=4, lr=0.1, batch=10, shared="*"),
     "fedavgm, no momentum": recipes.fedavgm(cohort=4, lr=0.1, batch=10, beta=0.0),
     "clipping at a huge norm, no noise": recipes.fedavg(cohort=4, lr=0.1, batch=10).with_(

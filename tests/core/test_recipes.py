@@ -55,6 +55,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "tau": positive,
     "private": patterns,
     "shared": patterns,
+    "shared_matrix": st.booleans(),
     "weigh": st.sampled_from(["examples", "gradient_norm"]),
 }
 BREAKS_SCAFFOLD = {"momentum", "weight_decay", "clip"}
@@ -153,7 +154,7 @@ def test_positional_arguments_in_order() -> None:
 
 WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "a name": ("fedavrg", {}, "there is no recipe 'fedavrg': did you mean 'fedavg'?"),
-    "a name unlike any": ("xxxxxxx", {}, "choose one of: ditto, fedadam"),
+    "a name unlike any": ("xxxxxxx", {}, "choose one of: cgau, ditto"),
     "a field": ("fedavg", {"leaning_rate": 1}, "no setting of recipe 'fedavg' called 'leaning_rate'"),
     "a near field": ("fedavg", {"epoch": 1}, "did you mean 'epochs'?"),
     "another's field": ("fedavg", {"mu": 1}, "no setting of recipe 'fedavg' called 'mu'"),

@@ -13,7 +13,7 @@ from torch.nn import functional
 import piebald
 from piebald import recipes
 from piebald.errors import SettingError
-from piebald.task import TASKS, accuracy, squared_error, task_for
+from piebald.task import METRICS, TASKS, accuracy, squared_error, task_for
 
 from .fakes import classified, federation, seeded, simulate
 
@@ -218,3 +218,55 @@ def test_your_own_metric_is_a_mean_over_rows() -> None:
             value = float(model(clients.rows(client, "test").x)[:, 0].mean())
         row = next(r for r in run.scores if (r["version"], r["client"], r["metric"]) == (0, client, "first"))
         assert row["value"] == pytest.approx(value, rel=1e-4)
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+@pytest.mark.parametrize("ties", [False, True])
+def test_auc_is_scikit_learns(classes: int, ties: bool) -> None:
+    from sklearn.metrics import roc_auc_score
+
+    draw = torch.Generator().manual_seed(classes)
+    outputs = torch.randn(60, classes, generator=draw)
+    outputs = outputs.round() if ties else outputs
+    targets = torch.cat([torch.arange(classes), torch.randint(0, classes, (60 - classes,), generator=draw)])
+    shares = outputs.double().softmax(1).numpy()
+    expected = (
+        roc_auc_score(targets, shares[:, 1])
+        if classes == 2
+        else roc_auc_score(targets, shares, multi_class="ovr", average="macro")
+    )
+    auc = METRICS["auc"]
+    auc.reset()
+    for part in (slice(0, 20), slice(20, 60)):
+        auc.update(outputs[part], targets[part])
+    assert float(auc.compute()) == pytest.approx(expected)
+
+
+def test_auc_of_logits_and_of_one_class_alone() -> None:
+    auc = METRICS["auc"]
+    auc.reset()
+    auc.update(torch.tensor([[-1.0], [2.0], [0.5], [0.5]]), torch.tensor([[0.0], [1.0], [1.0], [0.0]]))
+    assert float(auc.compute()) == pytest.approx((1 + 1 + 1 + 0.5) / 4)
+    auc.reset()
+    auc.update(torch.randn(5, 2), torch.zeros(5, dtype=torch.int64))
+    assert auc.compute().isnan()
+
+
+def test_metrics_by_name() -> None:
+    task = task_for(CLASSES, metrics=["auc", "accuracy"])
+    assert (task.metric, list(task.metrics), task.higher_is_better) == ("auc", ["auc", "accuracy"], True)
+    for wrong, message in (("auc", "write metrics="), (["acuracy"], "did you mean 'accuracy'")):
+        with pytest.raises(SettingError, match=message):
+            task_for(CLASSES, metrics=wrong)
+
+
+def test_clients_without_a_positive_have_no_auc() -> None:
+    clients = piebald.clients_from(
+        [(torch.randn(20, 3), torch.arange(20) % 2), (torch.randn(20, 3), torch.zeros(20, dtype=torch.int64))],
+        classes=["no", "yes"],
+    )
+    run = piebald.run(
+        "fedavg", clients, nn.Linear(3, 2), rounds=1, metrics=["auc"], runtime=piebald.Simulator(workers=0)
+    )
+    assert list(run.per_client) == [0]
+    assert run.metric == "auc"

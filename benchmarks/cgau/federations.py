@@ -1,0 +1,137 @@
+"""Who holds what: embedded images by clusters or by domain, sensor signals by person."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import pairwise
+
+import numpy as np
+import settings
+import torch
+from numpy.typing import NDArray
+
+from piebald import data
+from piebald.data import DataSet
+from piebald.models import embed, squeezenet
+from piebald.partition import ByEmbedding, ByOwner, collect, measure
+from piebald.partition.clients import PooledClients
+
+Floats = NDArray[np.float32]
+POSITIVE, KEPT = "sitting", 0.35  # the rare activity, and the share of its windows that is left
+
+
+@lru_cache(maxsize=1)
+def images() -> DataSet:
+    """CIFAR-10 behind the frozen SqueezeNet: 21,000 rows of 512 numbers, standardised."""
+    source = data.cifar10()
+    rows = np.r_[0 : settings.IMAGES, len(source.x) - 1000 : len(source.x)]
+    made = embed(squeezenet(settings.SIDE), source.x[rows], key=f"cifar10-squeezenet-{settings.SIDE}")
+    return DataSet("cifar10 embedded", torch.from_numpy(_standard(made)), source.y[rows], source.classes)
+
+
+@lru_cache(maxsize=1)
+def blurred() -> DataSet:
+    """The same rows with one class for all while they are dealt, so that clusters do not look at labels."""
+    known = images()
+    return DataSet("cifar10 embedded", known.x, torch.zeros_like(known.y), ["any"])
+
+
+def by_clusters(shuffle: float, seed: int) -> PooledClients:
+    """Ten clients by regions of the embedding, inside each class (CGAU, section 3.3)."""
+    return _clusters(images(), shuffle, seed)
+
+
+def by_blind_clusters(shuffle: float, seed: int) -> PooledClients:
+    """The control: k-means over all rows, so that a client says nothing about the label beyond its region."""
+    dealt = _clusters(blurred(), shuffle, seed)
+    known = images()
+    parts = {split: dealt.lists(split) for split in ("train", "validation", "test")}
+    return PooledClients(known.x, known.y, parts, classes=known.classes)
+
+
+def _clusters(rows: DataSet, shuffle: float, seed: int) -> PooledClients:
+    return ByEmbedding(
+        clients=settings.CLIENTS,
+        shuffle=shuffle,
+        seed=seed,
+        validation=settings.VALIDATION,
+        test=settings.TEST,
+        limit=settings.DEALT,
+    ).split(rows)
+
+
+@lru_cache(maxsize=1)
+def office_rows() -> DataSet:
+    """Office-Caltech10 as SqueezeNet's features of the original photographs, standardised."""
+    source = data.office_caltech10("squeezenet")
+    return DataSet(
+        "office embedded", torch.from_numpy(_standard(source.x.numpy())), source.y, source.classes, source.owners
+    )
+
+
+def by_domain(seed: int) -> PooledClients:
+    """Four clients: amazon, caltech10, dslr and webcam."""
+    return ByOwner(owner="domain", seed=seed, validation=0.15, test=0.3).split(office_rows())
+
+
+@lru_cache(maxsize=1)
+def signal_rows() -> DataSet:
+    """HAR as fixed features of each window, one activity made rare: is somebody sitting?"""
+    source = data.har()
+    positive = source.y == source.classes.index(POSITIVE)
+    dice = np.random.default_rng(0)
+    chosen = np.flatnonzero(~positive.numpy() | (dice.random(len(source)) < KEPT))
+    x = _standard(features(source.x[chosen]).numpy())
+    y = positive[chosen].long()
+    owners = {"subject": data.dataset.Owners.of(source.owners["subject"].codes[chosen])}
+    return DataSet("har, rare", torch.from_numpy(x), y, ["other", POSITIVE], owners, together=source.together[chosen])
+
+
+def by_subject(seed: int) -> PooledClients:
+    """Thirty people."""
+    return ByOwner(owner="subject", seed=seed, validation=0.2, test=0.3).split(signal_rows())
+
+
+def features(windows: torch.Tensor) -> torch.Tensor:
+    """Mean, deviation, least, largest and log-energies of six bands of each axis: [n, 9, 128] to [n, 90]."""
+    power = torch.fft.rfft(windows - windows.mean(2, keepdim=True)).abs().square()[:, :, 1:]
+    edges = [0, 2, 4, 8, 16, 32, 64]
+    bands = [(power[:, :, lo:hi].mean(2) + 1e-6).log() for lo, hi in pairwise(edges)]
+    plain = [windows.mean(2), windows.std(2), windows.amin(2), windows.amax(2)]
+    return torch.stack([*plain, *bands], 2).flatten(1)
+
+
+def frechet(clients: PooledClients, components: int, held: int | None = None) -> NDArray[np.float64]:
+    """Each client's squared Fréchet distance to all others, on principal components; `held` rows a client at most."""
+    from sklearn.decomposition import PCA
+
+    rows = np.concatenate([clients.indices(client, "train") for client in range(len(clients))])
+    axes = PCA(components, random_state=0).fit(clients.x.numpy()[rows])
+
+    def project(x: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(axes.transform(x.numpy()[:held]))
+
+    found = measure([one for one in collect(_Unlabelled(clients), embed=project)])
+    return found.frechet
+
+
+class _Unlabelled:
+    """Clients without classes, whose rows may be cut to the first ones."""
+
+    def __init__(self, clients: PooledClients) -> None:
+        self._clients = clients
+        self.names, self.classes, self.common = clients.names, None, None
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def counts(self, client: int, split: str) -> None:
+        return None
+
+    def rows(self, client: int, split: str):
+        return self._clients.rows(client, split)
+
+
+def _standard(x: Floats) -> Floats:
+    """Standard scores over all rows, which clients can work out from their sums."""
+    return ((x - x.mean(0)) / (x.std(0) + 1e-6)).astype(np.float32)

@@ -1,0 +1,209 @@
+"""One job is one run; what it came to is kept as a small JSON file, so nothing is run twice."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import federations
+import numpy as np
+import settings
+import torch
+from settings import METHODS, SWITCHES, Task
+
+import piebald
+from piebald.partition.clients import PooledClients
+from piebald.runtimes import Simulator
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run.
+
+    Attributes:
+        part: one of `settings.PARTS`.
+        setting: who holds what, e.g. "shuffle 0.2".
+        method: a key of `METHODS` or `SWITCHES`.
+        seed: of the rows, their deal, the first model and the batches.
+        unseen: clients that are held out until the end.
+        rate: learning rate, None for the task's own.
+    """
+
+    part: str
+    setting: str
+    method: str
+    seed: int
+    unseen: int = 0
+    rate: float | None = None
+
+    def file(self, out: Path) -> Path:
+        """Where the result is kept."""
+        rate = "" if self.rate is None else f" rate {self.rate}"
+        name = f"{self.method} {self.setting}{rate} seed {self.seed}".replace(",", "").replace(" ", "-")
+        return out / self.part / f"{name}.json"
+
+
+def tuning() -> Iterator[Job]:
+    for method in (settings.CGAU, settings.BLIND, settings.RELU):
+        for rate in settings.TUNED_RATES:
+            yield Job("tuning", "shuffle 0.0", method, settings.TUNING_SEED, rate=rate)
+
+
+def images() -> Iterator[Job]:
+    for seed in settings.SEEDS:
+        for shuffle in (0.0, 1.0, 0.4, 0.2, 0.8, 0.6):
+            for method in METHODS:
+                if method != settings.MATRIX or shuffle in (0.0, 1.0):
+                    yield Job("images", f"shuffle {shuffle}", method, seed)
+        for method in SWITCHES:
+            yield Job("images", "shuffle 0.0", method, seed)
+
+
+def controls() -> Iterator[Job]:
+    for seed in settings.SEEDS:
+        for method in METHODS:
+            if method != settings.MATRIX:
+                yield Job("controls", "label-free", method, seed)
+
+
+def office() -> Iterator[Job]:
+    for seed in settings.SEEDS:
+        for method in METHODS:
+            yield Job("office", "by domain", method, seed)
+
+
+def signals() -> Iterator[Job]:
+    for seed in settings.REPETITIONS:
+        for method in METHODS:
+            if method != settings.MATRIX:
+                yield Job("signals", "by subject", method, seed)
+
+
+def newcomers() -> Iterator[Job]:
+    for seed in settings.SEEDS[:3]:
+        for method in (settings.CGAU, settings.BLIND, settings.HEAD):
+            yield Job("newcomers", "shuffle 0.0", method, seed, unseen=2)
+            yield Job("newcomers", "label-free", method, seed, unseen=2)
+            yield Job("newcomers", "by domain", method, seed, unseen=1)
+            yield Job("newcomers", "by subject", method, seed, unseen=6)
+
+
+JOBS: dict[str, Callable[[], Iterator[Job]]] = {
+    "tuning": tuning,
+    "office": office,
+    "signals": signals,
+    "images": images,
+    "controls": controls,
+    "newcomers": newcomers,
+}
+
+
+@lru_cache(maxsize=2)
+def federation(setting: str, seed: int) -> tuple[PooledClients, Task]:
+    """Clients and what is common to their runs."""
+    if setting == "by domain":
+        return federations.by_domain(seed), settings.OFFICE_TASK
+    if setting == "by subject":
+        return federations.by_subject(seed), settings.SIGNAL_TASK
+    if setting == "label-free":
+        return federations.by_blind_clusters(0.0, seed), settings.IMAGE_TASK
+    return federations.by_clusters(float(setting.removeprefix("shuffle ")), seed), settings.IMAGE_TASK
+
+
+def carry_out(job: Job, out: Path) -> str:
+    """Run one job, or do nothing where its result is there."""
+    file = job.file(out)
+    if file.exists():
+        return f"{job}: is there"
+    torch.set_num_threads(1)  # jobs run beside one another
+    clients, task = federation(job.setting, job.seed)
+    began = time.perf_counter()
+    run = run_of(job, clients, task)
+    table = measured(run) | {"took": time.perf_counter() - began}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(table | {"job": vars(job)}, indent=1))
+    return f"{job.part} {job.setting} {job.method} seed {job.seed}: {table['mean']:.4f}, {table['took']:.0f} s"
+
+
+def run_of(job: Job, clients: PooledClients, task: Task, out: Path | None = None) -> piebald.Run:
+    """The run itself."""
+    method = (METHODS | SWITCHES)[job.method]
+    rate = task.rates[method.family] if job.rate is None else job.rate
+    recipe = method.recipe(lr=rate, batch=task.batch, momentum=settings.MOMENTUM)
+    shape, outputs = tuple(clients.x.shape[1:]), len(clients.classes)
+    network = method.network(shape, outputs, task.units, len(clients))
+    return piebald.run(
+        recipe,
+        clients,
+        network,
+        rounds=task.rounds,
+        seed=job.seed,
+        runtime=Simulator(engine="stacked", stack=30, workers=0),
+        metrics=["auc", "accuracy"] if job.setting == "by subject" else ["accuracy"],
+        evaluate_every=settings.EVERY,
+        keep="best",
+        unseen=job.unseen,
+        out=out,
+        label=job.method,
+    )
+
+
+def measured(run: piebald.Run) -> dict[str, Any]:
+    """What is kept of a run."""
+    final = run.final
+    kept = ("mean", "sd", "worst_decile", "best", "rounds", "bytes_up", "bytes_down", "wall")
+    last = [point["mean"] for point in run.curve][-1]
+    return {
+        **{name: final[name] for name in kept},
+        "last": last,
+        "metric": run.metric,
+        "numbers": run.meta["parameters"],
+        "shared": run.meta["shared"],
+        "per_client": list(final["per_client"].values()),
+        "curve": [[point["version"], point["mean"]] for point in run.curve],
+        "newcomers": run.newcomers,
+    }
+
+
+def load(out: Path, part: str) -> list[dict[str, Any]]:
+    """All results of a part."""
+    return [json.loads(file.read_text()) for file in sorted((out / part).glob("*.json"))]
+
+
+def describe(out: Path) -> None:
+    """Distances between clients, and what a label prior knows, for each federation of images; kept like a run."""
+    from sklearn.decomposition import PCA
+    from sklearn.neighbors import KNeighborsClassifier
+
+    for seed in settings.SEEDS:
+        for setting in [*(f"shuffle {shuffle}" for shuffle in settings.SHUFFLES), "label-free"]:
+            file = out / "federations" / f"{setting.replace(' ', '-')}-seed-{seed}.json"
+            if file.exists():
+                continue
+            clients, _ = federation(setting, seed)
+            train = np.concatenate([clients.indices(client, "train") for client in range(len(clients))])
+            places = PCA(2, random_state=0).fit(clients.x.numpy()[train]).transform(clients.x.numpy())
+            y = clients.y.numpy()
+            pooled = KNeighborsClassifier(25).fit(places[train], y[train])
+            known: dict[str, list[float]] = {"client and position": [], "position": [], "client": []}
+            for client in range(len(clients)):
+                mine, test = clients.indices(client, "train"), clients.indices(client, "test")
+                own = KNeighborsClassifier(min(25, len(mine))).fit(places[mine], y[mine])
+                known["client and position"].append(own.score(places[test], y[test]))
+                known["position"].append(pooled.score(places[test], y[test]))
+                known["client"].append(float((y[test] == np.bincount(y[mine]).argmax()).mean()))
+            table = {
+                "setting": setting,
+                "seed": seed,
+                "sizes": [clients.size(client, "train") for client in range(len(clients))],
+                "frechet": float(federations.frechet(clients, settings.FRECHET_COMPONENTS).mean()),
+                "frechet_512": float(federations.frechet(clients, 512).mean()) if seed == 0 else None,
+                "prior": {name: float(np.mean(values)) for name, values in known.items()},
+            }
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(table))

@@ -1,0 +1,235 @@
+"""RESULTS.md: its tables and pictures from what was measured; the words around them stay as they are."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jobs
+import pictures
+import settings
+import xor
+from scipy.stats import t
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """The mean and half of its 95 % interval (Student's t); NaN for one value."""
+    middle, count = sum(values) / len(values), len(values)
+    if count < 2:
+        return middle, math.nan
+    spread = math.sqrt(sum((value - middle) ** 2 for value in values) / (count - 1))
+    return middle, float(t.ppf(0.975, count - 1)) * spread / math.sqrt(count)
+
+
+def by_method(out: Path, part: str, setting: str) -> dict[str, dict[int, dict[str, Any]]]:
+    """Results by method, then by seed."""
+    found: dict[str, dict[int, dict[str, Any]]] = {}
+    for one in jobs.load(out, part):
+        if one["job"]["setting"] == setting and one["job"]["rate"] is None:
+            found.setdefault(one["job"]["method"], {})[one["job"]["seed"]] = one
+    return found
+
+
+def said(values: Sequence[float], signed: bool = False) -> str:
+    """A mean with its interval, in points; nothing of nothing."""
+    if not values:
+        return ""
+    middle, half = interval([100 * value for value in values])
+    form = "{:+.1f}" if signed else "{:.1f}"
+    return form.format(middle) + ("" if math.isnan(half) else f" ± {half:.1f}")
+
+
+def paired(found: dict[str, dict[int, dict[str, Any]]], one: str, other: str) -> str:
+    """The mean difference on the same seeds."""
+    seeds = found.get(one, {}).keys() & found.get(other, {}).keys()
+    return said([found[one][seed]["mean"] - found[other][seed]["mean"] for seed in seeds], True) if seeds else ""
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A Markdown table."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+# -------------------------------------------------------------------------------------------------------------- tables
+
+
+def xor_table(out: Path) -> str:
+    """How often each solves XOR."""
+    found = json.loads((out / "xor.json").read_text())
+    rows = [
+        [name, one["numbers"], f"{one['solved']} of {xor.STARTS}", f"{100 * one['best']:.0f}"]
+        for name, one in found.items()
+    ]
+    return table(["model", "numbers", "starts that solve it", "best accuracy, %"], rows)
+
+
+def image_table(out: Path) -> str:
+    """Accuracy of every method at every level, and the distance between clients."""
+    known = [json.loads(file.read_text()) for file in (out / "federations").glob("*.json")]
+    found = {shuffle: by_method(out, "images", f"shuffle {shuffle}") for shuffle in settings.SHUFFLES}
+    rows: list[list[object]] = []
+    for method in settings.METHODS:
+        cells = [[one["mean"] for one in found[shuffle].get(method, {}).values()] for shuffle in settings.SHUFFLES]
+        rows.append([method, *(said(values) for values in cells)])
+    for other in (settings.BLIND, settings.RELU, settings.MATCHED, settings.HEAD):
+        rows.append([f"*CGAU minus {other}*", *(paired(found[s], settings.CGAU, other) for s in settings.SHUFFLES)])
+    distance: list[object] = ["*average Fréchet distance, 32 components*"]
+    floor: list[object] = ["*the same on all 512 numbers, seed 0*"]
+    for shuffle in settings.SHUFFLES:
+        here = [one for one in known if one["setting"] == f"shuffle {shuffle}"]
+        middle, half = interval([one["frechet"] for one in here]) if here else (math.nan, math.nan)
+        distance.append(f"{middle:.1f} ± {half:.1f}")
+        floor.append("".join(f"{one['frechet_512']:.0f}" for one in here if one["frechet_512"] is not None))
+    rows += [distance, floor]
+    return table(["shuffled", *(f"{shuffle:.1f}" for shuffle in settings.SHUFFLES)], rows)
+
+
+def why_table(out: Path) -> str:
+    """What a label prior knows, with clusters inside classes and without looking at classes."""
+    known = [json.loads(file.read_text()) for file in (out / "federations").glob("*.json")]
+    wheres = {
+        "shuffle 0.0": "clusters in classes",
+        "shuffle 1.0": "the same, all shuffled",
+        "label-free": "label-free clusters",
+    }
+    rows = []
+    for name in ("client", "position", "client and position"):
+        cells = [[one["prior"][name] for one in known if one["setting"] == where] for where in wheres]
+        rows.append([f"label from {name} alone", *map(said, cells)])
+    found = {where: by_method(out, "controls" if where == "label-free" else "images", where) for where in wheres}
+    for method in settings.METHODS:
+        cells = [[one["mean"] for one in found[where].get(method, {}).values()] for where in wheres]
+        rows.append([method, *(said(values) for values in cells)])
+    for other in (settings.BLIND, settings.RELU, settings.MATCHED):
+        rows.append([f"*CGAU minus {other}*", *(paired(found[where], settings.CGAU, other) for where in wheres)])
+    return table(["accuracy, %", *wheres.values()], rows)
+
+
+def switch_table(out: Path) -> str:
+    """Filter or gate alone, a shared bias, and the averaged matrix, at shuffling 0."""
+    found = by_method(out, "images", "shuffle 0.0")
+    names = [settings.BLIND, settings.MATRIX, *settings.SWITCHES, settings.CGAU]
+    rows = [
+        [name, said([one["mean"] for one in found[name].values()]), paired(found, name, settings.BLIND)]
+        for name in names
+        if name in found
+    ]
+    return table(["", "accuracy, %", "minus no conditioning"], rows)
+
+
+def method_table(out: Path, part: str, setting: str, what: str) -> str:
+    """All methods on one federation."""
+    found = by_method(out, part, setting)
+    rows = []
+    for method in settings.METHODS:
+        if mine := found.get(method):
+            worst = said([one["worst_decile"] for one in mine.values()])
+            rows.append(
+                [
+                    method,
+                    said([one["mean"] for one in mine.values()]),
+                    worst,
+                    paired(found, settings.CGAU, method),
+                    len(mine),
+                ]
+            )
+    return table(["", what, "worst decile of clients", "CGAU minus this", "repetitions"], rows)
+
+
+def tuning_table(out: Path) -> str:
+    """Learning rates on the seed that is used for nothing else."""
+    made = {(one["job"]["method"], one["job"]["rate"]): one["mean"] for one in jobs.load(out, "tuning")}
+    methods = list(dict.fromkeys(method for method, _ in made))
+    rows = [[m, *(f"{100 * made[m, r]:.1f}" if (m, r) in made else "" for r in settings.TUNED_RATES)] for m in methods]
+    return table(["learning rate", *map(str, settings.TUNED_RATES)], rows)
+
+
+def newcomer_table(out: Path) -> str:
+    """Clients that were unseen until the end: each way of fitting to them, on their own test rows."""
+    rows = []
+    for setting in ("shuffle 0.0", "label-free", "by domain", "by subject"):
+        for method, seeds in by_method(out, "newcomers", setting).items():
+            ways: dict[str, list[float]] = {}
+            for one in seeds.values():
+                for newcomer in one["newcomers"]:
+                    for way in newcomer["ways"]:
+                        if way["test"] is not None:
+                            ways.setdefault(way["name"], []).append(way["test"])
+                            if way["name"] == newcomer["best"]:
+                                ways.setdefault("best", []).append(way["test"])
+            cells = [said(ways.get(name, [])) for name in ("community", "private", "head", "fine_tune", "best")]
+            seen = said([one["mean"] for one in seeds.values()])
+            rows.append([setting, method, seen, *cells, len(ways.get("best", []))])
+    heads = [
+        "clients",
+        "run",
+        "clients seen",
+        "community",
+        "private part",
+        "head",
+        "all",
+        "as validation chose",
+        "newcomers",
+    ]
+    return table(heads, rows)
+
+
+def cost_table(out: Path) -> str:
+    """Time and bytes of a round."""
+    found = json.loads((out / "cost.json").read_text())
+    rows = []
+    for name, one in found.items():
+        cells = []
+        for engine in ("lean", "stacked"):
+            low, high = one[f"{engine}_range"]
+            cells.append(f"{one[engine]:.2f} s, {one[f'{engine}_ratio']:.2f} ({low:.2f} to {high:.2f})")
+        rows.append([name, f"{one['numbers']:,}", one["private"], f"{one['bytes_up']:,.0f}", *cells])
+    return table(
+        ["", "numbers", "private", "bytes a client and round, up", "one by one, to plain", "stacked, to plain"], rows
+    )
+
+
+def conditioning_table(out: Path, folder: Path) -> str:
+    """Whether clients with unlike data have unlike conditioning."""
+    found = pictures.conditioning(out, folder / "conditioning.png")
+    rows = [[pictures.WHERE[setting], f"{rank:+.2f}", f"{luck:.2g}"] for setting, (rank, luck) in found.items()]
+    return table(["federation", "Spearman's correlation", "p (relabelled clients)"], rows)
+
+
+def write(out: Path, folder: Path) -> Path:
+    """Fill in the tables of RESULTS.md between their marks (a bare file is made where there is none), draw pictures."""
+    parts: dict[str, Callable[[], str]] = {
+        "xor": lambda: xor_table(out),
+        "images": lambda: image_table(out),
+        "why": lambda: why_table(out),
+        "switches": lambda: switch_table(out),
+        "office": lambda: method_table(out, "office", "by domain", "accuracy, %"),
+        "signals": lambda: method_table(out, "signals", "by subject", "AUC, %"),
+        "newcomers": lambda: newcomer_table(out),
+        "cost": lambda: cost_table(out),
+        "conditioning": lambda: conditioning_table(out, folder),
+        "tuning": lambda: tuning_table(out),
+    }
+    path = folder / "RESULTS.md"
+    text = (
+        path.read_text("utf-8") if path.exists() else "\n".join(f"<!-- {n} -->\n<!-- end of {n} -->\n" for n in parts)
+    )
+    for name, make in parts.items():
+        try:
+            made = make()
+        except (OSError, KeyError, ZeroDivisionError) as error:
+            print(f"{name}: left as it is, since not everything was measured ({type(error).__name__}: {error})")
+            continue
+        mark = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
+        text = mark.sub(lambda found, made=made: f"{found[1]}{made}\n{found[2]}", text)
+    path.write_text(text, "utf-8")
+    if (out / "xor.json").exists():
+        xor.draw(out, folder / "xor.png")
+    if (out / "images").exists():
+        pictures.shuffling(out, folder / "shuffling.png")
+    return path

@@ -1,0 +1,67 @@
+"""CGAU's claims on real data, in one command: python benchmarks/cgau/run.py --out runs/cgau
+
+Runs what is not there yet, then writes RESULTS.md and the pictures.  It needs PIEBALD_DATA.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+
+import cost
+import jobs
+import pictures
+import results
+import settings
+import xor
+
+
+def main() -> int:
+    """Run the jobs side by side and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("runs/cgau"), help="folder of what was measured")
+    parser.add_argument("--results", type=Path, help="folder of RESULTS.md and pictures, by default the output folder")
+    parser.add_argument("--only", choices=settings.PARTS, nargs="+", default=settings.PARTS, help="only these parts")
+    parser.add_argument("--seeds", type=int, nargs="+", help="only these seeds")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at the same time, one thread each")
+    parser.add_argument("--tables", action="store_true", help="run nothing, write the results from what is there")
+    options = parser.parse_args()
+    failed = 0 if options.tables else measure(options.out, options.only, options.seeds, options.jobs)
+    folder = options.results or options.out
+    folder.mkdir(parents=True, exist_ok=True)
+    print(results.write(options.out, folder))
+    return 1 if failed else 0
+
+
+def measure(out: Path, only: list[str], seeds: list[int] | None, workers: int) -> int:
+    """Everything that is not there yet; how many jobs failed."""
+    began, failed = time.monotonic(), 0
+    asked = [job for part, listed in jobs.JOBS.items() if part in only for job in listed()]
+    asked = [job for job in asked if seeds is None or job.seed in seeds]
+    with ProcessPoolExecutor(max(1, workers), multiprocessing.get_context("spawn")) as pool:
+        waiting = {pool.submit(jobs.carry_out, job, out): job for job in asked}
+        for number, done in enumerate(as_completed(waiting), 1):
+            try:
+                said = done.result()
+            except Exception as error:
+                failed += 1
+                said = f"{waiting[done]} failed: {error}"
+            print(f"[{number}/{len(asked)}, {time.monotonic() - began:.0f} s] {said}", flush=True)
+    if "images" in only:
+        jobs.describe(out)
+    if "xor" in only:
+        xor.measure(out)
+    if "cost" in only:
+        cost.measure(out)
+    if "pictures" in only:
+        pictures.measure(out)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

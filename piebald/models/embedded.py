@@ -1,0 +1,98 @@
+"""Clients behind a frozen extractor: it runs once over each client's rows, and a small model reads what it made.
+
+The extractor is the same for everybody and is never trained, so it does not travel: only the classifier does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from piebald.contracts import Clients, Rows, Split
+from piebald.errors import unknown
+from piebald.models.extractors import EXTRACTORS, embed
+
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+
+
+class Embedded:
+    """Clients whose inputs are embeddings [n, d] of the rows that others hold.
+
+    Args:
+        clients: who holds the rows.
+        network: the extractor.  Embeddings are kept on disk as `name`-<fingerprint>, a file for each client, see
+            `extractors.embed`.
+        name: None keeps them in memory only.
+        batch: rows at a time.
+    """
+
+    def __init__(self, clients: Clients, network: nn.Module, name: str | None, batch: int = 64) -> None:
+        self.names, self.classes = clients.names, clients.classes
+        self._places: dict[tuple[int, Split], np.ndarray[Any, np.dtype[np.int64]]] = {}
+        self._counts = {
+            (client, split): clients.counts(client, split) for client in range(len(clients)) for split in SPLITS
+        }
+        x: list[Tensor] = []
+        y: list[Tensor] = []
+        at = 0
+        for client in range(len(clients)):
+            parts = {split: clients.rows(client, split) for split in SPLITS}
+            held = [part for part in parts.values() if len(part)]
+            if held:  # one file a client, whatever its parts
+                x.append(_embedded(network, torch.cat([part.x for part in held]), name, batch))
+                y += [part.y for part in held]
+            for split, part in parts.items():
+                self._places[client, split] = np.arange(at, at + len(part))
+                at += len(part)
+        self.x, self.y = torch.cat(x), torch.cat(y)
+        common = clients.common
+        self.common = None if common is None else Rows(_embedded(network, common.x, name, batch), common.y)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def indices(self, client: int, split: Split) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Row numbers of one part of one client in `x` and `y`."""
+        return self._places[client, split]
+
+    def rows(self, client: int, split: Split) -> Rows:
+        """The rows of one part; empty where the client has none."""
+        places = torch.from_numpy(self._places[client, split])
+        return Rows(self.x[places], self.y[places])
+
+    def size(self, client: int, split: Split) -> int:
+        """How many rows."""
+        return len(self._places[client, split])
+
+    def counts(self, client: int, split: Split) -> Sequence[int] | None:
+        """Rows of each class, or None where targets are not classes."""
+        return self._counts[client, split]
+
+
+def embedded(clients: Clients, extractor: str | nn.Module, *, key: str | None = None, batch: int = 64) -> Embedded:
+    """These clients behind a frozen extractor.
+
+    Args:
+        clients: who holds what.
+        extractor: "squeezenet" (images), "log_mel" (recordings), or any module that maps inputs [batch, ...] to
+            [batch, d].
+        key: a name under which a module's embeddings are kept on disk; those of named extractors always are.
+        batch: rows at a time.
+
+    Raises:
+        SettingError: there is no extractor of this name, it cannot read these rows, or returns something else than a
+            row of finite numbers for each.
+    """
+    if isinstance(extractor, nn.Module):
+        return Embedded(clients, extractor, key, batch)
+    if extractor not in EXTRACTORS:
+        raise unknown("extractor", extractor, EXTRACTORS)
+    return Embedded(clients, EXTRACTORS[extractor](), key or extractor, batch)
+
+
+def _embedded(network: nn.Module, x: Tensor, name: str | None, batch: int) -> Tensor:
+    return torch.from_numpy(embed(network, x, batch=batch, key=name))

@@ -1,0 +1,26 @@
+"""CGAU: everybody's gated units, each client's own conditioning."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from piebald.client import AllBut, OneHot, Sgd, Training
+from piebald.controller.pace import CohortSize
+from piebald.parts import Recipe
+from piebald.recipes.fedavg import fedavg
+from piebald.recipes.registry import recipe
+
+
+@recipe("Rieger, Høegh, Hansen 2020, Client adaptation improves federated learning with simulated non-IID clients", Sgd)
+def cgau(
+    cohort: CohortSize = 1.0,
+    private: str | tuple[str, ...] = "conditioning",
+    shared_matrix: bool = False,
+    **training: Unpack[Training],
+) -> Recipe:
+    """FedAvg over a model of gated units; the vectors that condition them on the client never leave it.
+
+    Section 3, with models such as `gated_classifier`.  With `shared_matrix` all clients' vectors are columns
+    of one matrix that is averaged like the rest, as in the paper's simulation; the model then needs its `clients`.
+    """
+    return fedavg(cohort, **training).with_(share=OneHot() if shared_matrix else AllBut(private_layers=private))

@@ -1,0 +1,262 @@
+"""Fitting a finished run to somebody new, and clients that stay unseen until the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import piebald
+from piebald import data, models, partition, recipes
+from piebald.contracts import Rows
+from piebald.errors import RunFolderError, SettingError
+from piebald.newcomers import set_apart
+from piebald.parts import Group
+
+HERE = piebald.Simulator(engine="lean", workers=0)
+
+
+@pytest.fixture(scope="module")
+def clients() -> partition.PooledClients:
+    return partition.Dirichlet(clients=6, alpha=0.3, limit=500, validation=0.2).split(data.digits())
+
+
+def gated(seed: int = 0) -> nn.Module:
+    return models.build_model("gated_classifier", (1, 8, 8), 10, seed, units=(16,), dropout=0.2)
+
+
+def normed(seed: int = 0) -> nn.Module:
+    """With batch norm, whose statistics nobody should move who fits the head alone."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 10))
+
+
+@pytest.fixture(scope="module")
+def finished(clients, tmp_path_factory) -> piebald.Run:
+    folder = tmp_path_factory.mktemp("runs") / "cgau"
+    return piebald.run(recipes.cgau(lr=0.5), clients, gated, rounds=8, runtime=HERE, unseen=1, out=folder)
+
+
+def unseen_rows(run: piebald.Run, clients) -> tuple[torch.Tensor, torch.Tensor]:
+    number = list(clients.names).index(run.newcomers[0]["client"])
+    parts = [clients.rows(number, split) for split in ("train", "validation")]
+    return torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts])
+
+
+def test_every_way_fits_what_it_says_and_nothing_else(finished, clients, monkeypatch) -> None:
+    from piebald.newcomers import ways
+
+    tried: dict[frozenset[str], torch.Tensor] = {}
+    real = ways._Trial._fitted
+
+    def seen(self, start, fitted):
+        vector, epoch = real(self, start, fitted)
+        tried[fitted] = vector
+        return vector, epoch
+
+    monkeypatch.setattr(ways._Trial, "_fitted", seen)
+    made = piebald.adapt(finished, unseen_rows(finished, clients), epochs=3)
+    layout, start = finished.work.layout, finished.start()
+    assert [way.name for way in made.ways] == ["community", "private", "head", "fine_tune"]
+    assert [way.fitted for way in made.ways] == [0, 2 * 16, 170, layout.size]
+    for names, vector in tried.items():
+        moved = {s.name for s in layout.slots if not torch.equal(vector[s.start : s.stop], start[s.start : s.stop])}
+        assert moved == names
+    assert layout.private in tried
+    torch.testing.assert_close(layout.flatten(made.model), made.vector)
+
+
+def test_the_least_validation_loss_decides_and_gains_are_over_the_community(finished, clients) -> None:
+    made = piebald.adapt(finished, unseen_rows(finished, clients), validation=0.3, test=0.2, epochs=5)
+    ways = {way.name: way for way in made.ways}
+    assert made.best == min(ways, key=lambda name: ways[name].loss)
+    assert made.chosen is ways[made.best]
+    assert ways["community"].gain == 0
+    for way in made.ways:
+        assert way.loss <= ways["community"].loss  # the start is one of the epochs to choose from
+        assert way.gain == pytest.approx(way.validation - ways["community"].validation)
+        assert way.test is not None
+    assert made.table()["ways"][0]["name"] == "community"
+
+
+def test_batch_norm_is_left_alone_where_it_is_not_fitted(clients) -> None:
+    run = piebald.run("fedavg", clients, normed, rounds=2, runtime=HERE)
+    made = {}
+    from piebald.newcomers.ways import _Trial
+
+    one = partition.clients_from([(clients.rows(0, "train").x, clients.rows(0, "train").y)], validation=0.3, test=0.0)
+    trial = _Trial(run, one, 0, 3, None)
+    layout = run.work.layout
+    for name, fitted in trial._ways().items():
+        made[name], _ = trial._fitted(run.start(), fitted)
+    statistics = [slot for slot in layout.slots if slot.buffer]
+    assert statistics
+    for slot in statistics:
+        here = slice(slot.start, slot.stop)
+        assert torch.equal(made["head"][here], run.start()[here])
+        assert not torch.equal(made["fine_tune"][here], run.start()[here])
+
+
+def test_hdafl_fits_the_head_as_its_private_part(clients) -> None:
+    run = piebald.run(recipes.hdafl(lr=0.3), clients, normed, rounds=5, runtime=HERE, unseen=2)
+    assert [way["name"] for way in run.newcomers[0]["ways"]] == ["community", "private", "fine_tune"]
+    for newcomer in run.newcomers:
+        community, private, *_ = newcomer["ways"]
+        assert private["loss"] < community["loss"]  # an untrained head can only get better
+
+
+class Parity(Group):
+    """Even and odd clients, for the test of groups."""
+
+    def assign(self, cohort, known, centre):
+        return [client % 2 for client in cohort.clients]
+
+
+def test_a_newcomer_finds_the_group_whose_data_are_like_its_own(monkeypatch) -> None:
+    """Odd clients have all classes renamed; a newcomer of their kind must start from their model."""
+    source = partition.Iid(clients=6, limit=700, validation=0.2).split(data.digits())
+    pairs = []
+    for client in range(6):
+        rows = source.rows(client, "train")
+        pairs.append((rows.x, rows.y if client % 2 == 0 else 9 - rows.y))
+    there = partition.clients_from(pairs[:4], classes=list("0123456789"))
+    run = piebald.run(recipes.fedavg(lr=0.3).with_(group=Parity()), there, gated, rounds=10, runtime=HERE)
+    assert sorted(run.groups) == [0, 1]
+    for number, pair in ((0, pairs[4]), (1, pairs[5])):
+        made = piebald.adapt(run, pair, validation=0.3)
+        ways = {way.name: way for way in made.ways}
+        assert made.group == number
+        assert ways["group"].fitted == 0
+        if number:
+            assert ways["group"].gain > 0.2
+    # a client's own model is that of its group
+    flat = run.work.layout.flatten
+    assert torch.equal(flat(run.model(1)), run.groups[1])
+    assert torch.equal(flat(run.model()), run.groups[0])
+
+
+def test_unseen_clients_take_no_part_and_are_told_at_the_end(finished, clients) -> None:
+    name = finished.newcomers[0]["client"]
+    assert name not in [row["name"] for row in finished.clients]
+    assert len(finished.clients) == 5
+    assert {row["client"] for row in finished.arrivals} == set(range(5))
+    way = next(way for way in finished.newcomers[0]["ways"] if way["name"] == finished.newcomers[0]["best"])
+    assert finished.final["unseen"] == way["test"]
+
+
+def test_who_is_unseen_depends_on_the_seed_alone(clients) -> None:
+    there, apart = set_apart(clients, 0.5, seed=3)
+    again, _ = set_apart(clients, 3, seed=3)
+    assert list(there.names) == list(again.names)
+    assert apart is not None
+    assert sorted([*there.names, *apart.names]) == sorted(clients.names)
+    assert there.counts(0, "train") == clients.counts(list(clients.names).index(there.names[0]), "train")
+    assert set_apart(clients, 0, seed=3) == (clients, None)
+    for client, rows in ((number, there.rows(number, "test")) for number in range(len(there))):
+        assert len(rows) == there.size(client, "test")
+        assert torch.equal(rows.x, there.x[torch.from_numpy(there.indices(client, "test"))])
+
+
+def test_clients_that_are_fetched_when_asked_for_can_be_held_out(clients) -> None:
+    run = piebald.run("fedavg", _Fetched(clients), normed, rounds=1, runtime=HERE, unseen=2)
+    assert len(run.newcomers) == 2
+
+
+class _Fetched:
+    """Clients without a pool."""
+
+    def __init__(self, clients) -> None:
+        self._clients = clients
+        self.names, self.classes, self.common = clients.names, clients.classes, None
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def rows(self, client: int, split) -> Rows:
+        return self._clients.rows(client, split)
+
+    def size(self, client: int, split) -> int:
+        return self._clients.size(client, split)
+
+    def counts(self, client: int, split):
+        return self._clients.counts(client, split)
+
+
+def test_a_folder_does_as_well_as_the_run(finished, clients) -> None:
+    rows = unseen_rows(finished, clients)
+    one = piebald.adapt(finished, rows, epochs=2)
+    two = piebald.adapt(finished.path, rows, epochs=2, clients=clients, model=gated)
+    assert torch.equal(one.vector, two.vector)
+    assert one.ways == two.ways
+
+
+def test_resumed_runs_hold_out_the_same(clients, tmp_path: Path, monkeypatch) -> None:
+    whole = piebald.run("hdafl", clients, normed, rounds=3, runtime=HERE, unseen=2, out=tmp_path / "whole")
+    from piebald.report.store import RunStore
+
+    real = RunStore.commit
+
+    def cut(self, step, *more):
+        if step["version"] == 2:
+            raise KeyboardInterrupt
+        real(self, step, *more)
+
+    monkeypatch.setattr(RunStore, "commit", cut)
+    with pytest.raises(KeyboardInterrupt):
+        piebald.run("hdafl", clients, normed, rounds=3, runtime=HERE, unseen=2, out=tmp_path / "cut")
+    monkeypatch.setattr(RunStore, "commit", real)
+    resumed = piebald.resume(tmp_path / "cut", clients, normed)
+    assert resumed.newcomers == whole.newcomers
+    assert resumed.final["unseen"] == whole.final["unseen"]
+
+
+def test_what_cannot_be_is_one_sentence(finished, clients, tmp_path: Path) -> None:
+    x, y = unseen_rows(finished, clients)
+    cases = [
+        (lambda: piebald.adapt(finished, (x, y), epochs=0), "epochs must be a whole number, at least 1, got 0"),
+        (lambda: piebald.adapt(finished, (x, y), lr=-1.0), "lr must be above 0, got -1.0"),
+        (lambda: piebald.adapt(finished, (x, y), validation=0.0), "has no validation rows: give it some"),
+        (lambda: piebald.adapt(finished, [(x, y), (x, y)]), "one newcomer at a time, got 2 clients"),
+        (lambda: piebald.adapt(finished, (x[:, :, :4], y)), "the model cannot be trained on these rows"),
+        (lambda: set_apart(clients, 6, 0), "unseen = 6 leaves none of 6 clients"),
+        (lambda: set_apart(clients, -1, 0), "unseen must be a number of clients"),
+        (lambda: piebald.adapt(finished.path, (x, y)), "was started from Python"),
+    ]
+    for wrong, message in cases:
+        with pytest.raises(SettingError, match=message):
+            wrong()
+    with pytest.raises(RunFolderError):
+        piebald.adapt(tmp_path, (x, y))
+
+
+def test_a_run_that_is_not_finished_is_refused(clients, tmp_path: Path, monkeypatch) -> None:
+    from piebald.report.store import RunStore
+
+    real = RunStore.commit
+
+    def cut(self, step, *more):
+        if step["version"] == 2:
+            raise KeyboardInterrupt
+        real(self, step, *more)
+
+    monkeypatch.setattr(RunStore, "commit", cut)
+    with pytest.raises(KeyboardInterrupt):
+        piebald.run("fedavg", clients, normed, rounds=3, runtime=HERE, out=tmp_path / "cut")
+    with pytest.raises(RunFolderError, match="is not finished: finish it with piebald resume"):
+        piebald.adapt(tmp_path / "cut", (np.zeros((4, 1, 8, 8)), np.zeros(4)), clients=clients, model=normed)
+
+
+def test_a_report_has_a_column_for_unseen_clients(clients, tmp_path: Path) -> None:
+    compared = piebald.compare(
+        ["fedavg", "hdafl"], clients, normed, rounds=2, runtime=HERE, unseen=2, out=tmp_path / "runs"
+    )
+    for row, run in zip(compared.summary(), compared.runs, strict=True):
+        assert row["unseen"] == run.final["unseen"]
+    page = piebald.write_report([tmp_path / "runs"], tmp_path / "report")[0].read_text("utf-8")
+    assert "Unseen" in page
+    with pytest.raises(SettingError, match="holds a run with another unseen"):
+        piebald.compare(["fedavg"], clients, normed, rounds=2, runtime=HERE, out=tmp_path / "runs")
