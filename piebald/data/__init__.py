@@ -5,6 +5,7 @@ from piebald.data.cifar10 import cifar10
 from piebald.data.cifar100 import cifar100
 from piebald.data.credit import credit
 from piebald.data.dataset import DataSet, Owners
+from piebald.data.decoded import Decoded
 from piebald.data.digits import digits
 from piebald.data.fashion_mnist import fashion_mnist
 from piebald.data.femnist import femnist
@@ -13,10 +14,12 @@ from piebald.data.har import har
 from piebald.data.mnist_writers import mnist_writers
 from piebald.data.office_caltech10 import office_caltech10
 from piebald.data.registry import load, names
+from piebald.data.speech_commands import speech_commands
 from piebald.data.traffic import traffic
 
 __all__ = [
     "DataSet",
+    "Decoded",
     "Owners",
     "audio_folder",
     "census",
@@ -32,5 +35,6 @@ __all__ = [
     "mnist_writers",
     "names",
     "office_caltech10",
+    "speech_commands",
     "traffic",
 ]

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 
 from piebald.data.dataset import DataSet
-from piebald.data.tables import decades, encode, owners, read_csv
+from piebald.data.download import official
+from piebald.data.files import is_prepared
+from piebald.data.formats import read_xls, read_zip
+from piebald.data.tables import checked, decades, encode, owners, read_csv
+from piebald.errors import SettingError
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+URL = "https://archive.ics.uci.edu/static/public/350/default+of+credit+card+clients.zip"
+# UCI publishes no checksum; this is what several unrelated public projects have recorded of its archive.
+CHECKSUM = "sha256:56c885f84457f6680f8438f02bfcdac9579323d8a94465ee5f26e32baa727602"
+INSIDE = "default of credit card clients.xls"
 
 PERSONAL = ("LIMIT_BAL", "SEX", "EDUCATION", "MARRIAGE", "AGE")
 HISTORY = ("PAY_0", "PAY_2", "PAY_3", "PAY_4", "PAY_5", "PAY_6")
@@ -20,13 +34,17 @@ def credit() -> DataSet:
     """30,000 people: x [30000, 23] float32, standard scores of all rows; 2 classes; no published test part.
 
     Owners: "education" (codes 0, 5 and 6 are not documented), "sex" and "age" (by decade).  `PERSONAL`, `HISTORY`,
-    `BILLS` and `PAYMENTS` group the features' names.
+    `BILLS` and `PAYMENTS` group the features' names.  Where the prepared file is not there, the published Excel file is
+    read, which needs `pip install 'piebald[xls]'`.
 
     Raises:
-        SettingError: credit/credit_default.csv.gz is not there.
+        SettingError: credit/credit_default.csv.gz is not there and the archive cannot be downloaded, or xlrd is
+            missing.
     """
     features = (*PERSONAL, *HISTORY, *BILLS, *PAYMENTS)
-    frame = read_csv("credit", "credit_default.csv.gz", (*features, "default"))
+    columns = (*features, "default")
+    here = is_prepared("credit", "credit_default.csv.gz")
+    frame = read_csv("credit", "credit_default.csv.gz", columns) if here else _published(columns)
     x, names = encode(frame, features, (), np.ones(len(frame), dtype=bool))
     named = owners(frame, {"EDUCATION": EDUCATION, "SEX": SEX})
     return DataSet(
@@ -45,3 +63,19 @@ def credit() -> DataSet:
         citation="I-C. Yeh, C-h. Lien, The comparisons of data mining techniques for the predictive accuracy of "
         "probability of default of credit card clients, Expert Systems with Applications 36(2), 2009",
     )
+
+
+def _published(columns: tuple[str, ...]) -> DataFrame:
+    """The published sheet, whose second line has the columns' names."""
+    path = official("credit", URL, CHECKSUM)
+    (raw,) = read_zip(path, [INSIDE], str(path))
+    where = f"{INSIDE} in {path}"
+    frame = read_xls(raw, 1, where).rename(columns={"default payment next month": "default"})
+    frame = checked(frame, columns, where)
+    try:
+        whole = frame[list(columns)].astype(np.int64)
+    except (ValueError, TypeError) as error:
+        raise SettingError(
+            f"{where} must hold numbers in every cell, it may be damaged: replace it ({error})"
+        ) from None
+    return whole

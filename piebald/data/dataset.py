@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from piebald.data.decoded import Decoded
 from piebald.errors import SettingError
 
 Ints = NDArray[np.int64]
@@ -35,7 +36,7 @@ class DataSet:
     Attributes:
         name: the name it is loaded by.
         x: inputs [n, ...], float32, or uint8 images [n, channels, height, width] as stored; clients scale those to
-            [0, 1].
+            [0, 1].  `Decoded` where rows stay in their files.
         y: class numbers [n] int64, or numbers to predict [n, ...] float32.
         classes: names of the classes, None where `y` are numbers to predict.
         owners: by name ("writer", "capture"): whose each row is.
@@ -53,7 +54,7 @@ class DataSet:
     """
 
     name: str
-    x: Tensor
+    x: Tensor | Decoded
     y: Tensor
     classes: Sequence[str] | None = None
     owners: Mapping[str, Owners] = field(default_factory=dict)

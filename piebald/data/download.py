@@ -106,6 +106,7 @@ class _Resuming:
                 if _continue(url, part):
                     break
             except urllib.error.HTTPError as error:
+                error.close()  # it is an open answer
                 if error.code == 416:  # nothing is left to send
                     break
                 raise

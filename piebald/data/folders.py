@@ -11,12 +11,13 @@ import torch
 from numpy.typing import NDArray
 
 from piebald.data.dataset import DataSet, Owners
+from piebald.data.decoded import Decoded
 from piebald.errors import SettingError
 
 IMAGES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
 
-def image_folder(folder: str | Path, side: int = 64, owner: str | None = None) -> DataSet:
+def image_folder(folder: str | Path, side: int = 64, owner: str | None = None, lazy: bool = False) -> DataSet:
     """Images in folder/class/image, or in folder/owner/class/image where `owner` says what the owners are called.
 
     Returns:
@@ -26,16 +27,19 @@ def image_folder(folder: str | Path, side: int = 64, owner: str | None = None) -
         folder: the folder.
         side: pixels.
         owner: what the upper folders are ("camera", "hospital"), None where there are none.
+        lazy: leave the images in their files and decode those that are asked for, each time they are.
 
     Raises:
         SettingError: no images, an image that cannot be read, or a side below 1.
     """
     if isinstance(side, bool) or not isinstance(side, int) or side < 1:
         raise SettingError(f"side must be a whole number of pixels, at least 1, got {side!r}")
-    return _data_set(Path(folder), IMAGES, owner, lambda path: _image(path, side))
+    return _data_set(Path(folder), IMAGES, owner, lambda path: _image(path, side), lazy)
 
 
-def audio_folder(folder: str | Path, seconds: float = 1.0, rate: int = 16_000, owner: str | None = None) -> DataSet:
+def audio_folder(
+    folder: str | Path, seconds: float = 1.0, rate: int = 16_000, owner: str | None = None, lazy: bool = False
+) -> DataSet:
     """WAV recordings in folder/class/file, or in folder/owner/class/file where `owner` says what the owners are called.
 
     In the layout of Speech Commands (a speaker's id before "_nohash_" in each file's name) speakers are the owners
@@ -49,6 +53,7 @@ def audio_folder(folder: str | Path, seconds: float = 1.0, rate: int = 16_000, o
         seconds: length of each input.
         rate: samples a second; files of another rate are refused.
         owner: what the upper folders are ("room", "device"), None where there are none.
+        lazy: leave the recordings in their files and decode those that are asked for, each time they are.
 
     Raises:
         SettingError: no recordings, one that cannot be read or has another rate, or a length of no sample.
@@ -56,11 +61,11 @@ def audio_folder(folder: str | Path, seconds: float = 1.0, rate: int = 16_000, o
     length = round(seconds * rate)
     if length < 1:
         raise SettingError(f"seconds * rate must be at least one sample, got {seconds} * {rate}")
-    return _data_set(Path(folder), (".wav",), owner, lambda path: _recording(path, length, rate))
+    return _data_set(Path(folder), (".wav",), owner, lambda path: recording(path, length, rate), lazy)
 
 
 def _data_set(
-    folder: Path, suffixes: Sequence[str], owner: str | None, read: Callable[[Path], NDArray[np.generic]]
+    folder: Path, suffixes: Sequence[str], owner: str | None, read: Callable[[Path], NDArray[np.generic]], lazy: bool
 ) -> DataSet:
     depth = 2 if owner is None else 3
     pattern = "/".join("*" * depth)
@@ -76,12 +81,11 @@ def _data_set(
     if all(nohash for _, nohash, _ in speakers):
         owners["speaker"] = Owners.of(np.array([speaker for speaker, _, _ in speakers]))
     first = read(files[0])
-    x = np.empty((len(files), *first.shape), dtype=first.dtype)
-    for number, path in enumerate(files):
-        x[number] = first if not number else read(path)
+    kind = torch.uint8 if first.dtype == np.uint8 else torch.float32
+    x = Decoded(len(files), first.shape, kind, lambda row: read(files[row]))
     return DataSet(
         name=folder.resolve().name,
-        x=torch.from_numpy(x),
+        x=x if lazy else x[:],
         y=torch.from_numpy(y.astype(np.int64)),
         classes=classes.tolist(),
         owners=owners,
@@ -102,7 +106,12 @@ def _image(path: Path, side: int) -> NDArray[np.uint8]:
         raise SettingError(f"{path} cannot be read as an image: replace it or leave it out ({error})") from None
 
 
-def _recording(path: Path, length: int, rate: int) -> NDArray[np.float32]:
+def recording(path: Path, length: int, rate: int) -> NDArray[np.float32]:
+    """One WAV file [1, length] in [-1, 1]: the first channel, cut or filled up with silence.
+
+    Raises:
+        SettingError: it cannot be read, or has another rate.
+    """
     try:
         with wave.open(str(path), "rb") as opened:
             found, width, channels = opened.getframerate(), opened.getsampwidth(), opened.getnchannels()

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
+import struct
 import tarfile
+import zipfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from piebald.errors import SettingError
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 IDX_TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 
@@ -61,6 +68,76 @@ def read_members(path: Path, names: Sequence[str]) -> list[bytes]:
                 f"{path} must hold {name}, got {', '.join(sorted(found)) or 'nothing of it'}: replace it"
             )
     return [found[name] for name in names]
+
+
+def read_zip(source: Path | bytes, names: Sequence[str], where: str) -> list[bytes]:
+    """Files out of a zip archive, by the last part of their names.
+
+    Args:
+        source: the archive's path, or its bytes where it came out of another archive.
+        names: which files.
+        where: what the archive is called, for the error.
+
+    Raises:
+        SettingError: the archive is damaged or lacks one of them.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(source) if isinstance(source, bytes) else source) as archive:
+            found = {entry.filename.rsplit("/", 1)[-1]: entry for entry in archive.infolist()}
+            for name in names:
+                if name not in found:
+                    raise SettingError(f"{where} must hold {name}: replace it")
+            return [archive.read(found[name]) for name in names]
+    except (OSError, EOFError, ValueError, NotImplementedError, zlib.error, zipfile.BadZipFile) as error:
+        raise SettingError(
+            f"{where} cannot be read as a zip archive, it may be damaged: replace it ({error})"
+        ) from None
+
+
+def read_numbers(raw: bytes, columns: int, where: str) -> NDArray[np.float64]:
+    """Numbers [lines, columns] from text with blanks between them, as UCI's txt files have them.
+
+    Raises:
+        SettingError: anything that is no number, or lines of another length.
+    """
+    import pandas
+
+    try:
+        frame = pandas.read_csv(io.BytesIO(raw), sep=r"\s+", header=None, dtype=np.float64)
+    except ValueError as error:
+        raise SettingError(f"{where} is not a table of numbers, it may be damaged: replace it ({error})") from None
+    if frame.shape[1] != columns or frame.isna().to_numpy().any():
+        raise SettingError(
+            f"{where} must have {columns} numbers in each line, got {frame.shape[1]} or gaps: replace it"
+        )
+    return frame.to_numpy()
+
+
+def read_xls(raw: bytes, header: int, where: str) -> DataFrame:
+    """The first sheet of an Excel file of the old format (.xls), whose numbers are all floats.
+
+    Args:
+        raw: the file.
+        header: the line with the columns' names, from 0.
+        where: what the file is called, for the error.
+
+    Raises:
+        SettingError: xlrd is missing, or the file is no such sheet.
+    """
+    import pandas
+
+    try:
+        import xlrd
+        from xlrd.compdoc import CompDocError
+    except ImportError:
+        raise SettingError(f"{where} is an old Excel file, which needs xlrd: pip install 'piebald[xls]'") from None
+    try:
+        sheet = xlrd.open_workbook(file_contents=raw, logfile=io.StringIO()).sheet_by_index(0)
+        lines = [sheet.row_values(line) for line in range(header, sheet.nrows)]
+        names = [str(name) for name in lines[0]]
+    except (OSError, ValueError, IndexError, AssertionError, struct.error, xlrd.XLRDError, CompDocError) as error:
+        raise SettingError(f"{where} cannot be read as Excel, it may be damaged: replace it ({error})") from None
+    return pandas.DataFrame(lines[1:], columns=names)
 
 
 def read_cifar(raw: bytes, label_bytes: int, where: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:

@@ -9,13 +9,13 @@ import torch
 
 from piebald.data.dataset import DataSet, Owners
 from piebald.data.files import read_npz
-from piebald.data.images import decode
+from piebald.data.images import decode, lazily
 from piebald.errors import unknown
 
 FORMS = ("images", "squeezenet", "surf")
 
 
-def office_caltech10(form: Literal["images", "squeezenet", "surf"] = "images") -> DataSet:
+def office_caltech10(form: Literal["images", "squeezenet", "surf"] = "images", lazy: bool = False) -> DataSet:
     """2,533 photographs, 10 classes; no published test part.
 
     Owners: "domain" (amazon 958, caltech10 1,123, dslr 157, webcam 295).
@@ -24,9 +24,11 @@ def office_caltech10(form: Literal["images", "squeezenet", "surf"] = "images") -
         form: "images" [2533, 3, 128, 128] uint8; "squeezenet" [2533, 512] float32, features of the original images; or
             "surf" [2533, 800] float32, histograms of local features.  SURF rows have the labels of the images in the
             same order, but that row i is image i is not known.
+        lazy: keep the images as JPEG in memory (11 MB, not 124) and decode those that are asked for, each time.
 
     Raises:
-        SettingError: the file in office_caltech10/ is not there, or there is no such form.
+        SettingError: the file in office_caltech10/ is not there (it is prepared from several sources, so it cannot be
+            downloaded), or there is no such form.
     """
     if form not in FORMS:
         raise unknown("form of office_caltech10", form, FORMS)
@@ -34,10 +36,14 @@ def office_caltech10(form: Literal["images", "squeezenet", "surf"] = "images") -
     prefix = "surf_" if form == "surf" else ""
     inputs = ("jpeg", "offset") if form == "images" else (form,)
     stored = read_npz("office_caltech10", file, (*inputs, f"{prefix}y", f"{prefix}domain", "domains", "classes"))
-    x = decode(stored["jpeg"], stored["offset"], file) if form == "images" else stored[form].astype(np.float32)
+    if form == "images":
+        jpeg = (stored["jpeg"], stored["offset"], file)
+        x = lazily(*jpeg) if lazy else torch.from_numpy(decode(*jpeg))
+    else:
+        x = torch.from_numpy(stored[form].astype(np.float32))
     return DataSet(
         name="office_caltech10",
-        x=torch.from_numpy(x),
+        x=x,
         y=torch.from_numpy(stored[f"{prefix}y"].astype(np.int64)),
         classes=stored["classes"].tolist(),
         owners={"domain": Owners.of(stored[f"{prefix}domain"], dict(enumerate(stored["domains"].tolist())))},

@@ -15,6 +15,7 @@ from piebald.data.femnist import femnist
 from piebald.data.har import har
 from piebald.data.mnist_writers import mnist_writers
 from piebald.data.office_caltech10 import office_caltech10
+from piebald.data.speech_commands import speech_commands
 from piebald.data.traffic import traffic
 from piebald.errors import unknown
 
@@ -29,6 +30,7 @@ _LOADERS: dict[str, Callable[[], DataSet]] = {
     "har": har,
     "mnist_writers": mnist_writers,
     "office_caltech10": office_caltech10,
+    "speech_commands": speech_commands,
     "traffic": traffic,
 }
 

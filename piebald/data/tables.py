@@ -31,9 +31,18 @@ def read_csv(folder: str, file: str, columns: Sequence[str]) -> DataFrame:
         frame = pandas.read_csv(path)
     except (OSError, EOFError, ValueError) as error:
         raise SettingError(f"{path} cannot be read as CSV, it may be damaged: replace it ({error})") from None
+    return checked(frame, columns, str(path))
+
+
+def checked(frame: DataFrame, columns: Sequence[str], where: str) -> DataFrame:
+    """The table, if it has these columns.
+
+    Raises:
+        SettingError: it lacks one.
+    """
     for column in columns:
         if column not in frame.columns:
-            raise SettingError(f"{path} must have a column {column!r}, got {', '.join(map(str, frame.columns))}")
+            raise SettingError(f"{where} must have a column {column!r}, got {', '.join(map(str, frame.columns))}")
     return frame
 
 

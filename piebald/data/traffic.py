@@ -19,7 +19,8 @@ def traffic() -> DataSet:
     about 30 s).  Flows of one trace belong together, so they are never on both sides of a test.
 
     Raises:
-        SettingError: fgnet_traffic/fgnet_traffic.npz is not there.
+        SettingError: fgnet_traffic/fgnet_traffic.npz is not there.  The authors publish about 14,000 JSON files in a
+            repository and no archive, so it cannot be downloaded; the reference of prepared data says what it holds.
     """
     fields = ("size", "app", "capture", "version", "trace", "apps", "captures", "versions")
     stored = read_npz("fgnet_traffic", "fgnet_traffic.npz", fields)

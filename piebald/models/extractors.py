@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import itertools
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,15 +16,28 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from piebald.data.download import cache
-from piebald.data.files import prepared, read_npz
+from piebald.data.decoded import Decoded
+from piebald.data.download import cache, official
+from piebald.data.files import is_prepared, prepared, read_npz
 from piebald.errors import SettingError
 from piebald.models.log_mel import LogMel
 
+PREPARED = "squeezenet1_1_notop.npz"
 CHECKSUM = "bada1ac20b1f9b2f1208a00bab0e32585c5c838379afcffa7d06ccb7c3edf49a"  # of the weights, SHA-256
+WEIGHTS_CHECKSUM = "d1c29ebc6bf05f690027ba77024c9e7c079d2f2c04731b8270bf8e445a56472e"  # of the arrays in order
+URL = (
+    "https://raw.githubusercontent.com/DeepCognition/keras-squeezenet/a73d4339aa4d37c51a0b3ba044bed55477abec73/"
+    "squeezenet_weights_tf_dim_ordering_tf_kernels_notop.h5"
+)
+URL_CHECKSUM = "md5:80b66c92d79d4310e07fb60a297bf0d1"  # the authors publish MD5 only
 MEAN = (123.68, 116.779, 103.939)  # of ImageNet's red, green and blue, out of 255
 FIRES = {3: (64, 16, 64), 4: (128, 16, 64), 6: (128, 32, 128), 7: (256, 32, 128)}
 FIRES |= {9: (256, 48, 192), 10: (384, 48, 192), 11: (384, 64, 256), 12: (512, 64, 256)}
+LAYERS = {"features.0": "conv1"} | {  # what the layers are called in the Keras file, which counts without the pools
+    f"features.{place}.{part}": f"fire{number}/{part if part[0] == 'e' else 'squeeze1x1'}"
+    for number, place in enumerate(FIRES, 2)
+    for part in ("squeeze", "expand1x1", "expand3x3")
+}
 
 
 class Fire(nn.Module):
@@ -85,21 +99,66 @@ class SqueezeNet(nn.Module):
 def squeezenet(side: int = 224) -> SqueezeNet:
     """SqueezeNet 1.1 with weights trained on ImageNet, frozen.
 
+    Where the prepared file is not there, the file that it was made of is downloaded, which needs
+    `pip install 'piebald[weights]'`.
+
     Args:
         side: pixels that images are resized to.
 
     Raises:
-        SettingError: squeezenet/squeezenet1_1_notop.npz is not there, or is not the known file.
+        SettingError: squeezenet/squeezenet1_1_notop.npz is not there and cannot be made, or is not the known file.
     """
-    path = prepared("squeezenet", "squeezenet1_1_notop.npz")
-    if hashlib.sha256(path.read_bytes()).hexdigest() != CHECKSUM:
-        raise SettingError(f"{path} does not hold the known weights (another checksum): replace it")
     with torch.device("meta"):  # no random numbers are drawn for what the weights replace
         network = SqueezeNet(side)
     names = list(network.state_dict())
-    weights = read_npz("squeezenet", "squeezenet1_1_notop.npz", names)
+    if is_prepared("squeezenet", PREPARED):
+        path = prepared("squeezenet", PREPARED)
+        if hashlib.sha256(path.read_bytes()).hexdigest() != CHECKSUM:
+            raise SettingError(f"{path} does not hold the known weights (another checksum): replace it")
+        weights = read_npz("squeezenet", PREPARED, names)
+    else:
+        weights = _published(names)
     network.load_state_dict({name: torch.from_numpy(weights[name]) for name in names}, assign=True)
     return network.requires_grad_(False).eval()
+
+
+def _published(names: Sequence[str]) -> dict[str, NDArray[np.float32]]:
+    """The weights by their names in the network, from the Keras file."""
+    path = official("squeezenet", URL, URL_CHECKSUM)
+    try:
+        import h5py
+    except ImportError:
+        raise SettingError(f"{path} is an HDF5 file, which needs h5py: pip install 'piebald[weights]'") from None
+    stored: dict[tuple[str, int], NDArray[np.float32]] = {}
+    try:
+        with h5py.File(path, "r") as opened:
+            opened.visititems(lambda path, found: _take(stored, path, found))
+        weights = {name: _as_torch(stored, name) for name in names}
+    except (OSError, KeyError, ValueError, RuntimeError) as error:
+        raise SettingError(f"{path} does not hold the known weights: delete or replace it ({error})") from None
+    digest = hashlib.sha256()
+    for array in weights.values():
+        digest.update(array.astype("<f4").tobytes())
+    if digest.hexdigest() != WEIGHTS_CHECKSUM:
+        raise SettingError(f"{path} does not hold the known weights (another checksum): delete or replace it")
+    return weights
+
+
+def _take(stored: dict[tuple[str, int], NDArray[np.float32]], path: str, found: Any) -> None:
+    """Keep an array of the file by its layer and number of axes: 4 of a kernel, 1 of a bias."""
+    layer = next((layer for layer in LAYERS.values() if layer in path), None)
+    if layer is not None and hasattr(found, "shape"):
+        stored[layer, len(found.shape)] = np.asarray(found, dtype=np.float32)
+
+
+def _as_torch(stored: dict[tuple[str, int], NDArray[np.float32]], name: str) -> NDArray[np.float32]:
+    """One array as the network has it: kernels [out, in, h, w], and the first layer's colours red first."""
+    layer, kind = name.rsplit(".", 1)
+    found = stored[LAYERS[layer], 4 if kind == "weight" else 1]
+    if kind == "bias":
+        return found
+    kernel = found.transpose(3, 2, 0, 1)
+    return np.ascontiguousarray(kernel[:, ::-1] if layer == "features.0" else kernel)
 
 
 EXTRACTORS: dict[str, Callable[[], nn.Module]] = {"log_mel": LogMel, "squeezenet": squeezenet}
@@ -110,12 +169,12 @@ def names() -> list[str]:
     return sorted(EXTRACTORS)
 
 
-def embed(network: nn.Module, x: Tensor, *, batch: int = 64, key: str | None = None) -> NDArray[np.float32]:
+def embed(network: nn.Module, x: Tensor | Decoded, *, batch: int = 64, key: str | None = None) -> NDArray[np.float32]:
     """The embeddings [n, d] of inputs [n, ...], in batches, without gradients.
 
     Args:
         network: any module that maps inputs [batch, ...] to [batch, d]; its mode is left as it was.
-        x: inputs, uint8 or float32.
+        x: inputs, uint8 or float32; of `Decoded` ones a batch at a time is in memory.
         batch: inputs at a time.
         key: a name under which the embeddings are kept on disk, or None to keep nothing.  They are found again only
             for the same inputs and the same weights and settings that the module shows.
@@ -148,11 +207,12 @@ def embed(network: nn.Module, x: Tensor, *, batch: int = 64, key: str | None = N
     return np.asarray(made, dtype=np.float32)
 
 
-def _fingerprint(network: nn.Module, x: Tensor) -> str:
+def _fingerprint(network: nn.Module, x: Tensor | Decoded) -> str:
     asked = inspect.signature(type(network)).parameters
     settings = {name: value for name in asked if isinstance(value := getattr(network, name, None), int | float | str)}
     digest = hashlib.sha256(repr((str(network), settings, x.shape, x.dtype)).encode())
-    for value in (*network.state_dict().values(), *network.buffers(), x):
+    values = [*network.state_dict().values(), *network.buffers()]
+    for value in itertools.chain(values, (x[at : at + 1024] for at in range(0, len(x), 1024))):
         digest.update(value.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:24]
 

@@ -8,13 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from piebald.data.decoded import Decoded
 from piebald.partition.change import Change
 from piebald.partition.clients import PooledClients
 from piebald.partition.convert import floats
 from piebald.partition.parts import SPLITS
 
 
-def changed(clients: PooledClients, changes: Sequence[Change], x: Tensor) -> PooledClients:
+def changed(clients: PooledClients, changes: Sequence[Change], x: Tensor | Decoded) -> PooledClients:
     """These clients with changed rows; they are left as they were, and `common` stays clean.
 
     Labels change in training and validation rows only: a poisoned holder still wants to be right.  Inputs change in
@@ -29,19 +30,19 @@ def changed(clients: PooledClients, changes: Sequence[Change], x: Tensor) -> Poo
         SettingError: a change that does not fit these rows or clients.
     """
     y = clients.y.clone()
-    if any(not change.of_labels for change in changes):
-        x = x.clone()
+    moved = x[:].clone() if any(not change.of_labels for change in changes) else None
     for change in changes:
         for client in change.chosen(len(clients)).tolist():
             splits = SPLITS[:2] if change.of_labels else SPLITS
             rows = torch.from_numpy(np.concatenate([clients.indices(client, split) for split in splits]))
-            if not change.of_labels:
-                x[rows] = _stored(change.inputs(floats(x[rows]), client), x)
+            if moved is not None and not change.of_labels:
+                moved[rows] = _stored(change.inputs(floats(moved[rows]), client), moved)
             elif clients.classes is None or y.dim() != 1:
                 raise change.refuse("rows have no class each, so there is nothing to flip")
             else:
                 y[rows] = torch.from_numpy(change.labels(y[rows].numpy(), len(clients.classes), client))
     parts = {split: clients.lists(split) for split in SPLITS}
+    x = x if moved is None else moved
     return PooledClients(x, y, parts, names=clients.names, classes=clients.classes, common=clients.common)
 
 

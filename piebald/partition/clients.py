@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from piebald.contracts import Rows, Split
+from piebald.data.decoded import Decoded
 from piebald.errors import SettingError, unknown
 from piebald.partition.convert import floats
 from piebald.partition.lists import Lists, Numbered
@@ -24,7 +25,8 @@ class PooledClients:
     room) and become float32 when they are read.
 
     Args:
-        x: inputs [n, ...], float32, or uint8 images that are scaled to [0, 1] when read.
+        x: inputs [n, ...], float32, or uint8 images that are scaled to [0, 1] when read; `Decoded` ones stay in their
+            files until then.
         y: targets [n] int64 (classes) or [n, ...] float32.
         parts: which rows are in each client's train, validation and test part; a missing part is empty.
         names: a name for each client, by default its number.
@@ -34,7 +36,7 @@ class PooledClients:
 
     def __init__(
         self,
-        x: Tensor,
+        x: Tensor | Decoded,
         y: Tensor,
         parts: Mapping[Split, Lists],
         *,
@@ -73,10 +75,15 @@ class PooledClients:
             return self._gather(self._common) if len(self._common) else None
         return self._common
 
+    @property
+    def lazy(self) -> bool:
+        """Whether inputs stay in their files until rows are asked for, so that `x` would decode all of them."""
+        return isinstance(self._stored, Decoded)
+
     @cached_property
     def x(self) -> Tensor:
         """Inputs of the whole pool [n, ...] float32; `indices` points into them."""
-        return floats(self._stored)
+        return floats(self._stored[:])
 
     @property
     def y(self) -> Tensor:

@@ -140,7 +140,8 @@ def test_data_sets_say_where_they_come_from(command, monkeypatch):
     listing = {about["name"]: about for about in only_object(command("data", "--json"))}
     assert listing.keys() == set(piebald.data.names())
     assert listing["digits"]["rows"] == 1797
-    assert "PIEBALD_DATA" in listing["har"]["missing"]
+    assert "PIEBALD_DATA" in listing["traffic"]["missing"]
+    assert "loading it downloads it from https://archive.ics.uci.edu" in listing["har"]["missing"]
     assert "not here" in command("data").out
     assert "CC BY 4.0" in command("data", "digits").out
 

@@ -9,7 +9,7 @@ import torch
 
 from piebald import data
 from piebald.errors import SettingError
-from piebald.partition import ByOwner
+from piebald.partition import ByOwner, Iid
 
 
 def image(path: Path, grey: int, size: tuple[int, int] = (12, 9)) -> None:
@@ -77,3 +77,41 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
     sound(tmp_path / "a" / "x.wav", [1, 2], rate=4000)
     with pytest.raises(SettingError, match="has 4000 samples a second, not 16000"):
         data.audio_folder(tmp_path)
+
+
+def test_lazy_images_are_decoded_when_rows_are_asked_for_and_not_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from piebald.data import folders
+
+    for number in range(12):
+        image(tmp_path / f"c{number % 2}" / f"{number:02}.png", 10 * number)
+    opened: list[str] = []
+    decode = folders._image
+    monkeypatch.setattr(folders, "_image", lambda path, side: opened.append(path.name) or decode(path, side))
+    lazy = data.image_folder(tmp_path, side=4, lazy=True)
+    clients = Iid(clients=3, seed=1).split(lazy)
+    assert len(opened) == 1  # the first, for the shape
+    rows = clients.rows(0, "train")
+    assert len(opened) == 1 + len(rows)
+    eager = Iid(clients=3, seed=1).split(data.image_folder(tmp_path, side=4))
+    for client in range(3):
+        for split in ("train", "test"):
+            assert torch.equal(clients.rows(client, split).x, eager.rows(client, split).x)
+    assert torch.equal(clients.x, eager.x)
+    assert lazy.x.dim() == 4
+    with pytest.raises(IndexError):
+        lazy.x[12]
+
+
+def test_a_run_on_lazy_images_is_the_run_on_decoded_ones(tmp_path: Path) -> None:
+    import piebald
+
+    for number in range(24):
+        image(tmp_path / f"c{number % 2}" / f"{number:02}.png", 10 * number)
+    runs = []
+    for lazy in (False, True):
+        clients = Iid(clients=3).split(data.image_folder(tmp_path, side=4, lazy=lazy))
+        model = piebald.models.build_model("logistic", (3, 4, 4), 2)
+        runs.append(piebald.run("fedavg", clients, model, rounds=2))
+    assert [row["loss"] for row in runs[0].rounds] == [row["loss"] for row in runs[1].rounds]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import zipfile
@@ -154,3 +155,47 @@ def test_any_module_embeds_in_batches_and_only_once(cache: Path) -> None:
 def test_what_cannot_be_is_one_sentence(wrong, message: str) -> None:
     with pytest.raises(SettingError, match=message):
         wrong()
+
+
+@prepared
+def test_weights_from_the_published_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Keras file holds the same numbers in another order, as [h, w, in, out] and with blue first."""
+    import h5py
+
+    from piebald.models import extractors
+
+    known = squeezenet()
+    path = tmp_path / "cache" / "squeezenet" / "weights.h5"
+    path.parent.mkdir(parents=True)
+    with h5py.File(path, "w") as file:
+        for name, value in known.state_dict().items():
+            layer, kind = name.rsplit(".", 1)
+            array = value.numpy()
+            if kind == "weight":
+                array = (array[:, ::-1] if layer == "features.0" else array).transpose(2, 3, 1, 0)
+            group = extractors.LAYERS[layer]
+            file[f"{group}/{group}_{'W' if kind == 'weight' else 'b'}:0"] = array
+        file.create_group("pool1")
+
+    def pin() -> None:
+        monkeypatch.setattr(extractors, "URL_CHECKSUM", "md5:" + hashlib.md5(path.read_bytes()).hexdigest())
+
+    monkeypatch.setattr(extractors, "URL", "http://127.0.0.1:9/weights.h5")
+    monkeypatch.delenv("PIEBALD_DATA")
+    pin()
+    made = squeezenet().state_dict()
+    assert all(torch.equal(made[name], value) for name, value in known.state_dict().items())
+    with h5py.File(path, "a") as file:
+        file["conv1/conv1_b:0"][0] += 1
+    with pytest.raises(SettingError, match="is not the published file"):
+        squeezenet()
+    pin()
+    with pytest.raises(SettingError, match=r"does not hold the known weights \(another checksum\)"):
+        squeezenet()
+    path.write_bytes(path.read_bytes()[:3000])
+    pin()
+    with pytest.raises(SettingError, match="does not hold the known weights"):
+        squeezenet()
+    path.unlink()
+    with pytest.raises(SettingError, match=r"cannot be downloaded.*put it in squeezenet/weights.h5 there"):
+        squeezenet()

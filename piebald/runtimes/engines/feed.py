@@ -31,7 +31,7 @@ class Feed:
         self.clients = clients
         self.device = device
         self._pool: Rows | None = None
-        if hasattr(clients, "indices"):
+        if hasattr(clients, "indices") and not getattr(clients, "lazy", False):
             x, y = clients.x, clients.y  # type: ignore[attr-defined]
             self._pool = Rows(x.to(device), y.to(device))
 
