@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -235,11 +236,13 @@ def recipes(
 def data(
     words: Annotated[list[str] | None, typer.Argument(help="list, show NAME, or a NAME.", metavar="[NAME]")] = None,
     partition: Annotated[str | None, typer.Option(help="Deal it and measure the clients: iid, dirichlet, ...")] = None,
+    fleet: Annotated[str | None, typer.Option(help="The clients' devices: fast_slow, log_normal, trace, ...")] = None,
+    model: Annotated[str | None, typer.Option(help="Train it one epoch on each: how far do weights diverge?")] = None,
     sets: Sets = None,
     out: Annotated[Path | None, typer.Option("--out", help="A folder for pictures of the partition.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List the data sets, or show one and what a partition makes of it (settings with --set clients=10)."""
+    """List the data sets, or show one and what a partition makes of it (--set clients=10, --set fleet.fast=2)."""
     from piebald import data as shelf
 
     words = list(words or ())
@@ -254,9 +257,9 @@ def data(
             raise SettingError(
                 f"--partition {partition} needs a data set: piebald data show NAME --partition {partition}"
             )
-        return _dealt(name, partition, sets or [], out, as_json)
-    if sets or out:
-        raise SettingError("--set and --out are about a partition: add --partition KIND")
+        return _show(name, partition, sets or [], as_json, fleet=fleet, model=model, out=out)
+    if sets or out or fleet or model:
+        raise SettingError("--set, --fleet, --model and --out are about a partition: add --partition KIND")
     listing = [_about(known, name is None) for known in shelf.names() if name in (None, known)]
     if as_json:
         _print_json(listing)
@@ -267,32 +270,23 @@ def data(
         _print_table(("", ""), list(listing[0].items()))
 
 
-def _dealt(name: str, kind: str, sets: Sequence[str], out: Path | None, as_json: bool) -> None:
+def _show(name: str, partition: str, sets: Sequence[str], as_json: bool, **more: Any) -> None:
     """What a partition makes of a data set: numbers for the federation and its clients, and pictures."""
-    from piebald import data as shelf
-    from piebald.partition import Partition, collect, measure, pictures
-    from piebald.partition.heterogeneity import UNITS
-    from piebald.parts import build
+    from piebald.show import columns, show
 
-    made = build("partition", {"kind": kind} | dict(_pair(text) for text in sets))
-    assert isinstance(made, Partition)  # for the type checker; that axis has nothing else
-    clients = made.split(shelf.load(name))
-    embed = pictures.flat if len(clients) <= 100 else None  # a covariance for each of a million clients is too much
-    seen = measure(collect(clients, embed=embed))
-    drawn = [] if out is None else pictures.draw(clients, out, embed=embed)
-    table = [{"client": clients.names[number], **row} for number, row in enumerate(seen.table())]
+    shown = show(name, partition, dict(_pair(text) for text in sets), **more)
     if as_json:
-        _print_json(
-            {"partition": made.table(), "federation": seen.federation, "clients": table, "files": list(map(str, drawn))}
-        )
-        return
-    rows = [(measured, number, UNITS[measured]) for measured, number in seen.federation.items()]
-    _print_table(("federation", "", "unit"), rows)
+        return _print_json(asdict(shown))
+    _print_table(
+        ("federation", "", "unit"),
+        [(measured, number, shown.units[measured]) for measured, number in shown.federation.items()],
+    )
     print()
-    _print_table(list(table[0]), [list(row.values()) for row in table[:20]])
-    if len(table) > 20:
-        print(f"and {len(table) - 20} more clients (--json has all)")
-    for path in drawn:
+    known = columns(shown.clients)
+    _print_table(known, [[row[column] for column in known] for row in shown.clients[:20]])
+    if len(shown.clients) > 20:
+        print(f"and {len(shown.clients) - 20} more clients (--json has all)")
+    for path in shown.files:
         print(path)
 
 
@@ -342,6 +336,7 @@ def _common(settings: Settings, plan: Plan) -> dict[str, Any]:
         "keep": settings.keep,
         "unseen": settings.unseen,
         "checkpoint_every": settings.checkpoint_every,
+        "measure": settings.measure,
         "settings": settings.table(),
     }
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from piebald.controller import Check, Controller, Measuring, Stop
 from piebald.controller.best import Models
 from piebald.controller.pace import cohort_size
 from piebald.data.dataset import DataSet
+from piebald.divergence import Measure, unlike
 from piebald.errors import RunFolderError, SettingError, unknown
 from piebald.newcomers import Adaptation, set_apart
 from piebald.outcome import Run
@@ -74,6 +75,7 @@ def run(
     keep: Literal["last", "best"] = "last",
     unseen: float = 0,
     checkpoint_every: int = 1,
+    measure: Measure = "data",
     label: str | None = None,
     progress: bool = False,
     settings: Mapping[str, Any] | None = None,
@@ -101,6 +103,8 @@ def run(
         unseen: a number of clients, or a share of them, that are held out until the end; then the models are fitted to
             each of them, see `adapt` and `Run.newcomers`.
         checkpoint_every: commits between checkpoints.
+        measure: how unlike clients are, kept in the run folder: "data" for what data in memory tell
+            (`partition.survey`), "weights" also trains one epoch on every client (`divergence.diverge`), or "none".
         label: what tables call the run, the recipe's name by default.
         progress: show a bar on a terminal.
         settings: plain values kept with the run, from which the command line rebuilds clients and model to resume it.
@@ -113,9 +117,14 @@ def run(
         recipe, clients, model, (rounds, stop), seed, runtime, loss, metrics,
         (evaluate_every, evaluate_clients, evaluate_split), keep, unseen, checkpoint_every, label, settings,
     )  # fmt: skip
+    if measure not in get_args(Measure):
+        raise unknown("measure", measure, get_args(Measure))
     store = RunStore.create(out, plan.meta)
     if len(plan.clients) <= _DESCRIBED_CLIENTS:
         store.clients(list(_client_rows(plan.clients, plan.runtime)))
+        if seen := unlike(plan.clients, getattr(plan.runtime, "fleet", None), plan.work, measure):
+            store.set_meta(units=seen.units)
+            store.measures(seen.records())
     return _carry_out(plan, store, progress)
 
 

@@ -77,6 +77,7 @@ class Settings(Section):
         stop: other limits: updates, seconds, wall_seconds, bytes, target, patience.
         checkpoint_every: commits between two that can be resumed.
         seed: of one run.  seeds: of each recipe's runs in a comparison.
+        measure: how unlike clients are, before any training: of their data, also of weights after one epoch, or none.
         label: what reports call the run.
         out: the run folder.
         recipe: of one run.  recipes: of a comparison.
@@ -91,6 +92,7 @@ class Settings(Section):
     checkpoint_every: int = Field(default=1, ge=1)
     seed: int = Field(default=0, ge=0)
     seeds: list[int] | None = Field(default=None, min_length=1)
+    measure: Literal["none", "data", "weights"] = "data"
     label: str | None = None
     out: str | None = None
     data: Data = Data()

@@ -18,6 +18,7 @@ from piebald.partition.shards import Shards
 from piebald.partition.sizes import Explicit, PowerLaw, Quantity, Sizes, Skewed, Uniform
 from piebald.partition.sources import clients_from
 from piebald.partition.statistics import Statistics, collect
+from piebald.partition.survey import survey
 from piebald.partition.trace import Trace
 from piebald.partition.vertical import Parties, Party, Vertical
 
@@ -60,4 +61,5 @@ __all__ = [
     "clients_from",
     "collect",
     "measure",
+    "survey",
 ]

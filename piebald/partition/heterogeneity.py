@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from piebald.errors import SettingError
+from piebald.partition.split import Ints
 from piebald.partition.statistics import Floats, Statistics, total
 
 UNITS = {
@@ -20,7 +23,10 @@ UNITS = {
     "rows": "rows",
     "size_gini": "0 (all alike) to 1 (one has all)",
     "speed_gini": "0 (all alike) to 1",
+    "seconds": "seconds of one optimiser step",
     "speed_ratio": "slowest over fastest, at least 1",
+    "divergence": "share of the average model's length, after one local epoch",
+    "pooled_divergence": "share of the length of a model of all rows, after one epoch",
 }
 
 
@@ -34,6 +40,8 @@ class Heterogeneity:
         total_variation: half the L1 distance of each client's class shares to the federation's [c].
         earth_mover: the L1 distance itself [c], which is what Zhao et al. 2018, section 3.2, call so.
         seconds: seconds of one step of each client [c].
+        divergence: how far one local epoch takes each client's model from their average [c], see `weight_divergence`.
+        pooled_divergence: how far it takes the average from a model of all rows, one number.
     """
 
     rows: Floats
@@ -41,6 +49,8 @@ class Heterogeneity:
     total_variation: Floats | None = None
     earth_mover: Floats | None = None
     seconds: Floats | None = None
+    divergence: Floats | None = None
+    pooled_divergence: float | None = None
 
     @property
     def federation(self) -> dict[str, float]:
@@ -48,8 +58,10 @@ class Heterogeneity:
 
         The mean of "frechet" is the average Fréchet distance (AFD) of CGAU (Rieger, Høegh, Hansen 2020), eq. 3.
         """
-        means = {name: getattr(self, name) for name in ("frechet", "total_variation", "earth_mover")}
-        numbers = {name: float(values.mean()) for name, values in means.items() if values is not None}
+        means = {name: getattr(self, name) for name in ("frechet", "total_variation", "earth_mover", "divergence")}
+        numbers = {name: float(np.nanmean(values)) for name, values in means.items() if values is not None}
+        if self.pooled_divergence is not None:
+            numbers["pooled_divergence"] = self.pooled_divergence
         numbers["size_gini"] = gini(self.rows)
         if self.seconds is not None:
             numbers["speed_gini"] = gini(self.seconds)
@@ -58,9 +70,24 @@ class Heterogeneity:
 
     def table(self) -> list[dict[str, float]]:
         """A row of numbers for each client, without what is not known."""
-        columns = {name: getattr(self, name) for name in self.__slots__}
+        columns = {name: getattr(self, name) for name in self.__slots__ if name != "pooled_divergence"}
         known = {name: values.tolist() for name, values in columns.items() if values is not None}
         return [dict(zip(known, numbers, strict=True)) for numbers in zip(*known.values(), strict=True)]
+
+    def records(self) -> list[dict[str, Any]]:
+        """Rows for a run folder: client (None for the federation), name and value of each measure."""
+        rows: list[dict[str, Any]] = [
+            {"client": None, "name": name, "value": value} for name, value in self.federation.items()
+        ]
+        for client, row in enumerate(self.table()):
+            rows += [{"client": client, "name": name, "value": value} for name, value in row.items()]
+        return rows
+
+    @property
+    def units(self) -> dict[str, str]:
+        """The unit of each measure that is known."""
+        known = {*self.federation, *self.table()[0]}
+        return {name: unit for name, unit in UNITS.items() if name in known}
 
 
 def measure(statistics: Sequence[Statistics], seconds: Sequence[float] | None = None) -> Heterogeneity:
@@ -115,6 +142,29 @@ def speed_ratio(seconds: Floats | Sequence[float]) -> float:
     times = np.asarray(seconds, dtype=np.float64)
     slowest, fastest = float(times.max()), float(times.min())
     return slowest / fastest if fastest > 0 else 1.0 if slowest == 0 else float("inf")
+
+
+def weight_divergence(
+    models: NDArray[np.floating], rows: Ints, pooled: NDArray[np.floating] | None = None
+) -> tuple[Floats, float | None]:
+    """How far models come apart that were one (Zhao et al. 2018, section 3.1), as shares of a model's length.
+
+    Args:
+        models: of each client after the same local training [c, p].
+        rows: of each client [c]; they are the weights of the average.
+        pooled: a model after training on all rows [p], or None.
+
+    Returns:
+        |w_k - w| / |w| of each client [c] with the average w, and |w - w_pooled| / |w_pooled| (the paper's measure).
+    """
+    held = np.asarray(models, dtype=np.float64)
+    average = np.asarray(rows, dtype=np.float64) @ held / rows.sum()
+    tiny = np.finfo(np.float64).tiny
+    apart = np.linalg.norm(held - average, axis=1) / max(float(np.linalg.norm(average)), tiny)
+    if pooled is None:
+        return apart, None
+    centre = np.asarray(pooled, dtype=np.float64)
+    return apart, float(np.linalg.norm(average - centre) / max(float(np.linalg.norm(centre)), tiny))
 
 
 def frechet_to_rest(own: Statistics, everybody: Statistics) -> float:

@@ -117,12 +117,11 @@ def scatter(ax: Axes, clients: Clients, embed: Callable[[Tensor], Tensor], split
     pca = PCA(2).fit(np.concatenate(filled))
     from matplotlib import colormaps
 
+    colour = colormaps["tab10" if len(shown) <= 10 else "tab20"]
     for client, part in zip(shown, parts, strict=True):
         if len(part):
             x, y = pca.transform(part).T
-            ax.scatter(
-                x, y, s=6, alpha=0.6, linewidths=0, color=colormaps["tab20"](client), label=clients.names[client]
-            )
+            ax.scatter(x, y, s=6, alpha=0.6, linewidths=0, color=colour(client), label=clients.names[client])
     ax.legend(title="client", fontsize=7, markerscale=2, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     ax.set_xlabel(f"first principal component ({pca.explained_variance_ratio_[0]:.0%} of the variance)")
     ax.set_ylabel(f"second ({pca.explained_variance_ratio_[1]:.0%})")

@@ -39,6 +39,35 @@ def settings(comparison: Comparison) -> str:
     )
 
 
+def unlike(history: History) -> str:
+    """A table of how unlike the clients are; empty where nothing was measured."""
+    units = history.meta.get("units") or {}
+    whole = {row["name"]: row["value"] for row in history.measures if row["client"] is None}
+    each: dict[str, list[float]] = {}
+    for row in history.measures:
+        if row["client"] is not None and row["value"] is not None:
+            each.setdefault(row["name"], []).append(row["value"])
+    rows: list[list[Cell]] = [
+        [
+            name.replace("_", " "),
+            _figure(whole.get(name)),
+            _figure(min(each[name])) if name in each else NONE,
+            _figure(max(each[name])) if name in each else NONE,
+            str(units.get(name, "")),
+        ]
+        for name in dict.fromkeys([*whole, *each])
+    ]
+    if not rows:
+        return ""
+    seed = "" if history.seed is None else f" (seed {history.seed})"
+    caption = f"How unlike the clients are before any training{seed}: for the federation, and over clients."
+    return markup.table(caption, ["Measure", "Federation", "Least client", "Most client", "Unit"], rows, kind="text")
+
+
+def _figure(value: float | None) -> str:
+    return NONE if value is None else f"{value:.4g}"
+
+
 def _distinct(runs: list[History], key: str) -> str:
     found = dict.fromkeys(_plain(history.meta[key]) for history in runs if history.meta.get(key) is not None)
     return " / ".join(found) or NONE

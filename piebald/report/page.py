@@ -12,7 +12,7 @@ from typing import Any
 from piebald.report import charts, learners, markup, wording
 from piebald.report.charts import Chart
 from piebald.report.comparison import Axis, Comparison
-from piebald.report.details import settings
+from piebald.report.details import settings, unlike
 from piebald.report.markup import Cell
 from piebald.report.wording import NONE, Shown
 
@@ -213,10 +213,12 @@ def _cost(comparison: Comparison, target: float | None) -> str:
 
 def _partition(comparison: Comparison, drawn: list[Chart]) -> str:
     chart = next((chart for history in comparison.runs if (chart := charts.partition(history))), None)
+    table = next((table for history in comparison.runs if (table := unlike(history))), "")
     if chart is None:
-        return ""
+        return markup.section("partition", "How unlike the clients are", "", table) if table else ""
     drawn.append(chart)
-    return f'<section id="partition" aria-labelledby="{chart.id}-title">{markup.figure(chart, "h2")}</section>'
+    figure = markup.figure(chart, "h2")
+    return f'<section id="partition" aria-labelledby="{chart.id}-title">{figure}{table}</section>'
 
 
 # ---------------------------------------------------------------------------------------------------- odds and ends

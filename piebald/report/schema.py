@@ -1,8 +1,9 @@
 """The tables of a run folder's `run.db`, and opening it.
 
 One row for each commit (`step`), assignment that ended (`arrival`), metric of a model on somebody's rows (`score`),
-client (`client`), kept checkpoint (`checkpoint`) and tensor that a client remembers (`memory`).  Times are seconds of
-the runtime's clock unless named wall; sizes are bytes.
+client (`client`), measure of how unlike clients are (`measure`; client is NULL for the federation), kept checkpoint
+(`checkpoint`) and tensor that a client remembers (`memory`).  Times are seconds of the runtime's clock
+unless named wall; sizes are bytes.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ TABLES = {
     "meta": "key TEXT PRIMARY KEY, value TEXT NOT NULL",
     "client": "client INTEGER PRIMARY KEY, name TEXT, train INTEGER, validation INTEGER, test INTEGER, counts TEXT,"
     " device TEXT",
+    "measure": "client INTEGER, name TEXT NOT NULL, value REAL",
     "step": "version INTEGER PRIMARY KEY, time REAL, wall REAL, arrived INTEGER, failed INTEGER, groups INTEGER,"
     " bytes_down INTEGER, bytes_up INTEGER, loss REAL, norm REAL",
     "arrival": "id INTEGER PRIMARY KEY, version INTEGER, client INTEGER, kind TEXT, sent_version INTEGER,"
@@ -42,6 +44,7 @@ TABLES = {
 _INDEXES = (
     # client is NULL for the common test set, and NULLs are never equal to one another in a plain key
     "CREATE UNIQUE INDEX score_once ON score (version, ifnull(client, -1), model, split, metric)",
+    "CREATE UNIQUE INDEX measure_once ON measure (ifnull(client, -1), name)",
     "CREATE INDEX memory_version ON memory (version)",
 )
 

@@ -185,6 +185,10 @@ class RunStore:
         coded = [{key: _dump(value) if key in _JSON["client"] else value for key, value in row.items()} for row in rows]
         self._insert("client", coded)
 
+    def measures(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Record columns of `measure`: how unlike a client is, or the federation where client is None."""
+        self._insert("measure", rows)
+
     def finish(self, status: str) -> None:
         """Record how the run ended: "finished", "stopped" or "failed"."""
         self.set_meta(status=status, finished=datetime.now(UTC).isoformat(timespec="seconds"))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _NO_LIMIT = 2**62  # commits
 
-_TABLES = {"rounds": "step", "clients": "client", "scores": "score", "arrivals": "arrival"}
+_TABLES = {"rounds": "step", "clients": "client", "scores": "score", "arrivals": "arrival", "measures": "measure"}
 
 # one value a client and version: the personal model's where there is one
 _JUDGED = """
@@ -91,8 +91,17 @@ class History:
         """One row an assignment that ended."""
         return self._store.rows("arrival")
 
+    @cached_property
+    def measures(self) -> list[dict[str, Any]]:
+        """How unlike the clients are before any training: one row a measure of a client, or of the federation (None).
+
+        `meta["units"]` says what the numbers are.  Empty where nothing was measured.
+        """
+        there = self._store.query("SELECT name FROM sqlite_master WHERE type = 'table' AND name = 'measure'")
+        return self._store.rows("measure") if there else []
+
     def frame(self, name: str) -> pandas.DataFrame:
-        """One of the tables "rounds", "clients", "scores" and "arrivals" as a pandas frame."""
+        """One of the tables "rounds", "clients", "scores", "arrivals" and "measures" as a pandas frame."""
         if name not in _TABLES:
             raise unknown("table of a history called", name, _TABLES)
         import pandas

@@ -191,3 +191,45 @@ def test_whoever_stops_reading_hears_no_complaint(tmp_path):
     complaint = child.stderr.read()
     child.stderr.close()
     assert (child.wait(), complaint) == (1, b"")
+
+
+def test_a_partition_is_shown_with_devices_and_weights(command, tmp_path):
+    words = ("data", "show", "digits", "--partition", "dirichlet", "--set", "clients=4", "--set", "alpha=0.5")
+    fleet = ("--fleet", "fast_slow", "--set", "fleet.slow_factor=3", "--set", "fleet.first=fast", "--set", "limit=400")
+    model = ("--model", "logistic", "--set", "model.lr=0.1")
+    shown = only_object(command(*words, *fleet, *model, "--json", "--out", "pictures"))
+    assert shown["federation"]["speed_ratio"] == 3
+    assert [row["seconds"] for row in shown["clients"]] == [1, 3, 1, 3]
+    assert [row["up"] for row in shown["clients"]] == [None] * 4
+    assert shown["federation"].keys() <= shown["units"].keys()
+    assert {"frechet", "total_variation", "divergence"} <= shown["clients"][0].keys()
+    assert shown["federation"]["pooled_divergence"] > 0
+    assert (shown["fleet"]["kind"], shown["partition"]["alpha"]) == ("fast_slow", 0.5)
+    assert [Path(file).name for file in shown["files"]] == ["classes.png", "sizes.png", "embedding.png", "devices.png"]
+    assert all(Path(file).read_bytes().startswith(b"\x89PNG") for file in shown["files"])
+    said = command(*words, *fleet)
+    assert "seconds" in said.out
+    assert "divergence" not in said.out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--fleet", "fast_slow"), "--set, --fleet, --model and --out are about a partition: add --partition KIND"),
+        (
+            ("--partition", "iid", "--set", "clients=2", "--set", "fleet.fast=2"),
+            "fleet.fast needs a fleet: add --fleet",
+        ),
+        (("--partition", "iid", "--set", "clients=2", "--fleet", "fastslow"), "did you mean 'fast_slow'"),
+        (("--partition", "iid", "--set", "clients=2", "--model", "logistics"), "did you mean 'logistic'"),
+        (
+            ("--partition", "iid", "--set", "clients=2", "--model", "logistic", "--set", "model.l=1"),
+            "no setting of the model's training called 'l'",
+        ),
+    ],
+)
+def test_what_cannot_be_shown_is_one_sentence(command, words, message):
+    said = command("data", "show", "digits", *words)
+    assert said.code == 2
+    assert message in said.err
+    assert said.err.count("\n") == 1

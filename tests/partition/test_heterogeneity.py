@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 
@@ -213,3 +214,31 @@ def test_rows_are_not_fetched_where_counts_are_known() -> None:
             raise AssertionError("fetched")
 
     assert [own.rows for own in collect(Counted())] == [3, 4]
+
+
+def steps(kind: type, source, embed, **settings) -> list[float]:
+    """The average Fréchet distance as rows are shuffled, from regions (0) to no difference (1)."""
+    return [
+        measure(collect(kind(shuffle=share, **settings).split(source), embed=embed)).federation["frechet"]
+        for share in (0.0, 0.25, 0.5, 0.75, 1.0)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_distance_falls_as_clients_are_shuffled(seed: int) -> None:
+    """The shape of CGAU's table 1: the more rows are swapped between clients, the more alike these are."""
+    from piebald.partition import ByEmbedding
+
+    far = steps(ByEmbedding, data.digits(), lambda x: x.flatten(1), clients=3, seed=seed, limit=900)
+    assert all(one > 1.1 * next_one for one, next_one in itertools.pairwise(far))
+    assert far[0] > 5 * far[-1]
+
+
+@pytest.mark.skipif("PIEBALD_DATA" not in os.environ, reason="PIEBALD_DATA is not set")
+def test_distance_falls_on_features_of_photographs() -> None:
+    from piebald.partition import ByEmbedding
+
+    office = data.office_caltech10("squeezenet")
+    far = steps(ByEmbedding, office, lambda x: x[:, :64], clients=2)
+    assert far == sorted(far, reverse=True)
+    assert far[0] > 1.5 * far[-1]
