@@ -62,10 +62,11 @@ def _describe(value: Any, found: Array) -> str:
     return f"{found.dtype}"
 
 
-def inputs(value: Any, who: str) -> Array:
+def inputs(value: Any, who: str, tokens: bool = False) -> Array:
     """Inputs [n, ...] as float32, or as uint8 where they are images [n, channels, height, width].
 
-    uint8 arrays [n, h, w] get a channel axis.  Other numbers become float32 as they are.
+    uint8 arrays [n, h, w] get a channel axis.  Other numbers become float32 as they are; `tokens` must be whole numbers
+    of at least 0 and become int64.
 
     Raises:
         SettingError: text, NaN or infinite values, no feature axis, or images with the channels last.
@@ -79,6 +80,11 @@ def inputs(value: Any, who: str) -> Array:
         raise SettingError(
             f"{who}: inputs must be [n, features] or larger, got [{len(x)}]: reshape them to [{len(x)}, 1]"
         )
+    if tokens:
+        if x.dtype.kind not in "iu" or (x.size and int(x.min()) < 0):
+            found = f"{x.dtype} numbers" if x.dtype.kind not in "iu" else str(int(x.min()))
+            raise SettingError(f"{who}: tokens must be whole numbers of at least 0, got {found}: number words from 0")
+        return np.require(x, dtype=np.int64, requirements=["C", "W"])
     if x.dtype == np.uint8 and x.ndim in (3, 4):
         x = x[:, None] if x.ndim == 3 else x
         if x.shape[-1] in (1, 3, 4) and x.shape[1] not in (1, 3, 4):

@@ -31,6 +31,7 @@ class LazyClients:
         test: share of a client's rows.
         seed: of the division.
         cache: how many clients' rows are kept in memory.
+        tokens: inputs are whole numbers for an embedding layer and become int64, not float32.
 
     Raises:
         SettingError: a setting out of range; later, naming the client, if `load` returns what cannot be used.
@@ -48,6 +49,7 @@ class LazyClients:
         test: float = 0.2,
         seed: int = 0,
         cache: int = 64,
+        tokens: bool = False,
     ) -> None:
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise SettingError(f"count must be a whole number of clients, at least 1, got {count!r}")
@@ -62,6 +64,7 @@ class LazyClients:
         self._names: Sequence[str] = Numbered(count) if names is None else names
         self._classes, self._common = classes, common
         self._validation, self._test, self._seed = validation, test, seed
+        self._tokens = tokens
         self._cache: dict[int, dict[Split, Rows]] = {}  # least recently used first
         self._room = cache
 
@@ -134,7 +137,7 @@ class LazyClients:
             got = (got.x, got.y)
         if not isinstance(got, tuple | list) or len(got) != 2:
             raise SettingError(f"{who}: load must return a pair (x, y), got {type(got).__name__}")
-        x = floats(torch.from_numpy(inputs(got[0], who)))
+        x = floats(torch.from_numpy(inputs(got[0], who, self._tokens)))
         y = torch.from_numpy(targets(got[1], who, self._classes))
         if len(x) != len(y):
             raise SettingError(f"{who} has {len(x)} inputs but {len(y)} targets: give each row one of both")

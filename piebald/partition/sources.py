@@ -1,8 +1,11 @@
-"""Your own data as clients: arrays, torch data sets, a pandas table, a Hugging Face data set."""
+"""Your own data as clients: arrays, torch data sets, tables in memory or in files, Hugging Face data sets, and what
+`flwr-datasets` made of them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +17,12 @@ from piebald.partition.clients import PooledClients
 from piebald.partition.convert import Array, array, floats, inputs, kind, targets
 from piebald.partition.lists import Lists
 from piebald.partition.parts import check_shares, three_ways
-from piebald.partition.tables import Table, from_frame, from_hub
+from piebald.partition.tables import Table, from_frame, from_hub, from_partitioner, is_table, read_table
 
-ALLOWED = "a list or dict of (x, y) pairs or torch data sets, a pandas DataFrame, or a Hugging Face Dataset"
+ALLOWED = (
+    "a list or dict of (x, y) pairs or torch data sets, a pandas DataFrame, the path of a CSV or Parquet file, "
+    "a Hugging Face Dataset, or a flwr-datasets partitioner"
+)
 
 
 def clients_from(
@@ -31,6 +37,7 @@ def clients_from(
     names: Sequence[str] | None = None,
     classes: Sequence[str] | None = None,
     common: Any = None,
+    tokens: bool = False,
 ) -> PooledClients:
     """Clients from data in memory.
 
@@ -40,7 +47,9 @@ def clients_from(
 
     Args:
         source: a list, or a dict from client names, of (x, y) arrays or tensors or of map-style torch data sets; or a
-            table with a row for each example: a pandas DataFrame or a Hugging Face `datasets.Dataset`.
+            table with a row for each example: a pandas DataFrame, the path of a CSV (".csv", ".tsv", also ".gz") or
+            Parquet file, or a Hugging Face `datasets.Dataset`; or a `flwr_datasets` partitioner that has its data set,
+            whose partitions become the clients.
         client: the table's column that says whose row it is.
         target: the table's column to predict.
         features: the table's columns to predict from, by default all others.
@@ -50,22 +59,28 @@ def clients_from(
         names: a name for each client; from the dict or the client column by default.
         classes: names of the classes in the order of their numbers.
         common: a test set (x, y) that belongs to no client; by default all clients' test parts together.
+        tokens: inputs are whole numbers for an embedding layer (words of a text) and become int64, not float32.
 
     Raises:
         SettingError: anything that cannot be trained on, in one sentence that names the client or the column.
     """
     check_shares(validation, test)
+    if isinstance(source, str | Path) and is_table(source):
+        source = read_table(Path(source))
     if _made_by(source, "pandas") and hasattr(source, "columns"):
-        table = from_frame(source, client, target, features)
+        table = from_frame(source, client, target, features, tokens)
+    elif _made_by(source, "flwr_datasets"):
+        table = from_partitioner(source, client, target, features, tokens)
     elif _made_by(source, "datasets"):
-        table = from_hub(source, client, target, features)
+        table = from_hub(source, client, target, features, tokens)
     else:
         for argument, value in (("client", client), ("target", target), ("features", features)):
             if value is not None:
                 raise SettingError(
                     f"{argument} names columns of a table, got a {type(source).__name__}: leave {argument} out"
                 )
-        table = _from_pairs(source)
+        table = _from_pairs(source, tokens)
+    names = _different(table.names if names is None else names)
     text = kind(table.y) == "text"
     named = classes or table.classes or (np.unique(table.y).tolist() if text else None)
     y = targets(table.y, "the data", named)
@@ -78,9 +93,9 @@ def clients_from(
         torch.from_numpy(table.x),
         torch.from_numpy(y),
         parts,
-        names=table.names if names is None else names,
+        names=names,
         classes=None if named is None or y.dtype != np.int64 else [str(name) for name in named],
-        common=np.sort(parts["test"].values) if common is None else _common(common, table, named, y.dtype),
+        common=np.sort(parts["test"].values) if common is None else _common(common, table, named, y.dtype, tokens),
     )
 
 
@@ -89,7 +104,21 @@ def _made_by(value: Any, package: str) -> bool:
     return any(base.__module__.split(".")[0] == package for base in type(value).__mro__)
 
 
-def _from_pairs(source: Any) -> Table:
+def _different(names: Sequence[str]) -> list[str]:
+    """Names as text, no two alike: a client's randomness and its place in a run folder go by its name."""
+    words = [str(name) for name in names]
+    if len(set(words)) < len(words):
+        twice = next(word for place, word in enumerate(words) if word in words[:place])
+        raise SettingError(f"clients must have different names, got {twice!r} twice: rename one of them")
+    return words
+
+
+def _from_pairs(source: Any, tokens: bool) -> Table:
+    if isinstance(source, tuple | list) and len(source) == 2 and all(_is_array(part) for part in source):
+        raise SettingError(
+            "got one pair (x, y), which would be the data of a single client: pass a list of pairs, like "
+            "[(x, y)], or deal it to clients with a partition, like Iid(clients=10).split(DataSet(...))"
+        )
     if isinstance(source, Mapping):
         names, members = [str(name) for name in source], list(source.values())
     elif isinstance(source, list | tuple):
@@ -99,7 +128,7 @@ def _from_pairs(source: Any) -> Table:
         raise SettingError(f"clients must come from {ALLOWED}, got {type(source).__name__}")
     if not members:
         raise SettingError(f"there must be at least one client, got an empty {type(source).__name__}: pass {ALLOWED}")
-    pairs = [_pair(member, f"client {name!r}") for name, member in zip(names, members, strict=True)]
+    pairs = [_pair(member, f"client {name!r}", tokens) for name, member in zip(names, members, strict=True)]
     for name, (x, y) in zip(names[1:], pairs[1:], strict=True):
         first_x, first_y = pairs[0]
         if x.shape[1:] != first_x.shape[1:] or x.dtype != first_x.dtype:
@@ -121,7 +150,11 @@ def _shape(values: Array) -> str:
     return f"{values.dtype} rows {list(values.shape[1:])}"
 
 
-def _pair(member: Any, who: str) -> tuple[Array, Array]:
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray | torch.Tensor)
+
+
+def _pair(member: Any, who: str, tokens: bool) -> tuple[Array, Array]:
     if isinstance(member, Rows):
         member = (member.x, member.y)
     elif isinstance(member, torch.utils.data.TensorDataset):
@@ -133,7 +166,7 @@ def _pair(member: Any, who: str) -> tuple[Array, Array]:
     if not isinstance(member, tuple | list) or len(member) != 2:
         what = f"{len(member)} values" if isinstance(member, tuple | list) else f"a {type(member).__name__}"
         raise SettingError(f"{who} must be a pair (x, y) or a torch data set of such pairs, got {what}")
-    x, y = inputs(member[0], who), array(member[1], who, "targets")
+    x, y = inputs(member[0], who, tokens), array(member[1], who, "targets")
     if len(x) != len(y):
         raise SettingError(f"{who} has {len(x)} inputs but {len(y)} targets: give each row one of both")
     if not len(x):
@@ -168,9 +201,9 @@ def _read(dataset: Any, who: str) -> tuple[Any, Any]:
         ) from None
 
 
-def _common(common: Any, table: Table, classes: Sequence[str] | None, dtype: Any) -> Rows:
+def _common(common: Any, table: Table, classes: Sequence[str] | None, dtype: Any, tokens: bool) -> Rows:
     who = "common"
-    x, y = _pair(common, who)
+    x, y = _pair(common, who, tokens)
     y = targets(y, who, classes)
     if x.shape[1:] != table.x.shape[1:] or x.dtype != table.x.dtype or y.dtype != dtype:
         raise SettingError(

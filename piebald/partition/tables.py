@@ -1,9 +1,13 @@
-"""Tables with a client column: pandas and Hugging Face.  Neither package is imported here; what came brings its own."""
+"""Tables with a client column: pandas, CSV and Parquet files, Hugging Face, and what `flwr-datasets` made of it.
+
+No package is imported here but for reading a file; what came brings its own.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,11 +28,41 @@ class Table:
     classes: Sequence[str] | None = None
 
 
+SEPARATORS = {".csv": ",", ".tsv": "\t"}
+
+
+def is_table(path: str | Path) -> bool:
+    """Whether a path is that of a table, by the end of its name."""
+    return Path(str(path).removesuffix(".gz")).suffix.lower() in (*SEPARATORS, ".parquet")
+
+
+def read_table(path: Path) -> Any:
+    """A CSV or Parquet file as a pandas DataFrame.
+
+    Raises:
+        SettingError: it is not there or cannot be read, or pyarrow is missing.
+    """
+    import pandas
+
+    if not path.is_file():
+        raise SettingError(f"there is no file {path}: give the path of a CSV or Parquet file")
+    suffix = Path(str(path).removesuffix(".gz")).suffix.lower()
+    try:
+        if suffix == ".parquet":
+            return pandas.read_parquet(path)
+        return pandas.read_csv(path, sep=SEPARATORS[suffix])
+    except ImportError:
+        raise SettingError(f"{path} is a Parquet file, which needs pyarrow: pip install pyarrow") from None
+    except (OSError, EOFError, ValueError) as error:
+        raise SettingError(f"{path} cannot be read as a table, it may be damaged: replace it ({error})") from None
+
+
 def _columns(
-    known: Sequence[str], client: str | None, target: str | None, features: Sequence[str] | None
+    known: Sequence[str], client: str | None, target: str | None, features: Sequence[str] | None, owned: bool = False
 ) -> tuple[str, str, list[str]]:
-    """The columns to use, all of them known."""
-    for role, column in (("client", client), ("target", target)):
+    """The columns to use, all of them known; where rows are `owned` already, the client's is the target's, too."""
+    client = target if owned else client
+    for role, column in (("target", target), ("client", client)):
         if column is None:
             raise SettingError(f"a table needs {role}='...', the column that {_roles[role]}: it has {', '.join(known)}")
     assert client is not None  # for the type checker; refused above
@@ -56,7 +90,9 @@ def _owners(values: Array) -> tuple[Ints, list[str]]:
     return codes.astype(np.int64), [str(name) for name in found.tolist()]
 
 
-def from_frame(frame: Any, client: str | None, target: str | None, features: Sequence[str] | None) -> Table:
+def from_frame(
+    frame: Any, client: str | None, target: str | None, features: Sequence[str] | None, tokens: bool = False
+) -> Table:
     """A pandas DataFrame with numeric feature columns.
 
     Raises:
@@ -82,7 +118,7 @@ def from_frame(frame: Any, client: str | None, target: str | None, features: Seq
                 f"column {column!r} must hold numbers, got {series.dtype} like {series.iloc[0]!r}: encode it first, "
                 f"e.g. with pandas.get_dummies(frame, columns=[{column!r}]), or leave it out of features"
             )
-    x = inputs(frame[chosen].to_numpy(dtype=np.float64), "the table")
+    x = inputs(frame[chosen].to_numpy() if tokens else frame[chosen].to_numpy(dtype=np.float64), "the table", tokens)
     goal = frame[target]
     if getattr(goal.dtype, "kind", "O") not in "biuf":
         goal = goal.astype(str)
@@ -98,7 +134,46 @@ def _plain(series: Any) -> Array:
     return np.asarray(series.astype(str).to_numpy(dtype=object), dtype=str)
 
 
-def from_hub(dataset: Any, client: str | None, target: str | None, features: Sequence[str] | None) -> Table:
+def from_partitioner(
+    partitioner: Any, client: str | None, target: str | None, features: Sequence[str] | None, tokens: bool = False
+) -> Table:
+    """The partitions of a `flwr_datasets` partitioner that has its data set; their numbers are the clients' names.
+
+    Where the partitioner divides by a column of ids, these are the names.
+
+    Raises:
+        SettingError: it is no partitioner, has no data set or no rows, or a column is wrong.
+    """
+    if client is not None:
+        raise SettingError("client names a column, but the partitioner says whose rows are whose: leave client out")
+    # Asked of the class: without a data set the property itself raises AttributeError.
+    if not all(hasattr(type(partitioner), name) for name in ("load_partition", "num_partitions")):
+        raise SettingError(
+            f"got a {type(partitioner).__name__} of flwr_datasets: pass a partitioner, "
+            "like federated_dataset.partitioners['train']"
+        )
+    try:
+        parts = [partitioner.load_partition(number) for number in range(partitioner.num_partitions)]
+    except AttributeError as error:
+        raise SettingError(
+            f"the partitioner has no data set yet ({error}): set partitioner.dataset, or load one partition of its "
+            "FederatedDataset first"
+        ) from None
+    from datasets import concatenate_datasets
+
+    held = [number for number, part in enumerate(parts) if len(part)]
+    if not held:
+        raise SettingError("the partitioner's data set must have at least one row, got none")
+    joined = concatenate_datasets([parts[number] for number in held])
+    x, y, _, classes = _hub_rows(joined, None, target, features, tokens, owned=True)
+    ids = getattr(partitioner, "partition_id_to_natural_id", None) or {}
+    code = np.repeat(np.arange(len(held)), [len(parts[number]) for number in held])
+    return Table(x, y, code, [str(ids.get(number, number)) for number in held], classes)
+
+
+def from_hub(
+    dataset: Any, client: str | None, target: str | None, features: Sequence[str] | None, tokens: bool = False
+) -> Table:
     """A Hugging Face `datasets.Dataset`: numeric columns, or one column of arrays or images.
 
     Raises:
@@ -112,19 +187,27 @@ def from_hub(dataset: Any, client: str | None, target: str | None, features: Seq
         raise SettingError(
             f"a streamed data set ({type(dataset).__name__}) has no length: load it without streaming=True"
         )
-    client, target, chosen = _columns(list(dataset.column_names), client, target, features)
     if not len(dataset):
         raise SettingError("the data set must have at least one row, got none")
-    rows = dataset.select_columns([client, target, *chosen]).with_format("numpy")[:]
+    x, y, owner, classes = _hub_rows(dataset, client, target, features, tokens, owned=False)
+    codes, names = _owners(owner)
+    return Table(x, y, codes, names, classes)
+
+
+def _hub_rows(
+    dataset: Any, client: str | None, target: str | None, features: Sequence[str] | None, tokens: bool, *, owned: bool
+) -> tuple[Array, Array, Array, Sequence[str] | None]:
+    """Inputs, targets, clients (targets again where rows are `owned` already) and the names of classes."""
+    client, target, chosen = _columns(list(dataset.column_names), client, target, features, owned)
+    rows = dataset.select_columns([*dict.fromkeys([client, target, *chosen])]).with_format("numpy")[:]
     described = dataset.features
     columns = [_input_column(rows[column], column, described[column]) for column in chosen]
     if len(columns) > 1 and any(column.ndim > 1 for column in columns):
         wide = next(name for name, column in zip(chosen, columns, strict=True) if column.ndim > 1)
         raise SettingError(f"column {wide!r} holds arrays, so it must be the only input: write features=[{wide!r}]")
-    x = inputs(np.stack(columns, 1) if columns[0].ndim == 1 else columns[0], f"column {chosen[0]!r}")
-    codes, names = _owners(_simple(rows[client], client))
-    classes = getattr(described[target], "names", None)
-    return Table(x, array(_simple(rows[target], target), f"column {target!r}", "targets"), codes, names, classes)
+    x = inputs(np.stack(columns, 1) if columns[0].ndim == 1 else columns[0], f"column {chosen[0]!r}", tokens)
+    y = array(_simple(rows[target], target), f"column {target!r}", "targets")
+    return x, y, _simple(rows[client], client), getattr(described[target], "names", None)
 
 
 def _simple(values: Any, column: str) -> Array:

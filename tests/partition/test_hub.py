@@ -86,3 +86,59 @@ def test_all_splits_and_streams_are_refused() -> None:
         clients_from(datasets.DatasetDict({"test": one}), client="who", target="y")
     with pytest.raises(SettingError, match=r"a streamed data set .* load it without streaming=True"):
         clients_from(one.to_iterable_dataset(), client="who", target="y")
+
+
+class Partitioner:
+    """What Piebald uses of a flwr-datasets partitioner: a number of partitions, and each as a data set."""
+
+    def __init__(self, parts: list, ids: dict[int, str] | None = None) -> None:
+        self.parts, self.partition_id_to_natural_id = parts, ids
+
+    @property
+    def num_partitions(self) -> int:
+        return len(self.parts)
+
+    def load_partition(self, number: int):
+        return self.parts[number]
+
+
+Partitioner.__module__ = "flwr_datasets.partitioner"  # by which it is known, without an import
+
+
+def test_partitions_of_flwr_datasets_become_clients() -> None:
+    first = datasets.Dataset.from_dict({"x": [[1.0, 2.0], [3.0, 4.0]], "y": [0, 1]})
+    none, last = first.select([]), datasets.Dataset.from_dict({"x": [[5.0, 6.0]], "y": [1]})
+    clients = clients_from(Partitioner([first, none, last]), target="y", test=0.0)
+    assert clients.names == ["0", "2"]
+    assert clients.rows(0, "train").x.tolist() == [[1, 2], [3, 4]]
+    assert clients.rows(1, "train").y.tolist() == [1]
+    named = clients_from(Partitioner([first, last], {0: "ann", 1: "bob"}), target="y", test=0.0)
+    assert named.names == ["ann", "bob"]
+    for source, more, message in (
+        (Partitioner([none]), {"target": "y"}, "must have at least one row, got none"),
+        (Partitioner([first]), {}, "a table needs target='...'"),
+        (Partitioner([first]), {"target": "y", "client": "x"}, "the partitioner says whose rows are whose"),
+    ):
+        with pytest.raises(SettingError, match=message):
+            clients_from(source, **more)
+
+
+def test_the_real_partitioners() -> None:
+    real = pytest.importorskip("flwr_datasets.partitioner", reason="flwr-datasets is not installed")
+    dice = np.random.default_rng(0)
+    columns = {"x": dice.random((60, 3)).tolist(), "y": [n % 3 for n in range(60)], "who": list("abc") * 20}
+    rows = datasets.Dataset.from_dict(columns)
+    for partitioner, count in (
+        (real.IidPartitioner(5), 5),
+        (real.DirichletPartitioner(4, "y", alpha=0.5, min_partition_size=1), 4),
+        (real.NaturalIdPartitioner("who"), 3),
+    ):
+        with pytest.raises(SettingError, match="has no data set yet"):
+            clients_from(partitioner, target="y", features=["x"])
+        partitioner.dataset = rows
+        clients = clients_from(partitioner, target="y", features=["x"], test=0.0)
+        assert len(clients) == count
+        assert sorted(clients.x[:, 0].tolist()) == pytest.approx(sorted(row[0] for row in columns["x"]))
+        for client in range(count):
+            assert clients.size(client, "train") == len(partitioner.load_partition(client))
+    assert clients.names == ["a", "b", "c"]

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
+import piebald
 from piebald.errors import SettingError
 from piebald.partition import clients_from
 
@@ -286,3 +288,88 @@ def test_heavy_packages_are_not_imported() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", ["table.csv", "table.csv.gz", "table.tsv", "table.parquet"])
+def test_tables_in_files(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    if name.endswith("parquet"):
+        pytest.importorskip("pyarrow")
+        frame().to_parquet(path)
+    else:
+        frame().to_csv(path, sep="\t" if "tsv" in name else ",", index=False)
+    asked = {"client": "hospital", "target": "ill", "features": ["dose", "age"], "test": 0.0}
+    for source in (path, str(path)):
+        clients, expected = clients_from(source, **asked), clients_from(frame(), **asked)
+        assert list(clients.names) == ["a", "b"]
+        assert torch.equal(clients.x, expected.x)
+        assert torch.equal(clients.y, expected.y)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("gone.csv", None, "there is no file .*gone.csv: give the path of a CSV or Parquet file"),
+        ("empty.csv", b"", "cannot be read as a table, it may be damaged"),
+        ("cut.csv.gz", b"\x1f\x8b\x08", "cannot be read as a table"),
+        ("cut.parquet", b"PAR1 and no more", "cannot be read as a table"),
+        ("no.csv", b"a,b\n1,2\n", "no column 'who'"),
+    ],
+)
+def test_bad_files_are_one_sentence(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(SettingError, match=message) as caught:
+        clients_from(tmp_path / name, client="who", target="b")
+    assert "\n" not in str(caught.value)
+
+
+def test_parquet_without_pyarrow_names_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "t.parquet").write_bytes(b"PAR1")
+    monkeypatch.setattr(pd, "read_parquet", lambda path: (_ for _ in ()).throw(ImportError("no pyarrow")))
+    with pytest.raises(SettingError, match="needs pyarrow: pip install pyarrow"):
+        clients_from(tmp_path / "t.parquet", client="a", target="b")
+
+
+def test_tokens_stay_whole_numbers_and_can_be_embedded() -> None:
+    dice = np.random.default_rng(0)
+    texts = [(dice.integers(0, 50, (12, 7)), dice.integers(0, 2, 12)) for _ in range(3)]
+    clients = clients_from(texts, tokens=True, common=(texts[0][0], texts[0][1]))
+    assert clients.rows(0, "train").x.dtype == torch.int64
+    assert clients.common.x.dtype == torch.int64
+    model = torch.nn.Sequential(torch.nn.Embedding(50, 4), torch.nn.Flatten(), torch.nn.Linear(28, 2))
+    losses = []
+    for engine in ("reference", "lean", "stacked"):
+        run = piebald.run("fedavg", clients, model, rounds=2, runtime=piebald.runtimes.Simulator(engine=engine))
+        losses.append([row["loss"] for row in run.rounds])
+    np.testing.assert_allclose(losses[1:], [losses[0]] * 2, rtol=1e-4)
+    lazy = piebald.LazyClients(3, lambda client: texts[client], classes=["0", "1"], tokens=True)
+    assert lazy.rows(1, "train").x.dtype == torch.int64
+    table = pd.DataFrame({"who": ["a", "b"], "w1": [3, 1], "w2": [0, 2], "y": [0, 1]})
+    rows = clients_from(table, client="who", target="y", tokens=True, test=0.0).rows(0, "train")
+    assert (rows.x.dtype, rows.x.tolist()) == (torch.int64, [[3, 0]])
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (np.ones((2, 3)), "tokens must be whole numbers of at least 0, got float64 numbers: number words from 0"),
+        (np.array([[0, -1]]), "client '0': tokens must be whole numbers of at least 0, got -1"),
+    ],
+)
+def test_what_is_no_token_is_refused(x, message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        clients_from([(x, [0] * len(x))], tokens=True)
+
+
+def test_names_that_are_alike_are_refused() -> None:
+    for source, names in (([good, good], ["a", "a"]), ({1: good, "1": good}, None)):
+        with pytest.raises(SettingError, match=r"clients must have different names, got '[a1]' twice: rename one"):
+            clients_from(source, names=names)
+
+
+@pytest.mark.parametrize("make", [np.asarray, torch.tensor])
+def test_a_single_pair_is_told_from_a_list_of_clients(make) -> None:
+    for pair in ((make([[1.0], [2.0]]), make([0, 1])), [make([[1.0], [2.0]]), make([0, 1])]):
+        with pytest.raises(SettingError, match=r"got one pair \(x, y\).*pass a list of pairs, like \[\(x, y\)\]"):
+            clients_from(pair)
