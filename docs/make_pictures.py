@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/images/partitions: what each kind of partition makes of scikit-learn's digits.
+"""Draws the pictures of docs/images/partitions: what partitions, sizes, changes and fleets do to the digits.
 
 python docs/make_pictures.py
 """
@@ -6,6 +6,12 @@ python docs/make_pictures.py
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from piebald.data import DataSet
 
 FOLDER = Path(__file__).parent / "images" / "partitions"
 
@@ -18,6 +24,19 @@ EXAMPLES = {
     "non_iid": 'NonIid(clients=10, classes_each="8x1,4x1,3x8", sizes=PowerLaw())',
     "shards": "Shards(clients=20)",
 }
+SIZES = ["Uniform()", "Skewed(ratio=8)", "PowerLaw(exponent=1.5)", "Quantity(alpha=0.5)"]
+CHANGES = ["Blur(sigma=1)", "Contrast(factor=0.3)", "Noise(sigma=0.2)", "Sensor(gain=0.5, bias=0.3)"]
+FLIPS = [
+    "FlipPairs(pairs=((0, 4), (1, 5), (2, 6), (3, 7)))",
+    "FlipRandom(fraction=0.5)",
+    "FlipTo(target=0, source=(7,))",
+]
+FLEETS = [
+    "Homogeneous(seconds_per_step=2)",
+    'FastSlow(fast=1, slow_factor=5, first="fast")',
+    "LogNormal(seconds_per_step=2, sigma=0.5)",
+]
+VERTICAL = 'Vertical(features=["pay", "debt", "rent"], overlap=12)'
 
 
 def main() -> None:
@@ -44,6 +63,95 @@ def main() -> None:
         else:
             pictures.sizes(right, clients)
         figure.savefig(FOLDER / f"{name}.png", dpi=80)
+    for name, draw in (("sizes", sizes), ("changes", changes), ("flips", flips), ("fleets", fleets)):
+        draw(Figure(figsize=(10, 2.8), layout="constrained"), stored).savefig(FOLDER / f"{name}.png", dpi=80)
+    vertical(Figure(figsize=(10, 2.8), layout="constrained")).savefig(FOLDER / "vertical.png", dpi=80)
+
+
+def made(example: str) -> Any:
+    """A part from what would make it."""
+    from piebald import partition
+
+    return eval(example, vars(partition))
+
+
+def sizes(figure: Figure, digits: DataSet) -> Figure:
+    """Rows of each of 12 clients, for each kind of sizes."""
+    from piebald import partition
+    from piebald.partition import pictures
+
+    for ax, example in zip(figure.subplots(1, len(SIZES), sharey=True), SIZES, strict=True):
+        pictures.sizes(ax, partition.Iid(clients=12, sizes=made(example), test=0.0).split(digits))
+        ax.set_title(example, loc="left", fontsize=9)
+    return figure
+
+
+def changes(figure: Figure, digits: DataSet) -> Figure:
+    """The same digits as they are and with each change of inputs."""
+    from piebald import partition
+
+    shown = ["", *CHANGES]
+    for ax, example in zip(figure.subplots(1, len(shown)), shown, strict=True):
+        asked = (made(example),) if example else None
+        clients = partition.Iid(clients=1, test=0.0, changes=asked).split(digits)
+        rows = clients.x[[0, 1, 2, 3], 0].numpy()
+        ax.imshow(rows.reshape(2, 2, 8, 8).transpose(0, 2, 1, 3).reshape(16, 16), cmap="gray_r", vmin=0, vmax=1)
+        ax.set_title(example or "as they are", fontsize=9)
+        ax.axis("off")
+    return figure
+
+
+def flips(figure: Figure, digits: DataSet) -> Figure:
+    """What labels become, for each change of labels."""
+    import numpy as np
+
+    from piebald import partition
+
+    label = digits.y.numpy()
+    for ax, example in zip(figure.subplots(1, len(FLIPS)), FLIPS, strict=True):
+        clients = partition.Iid(clients=1, test=0.0, changes=(made(example),)).split(digits)
+        table = np.zeros((10, 10))
+        np.add.at(table, (label, clients.y.numpy()), 1)
+        ax.imshow(table / table.sum(1, keepdims=True), cmap="Blues", vmin=0, vmax=1)
+        ax.set_xticks(range(10))
+        ax.set_yticks(range(10))
+        ax.set_xlabel("becomes")
+        ax.set_ylabel("label")
+        ax.set_title(example.replace("pairs=", ""), fontsize=8)
+    return figure
+
+
+def fleets(figure: Figure, digits: DataSet) -> Figure:
+    """Seconds a step on each of 12 devices, for each kind of fleet."""
+    from piebald.partition import pictures
+
+    for ax, example in zip(figure.subplots(1, len(FLEETS), sharey=True), FLEETS, strict=True):
+        pictures.devices(ax, made(example), 12)
+        ax.set_title(example, loc="left", fontsize=8)
+    return figure
+
+
+def vertical(figure: Figure) -> Figure:
+    """Which of two parties holds which features of which rows."""
+    import numpy as np
+    import torch
+    from matplotlib.colors import ListedColormap
+
+    from piebald import data
+
+    names = ["age", "sex", "town", "pay", "debt", "rent"]
+    people = data.DataSet("people", torch.rand(40, 6), torch.arange(40) % 2, ["no", "yes"], features=names)
+    parties = made(VERTICAL).split(people)
+    table = np.zeros((6, 40))
+    for number, party in enumerate((parties.active, parties.passive), 1):
+        table[np.ix_([names.index(name) for name in party.features], party.ids)] = number
+    order = np.lexsort((table[0] == 0, table[3] == 0))
+    ax = figure.subplots()
+    ax.imshow(table[:, order], aspect="auto", cmap=ListedColormap(["white", "#2f6db5", "#b5622f"]), vmin=0, vmax=2)
+    ax.set_yticks(range(6), names)
+    ax.set_xlabel("rows, those of both parties first")
+    ax.set_title("blue: the active party, which has the labels; brown: the passive one", loc="left", fontsize=9)
+    return figure
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from piebald.recipes import registry
 from piebald.recipes.describe import allowed, documented
 
 sys.path.insert(0, str(Path(__file__).parent))
-from make_pictures import EXAMPLES
+from make_pictures import EXAMPLES, VERTICAL
 
 FOLDER = Path(__file__).parent / "reference"
 NOTICE = "<!-- Made by docs/make_reference.py from the docstrings: change those, not this page. -->"
@@ -172,16 +172,27 @@ def partition_page() -> str:
         text += [f"*`{EXAMPLES[name]}` on the digits.*", "", part_rows(part, shared)]
     text += ["", "## Sizes: how many rows does each client get?", ""]
     text += ['The setting `sizes` of some partitions: `sizes = { kind = "power_law", exponent = 1.5 }`.']
+    text += ["", "![sizes](../images/partitions/sizes.png)"]
     for name, part in kinds("sizes"):
         text += ["", f"### sizes = {name}", "", summary(part), "", part_rows(part)]
     text += ["", "## Changes: what is done to clients' rows after the deal?", ""]
     text += ['The setting `changes` of all partitions: `changes = [{ kind = "flip_random", share = 0.3 }]`.', ""]
     change = frozenset(Change.model_fields)
     text += ["All of them have these settings:", "", part_rows(Change)]
+    text += [
+        "",
+        "![flipped labels](../images/partitions/flips.png)",
+        "",
+        "![changed inputs](../images/partitions/changes.png)",
+    ]
     for name, part in kinds("change"):
         text += ["", f"### change = {name}", "", summary(part), "", part_rows(part, change)]
+    text += ["", "## Vertical: who knows which features?", "", summary(piebald.partition.Vertical), ""]
+    text += ["![vertical](../images/partitions/vertical.png)", "", f"*`{VERTICAL}`*", ""]
+    text += [part_rows(piebald.partition.Vertical)]
     text += ["", "## Devices: how fast are the clients?", ""]
     text += ["In a TOML file: `[fleet]` with a `kind`.  In Python: `Simulator(fleet=partition.FastSlow())`."]
+    text += ["", "![devices](../images/partitions/fleets.png)"]
     for name, part in kinds("fleet"):
         text += ["", f"### {name}", "", summary(part), "", part_rows(part)]
     text += [
@@ -204,8 +215,11 @@ def partition_page() -> str:
 def dataset_lines() -> list[str]:
     """The data sets: what each is, and what it needs."""
     text = ["", "## Data sets", "", "In a TOML file: `[data]` with a `name`.  In Python: `data.load(name)`."]
-    text += ["`digits` comes with scikit-learn.  The others are read from prepared files: the environment variable"]
-    text += ["`PIEBALD_DATA` names the folder that holds them, and `piebald data` says which file is missing where."]
+    text += ["`digits` comes with scikit-learn.  The others are looked for in the folder that the environment variable"]
+    text += [
+        "`PIEBALD_DATA` names (see [data files](data-files.md)), then in the cache, and else downloaded from where they"
+    ]
+    text += ["are published; `piebald data` says what is missing where."]
     for name in data.names():
         text += ["", f"### {name}", "", summary(data.registry._LOADERS[name])]
     return text

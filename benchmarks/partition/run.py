@@ -1,6 +1,7 @@
 """Piebald's partitions beside flwr-datasets' on the same labels: python benchmarks/partition/run.py
 
-Prints seconds for each, medians of alternating runs, and their ratio; then one large deal with its peak memory.
+Prints seconds for each, medians of alternating runs, and the ratios of the pairs (median, least and most); then one
+large deal with its peak memory, what it takes to open a million clients, and to load CIFAR-10 (with PIEBALD_DATA).
 Needs `pip install flwr-datasets` besides Piebald; without it only Piebald is timed.
 """
 
@@ -15,8 +16,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from piebald.data import DataSet
-from piebald.partition import Dirichlet, NonIid, Partition
+from piebald.data import DataSet, cifar10
+from piebald.data.files import is_prepared
+from piebald.partition import Dirichlet, LazyClients, NonIid, Partition
 
 
 def labels(rows: int, classes: int = 10) -> np.ndarray:
@@ -79,11 +81,18 @@ def main() -> None:
         mine, other = ours(kind, y), theirs(others[name], y, clients) if name in others else None
         pairs = [(timed(mine), timed(other) if other else float("nan")) for _ in range(asked.repeats)]
         a, b = (statistics.median(column) for column in zip(*pairs, strict=True))
-        print(f"{name:18} Piebald {a:8.3f} s   flwr-datasets {b:8.3f} s   ratio {b / a:6.1f}")
+        ratios = sorted(other / mine for mine, other in pairs)
+        spread = f"ratio {statistics.median(ratios):6.1f} ({ratios[0]:.1f} to {ratios[-1]:.1f})"
+        print(f"{name:18} Piebald {a:8.3f} s   flwr-datasets {b:8.3f} s   {spread}")
     if not asked.skip_large:
         seconds = timed(ours(Dirichlet(clients=100_000, alpha=0.3), labels(1_000_000)))
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         print(f"1,000,000 rows over 100,000 clients: {seconds:.2f} s, peak memory of this process {peak:.2f} GB")
+    opened = timed(lambda: len(LazyClients(1_000_000, lambda client: 1 / 0)))  # whoever loads a client fails
+    print(f"opening 1,000,000 clients: {opened * 1e6:.0f} microseconds, none of them loaded")
+    if is_prepared("cifar10", "cifar10_train.npz"):
+        seconds = [timed(lambda: len(cifar10())) for _ in range(asked.repeats)]
+        print(f"loading prepared CIFAR-10: {statistics.median(seconds):.2f} s (least {min(seconds):.2f})")
 
 
 if __name__ == "__main__":

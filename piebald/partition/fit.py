@@ -45,7 +45,7 @@ def fill(held: Bools, wanted: Ints, stock: Ints) -> Ints | None:
         The counts, or None where no such counts exist.
     """
     ones = held.astype(np.int64)
-    row, column = wanted - ones.sum(1), stock - ones.sum(0)
+    row, column = wanted - ones.sum(1), np.where(held.any(0), stock - ones.sum(0), 0)
     if row.min() < 0 or column.min() < 0 or row.sum() > column.sum():
         return None
     fitted = _proportions(held, row, column * (row.sum() / max(int(column.sum()), 1)))
@@ -62,7 +62,7 @@ def fill(held: Bools, wanted: Ints, stock: Ints) -> Ints | None:
 
 def _proportions(held: Bools, row: Ints, column: NDArray[np.float64], passes: int = 300) -> NDArray[np.float64]:
     """Numbers where `held`, with these sums of rows and columns, if there are any (Deming, Stephan 1940)."""
-    tiny = np.finfo(np.float64).tiny
+    tiny = 1e-100  # what is this small only grows smaller: sizes that the pattern cannot have; the flow will tell
     x = held.astype(np.float64)
     for _ in range(passes):
         x *= (column / np.maximum(x.sum(0), tiny))[None]

@@ -13,7 +13,7 @@ from piebald.partition.base import NOBODY, Partition, spread
 from piebald.partition.fit import fill, pattern
 from piebald.partition.lists import Numbered
 from piebald.partition.sizes import AnySizes, Uniform
-from piebald.partition.split import Ints
+from piebald.partition.split import Bools, Ints
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -31,35 +31,50 @@ class NonIid(Partition):
     (Stripelis, Ambite 2020), clients get as many rows as `sizes` says (alike by default) and their classes in portions
     as even as that allows.  Clients choose their classes from the first on, always those of which most is left.
 
+    The paper's notation fixes how many classes each client holds; which ones its figures give to whom could not be
+    looked up when this was written, so no printed pattern is built in: write it as `held`, and it is dealt exactly so.
+
     Attributes:
         clients: how many.
         classes_each: classes of each client: a number, one for each client, or groups as text, "8x1,4x1,3x8" (8
             classes for 1 client, 4 for 1, 3 for 8).
+        held: instead of that, the numbers of the very classes that each client holds, as a paper prints them.
         sizes: how many rows each client gets.
     """
 
     clients: int = Field(ge=1)
-    classes_each: int | str | tuple[int, ...]
+    classes_each: int | str | tuple[int, ...] | None = None
+    held: tuple[tuple[int, ...], ...] | None = None
     sizes: AnySizes | None = None
 
     @model_validator(mode="after")
     def _check(self) -> NonIid:
+        if (self.classes_each is None) == (self.held is None):
+            raise ValueError("classes_each or held must say what clients hold, and not both")
+        name = "classes_each" if self.held is None else "held"
         each = self._each()
         if len(each) != self.clients:
             raise ValueError(
-                f"classes_each says how many classes for {len(each)} clients but clients is {self.clients}: "
-                "give one number for each client"
+                f"{name} says how many classes for {len(each)} clients but clients is {self.clients}: "
+                f"give one {'number' if self.held is None else 'list'} for each client"
             )
         if min(each) < 1:
-            raise ValueError(f"classes_each must be at least 1, got {min(each)}")
+            raise ValueError(f"{name} must give each client at least 1 class, got {min(each)}")
+        for client, classes in enumerate(self.held or ()):
+            if len(set(classes)) < len(classes) or min(classes) < 0:
+                raise ValueError(
+                    f"held must list different classes, numbered from 0, got {classes} for client {client}"
+                )
         return self
 
     def _each(self) -> Sequence[int]:
-        """Classes of each client."""
+        """How many classes each client holds."""
+        if self.held is not None:
+            return [len(classes) for classes in self.held]
         if isinstance(self.classes_each, int):
             return [self.classes_each] * self.clients
         if not isinstance(self.classes_each, str):
-            return self.classes_each
+            return self.classes_each or ()
         groups = re.findall(r"(\d+)x(\d+)", self.classes_each)
         if ",".join("x".join(group) for group in groups) != self.classes_each.replace(" ", ""):
             raise ValueError(
@@ -73,7 +88,7 @@ class NonIid(Partition):
         each = self._each()
         if max(each) > classes:
             raise self.refuse(f"classes_each must be at most the {classes} classes of {data.name}, got {max(each)}")
-        if sum(each) < classes:
+        if self.held is None and sum(each) < classes:
             raise self.refuse(
                 f"{self.clients} clients of {self.classes_each} classes cannot hold the {classes} classes of "
                 f"{data.name}: raise clients or classes_each"
@@ -97,8 +112,11 @@ class NonIid(Partition):
         """The client of each row [n], with the sizes asked for."""
         stock = np.bincount(label, minlength=classes)
         self.check_room(self.clients, label)
-        wanted = (self.sizes or Uniform()).counts(self.clients, len(label), dice)
-        counts = fill(pattern(each, wanted, stock, dice), wanted, stock)
+        listed = None if self.held is None else self._as_held(classes)
+        rows = len(label) if listed is None else int(stock[listed.any(0)].sum())  # the others are nobody's
+        wanted = (self.sizes or Uniform()).counts(self.clients, rows, dice)
+        held = pattern(each, wanted, stock, dice) if listed is None else listed
+        counts = fill(held, wanted, stock)
         if counts is None:
             raise self.refuse(
                 f"rows of {classes} classes cannot be dealt to sizes {wanted.max()} to {wanted.min()} with these "
@@ -106,9 +124,20 @@ class NonIid(Partition):
             )
         client = np.full(len(label), NOBODY)
         for number in range(classes):
-            rows = dice.permutation(np.flatnonzero(label == number))[: counts[:, number].sum()]
-            client[rows] = np.repeat(np.arange(self.clients), counts[:, number])
+            taken = dice.permutation(np.flatnonzero(label == number))[: counts[:, number].sum()]
+            client[taken] = np.repeat(np.arange(self.clients), counts[:, number])
         return client
+
+    def _as_held(self, classes: int) -> Bools:
+        """Which classes each client holds [clients, classes], as `held` lists them."""
+        lists = self.held or ()
+        most = max(max(own) for own in lists)
+        if most >= classes:
+            raise self.refuse(f"held must name classes in 0..{classes - 1}, got {most}")
+        held = np.zeros((self.clients, classes), dtype=bool)
+        for client, own in enumerate(lists):
+            held[client, list(own)] = True
+        return held
 
 
 def _draw(clients: int, each: int, classes: int, dice: Generator) -> Ints:

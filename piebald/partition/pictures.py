@@ -134,6 +134,7 @@ def devices(ax: Axes, fleet: Fleet, clients: int) -> bool:
     """Seconds of one optimiser step on each client's device."""
     seconds = [fleet.device(client).seconds_per_step for client in range(clients)]
     ax.bar(range(clients), seconds, color="#b5622f", width=0.9)
+    ax.xaxis.get_major_locator().set_params(integer=True)
     ax.set_xlabel("client")
     ax.set_ylabel("seconds a step")
     ax.set_title("Devices", loc="left")

@@ -244,6 +244,71 @@ def test_sessions_of_traffic_do_not_leak() -> None:
         assert 0.18 < len(clients.common) / len(traffic) < 0.22
 
 
+def halves(signals: torch.Tensor) -> set[bytes]:
+    """First and second half of each window, bit for bit: what two overlapping windows have in common."""
+    return {window[:, half].numpy().tobytes() for window in signals for half in (slice(0, 64), slice(64, 128))}
+
+
+@prepared
+@pytest.mark.parametrize(
+    "kind",
+    [
+        Iid(clients=10, validation=0.1),
+        Iid(clients=10, validation=0.1, pool=True),
+        Dirichlet(clients=10, alpha=0.5, pool=True),
+        NonIid(clients=10, classes_each=3, pool=True),
+        NonIid(clients=4, classes_each="6x1,4x2,2x1", sizes=PowerLaw(), pool=True),
+        ByOwner(owner="subject", pool=True, validation=0.1),
+        ByOwner(owner="subject"),
+    ],
+    ids=lambda kind: f"{kind.kind} {'pool' if kind.pool else ''}",
+)
+def test_no_sample_of_har_is_on_both_sides(kind: Partition) -> None:
+    """Windows overlap by half; whether they do is asked of the signals, not of what the data set says of itself."""
+    clients = kind.split(data.har())
+    learned = np.unique(np.concatenate(of_each(clients, "train") + of_each(clients, "validation")))
+    tested = np.concatenate(of_each(clients, "test"))
+    assert len(tested) > 300
+    assert not halves(clients.x[learned]) & halves(clients.x[tested])
+    assert not halves(clients.x[learned]) & halves(clients.common.x)
+    for client in range(len(clients)):  # a client's validation rows are not what it trained on, either
+        own = [halves(clients.rows(client, split).x) for split in ("train", "validation")]
+        assert not own[0] & own[1]
+
+
+@prepared
+def test_a_random_split_of_har_would_leak() -> None:
+    """So that the test above is known to see it."""
+    har = data.har()
+    bare = DataSet("bare", har.x, har.y, har.classes)
+    clients = Iid(clients=10).split(bare)
+    learned, tested = (np.concatenate(of_each(clients, split)) for split in ("train", "test"))
+    assert len(halves(clients.x[learned]) & halves(clients.x[tested])) > 1000
+
+
+@prepared
+def test_tests_on_cifar10_say_which_pixels_they_have() -> None:
+    """The default test part is of exact pixels; the compressed one must be asked for and is named in the source."""
+    exact = data.cifar10()
+    assert len(exact.test) == 1000
+    assert "exact pixels" in exact.source
+    assert "after JPEG compression" in data.cifar10(test="jpeg").source
+    clients = Iid(clients=5).split(exact)
+    assert set(np.concatenate(of_each(clients, "test"))) <= set(exact.test)
+    assert not set(np.concatenate(of_each(clients, "train"))) & set(exact.test)
+
+
+@prepared
+def test_no_writer_of_mnist_is_on_both_sides() -> None:
+    mnist = data.mnist_writers()
+    writer = mnist.owners["writer"].codes
+    for kind in (Iid(clients=5), ByOwner(owner="writer", clients=20)):
+        clients = kind.split(mnist)
+        learned = np.concatenate(of_each(clients, "train"))
+        assert not set(writer[learned]) & set(writer[mnist.test])
+        assert len(clients.common) == 10_000
+
+
 @prepared
 def test_subjects_of_har() -> None:
     clients = ByOwner(owner="subject").split(data.har())
@@ -314,23 +379,76 @@ def fingerprint(clients: PooledClients) -> str:
     return digest.hexdigest()[:16]
 
 
+DIGITS = {
+    "iid": {"kind": "iid"},
+    "disjoint": {"kind": "disjoint", "classes_each": 2, "shared_by": 2},
+    "non_iid": {"kind": "non_iid", "classes_each": 3},
+    "dirichlet": {"kind": "dirichlet", "alpha": 0.5},
+    "shards": {"kind": "shards"},
+    "iid, power law": {"kind": "iid", "sizes": {"kind": "power_law"}},
+    "iid, skewed": {"kind": "iid", "sizes": {"kind": "skewed"}},
+    "iid, drawn": {"kind": "iid", "sizes": {"kind": "quantity", "alpha": 0.7}},
+    "iid, listed": {"kind": "iid", "sizes": {"kind": "explicit", "rows": [300, 200, 100, 50, 40, 30, 20, 10]}},
+    "dirichlet, power law": {"kind": "dirichlet", "alpha": 0.5, "sizes": {"kind": "power_law"}},
+    "non_iid, groups": {"kind": "non_iid", "classes_each": "8x1,4x1,3x6", "sizes": {"kind": "power_law"}},
+    "non_iid, as listed": {"kind": "non_iid", "held": [[n, n + 1, n + 2] for n in range(8)]},
+    "by_embedding": {"kind": "by_embedding", "shuffle": 0.2},
+}
 GOLDEN = {
     "iid": "80c91d23082410e9",
     "disjoint": "16db67d2dc466b0a",
     "non_iid": "ab44c50f07b1db3b",
     "dirichlet": "48b310b95e7aa45f",
-    "by_owner": "2319525ea5e09d6a",
     "shards": "43e39ed2025653d1",
+    "iid, power law": "100b7edd9e8c6011",
+    "iid, skewed": "5570e90e6e385e0e",
+    "iid, drawn": "10ef341cd4e99bef",
+    "iid, listed": "5b6fc78abc14c989",
+    "dirichlet, power law": "b916719d3ce1ff8f",
+    "non_iid, groups": "eb3ea4b027194e6d",
+    "non_iid, as listed": "9f5a795a0054c9ec",
+    "by_embedding": "245633465e9e03a1",
 }
 
 
-@pytest.mark.parametrize("kind", GOLDEN)
+@pytest.mark.parametrize("kind", DIGITS)
 def test_golden(kind: str) -> None:
     """Old runs must be repeatable: a change of these is a change of what a seed means."""
-    fields = {"iid": {}, "disjoint": {"classes_each": 2, "shared_by": 2}, "non_iid": {"classes_each": 3}}
-    fields |= {"dirichlet": {"alpha": 0.5}, "by_owner": {"owner": "person"}, "shards": {}}
-    table = {"kind": kind, "clients": 8, "seed": 3, "validation": 0.1, **fields[kind]}
-    source = rows(count=1000) if kind == "by_owner" else data.digits()
-    if kind == "by_owner":
-        table["clients"] = 3
-    assert fingerprint(build("partition", table).split(source)) == GOLDEN[kind]
+    table = {"clients": 8, "seed": 3, "validation": 0.1} | DIGITS[kind]
+    assert fingerprint(build("partition", table).split(data.digits())) == GOLDEN[kind]
+
+
+def test_golden_of_owners() -> None:
+    table = {"kind": "by_owner", "owner": "person", "clients": 3, "seed": 3, "validation": 0.1}
+    assert fingerprint(build("partition", table).split(rows(count=1000))) == "2319525ea5e09d6a"
+
+
+PRINTED = ((0, 1, 2, 3, 4, 5, 6, 7), (8, 9, 0, 1), (2, 3, 4), (5, 6, 7), (8, 9, 0), (1, 2, 3))
+
+
+def test_a_printed_pattern_is_dealt_as_it_stands() -> None:
+    kind = NonIid(clients=6, held=PRINTED, sizes=PowerLaw(), test=0.0)
+    table = kind.split(data.digits()).table("train")
+    assert [tuple(np.flatnonzero(row)) for row in table] == [tuple(sorted(own)) for own in PRINTED]
+    assert table.sum() == 1797
+    assert (np.diff(table.sum(1)) < 0).all()
+    some = NonIid(clients=2, held=((0, 1), (1, 2)), test=0.0).split(data.digits())
+    assert some.table("train").sum(0).tolist()[3:] == [0] * 7  # classes that nobody is said to hold are nobody's
+    assert np.ptp(some.table("train").sum(1)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "classes_each or held must say what clients hold, and not both"),
+        ({"classes_each": 2, "held": ((0,), (1,))}, "and not both"),
+        ({"held": ((0,),)}, "held says how many classes for 1 clients but clients is 2: give one list for each client"),
+        ({"held": ((0, 0), (1,))}, "held must list different classes, numbered from 0, got"),
+        ({"held": ((), (1,))}, "held must give each client at least 1 class, got 0"),
+        ({"held": ((0,), (10,))}, "held must name classes in 0..9, got 10"),
+        ({"held": ((0,), (0, 1)), "sizes": {"kind": "explicit", "rows": (300, 10)}}, "give the largest clients more"),
+    ],
+)
+def test_patterns_that_cannot_be_are_one_sentence(settings, message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        NonIid(clients=2, **settings).split(data.digits())

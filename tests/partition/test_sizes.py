@@ -174,7 +174,7 @@ def test_published_test_rows_go_to_the_nearest_region() -> None:
         (lambda: Iid(clients=2, sizes={"kind": "powerlaw"}), "there is no sizes 'powerlaw': did you mean 'power_law'"),
         (lambda: NonIid(clients=3, classes_each="2x1;3x2"), "groups like '8x1,4x1,3x8', got '2x1;3x2'"),
         (lambda: NonIid(clients=3, classes_each="2x1,3x1"), "for 2 clients but clients is 3"),
-        (lambda: NonIid(clients=2, classes_each=(0, 3)), "classes_each must be at least 1, got 0"),
+        (lambda: NonIid(clients=2, classes_each=(0, 3)), "classes_each must give each client at least 1 class, got 0"),
         (lambda: NonIid(clients=3, classes_each=(1, 9, 9), sizes=PowerLaw()).split(even()), "give the largest clients"),
         (lambda: Dirichlet(clients=9, alpha=1, least=50, sizes=PowerLaw()).split(even()), "below least = 50"),
         (lambda: Shards(clients=600).split(even()), "600 clients of 2 shards need more than the 1000 rows: lower"),
