@@ -12,6 +12,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 import piebald
 from piebald.errors import SettingError
 from piebald.partition import clients_from
+from piebald.runtimes import Simulator
 
 pd = pytest.importorskip("pandas")
 
@@ -340,7 +341,7 @@ def test_tokens_stay_whole_numbers_and_can_be_embedded() -> None:
     model = torch.nn.Sequential(torch.nn.Embedding(50, 4), torch.nn.Flatten(), torch.nn.Linear(28, 2))
     losses = []
     for engine in ("reference", "lean", "stacked"):
-        run = piebald.run("fedavg", clients, model, rounds=2, runtime=piebald.runtimes.Simulator(engine=engine))
+        run = piebald.run("fedavg", clients, model, rounds=2, runtime=Simulator(engine=engine))
         losses.append([row["loss"] for row in run.rounds])
     np.testing.assert_allclose(losses[1:], [losses[0]] * 2, rtol=1e-4)
     lazy = piebald.LazyClients(3, lambda client: texts[client], classes=["0", "1"], tokens=True)
