@@ -84,5 +84,6 @@ def set_apart(clients: Clients, unseen: float, seed: int) -> tuple[Clients, Clie
         return clients, None
     apart = set(generator("unseen", seed).choice(len(clients), count, replace=False).tolist())
     there = [client for client in range(len(clients)) if client not in apart]
-    some = SomePooled if hasattr(clients, "indices") else Some
+    pooled = hasattr(clients, "indices") and not getattr(clients, "lazy", False)
+    some = SomePooled if pooled else Some
     return some(clients, there), some(clients, sorted(apart))

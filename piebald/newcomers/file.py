@@ -82,10 +82,10 @@ def _folder(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     shape = data.load(name).input_shape
     if len(shape) == 3 and shape[1] == shape[2]:
         found = data.image_folder(path, side=shape[1])
-        x = found.x if shape[0] == 3 else found.x.float().mean(1, keepdim=True).round().to(torch.uint8)
+        x = found.x[:] if shape[0] == 3 else found.x[:].float().mean(1, keepdim=True).round().to(torch.uint8)
     elif len(shape) == 2 and shape[0] == 1:
         found = data.audio_folder(path, seconds=shape[1] / 16_000)
-        x = found.x
+        x = found.x[:]
     else:
         raise SettingError(f"{path} is a folder, but the run's inputs {list(shape)} are no square images or recordings")
     return {"newcomer": (x, np.array(found.classes)[found.y.numpy()])}

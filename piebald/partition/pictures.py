@@ -132,9 +132,11 @@ def scatter(ax: Axes, clients: Clients, embed: Callable[[Tensor], Tensor], split
 
 def devices(ax: Axes, fleet: Fleet, clients: int) -> bool:
     """Seconds of one optimiser step on each client's device."""
+    from matplotlib.ticker import MaxNLocator
+
     seconds = [fleet.device(client).seconds_per_step for client in range(clients)]
     ax.bar(range(clients), seconds, color="#b5622f", width=0.9)
-    ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_xlabel("client")
     ax.set_ylabel("seconds a step")
     ax.set_title("Devices", loc="left")
