@@ -109,8 +109,8 @@ class Scale:
 SCALES = {
     "small": Scale(
         rows=5000,
-        model={"channels": (16, 32), "hidden": (64, 32)},
-        seeds=(0,),
+        model={"channels": (8, 16), "hidden": (64, 32)},
+        seeds=(0, 1, 2),
         rounds=8,
         every=2,
         settings=(("power law", "Non-IID(3)"), ("uniform", "Non-IID(3)")),
