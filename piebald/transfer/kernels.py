@@ -52,7 +52,6 @@ class Kernel(Part):
 
     axis = "kernel"
     order: ClassVar[int] = 1  # of the moment form as a polynomial in x
-    normalise: ClassVar[bool] = False  # whether rows must be of length 1
 
     def value(self, x: Tensor, y: Tensor) -> Tensor:
         """The exact kernel of all pairs [n, m]."""
@@ -172,7 +171,6 @@ class Gaussian(Kernel):
     sigma: float = Field(default=1.0, gt=0)
 
     order: ClassVar[int] = 4
-    normalise: ClassVar[bool] = True
 
     def value(self, x: Tensor, y: Tensor) -> Tensor:
         return torch.exp(-self._distance(x, y))
@@ -231,8 +229,6 @@ class MultiGaussian(Kernel):
     """
 
     sigmas: tuple[float, ...] = Field(default=(0.5, 1.0, 2.0), min_length=1)
-
-    normalise: ClassVar[bool] = True
 
     def model_post_init(self, _: object) -> None:
         if min(self.sigmas) <= 0:

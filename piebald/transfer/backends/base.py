@@ -25,6 +25,12 @@ from piebald.parts import Part
 from piebald.transfer.kernels import Floats, Size
 
 Ints = NDArray[np.int64]
+
+
+class Garbled(RuntimeFault):
+    """What the other party sent cannot be what it should be: damaged, replayed, or made under another key."""
+
+
 ROOM = 49  # results are below 2^49 in size: half of the 50-bit plaintext modulus of BFV, and less than a Paillier slot
 
 
@@ -67,11 +73,11 @@ def to_floats(values: Ints, size: Size) -> Floats:
     """The result of a product as numbers.
 
     Raises:
-        RuntimeFault: a value is beyond the bound, as one from another key or a wrong ciphertext almost surely is.
+        Garbled: a value is beyond the bound, as one from another key or a wrong ciphertext almost surely is.
     """
     scale = Scale.of(size)
     if np.any(np.abs(values) > 1 << (ROOM - 1)):
-        raise RuntimeFault(
+        raise Garbled(
             "a result lies outside its declared range, so it was encrypted under another key or is damaged: "
             "start both parties again"
         )
@@ -149,7 +155,7 @@ class Backend(Part):
         """An evaluator for the owner who announced this.
 
         Raises:
-            RuntimeFault: the announcement is not a key of this backend.
+            Garbled: the announcement is not a key of this backend.
         """
         raise NotImplementedError
 

@@ -25,10 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from piebald.errors import RuntimeFault, SettingError
+from piebald.errors import SettingError
 from piebald.transfer.backends.base import (
     Backend,
     Evaluator,
+    Garbled,
     Ints,
     Length,
     Owner,
@@ -159,17 +160,17 @@ def part(data: bytes, count: int, what: str) -> list[bytes]:
     """The opposite of `join`, for a known number of blobs.
 
     Raises:
-        RuntimeFault: there are more or fewer, or one is cut off.
+        Garbled: there are more or fewer, or one is cut off.
     """
     blobs, place = [], 0
     for _ in range(count):
         length = struct.unpack_from("<Q", data, place)[0] if place + 8 <= len(data) else len(data)
         place += 8 + length
         if place > len(data):
-            raise RuntimeFault(f"the other party's {what} is cut off")
+            raise Garbled(f"the other party's {what} is cut off")
         blobs.append(data[place - length : place])
     if place != len(data):
-        raise RuntimeFault(f"the other party's {what} is longer than it may be")
+        raise Garbled(f"the other party's {what} is longer than it may be")
     return blobs
 
 
@@ -301,7 +302,7 @@ class _Evaluator(Evaluator):
         modulus = np.uint64(self.he.t)
         masked = np.frombuffer(opened, "<u8").reshape(size.rows, size.width)
         if np.any(masked >= modulus):
-            raise RuntimeFault("the other party's opened result is not a number modulo t: the message is damaged")
+            raise Garbled("the other party's opened result is not a number modulo t: the message is damaged")
         return to_floats(centred((masked + modulus - mask) % modulus, self.he.t), size)
 
     def _turned(self, ciphertext: Any, count: int, block: int) -> list[Any]:

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from piebald.errors import RuntimeFault
 from piebald.transfer.backends.base import (
     Backend,
     Evaluator,
+    Garbled,
     Ints,
     Length,
     Owner,
@@ -115,14 +115,14 @@ def read(data: bytes, length: int, below: Any) -> list[Any]:
     """The opposite of `write`.
 
     Raises:
-        RuntimeFault: a number is not below its modulus.
+        Garbled: a number is not below its modulus.
     """
     mpz = library().mpz
     numbers = [
         mpz(int.from_bytes(data[place : place + length], "little")) for place in range(0, len(data) - length + 1, length)
     ]
     if len(data) % length or any(number >= below for number in numbers):
-        raise RuntimeFault("the other party's message holds no numbers of its modulus: it is damaged")
+        raise Garbled("the other party's message holds no numbers of its modulus: it is damaged")
     return numbers
 
 

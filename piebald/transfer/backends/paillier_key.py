@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from piebald.errors import RuntimeFault, SettingError
+from piebald.errors import SettingError
+from piebald.transfer.backends.base import Garbled
 
 WINDOW = 8  # bits of an exponent that one entry of a table answers for
 
@@ -59,14 +60,14 @@ class PublicKey:
         bits: 2048 (112-bit security) or 3072 (128-bit).
 
     Raises:
-        RuntimeFault: these numbers are not a key.
+        Garbled: these numbers are not a key.
     """
 
     def __init__(self, n: Any, h: Any, bits: int) -> None:
         gmpy2 = library()
         self.n, self.h, self.bits, self.square = n, h, bits, n * n
         if n.bit_length() != bits or n % 2 == 0 or gmpy2.is_prime(n) or not 1 < h < self.square or gmpy2.gcd(h, n) != 1:
-            raise RuntimeFault("the other party's public key is damaged or made with other parameters")
+            raise Garbled("the other party's public key is damaged or made with other parameters")
         self._powers: Powers | None = None
 
     def obfuscator(self) -> Any:

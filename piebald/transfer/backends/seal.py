@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from piebald.errors import RuntimeFault, SettingError
+from piebald.errors import SettingError
+from piebald.transfer.backends.base import Garbled
 
 PRIMES = {8192: (60, 52, 52, 54), 16384: (60, 60, 60, 60, 60)}  # 218 and 300 bits: at least 128-bit security
 PLAIN_BITS = 50
@@ -74,14 +75,14 @@ class Context:
         """Fill a key or ciphertext from bytes; SEAL checks that it fits these parameters.
 
         Raises:
-            RuntimeFault: it does not.
+            Garbled: it does not.
         """
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, data, 0)
         try:
             thing.load(self.context, f"/dev/fd/{self._file}")
         except (RuntimeError, ValueError, IndexError, MemoryError):
-            raise RuntimeFault(f"the other party's {what} is damaged or made with other parameters") from None
+            raise Garbled(f"the other party's {what} is damaged or made with other parameters") from None
         return thing
 
     def ciphertext(self, data: bytes, what: str) -> Any:
