@@ -153,7 +153,7 @@ class Polynomial(Kernel):
 
     def spread(self, longest: float, rows: int) -> float:
         mean = 2 * longest * self.degree * self.c ** (self.degree - 1)
-        second, third = 2**0.5 * longest**2, 2**0.5 * longest**3
+        second, third = 2**0.5 * longest**2, 2 * longest**3  # an odd moment of a row turned round changes sign
         parts = [mean, second] if self.degree == 2 else [mean, third, *([second] if self.c else [])]
         return float(np.linalg.norm(parts)) / rows
 

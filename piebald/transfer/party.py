@@ -143,7 +143,8 @@ class Party:
             own, answers = answers[: len(term.asked)], answers[len(term.asked) :]
             for tensor, gradient in term.pulls(view, own):
                 tensors.append(tensor)
-                gradients.append(torch.from_numpy(np.ascontiguousarray(gradient)))
+                # copied into torch's own memory: where numbers lie in memory can change the last bit of a product
+                gradients.append(torch.tensor(gradient))
             local = term.local(view)
             if local is not None:
                 tensors.append(local)

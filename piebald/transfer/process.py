@@ -10,14 +10,11 @@ from piebald.errors import PiebaldError
 
 def main(words: list[str]) -> int:
     """Play one party, and say in one sentence how it ended if it did not end well."""
-    import torch
-
     from piebald.transfer.protocol import ROLES
     from piebald.transfer.runs import run_party
     from piebald.transfer.settings import Runtime
     from piebald.transfer.store import read_settings
 
-    torch.set_num_threads(1)  # two processes share this machine
     folder, role, address = words
     try:
         settings = read_settings(Path(folder))

@@ -10,8 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -117,7 +117,8 @@ def run_party(role: Role, settings: Settings, out: str | Path, watch: Watcher | 
     holding = held.load(settings.data, settings.seed)[role]
     holding.check(role, settings)
     channel = (listen if role == "target" else connect)(address, settings.runtime.timeout)
-    played = play(role, settings, holding, channel, folder, watch, _secret())
+    with one_thread():
+        played = play(role, settings, holding, channel, folder, watch, _secret())
     lines = read_steps(folder / role)
     score = _judge(played) if role == "target" else None
     return _result(settings, role, lines, score, folder)
@@ -156,6 +157,23 @@ def play(
     return made
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Sums in the same order whatever the number of cores, so that a run is the same in one process and in two.
+
+    Each party has a core to itself that way, too.
+    """
+    from threadpoolctl import threadpool_limits
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with threadpool_limits(1):
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def _keeper(settings: Settings, store: Store | None) -> Callable[[Party], None] | None:
     """What writes the checkpoints.  The last step has one too: handing over may fail."""
 
@@ -186,6 +204,7 @@ def _two_threads(
     lines: list[dict[str, Any]] = []
 
     def source() -> None:
+        torch.set_num_threads(1)  # the number is each thread's own
         try:
             play("source", settings, holdings["source"], ends["source"], folder)
         except BaseException as error:  # it is raised in the thread that waits
@@ -199,7 +218,8 @@ def _two_threads(
     other = threading.Thread(target=source, name="transfer source", daemon=True)
     other.start()
     try:
-        target = play("target", settings, holdings["target"], ends["target"], folder, note)
+        with one_thread():
+            target = play("target", settings, holdings["target"], ends["target"], folder, note)
     except Ended as ended:
         other.join()
         raise next((error for error in errors if not isinstance(error, Ended)), ended) from None
