@@ -25,6 +25,6 @@ def breast_cancer() -> DataSet:
         features=[str(name) for name in stored.feature_names],
         source="scikit-learn's load_breast_cancer, UCI Breast Cancer Wisconsin (Diagnostic)",
         licence="CC BY 4.0",
-        citation="W. Wolberg, O. Mangasarian, N. Street, W. Street, Breast Cancer Wisconsin (Diagnostic), UCI repository, "
-        "1995, https://doi.org/10.24432/C5DW2B",
+        citation="W. Wolberg, O. Mangasarian, N. Street, W. Street, Breast Cancer Wisconsin (Diagnostic), UCI, 1995, "
+        "https://doi.org/10.24432/C5DW2B",
     )

@@ -78,7 +78,8 @@ def together(
         source.done = target.done = step
         views = source.view(), target.view()
         phi, labels = views[0].phi, views[0].labels
-        assert phi is not None and labels is not None
+        assert phi is not None, "the source has labels"
+        assert labels is not None, "the source has labels"
         loss = taylor_loss(views[1].common @ phi, labels)
         for x, y in zip(views[0].layers, views[1].layers, strict=True):
             loss = loss + settings.method.alpha * mmd2(chosen, x, y, exact)

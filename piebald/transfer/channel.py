@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from abc import ABC, abstractmethod
+from contextlib import suppress
 
 from piebald.errors import RuntimeFault, SettingError
 from piebald.transfer.messages import HEADER, Ended, MessageFault, body_length
@@ -131,10 +132,8 @@ class Socket(Channel):
     def close(self) -> None:
         self._waiting.put(None)
         self._writer.join(timeout=5)
-        try:
+        with suppress(OSError):  # the other side may have gone first
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
         self._socket.close()
 
 

@@ -16,7 +16,7 @@ from piebald.transfer.terms import Pull, Term, View
 
 
 class Alignment(Term):
-    """The term above, by the same exchange as all others: a masked product of zeros, and the row as the owner's constant.
+    """The term above, by the same exchange as all others: a masked product of zeros, the row as the owner's constant.
 
     Args:
         role: of this party.

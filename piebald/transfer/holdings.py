@@ -89,7 +89,7 @@ def divide(data: DataSet, settings: Data, seed: int) -> dict[Role, Holding]:
     for name in (*own, *both):
         if name not in names:
             raise unknown(f"feature of {data.name} called", name, names)
-    train, test = _parts(data, settings.test, seed)
+    train, test = parts(data, settings.test, seed)
     if len(train) < settings.overlap:
         raise SettingError(f"data.overlap must be at most the {len(train)} training rows, got {settings.overlap}")
     features = tuple(dict.fromkeys((*own, *both)))
@@ -114,7 +114,8 @@ def divide(data: DataSet, settings: Data, seed: int) -> dict[Role, Holding]:
     }
 
 
-def _parts(data: DataSet, share: float, seed: int) -> tuple[Ints, Ints]:
+def parts(data: DataSet, share: float, seed: int) -> tuple[Ints, Ints]:
+    """Row numbers for training and for testing: the published parts, or a share drawn by the seed."""
     if data.train is not None and data.test is not None:
         return data.train, data.test
     order = generator(seed, "transfer", "test").permutation(len(data))

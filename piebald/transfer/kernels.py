@@ -204,7 +204,8 @@ class Gaussian(Kernel):
         # With u_i = mean over j of u(x_i, y_j) = (|x_i|^2 + answers[1]_i) / 2 sigma^2,
         # n sigma^2 times the gradient is (u_i - 1) x_i + answers[0]_i.
         mean = ((x**2).sum(1, keepdims=True) + answers[1]) / (2 * self.sigma**2)
-        return ((mean - 1) * x + answers[0]) / (self.sigma**2 * len(x))
+        found: Floats = ((mean - 1) * x + answers[0]) / (self.sigma**2 * len(x))
+        return found
 
     def sizes(self, rows: int, width: int, longest: float) -> list[Size]:
         vector = longest + 2 * longest**3 / self.sigma**2

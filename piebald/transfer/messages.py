@@ -122,7 +122,9 @@ def unseal(
     if theirs != session:
         raise MessageFault("a message of the other party belongs to another session: it is replayed or misdirected")
     if counted != number:
-        raise MessageFault(f"message {counted} of the other party came where message {number} must: it is replayed or lost")
+        raise MessageFault(
+            f"message {counted} of the other party came where message {number} must: it is replayed or lost"
+        )
     if found == Kind.ABORT:
         raise Ended(f"the other party ended the run: {_reason(body)}")
     if found != kind:
@@ -131,7 +133,8 @@ def unseal(
 
 
 def _parts(body: bytes, kind: Kind, lengths: Sequence[Length]) -> list[bytes]:
-    parts, place = [], 0
+    parts: list[bytes] = []
+    place = 0
     for length in lengths:
         size = struct.unpack_from("<Q", body, place)[0] if place + 8 <= len(body) else -1
         place += 8

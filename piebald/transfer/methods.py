@@ -82,10 +82,10 @@ class Smmd(Method):
         rho = steps * len(widths) / (2 * self.noise**2)
         epsilon = rho + 2 * math.sqrt(rho * math.log(1 / self.delta))
         return (
-            f"the moments of {steps} steps together are ({epsilon:.3g}, {self.delta:g})-differentially private for one row "
-            f"of a party's batch replaced (zero-concentrated with rho = {rho:.3g}; no gain from sampling counted). This "
-            "covers what is sent for MMD only: labels, translator, losses and what is sent for co-occurring rows are not "
-            "protected"
+            f"the moments of {steps} steps together are ({epsilon:.3g}, {self.delta:g})-differentially private for "
+            f"one row of a party's batch replaced (zero-concentrated with rho = {rho:.3g}; no gain from sampling "
+            "counted). This covers what is sent for MMD only: labels, translator, losses and what is sent for "
+            "co-occurring rows are not protected"
         )
 
 

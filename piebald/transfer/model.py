@@ -3,7 +3,7 @@
 What the paper leaves open, and what is done here:
 
 - It says "convolutional layers" and shows tables.  Here: dense layers with sigmoids, so hidden units lie in (0, 1).
-- "Weakly shared" aligned layers: nothing is shared; each party has its own weights and MMD pulls their outputs together.
+- "Weakly shared" aligned layers: nothing is shared; each party has its own weights, and MMD pulls outputs together.
 - The translator is not defined fully.  Here it is FTL's (Liu, Chen, Yang 2018, eq. 1; after Shu et al. 2015): a target
   row u is scored by phi(u) = Phi.u, where Phi is the mean of label times hidden row over the source's rows of the
   step.  With `balanced`, both classes weigh the same in that mean.
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -29,21 +30,24 @@ class Network(nn.Module):
         features: numbers in a row.
         hidden: units of the layers before.
         aligned: units of the aligned layers, the last of which is scored.
-        seed: words for the first weights (Glorot and Bengio 2010, uniform, with the gain 4 for sigmoids).
+        seed: words for the first weights (Glorot and Bengio 2010, uniform; after a sigmoid with their gain of 4).
     """
 
     def __init__(
-        self, features: int, hidden: Sequence[int] = (128,), aligned: Sequence[int] = (64,), seed: tuple[int | str, ...] = (0,)
+        self,
+        features: int,
+        hidden: Sequence[int] = (128,),
+        aligned: Sequence[int] = (64,),
+        seed: tuple[int | str, ...] = (0,),
     ) -> None:
         super().__init__()
         widths = [features, *hidden, *aligned]
-        self.layers = nn.ModuleList(
-            nn.Linear(before, after, dtype=torch.float64) for before, after in zip(widths, widths[1:], strict=False)
-        )
+        linear = [nn.Linear(before, after, dtype=torch.float64) for before, after in pairwise(widths)]
+        self.layers = nn.ModuleList(linear)
         self.aligned = len(aligned)
         dice = torch_generator(*seed)
-        for layer in self.layers:
-            nn.init.xavier_uniform_(layer.weight, gain=4.0 if layer is not self.layers[0] else 1.0, generator=dice)
+        for place, layer in enumerate(linear):
+            nn.init.xavier_uniform_(layer.weight, gain=4.0 if place else 1.0, generator=dice)
             nn.init.zeros_(layer.bias)
 
     def forward(self, x: Tensor) -> list[Tensor]:
@@ -57,7 +61,8 @@ class Network(nn.Module):
 
 def unit_rows(rows: Tensor) -> Tensor:
     """Rows brought to length 1."""
-    return rows / rows.norm(dim=1, keepdim=True)
+    unit: Tensor = rows / rows.norm(dim=1, keepdim=True)
+    return unit
 
 
 def translator(rows: Tensor, labels: Tensor, balanced: bool) -> Tensor:

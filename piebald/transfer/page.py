@@ -20,10 +20,11 @@ from piebald.report.markup import Cell
 from piebald.report.page import frame
 from piebald.report.schema import explained
 from piebald.report.wording import duration
-from piebald.transfer.kernels import mmd2
+from piebald.transfer.kernels import Polynomial, mmd2
 from piebald.transfer.methods import Smmd
 from piebald.transfer.protocol import ROLES
 from piebald.transfer.runs import Result, result
+from piebald.transfer.settings import Settings
 from piebald.transfer.store import read, read_settings, read_steps
 
 if TYPE_CHECKING:
@@ -48,7 +49,10 @@ def write_page(run: Path, out: Path | None = None) -> list[Path]:
         The files, the page first.
     """
     made, folder = result(run), out or run
-    figures = {"losses": _figure(lambda axes: _losses(axes, run), made), "layers": _figure(lambda a: _layers(a, run), made)}
+    figures = {
+        "losses": _figure(lambda axes: _losses(axes, run), made),
+        "layers": _figure(lambda a: _layers(a, run), made),
+    }
     with explained(f"the page cannot be written to {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         page = folder / "report.html"
@@ -68,25 +72,27 @@ def _page(run: Path, made: Result, figures: dict[str, bytes]) -> str:
         ("AUC of the target alone", markup.small(f"{score.auc:.3f}", "on rows nobody trained on")),
         ("F1", markup.small(f"{score.f1:.3f}", f"precision {score.precision:.3f}")),
         ("A step", markup.small(duration(made.seconds), f"{made.steps} steps, backend {settings.backend.kind}")),
-        ("Bytes a step", markup.small(f"{made.bytes_to_target / 1e6:.3g} MB", f"to the target, {made.bytes_to_source / 1e6:.3g} MB back")),
+        ("Bytes a step", markup.small(
+            f"{made.bytes_to_target / 1e6:.3g} MB", f"to the target, {made.bytes_to_source / 1e6:.3g} MB back")),
     ]  # fmt: skip
     title = f"The target predicts alone with an AUC of {score.auc:.3f}"
-    top = (
-        f"<h1>{markup.text(title)}</h1><p class='lead'>{markup.text(_lead(run, made))}</p>{markup.facts('tiles', tiles)}"
-    )
+    lead = f'<p class="lead">{markup.text(_lead(run, made))}</p>'
+    top = f"<h1>{markup.text(title)}</h1>{lead}{markup.facts('tiles', tiles)}"
     losses: list[list[Cell]] = [
         [NAMES.get(name, name), f"{made.first[name]:.4g}", f"{value:.4g}"] for name, value in made.last.items()
     ]
     table = markup.table("Values that were opened while training", ["Term", "First step", "Last step"], losses)
+    curves, privacy = _image(figures["losses"], "Losses over steps"), _privacy(settings, made.statement)
     sections = [
-        ("losses", "Losses", markup.section("losses", _found(made), "", _image(figures["losses"], "Losses over steps"), table)),
+        ("losses", "Losses", markup.section("losses", _found(made), "", curves, table)),
         ("layers", "Layers", markup.section(
             "layers", "Both parties' aligned layers, before and after",
             "Rows of each party, shown by the two main directions of all of them together (PCA). "
             "Both parties' rows are in one picture only because both folders are on this machine.",
             _image(figures["layers"], "Aligned layers before and after training"))),
-        ("privacy", "Privacy", markup.section("privacy", "What may be claimed", "", _privacy(made, settings.backend.hides))),
-        ("settings", "Settings", markup.section("settings", "Settings", "", f"<pre>{markup.text(settings.text())}</pre>")),
+        ("privacy", "Privacy", markup.section("privacy", "What may be claimed", "", privacy)),
+        ("settings", "Settings", markup.section(
+            "settings", "Settings", "", f"<pre>{markup.text(settings.text())}</pre>")),
     ]  # fmt: skip
     return frame(title, top, sections, "Made by Piebald from one transfer.", [])
 
@@ -95,24 +101,32 @@ def _lead(run: Path, made: Result) -> str:
     before, after = _discrepancy(run, "before"), _discrepancy(run, "after")
     if before is None or after is None:
         return ""
-    return f"MMD\N{SUPERSCRIPT TWO} of 500 rows of each party went from {before:.3g} before training to {after:.3g} after."
+    return (
+        f"MMD\N{SUPERSCRIPT TWO} of 500 rows of each party went from {before:.3g} before training to {after:.3g} after."
+    )
 
 
 def _found(made: Result) -> str:
     if "mmd2" not in made.last:
         return "Losses"
-    return f"MMD\N{SUPERSCRIPT TWO} went from {made.first['mmd2']:.3g} at the first step to {made.last['mmd2']:.3g} at the last"
+    first, last = made.first["mmd2"], made.last["mmd2"]
+    return f"MMD\N{SUPERSCRIPT TWO} went from {first:.3g} at the first step to {last:.3g} at the last"
 
 
-def _privacy(made: Result, hides: bool) -> str:
+def _privacy(settings: Settings, statement: str) -> str:
     said = [
-        "No raw feature, label or hidden row was sent as such, and the owner of a key saw only uniform numbers.",
-        "Gradients tell the other party this party's batch moments; the target can infer the labels of the co-occurring "
-        "rows. See docs/explanation/transfer.md.",
-        f"Of the moments: {made.statement}.",
+        "No raw feature was sent, and the owner of a key saw only uniform numbers."
+        if settings.backend.hides
+        else "This backend encrypts nothing: it is for experiments."
     ]
-    if not hides:
-        said[0] = "This backend encrypts nothing: it is for experiments."
+    if isinstance(settings.method, Smmd):
+        said.append("Gradients tell each party the moments of the other's batches.")
+        if isinstance(settings.method.kernel, Polynomial) and settings.method.kernel.degree == 3:
+            said.append("With degree 3 these are third moments, from which single hidden rows may be recovered.")
+    else:
+        said.append("FTL's gradients are the other party's hidden rows of co-occurring samples.")
+    said.append("The target can infer the labels of the co-occurring rows. See docs/explanation/transfer.md.")
+    said.append(f"Of the moments: {statement}.")
     return "".join(f"<p>{markup.text(line)}</p>" for line in said)
 
 
@@ -121,13 +135,14 @@ def _discrepancy(run: Path, when: str) -> float | None:
     method = read_settings(run).method
     if not isinstance(method, Smmd):
         return None
-    rows = [read(run / role / f"{when}.safetensors")["rows"] for role in ROLES]
-    return float(mmd2(method.kernel, *rows))
+    source, target = (read(run / role / f"{when}.safetensors")["rows"] for role in ROLES)
+    return float(mmd2(method.kernel, source, target))
 
 
 def _image(data: bytes, about: str) -> str:
     source = base64.b64encode(data).decode()
-    return f'<figure class="wide"><img alt="{markup.text(about)}" style="max-width: 100%" src="data:image/png;base64,{source}"></figure>'
+    look = 'style="max-width: 100%"'
+    return f'<figure class="wide"><img alt="{markup.text(about)}" {look} src="data:image/png;base64,{source}"></figure>'
 
 
 def _figure(plan: Callable[[Any], None], made: Result) -> bytes:
@@ -172,5 +187,3 @@ def _layers(axes: Any, run: Path) -> None:
         ax.set_xlabel("First direction")
         ax.set_ylabel("Second direction")
     axes[0].legend(markerscale=1.8)
-
-

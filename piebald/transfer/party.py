@@ -184,7 +184,7 @@ class Party:
             send_numbers(session, Kind.WATCH, found)
         return dict(zip(names, found.tolist(), strict=True))
 
-    # -------------------------------------------------------------------------------------------------------- at the end
+    # ------------------------------------------------------------------------------------------------------- at the end
 
     def _hand_over(self, session: Session) -> None:
         """Give the target the translator of all the source's rows, and its share of positives."""

@@ -19,7 +19,7 @@ def main(words: list[str]) -> int:
     try:
         settings = read_settings(Path(folder))
         runtime = Runtime(kind="sockets", address=address, timeout=settings.runtime.timeout)
-        run_party(ROLES[ROLES.index(role)], settings.model_copy(update={"runtime": runtime}), folder)  # type: ignore[arg-type]
+        run_party(ROLES[ROLES.index(role)], settings.model_copy(update={"runtime": runtime}), folder)
     except PiebaldError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         return error.exit_code

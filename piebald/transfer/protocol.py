@@ -1,9 +1,9 @@
 """A session of two parties: who they are, their keys, and products with nothing else exchanged.
 
-    hello  ->  <- hello        settings must agree; the later of the steps that both can resume is taken
-    key    ->  <- key          each party owns a key; there is no third party
-    then for every step, both ways at once:
-    statistics -> masked -> opened
+hello  ->  <- hello        settings must agree; the later of the steps that both can resume is taken
+key    ->  <- key          each party owns a key; there is no third party
+then for every step, both ways at once:
+statistics -> masked -> opened
 """
 
 from __future__ import annotations
@@ -189,5 +189,3 @@ def receive_numbers(session: Session, kind: Kind, count: int) -> Floats:
     if not np.isfinite(numbers).all():
         raise MessageFault(f"the other party's {kind.name} message holds numbers that are not finite")
     return numbers
-
-

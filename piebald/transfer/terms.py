@@ -176,7 +176,10 @@ class Discrepancy(Term):
         found = []
         for rows, deviation in zip(view.layers, self._deviations, strict=True):
             for share in self.kernel.shares(_numpy(rows)):
-                noise = [dice.normal(0, deviation, part.shape) if deviation else 0.0 for part in (share.matrix, share.constant)]
+                noise = [
+                    dice.normal(0, deviation, part.shape) if deviation else 0.0
+                    for part in (share.matrix, share.constant)
+                ]
                 found.append(Share(share.matrix + noise[0], share.constant + noise[1]))
         return found
 
@@ -232,8 +235,9 @@ class Discrepancy(Term):
         if share > 0:
             self._warned = True
             warnings.warn(
-                f"the {self.role}'s hidden rows leave the range of the Gaussian's expansion: {share:.0%} of its pairs have "
-                "u > 1, where the expansion pushes rows apart; use a larger sigma, or rows of length 1 (normalise = true)",
+                f"the {self.role}'s hidden rows leave the range of the Gaussian's expansion: {share:.0%} of its pairs "
+                "have u > 1, where the expansion pushes rows apart; use a larger sigma, or rows of length 1 "
+                "(normalise = true)",
                 RuntimeWarning,
                 stacklevel=2,
             )

@@ -61,7 +61,9 @@ def play_both(settings: Settings, holdings: dict[Role, Holding] | None = None) -
 
 
 def talk(
-    act: Callable[[Role, Session], None], ends: tuple[Channel, Channel] | None = None, secrets: tuple[bytes, bytes] = (b"", b"")
+    act: Callable[[Role, Session], None],
+    ends: tuple[Channel, Channel] | None = None,
+    secrets: tuple[bytes, bytes] = (b"", b""),
 ) -> dict[Role, BaseException]:
     """Let both parties act in threads of their own; the errors they end with."""
     errors: dict[Role, BaseException] = {}
@@ -76,7 +78,8 @@ def talk(
             errors[role] = error
 
     threads = [
-        threading.Thread(target=guarded, args=given) for given in zip(ROLES, ends or Memory.pair(), secrets, strict=True)
+        threading.Thread(target=guarded, args=given)
+        for given in zip(ROLES, ends or Memory.pair(), secrets, strict=True)
     ]
     for thread in threads:
         thread.start()

@@ -48,7 +48,9 @@ def cross(kernel: Kernel, x: np.ndarray, y: np.ndarray) -> float:
 def test_the_gradient_through_moments_is_that_of_the_sum_over_pairs(kernel, seed, n, m, d):
     x, y = rows(seed, n, d), rows(seed + 1, m, d)
     given_x = torch.from_numpy(x).requires_grad_()
-    total = sum(kernel.expand(given_x[i : i + 1], torch.from_numpy(y[j : j + 1]))[0, 0] for i in range(n) for j in range(m))
+    total = sum(
+        kernel.expand(given_x[i : i + 1], torch.from_numpy(y[j : j + 1]))[0, 0] for i in range(n) for j in range(m)
+    )
     (total / (n * m)).backward()
     np.testing.assert_allclose(cross_gradient(kernel, x, y), given_x.grad.numpy(), rtol=0, atol=1e-12)
 

@@ -88,7 +88,7 @@ def test_a_farewell_carries_a_reason_and_no_text():
         opened(frame((b"\xff",), kind=Kind.ABORT))
 
 
-# ------------------------------------------------------------------------------------------------------------ both sides
+# ----------------------------------------------------------------------------------------------------------- both sides
 
 
 class Tampered(Channel):
@@ -156,7 +156,8 @@ def test_both_parties_end_with_one_sentence_that_holds_no_values(number, change,
     assert isinstance(errors["target"], Garbled)
     assert re.search(said, str(errors["target"]))
     assert str(errors["source"]) == (
-        "the other party ended the run: it refused a message of this party as damaged, replayed or made under another key"
+        "the other party ended the run: it refused a message of this party as damaged, replayed or made under "
+        "another key"
     )
     for error in errors.values():
         assert "\n" not in str(error)
@@ -167,7 +168,10 @@ def test_both_parties_end_with_one_sentence_that_holds_no_values(number, change,
     ("act", "said"),
     [
         (lambda role, session: session.greet({"lr": role}), "settings differ"),
-        (lambda role, session: session.greet({}, (4, 2) if role == "source" else (8, 6)), "no checkpoint of the same step"),
+        (
+            lambda role, session: session.greet({}, (4, 2) if role == "source" else (8, 6)),
+            "no checkpoint of the same step",
+        ),
     ],
 )
 def test_parties_that_do_not_fit_part_at_the_greeting(act, said):
@@ -221,7 +225,7 @@ def test_numbers_meant_for_both_must_be_finite():
     assert "not finite" in str(talk(act)["target"])
 
 
-# --------------------------------------------------------------------------------------------------------------- sockets
+# -------------------------------------------------------------------------------------------------------------- sockets
 
 
 def test_a_socket_carries_what_memory_does_and_counts_it():

@@ -171,6 +171,6 @@ class Backend(Part):
         """Refuse, before anything runs, a product that this backend cannot compute."""
         if size.bound >= 2.0 ** (ROOM - 17):
             raise SettingError(
-                f"backend {self.kind!r}: results may grow to {size.bound:.3g}, which leaves fewer than 16 binary digits "
-                "after the point: use fewer units in the aligned layer, a smaller c or degree, or normalise = true"
+                f"backend {self.kind!r}: results may grow to {size.bound:.3g}, which leaves fewer than 16 binary "
+                "digits after the point: use fewer aligned units, a smaller c or degree, or normalise = true"
             )

@@ -2,8 +2,8 @@
 
 Two ways to lay out C S (rows n, inner p, width w, padded to a power of two):
 
-`turn`    slot (r, a) = S[r mod c, a].  Turned by k blocks it holds S[r + k, a]; times C[r, r + k], summed over k, it is row
-          r of C S at once for degree / w rows.  Baby and giant steps: 14 turns for 64 columns.  p columns make
+`turn`    slot (r, a) = S[r mod c, a].  Turned by k blocks it holds S[r + k, a]; times C[r, r + k], summed over k, it is
+          row r of C S, at once for degree / w rows.  Baby and giant steps: 14 turns for 64 columns.  p columns make
           ceil(p / c) such ciphertexts, which share the giant steps.
 `gather`  every term C[i, b] S[b, a] has a slot of its own and the owner adds up the *masked* slots; no turns.  For one
           row or one column.
@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from piebald.errors import SettingError
@@ -40,7 +39,6 @@ from piebald.transfer.backends.base import (
 )
 from piebald.transfer.backends.seal import Context, Unsigned, library
 from piebald.transfer.kernels import Floats, Size
-
 
 EAGER = 512  # plaintexts made before the other party's message is there; each takes 0.2 to 0.6 MB
 
@@ -83,7 +81,9 @@ class Bfv(Backend):
         super().check(size)
         library()
         if power(size.width) > self.degree // 2:
-            raise SettingError(f"backend 'bfv' takes aligned layers of up to {self.degree // 2} units, got {size.width}")
+            raise SettingError(
+                f"backend 'bfv' takes aligned layers of up to {self.degree // 2} units, got {size.width}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +275,10 @@ class _Evaluator(Evaluator):
         lines = _padded(values, plan.outputs * plan.samples, plan.inputs * plan.columns)
         later = plan.outputs * plan.inputs * plan.columns > EAGER
         cuts = range(plan.columns, plan.inputs * plan.columns, plan.columns)
-        blocks = [np.split(rows[:, : (plan.inputs - 1) * plan.columns + plan.tail], cuts, axis=1) for rows in np.vsplit(lines, plan.outputs)]
+        blocks = [
+            np.split(rows[:, : (plan.inputs - 1) * plan.columns + plan.tail], cuts, axis=1)
+            for rows in np.vsplit(lines, plan.outputs)
+        ]
         numbers = [[_diagonals(block, steps(plan.columns)[0]) for block in row] for row in blocks]
         return numbers if later else [[self._plains(block, plan) for block in row] for row in numbers]
 

@@ -1,8 +1,8 @@
 """Paillier's additive encryption, 36 numbers a ciphertext.
 
-Row b of S is packed into few ciphertexts; row i of C S is the product over b of Enc(S_b)^C[i, b]: one short exponent for
-36 numbers.  All rows of C share tables of the ciphertexts' powers (Straus 1964).  Each result is multiplied by a fresh
-encryption of a mask that is uniform modulo n, so the owner sees a uniform number and a fresh ciphertext.
+Row b of S is packed into few ciphertexts; row i of C S is the product over b of Enc(S_b)^C[i, b]: one short exponent
+for 36 numbers.  All rows of C share tables of the ciphertexts' powers (Straus 1964).  Each result is multiplied by a
+fresh encryption of a mask that is uniform modulo n, so the owner sees a uniform number and a fresh ciphertext.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from piebald.transfer.backends.base import (
     Backend,
@@ -119,7 +118,8 @@ def read(data: bytes, length: int, below: Any) -> list[Any]:
     """
     mpz = library().mpz
     numbers = [
-        mpz(int.from_bytes(data[place : place + length], "little")) for place in range(0, len(data) - length + 1, length)
+        mpz(int.from_bytes(data[place : place + length], "little"))
+        for place in range(0, len(data) - length + 1, length)
     ]
     if len(data) % length or any(number >= below for number in numbers):
         raise Garbled("the other party's message holds no numbers of its modulus: it is damaged")
@@ -188,7 +188,7 @@ class _Evaluator(Evaluator):
             number = (one - hidden) % n
             number = number - n if number > n // 2 else number
             if number.bit_length() > SLOT * len(places):
-                number = library().mpz((1 << (SLOT - 2)))  # of no result: refused below
+                number = library().mpz(1 << (SLOT - 2))  # of no result: refused below
             values[places] = unpack(int(number), len(places))
         return to_floats(values.reshape(size.rows, size.width), size)
 
@@ -196,46 +196,49 @@ class _Evaluator(Evaluator):
 class Straus:
     """Products of powers with shared bases: the product over b of base_b^exponents[i, b], for each row i.
 
-    Exponents are written in signed digits of `WIDTH` bits; powers of each base by every digit are made once.
+    Exponents are written with few signed odd digits; odd powers of each base, up and down, are made once for all rows.
     """
 
-    WIDTH = 6
+    WIDTH = 7
 
     def __init__(self, bases: list[Any], exponents: Ints, modulus: Any) -> None:
         self._modulus = modulus
-        self._digits = signed_digits(exponents, self.WIDTH)
-        half = 1 << (self.WIDTH - 1)
-        self._tables = []
-        for base, used in zip(bases, self._digits.any(axis=(0, 1)), strict=True):
-            self._tables.append(self._table(base, half) if used else [])
+        self._digits = sparse_digits(exponents, self.WIDTH)
+        used: list[bool] = np.any(self._digits != 0, axis=(0, 1)).tolist()
+        self._tables = [self._table(base) if one else {} for base, one in zip(bases, used, strict=True)]
 
-    def _table(self, base: Any, half: int) -> list[Any]:
-        """base^j for j = -half .. half, at place j + half."""
-        inverse = library().invert(base, self._modulus)
-        up, down = [library().mpz(1)], [library().mpz(1)]
-        for _ in range(half):
-            up.append(up[-1] * base % self._modulus)
-            down.append(down[-1] * inverse % self._modulus)
-        return [*down[:0:-1], *up]
+    def _table(self, base: Any) -> dict[int, Any]:
+        """base^j for odd j between -2^(WIDTH - 1) and 2^(WIDTH - 1)."""
+        made: dict[int, Any] = {}
+        for sign, start in ((1, base), (-1, library().invert(base, self._modulus))):
+            square, power = start * start % self._modulus, start
+            for digit in range(1, 1 << (self.WIDTH - 1), 2):
+                made[sign * digit] = power
+                power = power * square % self._modulus
+        return made
 
     def row(self, number: int) -> Any:
         """The product for one row of exponents."""
-        half, modulus = 1 << (self.WIDTH - 1), self._modulus
+        modulus, tables = self._modulus, self._tables
         total: Any = library().mpz(1)
-        for digits in self._digits[:, number].tolist():
+        for digits in self._digits[:, number]:
             if total != 1:
-                total = library().powmod(total, 1 << self.WIDTH, modulus)
-            for table, digit in zip(self._tables, digits, strict=True):
-                if digit:
-                    total = total * table[digit + half] % modulus
+                total = total * total % modulus
+            places = np.flatnonzero(digits)
+            for place, digit in zip(places.tolist(), digits[places].tolist(), strict=True):
+                total = total * tables[place][digit] % modulus
         return total
 
 
-def signed_digits(values: Ints, width: int) -> NDArray[np.int64]:
-    """Digits from -2^(width-1) to 2^(width-1) of signed numbers, the highest first: [digits, *values.shape]."""
-    base, half, rest, digits = 1 << width, 1 << (width - 1), values.copy(), []
+def sparse_digits(values: Ints, width: int) -> NDArray[np.int64]:
+    """Binary digits of signed numbers, the highest first [bits, *values.shape]: odd and below 2^(width-1), or 0.
+
+    At most one in `width` neighbours is not 0 (the non-adjacent form of that width).
+    """
+    base, half, rest = 1 << width, 1 << (width - 1), values.copy()
+    digits: list[Ints] = []
     while np.any(rest) or not digits:
-        digit = (rest + half) % base - half
+        digit = np.where(rest & 1, (rest + half) % base - half, 0)
         digits.append(digit)
-        rest = (rest - digit) >> width
+        rest = (rest - digit) >> 1
     return np.stack(digits[::-1])

@@ -26,7 +26,9 @@ def library() -> Any:
     try:
         import gmpy2
     except ImportError:
-        raise SettingError("backend 'paillier' needs gmpy2, which is not installed: pip install 'piebald[he]'") from None
+        raise SettingError(
+            "backend 'paillier' needs gmpy2, which is not installed: pip install 'piebald[he]'"
+        ) from None
     return gmpy2
 
 

@@ -129,10 +129,12 @@ class Context:
         # integers that wrap at 2^64.
         quotient = np.floor((low + high * 2.0**25) / self.t).astype(np.int64)
         rest = low + (high << 25) - quotient * np.int64(self.t)
-        return np.mod(rest, self.t).astype(np.uint64)
+        rest = np.where(rest < 0, rest + self.t, rest)
+        below: Unsigned = np.where(rest >= self.t, rest - self.t, rest).astype(np.uint64)
+        return below
 
     def _indicators(self, width: int) -> NDArray[np.float64]:
-        """Coefficients [2, degree, degree / width] of the plaintexts that are 1 in one block: low 25 bits, and the rest.
+        """Coefficients [2, degree, degree / width] of plaintexts that are 1 in one block: low 25 bits, and the rest.
 
         Slots are values at the powers of 3 (first row) and their negatives (second row) of a root of unity, so
         X -> X^g moves slots: one indicator gives all others by moving coefficients about.
