@@ -48,7 +48,7 @@ class Smmd(Method):
         delta: of the statement about differential privacy.
     """
 
-    kernel: Kernel = Field(default_factory=lambda: Gaussian())
+    kernel: Kernel = Gaussian()
     alpha: float = Field(default=1.0, ge=0)
     normalise: bool = True
     noise: float = Field(default=0.0, ge=0)

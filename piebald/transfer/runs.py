@@ -21,7 +21,7 @@ import torch
 from piebald.errors import PiebaldError, RunFolderError, RuntimeFault, SettingError
 from piebald.transfer import holdings as held
 from piebald.transfer.baselines import Score, judge
-from piebald.transfer.channel import Channel, Memory, connect, listen
+from piebald.transfer.channel import Channel, Memory, connect, listen, parse
 from piebald.transfer.holdings import Holding
 from piebald.transfer.messages import Ended
 from piebald.transfer.party import Party, Step
@@ -113,12 +113,13 @@ def run_party(role: Role, settings: Settings, out: str | Path, watch: Watcher | 
     address, folder = settings.runtime.address, Path(out)
     if address is None:
         raise SettingError("a party alone needs an address: --set runtime.address=host:port, the same on both sides")
-    write_settings(folder, settings)
-    holding = held.load(settings.data, settings.seed)[role]
+    secret, holding = _secret(), held.load(settings.data, settings.seed)[role]
     holding.check(role, settings)
+    parse(address)
+    write_settings(folder, settings)
     channel = (listen if role == "target" else connect)(address, settings.runtime.timeout)
     with one_thread():
-        played = play(role, settings, holding, channel, folder, watch, _secret())
+        played = play(role, settings, holding, channel, folder, watch, secret)
     lines = read_steps(folder / role)
     score = _judge(played) if role == "target" else None
     return _result(settings, role, lines, score, folder)

@@ -45,7 +45,12 @@ class Data(Section):
 
 
 class Networks(Section):
-    """Units of each party's own layers, and of the aligned layers."""
+    """Each party's network.
+
+    Attributes:
+        hidden: units of its own layers.
+        aligned: units of the layers that are pulled together; the last one is scored.
+    """
 
     hidden: tuple[int, ...] = (128,)
     aligned: tuple[int, ...] = Field(default=(64,), min_length=1)
@@ -72,18 +77,31 @@ class Runtime(Section):
     timeout: float = Field(default=600.0, gt=0)
 
 
+class _Invalid(SettingError):
+    """Settings that pydantic refused, with all that it said."""
+
+    def __init__(self, error: ValidationError, fields: Mapping[str, Any]) -> None:
+        super().__init__(sentence(error, "transfer", fields))
+        self.error = error
+
+
 class Settings(Section):
     """A transfer as its file says it, checked.
 
     Attributes:
-        steps: of training.  seed: of the split, the first weights and the batches.
-        lr: Adam's rate, at both parties.  beta: weight of the squared weights / 2 in the loss.
-        batch: rows of each party whose moments are compared.  overlap_batch: co-occurring rows of a step.
+        steps: of training.
+        seed: of the split, the first weights and the batches.
+        lr: Adam's rate, at both parties.
+        beta: weight of half the squared weights in the loss.
+        batch: rows of each party whose moments are compared.
+        overlap_batch: co-occurring rows of a step.
         balanced: the translator gives both classes the same weight.
         own: weight of the source's own loss, of its own batch under its own translator; it stays at the source.
         watch_every: steps between two looks at the losses, which cost about as much as another step.
         checkpoint_every: steps between two that can be resumed.
         out: the run folder.
+        method: see below.
+        backend: see below.
     """
 
     steps: int = Field(default=200, ge=1)
@@ -99,8 +117,8 @@ class Settings(Section):
     out: str | None = None
     data: Data = Data()
     network: Networks = Networks()
-    method: Method = Field(default_factory=lambda: Smmd())
-    backend: Backend = Field(default_factory=lambda: backends.Bfv())
+    method: Method = Smmd()
+    backend: Backend = backends.Bfv()
     runtime: Runtime = Runtime()
 
     _document: Document = PrivateAttr(default_factory=lambda: Document("", "settings"))
@@ -118,7 +136,7 @@ class Settings(Section):
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            raise SettingError(sentence(error, "transfer", type(self).model_fields)) from None
+            raise _Invalid(error, type(self).model_fields) from None
         self._check()
 
     @classmethod
@@ -140,10 +158,9 @@ class Settings(Section):
     def of(cls, document: Document) -> Self:
         """Settings from a document; the first thing that is wrong is said with its line."""
         try:
-            made = cls.model_validate(document.values)
-            made._check()
-        except ValidationError as error:
-            raise _complaint(error, document) from None
+            made = cls(**document.values)
+        except _Invalid as invalid:
+            raise _complaint(invalid.error, document) from None
         except SettingError as error:
             word = next((word for word in str(error).split() if word in cls.model_fields), "")
             key = next((key for key in ("method", "backend") if str(error).startswith(key)), word)
@@ -200,5 +217,6 @@ def _complaint(error: ValidationError, document: Document) -> SettingError:
         return SettingError(f"{place}: {unknown('setting of a transfer called', key[-1], fields)}")
     if first["type"] == "value_error":
         said = str(first["ctx"]["error"])
-        return SettingError(f"{place}: {said if said.startswith(str(key[0])) else f'{dotted(key)} {said}'}")
+        whole = said.startswith((str(key[0]), "there is no"))
+        return SettingError(f"{place}: {said if whole else f'{dotted(key)} {said}'}")
     return SettingError(f"{place}: {sentence(error, 'transfer', Settings.model_fields).removeprefix('transfer: ')}")
