@@ -154,8 +154,7 @@ def transfer(
     """Train two parties with different features of partly the same people, under encryption."""
     from piebald.transfer import command
 
-    with _kept(Path(out or "RUN"), f"piebald resume {out or 'RUN'}"):
-        _print_transfer(*command.start(file, sets or (), out, party, _progress(as_json, quiet)), as_json, quiet)
+    _print_transfer(*command.start(file, sets or (), out, party, _progress(as_json, quiet)), as_json, quiet)
 
 
 @app.command()
@@ -169,8 +168,7 @@ def resume(
     if _is_transfer(folder):
         from piebald.transfer import command
 
-        with _kept(folder, f"piebald resume {folder}"):
-            return _print_transfer(*command.resume(folder, _progress(as_json, quiet)), as_json, quiet)
+        return _print_transfer(*command.resume(folder, _progress(as_json, quiet)), as_json, quiet)
     from piebald import experiment
 
     with _kept(folder, f"piebald resume {folder}"):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from piebald.errors import SettingError
+from piebald.errors import PiebaldError, SettingError
 from piebald.transfer import runs
 from piebald.transfer.page import write_page
 from piebald.transfer.protocol import ROLES
@@ -17,26 +17,31 @@ from piebald.transfer.settings import Settings
 from piebald.transfer.store import read_settings
 
 
+class Stopped(PiebaldError):
+    """Somebody pressed Ctrl-C."""
+
+    exit_code = 130
+
+
 def start(
     file: Path, flags: Sequence[str], out: str | None, role: str | None, bar: bool
 ) -> tuple[Result, list[tuple[str, str]]]:
     """Run a file, both parties or one; the result and its rows for a table."""
     settings = Settings.load(file, flags, out)
     folder = Path(settings.out) if settings.out is not None else _free()
-    if role is None:
-        with progress(settings, bar) as watch:
+    if role is not None and role not in ROLES:
+        raise SettingError(f"--party must be source or target, got {role!r}")
+    with progress(settings, folder, bar) as watch:
+        if role is None:
             made = runs.run(settings, out=folder, watch=watch)
-    else:
-        if role not in ROLES:
-            raise SettingError(f"--party must be source or target, got {role!r}")
-        with progress(settings, bar) as watch:
+        else:
             made = runs.run_party("source" if role == "source" else "target", settings, folder, watch)
     return made, finish(made)
 
 
 def resume(folder: Path, bar: bool) -> tuple[Result, list[tuple[str, str]]]:
     """Go on with a run that was cut off."""
-    with progress(read_settings(folder), bar) as watch:
+    with progress(read_settings(folder), folder, bar) as watch:
         made = runs.resume(folder, watch)
     return made, finish(made)
 
@@ -65,8 +70,17 @@ def finish(made: Result) -> list[tuple[str, str]]:
 
 
 @contextmanager
-def progress(settings: Settings, wanted: bool) -> Iterator[Watcher | None]:
-    """A bar with seconds a step and traffic, where there is a terminal to draw on."""
+def progress(settings: Settings, folder: Path, wanted: bool) -> Iterator[Watcher | None]:
+    """A bar with seconds a step and traffic, where there is a terminal to draw on; and what to do after Ctrl-C."""
+    try:
+        with _bar(settings, wanted) as watch:
+            yield watch
+    except KeyboardInterrupt:
+        raise Stopped(f"interrupted; what was kept is safe, go on with: piebald resume {folder}") from None
+
+
+@contextmanager
+def _bar(settings: Settings, wanted: bool) -> Iterator[Watcher | None]:
     if not (wanted and sys.stderr.isatty()):
         yield None
         return

@@ -110,6 +110,17 @@ def test_a_secret_that_is_none_is_refused(file, capsys, monkeypatch):
     assert "PIEBALD_TRANSFER_SECRET must be" in capsys.readouterr().err
 
 
+def test_ctrl_c_says_how_to_go_on(file, capsys, monkeypatch):
+    from piebald.transfer.party import Party
+
+    def interrupted(self, view, answers):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Party, "_learn", interrupted)
+    assert main(["transfer", str(file), "--out", "run"]) == 130
+    assert capsys.readouterr().err.strip() == ("interrupted; what was kept is safe, go on with: piebald resume run")
+
+
 def test_nobody_at_the_address_is_one_sentence(file, capsys):
     words = ["transfer", str(file), "--party", "source", "--set", "runtime.address=127.0.0.1:1"]
     assert main([*words, "--set", "runtime.timeout=0.2"]) == 1
