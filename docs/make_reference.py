@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 import piebald.partition
 import piebald.recipes
 import piebald.runtimes
@@ -225,7 +227,49 @@ def dataset_lines() -> list[str]:
     return text
 
 
-PAGES = {"recipes.md": recipe_page, "parts.md": parts_page, "partitions.md": partition_page}
+def transfer_page() -> str:
+    """docs/reference/transfer.md."""
+    from piebald.transfer import settings
+
+    text = [NOTICE, "# Transfers", "", "The file of `piebald transfer`, and `piebald.transfer.Settings`."]
+    text += ["See [how to run one](../howto/transfer.md) and [what it hides](../explanation/transfer.md)."]
+    sections = {
+        "": settings.Settings,
+        "data": settings.Data,
+        "network": settings.Networks,
+        "runtime": settings.Runtime,
+    }
+    for name, section in sections.items():
+        text += ["", f"## {f'[{name}]' if name else 'The file'}", "", summary(section), "", section_rows(section)]
+    axes = {"method": "what pulls the parties together?", "backend": "under what encryption?"}
+    for axis, question in (axes | {"kernel": "how alike are two hidden rows? (a setting of smmd)"}).items():
+        text += ["", f"## {axis}: {question}"]
+        for name, part in kinds(axis):
+            text += ["", f"### {axis} = {name}", "", summary(part), "", part_rows(part)]
+    text += ["", "## Environment", ""]
+    text += ["`PIEBALD_TRANSFER_SECRET`: 1 to 64 bytes in hexadecimal that both parties share; messages are then"]
+    text += ["authenticated.  Used with `--party`."]
+    return "\n".join(text) + "\n"
+
+
+def section_rows(section: Any) -> str:
+    """The settings of a section of a transfer's file."""
+    says = documented(section)
+    lines = []
+    for name, info in section.model_fields.items():
+        default = info.get_default(call_default_factory=True)
+        if isinstance(default, BaseModel) and not isinstance(default, Part):
+            continue  # a section of its own
+        lines.append((name, f"`{written(default)}`", allowed(section, name), says.get(name, "")))
+    return rows(lines)
+
+
+PAGES = {
+    "recipes.md": recipe_page,
+    "parts.md": parts_page,
+    "partitions.md": partition_page,
+    "transfer.md": transfer_page,
+}
 
 
 def stale() -> list[str]:

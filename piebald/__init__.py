@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from piebald import data, models, partition, recipes
+    from piebald import data, models, partition, recipes, transfer
     from piebald.errors import ParameterError, PiebaldError, RunFolderError, RuntimeFault, SettingError
     from piebald.experiment import adapt, compare, resume, run
     from piebald.outcome import Run
@@ -46,6 +46,7 @@ __all__ = [
     "recipes",
     "resume",
     "run",
+    "transfer",
     "write_report",
 ]
 
@@ -65,7 +66,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 def __getattr__(name: str) -> Any:
     """Public names are imported when they are first used, so that `import piebald` and `piebald --help` are quick."""
-    if name in ("data", "models", "partition", "recipes"):
+    if name in ("data", "models", "partition", "recipes", "transfer"):
         return importlib.import_module(f"piebald.{name}")
     if name in _HOME_OF:
         return getattr(importlib.import_module(f"piebald.{_HOME_OF[name]}"), name)

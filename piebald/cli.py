@@ -19,6 +19,7 @@ from piebald.errors import PiebaldError, SettingError, unknown
 if TYPE_CHECKING:
     from piebald.report.tables import History
     from piebald.settings import Plan, Settings
+    from piebald.transfer import Result
 
 app = typer.Typer(
     name="piebald",
@@ -143,6 +144,21 @@ def compare(
 
 
 @app.command()
+def transfer(
+    file: Annotated[Path, typer.Argument(help="A TOML file that describes a transfer between two parties.")],
+    party: Annotated[str | None, typer.Option(help="Run only this party: source or target.")] = None,
+    sets: Sets = None,
+    out: Out = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train two parties with different features of partly the same people, under encryption."""
+    from piebald.transfer import command
+
+    _print_transfer(*command.start(file, sets or (), out, party, _progress(as_json, quiet)), as_json, quiet)
+
+
+@app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run that was interrupted.")],
     as_json: Json = False,
@@ -150,6 +166,10 @@ def resume(
 ) -> None:
     """Take up a run where it stopped."""
     _check_run(folder)
+    if _is_transfer(folder):
+        from piebald.transfer import command
+
+        return _print_transfer(*command.resume(folder, _progress(as_json, quiet)), as_json, quiet)
     from piebald import experiment
 
     with _kept(folder, f"piebald resume {folder}"):
@@ -202,9 +222,14 @@ def report(
     """Write a page and figures about one or more runs."""
     for folder in runs:
         _check_run(folder)
-    from piebald.report import write_report
+    if len(runs) == 1 and _is_transfer(runs[0]):
+        from piebald.transfer.page import write_page
 
-    files = [str(file) for file in write_report(runs, out, target)]
+        files = [str(file) for file in write_page(runs[0], out)]
+    else:
+        from piebald.report import write_report
+
+        files = [str(file) for file in write_report(runs, out, target)]
     if as_json:
         _print_json({"page": files[0], "files": files})
     elif not quiet:
@@ -361,6 +386,10 @@ def _check_run(folder: Path) -> None:
         raise SettingError(f"there is no run folder {str(folder)!r}: give the folder that piebald run wrote")
 
 
+def _is_transfer(folder: Path) -> bool:
+    return (folder / "transfer.toml").is_file()
+
+
 @contextmanager
 def _kept(folder: Path, again: str, settings: Settings | None = None) -> Iterator[None]:
     """Say how to go on after Ctrl-C, and where in the settings something stands that does not fit."""
@@ -423,6 +452,13 @@ def _print_run(history: History, as_json: bool, quiet: bool) -> None:
         _print_json(_facts(history))
     elif not quiet:
         _print_table(("", ""), [item for item in _facts(history).items() if item[1] is not None])
+
+
+def _print_transfer(made: Result, rows: Sequence[tuple[str, str]], as_json: bool, quiet: bool) -> None:
+    if as_json:
+        _print_json(made.table())
+    elif not quiet:
+        _print_table(("", ""), rows)
 
 
 def _about(name: str, only_here: bool) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Real data sets, one a file, and the value they all are."""
 
+from piebald.data.breast_cancer import breast_cancer
 from piebald.data.census import census
 from piebald.data.cifar10 import cifar10
 from piebald.data.cifar100 import cifar100
@@ -22,6 +23,7 @@ __all__ = [
     "Decoded",
     "Owners",
     "audio_folder",
+    "breast_cancer",
     "census",
     "cifar10",
     "cifar100",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from piebald.data.breast_cancer import breast_cancer
 from piebald.data.census import census
 from piebald.data.cifar10 import cifar10
 from piebald.data.cifar100 import cifar100
@@ -20,6 +21,7 @@ from piebald.data.traffic import traffic
 from piebald.errors import unknown
 
 _LOADERS: dict[str, Callable[[], DataSet]] = {
+    "breast_cancer": breast_cancer,
     "census": census,
     "cifar10": cifar10,
     "cifar100": cifar100,

@@ -8,6 +8,8 @@ import types
 import typing
 from typing import Any
 
+from pydantic import BaseModel
+
 from piebald.parts import Part, Recipe
 
 # Settings of recipes that are called otherwise in the part they end up in: (axis, field).
@@ -28,11 +30,11 @@ def home(recipe: Recipe, setting: str) -> tuple[type[Part], str] | None:
     return None
 
 
-def documented(part: type[Part]) -> dict[str, str]:
-    """What the docstrings of a part and its parents say of each field."""
+def documented(part: type[BaseModel]) -> dict[str, str]:
+    """What the docstrings of a part, or of a section of a file, and its parents say of each field."""
     found: dict[str, str] = {}
     for base in reversed(part.__mro__):
-        if not (isinstance(base, type) and issubclass(base, Part)) or "__doc__" not in vars(base):
+        if not base.__module__.startswith("piebald.") or not issubclass(base, BaseModel) or "__doc__" not in vars(base):
             continue
         _, _, text = (inspect.getdoc(base) or "").partition("Attributes:")
         text = re.split(r"\n\s*(?:Raises|Returns):", text)[0]
@@ -45,7 +47,7 @@ def documented(part: type[Part]) -> dict[str, str]:
     return found
 
 
-def allowed(part: type[Part], field: str) -> str:
+def allowed(part: type[BaseModel], field: str) -> str:
     """The type and range of a field, in words."""
     info = part.model_fields[field]
     limits = {"Gt": "above {}", "Ge": "at least {}", "Lt": "below {}", "Le": "at most {}"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from collections.abc import Sequence
 from importlib.resources import files
 from string import Template
 from typing import Any
@@ -21,8 +22,6 @@ _CLOCKS: dict[Axis, str] = {"seconds": "Run's clock", "wall": "Real time"}
 
 def render(comparison: Comparison, target: float | None = None) -> str:
     """The whole page as HTML; `target` is the value whose cost is tabled, see `Comparison.target`."""
-    from plotly.offline import get_plotlyjs
-
     drawn: list[Chart] = []
     sections = [
         ("results", "Results", _results(comparison)),
@@ -34,16 +33,26 @@ def render(comparison: Comparison, target: float | None = None) -> str:
         ("partition", "Partition", _partition(comparison, drawn)),
         ("settings", "Settings", settings(comparison)),
     ]
+    title = f"Piebald: {wording.headline(comparison)}"
+    return frame(title, _top(comparison), sections, _footer(comparison), drawn)
+
+
+def frame(title: str, top: str, sections: Sequence[tuple[str, str, str]], footer: str, drawn: Sequence[Chart]) -> str:
+    """A whole page: its head, sections (name, link, HTML; empty ones are left out), and the charts drawn in them."""
     present = [(name, link, body) for name, link, body in sections if body]
-    plotly, script = get_plotlyjs(), _asset("page.js")
+    plotly, script = "", ""
+    if drawn:
+        from plotly.offline import get_plotlyjs
+
+        plotly, script = get_plotlyjs(), _asset("page.js")
     return Template(_asset("page.html")).substitute(
         policy=_policy(plotly, script),
-        title=markup.text(f"Piebald: {wording.headline(comparison)}"),
+        title=markup.text(title),
         colours=_colours(),
         style=_asset("page.css"),
         links="\n".join(f'<li><a href="#{name}">{link}</a></li>' for name, link, _ in present),
-        content=_top(comparison) + "\n".join(body for *_, body in present),
-        footer=markup.text(_footer(comparison)),
+        content=top + "\n".join(body for *_, body in present),
+        footer=markup.text(footer),
         charts=_data(drawn),
         plotly=plotly,
         script=script,
@@ -251,7 +260,7 @@ def _colours() -> str:
     )
 
 
-def _data(drawn: list[Chart]) -> str:
+def _data(drawn: Sequence[Chart]) -> str:
     """The charts as JSON that can stand inside a script element."""
     plain: list[dict[str, Any]] = [{"id": chart.id, "data": chart.data, "layout": chart.layout} for chart in drawn]
     return json.dumps(plain, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")

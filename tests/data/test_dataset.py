@@ -27,6 +27,16 @@ def test_digits_are_always_there() -> None:
     assert digits.input_shape == (1, 8, 8)
 
 
+def test_breast_cancer_is_always_there_and_standardised() -> None:
+    table = data.load("breast_cancer")
+    assert table.x.shape == (569, 30)
+    assert table.features is not None
+    assert len(set(table.features)) == 30
+    assert np.bincount(table.y).tolist() == [357, 212]
+    np.testing.assert_allclose(table.x.mean(0), 0, atol=1e-5)
+    np.testing.assert_allclose(table.x.std(0, correction=0), 1, atol=1e-5)
+
+
 def test_names_and_nearest_name() -> None:
     assert data.names() == sorted(data.names())
     assert {"digits", "har", "cifar10", "census"} <= set(data.names())

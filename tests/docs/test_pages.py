@@ -19,6 +19,7 @@ from piebald.parts import Part
 from piebald.runtimes import Simulator
 from piebald.settings import Settings
 from piebald.toml import Document
+from piebald.transfer import Settings as Transfer
 
 sys.path.insert(0, str(Path(__file__).parent))
 import pages
@@ -56,10 +57,18 @@ def brief(*arguments: Any, rounds: int | None = None, runtime: Any = None, **opt
 def check_toml(block: pages.Block, page: Path) -> None:
     """A whole file or a piece of one, which is put on top of the built-in experiment."""
     given = tomllib.loads(block.text)
+    if "method" in given:
+        Transfer.of(Document.of(given, f"{pages.name(page)}:{block.line}"))
+        return keep_file(block)
     rest = Settings.load(None).table()
     if "recipes" in given:
         del rest["recipe"]
     Settings.of(Document.of(rest | given, f"{pages.name(page)}:{block.line}")).plan()
+    keep_file(block)
+
+
+def keep_file(block: pages.Block) -> None:
+    """A block that begins with the name of a file becomes that file, for the commands after it."""
     if named := re.match(r"# ([\w-]+\.toml)\n", block.text):
         Path(named[1]).write_text(block.text, "utf-8")
 
@@ -105,7 +114,10 @@ def test_the_readme_lists_every_recipe() -> None:
 
 @pytest.mark.parametrize("file", sorted((pages.ROOT / "examples").glob("*.toml")), ids=lambda path: path.name)
 def test_example_files_are_settings(file: Path) -> None:
-    assert Settings.load(file).plan().recipes
+    if "method" in tomllib.loads(file.read_text("utf-8")):
+        assert Transfer.load(file).steps > 0
+    else:
+        assert Settings.load(file).plan().recipes
 
 
 def test_the_demo_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,56 @@
+"""SMMD: tables, speed, and a check of encrypted against fixed-point training.  See RESULTS.md.
+
+    python benchmarks/smmd/run.py tables --seeds 5     credit and census need PIEBALD_DATA
+    python benchmarks/smmd/run.py verify
+    python benchmarks/smmd/run.py speed                the column of `phe` needs: pip install phe
+    python benchmarks/smmd/run.py write                put what was measured into RESULTS.md
+
+Measurements are kept in build/smmd/, and what is there is not run again.  Without a word, all four in small.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+import speed
+import tables
+import verify
+
+HERE = Path(__file__).parent
+RAW = Path("build") / "smmd"
+
+
+def write() -> None:
+    """Replace what stands between the marks of RESULTS.md."""
+    page = HERE / "RESULTS.md"
+    text = page.read_text("utf-8")
+    blocks = (
+        tables.tables(RAW / "tables.jsonl") | speed.tables(RAW / "speed.jsonl") | verify.tables(RAW / "verify.jsonl")
+    )
+    for name, block in blocks.items():
+        marks = rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)"
+        text = re.sub(marks, lambda found, block=block: f"{found[1]}{block}\n{found[2]}", text, flags=re.DOTALL)
+    page.write_text(text, "utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="?", choices=["tables", "verify", "speed", "write"])
+    parser.add_argument("--seeds", type=int, default=1, help="of the tables")
+    given = parser.parse_args()
+    if given.what in (None, "verify"):
+        verify.run(RAW / "verify.jsonl")
+    if given.what in (None, "speed"):
+        speed.run(RAW / "speed.jsonl", small=given.what is None)
+    if given.what in (None, "tables"):
+        tables.run(given.seeds, RAW / "tables.jsonl")
+    if given.what in (None, "write"):
+        write()
+
+
+if __name__ == "__main__":
+    main()

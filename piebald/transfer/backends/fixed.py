@@ -1,0 +1,67 @@
+"""The integers that the encrypted backends compute with, without the encryption: for long experiments and for tests."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from piebald.transfer.backends.base import (
+    Backend,
+    Evaluator,
+    Ints,
+    Length,
+    Owner,
+    Scale,
+    exact_product,
+    to_floats,
+    to_integers,
+    uniform,
+)
+from piebald.transfer.kernels import Floats, Size
+
+
+class Fixed(Backend):
+    """Fixed-point integers, masked modulo 2^64 but not encrypted: what `bfv` and `paillier` compute, bit for bit."""
+
+    hides: ClassVar[bool] = False
+
+    def owner(self, sizes: list[Size]) -> Owner:
+        return _Owner()
+
+    def evaluator(self, announcement: bytes) -> Evaluator:
+        return _Evaluator()
+
+    def announced(self) -> Length:
+        return Length(0)
+
+    def lengths(self, size: Size) -> tuple[Length, Length, Length]:
+        out = Length(8 * size.rows * size.width)
+        return Length(8 * size.inner * size.width), out, out
+
+
+class _Owner(Owner):
+    announcement = b""
+
+    def encrypt(self, statistics: Floats, size: Size) -> bytes:
+        return to_integers(statistics, Scale.of(size).statistics).astype("<i8").tobytes()
+
+    def open(self, masked: bytes, size: Size, constant: Floats) -> bytes:
+        product = np.frombuffer(masked, "<u8").reshape(size.rows, size.width)
+        added = to_integers(constant, Scale.of(size).result).astype(np.uint64)  # arithmetic modulo 2^64
+        return (product + added).astype("<u8").tobytes()
+
+
+class _Evaluator(Evaluator):
+    def prepare(self, coefficients: Floats, size: Size) -> Ints:
+        return to_integers(coefficients, Scale.of(size).coefficients)
+
+    def multiply(self, encrypted: bytes, prepared: Ints, size: Size) -> tuple[bytes, NDArray[np.uint64]]:
+        statistics = np.frombuffer(encrypted, "<i8").reshape(size.inner, size.width)
+        mask = uniform(size.rows * size.width, 1 << 64).reshape(size.rows, size.width)
+        return (exact_product(prepared, statistics).astype(np.uint64) + mask).astype("<u8").tobytes(), mask
+
+    def unmask(self, opened: bytes, mask: NDArray[np.uint64], size: Size) -> Floats:
+        values = np.frombuffer(opened, "<u8").reshape(size.rows, size.width) - mask
+        return to_floats(values.astype(np.int64), size)

@@ -1,0 +1,85 @@
+"""The two parties' networks, the translator between them, and the loss on rows that both know.
+
+What the paper leaves open, and what is done here:
+
+- It says "convolutional layers" and shows tables.  Here: dense layers with sigmoids, so hidden units lie in (0, 1).
+- "Weakly shared" aligned layers: nothing is shared; each party has its own weights, and MMD pulls outputs together.
+- The translator is not defined fully.  Here it is FTL's (Liu, Chen, Yang 2018, eq. 1; after Shu et al. 2015): a target
+  row u is scored by phi(u) = Phi.u, where Phi is the mean of label times hidden row over the source's rows of the
+  step.  With `balanced`, both classes weigh the same in that mean.
+- The "sigmoid classifier" on the aligned layer is sigmoid(Phi.u).  Phi is handed to the target once, at the end.
+- Losses are means over rows, not sums, so that the learning rate does not depend on the batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from piebald.randomness import torch_generator
+
+
+class Network(nn.Module):
+    """One party's network: its own layers, then the aligned ones; sigmoids after each; float64.
+
+    Args:
+        features: numbers in a row.
+        hidden: units of the layers before.
+        aligned: units of the aligned layers, the last of which is scored.
+        seed: words for the first weights (Glorot and Bengio 2010, uniform; after a sigmoid with their gain of 4).
+    """
+
+    def __init__(
+        self,
+        features: int,
+        hidden: Sequence[int] = (128,),
+        aligned: Sequence[int] = (64,),
+        seed: tuple[int | str, ...] = (0,),
+    ) -> None:
+        super().__init__()
+        widths = [features, *hidden, *aligned]
+        linear = [nn.Linear(before, after, dtype=torch.float64) for before, after in pairwise(widths)]
+        self.layers = nn.ModuleList(linear)
+        self.aligned = len(aligned)
+        dice = torch_generator(*seed)
+        for place, layer in enumerate(linear):
+            nn.init.xavier_uniform_(layer.weight, gain=4.0 if place else 1.0, generator=dice)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """The outputs of the aligned layers [n, units], for rows x [n, features]."""
+        outputs = []
+        for layer in self.layers:
+            x = torch.sigmoid(layer(x))
+            outputs.append(x)
+        return outputs[-self.aligned :]
+
+
+def unit_rows(rows: Tensor) -> Tensor:
+    """Rows brought to length 1."""
+    unit: Tensor = rows / rows.norm(dim=1, keepdim=True)
+    return unit
+
+
+def translator(rows: Tensor, labels: Tensor, balanced: bool) -> Tensor:
+    """Phi [d]: the mean of label times hidden row; labels are -1 or 1.
+
+    Args:
+        rows: the source's hidden rows [n, d].
+        labels: theirs [n].
+        balanced: give both classes the same weight, if both are there.
+    """
+    weights = torch.full_like(labels, 1 / len(labels))
+    if balanced and (labels > 0).any() and (labels < 0).any():
+        for sign in (-1, 1):
+            weights[labels == sign] = 0.5 / (labels == sign).sum()
+    return (weights * labels) @ rows
+
+
+def taylor_loss(scores: Tensor, labels: Tensor) -> Tensor:
+    """log(1 + exp(-y phi)) to second order around 0, the mean over rows: log 2 - y phi / 2 + phi^2 / 8."""
+    return (math.log(2) - labels * scores / 2 + scores**2 / 8).mean()

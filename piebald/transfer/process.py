@@ -1,0 +1,32 @@
+"""One party as a process of its own: python -m piebald.transfer.process RUN ROLE ADDRESS."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from piebald.errors import PiebaldError
+
+
+def main(words: list[str]) -> int:
+    """Play one party, and say in one sentence how it ended if it did not end well."""
+    from piebald.transfer.protocol import ROLES
+    from piebald.transfer.runs import run_party
+    from piebald.transfer.settings import Runtime
+    from piebald.transfer.store import read_settings
+
+    folder, role, address = words
+    try:
+        settings = read_settings(Path(folder))
+        runtime = Runtime(kind="sockets", address=address, timeout=settings.runtime.timeout)
+        run_party(ROLES[ROLES.index(role)], settings.model_copy(update={"runtime": runtime}), folder)
+    except PiebaldError as error:
+        print(" ".join(str(error).split()), file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

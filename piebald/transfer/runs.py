@@ -1,0 +1,348 @@
+"""Runs a transfer: two threads of this process, two processes on this machine, or one party that meets the other."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from piebald.errors import PiebaldError, RunFolderError, RuntimeFault, SettingError
+from piebald.transfer import holdings as held
+from piebald.transfer.baselines import Score, judge
+from piebald.transfer.channel import Channel, Memory, connect, listen, parse
+from piebald.transfer.holdings import Holding
+from piebald.transfer.messages import Ended
+from piebald.transfer.party import Party, Step
+from piebald.transfer.protocol import ROLES, Role, Session
+from piebald.transfer.settings import Settings
+from piebald.transfer.store import Store, read, read_settings, read_steps, sample, write_settings
+
+SECRET = "PIEBALD_TRANSFER_SECRET"  # of both parties, 1 to 64 bytes in hexadecimal; messages are then authenticated
+Watcher = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A finished transfer.
+
+    Attributes:
+        score: of the target's own predictions on rows nobody trained on; None where this process is the source only.
+        first: losses at the first step, by name; `mmd2` is MMD^2.
+        last: at the last step.
+        steps: taken.
+        seconds: a step took, the mean.
+        bytes_to_target: a step sent from source to target, the mean.  bytes_to_source: the other way.
+        statement: about differential privacy.
+        folder: the run folder, if one was kept.
+    """
+
+    score: Score | None
+    first: dict[str, float]
+    last: dict[str, float]
+    steps: int
+    seconds: float
+    bytes_to_target: float
+    bytes_to_source: float
+    statement: str
+    folder: Path | None
+
+    def table(self) -> dict[str, Any]:
+        """As plain values."""
+        return asdict(self) | {"folder": None if self.folder is None else str(self.folder)}
+
+
+def run(
+    settings: Settings,
+    holdings: Mapping[Role, Holding] | None = None,
+    out: str | Path | None = None,
+    watch: Watcher | None = None,
+) -> Result:
+    """Train both parties.
+
+    Args:
+        settings: checked already.
+        holdings: what each party holds; by default the settings' data set, divided.  Only with runtime "memory".
+        out: the run folder; None keeps nothing, which runtime "sockets" does not allow.  A run that stands there
+            already is taken up where it stopped.
+        watch: called with the record of each step.
+
+    Raises:
+        SettingError: something that cannot work.
+        RuntimeFault: one party ended, or is gone; with a folder, `resume` goes on.
+    """
+    folder = None if out is None else Path(out)
+    if folder is not None:
+        write_settings(folder, settings)
+    if settings.runtime.kind == "sockets":
+        if folder is None or holdings is not None:
+            raise SettingError("runtime sockets needs a run folder (out) and a data set that both processes can load")
+        _two_processes(settings, folder, watch)
+        return result(folder)
+    return _two_threads(settings, holdings or held.load(settings.data, settings.seed), folder, watch)
+
+
+def resume(folder: str | Path, watch: Watcher | None = None) -> Result:
+    """Go on with a run from its checkpoints: both parties, or the one whose folder is here."""
+    folder = Path(folder)
+    settings = read_settings(folder)
+    here = [role for role in ROLES if (folder / role).is_dir()]
+    if len(here) == 1 and settings.runtime.address is not None:
+        return run_party(here[0], settings, folder, watch)
+    if settings.runtime.kind == "sockets" and all(_finished(settings, folder, role) for role in ROLES):
+        return result(folder)
+    return run(settings, out=folder, watch=watch)
+
+
+def run_party(role: Role, settings: Settings, out: str | Path, watch: Watcher | None = None) -> Result:
+    """Run one party in this process; the target listens at the settings' address, the source goes there.
+
+    The environment variable PIEBALD_TRANSFER_SECRET may hold a secret that both share, in hexadecimal.
+    """
+    address, folder = settings.runtime.address, Path(out)
+    if address is None:
+        raise SettingError("a party alone needs an address: --set runtime.address=host:port, the same on both sides")
+    secret, holding = _secret(), held.load(settings.data, settings.seed)[role]
+    holding.check(role, settings)
+    parse(address)
+    write_settings(folder, settings)
+    channel = (listen if role == "target" else connect)(address, settings.runtime.timeout)
+    with one_thread():
+        played = play(role, settings, holding, channel, folder, watch, secret)
+    lines = read_steps(folder / role)
+    score = _judge(played) if role == "target" else None
+    return _result(settings, role, lines, score, folder)
+
+
+def play(
+    role: Role,
+    settings: Settings,
+    holding: Holding,
+    channel: Channel,
+    folder: Path | None,
+    watch: Watcher | None = None,
+    secret: bytes = b"",
+) -> Party:
+    """One party, from the greeting to the farewell, over a channel that is there."""
+    made = Party(role, holding, settings)
+    session = Session(channel, role, settings.runtime.timeout, secret)
+    with session.farewell():
+        store = None if folder is None else Store(folder, role)
+        try:
+            made.done = session.greet(settings.agreed(), store.kept() if store else (0, 0))
+            if store:
+                store.restore(made, made.done)
+            if store and made.done == 0:
+                store.show("before", {"rows": sample(made.aligned(holding.x))})
+            for step in made.train(session, _keeper(settings, store)):
+                if store:
+                    store.record(step)
+                if watch:
+                    watch(step.table())
+            if store:
+                _show(made, store)
+        finally:
+            if store:
+                store.close()
+    return made
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Sums in the same order whatever the number of cores, so that a run is the same in one process and in two.
+
+    Each party has a core to itself that way, too.
+    """
+    from threadpoolctl import threadpool_limits
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with threadpool_limits(1):
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _keeper(settings: Settings, store: Store | None) -> Callable[[Party], None] | None:
+    """What writes the checkpoints.  The last step has one too: handing over may fail."""
+
+    def keep(party: Party) -> None:
+        assert store is not None
+        if party.done % settings.checkpoint_every == 0 or party.done == settings.steps:
+            store.keep(party)
+
+    return None if store is None else keep
+
+
+def _show(party: Party, store: Store) -> None:
+    shown = {"rows": sample(party.aligned(party.holding.x))}
+    if party.role == "target":
+        shown |= {"scores": party.predict(party.holding.test), "labels": party.holding.test_y}
+        shown["rate"] = torch.tensor(party.rate, dtype=torch.float64)
+    store.show("after", shown)
+
+
+# ---------------------------------------------------------------------------------------------------------- two threads
+
+
+def _two_threads(
+    settings: Settings, holdings: Mapping[Role, Holding], folder: Path | None, watch: Watcher | None
+) -> Result:
+    ends = dict(zip(ROLES, Memory.pair(), strict=True))
+    errors: list[BaseException] = []
+    lines: list[dict[str, Any]] = []
+
+    def source() -> None:
+        torch.set_num_threads(1)  # the number is each thread's own
+        try:
+            play("source", settings, holdings["source"], ends["source"], folder)
+        except BaseException as error:  # it is raised in the thread that waits
+            errors.append(error)
+
+    def note(line: dict[str, Any]) -> None:
+        lines.append(line)
+        if watch:
+            watch(line)
+
+    other = threading.Thread(target=source, name="transfer source", daemon=True)
+    other.start()
+    try:
+        with one_thread():
+            target = play("target", settings, holdings["target"], ends["target"], folder, note)
+    except Ended as ended:
+        other.join()
+        raise next((error for error in errors if not isinstance(error, Ended)), ended) from None
+    finally:
+        other.join()
+    if errors:
+        raise errors[0]
+    if folder is not None:
+        lines = read_steps(folder / "target")
+    made = _result(settings, "target", lines, _judge(target), folder)
+    _write_result(made)
+    return made
+
+
+# -------------------------------------------------------------------------------------------------------- two processes
+
+
+def _two_processes(settings: Settings, folder: Path, watch: Watcher | None) -> None:
+    """Start both parties as processes of their own, which share nothing but a socket, and wait for them."""
+    address = settings.runtime.address or f"127.0.0.1:{_free_port()}"
+    environment = os.environ | {SECRET: secrets.token_hex(32)}
+    command = [sys.executable, "-m", "piebald.transfer.process", str(folder)]
+    begun = {
+        role: subprocess.Popen([*command, role, address], env=environment, stderr=subprocess.PIPE, text=True)
+        for role in ROLES
+    }
+    try:
+        seen = len(read_steps(folder / "target"))
+        while any(process.poll() is None for process in begun.values()):
+            time.sleep(0.1)
+            lines = read_steps(folder / "target")[seen:] if watch else []
+            for line in lines:
+                if watch:
+                    watch(line)
+            seen += len(lines)
+    except BaseException:
+        for process in begun.values():
+            process.terminate()
+        raise
+    finally:
+        said = {role: (process.communicate()[1] or "").strip() for role, process in begun.items()}
+    codes = {role: process.returncode for role, process in begun.items()}
+    if any(codes.values()):
+        raise _ended(codes, said, folder)
+
+
+class _Stopped(RuntimeFault):
+    """A party's process ended with an error."""
+
+
+def _ended(codes: Mapping[Role, int], said: Mapping[Role, str], folder: Path) -> PiebaldError:
+    parts = []
+    for role, code in codes.items():
+        if code < 0:
+            parts.append(f"the {role}'s process was killed by signal {-code}")
+        elif code:
+            parts.append(f"the {role} says: {said[role].splitlines()[-1] if said[role] else f'exit code {code}'}")
+    error = _Stopped(f"{'; '.join(parts)}; go on with: piebald resume {folder}")
+    error.exit_code = 2 if 2 in codes.values() else 1
+    return error
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def _secret() -> bytes:
+    text = os.environ.get(SECRET, "")
+    with suppress(ValueError):
+        if len(secret := bytes.fromhex(text)) <= 64:
+            return secret
+    raise SettingError(f"{SECRET} must be up to 64 bytes in hexadecimal")
+
+
+# -------------------------------------------------------------------------------------------------------------- results
+
+
+def result(folder: str | Path) -> Result:
+    """The result of a finished run that has both parties' folders, from what they kept."""
+    folder = Path(folder)
+    settings = read_settings(folder)
+    if not _finished(settings, folder, "target"):
+        raise RunFolderError(f"{folder} has not finished: go on with piebald resume {folder}")
+    shown = read(folder / "target" / "after.safetensors")
+    score = judge(shown["scores"], shown["labels"], float(shown["rate"]))
+    made = _result(settings, "target", read_steps(folder / "target"), score, folder)
+    _write_result(made)
+    return made
+
+
+def _finished(settings: Settings, folder: Path, role: Role) -> bool:
+    return (folder / role / "after.safetensors").exists() and len(read_steps(folder / role)) == settings.steps
+
+
+def _judge(target: Party) -> Score:
+    return judge(target.predict(target.holding.test), target.holding.test_y, target.rate)
+
+
+def _result(
+    settings: Settings, role: Role, lines: list[dict[str, Any]], score: Score | None, folder: Path | None
+) -> Result:
+    watched = [line["losses"] for line in lines if line["losses"]]
+    count = max(len(lines), 1)
+    mean = {name: sum(line[name] for line in lines) / count for name in ("seconds", "sent", "received")}
+    to_target, to_source = ("received", "sent") if role == "target" else ("sent", "received")
+    return Result(
+        score=score,
+        first=watched[0] if watched else {},
+        last=watched[-1] if watched else {},
+        steps=len(lines),
+        seconds=mean["seconds"],
+        bytes_to_target=mean[to_target],
+        bytes_to_source=mean[to_source],
+        statement=settings.method.statement(settings.network.aligned, settings.batch, settings.steps),
+        folder=folder,
+    )
+
+
+def _write_result(made: Result) -> None:
+    if made.folder is not None:
+        (made.folder / "result.json").write_text(json.dumps(made.table(), indent=1) + "\n", encoding="utf-8")
+
+
+__all__ = ["Result", "Step", "play", "result", "resume", "run", "run_party"]

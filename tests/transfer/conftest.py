@@ -1,0 +1,88 @@
+"""What tests of transfers share: small settings, real data that is always there, and backends that may be missing."""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from piebald.transfer.channel import Channel, Memory
+from piebald.transfer.holdings import Holding, load
+from piebald.transfer.party import Party, Step
+from piebald.transfer.protocol import ROLES, Role, Session
+from piebald.transfer.settings import Settings
+
+LIBRARY = {"bfv": "tenseal", "paillier": "gmpy2"}
+
+
+def encrypted(kind: str, **settings: object) -> object:
+    """A backend for parametrize, skipped where its library is not installed."""
+    missing = importlib.util.find_spec(LIBRARY[kind]) is None
+    reason = f"{LIBRARY[kind]} is not installed: pip install 'piebald[he]'"
+    return pytest.param({"kind": kind, **settings}, marks=pytest.mark.skipif(missing, reason=reason), id=kind)
+
+
+def small(**changes: object) -> Settings:
+    """A quick transfer on a real table of 569 rows: 8 aligned units, batches of 20."""
+    table: dict[str, object] = {
+        "steps": 3,
+        "batch": 20,
+        "overlap_batch": 18,
+        "watch_every": 2,
+        "checkpoint_every": 2,
+        "lr": 0.01,
+        "data": {"name": "breast_cancer", "overlap": 100},
+        "network": {"hidden": [10], "aligned": [8]},
+        "backend": "fixed",
+    }
+    return Settings(**(table | changes))
+
+
+Played = tuple[dict[Role, Party], dict[Role, list[Step]]]
+
+
+def play_both(settings: Settings, holdings: dict[Role, Holding] | None = None) -> Played:
+    """Both parties, in two threads; an error of either is raised."""
+    held = holdings or load(settings.data, settings.seed)
+    parties = {role: Party(role, held[role], settings) for role in ROLES}
+    steps: dict[Role, list[Step]] = {}
+
+    def one(role: Role, session: Session) -> None:
+        session.greet(settings.agreed())
+        steps[role] = list(parties[role].train(session))
+
+    errors = talk(one)
+    for error in errors.values():
+        raise error
+    return parties, steps
+
+
+def talk(
+    act: Callable[[Role, Session], None],
+    ends: tuple[Channel, Channel] | None = None,
+    secrets: tuple[bytes, bytes] = (b"", b""),
+) -> dict[Role, BaseException]:
+    """Let both parties act in threads of their own; the errors they end with."""
+    errors: dict[Role, BaseException] = {}
+
+    def guarded(role: Role, channel: Channel, secret: bytes) -> None:
+        torch.set_num_threads(1)  # the number is each thread's own
+        session = Session(channel, role, timeout=20, secret=secret)
+        try:
+            with session.farewell():
+                act(role, session)
+        except Exception as error:
+            errors[role] = error
+
+    threads = [
+        threading.Thread(target=guarded, args=given)
+        for given in zip(ROLES, ends or Memory.pair(), secrets, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return errors

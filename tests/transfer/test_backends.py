@@ -1,0 +1,245 @@
+"""Every backend computes the same integers; owners see uniform numbers; other keys and nonsense are noticed."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from piebald.errors import SettingError
+from piebald.parts import build
+from piebald.transfer.backends.base import Garbled, Scale, exact_product, to_floats, to_integers, uniform
+from piebald.transfer.kernels import Gaussian, Linear, Polynomial, Size
+
+from .conftest import encrypted
+
+KERNELS = [
+    Linear(),
+    Polynomial(c=0.5),
+    Polynomial(degree=3),
+    Polynomial(c=0.5, degree=3),
+    Gaussian(),
+    Gaussian(sigma=2),
+]
+ENCRYPTED = pytest.mark.parametrize("backend", [encrypted("bfv"), encrypted("paillier")])
+
+
+def product(backend, size, matrix, constant, coefficients, changed=lambda masked: masked):
+    """One whole product; `changed` sees the masked message."""
+    owner = backend.owner([size])
+    evaluator = backend.evaluator(owner.announcement)
+    sealed = owner.encrypt(matrix, size)
+    masked, mask = evaluator.multiply(sealed, evaluator.prepare(coefficients, size), size)
+    opened = owner.open(changed(masked), size, constant)
+    for length, message in zip(backend.lengths(size), (sealed, masked, opened), strict=True):
+        assert len(message) <= length.most
+        assert not length.exact or len(message) == length.most
+    announced = backend.announced()
+    assert len(owner.announcement) <= announced.most
+    return evaluator.unmask(opened, mask, size)
+
+
+def both(table, size, matrix, constant, coefficients):
+    return [product(build("backend", kind), size, matrix, constant, coefficients) for kind in (table, "fixed")]
+
+
+def unit(seed, n, d):
+    rows = np.random.default_rng(seed).random((n, d))
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+@ENCRYPTED
+@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+@settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 10**6), n=st.integers(2, 12), m=st.integers(1, 12), d=st.integers(2, 9))
+def test_the_same_integers_for_every_kernel_and_shape(backend, kernel, seed, n, m, d):
+    x, y = unit(seed, n, d), unit(seed + 1, m, d)
+    for size, share, c in zip(kernel.sizes(n, d, 1.0), kernel.shares(y), kernel.questions(x), strict=True):
+        found, fixed = both(backend, size, share.matrix, share.constant, c)
+        np.testing.assert_array_equal(found, fixed)
+        np.testing.assert_allclose(fixed, c @ share.matrix + share.constant, atol=1e-4)
+
+
+@ENCRYPTED
+@pytest.mark.parametrize(
+    ("rows", "inner", "width"),
+    [(1, 200, 64), (130, 64, 64), (1, 1, 1), (5, 3, 40), (300, 64, 1), (3, 130, 2), (1, 30, 7)],
+)
+def test_the_same_integers_for_shapes_that_need_several_ciphertexts(backend, rows, inner, width):
+    dice = np.random.default_rng(rows)
+    matrix, c = dice.normal(size=(inner, width)), dice.normal(size=(rows, inner)) / inner
+    constant = dice.normal(size=(rows, width))
+    found, fixed = both(backend, Size(rows, inner, width, 8.0), matrix, constant, c)
+    np.testing.assert_array_equal(found, fixed)
+    np.testing.assert_allclose(fixed, c @ matrix + constant, atol=1e-4)
+
+
+@ENCRYPTED
+def test_zero_coefficients_and_zero_statistics(backend):
+    size = Size(4, 5, 3, 1.0)
+    for matrix, c in ((np.ones((5, 3)), np.zeros((4, 5))), (np.zeros((5, 3)), np.ones((4, 5)))):
+        assert not product(build("backend", backend), size, matrix, np.zeros(3), c).any()
+
+
+@ENCRYPTED
+def test_negative_results_up_to_the_bound(backend):
+    size = Size(2, 1, 2, 3.0)
+    found = product(build("backend", backend), size, np.array([[-1.0, 1.0]]), np.zeros(2), np.array([[2.9], [-2.9]]))
+    np.testing.assert_allclose(found, [[-2.9, 2.9], [2.9, -2.9]], atol=1e-4)
+
+
+@ENCRYPTED
+def test_what_the_owner_opens_is_fresh_each_time_and_fills_its_range(backend):
+    """The same product twice: what the owner sees has nothing in common, and its leading bits are even."""
+    made = build("backend", backend)
+    size = Size(64, 2, 3, 1.0)
+    owner = made.owner([size])
+    evaluator = made.evaluator(owner.announcement)
+    sealed = owner.encrypt(np.full((2, 3), 0.25), size)
+    prepared = [evaluator.prepare(np.full((64, 2), 0.5), size) for _ in range(2)]
+    seen = [owner.open(evaluator.multiply(sealed, one, size)[0], size, np.zeros(3)) for one in prepared]
+    assert seen[0] != seen[1]
+    if made.kind == "bfv":
+        numbers = np.frombuffer(seen[0] + seen[1], dtype="<u8")
+        assert len(np.unique(numbers)) == len(numbers)
+        high = (numbers >> np.uint64(49)).astype(int)  # t is just below 2^50
+        assert abs(high.mean() - 0.5) < 4 * 0.5 / math.sqrt(len(high))
+
+
+@ENCRYPTED
+def test_another_key_is_noticed(backend):
+    made = build("backend", backend)
+    size = Size(6, 4, 3, 1.0)
+    owners = [made.owner([size]) for _ in range(2)]
+    evaluator = made.evaluator(owners[0].announcement)
+    sealed = owners[1].encrypt(np.ones((4, 3)), size)  # not the key that was announced
+
+    def whole():
+        masked, mask = evaluator.multiply(sealed, evaluator.prepare(np.ones((6, 4)) / 8, size), size)
+        evaluator.unmask(owners[0].open(masked, size, np.zeros(3)), mask, size)
+
+    with pytest.raises(Garbled, match=r"another key|no numbers of its modulus"):
+        whole()
+
+
+@ENCRYPTED
+def test_damaged_messages_are_refused_in_one_sentence(backend):
+    made = build("backend", backend)
+    size = Size(3, 2, 2, 1.0)
+
+    def spoil(masked):
+        return masked[:40] + b"\xff" * 2000 + masked[2040:] if len(masked) > 4000 else b"\xff" * len(masked)
+
+    with pytest.raises(Garbled):
+        product(made, size, np.ones((2, 2)), np.zeros(2), np.ones((3, 2)) / 4, spoil)
+    with pytest.raises(Garbled):
+        made.evaluator(b"\x07" * made.announced().most if made.announced().exact else b"\x07" * 5000)
+
+
+@ENCRYPTED
+def test_a_constant_and_coefficients_that_are_no_numbers_are_refused(backend):
+    made, size = build("backend", backend), Size(2, 2, 2, 1.0)
+    from piebald.errors import RuntimeFault
+
+    with pytest.raises(RuntimeFault, match="training has diverged"):
+        product(made, size, np.full((2, 2), np.nan), np.zeros(2), np.ones((2, 2)))
+
+
+@pytest.mark.parametrize("backend", [encrypted("bfv")])
+def test_blocks_are_encoded_as_the_library_would(backend):
+    from piebald.transfer.backends.bfv import context, modular
+
+    he = context(8192)
+    values = np.random.default_rng(0).integers(-(2**19), 2**19, (8192 // 16, 3))
+    for plain, column in zip(he.encode_blocks(values, 16), values.T, strict=True):
+        np.testing.assert_array_equal(he.decode(plain), modular(np.repeat(column, 16), he.t))
+
+
+@pytest.mark.parametrize("backend", [encrypted("bfv", degree=16384)])
+def test_the_larger_ring_computes_the_same(backend):
+    dice = np.random.default_rng(0)
+    found, fixed = both(backend, Size(9, 20, 8, 4.0), dice.random((20, 8)), dice.random(8), dice.random((9, 20)) / 20)
+    np.testing.assert_array_equal(found, fixed)
+
+
+@pytest.mark.parametrize("backend", [encrypted("bfv")])
+def test_noise_leaves_room_in_the_largest_product(backend):
+    """Decryption fails without a word if noise eats the last bit: poly-3 has the most terms."""
+    from piebald.transfer.backends.bfv import part
+
+    made = build("backend", backend)
+    size = Polynomial(degree=3).sizes(8, 64, 1.0)[0]
+    owner = made.owner([size])
+    evaluator = made.evaluator(owner.announcement)
+    dice = np.random.default_rng(0)
+    sealed = owner.encrypt(dice.random((size.inner, 64)), size)
+    masked, _ = evaluator.multiply(sealed, evaluator.prepare(dice.random((8, size.inner)) / 500, size), size)
+    ciphertext = owner.he.ciphertext(part(masked, 1, "masked result")[0], "masked result")
+    assert owner._decryptor.invariant_noise_budget(ciphertext) >= 1
+
+
+@pytest.mark.parametrize("backend", [encrypted("paillier")])
+def test_paillier_adds_and_multiplies_and_packs(backend):
+    from piebald.transfer.backends.paillier import Straus, pack, sparse_digits, unpack
+    from piebald.transfer.backends.paillier_key import PrivateKey
+
+    key = PrivateKey(2048)
+    one, other = key.encrypt([7, 11])
+    total = key.public.encrypt(5) * one * other**3 % key.public.square
+    assert key.decrypt([total]) == [5 + 7 + 33]
+    assert key.decrypt([key.public.n + 1]) == [1]
+    values = np.array([-(2**54), 0, 5, -1, 2**54])
+    assert unpack(pack(values), 5).tolist() == values.tolist()
+    exponents = np.array([[3, -70, 0], [1, 64, -(2**20)]])
+    digits = sparse_digits(exponents, 6)
+    assert (sum(digit * 2**place for place, digit in enumerate(digits[::-1])) == exponents).all()
+    assert all((np.abs(digit) < 32).all() and not (digit[digit != 0] % 2 == 0).any() for digit in digits)
+    bases = Straus([key.encrypt([m])[0] for m in (2, 3, 5)], exponents, key.public.square)
+    n = key.public.n
+    assert key.decrypt([bases.row(0), bases.row(1)]) == [(6 - 210) % n, (2 + 192 - 5 * 2**20) % n]
+
+
+@pytest.mark.parametrize("backend", [encrypted("paillier", bits=3072)])
+def test_the_longer_key_computes_the_same(backend):
+    dice = np.random.default_rng(0)
+    found, fixed = both(backend, Size(3, 4, 60, 4.0), dice.random((4, 60)), dice.random(60), dice.random((3, 4)))
+    np.testing.assert_array_equal(found, fixed)
+
+
+def test_digits_after_the_point_use_the_room_that_a_bound_leaves():
+    for bound in (0.5, 1.0, 3.0, 64.0, 98304.0):
+        scale = Scale.of(Size(1, 1, 1, bound))
+        assert math.ldexp(bound, scale.result) <= 2**48
+    assert Scale.of(Size(1, 1, 1, 1.0)) == Scale(18, 30)
+
+
+def test_integers_are_exact_beyond_what_floating_point_holds():
+    large, wide = np.array([[2**40, 1]]), np.array([[2**20], [1]])
+    assert exact_product(large, wide).tolist() == [[2**60 + 1]]
+    assert exact_product(np.array([[3, -4]]), np.array([[5], [6]])).tolist() == [[-9]]
+
+
+def test_a_result_beyond_its_bound_is_refused():
+    size = Size(1, 1, 1, 1.0)
+    assert to_floats(np.array([[2**48]]), size)[0, 0] == 1.0
+    with pytest.raises(Garbled, match="outside its declared range"):
+        to_floats(np.array([[2**48 + 1]]), size)
+
+
+def test_rounding_is_to_the_nearest():
+    assert to_integers(np.array([0.25, -0.25, 0.125, 0.375]), 2).tolist() == [1, -1, 0, 2]
+
+
+@given(st.integers(2, 2**64))
+def test_uniform_numbers_stay_below(below):
+    numbers = uniform(50, below)
+    assert len(numbers) == 50
+    assert all(int(number) < below for number in numbers)
+
+
+def test_bounds_too_large_to_be_exact_are_refused_before_anything_runs():
+    with pytest.raises(SettingError, match="leaves fewer than 16 binary digits"):
+        build("backend", "fixed").check(Size(1, 1, 1, 2.0**33))

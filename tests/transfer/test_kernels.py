@@ -1,0 +1,144 @@
+"""Moment forms against sums over all pairs, autograd and finite differences."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from piebald.errors import SettingError
+from piebald.transfer.kernels import (
+    Gaussian,
+    Kernel,
+    Linear,
+    MultiGaussian,
+    Polynomial,
+    cross_gradient,
+    mmd2,
+    nodes,
+    pairs,
+)
+
+KERNELS = [
+    Linear(),
+    Polynomial(),
+    Polynomial(c=0.7),
+    Polynomial(degree=3),
+    Polynomial(c=0.7, degree=3),
+    Gaussian(),
+    Gaussian(sigma=2),
+]
+named = pytest.mark.parametrize("kernel", KERNELS, ids=str)
+
+
+def rows(seed: int, n: int, d: int) -> np.ndarray:
+    made = np.random.default_rng(seed).random((n, d))
+    return made / np.linalg.norm(made, axis=1, keepdims=True)
+
+
+def cross(kernel: Kernel, x: np.ndarray, y: np.ndarray) -> float:
+    return float(kernel.expand(torch.from_numpy(x), torch.from_numpy(y)).mean())
+
+
+@named
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10**6), n=st.integers(1, 7), m=st.integers(1, 7), d=st.integers(1, 6))
+def test_the_gradient_through_moments_is_that_of_the_sum_over_pairs(kernel, seed, n, m, d):
+    x, y = rows(seed, n, d), rows(seed + 1, m, d)
+    given_x = torch.from_numpy(x).requires_grad_()
+    total = sum(
+        kernel.expand(given_x[i : i + 1], torch.from_numpy(y[j : j + 1]))[0, 0] for i in range(n) for j in range(m)
+    )
+    (total / (n * m)).backward()
+    np.testing.assert_allclose(cross_gradient(kernel, x, y), given_x.grad.numpy(), rtol=0, atol=1e-12)
+
+
+@named
+def test_the_gradient_agrees_with_finite_differences(kernel):
+    x, y, step = rows(0, 5, 4), rows(1, 6, 4), 1e-6
+    found = cross_gradient(kernel, x, y)
+    for place in np.ndindex(*x.shape):
+        shift = np.zeros_like(x)
+        shift[place] = step
+        slope = (cross(kernel, x + shift, y) - cross(kernel, x - shift, y)) / (2 * step)
+        assert found[place] == pytest.approx(slope, abs=1e-8)
+
+
+@named
+def test_the_loss_can_be_had_from_gradients_along_the_way(kernel):
+    x, y = rows(2, 9, 5), rows(3, 4, 5)
+    parts = [w * (x * cross_gradient(kernel, t * x, y)).sum() for t, w in zip(*nodes(kernel), strict=True)]
+    assert kernel.at_zero(y) + sum(parts) == pytest.approx(cross(kernel, x, y), abs=1e-13)
+
+
+@named
+def test_the_declared_bound_holds_and_is_not_idle(kernel):
+    for unit in (True, False):
+        x, y = (rows(seed, 50, 6) if unit else np.random.default_rng(seed).random((50, 6)) for seed in (1, 2))
+        for size, share, c in zip(
+            kernel.sizes(50, 6, 1.0 if unit else 6**0.5), kernel.shares(y), kernel.questions(x), strict=True
+        ):
+            answer = c @ share.matrix + share.constant
+            assert answer.shape == (size.rows, size.width)
+            assert c.shape == (size.rows, size.inner)
+            assert np.abs(answer).max() <= size.bound
+            assert np.abs(answer).max() > size.bound / 100
+
+
+@named
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10**6), n=st.integers(1, 8))
+def test_replacing_a_row_moves_the_shares_by_no_more_than_is_said(kernel, seed, n):
+    dice = np.random.default_rng(seed)
+    before = dice.normal(size=(n, 3))
+    before *= 2 / np.maximum(np.linalg.norm(before, axis=1, keepdims=True), 2)
+    after = before.copy()
+    after[0] = -before[0]
+    if dice.random() < 0.5:
+        after[0] = dice.normal(size=3) * 0.1
+    moved = [
+        np.concatenate([(a.matrix - b.matrix).ravel(), np.ravel(a.constant - b.constant)])
+        for a, b in zip(kernel.shares(before), kernel.shares(after), strict=True)
+    ]
+    assert np.linalg.norm(np.concatenate(moved)) <= kernel.spread(2.0, n) * (1 + 1e-12)
+
+
+def test_mmd_is_zero_for_the_same_rows_and_positive_for_others():
+    x, y = torch.from_numpy(rows(0, 30, 4)), torch.from_numpy(rows(1, 30, 4) * np.array([1, 1, 0.2, 0.1]))
+    for kernel in (*KERNELS, MultiGaussian()):
+        assert float(mmd2(kernel, x, x)) == pytest.approx(0, abs=1e-14)
+        assert float(mmd2(kernel, x, y)) > 1e-4
+
+
+def test_the_expansion_is_the_second_order_one():
+    x, y = torch.zeros(1, 2, dtype=torch.float64), torch.tensor([[0.3, 0.4]], dtype=torch.float64)
+    u = 0.25 / 2
+    assert float(Gaussian().value(x, y)) == pytest.approx(np.exp(-u))
+    assert float(Gaussian().expand(x, y)) == pytest.approx(1 - u + u**2 / 2)
+    assert float(Gaussian(sigma=2).expand(x, y)) == pytest.approx(1 - u / 4 + (u / 4) ** 2 / 2)
+
+
+def test_the_expansion_repels_beyond_its_range_and_says_how_much_lies_there():
+    y = torch.zeros(1, 1, dtype=torch.float64)
+    near, far = (torch.tensor([[place]], dtype=torch.float64, requires_grad=True) for place in (1.0, 2.0))
+    for x in (near, far):
+        Gaussian().expand(x, y).sum().backward()
+    assert near.grad.item() < 0  # moving away makes it less alike
+    assert far.grad.item() > 0  # u = 2: moving away makes it "more alike"
+    assert Gaussian().outside(torch.tensor([[0.0], [2.0]], dtype=torch.float64)) == 0.5
+
+
+def test_several_widths_are_the_mean_of_gaussians_and_have_no_moment_form():
+    x, y = torch.from_numpy(rows(0, 3, 4)), torch.from_numpy(rows(1, 5, 4))
+    mean = (Gaussian(sigma=0.5).value(x, y) + Gaussian(sigma=3).value(x, y)) / 2
+    torch.testing.assert_close(MultiGaussian(sigmas=(0.5, 3)).value(x, y), mean)
+    with pytest.raises(SettingError, match="no moment form"):
+        MultiGaussian().shares(y.numpy())
+    with pytest.raises(SettingError, match="sigmas must all be above 0"):
+        MultiGaussian(sigmas=(1, 0))
+
+
+def test_pairs_are_all_products_of_two_coordinates_once():
+    assert pairs(np.array([[2.0, 3.0, 5.0]])).tolist() == [[4, 6, 10, 9, 15, 25]]

@@ -1,0 +1,302 @@
+"""What is not exactly the message that must come now ends the run, with one sentence on both sides."""
+
+from __future__ import annotations
+
+import re
+import socket
+import struct
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from piebald.errors import RuntimeFault, SettingError
+from piebald.transfer.backends.base import Garbled, Length
+from piebald.transfer.channel import Channel, Memory, Socket, parse
+from piebald.transfer.messages import HEADER, Ended, Kind, MessageFault, Reason, body_length, seal, unseal
+from piebald.transfer.protocol import SettingsDiffer, receive_numbers, send_numbers
+
+from .conftest import play_both, small, talk
+
+SESSION = bytes(range(16))
+TWO = [Length(3), Length(10, exact=False)]
+
+
+def frame(parts=(b"abc", b"defg"), kind=Kind.MASKED, session=SESSION, number=5, secret=b"") -> bytes:
+    return seal(kind, session, number, parts, secret)
+
+
+def opened(data, secret=b"") -> list[bytes]:
+    return unseal(data, Kind.MASKED, SESSION, 5, TWO, secret)
+
+
+@given(st.binary(min_size=3, max_size=3), st.binary(max_size=10), st.binary(max_size=64))
+def test_a_message_comes_out_as_it_went_in(one, other, secret):
+    assert opened(frame((one, other), secret=secret), secret) == [one, other]
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (frame()[:-1], "damaged, cut off"),
+        (frame()[:10], "damaged, cut off"),
+        (b"", "damaged, cut off"),
+        (frame() + b"x", "damaged, cut off"),
+        (frame(secret=b"other"), "another secret"),
+        (frame(session=bytes(16)), "another session"),
+        (frame(number=4), "message 4 of the other party came where message 5 must: it is replayed"),
+        (frame(kind=Kind.OPENED), "kind 5 where MASKED must come"),
+        (frame((b"ab", b"")), "part 1 of the other party's MASKED message has the wrong length"),
+        (frame((b"abc", b"x" * 11)), "part 2 of the other party's MASKED message has the wrong length"),
+        (frame((b"abc",)), "part 2 of the other party's MASKED message has the wrong length"),
+        (frame((b"abc", b"", b"")), "more parts than the 2 declared"),
+    ],
+)
+def test_what_is_not_the_message_is_refused(data, said):
+    with pytest.raises(MessageFault, match=said):
+        opened(data)
+
+
+@given(st.integers(0, len(frame()) - 1), st.integers(1, 255))
+def test_no_byte_can_be_changed(place, change):
+    data = bytearray(frame())
+    data[place] ^= change
+    with pytest.raises(MessageFault):
+        opened(bytes(data))
+
+
+@given(st.binary(max_size=80))
+def test_noise_is_no_message(data):
+    with pytest.raises(MessageFault):
+        opened(data)
+
+
+def test_lengths_are_checked_before_anything_is_read():
+    head = HEADER.pack(b"PBT1", 4, SESSION, 0, 2**60)
+    with pytest.raises(MessageFault, match="claims 1,152,921,504,606,846,976 bytes where at most 100 are allowed"):
+        body_length(head, 100)
+    with pytest.raises(MessageFault, match="no message of this protocol"):
+        body_length(b"GET / HTTP/1.1" + bytes(24), 100)
+
+
+def test_a_farewell_carries_a_reason_and_no_text():
+    with pytest.raises(Ended, match="somebody interrupted it"):
+        opened(frame((bytes([Reason.INTERRUPTED]),), kind=Kind.ABORT))
+    with pytest.raises(Ended, match="it gave no reason"):
+        opened(frame((b"\xff",), kind=Kind.ABORT))
+
+
+# ----------------------------------------------------------------------------------------------------------- both sides
+
+
+class Tampered(Channel):
+    """A channel that changes what is sent, from the message with a given number on."""
+
+    def __init__(self, inner: Channel, number: int, change: Callable[[list[bytes]], bytes]) -> None:
+        super().__init__()
+        self.inner, self.number, self.change, self.frames = inner, number, change, []
+
+    def send(self, frame: bytes) -> None:
+        self.frames.append(frame)
+        self.inner.send(self.change(self.frames) if len(self.frames) == self.number else frame)
+
+    def receive(self, most: int, timeout: float) -> bytes:
+        return self.inner.receive(most, timeout)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def flipped(frames: list[bytes]) -> bytes:
+    data = bytearray(frames[-1])
+    data[len(data) // 2] ^= 1
+    return bytes(data)
+
+
+def wrong_product(frames: list[bytes]) -> bytes:
+    """A well-formed message whose numbers are none of the product's, as those under another key would be."""
+    head = HEADER.unpack(frames[-1][: HEADER.size])
+    body = bytearray(frames[-1][HEADER.size : -16])
+    body[8:] = np.random.default_rng(0).bytes(len(body) - 8)
+    size = struct.unpack_from("<Q", body)[0]
+    rest = frames[-1][HEADER.size + 8 + size : -16]
+    parts = [bytes(body[8 : 8 + size])]
+    while rest:
+        size = struct.unpack_from("<Q", rest)[0]
+        parts.append(rest[8 : 8 + size])
+        rest = rest[8 + size :]
+    return seal(Kind(head[1]), head[2], head[3], parts, b"")
+
+
+@pytest.mark.parametrize(
+    ("number", "change", "said"),
+    [
+        (3, flipped, "damaged, cut off"),
+        (3, lambda frames: frames[-1][:-20], "damaged, cut off"),
+        (7, lambda frames: frames[2], "message 2 of the other party came where message 6 must: it is replayed"),
+        (2, lambda frames: frames[0], "bytes where at most|another session"),
+        (5, wrong_product, "outside its declared range, so it was encrypted under another key"),
+    ],
+    ids=["changed", "truncated", "replayed", "replayed greeting", "wrong key"],
+)
+def test_both_parties_end_with_one_sentence_that_holds_no_values(number, change, said):
+    from piebald.transfer.holdings import load
+    from piebald.transfer.party import Party
+
+    settings, (one, other) = small(), Memory.pair()
+    held = load(settings.data, 0)
+
+    def act(role, session):
+        session.greet(settings.agreed())
+        list(Party(role, held[role], settings).train(session))
+
+    errors = talk(act, (Tampered(one, number, change), other))
+    assert isinstance(errors["target"], Garbled)
+    assert re.search(said, str(errors["target"]))
+    assert str(errors["source"]) == (
+        "the other party ended the run: it refused a message of this party as damaged, replayed or made under "
+        "another key"
+    )
+    for error in errors.values():
+        assert "\n" not in str(error)
+        assert len(str(error)) < 250
+
+
+@pytest.mark.parametrize(
+    ("act", "said"),
+    [
+        (lambda role, session: session.greet({"lr": role}), "settings differ"),
+        (
+            lambda role, session: session.greet({}, (4, 2) if role == "source" else (8, 6)),
+            "no checkpoint of the same step",
+        ),
+    ],
+)
+def test_parties_that_do_not_fit_part_at_the_greeting(act, said):
+    errors = talk(act)
+    assert any(isinstance(error, SettingsDiffer) and said in str(error) for error in errors.values())
+    assert len(errors) == 2
+
+
+def test_two_sources_do_not_fit():
+    def act(role, session):
+        session.role = "source"
+        session.greet({})
+
+    assert "both parties say they are the source" in str([*talk(act).values()])
+
+
+def test_another_secret_is_noticed():
+    errors = talk(lambda role, session: session.greet({}), secrets=(b"one", b"two"))
+    assert all("another secret" in str(error) for error in errors.values())
+    assert len(errors) == 2
+
+
+def test_the_latest_common_checkpoint_is_taken():
+    taken = {}
+
+    def act(role, session):
+        taken[role] = session.greet({}, (60, 40) if role == "source" else (40, 20))
+
+    assert talk(act) == {}
+    assert taken == {"source": 40, "target": 40}
+
+
+def test_an_error_here_is_only_a_number_there():
+    def act(role, session):
+        if role == "source":
+            raise ValueError("the secret value is 42")
+        session.greet({})
+
+    errors = talk(act)
+    assert isinstance(errors["source"], ValueError)
+    assert "something broke there" in str(errors["target"])
+    assert "42" not in str(errors["target"])
+
+
+def test_numbers_meant_for_both_must_be_finite():
+    def act(role, session):
+        if role == "source":
+            send_numbers(session, Kind.WATCH, np.array([1.0, np.nan]))
+        receive_numbers(session, Kind.WATCH, 2)
+
+    assert "not finite" in str(talk(act)["target"])
+
+
+# -------------------------------------------------------------------------------------------------------------- sockets
+
+
+def test_a_socket_carries_what_memory_does_and_counts_it():
+    one, other = (Socket(end) for end in socket.socketpair())
+    large = frame((b"abc", b""), number=0) * 30_000  # more than the system holds: sending must not wait
+    one.send(frame())
+    one.send(large)
+    other.send(frame())
+    assert other.receive(100, 5) == one.receive(100, 5) == frame()
+    assert one.received == len(frame())
+    assert one.sent == len(frame()) + len(large)
+    one.close()
+    other.close()
+
+
+def test_a_whole_run_over_a_socket_is_the_run_in_memory():
+    import torch
+
+    from piebald.transfer.holdings import load
+    from piebald.transfer.party import Party
+
+    settings = small()
+    held, parties = load(settings.data, 0), {}
+
+    def act(role, session):
+        session.greet(settings.agreed())
+        parties[role] = Party(role, held[role], settings)
+        list(parties[role].train(session))
+
+    assert talk(act, tuple(Socket(end) for end in socket.socketpair())) == {}
+    for role, party in play_both(settings)[0].items():
+        for found, expected in zip(parties[role].network.parameters(), party.network.parameters(), strict=True):
+            assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "said"),
+    [
+        (b"", Ended, "the other party is gone"),
+        (frame()[:20], MessageFault, "in the middle of a message"),
+        (frame()[:-3], MessageFault, "in the middle of a message"),
+        (b"\x00" * 60, MessageFault, "no message of this protocol"),
+    ],
+)
+def test_a_broken_connection_is_one_sentence(data, error, said):
+    one, other = socket.socketpair()
+    other.sendall(data)
+    other.close()
+    channel = Socket(one)
+    with pytest.raises(error, match=said):
+        channel.receive(100, 5)
+    channel.close()
+
+
+def test_silence_ends_the_wait():
+    one, other = socket.socketpair()
+    channel = Socket(one)
+    with pytest.raises(Ended, match=r"silent for 0.05 seconds"):
+        channel.receive(100, 0.05)
+    channel.close()
+    other.close()
+    with pytest.raises(Ended, match=r"silent for 0.05 seconds"):
+        Memory.pair()[0].receive(100, 0.05)
+
+
+@pytest.mark.parametrize("address", ["", "localhost", "localhost:", "localhost:0", "localhost:65536", ":80", "a:b"])
+def test_addresses_that_are_none_are_refused(address):
+    with pytest.raises(SettingError, match="address must be host:port"):
+        parse(address)
+
+
+def test_errors_of_a_run_are_faults_that_can_be_resumed():
+    assert issubclass(Garbled, RuntimeFault)
+    assert issubclass(Ended, RuntimeFault)

@@ -1,0 +1,144 @@
+"""Two real processes over a socket: they agree, one is killed, the other ends clearly, and both go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from piebald.transfer.runs import _free_port, resume, run
+from piebald.transfer.store import read_steps
+
+from .conftest import small
+
+STEPS = 40
+
+
+def settings(**changes):
+    return small(steps=STEPS, checkpoint_every=5, watch_every=10, **changes)
+
+
+def begin(folder: Path, role: str, address: str, file: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "piebald.cli", "transfer", file, "--party", role, "--out", folder]
+    environment = os.environ | {"PIEBALD_TRANSFER_SECRET": "00ff" * 8, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [*map(str, command), "--set", f"runtime.address={address}"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for_steps(folder: Path, count: int, process: subprocess.Popen[str]) -> None:
+    until = time.monotonic() + 60
+    while len(read_steps(folder)) < count:
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+def weights(folder: Path) -> dict:
+    return load_file(folder / f"checkpoint-{STEPS:08d}.safetensors")
+
+
+def assert_as_undisturbed(found: Path, expected: Path) -> None:
+    for role in ("source", "target"):
+        one, other = weights(found / role), weights(expected / role)
+        assert one.keys() == other.keys()
+        assert all(bool((one[name] == other[name]).all()) for name in one)
+        losses = [[line["losses"] for line in read_steps(folder / role)] for folder in (found, expected)]
+        assert losses[0] == losses[1]
+        assert len(losses[0]) == STEPS
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    run(settings(), out=folder)
+    return folder
+
+
+@pytest.mark.parametrize("killed", ["source"])
+def test_one_party_is_killed_the_other_ends_clearly_and_both_go_on(killed, tmp_path, undisturbed):
+    file = tmp_path / "transfer.toml"
+    file.write_text(settings().text())
+    folders = {role: tmp_path / f"run of the {role}" for role in ("source", "target")}  # as on two machines
+    left = "target" if killed == "source" else "source"
+
+    address = f"127.0.0.1:{_free_port()}"
+    running = {role: begin(folder, role, address, file) for role, folder in folders.items()}
+    wait_for_steps(folders[killed] / killed, 12, running[killed])
+    running[killed].send_signal(signal.SIGKILL)
+    said = {role: process.communicate(timeout=60) for role, process in running.items()}
+    assert running[left].returncode == 1
+    assert "the other party is gone: its process ended or the connection broke" in said[left][1]
+    assert len(said[left][1].strip().splitlines()) == 1
+
+    resumed = [
+        subprocess.Popen(
+            [sys.executable, "-m", "piebald.cli", "resume", str(folder), "--json"],
+            env=os.environ | {"PIEBALD_TRANSFER_SECRET": "00ff" * 8, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for folder in folders.values()
+    ]
+    outputs = [process.communicate(timeout=60) for process in resumed]
+    assert [process.returncode for process in resumed] == [0, 0], outputs
+    source, target = (json.loads(out) for out, _ in outputs)
+    assert source["score"] is None
+    assert target["score"]["auc"] > 0.5
+    merged = tmp_path / "merged"
+    merged.mkdir()
+    for role, folder in folders.items():
+        (folder / role).rename(merged / role)
+    assert_as_undisturbed(merged, undisturbed)
+
+
+def test_the_front_door_starts_both_processes_and_their_run_is_the_one_in_memory(tmp_path, undisturbed):
+    made = run(settings(runtime={"kind": "sockets"}), out=tmp_path / "run")
+    assert_as_undisturbed(tmp_path / "run", undisturbed)
+    assert made.score is not None
+    assert resume(tmp_path / "run").score == made.score  # finished: shown, not run again
+    before = json.loads((undisturbed / "result.json").read_text())
+    assert before["score"]["auc"] == made.score.auc
+
+
+def test_parties_with_other_settings_or_secrets_part_with_exit_code_2_and_1(tmp_path):
+    file = tmp_path / "transfer.toml"
+    file.write_text(settings().text())
+    other = tmp_path / "other.toml"
+    other.write_text(settings(seed=1).text())
+    address = f"127.0.0.1:{_free_port()}"
+    running = [begin(tmp_path / "a", "source", address, file), begin(tmp_path / "b", "target", address, other)]
+    said = [process.communicate(timeout=60)[1] for process in running]
+    assert 2 in {process.returncode for process in running}
+    assert any("the two parties' settings differ" in line for line in said)
+    assert all(len(line.strip().splitlines()) == 1 for line in said)
+
+
+def test_no_folder_holds_a_key_or_what_the_other_party_sent(tmp_path, undisturbed):
+    for role in ("source", "target"):
+        names = {path.name for path in (undisturbed / role).iterdir()}
+        assert names == {
+            "run.lock",
+            "steps.jsonl",
+            "before.safetensors",
+            "after.safetensors",
+            "checkpoint-00000035.safetensors",
+            "checkpoint-00000040.safetensors",
+        }
+        kept = {name.split(".")[0] for name in weights(undisturbed / role)}
+        assert kept == {"network", "adam"}
+        assert set(read_steps(undisturbed / role)[0]) == {"step", "seconds", "sent", "received", "losses"}
+        shown = set(load_file(undisturbed / role / "after.safetensors"))
+        assert shown == ({"rows"} if role == "source" else {"rows", "scores", "labels", "rate"})

@@ -1,0 +1,207 @@
+"""Two parties that exchange messages train as one program that sees everything would."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from piebald.errors import SettingError
+from piebald.transfer.baselines import together
+from piebald.transfer.holdings import load
+from piebald.transfer.kernels import Gaussian, Polynomial, mmd2
+from piebald.transfer.model import taylor_loss, translator
+from piebald.transfer.protocol import ROLES
+from piebald.transfer.settings import Settings
+
+from .conftest import encrypted, play_both, small
+
+SMMD = [
+    {"kind": "smmd", "kernel": "linear"},
+    {"kind": "smmd", "kernel": {"kind": "polynomial", "c": 0.5}},
+    {"kind": "smmd", "kernel": {"kind": "polynomial", "degree": 3}, "normalise": False},
+    {"kind": "smmd", "kernel": {"kind": "gaussian", "sigma": 2}, "alpha": 3},
+]
+
+
+def weights(party) -> torch.Tensor:
+    return torch.cat([one.detach().ravel() for one in party.network.parameters()])
+
+
+@pytest.mark.parametrize("method", SMMD, ids=lambda method: str(method["kernel"]))
+@pytest.mark.parametrize("aligned", [[8], [6, 8]], ids=["one layer", "two layers"])
+def test_the_protocol_is_the_joint_loss_by_autograd(method, aligned):
+    settings = small(backend="plain", method=method, network={"hidden": [10], "aligned": aligned})
+    parties, _ = play_both(settings)
+    for party, reference in zip(parties.values(), together(load(settings.data, 0), settings, exact=False), strict=True):
+        torch.testing.assert_close(weights(party), weights(reference), rtol=0, atol=1e-12)
+
+
+def test_ftl_is_its_joint_loss_by_autograd():
+    settings = small(backend="plain", steps=1, own=0, beta=0, method={"kind": "ftl", "kappa": 0.3})
+    parties, _ = play_both(settings)
+    fresh = play_both(small(backend="plain", steps=1, own=0, beta=0, lr=1e-300, method={"kind": "ftl"}))[0]
+    for party in fresh.values():
+        party.done = 0
+    views = [fresh[role].view() for role in ROLES]
+    loss = taylor_loss(views[1].common @ views[0].phi, views[0].labels)
+    (loss - 0.3 * (views[0].common * views[1].common).sum(1).mean()).backward()
+    for role in ROLES:
+        for moved, start in zip(parties[role].network.parameters(), fresh[role].network.parameters(), strict=True):
+            # Adam's first step has the size lr and the sign of the gradient
+            step = -0.01 * start.grad / (start.grad.abs() + 1e-8)
+            torch.testing.assert_close(moved.detach() - start.detach(), step, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("backend", [encrypted("bfv"), encrypted("paillier")])
+@pytest.mark.parametrize("method", [SMMD[1], SMMD[3], {"kind": "ftl"}], ids=["polynomial", "gaussian", "ftl"])
+def test_encrypted_training_is_fixed_point_training_bit_for_bit(backend, method):
+    found, fixed = (play_both(small(backend=kind, method=method, steps=2)) for kind in (backend, "fixed"))
+    for role in ROLES:
+        assert torch.equal(weights(found[0][role]), weights(fixed[0][role]))
+        assert [step.losses for step in found[1][role]] == [step.losses for step in fixed[1][role]]
+
+
+def test_watched_losses_are_those_of_the_batches():
+    settings = small(backend="plain", lr=1e-300, method=SMMD[3])
+    parties, steps = play_both(settings)
+    for number in (0, 2):
+        for party in parties.values():
+            party.done = number
+        source, target = (parties[role].view() for role in ROLES)
+        loss = taylor_loss(target.common @ source.phi, source.labels)
+        moment = mmd2(Gaussian(sigma=2), source.layers[0], target.layers[0], exact=False)
+        for role in ROLES:
+            found = steps[role][number].losses
+            assert found["loss"] == pytest.approx(loss.item(), abs=1e-12)
+            assert found["mmd2"] == pytest.approx(moment.item(), abs=1e-12)
+    assert steps["source"][1].losses is None
+
+
+def test_both_parties_count_the_same_bytes():
+    _, steps = play_both(small())
+    for source, target in zip(steps["source"], steps["target"], strict=True):
+        assert (source.sent, source.received) == (target.received, target.sent)
+        assert source.sent > 0
+
+
+def test_the_target_predicts_alone_with_the_translator_it_was_given():
+    parties, _ = play_both(small())
+    source, target = parties["source"], parties["target"]
+    phi, rate = source.summary()
+    assert target.rate == rate
+    scores = target.predict(target.holding.test)
+    torch.testing.assert_close(scores, torch.sigmoid(target.network(target.holding.test)[-1] @ phi).detach())
+    fresh = play_both(small(steps=1))[0]["target"]
+    fresh.phi = None
+    with pytest.raises(Exception, match="only after training"):
+        fresh.predict(target.holding.test)
+
+
+def test_transfer_beats_the_source_alone_on_real_rows():
+    from piebald.transfer.baselines import judge, source_only
+
+    settings = small(steps=60, data={"name": "breast_cancer", "overlap": 100}, batch=64, overlap_batch=64)
+    target = play_both(settings)[0]["target"]
+    score = judge(target.predict(target.holding.test), target.holding.test_y, target.rate)
+    assert score.auc > 0.95
+    assert source_only(load(settings.data, 0), settings).auc < score.auc
+
+
+def test_the_translator_is_the_mean_of_signed_rows():
+    rows = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 3.0], [0.0, 2.0]], dtype=torch.float64)
+    labels = torch.tensor([1.0, -1.0, -1.0, -1.0], dtype=torch.float64)
+    assert translator(rows, labels, balanced=False).tolist() == [0.25, -1.5]
+    assert translator(rows, labels, balanced=True).tolist() == [0.5, -1.0]
+    assert translator(rows, torch.ones(4, dtype=torch.float64), balanced=True).tolist() == [0.25, 1.5]
+
+
+def test_the_taylor_loss_is_the_second_order_expansion():
+    scores = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    exact = torch.nn.functional.softplus(-scores).mean()
+    for loss in (taylor_loss(scores, torch.ones(1, dtype=torch.float64)), exact):
+        (first,) = torch.autograd.grad(loss, scores, create_graph=True)
+        assert loss.item() == pytest.approx(np.log(2))
+        assert first.item() == pytest.approx(-0.5)
+    assert taylor_loss(torch.tensor([2.0]), torch.tensor([-1.0])).item() == pytest.approx(np.log(2) + 1 + 0.5)
+
+
+def test_noise_on_the_moments_is_added_and_stated():
+    method = {"kind": "smmd", "kernel": "gaussian", "noise": 2.0}
+    noisy, again, quiet = (
+        play_both(small(steps=1, method=one))[0]["source"] for one in (method, method, {"kind": "smmd"})
+    )
+    assert not torch.equal(weights(noisy), weights(quiet))
+    assert not torch.equal(weights(noisy), weights(again))  # no seed that the other party could know
+    said = small(method=method).method.statement([8], 20, 3)
+    rho = 3 / (2 * 2.0**2)
+    assert f"({rho + 2 * np.sqrt(rho * np.log(1e5)):.3g}, 1e-05)-differentially private" in said
+    assert "nothing is claimed" in small().method.statement([8], 20, 3)
+
+
+def test_rows_that_leave_the_range_of_the_expansion_are_warned_of():
+    settings = small(method={"kind": "smmd", "kernel": {"kind": "gaussian", "sigma": 0.2}})
+    with pytest.warns(RuntimeWarning, match=r"leave the range of the Gaussian's expansion: \d+% of its pairs"):
+        play_both(settings)
+
+
+def test_holdings_share_rows_where_they_overlap_and_nothing_else():
+    settings = small(data={"name": "breast_cancer", "overlap": 50, "common": ["mean area"]})
+    held = load(settings.data, 3)
+    source, target = held["source"], held["target"]
+    assert set(source.features) & set(target.features) == {"mean area"}
+    area = [one.x[one.overlap][:, one.features.index("mean area")] for one in (source, target)]
+    torch.testing.assert_close(*area)
+    assert len(source.x) + len(target.x) - 50 + len(source.test) == 569
+    assert target.y is None
+    torch.testing.assert_close(source.test_y, target.test_y)
+
+
+def test_a_larger_table_is_divided_in_its_natural_way(monkeypatch):
+    from piebald.data import DataSet
+    from piebald.transfer.holdings import division
+
+    names = ["LIMIT_BAL", "SEX", "EDUCATION", "MARRIAGE", "AGE", "PAY_0", "BILL_AMT1", "PAY_AMT1"]
+    credit = DataSet(name="credit", x=torch.zeros(3, 8), y=torch.tensor([0, 1, 0]), classes=["a", "b"], features=names)
+    own, both = division(credit)
+    assert "PAY_0" not in own
+    assert {"BILL_AMT1", "PAY_AMT1"} < set(own)
+    assert both == ("LIMIT_BAL", "SEX", "EDUCATION", "MARRIAGE", "AGE")
+
+
+def test_polynomials_without_normalised_rows_keep_their_precision():
+    settings = small(method={"kind": "smmd", "kernel": {"kind": "polynomial", "degree": 3}, "normalise": False})
+    fixed, plain = (play_both(settings.model_copy(update={"backend": made})) for made in (settings.backend, _plain()))
+    torch.testing.assert_close(weights(fixed[0]["source"]), weights(plain[0]["source"]), rtol=0, atol=0.01)
+    assert isinstance(settings.method.kernel, Polynomial)
+
+
+def _plain():
+    from piebald.transfer.backends import Plain
+
+    return Plain()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"batch": 15}, "batch must be at least 16, twice the units of the widest aligned layer, got 15"),
+        ({"overlap_batch": 15}, "overlap_batch must be at least 16"),
+        ({"overlap_batch": 101}, r"overlap_batch must be at most data.overlap = 100"),
+        ({"method": {"kind": "smmd", "kernel": "multi_gaussian"}}, "no moment form that could be encrypted"),
+        ({"method": {"kind": "smmd", "kernel": {"kind": "gausian"}}}, "did you mean 'gaussian'"),
+        ({"method": {"kind": "smmd", "kernel": {"kind": "polynomial", "degree": 4}}}, "2 or 3"),
+        ({"backend": {"kind": "ckks"}}, "there is no backend 'ckks'"),
+        ({"network": {"aligned": [0]}}, "at least 1"),
+        ({"stpes": 3}, "stpes"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_its_reason(changes, said):
+    with pytest.raises(SettingError, match=said):
+        small(**changes)
+
+
+def test_settings_survive_their_file(tmp_path):
+    settings = small(method=SMMD[1], backend={"kind": "fixed"})
+    (tmp_path / "a.toml").write_text(settings.text())
+    assert Settings.load(tmp_path / "a.toml").agreed() == settings.agreed()
