@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from piebald.client.sgd import Sgd
@@ -29,6 +30,7 @@ class Adaptive(Sgd):
     waits until 20 cycles have been seen.
 
     Attributes:
+        steps: not allowed here.
         cycles: validation cycles an assignment, at most.
         vc_loss: VC_loss, percent by which the validation loss must fall.  vc_tomb: VC_tomb, failures that are forgiven.
         limit_staleness: whether C3 applies; it is for asynchronous paces.
@@ -38,6 +40,12 @@ class Adaptive(Sgd):
     vc_loss: float = Field(default=0.0, ge=0, lt=100)
     vc_tomb: int = Field(default=0, ge=0)
     limit_staleness: bool = True
+
+    @model_validator(mode="after")
+    def _check_steps(self) -> Self:
+        if self.steps is not None:
+            raise ValueError(f"steps must be left out: training is in cycles of epochs, got {self.steps}")
+        return self
 
     def validates(self) -> bool:
         return True
