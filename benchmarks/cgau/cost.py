@@ -18,7 +18,7 @@ from piebald import recipes
 from piebald.models import build_model
 from piebald.runtimes import Simulator
 
-REPEATS, ROUNDS = 5, 2
+REPEATS, ROUNDS = 3, 2
 
 
 class TwoProducts(nn.Module):

@@ -19,7 +19,7 @@ from piebald.models.checks import shape, size, whole, widths
 
 
 class Offsets(nn.Module):
-    """What is added to a gated unit's filter and to its gate: a vector each, or none.
+    """What is added to a gated unit's filter and to its gate: a vector each, or to one of them only.
 
     Args:
         units: of the gated unit.
@@ -29,16 +29,14 @@ class Offsets(nn.Module):
 
     def __init__(self, units: int, filter: bool = True, gate: bool = True) -> None:
         super().__init__()
-        self.units = whole("units", units)
+        whole("units", units)
         self.filter = nn.Parameter(torch.zeros(units)) if filter else None
         self.gate = nn.Parameter(torch.zeros(units)) if gate else None
 
     def forward(self) -> Tensor:
         """The vectors behind one another [2 * units], zeros for one that is not there."""
         halves = [self._half(vector) for vector in (self.filter, self.gate)]
-        some = next((half for half in halves if half is not None), None)
-        if some is None:
-            return torch.zeros(2 * self.units)
+        some = next(half for half in halves if half is not None)
         return torch.cat([torch.zeros_like(some) if half is None else half for half in halves])
 
     def _half(self, vector: Tensor | None) -> Tensor | None:
@@ -89,15 +87,21 @@ class _Gated(nn.Module):
             if not isinstance(value, bool):
                 raise SettingError(f"{name} must be true or false, got {value!r}")
         everywhere = clients is not None if bias is None else bias
+        f, g = everywhere or not filter, everywhere or not gate
         self.conditioning = Conditioning(units, filter, gate, clients) if filter or gate else None
-        self.bias = Offsets(units, everywhere or not filter, everywhere or not gate)
-        for vector in self.bias.parameters():
+        self.bias = Offsets(units, f, g) if f or g else None
+        for vector in () if self.bias is None else self.bias.parameters():
             nn.init.uniform_(vector, -(fan_in**-0.5), fan_in**-0.5)  # as torch starts those of a linear layer
 
     def offsets(self) -> Tensor:
         """What is added to every row of the product [2 * units]."""
-        bias: Tensor = self.bias()
-        return bias if self.conditioning is None else bias + self.conditioning()
+        if self.bias is None or self.conditioning is None:
+            only = self.conditioning if self.bias is None else self.bias
+            assert only is not None  # for the type checker: there is a bias wherever there is no conditioning
+            alone: Tensor = only()
+            return alone
+        both: Tensor = self.bias() + self.conditioning()
+        return both
 
     def gated(self, both: Tensor) -> Tensor:
         """Filter and gate [batch, 2 * units, ...] to the unit's output [batch, units, ...]."""

@@ -89,6 +89,7 @@ def test_switches_leave_one_half_alone(filter: bool, gate: bool) -> None:
     both = conditioning()
     unit = GatedUnit(2, 3, filter, gate)
     assert [name for name, _ in unit.bias.named_parameters()] == ["gate" if filter else "filter"]
+    assert GatedUnit(2, 3).bias is None
     assert [name for name, _ in conditioning.named_parameters()] == ["filter" if filter else "gate"]
     assert torch.equal(both[:3] != 0, torch.tensor([filter] * 3))
     assert torch.equal(both[3:] != 0, torch.tensor([gate] * 3))
