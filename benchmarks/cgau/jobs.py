@@ -32,6 +32,7 @@ class Job:
         seed: of the rows, their deal, the first model and the batches.
         unseen: clients that are held out until the end.
         rate: learning rate, None for the task's own.
+        rounds: None for the task's own.
     """
 
     part: str
@@ -40,6 +41,7 @@ class Job:
     seed: int
     unseen: int = 0
     rate: float | None = None
+    rounds: int | None = None
 
     def file(self, out: Path) -> Path:
         """Where the result is kept."""
@@ -62,6 +64,12 @@ def images() -> Iterator[Job]:
                     yield Job("images", f"shuffle {shuffle}", method, seed)
         for method in SWITCHES:
             yield Job("images", "shuffle 0.0", method, seed)
+
+
+def longer() -> Iterator[Job]:
+    for seed in settings.SEEDS[:3]:
+        for method in (settings.CGAU, settings.BLIND, settings.RELU):
+            yield Job("longer", "shuffle 0.0", method, seed, rounds=settings.LONGER)
 
 
 def controls() -> Iterator[Job]:
@@ -98,6 +106,7 @@ JOBS: dict[str, Callable[[], Iterator[Job]]] = {
     "office": office,
     "signals": signals,
     "images": images,
+    "longer": longer,
     "controls": controls,
     "newcomers": newcomers,
 }
@@ -141,7 +150,7 @@ def run_of(job: Job, clients: PooledClients, task: Task, out: Path | None = None
         recipe,
         clients,
         network,
-        rounds=task.rounds,
+        rounds=job.rounds or task.rounds,
         seed=job.seed,
         runtime=Simulator(engine="stacked", stack=30, workers=0),
         metrics=["auc", "accuracy"] if job.setting == "by subject" else ["accuracy"],

@@ -117,14 +117,15 @@ def shuffling(out: Path, path: Path) -> None:
     figure = Figure(figsize=(10.5, 4.4), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(2, 1))
     found = {shuffle: by_method(out, "images", f"shuffle {shuffle}") for shuffle in settings.SHUFFLES}
-    for name, colour in COLOURS.items():
-        at = [shuffle for shuffle in settings.SHUFFLES if name in found[shuffle]]
-        made = [interval([one["mean"] for one in found[shuffle][name].values()]) for shuffle in at]
-        if len(at) > 2:
-            left.plot(at, [100 * one[0] for one in made], color=colour, label=name, marker="o", ms=4)
-            left.fill_between(
-                at, [100 * (m - h) for m, h in made], [100 * (m + h) for m, h in made], color=colour, alpha=0.12, lw=0
-            )
+    shown = {name: colour for name, colour in COLOURS.items() if name != settings.MATRIX}  # that is at the ends only
+    whole = [set(found[shuffle].get(name, {})) for shuffle in settings.SHUFFLES for name in shown]
+    seeds = sorted(set.intersection(*whole))  # lines of other seeds at other levels would not be lines
+    for name, colour in shown.items() if seeds else ():
+        made = [interval([found[shuffle][name][seed]["mean"] for seed in seeds]) for shuffle in settings.SHUFFLES]
+        left.plot(settings.SHUFFLES, [100 * one[0] for one in made], color=colour, label=name, marker="o", ms=4)
+        low, high = [100 * (m - h) for m, h in made], [100 * (m + h) for m, h in made]
+        left.fill_between(settings.SHUFFLES, low, high, color=colour, alpha=0.12, lw=0)
+    left.set_title(f"mean of {len(seeds)} repetitions", fontsize=10)
     left.set(xlabel="share of shuffled rows", ylabel="accuracy on own test rows, %")
     left.legend(frameon=False, fontsize=8)
     kept = [json.loads(file.read_text()) for file in (out / "federations").glob("*.json")]

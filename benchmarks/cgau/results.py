@@ -17,9 +17,9 @@ from scipy.stats import t
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """The mean and half of its 95 % interval (Student's t); NaN for one value."""
+    """The mean and half of its 95 % interval (Student's t); NaN for fewer than three values."""
     middle, count = sum(values) / len(values), len(values)
-    if count < 2:
+    if count < 3:
         return middle, math.nan
     spread = math.sqrt(sum((value - middle) ** 2 for value in values) / (count - 1))
     return middle, float(t.ppf(0.975, count - 1)) * spread / math.sqrt(count)
@@ -85,7 +85,8 @@ def image_table(out: Path) -> str:
         middle, half = interval([one["frechet"] for one in here]) if here else (math.nan, math.nan)
         distance.append(f"{middle:.1f} ± {half:.1f}")
         floor.append("".join(f"{one['frechet_512']:.0f}" for one in here if one["frechet_512"] is not None))
-    rows += [distance, floor]
+    counts = [len(found[shuffle].get(settings.CGAU, {})) for shuffle in settings.SHUFFLES]
+    rows += [["*repetitions*", *counts], distance, floor]
     return table(["shuffled", *(f"{shuffle:.1f}" for shuffle in settings.SHUFFLES)], rows)
 
 
@@ -108,6 +109,27 @@ def why_table(out: Path) -> str:
     for other in (settings.BLIND, settings.RELU, settings.MATCHED):
         rows.append([f"*CGAU minus {other}*", *(paired(found[where], settings.CGAU, other) for where in wheres)])
     return table(["accuracy, %", *wheres.values()], rows)
+
+
+def longer_table(out: Path) -> str:
+    """Three times the rounds: the version that is kept, and the last one."""
+    found = by_method(out, "longer", "shuffle 0.0")
+    short = by_method(out, "images", "shuffle 0.0")
+    rows = []
+    for method, seeds in found.items():
+        usual = [short[method][seed]["mean"] for seed in seeds]
+        kept, last = ([one[which] for one in seeds.values()] for which in ("mean", "last"))
+        rows.append([method, said(usual), said(kept), said(last), len(seeds)])
+    for other in (settings.BLIND, settings.RELU):
+        pairs = found[settings.CGAU].keys() & found[other].keys()
+        ends = said([found[settings.CGAU][seed]["last"] - found[other][seed]["last"] for seed in pairs], True)
+        same = {m: {seed: short[m][seed] for seed in pairs} for m in (settings.CGAU, other)}
+        row = [paired(same, settings.CGAU, other), paired(found, settings.CGAU, other), ends, len(pairs)]
+        rows.append([f"*CGAU minus {other}*", *row])
+    few = settings.IMAGE_TASK.rounds
+    return table(
+        ["accuracy, %", f"{few} rounds", f"{settings.LONGER}, kept", f"{settings.LONGER}, last", "seeds"], rows
+    )
 
 
 def switch_table(out: Path) -> str:
@@ -162,8 +184,11 @@ def newcomer_table(out: Path) -> str:
                             ways.setdefault(way["name"], []).append(way["test"])
                             if way["name"] == newcomer["best"]:
                                 ways.setdefault("best", []).append(way["test"])
-            cells = [said(ways.get(name, [])) for name in ("community", "private", "head", "fine_tune", "best")]
-            seen = said([one["mean"] for one in seeds.values()])
+            cells = [
+                f"{100 * sum(ways[name]) / len(ways[name]):.1f}" if name in ways else ""
+                for name in ("community", "private", "head", "fine_tune", "best")
+            ]
+            seen = f"{100 * sum(one['mean'] for one in seeds.values()) / len(seeds):.1f}"
             rows.append([setting, method, seen, *cells, len(ways.get("best", []))])
     heads = [
         "clients",
@@ -207,6 +232,7 @@ def write(out: Path, folder: Path) -> Path:
         "xor": lambda: xor_table(out),
         "images": lambda: image_table(out),
         "why": lambda: why_table(out),
+        "longer": lambda: longer_table(out),
         "switches": lambda: switch_table(out),
         "office": lambda: method_table(out, "office", "by domain", "accuracy, %"),
         "signals": lambda: method_table(out, "signals", "by subject", "AUC, %"),

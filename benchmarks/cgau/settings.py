@@ -11,7 +11,7 @@ from piebald import recipes
 from piebald.models import build_model
 from piebald.parts import Recipe
 
-PARTS = ("xor", "tuning", "images", "controls", "office", "signals", "newcomers", "cost", "pictures")
+PARTS = ("xor", "tuning", "images", "longer", "controls", "office", "signals", "newcomers", "cost", "pictures")
 
 IMAGES = 20_000  # of CIFAR-10's training part are embedded, with the 1,000 exact test images beside them
 DEALT = 8_000  # of these are dealt to clients, other ones for each seed
@@ -21,6 +21,7 @@ SHUFFLES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 SEEDS = (0, 1, 2, 3, 4)
 REPETITIONS = range(12)  # of the signals
 TUNING_SEED = 100  # used for nothing else
+LONGER = 72  # rounds, to see what more training changes
 TUNED_RATES = (0.02, 0.05, 0.1, 0.2)
 FRECHET_COMPONENTS = 32
 VALIDATION, TEST = 0.1, 0.2  # shares of each client's rows
