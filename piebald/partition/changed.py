@@ -17,8 +17,8 @@ from piebald.partition.parts import SPLITS
 def changed(clients: PooledClients, changes: Sequence[Change], x: Tensor) -> PooledClients:
     """These clients with changed rows; they are left as they were, and `common` stays clean.
 
-    Labels change in training and validation rows only: a poisoned holder still wants to be right.  Inputs change in
-    all rows of the client, as its camera is what it is.
+    Labels, and inputs that change with them, change in training and validation rows only: a poisoned holder still wants
+    to be right.  Other inputs change in all rows of the client, as its camera is what it is.
 
     Args:
         clients: who holds what.
@@ -33,14 +33,18 @@ def changed(clients: PooledClients, changes: Sequence[Change], x: Tensor) -> Poo
         x = x.clone()
     for change in changes:
         for client in change.chosen(len(clients)).tolist():
-            splits = SPLITS[:2] if change.of_labels else SPLITS
-            rows = torch.from_numpy(np.concatenate([clients.indices(client, split) for split in splits]))
-            if not change.of_labels:
-                x[rows] = _stored(change.inputs(floats(x[rows]), client), x)
-            elif clients.classes is None or y.dim() != 1:
+            poisons = change.of_labels or change.of_both
+            rows = torch.from_numpy(np.concatenate([clients.indices(client, s) for s in SPLITS[: 2 if poisons else 3]]))
+            if poisons and (clients.classes is None or y.dim() != 1):
                 raise change.refuse("rows have no class each, so there is nothing to flip")
+            classes = len(clients.classes or ())
+            if change.of_both:
+                inputs, labels = change.rows(floats(x[rows]), y[rows].numpy(), classes, client)
+                x[rows], y[rows] = _stored(inputs, x), torch.from_numpy(labels)
+            elif change.of_labels:
+                y[rows] = torch.from_numpy(change.labels(y[rows].numpy(), classes, client))
             else:
-                y[rows] = torch.from_numpy(change.labels(y[rows].numpy(), len(clients.classes), client))
+                x[rows] = _stored(change.inputs(floats(x[rows]), client), x)
     parts = {split: clients.lists(split) for split in SPLITS}
     return PooledClients(x, y, parts, names=clients.names, classes=clients.classes, common=clients.common)
 

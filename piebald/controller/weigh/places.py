@@ -12,4 +12,5 @@ def places(matrix: Tensor) -> Tensor:
     """Points [n, n] in float64 with the distances that the rows [n, s] have (classical scaling, exact)."""
     inner = gram(matrix, matrix.mean(0))
     values, vectors = torch.linalg.eigh(inner)
-    return vectors * values.clamp(min=0).sqrt()
+    points: Tensor = vectors * values.clamp(min=0).sqrt()
+    return points

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from piebald.contracts import Update
+from piebald.contracts import Centre
 from piebald.parts import Cohort, Weigh
 
 
@@ -24,10 +24,6 @@ class Robust(Weigh):
     needs_each: ClassVar[bool] = True
     needs: ClassVar[str] = "nothing but the updates"
 
-    def weight(self, update: Update) -> float:
-        """Robust weighings have no weight of one update alone: this is its share before anything is put aside."""
-        return 1.0
-
     def tolerates(self, count: int) -> int:
         """Of `count` updates, how many may be anything at all while the result stays near the others."""
         raise NotImplementedError
@@ -36,7 +32,7 @@ class Robust(Weigh):
         """The average change [s] and shares [n] that sum to one, from the changes [n, s]."""
         raise NotImplementedError
 
-    def combine(self, cohort: Cohort) -> tuple[Tensor, list[float]]:
+    def combine(self, cohort: Cohort, centre: Centre) -> tuple[Tensor, list[float]]:
         assert cohort.matrix is not None
         average, shares = self.merge(cohort.matrix, cohort)
         return average, [float(share) for share in shares]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +26,9 @@ from piebald.controller.weigh.robust import Robust
 from piebald.errors import SettingError
 from piebald.parts import Cohort, Part
 
+from .fakes import Blindfold
+
+NOBODY: Any = None  # these ask the centre nothing
 few = settings(max_examples=25, deadline=None, derandomize=True)
 
 DEFENCES = {
@@ -51,7 +55,7 @@ def cohort(matrix: Tensor, examples: list[int] | None = None) -> Cohort:
 
 
 def merged(part: Robust, matrix: Tensor, **more: list[int]) -> tuple[Tensor, list[float]]:
-    return part.combine(cohort(matrix, **more))
+    return part.combine(cohort(matrix, **more), NOBODY)
 
 
 def matrices(least: int = 1, most: int = 12) -> st.SearchStrategy[Tensor]:
@@ -400,7 +404,5 @@ def test_what_cannot_work(kind: str, fields: dict[str, object]) -> None:
 
 
 def test_robust_weighings_see_no_secure_sum() -> None:
-    from tests.core.fakes import Blindfold
-
     with pytest.raises(SettingError, match="median needs single updates"):
         recipes.fedavg().with_(update=[Blindfold()], weigh=weigh.Median())
