@@ -32,7 +32,7 @@ class Attack(Stage):
             raise ValueError(f"clients must name each attacker once, from 0 up, got {clients}")
         return clients
 
-    def send_as(self, clients: Sequence[int], parts: Mapping[str, Tensor], keys: Sequence[int]) -> Mapping[str, Tensor]:
+    def send(self, parts: Mapping[str, Tensor], keys: Sequence[int], clients: Sequence[int]) -> Mapping[str, Tensor]:
         struck = [row for row, client in enumerate(clients) if client in self.clients]
         if not struck:
             return parts
@@ -53,18 +53,18 @@ class Collusion(Attack):
     """
 
     axis = "update"
-    needs_each: ClassVar[bool] = True
+    colludes: ClassVar[bool] = True
 
-    def send_as(self, clients: Sequence[int], parts: Mapping[str, Tensor], keys: Sequence[int]) -> Mapping[str, Tensor]:
+    def send(self, parts: Mapping[str, Tensor], keys: Sequence[int], clients: Sequence[int]) -> Mapping[str, Tensor]:
         return parts
 
-    def together(self, clients: Sequence[int], changes: Tensor) -> Tensor:
+    def collude(self, matrix: Tensor, clients: Sequence[int], key: int) -> Tensor:
         struck = [row for row, client in enumerate(clients) if client in self.clients]
         if not struck:
-            return changes
-        changes = changes.clone()
-        changes[struck] = self.agree(changes[struck], len(clients))
-        return changes
+            return matrix
+        matrix = matrix.clone()
+        matrix[struck] = self.agree(matrix[struck], len(clients))
+        return matrix
 
     def agree(self, own: Tensor, count: int) -> Tensor:
         """What the attackers send [a, s] or [s], from the updates [a, s] that they would honestly have sent, among

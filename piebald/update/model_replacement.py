@@ -30,4 +30,5 @@ class ModelReplacement(Attack):
         if self.longest is None:
             return scaled
         norm = scaled.norm(dim=1, keepdim=True)
-        return scaled * (self.longest / norm.clamp(min=1e-30)).clamp(max=1.0)
+        cut: Tensor = scaled * (self.longest / norm.clamp(min=1e-30)).clamp(max=1.0)
+        return cut
