@@ -1,8 +1,8 @@
 """Named recipes: one paper a file, each a few lines over the parts."""
 
-import piebald.update  # noqa: F401 - so that stages can be named in recipes
 from piebald.recipes.async_fedavg import async_fedavg
 from piebald.recipes.cgau import cgau
+from piebald.recipes.distfl import distfl
 from piebald.recipes.ditto import ditto
 from piebald.recipes.dvw import adaptive_dvw, async_dvw, sync_dvw
 from piebald.recipes.fedadam import fedadam
@@ -19,12 +19,14 @@ from piebald.recipes.lg_fedavg import lg_fedavg
 from piebald.recipes.local import local
 from piebald.recipes.registry import listing, make, names, rebuild, toml
 from piebald.recipes.scaffold import scaffold
+import piebald.update  # noqa: F401 - so that stages can be named in recipes
 
 __all__ = [
     "adaptive_dvw",
     "async_dvw",
     "async_fedavg",
     "cgau",
+    "distfl",
     "ditto",
     "fedadam",
     "fedasync",

@@ -3,6 +3,8 @@
 from piebald.controller.weigh.coordinates import Median, TrimmedMean
 from piebald.controller.weigh.credit import Credit
 from piebald.controller.weigh.dvw import Dvw, Validate
+from piebald.controller.weigh.fltrust import Fltrust
+from piebald.controller.weigh.foolsgold import Foolsgold
 from piebald.controller.weigh.geometric_median import GeometricMedian
 from piebald.controller.weigh.gra import Gra
 from piebald.controller.weigh.irls import Irls
@@ -20,6 +22,8 @@ __all__ = [
     "Credit",
     "Dvw",
     "Equal",
+    "Fltrust",
+    "Foolsgold",
     "GeometricMedian",
     "Gra",
     "Irls",

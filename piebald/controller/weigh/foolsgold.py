@@ -3,11 +3,50 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from piebald.controller.weigh.columns import gram
+from piebald.contracts import Centre
+from piebald.controller.weigh.columns import gram, mean
+from piebald.controller.weigh.robust import Robust
+from piebald.parts import Cohort
+
+
+class Foolsgold(Robust):
+    """Clients whose updates, summed over all commits, point the same way count less (Fung, Yoon, Beschastnikh 2020).
+
+    Sybils of one attacker push in one direction; honest clients with data of their own do not.  So it stands any number
+    of sybils that are alike, but no single attacker, and honest clients with IID data look like sybils to it.  It needs
+    clients that can be told again from round to round, and keeps `numbers` evenly spread numbers of each client's sum.
+
+    Attributes:
+        numbers: of each client's summed updates, at most.
+    """
+
+    needs: ClassVar[str] = "clients that keep their names, and memory of their sums"
+
+    numbers: int = Field(default=100_000, ge=1)
+
+    def tolerates(self, count: int) -> int:
+        return 0
+
+    def combine(self, cohort: Cohort, centre: Centre) -> tuple[Tensor, list[float]]:
+        assert cohort.matrix is not None
+        size = cohort.matrix.shape[1]
+        spread = torch.linspace(0, size - 1, min(self.numbers, size)).long()
+        if "sums" not in centre.memory:
+            centre.memory["sums"] = torch.zeros(centre.known, len(spread))
+        sums, rows = centre.memory["sums"], torch.tensor(list(cohort.clients))
+        sums[rows] += cohort.matrix[:, spread].cpu()
+        believed = confidence(sums[rows])
+        whole = float(believed.sum())
+        if whole <= 0:  # all look like sybils of one another: nobody is believed
+            return torch.zeros_like(cohort.matrix[0]), [0.0] * len(rows)
+        shares = believed / whole
+        return mean(cohort.matrix, shares.to(cohort.matrix.device)), [float(share) for share in shares]
 
 
 def confidence(history: Tensor) -> Tensor:
