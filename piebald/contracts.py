@@ -53,6 +53,10 @@ class Clients(Protocol):
     def common(self) -> Rows | None:
         """A test set that belongs to no client, or None."""
 
+    @property
+    def root(self) -> Rows | None:
+        """Rows that the centre keeps for itself and may train on or look at, or None.  Never those of `common`."""
+
     def __len__(self) -> int: ...
 
     def rows(self, client: int, split: Split) -> Rows:
@@ -333,6 +337,12 @@ class Local(Protocol):
         """The loss and the task's metrics by name, each [c] (NaN without rows), and how many rows were counted [c].
 
         Models are in evaluation mode: no dropout, batch norm with its running statistics.
+        """
+
+    def moments(self, model: Tensor, layers: Sequence[str]) -> Tensor:
+        """Mean and variance of what goes into some layers over the clients' training rows, channel by channel [c, m].
+
+        For each layer all means, then all variances; 0 for a client without rows.  Models are in evaluation mode.
         """
 
     def confusion(self, model: Tensor, split: Split) -> Tensor:

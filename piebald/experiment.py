@@ -290,6 +290,14 @@ def _plan(
         )
     where = build("runtime", {"kind": runtime} if isinstance(runtime, str) else runtime)
     assert isinstance(where, Where)
+    for part in (*recipe.update, *(getattr(recipe, axis) for axis in Recipe.axes if axis != "update")):
+        if why := part.misfit(work):
+            raise SettingError(why)
+        if part.needs_root() and getattr(federation, "root", None) is None:
+            raise SettingError(
+                f"{part.axis} {part.kind!r} needs rows that the centre may look at, and there are none: set the "
+                "partition's centre = 100, or root = (x, y) of clients_from"
+            )
     where = where.settled(work, federation, cohort_size(cohort, len(federation)))
     every, count, split = evaluate
     if stop is not None and stop.measures and not every:
@@ -464,6 +472,13 @@ def _kept(store: RunStore, controller: Controller) -> tuple[int, Models]:
         return controller.version, controller.models
     store.set_meta(best=best.version)
     return best.version, best.models or Models.of(store.centre(best.version))
+    communities = controller.communities
+    models = (
+        {client: communities.of(client).model for client in range(len(plan.clients))} if communities.group_of else {}
+    )
+    community = communities.main.model
+    source = store if store.path is None else store.path
+    return Run(source, plan.work, plan.clients, controller.version, community, models)
 
 
 @contextmanager

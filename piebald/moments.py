@@ -41,7 +41,9 @@ class Inputs:
             self._hooks.append(layer.register_forward_pre_hook(catch))
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for hook in self._hooks:
             hook.remove()
 

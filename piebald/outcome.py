@@ -31,6 +31,13 @@ class Run(History):
 
     def __init__(
         self, source: RunStore | Path, work: Work, clients: Clients, version: int, models: Models, share: Share
+        self,
+        source: RunStore | Path,
+        work: Work,
+        clients: Clients,
+        version: int,
+        community: Tensor,
+        of_client: Mapping[int, Tensor] | None = None,
     ) -> None:
         super().__init__(source)
         self.work = work
@@ -40,6 +47,8 @@ class Run(History):
         self._version = version
         self._group_of = models.group_of
         self._share = share
+        self._community = community
+        self._of_client = of_client or {}  # where there are groups: the community model of each client's own
 
     def model(self, client: int | None = None) -> nn.Module:
         """A copy of the user's module, ready to use.
@@ -48,6 +57,9 @@ class Run(History):
             client: None gives the community model (of group 0 where there are several); its private layers, if any, are
                 as they were at the start.  A number gives that client's personal model: with its private layers,
                 fine-tuned, or Ditto's, as the recipe has it.
+            client: None gives the community model, where there are groups that of the main one; its private layers, if
+                any, are as they were at the start.  A number gives that client's personal model: of its group, with its
+                private layers, fine-tuned, or Ditto's, as the recipe has it.
 
         Raises:
             SettingError: the recipe makes personal models and the run was not kept in a folder.
@@ -73,4 +85,5 @@ class Run(History):
             remembered |= self._store.memory(client, self._version)  # who never took part remembers the start
         engine = make_engine("lean", self.work, self._clients, torch.device("cpu"), bfloat16=False)
         community = self.groups[self._group_of.get(client, 0)]
+        community = self._of_client.get(client, self._community)
         return personal_model(engine, client, self._version, community, remembered)

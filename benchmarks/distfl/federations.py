@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import chain
 
 import numpy as np
 import torch
@@ -40,10 +41,10 @@ def dealt(holders: list[list[int]], each: int, tests: int, seed: int, root: int 
         test.append([draw.choice(shelf[c]) for i in range(tests) for c in [classes[i % len(classes)]]])
     kept = [stock[c].pop() for i in range(root) for c in [i % 10]]
     common = np.concatenate([shelf[c][:50] for c in range(10)])
-    rows = [*sum(train, []), *sum(test, []), *kept, *common]
+    rows = [*chain(*train), *chain(*test), *kept, *common]
     x, labels = source.x[rows], torch.from_numpy(y[rows])
     sizes = [len(part) for part in train], [len(part) for part in test]
-    ends = np.cumsum([0, *sizes[0]]), np.cumsum([0, *sizes[1]]) 
+    ends = np.cumsum([0, *sizes[0]]), np.cumsum([0, *sizes[1]])
     count = int(ends[0][-1])
     lists = {
         "train": Lists(np.arange(count), ends[0]),

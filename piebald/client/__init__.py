@@ -6,7 +6,6 @@ from piebald.client.evaluate import Evaluate
 from piebald.client.fine_tune import FineTune
 from piebald.client.lowest_loss import LowestLoss
 from piebald.client.proximal import Proximal
-from piebald.client.root import RootLoss, RootTraining
 from piebald.client.scaffold import Scaffold
 from piebald.client.schedule import Constant, Cosine, Exponential, StepDecay
 from piebald.client.sgd import Sgd, Training
@@ -29,8 +28,6 @@ __all__ = [
     "OneHot",
     "Only",
     "Proximal",
-    "RootLoss",
-    "RootTraining",
     "Scaffold",
     "Sgd",
     "StepDecay",

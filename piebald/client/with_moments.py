@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from piebald.client.sgd import Sgd
-from piebald.contracts import Learned, Local, Start
+from piebald.contracts import Learned, Local, Start, Work
 
 
 class WithMoments(Sgd):
@@ -20,6 +20,15 @@ class WithMoments(Sgd):
     """
 
     layers: tuple[str, ...] = Field(min_length=1)
+
+    def misfit(self, work: Work) -> str | None:
+        named = dict(work.model.named_modules())
+        for name in self.layers:
+            weight = getattr(named.get(name), "weight", None)
+            if weight is None or weight.dim() < 2:
+                fits = [one for one, layer in named.items() if getattr(layer, "weight", None) is not None]
+                return f"with_moments: {name!r} must be a convolution or linear layer, such as {', '.join(fits[:4])}"
+        return None
 
     def uploads(self) -> tuple[str, ...]:
         return ("moments",)

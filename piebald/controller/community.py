@@ -69,9 +69,14 @@ class Communities:
     kept: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
     last: Memory = field(default_factory=lambda: Memory(prefix="last"))
 
+    @property
+    def main(self) -> Community:
+        """The community whose model stands for the run."""
+        return self.group(self.recipe.group.main(self.kept.get(("group", 0), {})))
+
     def of(self, client: int) -> Community:
-        """The community that a client belongs to; group 0 for a newcomer."""
-        return self.group(self.group_of.get(client, 0))
+        """The community that a client belongs to; the main one for a newcomer."""
+        return self.group(self.group_of[client]) if client in self.group_of else self.main
 
     @property
     def models(self) -> Mapping[int, Tensor]:

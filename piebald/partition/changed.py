@@ -46,7 +46,9 @@ def changed(clients: PooledClients, changes: Sequence[Change], x: Tensor) -> Poo
             else:
                 x[rows] = _stored(change.inputs(floats(x[rows]), client), x)
     parts = {split: clients.lists(split) for split in SPLITS}
-    return PooledClients(x, y, parts, names=clients.names, classes=clients.classes, common=clients.common)
+    return PooledClients(
+        x, y, parts, names=clients.names, classes=clients.classes, common=clients.common, root=clients.root
+    )
 
 
 def _stored(values: Tensor, like: Tensor) -> Tensor:

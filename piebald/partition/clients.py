@@ -30,6 +30,7 @@ class PooledClients:
         names: a name for each client, by default its number.
         classes: names of the classes, None where targets are not classes.
         common: a test set that belongs to no client: rows, or row numbers of the pool.
+        root: rows that the centre keeps for itself: rows, or row numbers of the pool.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class PooledClients:
         names: Sequence[str] | None = None,
         classes: Sequence[str] | None = None,
         common: Rows | Ints | None = None,
+        root: Rows | Ints | None = None,
     ) -> None:
         count = len(parts["train"])
         none = Lists(np.zeros(0, dtype=np.int64), np.zeros(count + 1, dtype=np.int64))
@@ -48,7 +50,7 @@ class PooledClients:
         self._parts = {split: parts.get(split, none) for split in SPLITS}
         self._names = Numbered(count) if names is None else names
         self._classes = classes
-        self._common = common
+        self._common, self._root = common, root
         self._tables: dict[str, Ints] = {}
         if len(self._names) != count:
             raise SettingError(f"names must give one name to each of the {count} clients, got {len(self._names)}")
@@ -72,6 +74,13 @@ class PooledClients:
         if isinstance(self._common, np.ndarray):
             return self._gather(self._common) if len(self._common) else None
         return self._common
+
+    @cached_property
+    def root(self) -> Rows | None:
+        """Rows that the centre keeps for itself, or None."""
+        if isinstance(self._root, np.ndarray):
+            return self._gather(self._root) if len(self._root) else None
+        return self._root
 
     @cached_property
     def x(self) -> Tensor:

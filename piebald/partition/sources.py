@@ -31,6 +31,7 @@ def clients_from(
     names: Sequence[str] | None = None,
     classes: Sequence[str] | None = None,
     common: Any = None,
+    root: Any = None,
 ) -> PooledClients:
     """Clients from data in memory.
 
@@ -50,6 +51,7 @@ def clients_from(
         names: a name for each client; from the dict or the client column by default.
         classes: names of the classes in the order of their numbers.
         common: a test set (x, y) that belongs to no client; by default all clients' test parts together.
+        root: rows (x, y) that the centre keeps for itself, for methods that need a few trusted rows.
 
     Raises:
         SettingError: anything that cannot be trained on, in one sentence that names the client or the column.
@@ -80,7 +82,8 @@ def clients_from(
         parts,
         names=table.names if names is None else names,
         classes=None if named is None or y.dtype != np.int64 else [str(name) for name in named],
-        common=np.sort(parts["test"].values) if common is None else _common(common, table, named, y.dtype),
+        common=np.sort(parts["test"].values) if common is None else _extra("common", common, table, named, y.dtype),
+        root=None if root is None else _extra("root", root, table, named, y.dtype),
     )
 
 
@@ -168,13 +171,12 @@ def _read(dataset: Any, who: str) -> tuple[Any, Any]:
         ) from None
 
 
-def _common(common: Any, table: Table, classes: Sequence[str] | None, dtype: Any) -> Rows:
-    who = "common"
-    x, y = _pair(common, who)
+def _extra(who: str, rows: Any, table: Table, classes: Sequence[str] | None, dtype: Any) -> Rows:
+    x, y = _pair(rows, who)
     y = targets(y, who, classes)
     if x.shape[1:] != table.x.shape[1:] or x.dtype != table.x.dtype or y.dtype != dtype:
         raise SettingError(
-            f"common must look like the clients' rows, {_shape(table.x)} and {dtype} targets, "
+            f"{who} must look like the clients' rows, {_shape(table.x)} and {dtype} targets, "
             f"got {_shape(x)} and {y.dtype}"
         )
     return Rows(floats(torch.from_numpy(x)), torch.from_numpy(y))

@@ -1,7 +1,9 @@
 """Named recipes: one paper a file, each a few lines over the parts."""
 
+import piebald.update  # noqa: F401 - so that stages can be named in recipes
 from piebald.recipes.async_fedavg import async_fedavg
 from piebald.recipes.cgau import cgau
+from piebald.recipes.cfl import cfl
 from piebald.recipes.distfl import distfl
 from piebald.recipes.ditto import ditto
 from piebald.recipes.dvw import adaptive_dvw, async_dvw, sync_dvw
@@ -15,17 +17,18 @@ from piebald.recipes.fedprox import fedprox
 from piebald.recipes.fedyogi import fedyogi
 from piebald.recipes.fine_tuned import fine_tuned
 from piebald.recipes.hdafl import hdafl
+from piebald.recipes.ifca import ifca
 from piebald.recipes.lg_fedavg import lg_fedavg
 from piebald.recipes.local import local
 from piebald.recipes.registry import listing, make, names, rebuild, toml
 from piebald.recipes.scaffold import scaffold
-import piebald.update  # noqa: F401 - so that stages can be named in recipes
 
 __all__ = [
     "adaptive_dvw",
     "async_dvw",
     "async_fedavg",
     "cgau",
+    "cfl",
     "distfl",
     "ditto",
     "fedadam",
@@ -38,6 +41,7 @@ __all__ = [
     "fedyogi",
     "fine_tuned",
     "hdafl",
+    "ifca",
     "lg_fedavg",
     "listing",
     "local",

@@ -12,6 +12,7 @@ Matrix = np.ndarray[Any, np.dtype[np.float64]]
 Labels = np.ndarray[Any, np.dtype[np.int64]]
 
 _MOST = 32  # groups tried
+_MARGIN = 0.05  # silhouettes so near to the best count as equal: the fewest groups of them are taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,8 @@ class Found:
 
     Attributes:
         labels: [n], from 0 up in order of first appearance.
-        threshold: pairs of members are, in the sense of the method, no further apart than this; None for one group.
+        threshold: members of a group are, in the sense of the method, nearer to one another than this; infinite for
+            one group, None where nothing was compared.
         score: mean silhouette, or how much the gap is of the whole range; 0 for one group.
         tried: score by number of groups.
     """
@@ -35,6 +37,9 @@ def by_silhouette(
     distances: Matrix, accept: float = 0.35, least: int = 2, groups: int | None = None, threshold: float | None = None
 ) -> Found:
     """Average linkage, cut where the mean silhouette is best; one group where even that is below `accept`.
+
+    Of cuts that are hardly worse than the best (by 0.05) the one into the fewest groups is taken: in the first rounds
+    the silhouette likes to cut true groups up once more.
 
     A cut may leave groups of fewer than `least` clients, e.g. one odd client high up in the tree.  Those are dissolved
     into the group that is nearest on average before the silhouette is taken, so that they neither make a good cut nor
@@ -58,20 +63,18 @@ def by_silhouette(
     if threshold is not None:
         labels = dissolved(distances, fcluster(tree, threshold, criterion="distance"), least)
         return Found(labels, threshold, silhouette(distances, labels))
-    best, tried = alone, {}
+    cuts: dict[int, Found] = {}
     for wanted in range(2, min(_MOST + count // least, count) + 1):
-        cut = fcluster(tree, wanted, criterion="maxclust")
-        labels = dissolved(distances, cut, least)
+        labels = dissolved(distances, fcluster(tree, wanted, criterion="maxclust"), least)
         made = int(labels.max()) + 1
-        if made < 2 or made in tried or made > _MOST:
-            continue  # the first cut that gives so many large groups has dissolved the fewest
-        tried[made] = silhouette(distances, labels)
-        height = float(tree[count - wanted, 2])
-        if (made == groups) if groups is not None else tried[made] > max(best.score, 0.0):
-            best = Found(labels, height, tried[made])
-    believed = best.labels.any() and (groups is not None or best.score >= accept)
-    chosen = best if believed else alone
-    return Found(chosen.labels, chosen.threshold, best.score, tried)
+        if 2 <= made <= _MOST and made not in cuts:  # the first cut into so many large groups has dissolved the fewest
+            height = float(tree[count - wanted - 1, 2] + tree[count - wanted, 2]) / 2 if wanted < count else 0.0
+            cuts[made] = Found(labels, height, silhouette(distances, labels))
+    tried = {made: cut.score for made, cut in sorted(cuts.items())}
+    best = max(tried.values(), default=0.0)
+    good = [made for made, score in tried.items() if score >= best - _MARGIN]
+    chosen = cuts.get(groups, alone) if groups is not None else cuts[good[0]] if good and best >= accept else alone
+    return Found(chosen.labels, chosen.threshold, chosen.score or best, tried)
 
 
 def by_gap(divergence: Matrix) -> Found:
@@ -160,5 +163,3 @@ def tracked(labels: Labels, known: Sequence[int | None], taken: Sequence[int]) -
             names[label] = fresh
             fresh += 1
     return [names[label] for label in labels.tolist()]
-
-

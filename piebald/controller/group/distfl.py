@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
@@ -14,9 +15,8 @@ from torch import Tensor, nn
 from piebald.contracts import CENTRE, Centre, Question, Work
 from piebald.controller.group.clusters import Found, by_gap, by_silhouette, tracked
 from piebald.controller.group.divergence import divergences, responses, symmetric
-from piebald.controller.group.knowledge import Synthesis, batch_norm_targets, moment_targets, synthesise
-from piebald.controller.group.loss import RootLoss
-from piebald.errors import SettingError
+from piebald.controller.group.knowledge import Synthesis, Target, batch_norm_targets, moment_targets, synthesise
+from piebald.controller.root import RootLoss
 from piebald.parts import Cohort, Group
 from piebald.randomness import torch_generator
 
@@ -35,10 +35,10 @@ class Distfl(Group):
     of all rounds so far, average linkage, and the cut of the best silhouette if it reaches `accept`; else one group.
     `find = "gap"` is the plain reading of the paper: this round's largest gap between sorted divergences.
 
-    A client that was not asked keeps its group and model.  An uploaded model over `reach` times as long as the median one is left
-    out of the mean and trains on alone.  Groups keep their numbers from round to round.  Group 0 is the one that
-    is taken for normal, and whose model stands for the run.  Private layers keep the run's first numbers in the
-    comparison, since nobody else knows them.  Without batch norm, the rule `with_moments` uploads what is needed.
+    A client that was not asked keeps its group and model.  An uploaded model over `reach` times as long as the median
+    one is left out of the mean and trains on alone.  Groups keep their numbers from round to round.  One of them is
+    taken for normal: its model stands for the run, and newcomers start from it.  Private layers keep the run's first
+    numbers in the comparison, since nobody else knows them.  Without batch norm, the rule `with_moments` uploads what is needed.
 
     Attributes:
         probes: z, inputs to compare answers on.
@@ -47,7 +47,7 @@ class Distfl(Group):
         steps: of synthesis at a commit, at most.
         lr: of the synthesis, by Adam.
         fit: misfit at which the statistics fit, see `knowledge.distance`.
-        every: commits from one grouping to the next; in between groups stay, and newcomers join group 0.
+        every: commits from one grouping to the next; in between groups stay, and newcomers join the normal one.
         find: "silhouette" or "gap".
         accept: least silhouette of several groups, in [-1, 1].
         least: fewest clients of a group.
@@ -77,28 +77,52 @@ class Distfl(Group):
     reach: float = Field(default=5.0, gt=1)
     normal: Literal["largest", "root"] = "largest"
 
+    def needs_root(self) -> bool:
+        return self.normal == "root"
+
+    def misfit(self, work: Work) -> str | None:
+        if work.task.name != "classification":
+            return f"distfl compares what models make of classes but this is {work.task.name}: use another group"
+        if (
+            self.knowledge == "noise"
+            or getattr(work.rule, "layers", None)
+            or _shared(batch_norm_targets(work.model, 1.0), work)
+        ):
+            return None
+        why = "keeps its batch norms private" if batch_norm_targets(work.model, 1.0) else "has no batch norm"
+        return (
+            f"distfl reads the statistics of batch norms but this model {why}: let clients upload some with "
+            "learn = { kind = 'with_moments', layers = [...] }, or take a model that shares batch norms"
+        )
+
+    def main(self, memory: Mapping[str, Any]) -> int:
+        return int(memory.get("normal", 0))
+
     def assign(self, cohort: Cohort, known: Mapping[int, int], centre: Centre) -> list[int]:
+        memory = centre.memory
+        before = [known.get(client) for client in cohort.clients]
         if cohort.version % self.every:
-            return [known.get(client, 0) for client in cohort.clients]
+            return [self.main(memory) if number is None else number for number in before]
         began = time.perf_counter()
         sound, odd = self._told_apart(cohort, centre)
-        memory = centre.memory
         used = [int(number) for number in memory.get("used", [0])]
         labels: dict[int, int] = {}
         if sound:
-            made, answers = self._knowledge(cohort, sound, centre)
+            made, answers, module = self._knowledge(cohort, sound, centre)
             matrix = divergences(answers)
-            found = self._found(matrix, [cohort.clients[row] for row in sound], centre)
-            before = [known.get(cohort.clients[row]) for row in sound]
-            names = tracked(found.labels, before if known else [0] * len(sound), used)
-            names = self._normal_first(names, cohort, sound, known, used, centre)
+            clients = [cohort.clients[row] for row in sound]
+            found = self._found(matrix, clients, centre)
+            names = tracked(found.labels, [before[row] for row in sound] if known else [0] * len(sound), used)
+            names = self._adopted(names, clients, found, answers, known, made.x, module, centre)
             labels = dict(zip(sound, names, strict=True))
-            self._report(centre, [cohort.clients[row] for row in sound], names, matrix, found, made, began)
+            memory["normal"] = self._normal(labels, cohort, known, centre)
+            self._report(centre, clients, names, matrix, found, made, began)
+        fresh = max([*used, *labels.values()]) + 1
         for row in odd:
-            own = known.get(cohort.clients[row])
-            shared = [n for client, n in known.items() if n == own and client != cohort.clients[row]]
-            taken = max([*used, *labels.values()]) + 1
-            labels[row] = taken if own is None or shared or own in labels.values() else own
+            own, client = before[row], cohort.clients[row]
+            alone = own is not None and own not in {number for other, number in known.items() if other != client}
+            labels[row] = own if own is not None and alone and own not in labels.values() else fresh
+            fresh = max(fresh, labels[row] + 1)
         memory["used"] = sorted({*used, *labels.values()})
         return [labels[row] for row in range(len(cohort.clients))]
 
@@ -108,9 +132,11 @@ class Distfl(Group):
         """Rows that count in the mean model, and rows whose model is far too long.
 
         Whole models are looked at, not changes: where one group has settled and another has not, changes differ by
-        orders of magnitude in all honesty.
+        orders of magnitude in all honesty.  So do batch norms' statistics, which are left out.
         """
-        lengths = [float(torch.linalg.vector_norm(cohort.model(row))) for row in range(len(cohort.clients))]
+        trained = [part for part in centre.work.layout.trained if part.start < centre.work.layout.shared]
+        models = (cohort.model(row) for row in range(len(cohort.clients)))
+        lengths = [sum(float(model[part].square().sum()) for part in trained) ** 0.5 for model in models]
         limit = self.reach * float(torch.tensor(lengths).median())
         odd = [row for row, length in enumerate(lengths) if length > limit > 0]
         for row in odd:
@@ -122,8 +148,8 @@ class Distfl(Group):
 
     # -- what they know
 
-    def _knowledge(self, cohort: Cohort, rows: Sequence[int], centre: Centre) -> tuple[Synthesis, Tensor]:
-        """The probes, and the answers [n, z, classes] of the uploads in `rows`."""
+    def _knowledge(self, cohort: Cohort, rows: Sequence[int], centre: Centre) -> tuple[Synthesis, Tensor, nn.Module]:
+        """The probes, the answers [n, z, classes] of the uploads in `rows`, and a module to ask others with."""
         work = centre.work
         module = copy.deepcopy(work.model).eval()
         dice = torch_generator("distfl", work.seed, cohort.version)
@@ -139,27 +165,19 @@ class Distfl(Group):
             start = kept if isinstance(kept, Tensor) and kept.shape == noise.shape else noise
             made = synthesise(module, self._targets(module, cohort, rows, work), start, self.steps, self.lr, self.fit)
             centre.memory["probes"] = made.x
-        return made, responses(module, work.layout, self._uploads(cohort, rows, work), made.x)
+        return made, responses(module, work.layout, self._uploads(cohort, rows, work), made.x), module
 
     def _uploads(self, cohort: Cohort, rows: Sequence[int], work: Work) -> Iterator[Tensor]:
         """Whole models [p], one at a time."""
         for row in rows:
             yield torch.cat([cohort.model(row), work.initial[work.layout.shared :]])
 
-    def _targets(self, module: nn.Module, cohort: Cohort, rows: Sequence[int], work: Work) -> Any:
+    def _targets(self, module: nn.Module, cohort: Cohort, rows: Sequence[int], work: Work) -> list[Target]:
         layers = getattr(work.rule, "layers", None)
         uploaded = [cohort.updates[row].parts["moments"] for row in rows if "moments" in cohort.updates[row].parts]
         if layers and len(uploaded) == len(rows):
             return moment_targets(module, layers, torch.stack(uploaded).mean(0), self.channels)
-        targets = batch_norm_targets(module, self.channels)
-        private = work.layout.private
-        if not targets or all(f"{target.layer}.running_mean" in private for target in targets):
-            why = "keeps its batch norms private" if targets else "has no batch norm"
-            raise SettingError(
-                f"distfl reads batch-norm statistics but this model {why}: use learn = {{ kind = 'with_moments', "
-                "layers = [...] }, or a model that shares batch norms"
-            )
-        return [target for target in targets if f"{target.layer}.running_mean" not in private]
+        return _shared(batch_norm_targets(module, self.channels), work)
 
     # -- who belongs together
 
@@ -178,47 +196,69 @@ class Distfl(Group):
         mean = (sums.double() / counts.double()).numpy()
         return by_silhouette(mean, self.accept, self.least, self.groups, self.threshold)
 
-    def _normal_first(
+    def _adopted(
         self,
         names: list[int],
-        cohort: Cohort,
-        rows: Sequence[int],
+        clients: Sequence[int],
+        found: Found,
+        answers: Tensor,
         known: Mapping[int, int],
-        used: Sequence[int],
+        probes: Tensor,
+        module: nn.Module,
         centre: Centre,
     ) -> list[int]:
-        """The names with that of the normal group changed into 0, and 0 into that."""
-        sizes = {name: names.count(name) for name in sorted(set(names))}
-        if self.normal == "largest":
-            normal = max(sizes, key=lambda name: (sizes[name], -name))
-        else:
-            losses = self._losses(names, cohort, rows, centre)
-            normal = min(losses, key=lambda name: (losses[name], name))
-            centre.remark("root_loss", {str(name): loss for name, loss in losses.items()})
-        if normal == 0:
-            return names
-        other = normal if 0 in sizes else None
-        return [0 if name == normal else other if name == 0 and other is not None else name for name in names]
+        """The names with those of groups none of whose clients was asked given to newcomers who belong there.
 
-    def _losses(self, names: list[int], cohort: Cohort, rows: Sequence[int], centre: Centre) -> dict[int, float]:
-        """The loss of each group's mean model on the centre's own rows."""
-        questions, order = [], sorted(set(names))
-        for name in order:
-            own = [row for row, mine in zip(rows, names, strict=True) if mine == name]
-            mean = torch.zeros_like(cohort.sent[0])
-            for row in own:
-                mean += cohort.model(row) / len(own)
-            questions.append(Question(CENTRE, RootLoss(), {"model": mean}))
-        answers = centre.ask(questions)
-        losses = {}
-        for name, answer in zip(order, answers, strict=True):
-            if answer is None:
-                raise SettingError(
-                    "normal = 'root' needs rows that the centre may look at: set the partition's centre = 100, "
-                    "or choose normal = 'largest'"
-                )
-            losses[name] = answer.metrics["loss"]
-        return losses
+        A new group takes the number of an absent one if its members are no further from that one's model than members
+        of a group are from one another.  A client that is new, or alone of its group this time, goes to an absent group
+        whose model is nearer than the clients it was put with.
+        """
+        absent = sorted(number for number in {*known.values()} if number not in names)
+        if not absent:
+            return names
+        work, count = centre.work, len(names)
+        models = (torch.cat([centre.models[number], work.initial[work.layout.shared :]]) for number in absent)
+        theirs = responses(module, work.layout, models, probes)
+        whole = symmetric(divergences(torch.cat([answers, theirs])))
+        near, away = whole[:count, :count], whole[:count, count:]
+        taken = list(names)
+        for name in sorted({name for name in names if name not in known.values()}):
+            rows = [row for row, own in enumerate(names) if own == name]
+            best = int(away[rows].mean(0).argmin())
+            free = absent[best] not in taken
+            if free and found.threshold is not None and float(away[rows, best].mean()) <= found.threshold:
+                for row in rows:
+                    taken[row] = absent[best]
+        for row, own in enumerate(taken):
+            others = [other for other, name in enumerate(taken) if name == own and other != row]
+            best = int(away[row].argmin())
+            if own not in absent and known.get(clients[row]) in (None, *absent) and others:
+                if float(away[row, best]) < float(near[row, others].mean()):
+                    taken[row] = absent[best]
+        return taken
+
+    def _normal(self, labels: Mapping[int, int], cohort: Cohort, known: Mapping[int, int], centre: Centre) -> int:
+        """The number of the group that is taken for normal."""
+        now = {**known, **{cohort.clients[row]: number for row, number in labels.items()}}
+        if self.normal == "largest":
+            sizes = [number for number in now.values()]
+            return max(sorted(set(sizes)), key=sizes.count)
+        losses = self._losses(labels, cohort, centre)
+        centre.remark("root_loss", {str(number): loss for number, loss in losses.items()})
+        return min(losses, key=lambda number: (losses[number], number))
+
+    def _losses(self, labels: Mapping[int, int], cohort: Cohort, centre: Centre) -> dict[int, float]:
+        """The loss of each group's mean model on the centre's own rows; of groups that are absent, of their model."""
+        models = dict(centre.models)
+        for number in set(labels.values()):
+            own = [row for row, mine in labels.items() if mine == number]
+            models[number] = torch.stack([cohort.model(row) for row in own]).mean(0)
+        order = sorted(models)
+        answers = centre.ask([Question(CENTRE, RootLoss(), {"model": models[number]}) for number in order])
+        return {
+            number: math.inf if answer is None else answer.metrics["loss"]
+            for number, answer in zip(order, answers, strict=True)
+        }
 
     # -- what is put on record
 
@@ -247,3 +287,8 @@ class Distfl(Group):
                 "seconds": time.perf_counter() - began,
             },
         )
+
+
+def _shared(targets: list[Target], work: Work) -> list[Target]:
+    """Those whose statistics leave the clients."""
+    return [target for target in targets if f"{target.layer}.running_mean" not in work.layout.private]

@@ -49,5 +49,3 @@ def divergences(answers: Tensor) -> Tensor:
 def symmetric(matrix: Tensor) -> Tensor:
     """The mean of both directions."""
     return (matrix + matrix.T) / 2
-
-

@@ -35,6 +35,11 @@ class Ifca(Group):
     warm: int = Field(default=1, ge=0)
     restarts: int = Field(default=10, ge=1)
 
+    def misfit(self, work: Work) -> str | None:
+        if work.rule.kind == "lowest_loss":
+            return None
+        return f"ifca needs clients that choose: use learn = {{ kind = 'lowest_loss', ... }}, not {work.rule.kind!r}"
+
     def assign(self, cohort: Cohort, known: Mapping[int, int], centre: Centre) -> list[int]:
         if cohort.version + 1 < self.warm:
             return [0] * len(cohort.clients)
@@ -74,6 +79,6 @@ class Ifca(Group):
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(key("ifca", work.seed, number) >> 1)
             for layer in module.modules():
-                if hasattr(layer, "reset_parameters"):
-                    layer.reset_parameters()
+                if callable(reset := getattr(layer, "reset_parameters", None)):
+                    reset()
         return work.layout.flatten(module)[:shared]

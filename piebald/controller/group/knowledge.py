@@ -88,8 +88,8 @@ def distance(x: Tensor, module: nn.Module, targets: Sequence[Target]) -> tuple[T
     """The loss of eq. 2 of inputs [z, ...] (with its gradient) and their misfit.
 
     The loss is the sum over layers of the squared distances of means and of variances, as published.  The misfit is the
-    mean over all channels of |difference of means| / deviation and |difference of variances| / variance, halved: 0 where
-    all fits, whatever the layers' scales, so one limit does for all models.
+    mean over all channels of |difference of means| / deviation and |difference of variances| / variance, halved: 0
+    where all fits, whatever the layers' scales, so one limit does for all models.
     """
     loss, misfit, count = x.new_zeros(()), 0.0, 0
     with Inputs(module, [target.layer for target in targets]) as inputs:

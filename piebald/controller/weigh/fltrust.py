@@ -7,8 +7,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from piebald.client.root import RootTraining
 from piebald.contracts import CENTRE, Centre, Question
+from piebald.controller.root import RootTraining
 from piebald.controller.weigh.columns import gram
 from piebald.controller.weigh.robust import Robust
 from piebald.errors import RuntimeFault
