@@ -38,7 +38,8 @@ class Distfl(Group):
     A client that was not asked keeps its group and model.  An uploaded model over `reach` times as long as the median
     one is left out of the mean and trains on alone.  Groups keep their numbers from round to round.  One of them is
     taken for normal: its model stands for the run, and newcomers start from it.  Private layers keep the run's first
-    numbers in the comparison, since nobody else knows them.  Without batch norm, the rule `with_moments` uploads what is needed.
+    numbers in the comparison, since nobody else knows them.  Without batch norm, the rule `with_moments` uploads what
+    is needed.
 
     Attributes:
         probes: z, inputs to compare answers on.
@@ -232,9 +233,9 @@ class Distfl(Group):
         for row, own in enumerate(taken):
             others = [other for other, name in enumerate(taken) if name == own and other != row]
             best = int(away[row].argmin())
-            if own not in absent and known.get(clients[row]) in (None, *absent) and others:
-                if float(away[row, best]) < float(near[row, others].mean()):
-                    taken[row] = absent[best]
+            astray = own not in absent and known.get(clients[row]) in (None, *absent) and others
+            if astray and float(away[row, best]) < float(near[row, others].mean()):
+                taken[row] = absent[best]
         return taken
 
     def _normal(self, labels: Mapping[int, int], cohort: Cohort, known: Mapping[int, int], centre: Centre) -> int:
