@@ -68,7 +68,7 @@ def test_distfl_finds_planted_groups_and_keeps_their_numbers() -> None:
     }
     own = [last[client] for client in range(12)]
     assert np.mean(own) > np.mean([together[client] for client in range(12)]) + 0.1
-    names = {row["name"] for row in run._store.rows("remark")}
+    names = {row["name"] for row in run.remarks}
     assert {"divergence", "groups", "grouping"} <= names
 
 
@@ -135,7 +135,7 @@ def test_who_was_not_asked_keeps_group_and_model() -> None:
 
 def test_grouping_every_other_round_asks_half_as_often() -> None:
     run = carry_out(recipes.distfl(probes=40, every=2, **TRAINING), planted())
-    made = [row["version"] for row in run._store.rows("remark") if row["name"] == "groups"]
+    made = [row["version"] for row in run.remarks if row["name"] == "groups"]
     assert made == [1, 3]
     assert grouped(run, 2) == grouped(run, 1)
 

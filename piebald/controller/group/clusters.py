@@ -25,12 +25,14 @@ class Found:
             one group, None where nothing was compared.
         score: mean silhouette, or how much the gap is of the whole range; 0 for one group.
         tried: score by number of groups.
+        agreement: of two halves of the rounds about the groups, where it was asked for.
     """
 
     labels: Labels
     threshold: float | None = None
     score: float = 0.0
     tried: Mapping[int, float] = field(default_factory=dict)
+    agreement: float | None = None
 
 
 def by_silhouette(
@@ -124,6 +126,13 @@ def dissolved(distances: Matrix, labels: Labels, least: int) -> Labels:
     member = np.eye(len(sizes))[labels][:, large]
     nearest = large[(distances @ member / sizes[large]).argmin(1)]
     return renumbered(np.where(sizes[labels] >= least, labels, nearest))
+
+
+def agree(one: Labels, two: Labels) -> float:
+    """The adjusted Rand index of two ways to group the same clients (Hubert and Arabie 1985); 0 if one is one group."""
+    from sklearn.metrics import adjusted_rand_score
+
+    return float(adjusted_rand_score(one, two)) if one.any() and two.any() else 0.0
 
 
 def renumbered(labels: Sequence[int] | Labels) -> Labels:

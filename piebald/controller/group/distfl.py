@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from piebald.contracts import CENTRE, Centre, Question, Work
-from piebald.controller.group.clusters import Found, by_gap, by_silhouette, tracked
-from piebald.controller.group.divergence import divergences, responses, symmetric
+from piebald.controller.group.clusters import Found, Matrix, agree, by_gap, by_silhouette, tracked
+from piebald.controller.group.divergence import divergences, responses, unlikeness
 from piebald.controller.group.knowledge import Synthesis, Target, batch_norm_targets, moment_targets, synthesise
 from piebald.controller.root import RootLoss
 from piebald.parts import Cohort, Group
@@ -31,9 +32,12 @@ class Distfl(Group):
     and 4); every upload answers them (eq. 5); the answers' KL divergences (eq. 6) say who belongs together; and each
     group's models are averaged (eq. 7, with `by_examples`).
 
-    The threshold between near and far is found, not given.  `find = "silhouette"`: the mean of the symmetrised matrices
-    of all rounds so far, average linkage, and the cut of the best silhouette if it reaches `accept`; else one group.
-    `find = "gap"` is the plain reading of the paper: this round's largest gap between sorted divergences.
+    The threshold between near and far is found, not given.  `find = "silhouette"`: divergences are made correlations
+    (`divergence.unlikeness`), the mean over all rounds so far is taken, and average linkage is cut where the silhouette
+    is best.  The cut is believed if the silhouette reaches `accept`, or if the odd and the even rounds, each by
+    themselves, lead to the same groups (adjusted Rand index from `agree` up): what two sets of rounds without a round
+    in common both find is no accident, however faint.  Else there is one group.  `find = "gap"` is the plain reading of
+    the paper: this round's largest gap between sorted divergences.
 
     A client that was not asked keeps its group and model.  An uploaded model over `reach` times as long as the median
     one is left out of the mean and trains on alone.  Groups keep their numbers from round to round.  One of them is
@@ -45,16 +49,19 @@ class Distfl(Group):
         probes: z, inputs to compare answers on.
         channels: E, share of channels of each layer that are matched, in (0, 1].
         knowledge: "synthesis", or "noise" to compare on plain noise (the paper's ablation).
+        statistics: what models' batch norms normalise the probes by: the "probes" themselves, or their own "running"
+            statistics, as a plain reading of the paper has it.  Running statistics of a few rows are mostly noise.
         steps: of synthesis at a commit, at most.
         lr: of the synthesis, by Adam.
         fit: misfit at which the statistics fit, see `knowledge.distance`.
         every: commits from one grouping to the next; in between groups stay, and newcomers join the normal one.
         find: "silhouette" or "gap".
-        accept: least silhouette of several groups, in [-1, 1].
+        accept: silhouette from which several groups are believed at once, in [-1, 1].
+        agree: agreement of odd and even rounds from which fainter ones are believed, in (0, 1]; 1 hardly ever.
         least: fewest clients of a group.
         groups: this many groups instead.
-        threshold: this average divergence instead.
-        forget: what earlier matrices count at each grouping, in [0, 1]: 1 is the mean of all, 0 this one alone.
+        threshold: cut at this average unlikeness instead, in (0, 2].
+        forget: what earlier rounds count from one grouping to the next, in [0, 1]: 1 is the mean of all, 0 this alone.
         reach: models longer than this many median lengths are left out.
         normal: which group is normal: "largest", or "root", the one with the least loss on rows of the centre's own.
             With half of the clients or more attacking only "root" can tell; nothing in the updates can.
@@ -65,18 +72,30 @@ class Distfl(Group):
     probes: int = Field(default=200, ge=1)
     channels: float = Field(default=0.5, gt=0, le=1)
     knowledge: Literal["synthesis", "noise"] = "synthesis"
+    statistics: Literal["probes", "running"] = "probes"
     steps: int = Field(default=50, ge=0)
     lr: float = Field(default=0.1, gt=0)
     fit: float = Field(default=0.2, ge=0)
     every: int = Field(default=1, ge=1)
     find: Literal["silhouette", "gap"] = "silhouette"
     accept: float = Field(default=0.35, ge=-1, le=1)
+    agree: float = Field(default=0.5, gt=0, le=1)
     least: int = Field(default=2, ge=1)
     groups: int | None = Field(default=None, ge=1)
     threshold: float | None = Field(default=None, gt=0)
     forget: float = Field(default=1.0, ge=0, le=1)
     reach: float = Field(default=5.0, gt=1)
     normal: Literal["largest", "root"] = "largest"
+
+    @model_validator(mode="after")
+    def _check_probes(self) -> Self:
+        if self.statistics == "probes" and self.probes < 2:
+            raise ValueError("probes must be 2 or more to normalise by, got 1: raise it, or statistics = 'running'")
+        return self
+
+    @property
+    def _afresh(self) -> bool:
+        return self.statistics == "probes"
 
     def needs_root(self) -> bool:
         return self.normal == "root"
@@ -166,7 +185,7 @@ class Distfl(Group):
             start = kept if isinstance(kept, Tensor) and kept.shape == noise.shape else noise
             made = synthesise(module, self._targets(module, cohort, rows, work), start, self.steps, self.lr, self.fit)
             centre.memory["probes"] = made.x
-        return made, responses(module, work.layout, self._uploads(cohort, rows, work), made.x), module
+        return made, responses(module, work.layout, self._uploads(cohort, rows, work), made.x, self._afresh), module
 
     def _uploads(self, cohort: Cohort, rows: Sequence[int], work: Work) -> Iterator[Tensor]:
         """Whole models [p], one at a time."""
@@ -186,16 +205,30 @@ class Distfl(Group):
         """Groups of these clients, from this round's divergences [n, n] and the rounds before."""
         if self.find == "gap":
             return by_gap(matrix.numpy())
-        memory, known = centre.memory, centre.known
-        if "sums" not in memory:
-            memory["sums"], memory["counts"] = torch.zeros(known, known), torch.zeros(known, known)
+        memory, known, half = centre.memory, centre.known, f"{centre.memory.get('turn', 0) % 2}"
+        memory["turn"] = int(memory.get("turn", 0)) + 1
+        if "sums0" not in memory:
+            for name in ("sums0", "sums1", "counts0", "counts1"):
+                memory[name] = torch.zeros(known, known)
         places = torch.tensor(list(clients))
         pairs = (places[:, None], places[None, :])
-        sums = self.forget * memory["sums"][pairs] + symmetric(matrix).float()
-        counts = self.forget * memory["counts"][pairs] + 1
-        memory["sums"][pairs], memory["counts"][pairs] = sums, counts
-        mean = (sums.double() / counts.double()).numpy()
-        return by_silhouette(mean, self.accept, self.least, self.groups, self.threshold)
+        memory[f"sums{half}"][pairs] += unlikeness(matrix).float()
+        memory[f"counts{half}"][pairs] += 1
+        sums, counts = ([memory[f"{name}{side}"][pairs].double() for side in "01"] for name in ("sums", "counts"))
+        for name in ("sums0", "sums1", "counts0", "counts1"):
+            memory[name][pairs] *= self.forget
+        found = self._cut(((sums[0] + sums[1]) / (counts[0] + counts[1])).numpy(), self.accept)
+        if found.labels.any() or self.groups or self.threshold or not all(float(one.min()) > 0 for one in counts):
+            return found
+        halves = [self._cut((one / times).numpy(), -1.0).labels for one, times in zip(sums, counts, strict=True)]
+        agreement = agree(*halves)
+        if agreement < self.agree:
+            return dataclasses.replace(found, agreement=agreement)
+        faint = self._cut(((sums[0] + sums[1]) / (counts[0] + counts[1])).numpy(), -1.0)
+        return dataclasses.replace(faint, agreement=agreement)
+
+    def _cut(self, distances: Matrix, accept: float) -> Found:
+        return by_silhouette(distances, accept, self.least, self.groups, self.threshold)
 
     def _adopted(
         self,
@@ -219,8 +252,8 @@ class Distfl(Group):
             return names
         work, count = centre.work, len(names)
         models = (torch.cat([centre.models[number], work.initial[work.layout.shared :]]) for number in absent)
-        theirs = responses(module, work.layout, models, probes)
-        whole = symmetric(divergences(torch.cat([answers, theirs])))
+        theirs = responses(module, work.layout, models, probes, self._afresh)
+        whole = unlikeness(divergences(torch.cat([answers, theirs])))
         near, away = whole[:count, :count], whole[:count, count:]
         taken = list(names)
         for name in sorted({name for name in names if name not in known.values()}):
@@ -281,6 +314,7 @@ class Distfl(Group):
             "grouping",
             {
                 "score": found.score,
+                "agreement": found.agreement,
                 "threshold": found.threshold,
                 "tried": {str(count): score for count, score in found.tried.items()},
                 "misfit": made.misfit if made.misfit == made.misfit else None,

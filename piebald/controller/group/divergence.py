@@ -12,7 +12,7 @@ from piebald.parameters import Layout
 FLOOR = 1e-6  # the least probability: a divergence stays finite where a model is certain
 
 
-def responses(module: nn.Module, layout: Layout, models: Iterable[Tensor], x: Tensor) -> Tensor:
+def responses(module: nn.Module, layout: Layout, models: Iterable[Tensor], x: Tensor, afresh: bool = False) -> Tensor:
     """What each model makes of the probes: class probabilities [n, z, classes].
 
     Args:
@@ -20,12 +20,19 @@ def responses(module: nn.Module, layout: Layout, models: Iterable[Tensor], x: Te
         layout: of the models.
         models: [p] each, one at a time, so that a cohort need not be held twice.
         x: the probes [z, ...].
+        afresh: normalise by the probes' own mean and variance in every batch norm, not by running statistics.
     """
+    if afresh:
+        for layer in module.modules():
+            if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+                layer.train()
+                layer.momentum = 0.0  # what it remembers stays
     found = []
     with torch.no_grad():
         for model in models:
             layout.load(module, model)
-            found.append(torch.cat([module(part).softmax(1) for part in torch.split(x, 256)]))
+            parts = [x] if afresh else torch.split(x, 256)
+            found.append(torch.cat([module(part).softmax(1) for part in parts]))
     return torch.stack(found)
 
 
@@ -49,3 +56,18 @@ def divergences(answers: Tensor) -> Tensor:
 def symmetric(matrix: Tensor) -> Tensor:
     """The mean of both directions."""
     return (matrix + matrix.T) / 2
+
+
+def unlikeness(divergence: Tensor) -> Tensor:
+    """1 - correlation [n, n] of what models answer, in [0, 2], from their divergences [n, n].
+
+    A client that trained on few rows answers unlike everybody, itself of other rounds included: its whole row is large,
+    and distances are mostly such noise.  Taking rows' and columns' means out of the symmetrised matrix (double
+    centring, as in classical scaling) leaves inner products of answers about their common middle; divided by their
+    lengths they are correlations, near 1 inside a group, whatever the noise of single clients.
+    """
+    pairs = symmetric(divergence)
+    inner = -(pairs - pairs.mean(0) - pairs.mean(1, keepdim=True) + pairs.mean()) / 2
+    lengths = inner.diagonal().clamp(min=1e-12).sqrt()
+    found = (1 - inner / lengths[:, None] / lengths[None, :]).clamp(0, 2)
+    return symmetric(found).fill_diagonal_(0)

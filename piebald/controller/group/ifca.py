@@ -46,10 +46,16 @@ class Ifca(Group):
         if cohort.version + 1 == self.warm:
             return self._first(cohort, centre)
         chosen = [int(update.metrics.get("group", -1)) for update in cohort.updates]
-        return [
+        labels = [
             number if 0 <= number < self.k else known.get(client, 0)
             for number, client in zip(chosen, cohort.clients, strict=True)
         ]
+        everyone = [*{**known, **dict(zip(cohort.clients, labels, strict=True))}.values()]
+        centre.memory["main"] = max(sorted(set(everyone)), key=everyone.count)
+        return labels
+
+    def main(self, memory: Mapping[str, Any]) -> int:
+        return int(memory.get("main", 0))
 
     def offer(self, models: Mapping[int, Tensor], work: Work) -> dict[str, Tensor]:
         if self.warm and len(models) < 2:
