@@ -33,6 +33,7 @@ from piebald.progress import Bar
 from piebald.report.comparison import Comparison
 from piebald.report.store import RunStore
 from piebald.task import Task, task_for
+from piebald.update.budget import installed, of_recipe
 
 Model = nn.Module | Callable[[int], nn.Module]
 Metrics = Mapping[str, Any] | Sequence[str]
@@ -322,6 +323,7 @@ def _plan(
         "model": type(work.model).__name__,
         "parameters": work.layout.size,
         "shared": work.layout.shared,
+        "privacy": [one.plain() for one in of_recipe(recipe, len(federation), rounds)] if installed() else None,
         "layout": [[slot.name, list(slot.shape)] for slot in work.layout.slots],
         "classes": list(federation.classes) if federation.classes is not None else None,
         "clients": len(federation),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +14,8 @@ from piebald.contracts import Rows
 from piebald.data import DataSet, load
 from piebald.partition import FlipPairs, Lists, PooledClients
 from piebald.partition.changed import changed
+
+Truth = np.ndarray[Any, np.dtype[np.int64]]
 
 PAIRS = ((0, 4), (1, 5), (2, 6), (3, 7))  # classes that attackers swap, eight of ten
 TYPES = ((0, 1), (2, 3), (4, 5), (6, 7), (8, 9))  # two classes each, Table 2
@@ -42,32 +45,36 @@ def pooled(
     return PooledClients(x, y, lists, classes=source.classes, **kept)
 
 
-def cifar(holders: list[list[int]], each: int, tests: int, seed: int, root: int = 0) -> PooledClients:
-    """CIFAR-10: clients with `each` training and `tests` test rows of their classes, evenly; no training row twice.
+def dealt(name: str, holders: list[list[int]], each: int, tests: int, seed: int, root: int = 0) -> PooledClients:
+    """Clients with `each` training and `tests` test rows of their classes, evenly; no training row twice.
 
-    Test images are the 1,000 exact ones, so clients share them.
+    CIFAR-10's test images are the 1,000 exact ones and the digits' those that nobody trains on, so clients share them.
     """
-    source, draw = data("cifar10"), np.random.default_rng(seed)
+    source, draw = data(name), np.random.default_rng(seed)
     y = source.y.numpy()
-    stock = {c: list(draw.permutation(source.train[y[source.train] == c])) for c in range(10)}
-    shelf = {c: source.test[y[source.test] == c] for c in range(10)}
+    train_rows = np.arange(len(y)) if source.train is None else source.train
+    stock = {c: [int(row) for row in draw.permutation(train_rows[y[train_rows] == c])] for c in range(10)}
     train = [[stock[classes[i % len(classes)]].pop() for i in range(each)] for classes in holders]
-    test = [[int(draw.choice(shelf[classes[i % len(classes)]])) for i in range(tests)] for classes in holders]
     kept = [stock[i % 10].pop() for i in range(root)]
-    return pooled(train, test, source, common=[int(row) for row in source.test], root=kept)
+    if source.test is None:
+        shelf = stock
+    else:
+        shelf = {c: [int(row) for row in source.test[y[source.test] == c]] for c in range(10)}
+    test = [[int(draw.choice(shelf[classes[i % len(classes)]])) for i in range(tests)] for classes in holders]
+    return pooled(train, test, source, common=list(chain(*shelf.values())), root=kept)
 
 
-def planted(sizes: list[int], each: int = 40, tests: int = 40, seed: int = 0) -> tuple[PooledClients, np.ndarray]:
-    """Groups of these sizes, the k-th with the k-th type's two classes; and the true group of each client."""
+def planted(sizes: list[int], each: int = 40, tests: int = 40, seed: int = 0) -> tuple[PooledClients, Truth]:
+    """CIFAR-10 in groups of these sizes, the k-th with the k-th type's two classes; and each client's true group."""
     truth = np.repeat(np.arange(len(sizes)), sizes)
-    return cifar([list(TYPES[kind]) for kind in truth], each, tests, seed), truth
+    return dealt("cifar10", [list(TYPES[kind]) for kind in truth], each, tests, seed), truth
 
 
 def attacked(
-    count: int, attackers: int, each: int = 40, seed: int = 0, root: int = 0
-) -> tuple[PooledClients, np.ndarray]:
+    name: str, count: int, attackers: int, each: int = 40, seed: int = 0, root: int = 0
+) -> tuple[PooledClients, Truth]:
     """IID clients of whom the first `attackers` swap labels in pairs; and who is one (1) and who is not (0)."""
-    clients = cifar([list(range(10))] * count, each, 40, seed, root)
+    clients = dealt(name, [list(range(10))] * count, each, 40, seed, root)
     truth = (np.arange(count) < attackers).astype(int)
     if attackers:
         change = FlipPairs(pairs=PAIRS, clients=tuple(range(attackers)))
@@ -75,9 +82,9 @@ def attacked(
     return clients, truth
 
 
-def honest(count: int, attackers: int, each: int = 40, seed: int = 0) -> tuple[PooledClients, np.ndarray]:
+def honest(name: str, count: int, attackers: int, each: int = 40, seed: int = 0) -> tuple[PooledClients, Truth]:
     """The same federation without the attackers: the bound."""
-    clients = cifar([list(range(10))] * count, each, 40, seed)
+    clients = dealt(name, [list(range(10))] * count, each, 40, seed)
     keep = range(attackers, count)
     parts = {
         split: Lists(
@@ -90,7 +97,7 @@ def honest(count: int, attackers: int, each: int = 40, seed: int = 0) -> tuple[P
     return made, np.zeros(len(made), dtype=int)
 
 
-def domains(seed: int = 0) -> tuple[PooledClients, np.ndarray]:
+def domains(seed: int = 0) -> tuple[PooledClients, Truth]:
     """Office-Caltech10 as SqueezeNet features: four domains, five clients each, a fifth of the rows for testing."""
     source, draw = features(), np.random.default_rng(seed)
     owner = np.asarray(source.owner)
@@ -115,7 +122,7 @@ def features() -> DataSet:
     return DataSet(**{**{f: getattr(source, f) for f in source.__dataclass_fields__}, "x": x})
 
 
-def people(seed: int = 0, count: int = 20) -> tuple[PooledClients, np.ndarray]:
+def people(seed: int = 0, count: int = 20) -> tuple[PooledClients, Truth]:
     """Human activity: the first people, whole segments for testing, so that no window overlaps one trained on."""
     from piebald.partition import ByOwner
 

@@ -31,7 +31,8 @@ def small(shape: tuple[int, ...]) -> Callable[[int], Any]:
     """The small network with batch norm that fits these inputs."""
     name = {3: "cnn_bn", 2: "cnn_1d_bn", 1: "mlp_bn"}[len(shape)]
     outputs = {3: 10, 2: 6, 1: 10}[len(shape)]
-    return lambda seed: build_model(name, shape, outputs, seed=seed)
+    settings = {"channels": (8, 8)} if shape[-1] == 8 else {}  # the digits are 8 pixels wide
+    return lambda seed: build_model(name, shape, outputs, seed=seed, **settings)
 
 
 def distfl(root: bool = False, **group: Any) -> Recipe:
@@ -72,10 +73,10 @@ def jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], 
         cases: dict[str, Callable[[], Any]] = {
             "5 equal groups": lambda: fed.planted([10] * 5, seed=seed),
             "5 unequal groups": lambda: fed.planted([20, 12, 9, 6, 3], seed=seed),
-            "one group": lambda: fed.attacked(50, 0, seed=seed),
-            "20 % attack": lambda: fed.attacked(50, 10, seed=seed),
-            "40 % attack": lambda: fed.attacked(50, 20, seed=seed),
-            "80 % attack": lambda: fed.attacked(50, 40, seed=seed),
+            "one group": lambda: fed.attacked("cifar10", 50, 0, seed=seed),
+            "20 % attack": lambda: fed.attacked("cifar10", 50, 10, seed=seed),
+            "40 % attack": lambda: fed.attacked("cifar10", 50, 20, seed=seed),
+            "80 % attack": lambda: fed.attacked("cifar10", 50, 40, seed=seed),
         }
         for case, federation in cases.items():
             yield case, "DistFL", distfl(), federation, 12
@@ -91,7 +92,7 @@ def jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], 
             "Local": recipes.local(**TRAINING),
         }
         for method, recipe in methods.items():
-            yield "5 types of 2 classes", method, recipe, lambda: fed.planted([10] * 5, seed=seed), 10
+            yield "CIFAR-10, 25 clients, 5 types", method, recipe, lambda: fed.planted([5] * 5, seed=seed), 6
     if part in ("domains", "people"):
         methods = {"DistFL": distfl(), "FedAvg": plain(), "Local": recipes.local(**TRAINING)}
         methods |= {"Fine-tuning": recipes.fine_tuned(tune_epochs=3, **TRAINING)}
@@ -99,10 +100,10 @@ def jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], 
         for method, recipe in methods.items():
             yield part, method, recipe, lambda: getattr(fed, part)(seed), 15
     if part == "attacks":
-        for attackers in (10, 20, 40):
-            case = f"{attackers} of 50 flip labels"
-            bound = lambda n=attackers: fed.honest(50, n, seed=seed)  # noqa: E731
-            attack = lambda n=attackers: fed.attacked(50, n, seed=seed, root=100)  # noqa: E731
+        for attackers in (6, 12, 24):
+            case = f"digits, {attackers} of 30 flip labels"
+            bound = lambda n=attackers: fed.honest("digits", 30, n, each=30, seed=seed)  # noqa: E731
+            attack = lambda n=attackers: fed.attacked("digits", 30, n, each=30, seed=seed, root=60)  # noqa: E731
             yield case, "honest clients only", plain(), bound, 15
             yield case, "FedAvg", plain(), attack, 15
             yield case, "DistFL", distfl(root=True), attack, 15
@@ -110,18 +111,18 @@ def jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], 
             for method, weigh in DEFENCES.items():
                 yield case, method, plain(weigh), attack, 15
     if part == "replacement":
-        stage = {"kind": "model_replacement", "clients": [0], "scale": 50.0}
-        attack = lambda: fed.attacked(50, 1, seed=seed, root=100)  # noqa: E731
-        yield "1 of 50 replaces the model", "FedAvg", plain(update=[stage]), attack, 8
-        yield "1 of 50 replaces the model", "DistFL", distfl(root=True).with_(update=[stage]), attack, 8
+        stage = {"kind": "model_replacement", "clients": [0], "scale": 30.0}
+        attack = lambda: fed.attacked("digits", 30, 0, each=30, seed=seed, root=60)  # noqa: E731
+        yield "digits, 1 of 30 replaces the model", "FedAvg", plain(update=[stage]), attack, 8
+        yield "digits, 1 of 30 replaces the model", "DistFL", distfl(root=True).with_(update=[stage]), attack, 8
         for method in ("IRLS", "GRA", "Credit", "median", "norm clipping", "multi-Krum"):
-            yield "1 of 50 replaces the model", method, plain(DEFENCES[method], [stage]), attack, 8
+            yield "digits, 1 of 30 replaces the model", method, plain(DEFENCES[method], [stage]), attack, 8
     if part == "privacy":
         for noise in (0.0, 0.01, 0.03, 0.1):
             stage = [{"kind": "gaussian", "clip": 5.0, "noise": noise, "where": "client"}]
             for method, recipe in {"DistFL": distfl(), "FedAvg": plain()}.items():
-                federation = lambda: fed.planted([10] * 5, seed=seed)  # noqa: E731
-                yield f"noise {noise:g}", method, recipe.with_(update=stage), federation, 8
+                federation = lambda: fed.planted([5] * 5, seed=seed)  # noqa: E731
+                yield f"noise {noise:g}", method, recipe.with_(update=stage), federation, 6
 
 
 def carry_out(part: str, case: str, method: str, recipe: Recipe, federation: Any, rounds: int, seed: int) -> Any:
@@ -185,16 +186,9 @@ def main() -> None:
                 line = carry_out(part, case, method, recipe, federation, rounds, seed)
                 with file.open("a") as out:
                     out.write(json.dumps(line) + "\n")
-                brief = f"{line['accuracy']:.3f} common {line['common']} ARI {line['ari'][-1]:.2f} groups {line['groups'][-1]}"
-                print(
-                    part,
-                    case,
-                    method,
-                    seed,
-                    brief,
-                    f"{line['seconds']:.0f} s ({line['extraction']:.0f} s extraction)",
-                    flush=True,
-                )
+                brief = f"{line['accuracy']:.3f} common {line['common']} ARI {line['ari'][-1]:.2f}"
+                took = f"{line['groups'][-1]} groups, {line['seconds']:.0f} s ({line['extraction']:.0f} s extraction)"
+                print(part, case, method, seed, brief, took, flush=True)
 
 
 if __name__ == "__main__":

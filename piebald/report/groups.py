@@ -193,7 +193,7 @@ def accuracy(history: History, place: int) -> Chart | None:
 
 
 def _aside(history: History) -> str:
-    """Who was left out, how often, and why at last."""
+    """Who was left out, how often, and why at first."""
     found: dict[int, list[Mapping[str, Any]]] = {}
     for row in history.arrivals:
         if row["status"] in ("aside", "refused") and row["kind"] == "train":
@@ -206,12 +206,12 @@ def _aside(history: History) -> str:
             short(names.get(client, str(client))),
             wording.count(len(times)),
             f"{times[0]['version']} to {times[-1]['version']}" if len(times) > 1 else str(times[0]["version"]),
-            str(times[-1]["reason"] or NONE),
+            str(times[0]["reason"] or NONE),
         ]
         for client, times in sorted(found.items())[:_LISTED]
     ]
     more = f" The first {_LISTED} of {len(found)}." if len(found) > _LISTED else ""
-    caption = f"Clients whose updates were left out or refused, and the reason at the last time.{more}"
+    caption = f"Clients whose updates were left out or refused, and the reason at the first time.{more}"
     return markup.table(caption, ["Client", "Times", "Rounds", "Why"], rows, kind="list")
 
 
