@@ -169,8 +169,8 @@ def accuracy(history: History, place: int) -> Chart | None:
             {
                 "type": "scatter",
                 "mode": "lines+text" if len(points) > 1 else "markers+text",
-                "text": [*[""] * (len(points) - 1), f"group {group}"],
-                "textposition": "bottom left",
+                "text": _named(len(points), nth, f"group {group}"),
+                "textposition": "bottom center",
                 "textfont": {"color": _colour(group)},
                 "cliponaxis": False,
                 "name": f"group {group}",
@@ -180,7 +180,7 @@ def accuracy(history: History, place: int) -> Chart | None:
                 "marker": {"color": _colour(group), "size": 9},
                 "hovertemplate": "%{y:.1%}" if shown.percent else "%{y:.3~g}",
             }
-            for group, points in sorted(lines.items())
+            for nth, (group, points) in enumerate(sorted(lines.items()))
         ],
         {
             "height": 460,
@@ -220,6 +220,12 @@ def _picked(versions: Sequence[int]) -> list[int]:
     if len(versions) <= _COLUMNS:
         return list(versions)
     return [versions[round(place * (len(versions) - 1) / (_COLUMNS - 1))] for place in range(_COLUMNS)]
+
+
+def _named(points: int, nth: int, name: str) -> list[str]:
+    """A line's name at one of its points; at another point for each line, so that names do not lie on one another."""
+    here = (points - 1 - nth) % points
+    return [name if place == here else "" for place in range(points)]
 
 
 def _colour(group: int) -> str:

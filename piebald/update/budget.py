@@ -84,13 +84,18 @@ def of_recipe(recipe: Recipe, known: int, rounds: int | None, delta: float | Non
         return []
     share = min(1.0, cohort / known if isinstance(cohort, int) else cohort)
     delta = min(1e-5, 0.1 / known) if delta is None else delta
-    stages = [stage for stage in recipe.update if isinstance(stage, Gaussian)]
-    return [
-        central(stage.multiplier, share, rounds, delta)
-        if stage.where == "centre"
-        else local(stage.multiplier, rounds, delta)
-        for stage in stages
-    ]
+    found = []
+    for stage in recipe.update:
+        if not isinstance(stage, Gaussian):
+            continue
+        if stage.where == "client":
+            found.append(local(stage.multiplier, rounds, delta))
+        elif recipe.weigh.singly():
+            found.append(central(stage.multiplier, share, rounds, delta))
+        else:
+            why = f"Nothing is known: {recipe.weigh.kind} is no weighted mean, so one client may move it by more."
+            found.append(Budget(math.inf, math.inf, delta, rounds, why))
+    return found
 
 
 def installed() -> bool:

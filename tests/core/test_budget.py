@@ -81,6 +81,9 @@ def test_a_run_says_what_it_spent() -> None:
         is None
     )
     assert of_recipe(recipe, 4, None) == []
+    (unknown,) = of_recipe(recipe.with_(weigh="median"), 4, 3)
+    assert unknown.epsilon_pld == math.inf
+    assert "no weighted mean" in unknown.meaning
 
 
 def test_a_missing_accountant_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
