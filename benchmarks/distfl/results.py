@@ -53,11 +53,22 @@ def classes(lines: Sequence[Line]) -> str:
                 " ".join(f"{value:.2f}" for value in ones[0]["ari"]),
                 f"{ones[0]['groups'][-1]}",
                 f"{statistics.fmean(one['mb'] for one in ones):.0f}",
+                f"{ones[0]['extraction'] / max(ones[0]['seconds'] - ones[0]['extraction'], 1e-9):.1f}",
+                " ".join(map(str, ones[0]["steps"])),
                 f"{len(ones)}",
             ]
             for method, ones in methods.items()
         ]
-        head = ["method", "accuracy on own test rows, %", "ARI by round (first seed)", "groups", "MB", "seeds"]
+        head = [
+            "method",
+            "accuracy on own test rows, %",
+            "ARI by round (first seed)",
+            "groups",
+            "MB",
+            "extraction / training",
+            "synthesis steps",
+            "seeds",
+        ]
         text += [f"{case}:", "", table(head, rows), ""]
     return "\n".join(text)
 

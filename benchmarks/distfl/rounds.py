@@ -47,7 +47,7 @@ class Watch(Distfl):
     def assign(self, cohort: Any, known: Any, centre: Any) -> list[int]:
         work, rows = centre.work, range(len(cohort.clients))
         module = copy.deepcopy(work.model).eval()
-        noise = torch.randn((100, *work.shape), generator=torch.Generator().manual_seed(cohort.version))
+        noise = torch.randn((100, *work.shape), generator=torch.Generator().manual_seed(1))
         work.layout.load(module, sum(self._uploads(cohort, rows, work)) / len(rows))
         start = centre.memory.get("probes", noise)
         made = synthesise(module, batch_norm_targets(module, 0.5), start, 50, 0.1, 0.2)

@@ -83,6 +83,7 @@ def jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], 
     if part == "category":
         methods = {
             "DistFL": distfl(),
+            "DistFL, every third round": distfl(every=3),
             "DistFL, single-round gap": distfl(find="gap"),
             "K-Cluster (K = 5)": kcluster(5),
             "K-Cluster (K = 5), cold start": kcluster(5, warm=0),
