@@ -39,7 +39,11 @@ class Rows:
 
 
 class Clients(Protocol):
-    """Who holds what.  Clients are numbered from 0; their rows are fetched only when asked for."""
+    """Who holds what.  Clients are numbered from 0; their rows are fetched only when asked for.
+
+    They may also have `root`, rows (or None) that the centre keeps for itself and may train on or look at, for the
+    parts that need such rows.  Never those of `common`.
+    """
 
     @property
     def names(self) -> Sequence[str]:
@@ -52,10 +56,6 @@ class Clients(Protocol):
     @property
     def common(self) -> Rows | None:
         """A test set that belongs to no client, or None."""
-
-    @property
-    def root(self) -> Rows | None:
-        """Rows that the centre keeps for itself and may train on or look at, or None.  Never those of `common`."""
 
     def __len__(self) -> int: ...
 

@@ -474,13 +474,6 @@ def _kept(store: RunStore, controller: Controller) -> tuple[int, Models]:
         return controller.version, controller.models
     store.set_meta(best=best.version)
     return best.version, best.models or Models.of(store.centre(best.version))
-    communities = controller.communities
-    models = (
-        {client: communities.of(client).model for client in range(len(plan.clients))} if communities.group_of else {}
-    )
-    community = communities.main.model
-    source = store if store.path is None else store.path
-    return Run(source, plan.work, plan.clients, controller.version, community, models)
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from piebald.client.scaffold import Scaffold
 from piebald.client.schedule import Constant, Cosine, Exponential, StepDecay
 from piebald.client.sgd import Sgd, Training
 from piebald.client.share import AllBut, Everything, Nothing, OneHot, Only
-from piebald.client.share import AllBut, Everything, Nothing, Only
 from piebald.client.with_moments import WithMoments
 
 __all__ = [

@@ -72,7 +72,12 @@ class Communities:
     @property
     def main(self) -> Community:
         """The community whose model stands for the run."""
-        return self.group(self.recipe.group.main(self.kept.get(("group", 0), {})))
+        return self.group(self.chief)
+
+    @property
+    def chief(self) -> int:
+        """The number of the main community."""
+        return self.recipe.group.main(self.kept.get(("group", 0), {}))
 
     def of(self, client: int) -> Community:
         """The community that a client belongs to; the main one for a newcomer."""
@@ -196,7 +201,9 @@ class Communities:
             plain = {name: value for name, value in values.items() if not isinstance(value, Tensor)}
             tensors |= {f"kept/{axis}/{number}/{n}": value for n, value in values.items() if isinstance(value, Tensor)}
             kept.append([axis, number, plain])
-        return Checkpoint(tensors, {"group_of": sorted(self.group_of.items()), "groups": numbers, "kept": kept})
+        return Checkpoint(
+            tensors, {"main": self.chief, "group_of": sorted(self.group_of.items()), "groups": numbers, "kept": kept}
+        )
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Take up what `state` gave."""

@@ -315,7 +315,7 @@ class Controller:
     @property
     def models(self) -> Models:
         """The community models as they are now."""
-        return Models(dict(self.communities.models), dict(self.communities.group_of))
+        return Models(dict(self.communities.models), dict(self.communities.group_of), self.communities.chief)
 
     def _measures(self, last: bool) -> bool:
         """Whether models are scored at this version."""

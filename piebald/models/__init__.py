@@ -5,6 +5,13 @@ from piebald.models.dense import Logistic, Mlp
 from piebald.models.embedded import embedded
 from piebald.models.extractors import SqueezeNet, embed, squeezenet
 from piebald.models.gated import (
+    Conditioning,
+    GatedClassifier,
+    GatedCnn,
+    GatedConvolution,
+    GatedUnit,
+    PlainClassifier,
+)
 from piebald.models.log_mel import LogMel
 from piebald.models.normalised import Cnn1dBn, MlpBn
 from piebald.models.registry import build_model, names

@@ -2,8 +2,8 @@
 
 import piebald.update  # noqa: F401 - so that stages can be named in recipes
 from piebald.recipes.async_fedavg import async_fedavg
-from piebald.recipes.cgau import cgau
 from piebald.recipes.cfl import cfl
+from piebald.recipes.cgau import cgau
 from piebald.recipes.distfl import distfl
 from piebald.recipes.ditto import ditto
 from piebald.recipes.dvw import adaptive_dvw, async_dvw, sync_dvw
@@ -27,8 +27,8 @@ __all__ = [
     "adaptive_dvw",
     "async_dvw",
     "async_fedavg",
-    "cgau",
     "cfl",
+    "cgau",
     "distfl",
     "ditto",
     "fedadam",

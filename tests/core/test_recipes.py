@@ -56,6 +56,15 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "private": patterns,
     "shared": patterns,
     "shared_matrix": st.booleans(),
+    "probes": st.integers(2, 500),
+    "channels": st.floats(0.01, 1.0),
+    "find": st.sampled_from(["silhouette", "gap"]),
+    "normal": st.sampled_from(["largest", "root"]),
+    "every": counts,
+    "k": counts,
+    "warm": st.integers(0, 3),
+    "eps1": positive,
+    "eps2": positive,
     "weigh": st.sampled_from(["examples", "gradient_norm"]),
 }
 BREAKS_SCAFFOLD = {"momentum", "weight_decay", "clip"}
