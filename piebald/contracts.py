@@ -39,7 +39,11 @@ class Rows:
 
 
 class Clients(Protocol):
-    """Who holds what.  Clients are numbered from 0; their rows are fetched only when asked for."""
+    """Who holds what.  Clients are numbered from 0; their rows are fetched only when asked for.
+
+    They may also have `root`, rows (or None) that the centre keeps for itself and may train on or look at, for the
+    parts that need such rows.  Never those of `common`.
+    """
 
     @property
     def names(self) -> Sequence[str]:
@@ -333,6 +337,12 @@ class Local(Protocol):
         """The loss and the task's metrics by name, each [c] (NaN without rows), and how many rows were counted [c].
 
         Models are in evaluation mode: no dropout, batch norm with its running statistics.
+        """
+
+    def moments(self, model: Tensor, layers: Sequence[str]) -> Tensor:
+        """Mean and variance of what goes into some layers over the clients' training rows, channel by channel [c, m].
+
+        For each layer all means, then all variances; 0 for a client without rows.  Models are in evaluation mode.
         """
 
     def confusion(self, model: Tensor, split: Split) -> Tensor:

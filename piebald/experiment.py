@@ -34,6 +34,7 @@ from piebald.progress import Bar
 from piebald.report.comparison import Comparison
 from piebald.report.store import RunStore
 from piebald.task import Task, task_for
+from piebald.update.budget import installed, of_recipe
 
 Model = nn.Module | Callable[[int], nn.Module]
 Metrics = Mapping[str, Any] | Sequence[str]
@@ -299,6 +300,14 @@ def _plan(
         )
     where = build("runtime", {"kind": runtime} if isinstance(runtime, str) else runtime)
     assert isinstance(where, Where)
+    for part in (*recipe.update, *(getattr(recipe, axis) for axis in Recipe.axes if axis != "update")):
+        if why := part.misfit(work):
+            raise SettingError(why)
+        if part.needs_root() and getattr(federation, "root", None) is None:
+            raise SettingError(
+                f"{part.axis} {part.kind!r} needs rows that the centre may look at, and there are none: set the "
+                "partition's centre = 100, or root = (x, y) of clients_from"
+            )
     where = where.settled(work, federation, cohort_size(cohort, len(federation)))
     every, count, split = evaluate
     if stop is not None and stop.measures and not every:
@@ -323,6 +332,7 @@ def _plan(
         "model": type(work.model).__name__,
         "parameters": work.layout.size,
         "shared": work.layout.shared,
+        "privacy": [one.plain() for one in of_recipe(recipe, len(federation), rounds)] if installed() else None,
         "layout": [[slot.name, list(slot.shape)] for slot in work.layout.slots],
         "classes": list(federation.classes) if federation.classes is not None else None,
         "clients": len(federation),

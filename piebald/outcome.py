@@ -27,6 +27,7 @@ class Run(History):
     Attributes:
         work: the model, its layout and the task that clients were given.
         groups: the community models [s] by the group's number.
+        main: the number of the group whose model stands for the run.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class Run(History):
     ) -> None:
         super().__init__(source)
         self.work = work
+        self.main = models.main
         first = {0: work.initial[: work.layout.shared]}  # where nobody is in a group yet
         self.groups: Mapping[int, Tensor] = dict(sorted((first | dict(models.groups)).items()))
         self._clients = clients
@@ -45,9 +47,9 @@ class Run(History):
         """A copy of the user's module, ready to use.
 
         Args:
-            client: None gives the community model (of group 0 where there are several); its private layers, if any, are
-                as they were at the start.  A number gives that client's personal model: with its private layers,
-                fine-tuned, or Ditto's, as the recipe has it.
+            client: None gives the community model (of the main group where there are several); its private layers, if
+                any, are as they were at the start.  A number gives that client's personal model: with its private
+                layers, fine-tuned, or Ditto's, as the recipe has it.
 
         Raises:
             SettingError: the recipe makes personal models and the run was not kept in a folder.
@@ -56,9 +58,11 @@ class Run(History):
         self.work.layout.load(module, self.start() if client is None else self._personal(client))
         return module.eval()
 
-    def start(self, group: int = 0) -> Tensor:
+    def start(self, group: int | None = None) -> Tensor:
         """What a newcomer starts from [p]: a group's community model with the first private numbers."""
-        return torch.cat([self.groups[group], self.work.initial[self.work.layout.shared :]])
+        return torch.cat(
+            [self.groups[self.main if group is None else group], self.work.initial[self.work.layout.shared :]]
+        )
 
     def _personal(self, client: int) -> Tensor:
         if not 0 <= client < len(self._clients):
@@ -72,5 +76,5 @@ class Run(History):
                 raise SettingError("what clients remember is kept in a run folder only: run with out='some/folder'")
             remembered |= self._store.memory(client, self._version)  # who never took part remembers the start
         engine = make_engine("lean", self.work, self._clients, torch.device("cpu"), bfloat16=False)
-        community = self.groups[self._group_of.get(client, 0)]
+        community = self.groups[self._group_of.get(client, self.main)]
         return personal_model(engine, client, self._version, community, remembered)

@@ -49,6 +49,14 @@ class Part(BaseModel):
         cls.kind = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
         Part.registry.setdefault(cls.axis, {})[cls.kind] = cls
 
+    def needs_root(self) -> bool:
+        """Whether the centre must hold rows of its own (`Clients.root`)."""
+        return False
+
+    def misfit(self, work: Work) -> str | None:
+        """Why this part cannot work with a run's model, task or rule, or None; said before anything is trained."""
+        return None
+
     def table(self) -> dict[str, Any]:
         """This part as plain values: its kind and its fields, without those that are None."""
         return {"kind": self.kind, **self.model_dump(exclude_none=True)}
@@ -106,6 +114,10 @@ class Rule(Part):
     def validates(self) -> bool:
         """Whether clients need validation rows."""
         return False
+
+    def uploads(self) -> tuple[str, ...]:
+        """Names of the vectors that an update carries besides the model, as far as the rule sends any."""
+        return tuple(sorted(self.common(0)))
 
     def least_steps(self, examples: int) -> int:
         """Steps that an assignment takes at least: a simulator need not compute before so many could be done."""
@@ -252,6 +264,10 @@ class Group(Part):
         """
         raise NotImplementedError
 
+    def main(self, memory: Mapping[str, Any]) -> int:
+        """The group whose model stands for the run and that newcomers are in; `memory` is what the part keeps."""
+        return 0
+
     def offer(self, models: Mapping[int, Tensor], work: Work) -> dict[str, Tensor]:
         """What a training assignment brings besides the client's own community model, e.g. "candidates" [K, s]."""
         return {}
@@ -394,7 +410,7 @@ class Recipe(BaseModel):
                     f"choose another {part.axis}, or drop {hiding[0]}"
                 )
         self._check_cached()
-        extra = sorted(self.learn.common(0))
+        extra = self.learn.uploads()
         for stage in self.update:
             if stage.model_only and extra:
                 raise ValueError(

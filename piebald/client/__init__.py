@@ -4,11 +4,13 @@ from piebald.client.adaptive import Adaptive
 from piebald.client.ditto import Ditto
 from piebald.client.evaluate import Evaluate
 from piebald.client.fine_tune import FineTune
+from piebald.client.lowest_loss import LowestLoss
 from piebald.client.proximal import Proximal
 from piebald.client.scaffold import Scaffold
 from piebald.client.schedule import Constant, Cosine, Exponential, StepDecay
 from piebald.client.sgd import Sgd, Training
 from piebald.client.share import AllBut, Everything, Nothing, OneHot, Only
+from piebald.client.with_moments import WithMoments
 
 __all__ = [
     "Adaptive",
@@ -20,6 +22,7 @@ __all__ = [
     "Everything",
     "Exponential",
     "FineTune",
+    "LowestLoss",
     "Nothing",
     "OneHot",
     "Only",
@@ -28,4 +31,5 @@ __all__ = [
     "Sgd",
     "StepDecay",
     "Training",
+    "WithMoments",
 ]

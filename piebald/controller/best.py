@@ -13,10 +13,11 @@ from piebald.contracts import Checkpoint
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Models:
-    """Community models [s] by group, and the group of each client that was put into one (others are in group 0)."""
+    """Community models [s] by group, and the group of each client that was put into one (others are in `main`)."""
 
     groups: Mapping[int, Tensor]
     group_of: Mapping[int, int]
+    main: int = 0
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Models:
@@ -25,7 +26,8 @@ class Models:
         groups = {
             int(name[1]): checkpoint.tensors["/".join(name)] for name in names if name[0::2] == ["group", "model"]
         }
-        return cls(groups, {int(client): int(group) for client, group in checkpoint.values["communities"]["group_of"]})
+        values = checkpoint.values["communities"]
+        return cls(groups, {int(client): int(group) for client, group in values["group_of"]}, values.get("main", 0))
 
 
 @dataclass(slots=True, eq=False)

@@ -69,9 +69,19 @@ class Communities:
     kept: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
     last: Memory = field(default_factory=lambda: Memory(prefix="last"))
 
+    @property
+    def main(self) -> Community:
+        """The community whose model stands for the run."""
+        return self.group(self.chief)
+
+    @property
+    def chief(self) -> int:
+        """The number of the main community."""
+        return self.recipe.group.main(self.kept.get(("group", 0), {}))
+
     def of(self, client: int) -> Community:
-        """The community that a client belongs to; group 0 for a newcomer."""
-        return self.group(self.group_of.get(client, 0))
+        """The community that a client belongs to; the main one for a newcomer."""
+        return self.group(self.group_of[client]) if client in self.group_of else self.main
 
     @property
     def models(self) -> Mapping[int, Tensor]:
@@ -191,7 +201,9 @@ class Communities:
             plain = {name: value for name, value in values.items() if not isinstance(value, Tensor)}
             tensors |= {f"kept/{axis}/{number}/{n}": value for n, value in values.items() if isinstance(value, Tensor)}
             kept.append([axis, number, plain])
-        return Checkpoint(tensors, {"group_of": sorted(self.group_of.items()), "groups": numbers, "kept": kept})
+        return Checkpoint(
+            tensors, {"main": self.chief, "group_of": sorted(self.group_of.items()), "groups": numbers, "kept": kept}
+        )
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Take up what `state` gave."""

@@ -165,7 +165,8 @@ class Controller:
     # -- asking and taking
 
     def _send(self, clients: Sequence[int]) -> None:
-        assignments = [self._assignment(client) for client in clients]
+        offer = self.recipe.group.offer(self.communities.models, self.work)
+        assignments = [self._assignment(client, offer=offer) for client in clients]
         for assignment in assignments:
             self.roster.take(assignment)
             self._turns[assignment.client] = assignment.turn + 1
@@ -177,12 +178,14 @@ class Controller:
             pool = Pool(self.recipe.weigh, self._limits[assignments[0].id])
         self.runtime.submit(assignments, pool)
 
-    def _assignment(self, client: int, query: Query | None = None, free: bool = False) -> Assignment:
+    def _assignment(
+        self, client: int, query: Query | None = None, free: bool = False, offer: Mapping[str, Tensor] | None = None
+    ) -> Assignment:
         """One assignment from the client's own community."""
         community = self.communities.of(client)
         parts = {"model": community.model}
         if query is None:
-            parts |= {**community.common, **self.recipe.group.offer(self.communities.models, self.work)}
+            parts |= {**community.common, **(offer or {})}
         turn = self._turns.get(client, 0) if query is None else 0
         return self._made(client, parts, query, free, turn, community.committed)
 
@@ -236,7 +239,7 @@ class Controller:
         self.tally.updates += len(arrivals)
         self.tally.nbytes += sum(row["bytes_down"] + row["bytes_up"] for row in rows)
         over = self._over()
-        step = step_row(rows, self.version, self._stepped, self.tally.wall, self.communities.group(0).norm)
+        step = step_row(rows, self.version, self._stepped, self.tally.wall, self.communities.main.norm)
         due = over or self.version % self.checkpoint_every == 0
         due = due or (self.measuring.validate is not None and self._measures(over))  # what may be the best is kept
         # the checkpoint is made before measuring: a resumed run measures this version again, to the same numbers
@@ -312,7 +315,7 @@ class Controller:
     @property
     def models(self) -> Models:
         """The community models as they are now."""
-        return Models(dict(self.communities.models), dict(self.communities.group_of))
+        return Models(dict(self.communities.models), dict(self.communities.group_of), self.communities.chief)
 
     def _measures(self, last: bool) -> bool:
         """Whether models are scored at this version."""

@@ -13,10 +13,14 @@ from piebald.models.gated import (
     PlainClassifier,
 )
 from piebald.models.log_mel import LogMel
+from piebald.models.normalised import Cnn1dBn, MlpBn
 from piebald.models.registry import build_model, names
+from piebald.models.resnet import Resnet18, Resnet50
+from piebald.models.vgg import Vgg11
 
 __all__ = [
     "Cnn1d",
+    "Cnn1dBn",
     "CnnBn",
     "Conditioning",
     "GatedClassifier",
@@ -28,9 +32,13 @@ __all__ = [
     "Logistic",
     "MetisCnn",
     "Mlp",
+    "MlpBn",
     "PlainClassifier",
+    "Resnet18",
+    "Resnet50",
     "SmallCnn",
     "SqueezeNet",
+    "Vgg11",
     "build_model",
     "embed",
     "embedded",

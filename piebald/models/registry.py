@@ -13,10 +13,14 @@ from piebald.errors import SettingError, unknown
 from piebald.models.convolutional import Cnn1d, CnnBn, LeafCnn, MetisCnn, SmallCnn
 from piebald.models.dense import Logistic, Mlp
 from piebald.models.gated import GatedClassifier, GatedCnn, PlainClassifier
+from piebald.models.normalised import Cnn1dBn, MlpBn
+from piebald.models.resnet import Resnet18, Resnet50
+from piebald.models.vgg import Vgg11
 from piebald.randomness import key
 
 _MODELS: dict[str, type[nn.Module]] = {
     "cnn_1d": Cnn1d,
+    "cnn_1d_bn": Cnn1dBn,
     "cnn_bn": CnnBn,
     "gated_classifier": GatedClassifier,
     "gated_cnn": GatedCnn,
@@ -25,7 +29,11 @@ _MODELS: dict[str, type[nn.Module]] = {
     "logistic": Logistic,
     "mlp": Mlp,
     "plain_classifier": PlainClassifier,
+    "mlp_bn": MlpBn,
+    "resnet18": Resnet18,
+    "resnet50": Resnet50,
     "small_cnn": SmallCnn,
+    "vgg11": Vgg11,
 }
 
 

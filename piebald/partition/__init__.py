@@ -1,5 +1,6 @@
 """Who holds what: a data set dealt to clients, your own data as clients, and the devices they have."""
 
+from piebald.partition.backdoor import Backdoor
 from piebald.partition.base import Partition
 from piebald.partition.by_embedding import ByEmbedding
 from piebald.partition.by_owner import ByOwner
@@ -23,6 +24,7 @@ from piebald.partition.trace import Trace
 from piebald.partition.vertical import Parties, Party, Vertical
 
 __all__ = [
+    "Backdoor",
     "Blur",
     "ByEmbedding",
     "ByOwner",

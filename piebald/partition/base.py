@@ -46,6 +46,8 @@ class Partition(Part):
         validation: share of each client's rows (published test rows apart) for its validation part, in [0, 1).
         test: share of each client's rows for its test part where the data set publishes none, in [0, 1).
         pool: deal the published training and test rows as one set.
+        centre: training rows that the centre keeps for itself and no client gets, in proportion from the classes; for
+            methods that need a few trusted rows.
         limit: use at most this many rows, drawn in proportion from classes and from training and test.
         changes: what is done to some clients' rows after the deal: flipped labels, noise, blur, ...
     """
@@ -57,6 +59,7 @@ class Partition(Part):
     validation: float = Field(default=0.0, ge=0, lt=1)
     test: float = Field(default=0.2, ge=0, lt=1)
     pool: bool = False
+    centre: int = Field(default=0, ge=0)
     limit: int | None = Field(default=None, ge=1)
     changes: tuple[AnyChange, ...] | None = None
 
@@ -82,6 +85,7 @@ class Partition(Part):
             out = hold_out(order, self.test, key(self.seed, "together"), labels(data, train), data.together[train])
             train, test = train[~out], train[out]
             validation /= 1 - self.test
+        root, train = self._kept(data, train)
         client, names = self.deal(data, train)
         lists = Lists.of(client, len(names), train)
         if not lists.sizes.all():
@@ -98,7 +102,7 @@ class Partition(Part):
             parts = three_ways(lists, label, validation, 0.0, self.seed, data.together)
             parts["test"] = Lists.of(holder, len(names), test)
             common = test[holder != NOBODY]
-        clients = PooledClients(data.x, data.y, parts, names=names, classes=data.classes, common=common)
+        clients = PooledClients(data.x, data.y, parts, names=names, classes=data.classes, common=common, root=root)
         return changed(clients, self.changes, data.x) if self.changes else clients
 
     def deal(self, data: DataSet, rows: Ints) -> tuple[Ints, Sequence[str]]:
@@ -165,6 +169,15 @@ class Partition(Part):
         kept = self._limited(data, np.concatenate([train, data.test]), np.repeat([0, 1], [len(train), len(data.test)]))
         is_test = np.isin(kept, data.test)
         return np.sort(kept[~is_test]), np.sort(kept[is_test])
+
+    def _kept(self, data: DataSet, train: Ints) -> tuple[Ints | None, Ints]:
+        """The rows that the centre keeps, and those to deal."""
+        if not self.centre:
+            return None, train
+        if self.centre >= len(train):
+            raise self.refuse(f"centre must be below the {len(train)} training rows there are, got {self.centre}")
+        kept = train[thin(labels(data, train), self.centre, key(self.seed, "centre"))]
+        return kept, np.setdiff1d(train, kept)
 
     def _limited(self, data: DataSet, rows: Ints, side: Ints | None = None) -> Ints:
         if self.limit is None or self.limit >= len(rows):

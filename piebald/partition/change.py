@@ -29,6 +29,7 @@ class Change(Part):
 
     axis = "change"
     of_labels: ClassVar[bool] = False  # True: labels of training and validation rows; False: inputs of all rows
+    of_both: ClassVar[bool] = False  # True: inputs and labels of training and validation rows (`rows`)
 
     share: float = Field(default=1.0, ge=0, le=1)
     clients: tuple[int, ...] | None = None
@@ -54,6 +55,10 @@ class Change(Part):
 
     def inputs(self, x: Tensor, client: int) -> Tensor:
         """New inputs [n, ...] for a client's inputs, float32 (images in [0, 1])."""
+        raise NotImplementedError
+
+    def rows(self, x: Tensor, y: Ints, classes: int, client: int) -> tuple[Tensor, Ints]:
+        """New inputs and labels for a client's rows, where the two change together."""
         raise NotImplementedError
 
     def refuse(self, why: str) -> SettingError:

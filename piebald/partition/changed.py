@@ -18,8 +18,8 @@ from piebald.partition.parts import SPLITS
 def changed(clients: PooledClients, changes: Sequence[Change], x: Tensor | Decoded) -> PooledClients:
     """These clients with changed rows; they are left as they were, and `common` stays clean.
 
-    Labels change in training and validation rows only: a poisoned holder still wants to be right.  Inputs change in
-    all rows of the client, as its camera is what it is.
+    Labels, and inputs that change with them, change in training and validation rows only: a poisoned holder still wants
+    to be right.  Other inputs change in all rows of the client, as its camera is what it is.
 
     Args:
         clients: who holds what.
@@ -33,17 +33,24 @@ def changed(clients: PooledClients, changes: Sequence[Change], x: Tensor | Decod
     moved = x[:].clone() if any(not change.of_labels for change in changes) else None
     for change in changes:
         for client in change.chosen(len(clients)).tolist():
-            splits = SPLITS[:2] if change.of_labels else SPLITS
+            poisons = change.of_labels or change.of_both
+            splits = SPLITS[:2] if poisons else SPLITS
             rows = torch.from_numpy(np.concatenate([clients.indices(client, split) for split in splits]))
-            if moved is not None and not change.of_labels:
-                moved[rows] = _stored(change.inputs(floats(moved[rows]), client), moved)
-            elif clients.classes is None or y.dim() != 1:
+            if poisons and (clients.classes is None or y.dim() != 1):
                 raise change.refuse("rows have no class each, so there is nothing to flip")
-            else:
-                y[rows] = torch.from_numpy(change.labels(y[rows].numpy(), len(clients.classes), client))
+            classes = len(clients.classes or ())
+            if change.of_labels:
+                y[rows] = torch.from_numpy(change.labels(y[rows].numpy(), classes, client))
+            elif moved is not None and change.of_both:
+                inputs, labels = change.rows(floats(moved[rows]), y[rows].numpy(), classes, client)
+                moved[rows], y[rows] = _stored(inputs, moved), torch.from_numpy(labels)
+            elif moved is not None:
+                moved[rows] = _stored(change.inputs(floats(moved[rows]), client), moved)
     parts = {split: clients.lists(split) for split in SPLITS}
     x = x if moved is None else moved
-    return PooledClients(x, y, parts, names=clients.names, classes=clients.classes, common=clients.common)
+    return PooledClients(
+        x, y, parts, names=clients.names, classes=clients.classes, common=clients.common, root=clients.root
+    )
 
 
 def _stored(values: Tensor, like: Tensor) -> Tensor:

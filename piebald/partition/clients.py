@@ -32,6 +32,7 @@ class PooledClients:
         names: a name for each client, by default its number.
         classes: names of the classes, None where targets are not classes.
         common: a test set that belongs to no client: rows, or row numbers of the pool.
+        root: rows that the centre keeps for itself: rows, or row numbers of the pool.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class PooledClients:
         names: Sequence[str] | None = None,
         classes: Sequence[str] | None = None,
         common: Rows | Ints | None = None,
+        root: Rows | Ints | None = None,
     ) -> None:
         count = len(parts["train"])
         none = Lists(np.zeros(0, dtype=np.int64), np.zeros(count + 1, dtype=np.int64))
@@ -50,7 +52,7 @@ class PooledClients:
         self._parts = {split: parts.get(split, none) for split in SPLITS}
         self._names = Numbered(count) if names is None else names
         self._classes = classes
-        self._common = common
+        self._common, self._root = common, root
         self._tables: dict[str, Ints] = {}
         if len(self._names) != count:
             raise SettingError(f"names must give one name to each of the {count} clients, got {len(self._names)}")
@@ -79,6 +81,13 @@ class PooledClients:
     def lazy(self) -> bool:
         """Whether inputs stay in their files until rows are asked for, so that `x` would decode all of them."""
         return isinstance(self._stored, Decoded)
+
+    @cached_property
+    def root(self) -> Rows | None:
+        """Rows that the centre keeps for itself, or None."""
+        if isinstance(self._root, np.ndarray):
+            return self._gather(self._root) if len(self._root) else None
+        return self._root
 
     @cached_property
     def x(self) -> Tensor:

@@ -27,6 +27,7 @@ class LazyClients:
         names: a name for each client, by default its number.
         classes: names of the classes, None where targets are not classes.
         common: a test set that belongs to no client.
+        root: rows that the centre keeps for itself.
         validation: share of a client's rows.
         test: share of a client's rows.
         seed: of the division.
@@ -45,6 +46,7 @@ class LazyClients:
         names: Sequence[str] | None = None,
         classes: Sequence[str] | None = None,
         common: Rows | None = None,
+        root: Rows | None = None,
         validation: float = 0.0,
         test: float = 0.2,
         seed: int = 0,
@@ -62,7 +64,7 @@ class LazyClients:
         check_shares(validation, test)
         self._count, self._load = count, load
         self._names: Sequence[str] = Numbered(count) if names is None else names
-        self._classes, self._common = classes, common
+        self._classes, self._common, self._root = classes, common, root
         self._validation, self._test, self._seed = validation, test, seed
         self._tokens = tokens
         self._cache: dict[int, dict[Split, Rows]] = {}  # least recently used first
@@ -85,6 +87,11 @@ class LazyClients:
     def common(self) -> Rows | None:
         """A test set that belongs to no client, or None."""
         return self._common
+
+    @property
+    def root(self) -> Rows | None:
+        """Rows that the centre keeps for itself, or None."""
+        return self._root
 
     def rows(self, client: int, split: Split) -> Rows:
         """The rows of one part, loaded unless they are in the cache; empty where the client has none."""

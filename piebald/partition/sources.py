@@ -38,6 +38,7 @@ def clients_from(
     classes: Sequence[str] | None = None,
     common: Any = None,
     tokens: bool = False,
+    root: Any = None,
 ) -> PooledClients:
     """Clients from data in memory.
 
@@ -60,6 +61,7 @@ def clients_from(
         classes: names of the classes in the order of their numbers.
         common: a test set (x, y) that belongs to no client; by default all clients' test parts together.
         tokens: inputs are whole numbers for an embedding layer (words of a text) and become int64, not float32.
+        root: rows (x, y) that the centre keeps for itself, for methods that need a few trusted rows.
 
     Raises:
         SettingError: anything that cannot be trained on, in one sentence that names the client or the column.
@@ -89,13 +91,18 @@ def clients_from(
     lists = Lists.of(table.client, len(table.names))
     label = y if y.dtype == np.int64 and y.ndim == 1 else None
     parts = three_ways(lists, label, validation, test, seed)
+
+    def extra(who: str, rows: Any) -> Rows:
+        return _extra(who, rows, table, named, y.dtype, tokens)
+
     return PooledClients(
         torch.from_numpy(table.x),
         torch.from_numpy(y),
         parts,
         names=names,
         classes=None if named is None or y.dtype != np.int64 else [str(name) for name in named],
-        common=np.sort(parts["test"].values) if common is None else _common(common, table, named, y.dtype, tokens),
+        common=np.sort(parts["test"].values) if common is None else extra("common", common),
+        root=None if root is None else extra("root", root),
     )
 
 
@@ -201,13 +208,12 @@ def _read(dataset: Any, who: str) -> tuple[Any, Any]:
         ) from None
 
 
-def _common(common: Any, table: Table, classes: Sequence[str] | None, dtype: Any, tokens: bool) -> Rows:
-    who = "common"
-    x, y = _pair(common, who, tokens)
+def _extra(who: str, rows: Any, table: Table, classes: Sequence[str] | None, dtype: Any, tokens: bool) -> Rows:
+    x, y = _pair(rows, who, tokens)
     y = targets(y, who, classes)
     if x.shape[1:] != table.x.shape[1:] or x.dtype != table.x.dtype or y.dtype != dtype:
         raise SettingError(
-            f"common must look like the clients' rows, {_shape(table.x)} and {dtype} targets, "
+            f"{who} must look like the clients' rows, {_shape(table.x)} and {dtype} targets, "
             f"got {_shape(x)} and {y.dtype}"
         )
     return Rows(floats(torch.from_numpy(x)), torch.from_numpy(y))

@@ -2,7 +2,9 @@
 
 import piebald.update  # noqa: F401 - so that stages can be named in recipes
 from piebald.recipes.async_fedavg import async_fedavg
+from piebald.recipes.cfl import cfl
 from piebald.recipes.cgau import cgau
+from piebald.recipes.distfl import distfl
 from piebald.recipes.ditto import ditto
 from piebald.recipes.dvw import adaptive_dvw, async_dvw, sync_dvw
 from piebald.recipes.fedadam import fedadam
@@ -15,6 +17,7 @@ from piebald.recipes.fedprox import fedprox
 from piebald.recipes.fedyogi import fedyogi
 from piebald.recipes.fine_tuned import fine_tuned
 from piebald.recipes.hdafl import hdafl
+from piebald.recipes.ifca import ifca
 from piebald.recipes.lg_fedavg import lg_fedavg
 from piebald.recipes.local import local
 from piebald.recipes.registry import listing, make, names, rebuild, toml
@@ -24,7 +27,9 @@ __all__ = [
     "adaptive_dvw",
     "async_dvw",
     "async_fedavg",
+    "cfl",
     "cgau",
+    "distfl",
     "ditto",
     "fedadam",
     "fedasync",
@@ -36,6 +41,7 @@ __all__ = [
     "fedyogi",
     "fine_tuned",
     "hdafl",
+    "ifca",
     "lg_fedavg",
     "listing",
     "local",

@@ -33,6 +33,7 @@ def settings(comparison: Comparison) -> str:
         "Settings and versions",
         "",
         markup.facts("facts", facts),
+        _privacy(comparison),
         _recipes(comparison),
         _runs(comparison),
         *(_dump(label, group[0]) for label, group in comparison.groups.items()),
@@ -107,6 +108,20 @@ def _answer(part: Any) -> str:
         return "nothing" if part is None else _plain(part)
     fields = ", ".join(f"{name} {_plain(value)}" for name, value in part.items() if name != "kind")
     return ": ".join(piece for piece in (str(part.get("kind", "")), fields) if piece)
+
+
+def _privacy(comparison: Comparison) -> str:
+    """What noise on the updates buys, for labels whose recipe adds some."""
+    rows: list[list[Cell]] = []
+    for label, runs in comparison.groups.items():
+        for budget in runs[0].meta.get("privacy") or []:
+            epsilons = [budget["epsilon_pld"], budget["epsilon_rdp"]]
+            shown = ["infinite: no noise" if one is None else f"{one:.3g}" for one in epsilons]
+            rows.append([markup.key(comparison.labels, label), *shown, f"{budget['delta']:.1g}", budget["meaning"]])
+    if not rows:
+        return ""
+    caption = "Differential privacy that a whole run's noise gives, for the shared layers' changes and nothing else."
+    return markup.table(caption, ["Label", "Epsilon (PLD)", "Epsilon (RDP)", "Delta", "Meaning"], rows, kind="list")
 
 
 def _runs(comparison: Comparison) -> str:

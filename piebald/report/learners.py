@@ -29,7 +29,7 @@ def section(comparison: Comparison, drawn: list[Chart]) -> str:
         "idle": ("How long each learner waited", "Share of the run's clock without an assignment of its own.", idle),
     }
     found = [_bars(comparison, name, *words) for name, words in told.items()]
-    found += [_weights(label, history) for label, history in firsts.items()]
+    found += [_weights(label, history) for label, history in firsts.items() if _moves(history)]
     present = [chart for chart in found if chart]
     drawn += present
     body = "".join(markup.figure(chart) for chart in present)
@@ -73,9 +73,7 @@ def shares(history: History) -> tuple[list[float], dict[int, list[float]]]:
 
     Where the step keeps every learner's last model all of them count at every commit, else those that arrived.
     """
-    recipe = history.meta.get("recipe")
-    table = recipe.get("table", {}) if isinstance(recipe, dict) else {}
-    keeps = (table.get("step") or {}).get("kind") == "cached_swap"
+    keeps = (_table(history).get("step") or {}).get("kind") == "cached_swap"
     times = {row["version"]: row["time"] or 0.0 for row in history.rounds}
     rows = defaultdict(list)
     for row in trained(history):
@@ -92,6 +90,18 @@ def shares(history: History) -> tuple[list[float], dict[int, list[float]]]:
         for client in clients:
             found[client].append(weights.get(client, 0.0) / whole)
     return moments, found
+
+
+def _moves(history: History) -> bool:
+    """Whether shares differ from commit to commit for another reason than who was asked."""
+    table = _table(history)
+    weighed = (table.get("weigh") or {}).get("kind") in ("dvw", "by_staleness")
+    return weighed or (table.get("pace") or {}).get("kind", "synchronous") != "synchronous"
+
+
+def _table(history: History) -> dict[str, Any]:
+    recipe = history.meta.get("recipe")
+    return recipe.get("table") or {} if isinstance(recipe, dict) else {}
 
 
 def _stale(history: History) -> bool:

@@ -10,7 +10,7 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-from piebald.report import charts, learners, markup, wording
+from piebald.report import charts, groups, learners, markup, wording
 from piebald.report.charts import Chart
 from piebald.report.comparison import Axis, Comparison
 from piebald.report.details import settings, unlike
@@ -27,6 +27,7 @@ def render(comparison: Comparison, target: float | None = None) -> str:
         ("results", "Results", _results(comparison)),
         ("progress", "Progress", _progress(comparison, drawn)),
         ("clients", "Clients", _clients(comparison, drawn)),
+        ("groups", "Groups", groups.section(comparison, drawn)),
         ("gains", "Gains", _gains(comparison, drawn)),
         ("learners", "Learners", learners.section(comparison, drawn)),
         ("cost", "Cost", _cost(comparison, target)),

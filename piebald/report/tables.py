@@ -87,6 +87,11 @@ class History:
         return self._store.rows("score")
 
     @cached_property
+    def remarks(self) -> list[dict[str, Any]]:
+        """What parts of the centre put on record, see `contracts.Centre.remark`; one row a commit, part and name."""
+        return self._store.rows("remark")
+
+    @cached_property
     def arrivals(self) -> list[dict[str, Any]]:
         """One row an assignment that ended."""
         return self._store.rows("arrival")

@@ -37,6 +37,9 @@ TABLE: dict[str, dict[str, Any]] = {
     "async_fedavg": {},
     "sync_dvw": {},
     "async_dvw": {"above_chance": True, "power": 2.0},
+    "distfl": {"probes": 20},
+    "ifca": {"k": 2},
+    "cfl": {"eps1": 2.0, "eps2": 0.1},
     "adaptive_dvw": {"cycles": 3, "vc_tomb": 1},
 }
 # Settings of local training, and answers on other axes, that have to hold beside the recipes' defaults.

@@ -7,7 +7,7 @@ from piebald.errors import SettingError
 from piebald.models import build_model, names
 from piebald.parameters import Layout, matching
 
-SHAPES = {"cnn_1d": (2, 30)}  # the others read images
+SHAPES = {"cnn_1d": (2, 30), "cnn_1d_bn": (2, 30)}  # the others read images
 
 
 def parameters(model: torch.nn.Module) -> int:
@@ -27,6 +27,25 @@ def parameters(model: torch.nn.Module) -> int:
 )
 def test_parameters_at_28x28(name: str, outputs: int, count: int) -> None:
     assert parameters(build_model(name, (1, 28, 28), outputs)) == count
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("resnet18", 11_173_962),  # the count that is usual for the CIFAR form
+        ("resnet50", 23_520_842),
+        # configuration A's convolutions, batch norms, and the last layer
+        ("vgg11", 9 * (3 * 64 + 64 * 128 + 128 * 256 + 256**2 + 256 * 512 + 3 * 512**2) + 2 * 2752 + 5130),
+    ],
+)
+def test_parameters_at_cifar(name: str, count: int) -> None:
+    assert parameters(build_model(name, (3, 32, 32), 10)) == count
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50", "vgg11", "cnn_1d_bn", "mlp_bn", "cnn_bn"])
+def test_batch_norm_is_where_distfl_looks_for_it(name: str) -> None:
+    model = build_model(name, SHAPES.get(name, (3, 8, 8)), 4)
+    assert any(isinstance(layer, torch.nn.modules.batchnorm._BatchNorm) for layer in model.modules())
 
 
 @pytest.mark.parametrize("name", names())

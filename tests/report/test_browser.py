@@ -65,7 +65,7 @@ def test_all_is_drawn_quietly_and_fits(visit, address, width, scheme):
     assert said == []
     assert [url for url in asked if not url.startswith(("data:", "blob:"))] == [address]
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert page.locator(".plot").count() == 7
+    assert page.locator(".plot").count() == 9
     assert page.evaluate("[...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('svg'))")
     drawn = "[...document.querySelectorAll('.js-line, .boxes path.box, .heatmaplayer image')].length"
     assert page.evaluate(drawn) >= 5 * 3 + 5 + 4 + 4 + 1

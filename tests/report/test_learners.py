@@ -18,7 +18,14 @@ def arrival(number, version, client, sent, time, **more):
 
 def history(step="cached_swap"):
     """Client 0 ends tasks at 1 and 4, client 1 one of four seconds at 4; a lost one, a question in between."""
-    store = RunStore.create(None, {"recipe": {"name": "x", "table": {"step": {"kind": step}}}, "label": "x", "seed": 0})
+    store = RunStore.create(
+        None,
+        {
+            "recipe": {"name": "x", "table": {"step": {"kind": step}, "pace": {"kind": "asynchronous"}}},
+            "label": "x",
+            "seed": 0,
+        },
+    )
     store.commit({"version": 1, "time": 1.0}, [arrival(1, 1, 0, 0.0, 1.0, weight=1.0, raw_weight=3.0)])
     store.commit(
         {"version": 2, "time": 4.0},

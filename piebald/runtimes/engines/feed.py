@@ -36,7 +36,7 @@ class Feed:
             self._pool = Rows(x.to(device), y.to(device))
 
     def gather(self, clients: Sequence[int], split: Split) -> Gathered:
-        """The rows of some clients, on the device; `CENTRE` means the common test set."""
+        """The rows of some clients, on the device; of the `CENTRE` the common test set, or training rows of its own."""
         if self._pool is not None and CENTRE not in clients:
             places = [self.clients.indices(client, split) for client in clients]  # type: ignore[attr-defined]
             return Gathered(self._pool.x, self._pool.y, places)
@@ -50,14 +50,15 @@ class Feed:
 
     def words(self, seed: int, client: int, moment: int | str, phase: int) -> tuple[int | str, ...]:
         """What a client's randomness comes from.  Its name, not its number: numbers depend on who joined first."""
-        return (seed, self.clients.names[client], moment, phase)
+        return (seed, self.clients.names[client] if client != CENTRE else CENTRE, moment, phase)
 
     def _rows(self, client: int, split: Split) -> Rows:
         if client != CENTRE:
             return self.clients.rows(client, split)
-        if self.clients.common is None or split != "test":
+        rows = self.clients.common if split == "test" else getattr(self.clients, "root", None)
+        if rows is None:
             raise LookupError(f"the centre has no {split} rows")
-        return self.clients.common
+        return rows
 
 
 def batches(places: Places, descent: Descent, mixes: bool, *words: int | str) -> Iterator[Places]:

@@ -5,6 +5,7 @@ This is all that happens on the client side of the seam, whatever engine trains 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from piebald.contracts import Descended, Descent, Learned, Pool, Split, Start, Update, Work
 from piebald.errors import RuntimeFault
+from piebald.moments import Inputs, sums
 from piebald.parameters import nbytes
 from piebald.parts import Query
 from piebald.randomness import key
@@ -150,6 +152,9 @@ class _Lent:
     def score(self, model: Tensor, split: Split) -> tuple[dict[str, Tensor], Tensor]:
         return self.engine.score(self.stack.clients, model, split)
 
+    def moments(self, model: Tensor, layers: Sequence[str]) -> Tensor:
+        return moments(self.engine, self.stack.clients, model, layers)
+
     def confusion(self, model: Tensor, split: Split) -> Tensor:
         return self.engine.confusion(self.stack.clients, model, split)
 
@@ -175,6 +180,35 @@ def personal_model(
     remembered = {name: [tensor] for name, tensor in memory.items()}
     stack = Stack([client], [version], [version], [0], [community], {}, remembered, query=None)
     return engine.work.rule.personal(_start(engine, stack), _Lent(engine, stack))[0].cpu()
+
+
+def moments(engine: Engine, clients: Sequence[int], models: Tensor, layers: Sequence[str]) -> Tensor:
+    """See `contracts.Local.moments`.  One client after another on any engine: it is one pass without gradient."""
+    module, layout = copy.deepcopy(engine.work.model).to(engine.device).eval(), engine.work.layout
+    gathered, found = engine.feed.gather(clients, "train"), []
+    with torch.no_grad(), Inputs(module, layers) as inputs:
+        for model, places in zip(models, gathered.places, strict=True):
+            layout.load(module, model)
+            total: dict[str, tuple[Tensor, Tensor, int]] = {}
+            for part in torch.split(torch.from_numpy(places).to(engine.device), 256):
+                module(gathered.x.index_select(0, part))
+                for name in layers:
+                    before, new = total.get(name), sums(inputs.seen[name])
+                    total[name] = new if before is None else _added(before, new)
+            found.append(torch.cat([_moments(total[name]) for name in layers]) if total else None)
+    longest = max((len(one) for one in found if one is not None), default=0)
+    return torch.stack([one if one is not None else torch.zeros(longest, device=engine.device) for one in found])
+
+
+def _added(one: tuple[Tensor, Tensor, int], two: tuple[Tensor, Tensor, int]) -> tuple[Tensor, Tensor, int]:
+    return one[0] + two[0], one[1] + two[1], one[2] + two[2]
+
+
+def _moments(total: tuple[Tensor, Tensor, int]) -> Tensor:
+    """Means, then variances, from sums, sums of squares and a count."""
+    whole, squares, count = total
+    mean = whole / count
+    return torch.cat([mean, (squares / count - mean.square()).clamp(min=0)]).float()
 
 
 def _start(engine: Engine, stack: Stack) -> Start:

@@ -1,0 +1,86 @@
+"""Extraction and clustering beside a round's training: python benchmarks/distfl/cost.py --out runs/distfl
+
+Each step is timed on its own, in turns, and the shares are worked out from the medians; nothing else is assumed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from piebald.controller.group.clusters import by_silhouette
+from piebald.controller.group.divergence import divergences, unlikeness
+from piebald.controller.group.knowledge import batch_norm_targets, distance
+from piebald.models import build_model
+
+PROBES, BATCH = 200, 20
+
+
+def timed(work: Callable[[], Any]) -> float:
+    """Seconds of one call."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def steps(name: str, repeats: int) -> dict[str, float]:
+    """Median seconds of a training step, a synthesis step, and one model's answers."""
+    model = build_model(name, (3, 32, 32), 10)
+    x, y, probes = torch.randn(BATCH, 3, 32, 32), torch.randint(0, 10, (BATCH,)), torch.randn(PROBES, 3, 32, 32)
+    frozen = copy.deepcopy(model).eval()
+    targets = batch_norm_targets(frozen, 0.5)
+
+    def train() -> None:
+        functional.cross_entropy(model(x), y).backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.01 * parameter.grad
+                parameter.grad = None
+
+    def synthesise() -> None:
+        moved = probes.clone().requires_grad_()
+        torch.autograd.grad(distance(moved, frozen, targets)[0], [moved])
+
+    def answer() -> None:
+        with torch.no_grad():
+            frozen(probes)
+
+    parts = {"train": train, "synthesise": synthesise, "answer": answer}
+    found: dict[str, list[float]] = {part: [] for part in parts}
+    for _ in range(repeats):
+        for part, work in parts.items():
+            found[part].append(timed(work))
+    return {part: statistics.median(times) for part, times in found.items()}
+
+
+def matrices(clients: int) -> float:
+    """Seconds of divergences, unlikeness and clusters of so many clients."""
+    answers = torch.randn(clients, PROBES, 10).softmax(2)
+    return timed(lambda: by_silhouette(unlikeness(divergences(answers)).numpy()))
+
+
+def main() -> None:
+    """Measure and write one file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("runs/distfl"))
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    options.out.mkdir(parents=True, exist_ok=True)
+    found = {"steps": {name: steps(name, options.repeats) for name in ("cnn_bn", "resnet18")}}
+    found |= {"matrices": {str(clients): matrices(clients) for clients in (100, 1000)}}
+    (options.out / "cost.json").write_text(json.dumps(found))
+    print(json.dumps(found, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""DistFL's claims on real data: python benchmarks/distfl/run.py --only category attacks --seeds 0 1 --out runs/distfl
+
+Each run adds one line to OUT/results.jsonl; what is there already is not run again.  `results.py` writes RESULTS.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import federations as fed
+import numpy as np
+from sklearn.metrics import adjusted_rand_score
+
+import piebald
+from piebald import recipes
+from piebald.attack_success import AttackSuccess
+from piebald.models import build_model
+from piebald.parts import Recipe
+from piebald.task import accuracy
+
+TRAINING: dict[str, Any] = {"lr": 0.1, "epochs": 3, "batch": 10}
+PARTS = ("study", "category", "domains", "people", "attacks", "replacement", "privacy")
+
+
+def small(shape: tuple[int, ...]) -> Callable[[int], Any]:
+    """The small network with batch norm that fits these inputs."""
+    name = {3: "cnn_bn", 2: "cnn_1d_bn", 1: "mlp_bn"}[len(shape)]
+    outputs = {3: 10, 2: 6, 1: 10}[len(shape)]
+    settings = {"channels": (8, 8)} if shape[-1] == 8 else {}  # the digits are 8 pixels wide
+    return lambda seed: build_model(name, shape, outputs, seed=seed, **settings)
+
+
+def distfl(root: bool = False, **group: Any) -> Recipe:
+    """DistFL with settings of its group part."""
+    made = recipes.distfl(normal="root" if root else "largest", **TRAINING)
+    return made.with_(group={**made.group.table(), **group})
+
+
+def kcluster(k: int, warm: int = 1) -> Recipe:
+    """K-Cluster: k-means with ten restarts after the first round, or a cold start."""
+    return recipes.ifca(k=k, warm=warm, **TRAINING)
+
+
+def plain(weigh: Any = "by_examples", update: Any = ()) -> Recipe:
+    """FedAvg with another weighing and attacks."""
+    return recipes.fedavg(**TRAINING).with_(weigh=weigh, update=update)
+
+
+DEFENCES: dict[str, Any] = {
+    "median": "median",
+    "trimmed mean": {"kind": "trimmed_mean", "attackers": 0.4},
+    "Krum": {"kind": "krum", "attackers": 0.4},
+    "multi-Krum": {"kind": "multi_krum", "attackers": 0.4},
+    "Bulyan": {"kind": "bulyan", "attackers": 0.2},
+    "geometric median": "geometric_median",
+    "norm clipping": "norm_clipping",
+    "IRLS": "irls",
+    "GRA": "gra",
+    "Credit": "credit",
+    "FLTrust": "fltrust",
+    "FoolsGold": "foolsgold",
+}
+
+
+def jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], Any], int]]:
+    """(case, method, recipe, federation, rounds) of one part."""
+    if part == "study":
+        cases: dict[str, Callable[[], Any]] = {
+            "5 equal groups": lambda: fed.planted([10] * 5, seed=seed),
+            "5 unequal groups": lambda: fed.planted([20, 12, 9, 6, 3], seed=seed),
+            "one group": lambda: fed.attacked("cifar10", 50, 0, seed=seed),
+            "20 % attack": lambda: fed.attacked("cifar10", 50, 10, seed=seed),
+            "40 % attack": lambda: fed.attacked("cifar10", 50, 20, seed=seed),
+            "80 % attack": lambda: fed.attacked("cifar10", 50, 40, seed=seed),
+        }
+        for case, federation in cases.items():
+            yield case, "DistFL", distfl(), federation, 12
+    if part == "category":
+        methods = {
+            "DistFL": distfl(),
+            "DistFL, every third round": distfl(every=3),
+            "DistFL, single-round gap": distfl(find="gap"),
+            "K-Cluster (K = 5)": kcluster(5),
+            "K-Cluster (K = 5), cold start": kcluster(5, warm=0),
+            "CFL": recipes.cfl(eps1=0.6, eps2=0.2, **TRAINING),
+            "FedAvg": plain(),
+            "Fine-tuning": recipes.fine_tuned(tune_epochs=3, **TRAINING),
+            "Local": recipes.local(**TRAINING),
+        }
+        for method, recipe in methods.items():
+            yield "CIFAR-10, 25 clients, 5 types", method, recipe, lambda: fed.planted([5] * 5, seed=seed), 6
+    if part in ("domains", "people"):
+        methods = {"DistFL": distfl(), "FedAvg": plain(), "Local": recipes.local(**TRAINING)}
+        methods |= {"Fine-tuning": recipes.fine_tuned(tune_epochs=3, **TRAINING)}
+        methods |= {f"K-Cluster (K = {k})": kcluster(k) for k in (2, 3, 4)}
+        for method, recipe in methods.items():
+            yield part, method, recipe, lambda: getattr(fed, part)(seed), 15
+    if part == "attacks":
+        for attackers in (6, 12, 24):
+            case = f"digits, {attackers} of 30 flip labels"
+            bound = lambda n=attackers: fed.honest("digits", 30, n, each=30, seed=seed)  # noqa: E731
+            attack = lambda n=attackers: fed.attacked("digits", 30, n, each=30, seed=seed, root=60)  # noqa: E731
+            yield case, "honest clients only", plain(), bound, 15
+            yield case, "FedAvg", plain(), attack, 15
+            yield case, "DistFL", distfl(root=True), attack, 15
+            yield case, "DistFL on plain noise", distfl(root=True, knowledge="noise"), attack, 15
+            for method, weigh in DEFENCES.items():
+                yield case, method, plain(weigh), attack, 15
+    if part == "replacement":
+        stage = {"kind": "model_replacement", "clients": [0], "scale": 30.0}
+        attack = lambda: fed.attacked("digits", 30, 0, each=30, seed=seed, root=60)  # noqa: E731
+        yield "digits, 1 of 30 replaces the model", "FedAvg", plain(update=[stage]), attack, 8
+        yield "digits, 1 of 30 replaces the model", "DistFL", distfl(root=True).with_(update=[stage]), attack, 8
+        for method in ("IRLS", "GRA", "Credit", "median", "norm clipping", "multi-Krum"):
+            yield "digits, 1 of 30 replaces the model", method, plain(DEFENCES[method], [stage]), attack, 8
+    if part == "privacy":
+        for noise in (0.0, 0.01, 0.03, 0.1):
+            stage = [{"kind": "gaussian", "clip": 5.0, "noise": noise, "where": "client"}]
+            for method, recipe in {"DistFL": distfl(), "FedAvg": plain()}.items():
+                federation = lambda: fed.planted([5] * 5, seed=seed)  # noqa: E731
+                yield f"noise {noise:g}", method, recipe.with_(update=stage), federation, 6
+
+
+def carry_out(part: str, case: str, method: str, recipe: Recipe, federation: Any, rounds: int, seed: int) -> Any:
+    """Run one job; what the tables need of it."""
+    clients, truth = federation()
+    metrics: dict[str, Any] = {"accuracy": accuracy}
+    if part in ("attacks", "replacement"):
+        metrics["attack_success"] = AttackSuccess.of_pairs(fed.PAIRS)
+    model = small(tuple(clients.rows(0, "train").x.shape[1:]))
+    began = time.perf_counter()
+    run = piebald.run(
+        recipe, clients, model, rounds=rounds, seed=seed, metrics=metrics, evaluate_every=rounds,
+        runtime=piebald.Simulator(workers=0),
+    )  # fmt: skip
+    seconds = time.perf_counter() - began
+    last = [row for row in run.scores if row["version"] == rounds]
+    judged = "personal" if any(row["model"] == "personal" for row in last) else "community"
+    own = {
+        r["client"]: r["value"]
+        for r in last
+        if r["client"] is not None and r["metric"] == "accuracy" and r["model"] == judged
+    }
+    common = {r["metric"]: r["value"] for r in last if r["split"] == "common"}
+    found, counts = [], []
+    labels = dict.fromkeys(range(len(truth)), 0)
+    for version in range(1, rounds + 1):
+        labels |= {r["client"]: r["grp"] for r in run.arrivals if r["version"] == version and r["grp"] is not None}
+        found.append(adjusted_rand_score(truth, [labels[client] for client in range(len(truth))]))
+        counts.append(len(set(labels.values())))
+    extraction = sum(row["value"]["seconds"] for row in run.remarks if row["name"] == "grouping")
+    steps = [row["value"]["steps"] for row in run.remarks if row["name"] == "grouping"]
+    return {
+        "part": part, "case": case, "method": method, "seed": seed, "rounds": rounds,
+        "accuracy": float(np.mean([*own.values()])), "by_client": [own[client] for client in sorted(own)],
+        "honest": float(np.mean([v for c, v in own.items() if not truth[c]])) if own else None,
+        "common": common, "ari": found, "groups": counts, "seconds": seconds, "extraction": extraction,
+        "steps": steps, "mb": sum(r["bytes_up"] + r["bytes_down"] for r in run.arrivals) / 1e6,
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Run what is not there yet."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--cases", nargs="+", default=[""], help="only cases that contain one of these texts")
+    parser.add_argument("--methods", nargs="+", default=[""], help="only methods that contain one of these texts")
+    parser.add_argument("--out", type=Path, default=Path("runs/distfl"))
+    options = parser.parse_args()
+    fed.torch_threads()
+    options.out.mkdir(parents=True, exist_ok=True)
+    file = options.out / "results.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    done = {(line["part"], line["case"], line["method"], line["seed"]) for line in lines}
+    for seed in options.seeds:
+        for part in options.only:
+            for case, method, recipe, federation, rounds in jobs(part, seed):
+                wanted = any(text in case for text in options.cases) and any(text in method for text in options.methods)
+                if not wanted or (part, case, method, seed) in done:
+                    continue
+                line = carry_out(part, case, method, recipe, federation, rounds, seed)
+                with file.open("a") as out:
+                    out.write(json.dumps(line) + "\n")
+                brief = f"{line['accuracy']:.3f} common {line['common']} ARI {line['ari'][-1]:.2f}"
+                took = f"{line['groups'][-1]} groups, {line['seconds']:.0f} s ({line['extraction']:.0f} s extraction)"
+                print(part, case, method, seed, brief, took, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Arithmetic on a cohort matrix [n, s] in blocks of columns, so that memory stays bounded however long the model is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+BUDGET = 1 << 24  # numbers of a temporary: 64 MiB of float32
+
+
+def blocks(matrix: Tensor, copies: int = 1, budget: int = BUDGET) -> Iterator[tuple[slice, Tensor]]:
+    """Slices of columns and the matrix's blocks [n, width], float64 nowhere, each a view.
+
+    Args:
+        matrix: [n, s].
+        copies: numbers that the caller makes of each number of a block, e.g. n for all pairs of rows.
+        budget: how many numbers a temporary may have.
+    """
+    rows, columns = matrix.shape
+    width = max(1, budget // max(1, rows * copies))
+    for start in range(0, columns, width):
+        span = slice(start, min(start + width, columns))
+        yield span, matrix[:, span]
+
+
+def by_column(matrix: Tensor, rule: Callable[[Tensor], Tensor], copies: int = 1) -> Tensor:
+    """A rule [n, width] -> [width] carried out on all columns: [s]."""
+    result = matrix.new_empty(matrix.shape[1])
+    for span, block in blocks(matrix, copies):
+        result[span] = rule(block)
+    return result
+
+
+def gram(matrix: Tensor, about: Tensor | None = None) -> Tensor:
+    """Inner products of all rows [n, n] in float64, of their differences from `about` [s] if given."""
+    found = torch.zeros(len(matrix), len(matrix), dtype=torch.float64, device=matrix.device)
+    for span, block in blocks(matrix, copies=2):
+        wide = block.double() if about is None else block.double() - about[span].double()
+        found += wide @ wide.T
+    return (found + found.T) / 2  # a product of a matrix with itself is not symmetric to the last bit
+
+
+def squared_distances(matrix: Tensor) -> Tensor:
+    """Squared Euclidean distances of all rows [n, n] in float64, the diagonal exactly 0.
+
+    By matrix products about the first row, not about the origin: the small differences of large vectors survive.
+    """
+    inner = gram(matrix, matrix[0])
+    squares = inner.diagonal()
+    found = (squares[:, None] + squares[None, :] - 2 * inner).clamp(min=0)
+    return found.fill_diagonal_(0)
+
+
+def norms(matrix: Tensor, about: Tensor | None = None) -> Tensor:
+    """Euclidean length of each row [n] in float64, of its difference from `about` [s] if given."""
+    found = torch.zeros(len(matrix), dtype=torch.float64, device=matrix.device)
+    for span, block in blocks(matrix, copies=2):
+        wide = block.double() if about is None else block.double() - about[span].double()
+        found += wide.square().sum(1)
+    return found.sqrt()
+
+
+def mean(matrix: Tensor, shares: Tensor) -> Tensor:
+    """Weighted mean [s] with shares [n] that sum to one; rows that count nothing are left out, whatever is in them."""
+    rows = torch.nonzero(shares).flatten()
+    kept = matrix if len(rows) == len(matrix) else matrix[rows]
+    return shares[rows].to(matrix.dtype) @ kept

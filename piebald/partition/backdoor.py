@@ -1,0 +1,50 @@
+"""A backdoor in the data: a small mark on the input means one class."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from piebald.partition.change import Change, _check_classes
+from piebald.partition.split import Ints
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Backdoor(Change):
+    """A trigger on some training rows, which get the target's label (Gu et al. 2017, BadNets): poisoned holders.
+
+    The trigger is a square in the last corner of images, or the last samples of signals and rows, set to `value`.  A
+    model that learnt it puts any marked input into the target class and is right on clean ones.
+
+    Attributes:
+        target: the class that marked inputs are to be taken for.
+        fraction: share of a client's rows that are marked, in [0, 1].
+        size: side of the square in pixels, or number of samples.
+        value: what marked numbers are set to; 1 is white in images.
+    """
+
+    of_both: ClassVar[bool] = True
+
+    target: int = Field(ge=0)
+    fraction: float = Field(default=0.5, ge=0, le=1)
+    size: int = Field(default=3, ge=1)
+    value: float = 1.0
+
+    def mark(self, x: Tensor) -> Tensor:
+        """Inputs [n, ...] with the trigger on every one, new."""
+        marked = x.clone()
+        marked[(..., slice(-self.size, None), slice(-self.size, None))[: 3 if x.dim() > 3 else 2]] = self.value
+        return marked
+
+    def rows(self, x: Tensor, y: Ints, classes: int, client: int) -> tuple[Tensor, Ints]:
+        """New inputs and labels for a client's rows."""
+        _check_classes(self, [self.target], classes)
+        struck = np.flatnonzero(self._dice("rows", client).random(len(y)) < self.fraction)
+        inputs, labels = x.clone(), y.copy()
+        inputs[struck] = self.mark(x[struck])
+        labels[struck] = self.target
+        return inputs, labels

@@ -1,0 +1,18 @@
+"""CFL: groups that are cut in two where updates pull apart."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from piebald.client import Sgd, Training
+from piebald.controller.group import Cfl
+from piebald.controller.pace import CohortSize
+from piebald.parts import Recipe
+from piebald.recipes.fedavg import fedavg
+from piebald.recipes.registry import recipe
+
+
+@recipe("Sattler, Müller, Samek 2020, Clustered federated learning", Sgd)
+def cfl(cohort: CohortSize = 1.0, eps1: float = 0.4, eps2: float = 0.5, **training: Unpack[Training]) -> Recipe:
+    """Start as one group; cut it in two by the cosines of updates when its mean stands still and its members do not."""
+    return fedavg(cohort, **training).with_(group=Cfl(eps1=eps1, eps2=eps2))

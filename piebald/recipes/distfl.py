@@ -1,0 +1,30 @@
+"""DistFL: groups by distribution knowledge."""
+
+from __future__ import annotations
+
+from typing import Literal, Unpack
+
+from piebald.client import Sgd, Training
+from piebald.controller.group import Distfl
+from piebald.controller.pace import CohortSize
+from piebald.parts import Recipe
+from piebald.recipes.fedavg import fedavg
+from piebald.recipes.registry import recipe
+
+
+@recipe("Liu et al. 2021, DistFL: Distribution-aware federated learning for mobile scenarios", Sgd)
+def distfl(
+    cohort: CohortSize = 1.0,
+    probes: int = 200,
+    channels: float = 0.5,
+    find: Literal["silhouette", "gap"] = "silhouette",
+    normal: Literal["largest", "root"] = "largest",
+    every: int = 1,
+    **training: Unpack[Training],
+) -> Recipe:
+    """Find out from the uploaded models alone whose data are alike, and average each group by itself.
+
+    The model needs batch norms that are shared.  More settings are those of the group part `distfl`.
+    """
+    group = Distfl(probes=probes, channels=channels, find=find, normal=normal, every=every)
+    return fedavg(cohort, **training).with_(group=group)

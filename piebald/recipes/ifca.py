@@ -1,0 +1,22 @@
+"""IFCA, K-Cluster: as many groups as one says."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from piebald.client import LowestLoss, Training
+from piebald.controller.group import Ifca
+from piebald.controller.pace import CohortSize
+from piebald.parts import Recipe
+from piebald.recipes.fedavg import fedavg
+from piebald.recipes.registry import recipe
+
+
+@recipe("Ghosh et al. 2020, An efficient framework for clustered federated learning", LowestLoss)
+def ifca(cohort: CohortSize = 1.0, k: int = 5, warm: int = 1, **training: Unpack[Training]) -> Recipe:
+    """Offer K models to every client, who trains the one of least loss; each model is the average of its choosers.
+
+    K-Cluster among the baselines of DistFL.  After `warm` rounds of FedAvg the K models begin as the k-means
+    groups of the clients' models; 0 begins with K random ones.
+    """
+    return fedavg(cohort).with_(learn=LowestLoss(**training), group=Ifca(k=k, warm=warm))

@@ -1,0 +1,104 @@
+"""What noise buys: known values, the right direction, and that it reaches the report."""
+
+from __future__ import annotations
+
+import builtins
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from piebald import recipes
+from piebald.errors import SettingError
+from piebald.update import Gaussian
+from piebald.update.budget import central, local, of_recipe
+
+from .fakes import classified, seeded, simulate
+
+
+def exact(noise: float, delta: float) -> float:
+    """Epsilon of one Gaussian release (Balle and Wang 2018, theorem 8), by bisection."""
+    from statistics import NormalDist
+
+    phi = NormalDist().cdf
+
+    def left(epsilon: float) -> float:
+        return phi(1 / (2 * noise) - epsilon * noise) - math.exp(epsilon) * phi(-1 / (2 * noise) - epsilon * noise)
+
+    low, high = 0.0, 100.0
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if left(middle) > delta else (low, middle)
+    return high
+
+
+@pytest.mark.parametrize("noise", [0.8, 1.5, 4.0])
+def test_one_release_is_the_analytic_gaussian_mechanism(noise: float) -> None:
+    budget = central(noise, 1.0, 1, 1e-5)
+    assert budget.epsilon_pld == pytest.approx(exact(noise, 1e-5), rel=0.01)
+    assert budget.epsilon_rdp >= budget.epsilon_pld * 0.999
+
+
+def test_many_releases_are_one_with_less_noise() -> None:
+    """k releases with multiplier s are one with s / sqrt(k), exactly."""
+    assert central(5.0, 1.0, 25, 1e-5).epsilon_pld == pytest.approx(exact(1.0, 1e-5), rel=0.01)
+    assert local(10.0, 25, 1e-5).epsilon_pld == pytest.approx(exact(1.0, 1e-5), rel=0.01)
+
+
+@settings(max_examples=3, deadline=None, derandomize=True)
+@given(st.floats(1.0, 3), st.floats(0.1, 0.5), st.integers(2, 10))
+def test_more_noise_fewer_clients_fewer_rounds_cost_less(noise: float, share: float, rounds: int) -> None:
+    here = central(noise, share, rounds, 1e-5).epsilon_rdp
+    assert central(2 * noise, share, rounds, 1e-5).epsilon_rdp < here
+    assert central(noise, share / 2, rounds, 1e-5).epsilon_rdp < here
+    assert central(noise, share, 2 * rounds, 1e-5).epsilon_rdp > here
+
+
+def test_a_given_epsilon_is_that_of_the_theorem() -> None:
+    """At epsilon 1 the classic calibration is safe: the true epsilon of one upload is no larger."""
+    stage = Gaussian(clip=1.0, epsilon=1.0, where="client")
+    assert stage.multiplier == pytest.approx(math.sqrt(2 * math.log(1.25e5)))
+    assert exact(stage.multiplier, 1e-5) <= 1.0
+    with pytest.raises(SettingError, match="epsilon"):
+        Gaussian(clip=1.0, epsilon=0.0)
+
+
+def test_a_run_says_what_it_spent() -> None:
+    stages: list[Any] = [{"kind": "gaussian", "clip": 1.0, "noise": 2.0}]
+    recipe = recipes.fedavg(cohort=2, lr=0.1).with_(update=stages)
+    from torch import nn
+
+    run = simulate(recipe, classified(8, 8, 8, 8), seeded(lambda: nn.Linear(4, 2)), rounds=3)
+    (told,) = run.meta["privacy"]
+    assert told["epsilon_pld"] == pytest.approx(central(2.0, 0.5, 3, 1e-5).epsilon_pld)
+    assert "centre sees every update" in told["meaning"]
+    assert (
+        of_recipe(recipe.with_(update=[{"kind": "gaussian", "clip": 1.0, "noise": 0.0}]), 4, 3)[0].plain()[
+            "epsilon_rdp"
+        ]
+        is None
+    )
+    assert of_recipe(recipe, 4, None) == []
+    (unknown,) = of_recipe(recipe.with_(weigh="median"), 4, 3)
+    assert unknown.epsilon_pld == math.inf
+    assert "no weighted mean" in unknown.meaning
+
+
+def test_a_missing_accountant_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *rest: Any, **more: Any) -> Any:
+        if name.startswith("dp_accounting"):
+            raise ImportError(name)
+        return real(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(SettingError, match=r"pip install 'piebald\[privacy\]'"):
+        central(1.0, 1.0, 1, 1e-5)
+
+
+def test_delta_is_a_probability() -> None:
+    with pytest.raises(SettingError, match="delta"):
+        central(1.0, 1.0, 1, 0.0)

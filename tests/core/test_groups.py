@@ -1,0 +1,290 @@
+"""Groups of clients: who is averaged with whom, in whole runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import adjusted_rand_score
+from torch import Tensor, nn
+
+from piebald import data, recipes
+from piebald.controller.group import Cfl, Distfl, Ifca
+from piebald.errors import SettingError
+from piebald.models import build_model
+from piebald.partition import FlipPairs, Iid, Lists, PooledClients
+from piebald.runtimes.engines.serve import moments
+
+from .fakes import classified, seeded, simulate
+
+TRUTH = np.repeat([0, 1, 2], [4, 4, 4])
+CLASSES = ((0, 1, 2), (3, 4, 5), (6, 7, 8))
+
+
+def planted(each: int = 30, root: int = 0) -> PooledClients:
+    """Twelve holders of digits in three groups that have no class in common."""
+    source, draw = data.digits(), np.random.default_rng(0)
+    y = source.y.numpy()
+    stock = {c: list(draw.permutation(np.flatnonzero(y == c))) for c in range(10)}
+    train = [[stock[CLASSES[g][i % 3]].pop() for i in range(each)] for g in TRUTH]
+    test = [[stock[CLASSES[g][i % 3]].pop() for i in range(9)] for g in TRUTH]
+    lists = {
+        name: Lists(np.concatenate(p), np.cumsum([0, *map(len, p)])) for name, p in (("train", train), ("test", test))
+    }
+    kept = np.array([stock[i % 10].pop() for i in range(root)], dtype=np.int64)
+    return PooledClients(source.x, source.y, lists, classes=source.classes, root=kept if root else None)
+
+
+def network(seed: int = 0) -> nn.Module:
+    return build_model("cnn_bn", (1, 8, 8), 10, seed=seed, channels=(8, 8))
+
+
+def grouped(run: Any, version: int) -> list[int]:
+    """The group of each client at a commit, by the run's arrivals."""
+    rows = [row for row in run.arrivals if row["version"] == version and row["grp"] is not None]
+    return [row["grp"] for row in sorted(rows, key=lambda row: row["client"])]
+
+
+def carry_out(recipe: Any, clients: Any, model: Any = network, rounds: int = 4, **options: Any) -> Any:
+    return simulate(recipe, clients, model, rounds=rounds, **options)
+
+
+TRAINING: dict[str, Any] = {"lr": 0.1, "epochs": 3, "batch": 10}
+
+
+def test_distfl_finds_planted_groups_and_keeps_their_numbers() -> None:
+    run = carry_out(recipes.distfl(probes=60, **TRAINING), planted())
+    for version in (2, 3, 4):
+        assert adjusted_rand_score(TRUTH, grouped(run, version)) == 1.0
+    assert grouped(run, 2) == grouped(run, 3) == grouped(run, 4)
+    apart = recipes.fedavg(**TRAINING)
+    last = {row["client"]: row["value"] for row in run.scores if row["version"] == 4 and row["metric"] == "accuracy"}
+    together = {
+        row["client"]: row["value"]
+        for row in carry_out(apart, planted()).scores
+        if row["version"] == 4 and row["metric"] == "accuracy"
+    }
+    own = [last[client] for client in range(12)]
+    assert np.mean(own) > np.mean([together[client] for client in range(12)]) + 0.1
+    names = {row["name"] for row in run.remarks}
+    assert {"divergence", "groups", "grouping"} <= names
+
+
+def test_a_groups_model_is_the_mean_of_its_members_models() -> None:
+    """Eq. 7, also in the round in which a client changes its group: models are averaged, not changes."""
+    recipe = recipes.distfl(probes=40, **TRAINING).with_(group=Distfl(groups=3, probes=40))
+    one, two = (carry_out(recipe, planted(), rounds=rounds) for rounds in (1, 2))
+    layout = one.work.layout
+    first = {client: layout.flatten(one.model(client)) for client in range(12)}
+    for group in set(grouped(one, 1)):
+        members = [client for client, own in enumerate(grouped(one, 1)) if own == group]
+        assert all(torch.equal(first[members[0]], first[member]) for member in members)
+    assert len({tuple(vector[:5].tolist()) for vector in first.values()}) == 3
+    assert grouped(two, 2) != [0] * 12
+
+
+def test_iid_clients_stay_together() -> None:
+    run = carry_out(recipes.distfl(probes=60, **TRAINING), Iid(clients=12).split(data.digits()))
+    assert set(grouped(run, 4)) == {0}
+
+
+@pytest.mark.parametrize("attackers", [3, 9])
+def test_attackers_are_told_apart_and_the_centres_rows_say_who_is_normal(attackers: int) -> None:
+    """Also where they are three in four; group 0, whose model stands for the run, is the honest one."""
+    pairs = ((0, 4), (1, 5), (2, 6), (3, 7))
+    changes = (FlipPairs(pairs=pairs, clients=tuple(range(attackers))),)
+    clients = Iid(clients=12, centre=60, changes=changes).split(data.digits())
+    recipe = recipes.distfl(probes=60, normal="root", **TRAINING)
+    run = carry_out(recipe, clients, rounds=6)
+    truth = [0 if client >= attackers else 1 for client in range(12)]
+    assert adjusted_rand_score(truth, grouped(run, 6)) == 1.0
+    common = [row["value"] for row in run.scores if row["split"] == "common" and row["metric"] == "accuracy"]
+    assert common[-1] > 0.85
+
+
+def test_a_replaced_model_is_left_out_of_the_mean_and_trains_alone() -> None:
+    clients = planted()
+    stage = {"kind": "model_replacement", "clients": [5], "scale": 300.0}
+    run = carry_out(recipes.distfl(probes=60, **TRAINING).with_(update=[stage]), clients)
+    first = grouped(run, 1)
+    others = [client for client in range(12) if client != 5]
+    assert first.count(first[5]) == 1
+    last = {row["client"]: row["grp"] for row in run.arrivals if row["version"] == 4 and row["client"] != 5}
+    assert adjusted_rand_score(TRUTH[others], [last[client] for client in others]) == 1.0
+    rows = [row for row in run.arrivals if row["client"] == 5 and row["version"] == 1]
+    assert rows[0]["status"] == "aside"
+    assert "times the median" in rows[0]["reason"]
+
+
+def test_who_was_not_asked_keeps_group_and_model() -> None:
+    run = carry_out(recipes.distfl(cohort=8, probes=60, **TRAINING), planted(), rounds=6)
+    seen: dict[int, int] = {}
+    for version in range(1, 7):
+        for row in run.arrivals:
+            if row["version"] == version:
+                seen[row["client"]] = row["grp"]
+    assert adjusted_rand_score([TRUTH[client] for client in seen], list(seen.values())) == 1.0
+    for client, group in seen.items():
+        for other, same in seen.items():
+            if group == same:
+                mine, theirs = (run.work.layout.flatten(run.model(one)) for one in (client, other))
+                assert torch.equal(mine, theirs)
+
+
+def test_grouping_every_other_round_asks_half_as_often() -> None:
+    run = carry_out(recipes.distfl(probes=40, every=2, **TRAINING), planted())
+    made = [row["version"] for row in run.remarks if row["name"] == "groups"]
+    assert made == [1, 3]
+    assert grouped(run, 2) == grouped(run, 1)
+
+
+def test_without_batch_norm_clients_tell_moments_of_their_layers() -> None:
+    model = seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.ReLU(), nn.Linear(24, 10)))
+    clients = planted()
+    learn = {"kind": "with_moments", "layers": ["1", "3"], **TRAINING}
+    recipe = recipes.distfl(probes=60).with_(learn=learn)
+    run = carry_out(recipe, clients, model)
+    assert adjusted_rand_score(TRUTH, grouped(run, 4)) == 1.0
+    bare = carry_out(recipes.fedavg(**TRAINING), clients, model, rounds=1)
+    more = run.arrivals[0]["bytes_up"] - bare.arrivals[0]["bytes_up"]
+    assert more == 4 * 2 * (64 + 24)
+    with pytest.raises(SettingError, match="has no batch norm"):
+        carry_out(recipes.distfl(**TRAINING), clients, model)
+    with pytest.raises(SettingError, match="must be a convolution or linear layer"):
+        carry_out(recipes.distfl().with_(learn={**learn, "layers": ["2"]}), clients, model)
+
+
+def test_moments_are_those_of_the_rows() -> None:
+    model = seeded(lambda: nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)))
+    clients = classified(9, 5)
+    run = simulate(recipes.fedavg(), clients, model, rounds=1)
+    from piebald.runtimes.engines.choose import make_engine
+
+    engine = make_engine("lean", run.work, clients, torch.device("cpu"), bfloat16=False)
+    found = moments(engine, [0, 1], run.work.initial.expand(2, -1), ["0", "2"])
+    for row, client in zip(found, (0, 1), strict=True):
+        x = clients.rows(client, "train").x
+        with torch.no_grad():
+            inside = torch.relu(model[0](x))
+        wanted = torch.cat([x.mean(0), x.var(0, unbiased=False), inside.mean(0), inside.var(0, unbiased=False)])
+        torch.testing.assert_close(row, wanted, atol=1e-5, rtol=1e-4)
+
+
+def test_private_batch_norms_tell_nothing() -> None:
+    with pytest.raises(SettingError, match="keeps its batch norms private"):
+        carry_out(
+            recipes.distfl(**TRAINING).with_(share={"kind": "all_but", "private_layers": "batch_norm"}), planted()
+        )
+
+
+def test_normal_by_root_needs_rows() -> None:
+    with pytest.raises(SettingError, match="needs rows that the centre may look at"):
+        carry_out(recipes.distfl(normal="root", **TRAINING), planted())
+    with pytest.raises(SettingError, match="fltrust"):
+        carry_out(recipes.fedavg(**TRAINING).with_(weigh="fltrust"), planted())
+
+
+# ---------------------------------------------------------------------------------------------------- IFCA, CFL, ...
+
+
+@pytest.mark.parametrize("warm", [0, 1, 2])
+def test_ifca_finds_planted_groups_when_told_how_many(warm: int) -> None:
+    run = carry_out(recipes.ifca(k=3, warm=warm, **TRAINING), planted(), rounds=5)
+    if warm:  # cold starts may leave two groups with one model, as the paper says
+        assert adjusted_rand_score(TRUTH, grouped(run, 5)) == 1.0
+    shared = run.work.layout.shared
+    down = {row["bytes_down"] for row in run.arrivals if row["version"] == 5}
+    assert down == {4 * shared * (1 + 3)}
+
+
+def test_ifca_clients_choose_by_their_own_loss() -> None:
+    """Two offers, one of them trained on the other's classes: nobody takes the wrong one."""
+    run = carry_out(recipes.ifca(k=3, **TRAINING), planted(), rounds=3)
+    models = {group: run.work.layout.flatten(run.model(grouped(run, 3).index(group))) for group in set(grouped(run, 3))}
+    assert len(models) == 3
+    with pytest.raises(SettingError, match="lowest_loss"):
+        carry_out(recipes.fedavg(**TRAINING).with_(group=Ifca(k=2)), planted())
+
+
+def test_cfl_cuts_where_updates_pull_apart() -> None:
+    recipe = recipes.cfl(**{**TRAINING, "lr": 0.05}, eps1=0.6, eps2=0.2)
+    run = carry_out(recipe, planted(), rounds=8)
+    found = grouped(run, 8)
+    assert adjusted_rand_score(TRUTH, found) == 1.0
+    iid = carry_out(recipe, Iid(clients=6).split(data.digits()), rounds=6)
+    assert set(grouped(iid, 6)) == {0}
+
+
+def test_cfl_cuts_at_the_least_largest_cosine() -> None:
+    """Against all cuts of seven clients."""
+    import itertools
+
+    draw = np.random.default_rng(0)
+    changes = torch.from_numpy(draw.normal(size=(7, 5)))
+    lengths = changes.norm(dim=1)
+    inner = changes @ changes.T
+    cosine = (inner / lengths[:, None] / lengths[None]).numpy()
+
+    def worst(side: tuple[int, ...]) -> float:
+        rest = [i for i in range(7) if i not in side]
+        return max(cosine[i, j] for i in side for j in rest)
+
+    every = [side for size in (1, 2, 3) for side in itertools.combinations(range(7), size)]
+    best = min(every, key=worst)
+    assert worst(tuple(Cfl()._half(inner, lengths))) == pytest.approx(worst(best))
+
+
+def test_fltrust_runs_on_the_centres_rows_under_a_majority_of_attackers() -> None:
+    clients = Iid(clients=10, centre=60).split(data.digits())
+    assert len(clients.root) == 60
+    held = {int(row) for client in range(10) for row in clients.indices(client, "train")}
+    assert len(held) == sum(clients.size(client, "train") for client in range(10))
+    stage = {"kind": "sign_flip", "clients": list(range(7)), "scale": 3.0}
+    accuracy = {}
+    for weigh in ("by_examples", "fltrust"):
+        recipe = recipes.fedavg(lr=0.1, epochs=2).with_(weigh=weigh, update=[stage])
+        run = carry_out(recipe, clients, build_model("mlp", (1, 8, 8), 10), rounds=12)
+        accuracy[weigh] = [r["value"] for r in run.scores if r["split"] == "common" and r["metric"] == "accuracy"][-1]
+    assert accuracy["fltrust"] > 0.8 > 0.3 > accuracy["by_examples"]
+
+
+def test_foolsgold_remembers_clients() -> None:
+    """Sybils with one data set between them end with next to nothing; that takes memory over rounds."""
+    clients = planted()
+    stage = {"kind": "inner_product", "clients": [0, 1, 2, 3], "scale": 1.0}
+    recipe = recipes.fedavg(**TRAINING).with_(weigh="foolsgold", update=[stage])
+    run = carry_out(recipe, clients, rounds=3)
+    last = {row["client"]: row["weight"] for row in run.arrivals if row["version"] == 3}
+    shares = [row for row in run.arrivals if row["version"] == 3]
+    assert max(last[client] or 0.0 for client in range(4)) == 0.0
+    assert len(shares) == 12
+
+
+def every_number(run: Any) -> Tensor:
+    layout = run.work.layout
+    return torch.stack([layout.flatten(run.model(client)) for client in range(12)])
+
+
+@pytest.mark.parametrize("engine", ["stacked"])
+def test_groups_are_the_same_on_every_engine(engine: str) -> None:
+    recipe = recipes.distfl(probes=40, **TRAINING)
+    one, two = (carry_out(recipe, planted(), rounds=3, simulator={"engine": name}) for name in ("lean", engine))
+    assert grouped(one, 3) == grouped(two, 3)
+    torch.testing.assert_close(every_number(one), every_number(two), atol=1e-3, rtol=1e-2)
+
+
+def test_models_of_groups_can_be_taken_home(tmp_path: Any) -> None:
+    clients = planted()
+    run = carry_out(recipes.distfl(probes=40, **TRAINING), clients, rounds=3, out=tmp_path / "run")
+    for client in range(12):
+        rows = clients.rows(client, "test")
+        with torch.no_grad():
+            right = (run.model(client)(rows.x).argmax(1) == rows.y).float().mean()
+        said = [
+            row["value"]
+            for row in run.scores
+            if (row["client"], row["version"], row["metric"]) == (client, 3, "accuracy")
+        ]
+        assert said == [pytest.approx(float(right))]

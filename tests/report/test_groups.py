@@ -1,0 +1,82 @@
+"""The page's section about groups: real runs in, what it draws and says out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import piebald
+from piebald import data, recipes
+from piebald.models import build_model
+from piebald.partition import Disjoint, FlipPairs, Iid
+from piebald.report import groups, page
+from piebald.report.comparison import Comparison
+from piebald.report.tables import History
+
+TRAINING: dict[str, Any] = {"lr": 0.1, "epochs": 2, "batch": 10}
+
+
+@pytest.fixture(scope="module")
+def grouped(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    """FedAvg and DistFL on six holders in three types, one of whom replaces its model."""
+    clients = Disjoint(clients=6, classes_each=3, shared_by=2).split(data.digits())
+    stage = {"kind": "model_replacement", "clients": [5], "scale": 300.0}
+    made = {
+        "fedavg": recipes.fedavg(**TRAINING),
+        "distfl": recipes.distfl(probes=40, **TRAINING).with_(update=[stage]),
+    }
+    out = tmp_path_factory.mktemp("runs")
+    options: dict[str, Any] = {"rounds": 3, "runtime": piebald.Simulator(workers=0, engine="lean")}
+    model = build_model("cnn_bn", (1, 8, 8), 10, channels=(8, 8))
+    return piebald.compare(made, clients, model, out=out, **options)
+
+
+def test_the_page_shows_groups_divergence_scores_and_who_was_put_aside(grouped: Comparison, tmp_path: Path) -> None:
+    html = page.render(grouped)
+    assert 'id="groups"' in html
+    assert "times the median" in html
+    drawn: list[Any] = []
+    groups.section(grouped, drawn)
+    assert [chart.id for chart in drawn] == ["plot-groups-1", "plot-group-scores-1", "plot-divergence-1"]
+    assert json.loads(json.dumps([chart.data for chart in drawn], allow_nan=False))
+
+
+def test_bands_of_the_picture_are_clients(grouped: Comparison) -> None:
+    history = grouped.groups["distfl"][0]
+    chart = groups.flow(history, 0)
+    assert chart is not None
+    (sankey,) = chart.data
+    every = groups.memberships(history)
+    assert sum(sankey["link"]["value"]) == sum(len(every[version]) for version in sorted(every)[:-1])
+    assert len(sankey["node"]["label"]) == sum(len(set(found.values())) for found in every.values())
+
+
+def test_a_heat_map_is_the_matrix_in_order_of_groups(grouped: Comparison) -> None:
+    history = grouped.groups["distfl"][0]
+    chart = groups.divergence(history, 0)
+    assert chart is not None
+    told = [row for row in history.remarks if row["name"] == "divergence"][-1]["value"]
+    place = {str(client): row for row, client in enumerate(told["clients"])}
+    order = [place[name] for name in chart.data[0]["x"]]
+    assert np.array_equal(np.array(chart.data[0]["z"]), np.array(told["matrix"])[np.ix_(order, order)])
+
+
+def test_runs_of_one_group_have_no_such_section(grouped: Comparison) -> None:
+    drawn: list[Any] = []
+    assert groups.section(Comparison(grouped.groups["fedavg"]), drawn) == ""
+    assert drawn == []
+
+
+def test_the_budget_of_noise_is_in_the_settings() -> None:
+    stage = {"kind": "gaussian", "clip": 1.0, "noise": 1.0}
+    clients = Iid(clients=3, changes=(FlipPairs(pairs=((0, 1),), clients=(0,)),)).split(data.digits())
+    run = piebald.run(
+        recipes.fedavg(lr=0.1).with_(update=[stage]), clients, build_model("logistic", (1, 8, 8), 10), rounds=2
+    )
+    html = page.render(Comparison([History(run._store)]))
+    assert "Epsilon (PLD)" in html
+    assert "centre sees every update" in html
