@@ -148,14 +148,15 @@ def test_a_constant_and_coefficients_that_are_no_numbers_are_refused(backend):
         product(made, size, np.full((2, 2), np.nan), np.zeros(2), np.ones((2, 2)))
 
 
+@pytest.mark.parametrize("width", [64, 16], ids=["matrix", "lists"])
 @pytest.mark.parametrize("backend", [encrypted("bfv")])
-def test_blocks_are_encoded_as_the_library_would(backend):
+def test_blocks_are_encoded_as_the_library_would(backend, width):
     from piebald.transfer.backends.bfv import context, modular
 
     he = context(8192)
-    values = np.random.default_rng(0).integers(-(2**19), 2**19, (8192 // 16, 3))
-    for plain, column in zip(he.encode_blocks(values, 16), values.T, strict=True):
-        np.testing.assert_array_equal(he.decode(plain), modular(np.repeat(column, 16), he.t))
+    values = np.random.default_rng(0).integers(-(2**19), 2**19, (8192 // width, 3))
+    for plain, column in zip(he.encode_blocks(values, width), values.T, strict=True):
+        np.testing.assert_array_equal(he.decode(plain), modular(np.repeat(column, width), he.t))
 
 
 @pytest.mark.parametrize("backend", [encrypted("bfv", degree=16384)])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import struct
 import tempfile
+import threading
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from piebald.transfer.backends.base import Garbled
 
 PRIMES = {8192: (60, 52, 52, 54), 16384: (60, 60, 60, 60, 60)}  # 218 and 300 bits: at least 128-bit security
 PLAIN_BITS = 50
+BLOCKS = 256  # up to so many, their indicators are kept: 34 to 67 MB
 Unsigned = NDArray[np.uint64]
 
 
@@ -56,7 +58,7 @@ class Context:
         self.evaluator, self.encoder = seal.Evaluator(self.context), seal.BatchEncoder(self.context)
         self.top, self.last = self.context.first_parms_id(), self.context.last_parms_id()
         self._columns: dict[int, NDArray[np.float64]] = {}
-        self._file = _memory_file()
+        self._file, self._one = _memory_file(), threading.Lock()  # both parties may be threads of this process
         self._version = self.save(parameters)[3:5]
 
     def __del__(self) -> None:
@@ -67,9 +69,10 @@ class Context:
 
     def save(self, thing: Any) -> bytes:
         """A key, ciphertext or plaintext as bytes."""
-        os.ftruncate(self._file, 0)
-        thing.save(f"/dev/fd/{self._file}")
-        return os.pread(self._file, os.fstat(self._file).st_size, 0)
+        with self._one:
+            os.ftruncate(self._file, 0)
+            thing.save(f"/dev/fd/{self._file}")
+            return os.pread(self._file, os.fstat(self._file).st_size, 0)
 
     def load(self, thing: Any, data: bytes | bytearray, what: str) -> Any:
         """Fill a key or ciphertext from bytes; SEAL checks that it fits these parameters.
@@ -77,10 +80,11 @@ class Context:
         Raises:
             Garbled: it does not.
         """
-        os.ftruncate(self._file, 0)
-        os.pwrite(self._file, data, 0)
         try:
-            thing.load(self.context, f"/dev/fd/{self._file}")
+            with self._one:
+                os.ftruncate(self._file, 0)
+                os.pwrite(self._file, data, 0)
+                thing.load(self.context, f"/dev/fd/{self._file}")
         except (RuntimeError, ValueError, IndexError, MemoryError):
             raise Garbled(f"the other party's {what} is damaged or made with other parameters") from None
         return thing
@@ -105,8 +109,10 @@ class Context:
         """Plaintexts whose slots are constant over blocks of `width`: values [degree / width, count], small and signed.
 
         Encoding is linear, so all of them together are one matrix product with the coefficients of the blocks'
-        indicators; they go to SEAL as raw bytes, without a Python list.
+        indicators; they go to SEAL as raw bytes, without a Python list.  Many small blocks would make it large.
         """
+        if len(values) > BLOCKS:
+            return [self.encode(np.mod(np.repeat(column, width), self.t)) for column in values.T]
         coefficients = self._times_columns(values, width)
         return [self._raw(column) for column in np.ascontiguousarray(coefficients.T)]
 
