@@ -200,6 +200,8 @@ def _show(party: Party, store: Store) -> None:
 def _two_threads(
     settings: Settings, holdings: Mapping[Role, Holding], folder: Path | None, watch: Watcher | None
 ) -> Result:
+    import torch._dynamo  # what optimisers import when first used; two threads had better not do that at once
+
     ends = dict(zip(ROLES, Memory.pair(), strict=True))
     errors: list[BaseException] = []
     lines: list[dict[str, Any]] = []

@@ -66,6 +66,8 @@ def talk(
     secrets: tuple[bytes, bytes] = (b"", b""),
 ) -> dict[Role, BaseException]:
     """Let both parties act in threads of their own; the errors they end with."""
+    import torch._dynamo  # what optimisers import when first used; two threads had better not do that at once
+
     errors: dict[Role, BaseException] = {}
 
     def guarded(role: Role, channel: Channel, secret: bytes) -> None:
