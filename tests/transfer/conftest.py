@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 
 import pytest
-import torch
 
 from piebald.transfer.channel import Channel, Memory
 from piebald.transfer.holdings import Holding, load
