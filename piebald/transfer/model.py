@@ -76,7 +76,7 @@ def translator(rows: Tensor, labels: Tensor, balanced: bool) -> Tensor:
     weights = torch.full_like(labels, 1 / len(labels))
     if balanced and (labels > 0).any() and (labels < 0).any():
         for sign in (-1, 1):
-            weights[labels == sign] = 0.5 / (labels == sign).sum()
+            weights[labels == sign] = 0.5 / int((labels == sign).sum())  # not a tensor: that would round to float32
     return (weights * labels) @ rows
 
 

@@ -126,6 +126,8 @@ def test_learners_that_vanish_come_back_and_join_late() -> None:
 
 
 class Comings(Devices):
+    """One that is always there, one that goes away and comes back, one that joins late."""
+
     def device(self, client: int) -> Device:
         on = [None, ((0.0, 2.5), (10.0, 1e9)), ((5.0, 1e9),)][client]
         return Device(seconds_per_step=1.0, on=on)

@@ -115,11 +115,13 @@ def test_a_slow_device_takes_its_factor() -> None:
 
 
 def test_clients_are_asked_within_their_intervals_only() -> None:
+    """What is under way when a device goes off breaks off there and then."""
     on = ((2.0, 4.0), (10.0, 11.0), (30.0, 99.0))
     run = timed(recipes.fedavg(batch=9), Homogeneous(seconds_per_step=1.5, on=on), rounds=5)
-    # 2 and 3.5 in the first interval, 10 in the second, 30 and 31.5 in the third
+    # 2 and 3.5 in the first interval, 10 in the second, 30 and 31.5 in the third; a step from 3.5 or 10 is too late
     assert sorted({row["sent"] for row in run.arrivals}) == [2.0, 3.5, 10.0, 30.0, 31.5]
-    assert [row["time"] for row in run.rounds] == [3.5, 5.0, 11.5, 31.5, 33.0]
+    assert [row["time"] for row in run.rounds] == [3.5, 4.0, 11.0, 31.5, 33.0]
+    assert [row["arrived"] > 0 for row in run.rounds] == [True, False, False, True, True]
 
 
 def test_when_nobody_comes_on_again_it_says_so() -> None:
@@ -274,9 +276,10 @@ def test_a_model_that_fails_names_the_client() -> None:
 
 
 def test_a_model_that_cannot_take_the_rows_is_refused_first() -> None:
-    for model, loss in ((nn.Linear(3, 2), None), (nn.Linear(4, 2), "regression")):
-        with pytest.raises(SettingError, match=r"the model cannot be trained on these rows \(inputs \[4, 4\]"):
-            simulate("fedavg", classified(5, 6), model, loss=loss)
+    with pytest.raises(SettingError, match=r"the model fails on an input of shape \[4\]"):
+        simulate("fedavg", classified(5, 6), nn.Linear(3, 2))
+    with pytest.raises(SettingError, match=r"the model cannot be trained on these rows \(inputs \[4, 4\]"):
+        simulate("fedavg", classified(5, 6), nn.Linear(4, 2), loss="regression")
 
 
 def test_a_loss_that_fails_on_the_first_rows_is_refused_first() -> None:
