@@ -110,6 +110,12 @@ class Controller:
 
     def run(self) -> None:
         """Run until it is over."""
+        try:
+            self._run()
+        finally:
+            self._lent.clear()  # they point back here: a circle would keep all clients' rows until Python looks for one
+
+    def _run(self) -> None:
         self._began, self._before = time.perf_counter(), self.tally.wall
         self._measure_if_due()
         pace = self.recipe.pace

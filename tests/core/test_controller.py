@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from typing import Any
 
 import pytest
@@ -359,3 +361,18 @@ def test_the_users_model_is_not_touched() -> None:
     model = parameters()
     control(recipe(), FakeRuntime(3, answer), model=model)[0].run()
     assert not model.w.any()
+
+
+@pytest.mark.parametrize("name", ["fedavg", "async_fedavg", "hdafl"])
+def test_a_run_that_is_over_lets_its_clients_go(name: str) -> None:
+    """Without waiting for Python to look for circles: a comparison would pile up data sets meanwhile."""
+    clients = classified(12, 9)
+    kept = weakref.ref(clients)
+    gc.collect()
+    gc.disable()
+    try:
+        simulate(recipes.make(name), clients, nn.Linear(4, 2)).close()
+        del clients
+        assert kept() is None
+    finally:
+        gc.enable()
