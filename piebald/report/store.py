@@ -18,6 +18,7 @@ import json
 import os
 import sqlite3
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
@@ -53,6 +54,7 @@ class RunStore:
         self.path = path
         self.notes: list[str] = []
         self._db = db
+        weakref.finalize(self, db.close)  # whoever forgets to close a finished run meets no warning
         self._lock = lock
         self._read_only = path is not None and lock is None
         newest = db.execute("SELECT coalesce(max(version), 0), coalesce(max(wall), 0.0) FROM step").fetchone()
