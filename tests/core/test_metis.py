@@ -303,6 +303,8 @@ def trained_alone(clients: PooledClients, done: Any, client: int) -> nn.Module:
     """What one client's training came to, from a federation in which only it counts."""
 
     class Only(Equal):
+        """The update of the client with so many rows counts, and no other."""
+
         def weight(self, update: Update, staleness: int = 0) -> float:
             return float(update.examples == clients.size(client, "train"))
 
