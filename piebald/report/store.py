@@ -110,11 +110,10 @@ class RunStore:
             lock = Lock(folder)
         try:
             with explained(f"{folder} cannot be opened"):
-                db = schema.connect(folder / DATABASE)
-                schema.check(db, folder)
+                db = _checked(folder, read_only=False)
+                store = cls(db, folder, lock)
                 if (verdict := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
                     raise sqlite3.DatabaseError(f"malformed: {verdict}")
-                store = cls(db, folder, lock)
                 vectors.sweep(db, folder)
         except BaseException:
             lock.release()
@@ -130,9 +129,7 @@ class RunStore:
         """
         folder = _existing(Path(path))
         with explained(f"{folder} cannot be opened"):
-            db = schema.connect(folder / DATABASE, read_only=True)
-            schema.check(db, folder)
-            return cls(db, folder, None)
+            return cls(_checked(folder, read_only=True), folder, None)
 
     # ---------------------------------------------------------------------------------------------------- writing
 
@@ -337,6 +334,17 @@ class _Written:
     row: dict[str, Any]
     memory_file: tuple[str, str] | None
     memory: Mapping[tuple[int, str], Tensor]
+
+
+def _checked(folder: Path, read_only: bool) -> sqlite3.Connection:
+    """A connection to a run's database; closed again where it is no run."""
+    db = schema.connect(folder / DATABASE, read_only=read_only)
+    try:
+        schema.check(db, folder)
+    except BaseException:
+        db.close()
+        raise
+    return db
 
 
 def _dump(value: Any) -> str | None:
