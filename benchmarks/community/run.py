@@ -122,6 +122,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    options.out.mkdir(parents=True, exist_ok=True)
     copied = bandwidth()
     times: dict[tuple[int, int, str], float] = {}
     for size in options.sizes:
