@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 from piebald.contracts import Clients, Work
 from piebald.parts import Where, build
 from piebald.randomness import generator
-from piebald.runtimes.engines.choose import fastest, stack_limit
+from piebald.runtimes.engines.choose import STACKS, fastest, stack_limit
 from piebald.runtimes.engines.crew import can_fork, one_thread
 from piebald.runtimes.engines.products import onednn_is_faster, set_onednn
 from piebald.runtimes.simulation import Simulation
@@ -88,7 +88,7 @@ class Simulator(Where):
                 onednn = device.type == "cpu" and onednn_is_faster()
         set_onednn(onednn)
         if engine == "auto":
-            count = min(len(clients), 16)
+            count = min(len(clients), max(STACKS))
             sample = generator("measure", work.seed).choice(len(clients), count, replace=False).tolist()
             with one_thread(forks):
                 engine, found, pace = fastest(work, clients, device, self.bfloat16, sample)  # type: ignore[assignment]
