@@ -15,7 +15,7 @@ import numpy as np
 
 from piebald.report import markup
 from piebald.report.charts import LIGHT
-from piebald.report.figures import GRID, INK, SOFT
+from piebald.report.figures import LOOK
 from piebald.report.markup import Cell
 from piebald.report.page import frame
 from piebald.report.schema import explained
@@ -149,12 +149,7 @@ def _figure(plan: Callable[[Any], None], made: Result) -> bytes:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    look = {
-        "font.family": "sans-serif", "font.size": 10, "text.color": INK, "axes.edgecolor": SOFT,
-        "axes.labelcolor": SOFT, "xtick.color": SOFT, "ytick.color": SOFT, "axes.grid": True, "grid.color": GRID,
-        "axes.axisbelow": True, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
-    }  # fmt: skip
-    with rc_context(look):  # type: ignore[arg-type]
+    with rc_context(LOOK):  # type: ignore[arg-type]
         figure = Figure(figsize=(9.6, 4.2), layout="constrained")
         plan(figure.subplots(1, 2))
         data = BytesIO()

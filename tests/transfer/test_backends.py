@@ -203,6 +203,28 @@ def test_paillier_adds_and_multiplies_and_packs(backend):
     assert key.decrypt([bases.row(0), bases.row(1)]) == [(6 - 210) % n, (2 + 192 - 5 * 2**20) % n]
 
 
+@pytest.mark.parametrize("backend", [encrypted("paillier"), encrypted("paillier", bits=3072)])
+def test_paillier_noise_lies_in_a_subgroup_of_the_size_that_the_key_promises(backend):
+    """Decryption's short exponent removes it, and nothing shorter does."""
+    from piebald.transfer.backends.paillier_key import ORDER, PrivateKey
+
+    bits = backend.get("bits", 2048)
+    key = PrivateKey(bits)
+    public, noise = key.public, key.public.obfuscator()
+    assert public.n.bit_length() == bits
+    for half in key._halves:
+        order = half._order // 2
+        assert order.bit_length() == ORDER[bits]
+        assert (half.p - 1) % (2 * order) == 0
+        for one in (public.h, noise, key.encrypt([0])[0]):
+            assert pow(one, 2 * order, half.square) == 1
+        assert pow(public.h, order, half.square) == half.square - 1  # of even order: the sign is in it
+        assert pow(public.h, 2, half.square) != 1
+    assert key._halves[0]._order != key._halves[1]._order
+    message = public.n - 5
+    assert key.decrypt([public.encrypt(message), *key.encrypt([message, 3])]) == [message, message, 3]
+
+
 @pytest.mark.parametrize("backend", [encrypted("paillier", bits=3072)])
 def test_the_longer_key_computes_the_same(backend):
     dice = np.random.default_rng(0)
