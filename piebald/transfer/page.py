@@ -66,16 +66,22 @@ def write_page(run: Path, out: Path | None = None) -> list[Path]:
 
 def _page(run: Path, made: Result, figures: dict[str, bytes]) -> str:
     settings = read_settings(run)
-    assert made.score is not None  # only a page of both parties is made
     score = made.score
-    tiles: list[tuple[str, Cell]] = [
-        ("AUC of the target alone", markup.small(f"{score.auc:.3f}", "on rows nobody trained on")),
-        ("F1", markup.small(f"{score.f1:.3f}", f"precision {score.precision:.3f}")),
+    tiles: list[tuple[str, Cell]] = (
+        []
+        if score is None
+        else [
+            ("AUC of the target alone", markup.small(f"{score.auc:.3f}", "on rows nobody trained on")),
+            ("F1", markup.small(f"{score.f1:.3f}", f"precision {score.precision:.3f}")),
+        ]
+    )
+    tiles += [
         ("A step", markup.small(duration(made.seconds), f"{made.steps} steps, backend {settings.backend.kind}")),
         ("Bytes a step", markup.small(
             f"{made.bytes_to_target / 1e6:.3g} MB", f"to the target, {made.bytes_to_source / 1e6:.3g} MB back")),
     ]  # fmt: skip
-    title = f"The target predicts alone with an AUC of {score.auc:.3f}"
+    known = "no label of its rows is known" if score is None else f"with an AUC of {score.auc:.3f}"
+    title = f"The target predicts alone{',' if score is None else ''} {known}"
     lead = f'<p class="lead">{markup.text(_lead(run, made))}</p>'
     top = f"<h1>{markup.text(title)}</h1>{lead}{markup.facts('tiles', tiles)}"
     losses: list[list[Cell]] = [
