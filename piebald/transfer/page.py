@@ -169,7 +169,7 @@ def _losses(axes: Any, run: Path) -> None:
     for place, name in enumerate(watched[0]["losses"]):
         ax: Axes = axes[place]
         values = [line["losses"][name] for line in watched]
-        ax.plot(steps, values, color=LIGHT[place], linewidth=1.8, marker="o", markersize=3)
+        ax.plot(steps, values, color=LIGHT[place + 1], linewidth=1.8, marker="o", markersize=3)
         ax.set_title(NAMES.get(name, name), loc="left", fontsize=11)
         ax.set_xlabel("Step")
         if name == "mmd2" and min(values) > 0:
@@ -183,7 +183,7 @@ def _layers(axes: Any, run: Path) -> None:
         turn = np.linalg.svd(np.concatenate(rows) - middle, full_matrices=False)[2][:2].T
         for place, (role, own) in enumerate(zip(ROLES, rows, strict=True)):
             flat = (own - middle) @ turn
-            ax.scatter(*flat.T, s=12, alpha=0.55, marker=MARKS[role], color=LIGHT[place], linewidths=0, label=role)
+            ax.scatter(*flat.T, s=12, alpha=0.55, marker=MARKS[role], color=LIGHT[place + 1], linewidths=0, label=role)
         ax.set_title(f"{when.capitalize()} training", loc="left", fontsize=11)
         ax.set_xlabel("First direction")
         ax.set_ylabel("Second direction")
