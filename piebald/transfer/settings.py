@@ -53,14 +53,22 @@ class File(Section):
         key: the column that names co-occurring rows, alike at both parties; empty in all other rows.
         columns: the features; by default all other columns.  Numbers become standard scores, words 0/1 columns.
         label: the column to predict, with two values.  The target may leave it out: there it only judges the result.
-        positive: which of its values is the positive one; by default the last one in order, like 1 or "yes".
+        positive: which of its values is the positive one, said for each party's own column; by default the last one in
+            order, like 1 or "yes".
     """
 
     path: str
     key: str
-    columns: tuple[str, ...] | None = Field(default=None, min_length=1)
+    columns: tuple[str, ...] | None = None
     label: str | None = None
     positive: str | int | None = None
+
+    @field_validator("columns")
+    @classmethod
+    def _once(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if value is not None and (not value or len(set(value)) < len(value)):
+            raise ValueError(f"must name at least one column, and none twice, got {list(value)}")
+        return value
 
 
 class Files(Section):
@@ -252,6 +260,10 @@ def _complaint(error: ValidationError, document: Document) -> SettingError:
         }  # fmt: skip
         fields = Settings.model_fields if len(key) == 1 else sections[key[0]].model_fields
         return SettingError(f"{place}: {unknown('setting of a transfer called', key[-1], fields)}")
+    if first["type"] == "missing":
+        return SettingError(f"{place}: {dotted(key)} is missing, and {dotted(key[:-1])} needs it")
+    if first["type"].startswith("model_"):
+        return SettingError(f"{place}: {dotted(key)} must be a table, [{dotted(key)}], got {first['input']!r}")
     if first["type"] == "value_error":
         said = str(first["ctx"]["error"])
         whole = said.startswith((str(key[0]), "there is no"))
