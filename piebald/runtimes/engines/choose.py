@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 
@@ -19,8 +20,9 @@ from piebald.runtimes.engines.traits import probe
 
 ENGINES: dict[str, type[Lean]] = {engine.name: engine for engine in (Lean, Stacked, Joined, Reference)}
 STACKS = (1, 5, 25)
-_STACK_NUMBERS = 32_000_000  # a measured stack holds at most this many numbers, so that trying never costs much memory
+_STACK_NUMBERS = 64_000_000  # a measured stack holds at most this many numbers, so that trying never costs much memory
 _STEPS = 4
+_GOES, _SECONDS = 4, 0.2  # a measurement is the best of so many goes, or fewer once they have taken this long
 _MARGIN = 0.85  # another engine must be this much faster than one client after another: measuring is noisy
 _CLOSE = 1e-3  # how far another engine's first losses may be from the lean one's, relative
 
@@ -76,13 +78,14 @@ def fastest(
 
 
 def _measure(engine: Lean, clients: Sequence[int], stack: int) -> tuple[torch.Tensor, float]:
-    """The clients' mean losses, and seconds for one client and step: the best of three goes after a first one."""
+    """The clients' mean losses, and seconds for one client and step."""
     batch = getattr(engine.work.rule, "batch", 20)
     descent = Descent(lr=0.01, batch=batch, steps=_STEPS)
     start = engine.work.initial.to(engine.device)
     times: list[float] = []
     losses: list[torch.Tensor] = []
-    for _ in range(4):
+    engine.walk(Walk(clients[:1], [0], 0, start.expand(1, -1), dataclasses.replace(descent, steps=1)))  # warm up
+    while len(times) < _GOES and sum(times) < _SECONDS:
         began, losses = time.perf_counter(), []
         for lo in range(0, len(clients), stack):
             chosen = clients[lo : lo + stack]
@@ -93,6 +96,4 @@ def _measure(engine: Lean, clients: Sequence[int], stack: int) -> tuple[torch.Te
         if engine.device.type == "cuda":
             torch.cuda.synchronize(engine.device)
         times.append(time.perf_counter() - began)
-        if times[0] > 0.5:  # a large model: one go tells enough
-            break
-    return torch.cat(losses), min(times[1:] or times) / (len(clients) * _STEPS)
+    return torch.cat(losses), min(times) / (len(clients) * _STEPS)
