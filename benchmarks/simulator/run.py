@@ -1,6 +1,7 @@
-"""Piebald's simulator beside a bare one-thread PyTorch loop, in alternating runs: python benchmarks/simulator/run.py
+"""Piebald's simulator beside bare PyTorch loops and its peers, in alternating runs: python benchmarks/simulator/run.py
 
-Prints seconds a round (training, averaging and the run folder; no evaluation), the medians, and their ratio.
+Prints seconds a round (training, averaging and the run folder; no evaluation), the medians, and their ratio to the bare
+loop of one thread.  Each measurement is a process of its own, so that none profits from another's warmth.
 """
 
 from __future__ import annotations
@@ -15,26 +16,34 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
+OWN = ("bare", "bare in two processes", "piebald", "piebald with a run folder")
+PEERS = {  # by name: the script, and what to start it with
+    "FedJAX": ("with_fedjax.py", ("python",)),
+    "pfl, 1 process": ("with_pfl.py", ("python",)),
+    "pfl, 2 processes": ("with_pfl.py", ("torchrun", "--nproc-per-node", "2")),
+    "FedLab": ("with_fedlab.py", ("python",)),
+    "Flower on Ray, 2 actors": ("with_flower.py", ("python",)),
+}
+VENVS = {"FedJAX": "fedjax", "FedLab": "fedlab", "Flower on Ray, 2 actors": "flwr"}
 
 
-def bare(name: str) -> float:
-    """Seconds a round of the bare loop."""
-    from workloads import W1, W2, bare_loop
+def bare(name: str, processes: int) -> float:
+    """Seconds a round of a bare loop."""
+    from workloads import WORKLOADS, bare_loop
 
-    work = {"W1": W1, "W2": W2}[name]
-    return bare_loop(work, work.data())
+    return bare_loop(WORKLOADS[name], WORKLOADS[name].data(), processes)
 
 
-def piebald_run(name: str, folder: bool) -> float:
+def piebald_run(name: str, folder: bool, recipe: str = "fedavg") -> float:
     """Seconds a round through `piebald.run`: from the first commit to the last, so that start-up is not counted."""
-    from workloads import W1, W2
+    from workloads import WORKLOADS
 
     import piebald
 
-    work = {"W1": W1, "W2": W2}[name]
+    work = WORKLOADS[name]
     with tempfile.TemporaryDirectory() as place:
         history = piebald.run(
-            piebald.recipes.fedavg(cohort=work.cohort, lr=0.05, batch=20, epochs=1),
+            piebald.recipes.make(recipe, cohort=work.cohort, lr=0.05, batch=20, epochs=work.epochs),
             work.data(),
             work.network(),
             rounds=work.rounds + 1,
@@ -46,10 +55,23 @@ def piebald_run(name: str, folder: bool) -> float:
     return (walls[-1] - walls[0]) / work.rounds
 
 
-def measure(what: str, name: str) -> float:
-    """One measurement in a process of its own, so that none profits from another's warmth."""
-    command = [sys.executable, __file__, "--one", what, name]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=HERE)
+def one(what: str, name: str) -> float:
+    """One measurement in this process."""
+    if what.startswith("bare"):
+        return bare(name, 2 if "two" in what else 1)
+    return piebald_run(name, folder="folder" in what)
+
+
+def measure(what: str, name: str, venvs: Path | None) -> float:
+    """One measurement in a process of its own."""
+    if what in PEERS:
+        script, (start, *options) = PEERS[what]
+        assert venvs is not None
+        program = venvs / VENVS.get(what, "pfl") / "bin" / start
+        command, folder = [str(program), *options, script, name], HERE / "peers"
+    else:
+        command, folder = [sys.executable, __file__, "--one", what, name], HERE
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder)
     return float(done.stdout.split()[-1])
 
 
@@ -57,25 +79,29 @@ def main() -> None:
     """Alternate and report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=5, help="alternations of each workload")
+    parser.add_argument("--workloads", nargs="+", default=["W1", "W2"], help="W1, W2, VGG-11, 1D-CNN, transformer")
+    parser.add_argument(
+        "--peers", type=Path, help="a folder of virtual environments, see README: W1 and W2 on peers too"
+    )
     parser.add_argument("--one", nargs=2, metavar=("WHAT", "WORKLOAD"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        what, name = options.one
-        print(bare(name) if what == "bare" else piebald_run(name, folder=what == "folder"))
+        print(one(*options.one))
         return
-    print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}")
-    for name in ("W1", "W2"):
-        times: dict[str, list[float]] = {"bare": [], "piebald": [], "folder": []}
+    print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}\n")
+    print("| workload | | seconds a round | ratio | pairs |\n| --- | --- | --- | --- | --- |")
+    for name in options.workloads:
+        times: dict[str, list[float]] = {what: [] for what in (*OWN, *(PEERS if options.peers else ()))}
         for _ in range(options.pairs):
-            for what in times:
-                times[what].append(measure(what, name))
+            for what, found in times.items():
+                found.append(measure(what, name, options.peers))
         base = statistics.median(times["bare"])
-        for what, seconds in times.items():
-            ratios = sorted(mine / theirs for mine, theirs in zip(seconds, times["bare"], strict=True))
-            middle = statistics.median(seconds)
+        for what, found in times.items():
+            ratios = sorted(mine / theirs for mine, theirs in zip(found, times["bare"], strict=True))
+            middle = statistics.median(found)
             print(
-                f"{name} {what:8} median {middle:.4f} s a round, ratio {middle / base:.3f} "
-                f"(pairs {ratios[0]:.3f} to {ratios[-1]:.3f})"
+                f"| {name} | {what} | {middle:.4f} | {middle / base:.2f} | {ratios[0]:.2f} to {ratios[-1]:.2f} |",
+                flush=True,
             )
 
 

@@ -1,14 +1,16 @@
-"""The two workloads of the simulator's benchmark, on random data, and the bare loop they are compared with."""
+"""The workloads of the simulator's benchmark, on random data, and the bare loops they are compared with."""
 
 from __future__ import annotations
 
 import copy
+import multiprocessing
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from piebald.models import build_model
 from piebald.partition import Lists, PooledClients
@@ -16,53 +18,142 @@ from piebald.partition import Lists, PooledClients
 
 @dataclass(frozen=True)
 class Workload:
-    """FedAvg with one local epoch, batch 20, SGD 0.05, weighted by examples, on 28x28 inputs with 62 classes."""
+    """FedAvg with SGD 0.05, batch 20, weighted by examples.
+
+    Attributes:
+        clients, cohort: registered, and a round.
+        rows: of each client, or (least, most) for clients of unequal size.
+        shape, classes: of the inputs (tokens where `tokens` says how many there are) and the labels.
+        make: the model.
+        epochs: local ones.
+    """
 
     name: str
     clients: int
     cohort: int
-    rows: int
+    rows: int | tuple[int, int]
     rounds: int
-    model: str
+    shape: tuple[int, ...]
+    classes: int
+    make: Callable[[], nn.Module]
+    tokens: int = 0
+    epochs: int = 1
 
     def data(self) -> PooledClients:
         """Random clients, the same every time."""
         generator = torch.Generator().manual_seed(0)
-        total = self.clients * self.rows
-        x = torch.rand(total, 1, 28, 28, generator=generator)
-        y = torch.randint(0, 62, (total,), generator=generator)
-        starts = np.arange(0, total + 1, self.rows)
-        return PooledClients(x, y, {"train": Lists(np.arange(total), starts)}, classes=[str(n) for n in range(62)])
+        least, most = self.rows if isinstance(self.rows, tuple) else (self.rows, self.rows)
+        sizes = np.random.default_rng(0).integers(least, most + 1, self.clients)
+        total = int(sizes.sum())
+        x = torch.rand(total, *self.shape, generator=generator)
+        if self.tokens:
+            x = (x * self.tokens).long()
+        y = torch.randint(0, self.classes, (total,), generator=generator)
+        train = Lists(np.arange(total), np.cumsum([0, *sizes]))
+        return PooledClients(x, y, {"train": train}, classes=[str(n) for n in range(self.classes)])
 
     def network(self) -> nn.Module:
         """The model at the start."""
-        return build_model(self.model, (1, 28, 28), 62, 0)
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            return self.make()
 
 
-W1 = Workload("W1", clients=1000, cohort=100, rows=60, rounds=20, model="mlp")
-W2 = Workload("W2", clients=100, cohort=10, rows=100, rounds=5, model="leaf_cnn")
+class Encoder(nn.Module):
+    """A small transformer on token sequences: two layers of four heads over 64 numbers a token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(256, 64)
+        self.place = nn.Parameter(torch.zeros(32, 64))
+        layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.out = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens [batch, 32] to logits [batch, 10]."""
+        logits: Tensor = self.out(self.layers(self.table(x) + self.place).mean(1))
+        return logits
 
 
-def bare_loop(work: Workload, clients: PooledClients, seed: int = 0) -> float:
-    """Seconds a round of the loop one would write by hand: eager PyTorch, one thread, one resident model."""
+IMAGE = (1, 28, 28)
+W1 = Workload("W1", 1000, 100, 60, 20, IMAGE, 62, lambda: build_model("mlp", IMAGE, 62, 0))
+W2 = Workload("W2", 100, 10, 100, 5, IMAGE, 62, lambda: build_model("leaf_cnn", IMAGE, 62, 0))
+GENERAL = (
+    Workload("VGG-11", 20, 20, 40, 2, (3, 32, 32), 10, lambda: build_model("vgg11", (3, 32, 32), 10, 0)),
+    Workload("1D-CNN", 30, 30, (40, 320), 4, (9, 128), 6, lambda: build_model("cnn_1d", (9, 128), 6, 0)),
+    Workload("transformer", 100, 20, 60, 4, (32,), 10, Encoder, tokens=256),
+)
+WORKLOADS = {work.name: work for work in (W1, W2, *GENERAL)}
+
+
+def bare_loop(work: Workload, clients: PooledClients, processes: int = 1) -> float:
+    """Seconds a round of the loop one would write by hand: eager PyTorch, one thread, one resident model.
+
+    With two processes each forked one trains half of the cohort and adds up its half of the average.
+    """
     torch.set_num_threads(1)
     model = work.network()
-    state = {name: value.clone() for name, value in model.state_dict().items()}
-    loss_of = nn.CrossEntropyLoss()
-    draw = np.random.default_rng(seed)
-    began = time.perf_counter()
-    for _ in range(work.rounds):
-        total = {name: torch.zeros_like(value) for name, value in state.items()}
-        cohort = draw.choice(work.clients, work.cohort, replace=False)
-        for client in cohort:
-            model.load_state_dict(state)
-            optimiser = torch.optim.SGD(model.parameters(), lr=0.05)
-            rows = clients.rows(int(client), "train")
+    state = nn.utils.parameters_to_vector(model.parameters()).detach()
+    floats = [value for value in model.buffers() if value.is_floating_point()]
+    state = torch.cat([state, *(value.flatten() for value in floats)]).share_memory_()
+    halves = torch.zeros(processes, len(state)).share_memory_()
+    crew = [_hire(work, clients, state, halves[place]) for place in range(processes)] if processes > 1 else []
+    draw = np.random.default_rng(0)
+    began = 0.0
+    for turn in range(work.rounds + 1):  # the first one is not counted
+        began = time.perf_counter() if turn == 1 else began
+        cohort = draw.choice(work.clients, work.cohort, replace=False).tolist()
+        total = sum(len(clients.indices(client, "train")) for client in cohort)
+        if crew:
+            for place, (pipe, _) in enumerate(crew):
+                pipe.send((cohort[place::processes], total))
+            for pipe, _ in crew:
+                pipe.recv()
+        else:
+            _train(work, clients, model, state, halves[0], cohort, total)
+        state.copy_(halves.sum(0))
+    seconds = (time.perf_counter() - began) / work.rounds
+    for pipe, process in crew:
+        pipe.send(None)
+        process.join()
+    return seconds
+
+
+def _train(
+    work: Workload, clients: PooledClients, model: nn.Module, state: Tensor, out: Tensor, cohort: list[int], total: int
+) -> None:
+    """Train some clients from `state`, and leave their share of the average in `out`."""
+    tensors = [*model.parameters(), *(value for value in model.buffers() if value.is_floating_point())]
+    loss_of, ends = nn.CrossEntropyLoss(), np.cumsum([0, *(tensor.numel() for tensor in tensors)])
+    out.zero_()
+    for client in cohort:
+        with torch.no_grad():
+            for tensor, lo, hi in zip(tensors, ends, ends[1:], strict=False):
+                tensor.copy_(state[lo:hi].view(tensor.shape))
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.05)
+        rows = clients.rows(client, "train")
+        for _ in range(work.epochs):
             for batch in torch.randperm(len(rows)).split(20):
                 optimiser.zero_grad()
                 loss_of(model(rows.x[batch]), rows.y[batch]).backward()
                 optimiser.step()
-            for name, value in model.state_dict().items():
-                total[name].add_(value, alpha=1 / work.cohort)
-        state = copy.deepcopy(total)
-    return (time.perf_counter() - began) / work.rounds
+        with torch.no_grad():
+            out.add_(torch.cat([tensor.flatten() for tensor in tensors]), alpha=len(rows) / total)
+
+
+def _hire(work: Workload, clients: PooledClients, state: Tensor, out: Tensor) -> tuple:
+    """A forked process that trains what it is sent, until it is sent None."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+
+    def labour() -> None:
+        torch.set_num_threads(1)
+        model = copy.deepcopy(work.network())
+        while (told := theirs.recv()) is not None:
+            _train(work, clients, model, state, out, *told)
+            theirs.send("done")
+
+    process = context.Process(target=labour, daemon=True)
+    process.start()
+    return ours, process

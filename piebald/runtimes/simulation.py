@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 LOST = "lost"
 GONE = "the client went away before it was done"
+_LARGE = 1 << 20  # numbers of a model whose weights engines would rather not form (`engines.lowrank`)
 
 
 class Instant:
@@ -263,9 +264,9 @@ class Simulation:
         order = sorted(
             range(len(events)), key=lambda i: (-costs[i], events[i].assignment.client, events[i].assignment.id)
         )
-        size = self._stack_size(events)
-        groups = [[events[i] for i in order[lo : lo + size]] for lo in range(0, len(order), size)]
-        loads = [sum(costs[i] for i in order[lo : lo + size]) for lo in range(0, len(order), size)]
+        stacks = self._cut(order, events)
+        groups = [[events[i] for i in stack] for stack in stacks]
+        loads = [sum(costs[i] for i in stack) for stack in stacks]
         pool = events[0].pool
         served, total = self._hands().serve([self._stack(group) for group in groups], loads, pool)
         sums = {name: part.cpu() for name, part in total.parts.items()}
@@ -317,6 +318,17 @@ class Simulation:
             return float(len(self.federation.common or ()))
         size = self.federation.size(client, "train" if query is None else "test")
         return 1.0 if size is None else float(size)
+
+    def _cut(self, order: list[int], events: list[_Event]) -> list[list[int]]:
+        """Stacks of the events, by number; of a large model only clients that start from the same one go together."""
+        size, stacks = self._stack_size(events), dict[int, list[list[int]]]()
+        apart = self.work.layout.size >= _LARGE and events[0].assignment.query is None
+        for i in order:
+            mine = stacks.setdefault(id(events[i].assignment.parts["model"]) if apart else 0, [[]])
+            if len(mine[-1]) == size:
+                mine.append([])
+            mine[-1].append(i)
+        return [stack for mine in stacks.values() for stack in mine]
 
     def _stack_size(self, events: list[_Event]) -> int:
         """Training stacks as settled; questions about one model in large stacks, a few for each worker."""

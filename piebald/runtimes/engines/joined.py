@@ -17,6 +17,7 @@ from piebald.parameters import Layout, Slot
 from piebald.runtimes.engines.algebra import Walk
 from piebald.runtimes.engines.feed import Gathered, Places
 from piebald.runtimes.engines.layers import Factored, Turn, join
+from piebald.runtimes.engines.lean import Lean
 from piebald.runtimes.engines.lowrank import LowRank
 from piebald.runtimes.engines.stacked import Leaves, Stacked, Words, pad_rows, rows_of
 
@@ -24,6 +25,7 @@ from piebald.runtimes.engines.stacked import Leaves, Stacked, Words, pad_rows, r
 # in all; forming the weights costs steps * in * out numbers read and written several times over.  One of these is about
 # as dear as so many multiplications.
 _MULTIPLICATIONS = 24
+_FORMED = 1 << 23  # numbers of a stack whose weights are formed; beyond, one client after another is kinder to memory
 
 
 class Joined(Stacked):
@@ -40,6 +42,8 @@ class Joined(Stacked):
         form = self._form(factored)
         if form is None or not plans[0]:
             return super().walk(walk)
+        if not factored and len(plans) * self.work.layout.size > _FORMED:
+            return Lean.walk(self, walk)
         journey = _Journey(self, form, walk, order, [slot.name for slot in factored])
         if base is not None:
             journey.begin(base[0])

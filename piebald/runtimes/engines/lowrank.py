@@ -23,6 +23,8 @@ from torch.utils._pytree import tree_map_only
 from piebald.parameters import Slot
 from piebald.runtimes.engines.products import product
 
+_LARGE = 1 << 18  # numbers of a layer, from where on one product a client is worth its call
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Factor:
@@ -43,14 +45,18 @@ class Factor:
         """Each step's D times its factor, from `scale` [c, steps]."""
         return [d * scale[: len(d), step].view(-1, 1, 1) for step, d in enumerate(self.d)]
 
-    def dense(self, scale: Tensor) -> Tensor:
-        """The sums [c, out, in] over steps, for factors of each step [c, steps]."""
+    def into(self, made: Tensor, scale: Tensor) -> None:
+        """Write the sums over steps into `made` [c, out * in], for factors of each step [c, steps]."""
         clients = len(scale)
-        d, x = ([_filled(part, clients) for part in parts] for parts in (self.scaled(scale), self.x))
-        return torch.bmm(torch.cat(d, dim=1).transpose(1, 2), torch.cat(x, dim=1))
+        d, x = (torch.cat([_filled(part, clients) for part in parts], dim=1) for parts in (self.scaled(scale), self.x))
+        if math.prod(self.slot.shape) < _LARGE:
+            made.copy_(torch.bmm(d.transpose(1, 2), x).flatten(1))
+            return
+        for one, own, rows in zip(made, d, x, strict=True):
+            one.copy_(product(own.t(), rows.t()).flatten())
 
     def pooled(self, scale: Tensor) -> Tensor:
-        """The sum over clients of `dense`, [out, in], without forming it."""
+        """The sum over clients of what `into` writes, [out, in], without forming that."""
         d, x = ([part.flatten(0, 1) for part in parts] for parts in (self.scaled(scale), self.x))
         if sum(part.numel() for part in (*d, *x)) < len(d) * math.prod(self.slot.shape):
             d, x = [torch.cat(d)], [torch.cat(x)]  # copying the rows is cheaper than adding up weights
@@ -60,7 +66,7 @@ class Factor:
         return made
 
     def squares(self, scale: Tensor) -> Tensor:
-        """Squared lengths [c] of `dense`, from the inner products."""
+        """Squared lengths [c] of what `into` writes, from the inner products."""
         total = scale.new_zeros(len(scale))
         for step, inner in enumerate(self.inner):
             mine = scale[: len(inner), step]
@@ -69,7 +75,7 @@ class Factor:
         return total
 
     def along(self, weights: Tensor, scale: Tensor) -> Tensor:
-        """Inner products [c] of `dense` with weights [out, in]."""
+        """Inner products [c] of what `into` writes with weights [out, in]."""
         total = scale.new_zeros(len(scale))
         for x, d in zip(self.x, self.scaled(scale), strict=True):
             total[: len(x)] += (product(x.flatten(0, 1), weights).view(d.shape) * d).sum((1, 2))
@@ -150,7 +156,22 @@ class LowRank(Tensor):
         for factor in self.factors:
             if start <= factor.slot.start < stop:
                 layer = made[:, factor.slot.start - start : factor.slot.stop - start]
-                layer.mul_(self.keep.unsqueeze(1)).add_(factor.dense(self.scale).flatten(1))
+                factor.into(layer, self.scale)
+                layer += self.keep.unsqueeze(1) * self.base[factor.slot.start : factor.slot.stop]
+        return made if self.order is None else made[self.order.argsort()]
+
+    def change(self, stop: int) -> Tensor:
+        """How far each model has moved from `base`, [c, stop], without forming the models on the way."""
+        own, layers = self._own_until(stop), [factor for factor in self.factors if factor.slot.start < stop]
+        reached = sum(here.stop - here.start for here, _ in own) + sum(math.prod(one.slot.shape) for one in layers)
+        made = (self.own.new_empty if reached == stop else self.own.new_zeros)(len(self.own), stop)
+        for here, there in own:
+            torch.sub(self.own[:, there], self.base[here], out=made[:, here])
+        for factor in layers:
+            here = slice(factor.slot.start, factor.slot.stop)
+            factor.into(made[:, here], self.scale)
+            if bool((self.keep != 1).any()):
+                made[:, here] += (self.keep - 1).unsqueeze(1) * self.base[here]
         return made if self.order is None else made[self.order.argsort()]
 
     def lengths(self, stop: int) -> Tensor:

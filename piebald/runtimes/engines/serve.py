@@ -256,10 +256,13 @@ def _outgoing(engine: Engine, stack: Stack, start: Start, learned: Learned, summ
     """
     work, shared, size = engine.work, start.shared, engine.work.layout.size
     ends = learned.model if isinstance(learned.model, LowRank) else None
-    unformed = ends if ends is not None and summed and _starts_from(ends, start.model) else None
+    ends = ends if ends is not None and _starts_from(ends, start.model) else None
+    unformed = ends if summed else None
     parts: Mapping[str, Tensor] = learned.parts
-    if unformed is None:
+    if ends is None:
         parts = {"model": _columns(learned.model, 0, shared) - _columns(start.model, 0, shared), **parts}
+    elif unformed is None:
+        parts = {"model": ends.change(shared), **parts}
     for name, part in parts.items():
         if shared < size and part.shape[1:].numel() > shared:
             raise RuntimeFault(f"the rule {work.rule.kind!r} would send {name!r}, which is longer than what is shared")
@@ -269,8 +272,10 @@ def _outgoing(engine: Engine, stack: Stack, start: Start, learned: Learned, summ
     memory = {name: rows.cpu() for name, rows in learned.memory.items()}
     if shared < size:
         memory[PRIVATE] = _columns(learned.model, shared, size).cpu()
-    lengths = torch.linalg.vector_norm(parts["model"], dim=1) if unformed is None else unformed.lengths(shared)
-    norms = lengths.tolist()
+    if ends is not None and not work.stages:
+        norms = ends.lengths(shared).tolist()
+    else:
+        norms = torch.linalg.vector_norm(parts["model"], dim=1).tolist()
     one = {name: part[0] for name, part in parts.items()}
     size_of_model = 0 if unformed is None else start.model.element_size() * shared
     return Served(
@@ -322,7 +327,7 @@ def _pool(served: Served, pool: Pool, total: PoolSum, shared: int) -> None:
         return
     unformed = served.unformed
     if unformed is not None and len(rows) < len(served.norms):  # a sum of rows cannot leave out one that is not finite
-        parts["model"] = unformed.columns(0, shared) - unformed.base[:shared]
+        parts["model"] = unformed.change(shared)
         unformed = None
     kept = {n: part if len(rows) == len(part) else part[rows] for n, part in parts.items()}
     summed = {name: part.sum(0) for name, part in kept.items() if name != "model"}

@@ -1,0 +1,73 @@
+"""What recipes beside FedAvg cost, for the same number of client updates: python benchmarks/simulator/overhead.py"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).parent
+WANTED = {"fedavg": 1.0, "hdafl": 1.02, "fedprox": 1.05, "scaffold": 1.15, "asynchronous": 1.10, "run folder": 1.03}
+
+
+def one(what: str, name: str) -> float:
+    """Seconds for as many client updates as the workload's rounds have, after the first round's worth."""
+    from workloads import WORKLOADS
+
+    import piebald
+
+    work = WORKLOADS[name]
+    named = "fedavg" if what in ("run folder", "asynchronous") else what
+    recipe = piebald.recipes.make(named, cohort=work.cohort, lr=0.05, batch=20)
+    if what == "asynchronous":
+        recipe = recipe.with_(pace={"kind": "asynchronous", "cohort": work.cohort})
+    each = work.cohort if recipe.pace.kind == "asynchronous" else 1  # commits that take a round's worth of updates
+    devices = piebald.Simulator(fleet={"kind": "homogeneous", "seconds_per_step": 1.0})
+    with tempfile.TemporaryDirectory() as place:
+        run = piebald.run(
+            recipe,
+            work.data(),
+            work.network(),
+            rounds=(work.rounds + 1) * each,
+            runtime=devices,
+            evaluate_every=0,
+            measure="none",
+            out=Path(place) / "run" if what == "run folder" else None,
+        )
+        walls = [row["wall"] for row in run.rounds]
+    return (walls[-1] - walls[each - 1]) / work.rounds
+
+
+def main() -> None:
+    """Alternate and report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--workloads", nargs="+", default=["W1", "W2"])
+    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        print(one(*options.one))
+        return
+    print(
+        "| workload | | seconds a round's updates | times FedAvg | pairs | wanted |\n| --- | --- | --- | --- | --- | --- |"
+    )
+    for name in options.workloads:
+        times: dict[str, list[float]] = {what: [] for what in WANTED}
+        for _ in range(options.pairs):
+            for what, found in times.items():
+                command = [sys.executable, __file__, "--one", what, name]
+                done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=HERE)
+                found.append(float(done.stdout.split()[-1]))
+        for what, found in times.items():
+            ratios = sorted(mine / theirs for mine, theirs in zip(found, times["fedavg"], strict=True))
+            middle, ratio = statistics.median(found), statistics.median(ratios)
+            print(
+                f"| {name} | {what} | {middle:.4f} | {ratio:.2f} | {ratios[0]:.2f} to {ratios[-1]:.2f} | {WANTED[what]} |"
+            )
+
+
+if __name__ == "__main__":
+    main()

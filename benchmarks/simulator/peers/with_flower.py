@@ -1,0 +1,71 @@
+"""Flower 1.41 on Ray with two actors of one core: python with_flower.py W1"""
+
+import os
+import sys
+import time
+
+import torch
+from flwr.clientapp import ClientApp
+from flwr.app import ArrayRecord, MetricRecord, RecordDict, Message
+from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import FedAvg
+from flwr.simulation import run_simulation
+from shapes import BATCH, RATE, SHAPES, arrays, seconds_a_round, torch_network
+
+name = sys.argv[1]
+shape = SHAPES[name]
+client_app, server_app, held = ClientApp(), ServerApp(), {}
+times: list[float] = []
+
+
+def rows_of(client):
+    """A client's rows; the arrays are made once a process."""
+    if not held:
+        held["x"], held["y"] = (torch.from_numpy(part) for part in arrays(shape))
+        held["model"] = torch_network(name)
+        torch.set_num_threads(1)
+    return held["x"][client], held["y"][client]
+
+
+@client_app.train()
+def train(message, context):
+    """One local epoch."""
+    x, y = rows_of(context.node_config["partition-id"])
+    model = held["model"]
+    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    optimiser = torch.optim.SGD(model.parameters(), lr=RATE)
+    for batch in torch.randperm(len(x)).split(BATCH):
+        optimiser.zero_grad()
+        torch.nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
+        optimiser.step()
+    content = {"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord({"num-examples": len(x)})}
+    return Message(content=RecordDict(content), reply_to=message)
+
+
+class Timed(FedAvg):
+    """FedAvg that notes when each round ended."""
+
+    def aggregate_train(self, server_round, replies):
+        """Average, then look at the clock."""
+        made = super().aggregate_train(server_round, replies)
+        times.append(time.perf_counter())
+        return made
+
+
+@server_app.main()
+def main(grid, context):
+    """All rounds."""
+    strategy = Timed(
+        fraction_train=shape.cohort / shape.clients, fraction_evaluate=0.0, min_available_nodes=shape.clients
+    )
+    strategy.start(grid=grid, initial_arrays=ArrayRecord(torch_network(name).state_dict()), num_rounds=shape.rounds + 1)
+
+
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+run_simulation(
+    server_app,
+    client_app,
+    shape.clients,
+    backend_config={"client_resources": {"num_cpus": 1.0}, "init_args": {"address": "local", "num_cpus": 2}},
+)
+print(seconds_a_round(times))
