@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from piebald.outcome import Run
     from piebald.parameters import Layout
     from piebald.partition import LazyClients, clients_from
-    from piebald.parts import Recipe
+    from piebald.recipe import Recipe
     from piebald.report import write_report
     from piebald.report.comparison import Comparison
     from piebald.runtimes import Simulator
@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "parts": ("Recipe",),
+    "recipe": ("Recipe",),
     "errors": ("ParameterError", "PiebaldError", "RunFolderError", "RuntimeFault", "SettingError"),
     "experiment": ("adapt", "compare", "resume", "run"),
     "outcome": ("Run",),

@@ -423,12 +423,15 @@ class Recorder(Protocol):
     """Where the controller writes what happened; `report.store` keeps it in a run folder."""
 
     def commit(
-        self, step: Mapping[str, Any], arrivals: Sequence[Mapping[str, Any]], checkpoint: Checkpoint | None
+        self,
+        step: Mapping[str, Any],
+        arrivals: Sequence[Mapping[str, Any]],
+        checkpoint: Checkpoint | None = None,
+        remarks: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """One commit with the arrivals since the one before, in one transaction; with the checkpoint, if it is due."""
+        """One commit with the arrivals since the one before and what parts of the centre put on record, in one
+        transaction; with the checkpoint, if it is due.
+        """
 
     def scores(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Scores of models on clients' rows."""
-
-    def remarks(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """What parts of the centre put on record at a commit; repeated rows take the place of earlier ones."""

@@ -2,60 +2,30 @@
 
 from __future__ import annotations
 
-import copy
-import json
-import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import numpy as np
-import torch
-from torch import nn
-
 import piebald.runtimes  # noqa: F401 - so that runtimes can be named
-from piebald import __version__, newcomers, recipes
-from piebald.client import Evaluate
-from piebald.contracts import Clients, Rows, Split, Work
-from piebald.controller import Check, Controller, Measuring, Stop
+from piebald import newcomers, recipes
+from piebald.contracts import Clients, Split
+from piebald.controller import Check, Controller, Stop
 from piebald.controller.best import Models
-from piebald.controller.pace import cohort_size
-from piebald.data.dataset import DataSet
 from piebald.divergence import Measure, unlike
 from piebald.errors import RunFolderError, SettingError, unknown
-from piebald.newcomers import Adaptation, set_apart
+from piebald.newcomers import Adaptation
 from piebald.outcome import Run
-from piebald.parameters import Layout
 from piebald.partition import clients_from
-from piebald.parts import Part, Recipe, Where, build
+from piebald.parts import Part
+from piebald.prepare import Metrics, Model, Options, Prepared, check_repeats, prepare, some_clients
 from piebald.progress import Bar
+from piebald.recipe import Recipe
 from piebald.report.comparison import Comparison
 from piebald.report.store import RunStore
-from piebald.task import Task, task_for
-from piebald.update.budget import installed, of_recipe
-
-Model = nn.Module | Callable[[int], nn.Module]
-Metrics = Mapping[str, Any] | Sequence[str]
 
 _DESCRIBED_CLIENTS = 10_000  # above this the run folder keeps no row for each client: nobody could look at the picture
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """Everything of one run but the store."""
-
-    recipe: Recipe
-    clients: Clients
-    work: Work
-    runtime: Where
-    measuring: Measuring
-    rounds: int | None
-    stop: Stop | None
-    checkpoint_every: int
-    meta: Mapping[str, Any]
-    strangers: Clients | None = None
 
 
 def run(
@@ -114,10 +84,11 @@ def run(
         SettingError: something does not fit, said before anything is trained.
         RunFolderError: `out` cannot be used.
     """
-    plan = _plan(
-        recipe, clients, model, (rounds, stop), seed, runtime, loss, metrics,
-        (evaluate_every, evaluate_clients, evaluate_split), keep, unseen, checkpoint_every, label, settings,
+    options = Options(
+        rounds, stop, seed, runtime, loss, metrics, evaluate_every, evaluate_clients, evaluate_split, keep, unseen,
+        checkpoint_every, label, settings,
     )  # fmt: skip
+    plan = prepare(recipe, clients, model, options)
     if measure not in get_args(Measure):
         raise unknown("measure", measure, get_args(Measure))
     store = RunStore.create(out, plan.meta)
@@ -184,10 +155,10 @@ def compare(
     if out is not None and len({_folder_name(label) for label in methods}) < len(methods):
         raise SettingError("two labels would share a run folder: let them differ in letters or digits")
     runs = []
-    federation = None if callable(clients) else _clients(clients)
+    federation = None if callable(clients) else some_clients(clients)
     for seed in seeds:
         if callable(clients):
-            federation = _clients(clients(seed))
+            federation = some_clients(clients(seed))
         for label, recipe in methods.items():
             folder = None if out is None else Path(out) / _folder_name(label) / f"seed-{seed}"
             task = {name: options[name] for name in ("loss", "metrics") if name in options}
@@ -264,168 +235,6 @@ def opened(path: Path | str, clients: Clients | Any = None, model: Model | None 
 # --------------------------------------------------------------------------------------------------------------- inside
 
 
-def _plan(
-    recipe: Recipe | str,
-    clients: Any,
-    model: Model,
-    length: tuple[int | None, Any],
-    seed: int,
-    runtime: Any,
-    loss: Any,
-    metrics: Metrics | None,
-    evaluate: tuple[int, int | None, Split],
-    keep: str,
-    unseen: float,
-    checkpoint_every: int,
-    label: str | None,
-    settings: Mapping[str, Any] | None,
-) -> _Plan:
-    """Check everything and make all choices, so that nothing can go wrong in round 90 that could be seen now."""
-    rounds, stop = _length(*length)
-    for name, value, least in (("rounds", rounds, 1), ("seed", seed, 0), ("checkpoint_every", checkpoint_every, 1)):
-        if name == "rounds" and value is None:
-            continue
-        if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
-            raise SettingError(f"{name} must be a whole number of at least {least}, got {value!r}")
-    rounds, seed, checkpoint_every = None if rounds is None else int(rounds), int(seed), int(checkpoint_every)
-    recipe = recipes.make(recipe) if isinstance(recipe, str) else recipe
-    if not isinstance(recipe, Recipe):
-        raise SettingError(f"recipe must be a Recipe or the name of one, got {type(recipe).__name__}")
-    federation, strangers = set_apart(_clients(clients), unseen, seed)
-    work, task = _work(recipe, federation, model, seed, loss, metrics)
-    cohort = getattr(recipe.pace, "cohort", 1.0)
-    if isinstance(cohort, int) and cohort > len(federation):
-        raise SettingError(
-            f"cohort is {cohort} but there are {len(federation)} clients: choose at most that, or a share like 1.0"
-        )
-    where = build("runtime", {"kind": runtime} if isinstance(runtime, str) else runtime)
-    assert isinstance(where, Where)
-    for part in (*recipe.update, *(getattr(recipe, axis) for axis in Recipe.axes if axis != "update")):
-        if why := part.misfit(work):
-            raise SettingError(why)
-        if part.needs_root() and getattr(federation, "root", None) is None:
-            raise SettingError(
-                f"{part.axis} {part.kind!r} needs rows that the centre may look at, and there are none: set the "
-                "partition's centre = 100, or root = (x, y) of clients_from"
-            )
-    where = where.settled(work, federation, cohort_size(cohort, len(federation)))
-    every, count, split = evaluate
-    if stop is not None and stop.measures and not every:
-        raise SettingError("stop goes by scores but evaluate_every is 0: set it to 1 or more, or drop the target")
-    alone = not work.layout.private and federation.common is not None and len(federation.common) > 0
-    common = Evaluate(personal=False) if alone else None
-    validate = _validate(keep, every, federation)
-    measuring = Measuring(Evaluate(split=split), every, count, common, task.higher_is_better, validate)
-    meta = {
-        "piebald": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "recipe": {"name": recipe.name, "fields": dict(recipe.fields), "table": recipe.model_dump()},
-        "paper": recipe.paper,
-        "label": label or recipe.name,
-        "seed": seed,
-        "rounds": rounds,
-        "stop": None if stop is None else stop.model_dump(exclude_none=True),
-        "task": task.name,
-        "metric": task.metric,
-        "higher_is_better": task.higher_is_better,
-        "model": type(work.model).__name__,
-        "parameters": work.layout.size,
-        "shared": work.layout.shared,
-        "privacy": [one.plain() for one in of_recipe(recipe, len(federation), rounds)] if installed() else None,
-        "layout": [[slot.name, list(slot.shape)] for slot in work.layout.slots],
-        "classes": list(federation.classes) if federation.classes is not None else None,
-        "clients": len(federation),
-        "runtime": where.table(),
-        "evaluate": list(evaluate),
-        "metrics": None if metrics is None or isinstance(metrics, Mapping) else list(metrics),
-        "keep": keep,
-        "unseen": unseen,
-        "checkpoint_every": checkpoint_every,
-        "settings": dict(settings) if settings is not None else None,
-    }
-    return _Plan(recipe, federation, work, where, measuring, rounds, stop, checkpoint_every, meta, strangers)
-
-
-def _length(rounds: int | None, stop: Stop | Mapping[str, Any] | None) -> tuple[int | None, Stop | None]:
-    """How long to run: ten rounds where nothing is said."""
-    made = Stop(**stop) if isinstance(stop, Mapping) else stop
-    if made is not None and not isinstance(made, Stop):
-        raise SettingError(f"stop must be a Stop or a table like {{'seconds': 3600}}, got {stop!r}")
-    return (10 if rounds is None and made is None else rounds), made
-
-
-def _validate(keep: str, every: int, clients: Clients) -> Evaluate | None:
-    """What tells the best version, where that is to be kept."""
-    if keep not in ("last", "best"):
-        raise unknown("version to keep called", keep, ("last", "best"))
-    if keep == "last":
-        return None
-    if not every:
-        raise SettingError("keep = 'best' needs measurements to choose by: evaluate_every must be at least 1")
-    if not any(clients.size(client, "validation") != 0 for client in range(len(clients))):
-        raise SettingError(
-            "keep = 'best' needs validation rows but no client has any: give the partition validation = 0.1"
-        )
-    return Evaluate(split="validation")
-
-
-def _clients(clients: Any) -> Clients:
-    if isinstance(clients, DataSet):
-        raise SettingError(
-            f"the data set {clients.name} belongs to nobody yet: deal it out first, "
-            "like partition.Iid(clients=10).split(dataset)"
-        )
-    made: Clients = clients if hasattr(clients, "rows") and hasattr(clients, "counts") else clients_from(clients)
-    if len(made) == 0:
-        raise SettingError("there are no clients: give at least one")
-    return made
-
-
-def _work(
-    recipe: Recipe, clients: Clients, model: Model, seed: int, loss: Any, metrics: Metrics | None
-) -> tuple[Work, Task]:
-    module = model if isinstance(model, nn.Module) else model(seed) if callable(model) else None
-    if not isinstance(module, nn.Module):
-        raise SettingError(
-            f"model must be an nn.Module or a function of the seed that makes one, got {type(model).__name__}"
-        )
-    layout = Layout.of(module, recipe.share.private(module))
-    first = next((client for client in range(len(clients)) if clients.size(client, "train") != 0), 0)
-    rows = clients.rows(first, "train")
-    if len(rows) == 0:
-        raise SettingError("no client has a training row")
-    task = task_for(rows.y, loss, metrics)
-    _check_validation(recipe, clients)
-    initial = layout.flatten(module)
-    recipe.share.first(initial[layout.shared :], layout, len(clients) - 1)  # refuses a model with room for fewer
-    module = copy.deepcopy(module).cpu()
-    shape, outputs = tuple(rows.x.shape[1:]), _outputs(module, rows)
-    return Work(module, layout, initial, recipe.learn, recipe.update, task, seed, shape, outputs), task
-
-
-def _outputs(module: nn.Module, rows: Rows) -> tuple[int, ...]:
-    """The shape of what the model makes of one row; so a model that does not fit the data is found out at once."""
-    trial = copy.deepcopy(module).eval()
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            made = trial(rows.x[:1])
-    except Exception as error:
-        shape = list(rows.x.shape[1:])
-        raise SettingError(f"the model fails on an input of shape {shape}: {type(error).__name__}: {error}") from error
-    return tuple(made.shape[1:]) if isinstance(made, torch.Tensor) else ()
-
-
-def _check_validation(recipe: Recipe, clients: Clients) -> None:
-    """Refuse parts that go by validation rows where the first clients have none."""
-    for part in (recipe.weigh, recipe.learn):
-        first = range(min(10, len(clients)))
-        if part.validates() and not any(clients.size(client, "validation") != 0 for client in first):
-            raise SettingError(
-                f"{part.kind} goes by validation rows but clients have none: set validation = 0.05 in the partition"
-            )
-
-
 def _client_rows(clients: Clients, runtime: Any) -> Iterator[dict[str, Any]]:
     fleet = getattr(runtime, "fleet", None)
     for client in range(len(clients)):
@@ -442,7 +251,7 @@ def _client_rows(clients: Clients, runtime: Any) -> Iterator[dict[str, Any]]:
         }
 
 
-def _carry_out(plan: _Plan, store: RunStore, progress: bool) -> Run:
+def _carry_out(plan: Prepared, store: RunStore, progress: bool) -> Run:
     """Open the runtime, take up the last checkpoint if there is one, and run to the end."""
     runtime = plan.runtime.open(plan.work, plan.clients)
     with (
@@ -508,37 +317,20 @@ def _ending(store: RunStore, runtime: Any) -> Iterator[None]:
 
 def _again(
     meta: Mapping[str, Any], path: Path | str, clients: Any, model: Model | None, task: Mapping[str, Any]
-) -> _Plan:
+) -> Prepared:
     """The plan of a run that is in a folder."""
     if clients is None or model is None:
         clients, model = _rebuilt(meta, path, clients, model)
-    plan = _plan(
-        recipes.rebuild(meta["recipe"]["table"]), clients, model, (meta["rounds"], meta["stop"]), meta["seed"],
-        meta["runtime"], task.get("loss"), task.get("metrics") or meta.get("metrics"), tuple(meta["evaluate"]),
-        meta.get("keep", "last"), meta.get("unseen", 0), meta["checkpoint_every"], meta["label"], meta["settings"],
-    )  # fmt: skip
+    plan = prepare(recipes.rebuild(meta["recipe"]["table"]), clients, model, Options.of_folder(meta, task))
     _check_same(plan.meta, meta, path)
     return plan
 
 
 def _check_repeats(folder: Path, recipe: Recipe, options: Mapping[str, Any]) -> None:
-    """Refuse to pass off a run with other settings as the one that is wanted."""
     with RunStore.open_read_only(folder) as store:
         meta = store.meta
-    evaluate = [
-        options.get(f"evaluate_{name}", default)
-        for name, default in (("every", 1), ("clients", None), ("split", "test"))
-    ]
-    rounds, stop = _length(options.get("rounds"), options.get("stop"))
-    limits = None if stop is None else stop.model_dump(exclude_none=True)
-    wanted = {"rounds": rounds, "stop": limits, "evaluate": evaluate, "recipe": recipe.model_dump()}
-    found = {"rounds": meta["rounds"], "stop": meta["stop"], "evaluate": meta["evaluate"]}
-    found["recipe"] = meta["recipe"]["table"]
-    for name, default in (("keep", "last"), ("unseen", 0)):
-        wanted[name], found[name] = options.get(name, default), meta.get(name, default)
-    for name, value in wanted.items():
-        if json.dumps(value, sort_keys=True) != json.dumps(found[name], sort_keys=True):
-            raise SettingError(f"{folder} holds a run with another {name}: choose another folder, or delete that one")
+    about = {field.name: options[field.name] for field in fields(Options) if field.name in options}
+    check_repeats(folder, meta, recipe, Options(**about))
 
 
 def _check_same(now: Mapping[str, Any], then: Mapping[str, Any], path: Path | str) -> None:

@@ -1,4 +1,4 @@
-"""What a recipe is made of: frozen parts, one axis each, and the recipe that puts one answer on every axis.
+"""What a recipe is made of: frozen parts, one axis each.  `recipe.Recipe` puts one answer on every axis.
 
 Shapes as in `contracts`.
 """
@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_serializer, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from piebald.errors import SettingError, unknown
 
@@ -76,6 +76,26 @@ def build(axis: str, table: Mapping[str, Any] | str | Part) -> Part:
     if kind not in kinds:
         raise unknown(axis, kind, kinds)
     return kinds[kind](**fields)
+
+
+def sentence(error: ValidationError, what: str, fields: Mapping[str, Any]) -> str:
+    """A pydantic error as one sentence: the first complaint, and the nearest name where a name is unknown."""
+    errors = error.errors()
+    # a name that came mistyped, before the field that is missing because of it
+    first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
+    place = first["loc"]  # a field, then numbers of items and, where several types would do, what pydantic calls them
+    where = ".".join(str(word) for i, word in enumerate(place) if not i or isinstance(word, int) or word in fields)
+    if first["type"] == "extra_forbidden":
+        return str(unknown(f"setting of {what} called", where, fields))
+    if first["type"] == "missing":
+        return f"{what} needs a value for {where}"
+    if first["type"] == "value_error":
+        text = str(first["ctx"]["error"])
+        return f"{what}: {text}" if not where or text.startswith((where, "there is no")) else f"{what}: {where} {text}"
+    text = re.sub(r"^Input should be ", "must be ", first["msg"])
+    text = re.sub(r"^must be a valid dictionary or instance of (\w+).*", r"must be on the axis of \1", text)
+    text = re.sub(r"^must be a valid (\w+).*", r"must be a \1", text).replace("a integer", "an integer")
+    return f"{what}: {where} {text}, got {first['input']!r}"
 
 
 class Share(Part):
@@ -356,122 +376,3 @@ class Where(Part):
     def open(self, work: Work, clients: Clients) -> Runtime:
         """Start it."""
         raise NotImplementedError
-
-
-class Recipe(BaseModel):
-    """One answer for each axis.  Frozen; equal fields mean the same method; a combination that cannot work is refused
-    here.
-
-    `name`, `fields` and `paper` say which named recipe it was made by; `with_` replaces answers.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
-
-    name: str = "custom"
-    fields: Mapping[str, Any] = {}
-    paper: str = ""
-    learn: Rule
-    share: Share
-    update: tuple[Stage, ...] = ()
-    pace: Pace
-    group: Group
-    weigh: Weigh
-    step: Step
-
-    axes: ClassVar[tuple[str, ...]] = ("learn", "share", "update", "pace", "group", "weigh", "step")
-
-    def __init__(self, **fields: Any) -> None:
-        try:
-            super().__init__(**fields)
-        except ValidationError as error:
-            raise SettingError(sentence(error, "recipe", type(self).model_fields)) from None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _build_tables(cls, fields: Any) -> Any:
-        made = dict(fields)
-        for axis in cls.axes:
-            if axis == "update":
-                stages: Any = made.get(axis) or ()
-                alone = isinstance(stages, Part | Mapping | str)
-                made[axis] = tuple(build(axis, stage) for stage in ([stages] if alone else stages))
-            elif axis in made:
-                made[axis] = build(axis, made[axis])
-        return made
-
-    @model_validator(mode="after")
-    def _check_together(self) -> Self:
-        hiding = [stage.kind for stage in self.update if stage.hides_each]
-        looking = [part for part in (self.weigh, self.group) if part.needs_each]
-        for part in (*looking, *(stage for stage in self.update if stage.colludes)):
-            if hiding:
-                raise ValueError(
-                    f"{hiding[0]} shows the centre only sums but {part.kind} needs single updates: "
-                    f"choose another {part.axis}, or drop {hiding[0]}"
-                )
-        self._check_cached()
-        extra = self.learn.uploads()
-        for stage in self.update:
-            if stage.model_only and extra:
-                raise ValueError(
-                    f"{stage.kind} protects only the model but {self.learn.kind} also sends {extra[0]!r}: "
-                    f"choose another rule, or drop {stage.kind}"
-                )
-        return self
-
-    def _check_cached(self) -> None:
-        if not self.step.cached:
-            return
-        if not self.weigh.singly():
-            raise ValueError(
-                f"{self.step.kind} gives every learner's last model a weight of its own but {self.weigh.kind} weighs "
-                f"updates together: choose another weigh, or another step"
-            )
-        for stage in self.update:
-            if stage.hides_each or type(stage).receive is not Stage.receive:
-                raise ValueError(
-                    f"{self.step.kind} needs every learner's own model but {stage.kind} acts on averages: "
-                    f"drop {stage.kind}, or choose another step"
-                )
-
-    @field_serializer("learn", "share", "pace", "group", "weigh", "step")
-    def _part_table(self, part: Part) -> dict[str, Any]:
-        return part.table()
-
-    @field_serializer("update")
-    def _stage_tables(self, stages: tuple[Stage, ...]) -> list[dict[str, Any]]:
-        return [stage.table() for stage in stages]
-
-    @property
-    def needs_each(self) -> bool:
-        """Whether single updates must reach the centre."""
-        step = self.step.from_now or self.step.cached or any(stage.colludes for stage in self.update)
-        return step or self.weigh.needs_each or self.group.needs_each or not self.pace.pools
-
-    def with_(self, **answers: Any) -> Recipe:
-        """This recipe with other answers on some axes, each a part or its table."""
-        for axis in answers:
-            if axis not in self.axes:
-                raise unknown("axis", axis, self.axes)
-        parts = {axis: getattr(self, axis) for axis in self.axes} | answers
-        return Recipe(name=self.name, fields=self.fields, paper=self.paper, **parts)
-
-
-def sentence(error: ValidationError, what: str, fields: Mapping[str, Any]) -> str:
-    """A pydantic error as one sentence: the first complaint, and the nearest name where a name is unknown."""
-    errors = error.errors()
-    # a name that came mistyped, before the field that is missing because of it
-    first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
-    place = first["loc"]  # a field, then numbers of items and, where several types would do, what pydantic calls them
-    where = ".".join(str(word) for i, word in enumerate(place) if not i or isinstance(word, int) or word in fields)
-    if first["type"] == "extra_forbidden":
-        return str(unknown(f"setting of {what} called", where, fields))
-    if first["type"] == "missing":
-        return f"{what} needs a value for {where}"
-    if first["type"] == "value_error":
-        text = str(first["ctx"]["error"])
-        return f"{what}: {text}" if not where or text.startswith((where, "there is no")) else f"{what}: {where} {text}"
-    text = re.sub(r"^Input should be ", "must be ", first["msg"])
-    text = re.sub(r"^must be a valid dictionary or instance of (\w+).*", r"must be on the axis of \1", text)
-    text = re.sub(r"^must be a valid (\w+).*", r"must be a \1", text).replace("a integer", "an integer")
-    return f"{what}: {where} {text}, got {first['input']!r}"

@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from piebald.contracts import Clients, Split
 from piebald.errors import SettingError, unknown
-from piebald.parts import Part, Recipe, build
+from piebald.parts import Part, build
+from piebald.recipe import Recipe
 from piebald.toml import Document, Key, dotted, dumps
 
 if TYPE_CHECKING:

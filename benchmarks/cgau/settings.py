@@ -9,7 +9,7 @@ from torch import nn
 
 from piebald import recipes
 from piebald.models import build_model
-from piebald.parts import Recipe
+from piebald.recipe import Recipe
 
 PARTS = ("xor", "tuning", "images", "longer", "controls", "office", "signals", "newcomers", "cost", "pictures")
 

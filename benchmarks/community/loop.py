@@ -58,13 +58,10 @@ class Trivial:
 class Silent:
     """A recorder that writes nothing down."""
 
-    def commit(self, step: Any, arrivals: Any, checkpoint: Any) -> None:
+    def commit(self, step: Any, arrivals: Any, checkpoint: Any = None, remarks: Any = ()) -> None:
         return
 
     def scores(self, rows: Any) -> None:
-        return
-
-    def remarks(self, rows: Any) -> None:
         return
 
 

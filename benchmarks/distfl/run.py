@@ -20,7 +20,7 @@ import piebald
 from piebald import recipes
 from piebald.attack_success import AttackSuccess
 from piebald.models import build_model
-from piebald.parts import Recipe
+from piebald.recipe import Recipe
 from piebald.task import accuracy
 
 TRAINING: dict[str, Any] = {"lr": 0.1, "epochs": 3, "batch": 10}

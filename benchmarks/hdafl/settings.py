@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from piebald import recipes
 from piebald.partition import ByOwner, Dirichlet, Disjoint, Iid, Partition
-from piebald.parts import Recipe
+from piebald.recipe import Recipe
 
 PARTS = ("tuning", "digits", "traffic", "why", "leaf")
 TEST = 0.2  # share of each client's own rows that it is tested on

@@ -13,8 +13,8 @@ from piebald.controller import CachedSwap
 from piebald.controller.weigh import Equal
 from piebald.data import DataSet, cifar10
 from piebald.partition import FastSlow, FlipRandom, Homogeneous, NonIid, Partition, PowerLaw, Sizes, Skewed, Uniform
-from piebald.parts import Recipe
 from piebald.randomness import generator
+from piebald.recipe import Recipe
 
 LEARNERS = 10
 TRAINING = {"lr": 0.05, "momentum": 0.75, "batch": 20, "epochs": 4}

@@ -13,8 +13,9 @@ from torch import Tensor
 from piebald.contracts import Centre, Checkpoint, Update
 from piebald.controller.cache import Cache
 from piebald.memory import Memory
-from piebald.parts import Cohort, Recipe
+from piebald.parts import Cohort
 from piebald.randomness import key
+from piebald.recipe import Recipe
 
 Lend = Callable[[str, int], Centre]  # what a part on an axis is lent for a group
 

@@ -34,7 +34,8 @@ from piebald.controller.records import (
 from piebald.controller.roster import Roster, select
 from piebald.controller.stop import Stop, Tally
 from piebald.errors import RuntimeFault
-from piebald.parts import Cohort, Query, Recipe, View
+from piebald.parts import Cohort, Query, View
+from piebald.recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,9 @@ class Controller:
         self._left_out: dict[int, tuple[str, str]] = {}  # status and reason of sound updates that do not count
         self._remarks: list[Row] = []
         self._queue: deque[Arrival] = deque()  # training arrivals that came while answers were awaited
-        self._written: tuple[Row, list[Row]] | None = None  # the last commit, as long as no checkpoint holds it
+        self._written: tuple[Row, list[Row], list[Row]] | None = (
+            None  # the last commit, as long as no checkpoint holds it
+        )
         self._lent: dict[tuple[str, int], Lent] = {}
         self._began, self._before = time.perf_counter(), 0.0
 
@@ -132,7 +135,8 @@ class Controller:
             if pace.ready(self._view()):
                 self._commit()
         if self._written is not None:  # a score ended the run: its last commit still needs a checkpoint
-            self.recorder.commit(*self._written, self.state())
+            step, rows, remarks = self._written
+            self.recorder.commit(step, rows, self.state(), remarks)
         if not self.tally.updates:
             raise RuntimeFault(
                 f"in {self.version} rounds no update counted: the arrivals of the run say why each failed"
@@ -239,7 +243,7 @@ class Controller:
             rows.append(arrival_row(arrival, self.version, status, reason, how))
         rows += [arrival_row(a, self.version, status, why) for a, status, why in self._ended]
         rows += self._exchanged
-        remarks = [{"version": self.version, **remark} for remark in self._remarks]
+        remarks = self._remarks
         self._ended, self._exchanged, self._left_out, self._remarks = [], [], {}, []
         self._asked = self._due = 0
         self._turns.clear()
@@ -250,10 +254,8 @@ class Controller:
         due = over or self.version % self.checkpoint_every == 0
         due = due or (self.measuring.validate is not None and self._measures(over))  # what may be the best is kept
         # the checkpoint is made before measuring: a resumed run measures this version again, to the same numbers
-        self.recorder.commit(step, rows, self.state() if due else None)
-        self._written = None if due else (step, rows)
-        if remarks:
-            self.recorder.remarks(remarks)
+        self.recorder.commit(step, rows, self.state() if due else None, remarks)
+        self._written = None if due else (step, rows, remarks)
         self._measure_if_due(over)
 
     def _cohort(self, arrivals: Sequence[Arrival]) -> Cohort:

@@ -54,7 +54,7 @@ class Synchronous(Pace):
     def ready(self, view: View) -> bool:
         if view.due and self.over > 1.0:
             return view.waiting >= min(self._wanted(view), view.asked)
-        return not view.due and bool(view.waiting or view.failed)
+        return view.asked > 0 and not view.due and bool(view.waiting or view.failed)
 
     def late(self, staleness: int) -> str | None:
         return "came after the round had ended" if staleness else None

@@ -9,6 +9,19 @@ from torch import Tensor, nn
 from piebald.models.checks import shape, whole, widths
 
 
+def _two_convolutions(depth: int, first: int, second: int) -> list[nn.Module]:
+    """5x5 convolutions, each halved by pooling; [batch, depth, h, w] becomes [batch, second * (h // 4) * (w // 4)]."""
+    return [
+        nn.Conv2d(depth, first, 5, padding="same"),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(first, second, 5, padding="same"),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+    ]
+
+
 class LeafCnn(nn.Module):
     """LEAF's network for FEMNIST (Caldas et al. 2018): two 5x5 convolutions with pooling, two linear layers.
 
@@ -28,13 +41,7 @@ class LeafCnn(nn.Module):
         depth, height, width = shape("the network", input_shape, "channels height width", least=4)
         first, second = widths("channels", channels, 2)
         self.features = nn.Sequential(
-            nn.Conv2d(depth, first, 5, padding="same"),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(first, second, 5, padding="same"),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
+            *_two_convolutions(depth, first, second),
             nn.Linear(second * (height // 4) * (width // 4), whole("hidden", hidden)),
             nn.ReLU(),
         )
@@ -90,13 +97,7 @@ class MetisCnn(nn.Module):
         first, second = widths("channels", channels, 2)
         wide, narrow = widths("hidden", hidden, 2)
         self.features = nn.Sequential(
-            nn.Conv2d(depth, first, 5, padding="same"),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(first, second, 5, padding="same"),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
+            *_two_convolutions(depth, first, second),
             nn.Linear(second * (height // 4) * (width // 4), wide),
             nn.ReLU(),
             nn.Linear(wide, narrow),

@@ -10,7 +10,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from piebald.parts import Part, Recipe
+from piebald.parts import Part
+from piebald.recipe import Recipe
 
 # Settings of recipes that are called otherwise in the part they end up in: (axis, field).
 ALIASES = {

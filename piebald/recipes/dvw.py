@@ -8,7 +8,7 @@ from piebald.client import Adaptive, Sgd, Training
 from piebald.controller.pace import Asynchronous, CohortSize
 from piebald.controller.step import CachedSwap
 from piebald.controller.weigh import Dvw
-from piebald.parts import Recipe
+from piebald.recipe import Recipe
 from piebald.recipes.async_fedavg import METIS
 from piebald.recipes.fedavg import fedavg
 from piebald.recipes.registry import recipe
@@ -41,10 +41,8 @@ def async_dvw(
     **training: Unpack[Training],
 ) -> Recipe:
     """Step at each arrival: the weighted mean of all learners' last models, weights by validation at their arrival."""
-    weigh = Dvw(score=score, evaluators=evaluators, above_chance=above_chance, power=power)
-    return fedavg(cohort, **training).with_(
-        pace=Asynchronous(cohort=cohort, oldest=oldest), weigh=weigh, step=CachedSwap()
-    )
+    base = sync_dvw(cohort, score, evaluators, above_chance, power, **training)
+    return base.with_(pace=Asynchronous(cohort=cohort, oldest=oldest), step=CachedSwap())
 
 
 @recipe(METIS, Adaptive)

@@ -9,7 +9,7 @@ from piebald.controller.group import Together
 from piebald.controller.pace import CohortSize, Synchronous
 from piebald.controller.step import ToAverage
 from piebald.controller.weigh import ByExamples
-from piebald.parts import Recipe
+from piebald.recipe import Recipe
 from piebald.recipes.registry import recipe
 
 

@@ -8,7 +8,7 @@ from piebald.client import Sgd, Training
 from piebald.controller.pace import Buffered, CohortSize
 from piebald.controller.step import Momentum
 from piebald.controller.weigh import ByStaleness
-from piebald.parts import Recipe
+from piebald.recipe import Recipe
 from piebald.recipes.fedavg import fedavg
 from piebald.recipes.registry import recipe
 

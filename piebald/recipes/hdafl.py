@@ -8,7 +8,7 @@ from piebald.client import AllBut, Sgd, Training
 from piebald.controller.pace import CohortSize
 from piebald.controller.weigh import ByExamples, ByGradientNorm
 from piebald.errors import unknown
-from piebald.parts import Recipe
+from piebald.recipe import Recipe
 from piebald.recipes.fedavg import fedavg
 from piebald.recipes.registry import recipe
 

@@ -6,7 +6,7 @@ from typing import Unpack
 
 from piebald.client import Nothing, Sgd, Training
 from piebald.controller.pace import CohortSize
-from piebald.parts import Recipe
+from piebald.recipe import Recipe
 from piebald.recipes.fedavg import fedavg
 from piebald.recipes.registry import recipe
 

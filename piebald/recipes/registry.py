@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from piebald.errors import SettingError, unknown
-from piebald.parts import Part, Recipe
+from piebald.parts import Part
+from piebald.recipe import Recipe
 from piebald.recipes.describe import allowed, documented, home, kind
 from piebald.toml import dumps
 

@@ -8,7 +8,7 @@ from piebald.client import Scaffold, Training
 from piebald.controller.pace import CohortSize
 from piebald.controller.step import Momentum
 from piebald.controller.weigh import Equal
-from piebald.parts import Recipe
+from piebald.recipe import Recipe
 from piebald.recipes.fedavg import fedavg
 from piebald.recipes.registry import recipe
 

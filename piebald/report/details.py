@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from piebald.parts import Recipe
+from piebald.recipe import Recipe
 from piebald.report import markup, wording
 from piebald.report.comparison import Comparison
 from piebald.report.markup import Cell

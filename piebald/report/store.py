@@ -134,7 +134,11 @@ class RunStore:
     # ---------------------------------------------------------------------------------------------------- writing
 
     def commit(
-        self, step: Mapping[str, Any], arrivals: Sequence[Mapping[str, Any]], checkpoint: Checkpoint | None = None
+        self,
+        step: Mapping[str, Any],
+        arrivals: Sequence[Mapping[str, Any]],
+        checkpoint: Checkpoint | None = None,
+        remarks: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """Record one commit, all of it or nothing.
 
@@ -147,6 +151,7 @@ class RunStore:
             checkpoint: the state after this step.  Of its tensors "memory/<client>/<name>" and
                 "last/<client>/<name>" it holds those that changed since the last checkpoint
                 that was committed; all others it holds whole.
+            remarks: columns of `remark` each, JSON values that parts of the centre put on record.
 
         Raises:
             RunFolderError: nothing was recorded, and what was recorded before is safe.
@@ -162,6 +167,8 @@ class RunStore:
                     self._forget_from(version)
                 schema.insert(self._db, "step", [{"wall": self._wall + time.monotonic() - self._opened, **step}])
                 schema.insert(self._db, "arrival", [{"version": version, **arrival} for arrival in arrivals])
+                coded = [{"version": version, **row, "value": json.dumps(row["value"])} for row in remarks]
+                schema.insert(self._db, "remark", coded)
                 if written is not None:
                     self._index_files(written)
             self._version = version
@@ -174,10 +181,6 @@ class RunStore:
         A score that is there already is replaced, so a resumed run may repeat those of the commit it was killed at.
         """
         self._insert("score", rows)
-
-    def remarks(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Record columns of `remark`: JSON values that parts of the centre put on record, in place of earlier ones."""
-        self._insert("remark", [{**row, "value": json.dumps(row["value"])} for row in rows])
 
     def clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Record columns of `client`; `counts` is a list (training rows a class), `device` a mapping or a `Device`."""
@@ -321,7 +324,7 @@ class RunStore:
         vectors.forget(self._db, KEPT)
 
     def _forget_from(self, version: int) -> None:
-        for table in ("step", "arrival", "checkpoint", "memory"):
+        for table in ("step", "arrival", "remark", "checkpoint", "memory"):
             self._db.execute(f"DELETE FROM {table} WHERE version >= ?", (version,))
         self._db.execute("DELETE FROM score WHERE version > ?", (version,))  # this one's may be repeats
         vectors.drop_empty(self._db)

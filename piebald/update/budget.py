@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from piebald.errors import SettingError
-from piebald.parts import Recipe
+from piebald.recipe import Recipe
 from piebald.update.gaussian import Gaussian
 
 ORDERS = [1 + x / 10 for x in range(1, 100)] + [float(order) for order in range(11, 65)] + [128.0, 256.0, 512.0]

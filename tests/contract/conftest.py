@@ -15,7 +15,7 @@ from piebald import recipes
 from piebald.models import GatedUnit
 from piebald.outcome import Run
 from piebald.partition import Lists, PooledClients
-from piebald.parts import Recipe
+from piebald.recipe import Recipe
 
 # One row a recipe: its name and settings that make it do something.
 TABLE: dict[str, dict[str, Any]] = {

@@ -14,7 +14,7 @@ import torch
 
 import piebald
 from piebald.errors import RunFolderError, SettingError
-from piebald.parts import Recipe
+from piebald.recipe import Recipe
 from piebald.report.store import RunStore
 from piebald.runtimes.simulation import Simulation
 

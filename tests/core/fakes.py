@@ -17,7 +17,8 @@ from piebald.contracts import Arrival, Assignment, Centre, Checkpoint, Pool, Row
 from piebald.controller import Controller, Measuring
 from piebald.parameters import Layout
 from piebald.partition import Lists, PooledClients
-from piebald.parts import Cohort, Group, Recipe, Stage, Weigh
+from piebald.parts import Cohort, Group, Stage, Weigh
+from piebald.recipe import Recipe
 from piebald.task import TASKS
 
 # Hypothesis draws the same examples every time and never fails because a machine is busy.
@@ -78,16 +79,20 @@ class Memo:
         self.measured: list[Mapping[str, Any]] = []
         self.remarked: list[Mapping[str, Any]] = []
 
-    def commit(self, step: Mapping[str, Any], arrivals: Sequence[Mapping[str, Any]], checkpoint: Any) -> None:
+    def commit(
+        self,
+        step: Mapping[str, Any],
+        arrivals: Sequence[Mapping[str, Any]],
+        checkpoint: Any = None,
+        remarks: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
         self.steps.append(step)
         self.rows += arrivals
+        self.remarked += remarks
         self.checkpoints.append(checkpoint)
 
     def scores(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self.measured += rows
-
-    def remarks(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        self.remarked += rows
 
 
 class ByParity(Group):

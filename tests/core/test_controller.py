@@ -18,7 +18,8 @@ from piebald.controller import Adam, Asynchronous, Check, Momentum, Synchronous,
 from piebald.controller.group import Together
 from piebald.controller.weigh import ByExamples, Equal
 from piebald.errors import RuntimeFault
-from piebald.parts import Recipe, Stage
+from piebald.parts import Stage
+from piebald.recipe import Recipe
 
 from .fakes import SGD, ByParity, FakeRuntime, classified, control, parameters, seeded, simulate, update
 

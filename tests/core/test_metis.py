@@ -26,7 +26,7 @@ from piebald.errors import SettingError
 from piebald.memory import Memory
 from piebald.partition import FastSlow, Lists, PooledClients
 from piebald.partition.devices import Devices
-from piebald.parts import Recipe
+from piebald.recipe import Recipe
 
 from .fakes import SGD, ByParity, FakeRuntime, control, few, update
 

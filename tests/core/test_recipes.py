@@ -17,7 +17,8 @@ from piebald.controller import Asynchronous, Synchronous, ToAverage
 from piebald.controller.group import Together
 from piebald.controller.weigh import ByExamples
 from piebald.errors import SettingError
-from piebald.parts import Recipe, build
+from piebald.parts import build
+from piebald.recipe import Recipe
 from piebald.toml import dumps
 from piebald.update import Gaussian
 

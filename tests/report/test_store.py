@@ -67,6 +67,18 @@ def one_sentence(*words):
 # --------------------------------------------------------------------------------------------- what goes in comes out
 
 
+def test_remarks_are_of_a_commit_and_go_with_it(tmp_path: Path) -> None:
+    def remark(name: str, value: object) -> dict[str, object]:
+        return {"axis": "group", "grp": 0, "name": name, "value": value}
+
+    with RunStore.create(tmp_path / "run", {}) as store:
+        store.commit({"version": 1}, [], state(1), [remark("groups", [[0], [1]])])
+        store.commit({"version": 2}, [], None, [remark("groups", [[0, 1]]), remark("divergence", None)])
+        store.commit({"version": 2}, [], None, [remark("groups", [[1]])])  # as a resumed run repeats it
+        found = [(row["version"], row["name"], row["value"]) for row in store.rows("remark")]
+    assert found == [(1, "groups", [[0], [1]]), (2, "groups", [[1]])]
+
+
 @pytest.mark.parametrize("where", ["folder", None])
 def test_rows_come_back(tmp_path, where):
     with RunStore.create(where and tmp_path / "a" / "b", {"seed": 1, "recipe": {"name": "fedavg"}}) as store:

@@ -1,0 +1,7 @@
+"""`python -m piebald.cli` is `piebald`."""
+
+import sys
+
+from piebald.cli import main
+
+sys.exit(main())

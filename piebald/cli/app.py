@@ -1,0 +1,60 @@
+"""What commands share: the application they register with, options that several take, and what they check first."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from piebald.errors import PiebaldError, SettingError
+
+app = typer.Typer(
+    name="piebald",
+    help="Federated learning for clients that are not alike.",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; repeatable.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only what goes wrong.")]
+Out = Annotated[str | None, typer.Option("--out", help="The folder to write; a new one under runs/ by default.")]
+Where = Annotated[str | None, typer.Option("--runtime", help="Where to run, e.g. simulator.")]
+
+
+class Interrupted(PiebaldError):
+    """Somebody pressed Ctrl-C."""
+
+    exit_code = 130
+
+
+def check_run(folder: Path) -> None:
+    """Say at once that a folder is not there, before the second it takes to import what could open it."""
+    if not folder.is_dir():
+        raise SettingError(f"there is no run folder {str(folder)!r}: give the folder that piebald run wrote")
+
+
+def is_transfer(folder: Path) -> bool:
+    """Whether a folder holds a transfer between two parties."""
+    return (folder / "transfer.toml").is_file()
+
+
+def pair(text: str) -> tuple[str, Any]:
+    """A setting from the command line: KEY=VALUE, the value as TOML or else as text."""
+    import tomllib
+
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise SettingError(f"--set must be KEY=VALUE, got {text!r}")
+    try:
+        return key, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, value
+
+
+def progress(as_json: bool, quiet: bool) -> bool:
+    """Whether to show progress: somebody looks, and asked for nothing else."""
+    return sys.stdout.isatty() and not as_json and not quiet

@@ -1,0 +1,156 @@
+"""Commands that show: report, recipes, data, version."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from piebald.cli.app import Json, Quiet, Sets, app, check_run, is_transfer, pair
+from piebald.cli.printing import print_json, print_table, recipe_toml
+from piebald.errors import SettingError, unknown
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or folders that hold them.")],
+    out: Annotated[Path, typer.Option("--out", help="The folder to write the report into.")] = Path("report"),
+    target: Annotated[float | None, typer.Option(help="A value of the metric: what did it cost to get there?")] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write a page and figures about one or more runs."""
+    for folder in runs:
+        check_run(folder)
+    if len(runs) == 1 and is_transfer(runs[0]):
+        from piebald.transfer.page import write_page
+
+        files = [str(file) for file in write_page(runs[0], out)]
+    else:
+        from piebald.report import write_report
+
+        files = [str(file) for file in write_report(runs, out, target)]
+    if as_json:
+        print_json({"page": files[0], "files": files})
+    elif not quiet:
+        print(files[0])
+
+
+@app.command()
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="Print this recipe's settings as TOML.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the recipes, with their papers and settings."""
+    from piebald import recipes as registry
+
+    listing = registry.listing()
+    if name is not None:
+        listing = [entry for entry in listing if entry["name"] == name]
+        if not listing:
+            raise unknown("recipe", name, registry.names())
+    if as_json:
+        print_json(listing)
+    elif name is None:
+        print_table(("recipe", "what it does", "paper"), [[e["name"], e["summary"], e["paper"]] for e in listing])
+    else:
+        print(recipe_toml(listing[0]), end="")
+
+
+@app.command()
+def data(
+    words: Annotated[list[str] | None, typer.Argument(help="list, show NAME, or a NAME.", metavar="[NAME]")] = None,
+    partition: Annotated[str | None, typer.Option(help="Deal it and measure the clients: iid, dirichlet, ...")] = None,
+    fleet: Annotated[str | None, typer.Option(help="The clients' devices: fast_slow, log_normal, trace, ...")] = None,
+    model: Annotated[str | None, typer.Option(help="Train it one epoch on each: how far do weights diverge?")] = None,
+    sets: Sets = None,
+    out: Annotated[Path | None, typer.Option("--out", help="A folder for pictures of the partition.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the data sets, or show one and what a partition makes of it (--set clients=10, --set fleet.fast=2)."""
+    from piebald import data as shelf
+
+    words = list(words or ())
+    shown = words[1:] if words[:1] in (["show"], ["list"]) else words
+    if len(shown) > 1 or (words[:1] == ["list"] and shown) or (words == ["show"]):
+        raise SettingError(f"piebald data takes list, show NAME or a NAME, got {' '.join(words)!r}")
+    name = shown[0] if shown else None
+    if name is not None and name not in shelf.names():
+        raise unknown("data set", name, shelf.names())
+    if partition is not None:
+        if name is None:
+            raise SettingError(
+                f"--partition {partition} needs a data set: piebald data show NAME --partition {partition}"
+            )
+        return _show(name, partition, sets or [], as_json, fleet=fleet, model=model, out=out)
+    if sets or out or fleet or model:
+        raise SettingError("--set, --fleet, --model and --out are about a partition: add --partition KIND")
+    listing = [_about(known, name is None) for known in shelf.names() if name in (None, known)]
+    if as_json:
+        print_json(listing)
+    elif name is None:
+        rows = [[about["name"], about.get("rows", "-"), about.get("licence", ""), _source(about)] for about in listing]
+        print_table(("data set", "rows", "licence", "source"), rows)
+    else:
+        print_table(("", ""), list(listing[0].items()))
+
+
+def _show(name: str, partition: str, sets: Sequence[str], as_json: bool, **more: Any) -> None:
+    """What a partition makes of a data set: numbers for the federation and its clients, and pictures."""
+    from piebald.show import columns, show
+
+    shown = show(name, partition, dict(pair(text) for text in sets), **more)
+    if as_json:
+        return print_json(asdict(shown))
+    print_table(
+        ("federation", "", "unit"),
+        [(measured, number, shown.units[measured]) for measured, number in shown.federation.items()],
+    )
+    print()
+    known = columns(shown.clients)
+    print_table(known, [[row[column] for column in known] for row in shown.clients[:20]])
+    if len(shown.clients) > 20:
+        print(f"and {len(shown.clients) - 20} more clients (--json has all)")
+    for path in shown.files:
+        print(path)
+
+
+@app.command()
+def version(as_json: Json = False) -> None:
+    """Print the version."""
+    from piebald import __version__
+
+    if as_json:
+        print_json({"version": __version__})
+    else:
+        print(__version__)
+
+
+def _about(name: str, only_here: bool) -> dict[str, Any]:
+    """What is known of a data set; why it cannot be loaded, if it cannot."""
+    from piebald import data as shelf
+    from piebald.data.download import forbidden
+
+    try:
+        with forbidden() if only_here else nullcontext():
+            loaded = shelf.load(name)
+    except SettingError as error:
+        return {"name": name, "missing": str(error)}
+    return {
+        "name": name,
+        "rows": len(loaded),
+        "input": list(loaded.input_shape),
+        "classes": None if loaded.classes is None else len(loaded.classes),
+        "owners": {owner: len(owners.names) for owner, owners in loaded.owners.items()},
+        "licence": loaded.licence,
+        "source": loaded.source,
+        "citation": loaded.citation,
+    }
+
+
+def _source(about: Mapping[str, Any]) -> str:
+    return str(about.get("source") or f"not here: {about['missing']}")

@@ -1,0 +1,79 @@
+"""How results are printed: tables for people, one JSON object for machines."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from piebald.report.tables import History
+    from piebald.transfer import Result
+
+
+def print_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
+    """Print one JSON object."""
+    # JSON knows no NaN; a score that does not exist is null.
+    print(json.dumps(_finite(value), ensure_ascii=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_finite(entry) for entry in value]
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def print_table(heading: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print rows under a heading; None as a dash."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*heading, box=None, pad_edge=False, header_style="bold", show_header=any(heading))
+    for row in rows:
+        table.add_row(
+            *("-" if cell is None else f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row)
+        )
+    # Where nobody looks, lines stay whole: they are for grep.
+    Console(width=None if sys.stdout.isatty() else 10_000, highlight=False).print(table)
+
+
+def facts(history: History) -> dict[str, Any]:
+    """One run in numbers; its metric goes by its own name, e.g. "accuracy"."""
+    final = history.final
+    facts = {name: final[name] for name in ("recipe", "label", "rounds", "seed", "status")}
+    facts[history.metric] = final["mean"]
+    kept = ("sd", "worst_decile", "common", "best", "unseen", "bytes_up", "bytes_down", "seconds", "wall")
+    return facts | {name: final[name] for name in kept} | {"run": str(history.path)}
+
+
+def print_run(history: History, as_json: bool, quiet: bool) -> None:
+    """Print what came of a run."""
+    if as_json:
+        print_json(facts(history))
+    elif not quiet:
+        print_table(("", ""), [item for item in facts(history).items() if item[1] is not None])
+
+
+def print_transfer(made: Result, rows: Sequence[tuple[str, str]], as_json: bool, quiet: bool) -> None:
+    """Print what came of a transfer between two parties."""
+    if as_json:
+        print_json(made.table())
+    elif not quiet:
+        print_table(("", ""), rows)
+
+
+def recipe_toml(entry: Mapping[str, Any]) -> str:
+    """A recipe's section with its defaults, and a comment on each setting."""
+    from piebald.toml import pair
+
+    lines = [f"# {entry['summary']}", f"# {entry['paper']}", "[recipe]", pair("name", entry["name"])]
+    for field, about in entry["fields"].items():
+        written = f"# {field} = ..." if about["default"] is None else pair(field, about["default"])
+        doc = f": {about['doc']}" if about.get("doc") else ""
+        lines.append(f"{written}  # {about['type']}{doc}")
+    return "\n".join(lines) + "\n"

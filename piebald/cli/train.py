@@ -1,0 +1,202 @@
+"""Commands that train: run, compare, transfer, resume, adapt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from piebald.cli.app import Interrupted, Json, Out, Quiet, Sets, Where, app, check_run, is_transfer, progress
+from piebald.cli.printing import facts, print_json, print_run, print_table, print_transfer
+from piebald.errors import SettingError
+
+if TYPE_CHECKING:
+    from piebald.settings import Plan, Settings
+
+
+@app.command()
+def run(
+    file: Annotated[Path | None, typer.Argument(help="A TOML file; the built-in experiment without one.")] = None,
+    sets: Sets = None,
+    out: Out = None,
+    runtime: Where = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train one recipe and keep the run in a folder."""
+    settings = _settings(file, sets, out, runtime)
+    if settings.compares:
+        raise SettingError(f"{file or 'the built-in experiment'} describes several runs: use piebald compare")
+    plan = settings.plan()
+    from piebald import experiment
+
+    folder = _folder(settings)
+    (label, recipe) = next(iter(plan.recipes.items()))
+    with _kept(folder, f"piebald resume {folder}", settings):
+        history = experiment.run(
+            recipe,
+            plan.clients,
+            plan.model,
+            seed=settings.seed,
+            label=settings.label or label,
+            out=folder,
+            progress=progress(as_json, quiet),
+            **_common(settings, plan),
+        )
+    print_run(history, as_json, quiet)
+
+
+@app.command()
+def compare(
+    file: Annotated[Path, typer.Argument(help="A TOML file with [[recipes]], [grid] or seeds.")],
+    sets: Sets = None,
+    out: Out = None,
+    runtime: Where = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train several recipes on the same clients and show them side by side."""
+    settings = _settings(file, sets, out, runtime)
+    plan = settings.plan()
+    from piebald import experiment
+
+    folder = _folder(settings)
+    with _kept(folder, f"piebald compare {file} --out {folder}", settings):
+        comparison = experiment.compare(
+            plan.recipes,
+            plan.clients,
+            plan.model,
+            seeds=tuple(settings.seeds or (settings.seed,)),
+            out=folder,
+            progress=progress(as_json, quiet),
+            **_common(settings, plan),
+        )
+    if as_json:
+        runs = [facts(history) for history in comparison.runs]
+        print_json({"runs": runs, "summary": comparison.summary(), "out": str(folder)})
+    elif not quiet:
+        rows = comparison.summary()
+        print_table(list(rows[0]), [list(row.values()) for row in rows])
+        print(f"\nkept in {folder}; make a page of it with: piebald report {folder}")
+
+
+@app.command()
+def transfer(
+    file: Annotated[Path, typer.Argument(help="A TOML file that describes a transfer between two parties.")],
+    party: Annotated[str | None, typer.Option(help="Run only this party: source or target.")] = None,
+    sets: Sets = None,
+    out: Out = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train two parties with different features of partly the same people, under encryption."""
+    from piebald.transfer import command
+
+    print_transfer(*command.start(file, sets or (), out, party, progress(as_json, quiet)), as_json, quiet)
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run that was interrupted.")],
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Take up a run where it stopped."""
+    check_run(folder)
+    if is_transfer(folder):
+        from piebald.transfer import command
+
+        return print_transfer(*command.resume(folder, progress(as_json, quiet)), as_json, quiet)
+    from piebald import experiment
+
+    with _kept(folder, f"piebald resume {folder}"):
+        history = experiment.resume(folder, progress=progress(as_json, quiet))
+    print_run(history, as_json, quiet)
+
+
+@app.command()
+def adapt(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    data: Annotated[
+        Path, typer.Option("--data", help="The newcomer's rows: .npz with x and y, .csv, .parquet, a folder.")
+    ],
+    target: Annotated[str | None, typer.Option(help="The column of a table to predict.")] = None,
+    epochs: Annotated[int, typer.Option(help="Passes over the rows, at most.")] = 20,
+    lr: Annotated[float | None, typer.Option(help="Learning rate, the run's by default.")] = None,
+    test: Annotated[float, typer.Option(help="Share of the rows that is only for the report.")] = 0.2,
+    validation: Annotated[float, typer.Option(help="Share of the rows that chooses.")] = 0.2,
+    out: Annotated[Path | None, typer.Option("--out", help="A file for the adapted model, .safetensors.")] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Fit a finished run to a newcomer, and say which way of doing so is best."""
+    check_run(folder)
+    from piebald import experiment
+    from piebald.newcomers import from_file
+
+    opened = experiment.opened(folder)
+    rows = from_file(data, target, opened.meta, validation=validation, test=test)
+    made = experiment.adapt(opened, rows, epochs=epochs, lr=lr)
+    if out is not None:
+        opened.work.layout.save(made.vector, out)
+    if as_json:
+        print_json(made.table() | {"out": None if out is None else str(out)})
+    elif not quiet:
+        columns = ("way", "numbers fitted", "epochs", "validation loss", f"validation {made.metric}")
+        tried = [[w.name, w.fitted, w.epochs, w.loss, w.validation, w.test, w.gain] for w in made.ways]
+        print_table((*columns, f"test {made.metric}", "gain"), tried)
+        print(f"\nbest on the validation rows: {made.best}")
+
+
+def _settings(file: Path | None, sets: list[str] | None, out: str | None, runtime: str | None) -> Settings:
+    from piebald.settings import Settings
+
+    return Settings.load(file, sets or (), out=out, runtime=runtime)
+
+
+def _common(settings: Settings, plan: Plan) -> dict[str, Any]:
+    """What a run and a comparison hand on alike."""
+    return {
+        "rounds": settings.rounds,
+        "stop": plan.stop,
+        "runtime": plan.runtime,
+        "evaluate_every": settings.evaluate.every,
+        "evaluate_clients": settings.evaluate.clients,
+        "evaluate_split": settings.evaluate.split,
+        "metrics": settings.evaluate.metrics,
+        "keep": settings.keep,
+        "unseen": settings.unseen,
+        "checkpoint_every": settings.checkpoint_every,
+        "measure": settings.measure,
+        "settings": settings.table(),
+    }
+
+
+def _folder(settings: Settings) -> Path:
+    """Where to write: as told, or the first free name under runs/."""
+    if settings.out is not None:
+        return Path(settings.out)
+    name = settings.label or (settings.recipe.name if settings.recipe else "comparison")
+    stem = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
+    folder = Path("runs") / stem
+    number = 1
+    while folder.exists():
+        number += 1
+        folder = Path("runs") / f"{stem}-{number}"
+    return folder
+
+
+@contextmanager
+def _kept(folder: Path, again: str, settings: Settings | None = None) -> Iterator[None]:
+    """Say how to go on after Ctrl-C, and where in the settings something stands that does not fit."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not folder.exists():
+            raise Interrupted("interrupted before anything was written") from None
+        raise Interrupted(f"interrupted; what was committed is safe, go on with: {again}") from None
+    except SettingError as error:
+        raise (settings.located(error) if settings else error) from None

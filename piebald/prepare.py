@@ -1,0 +1,293 @@
+"""Everything of a run but its store, checked and settled before anything is trained."""
+
+from __future__ import annotations
+
+import copy
+import json
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from torch import nn
+
+from piebald import __version__, recipes
+from piebald.client import Evaluate
+from piebald.contracts import Clients, Rows, Split, Work
+from piebald.controller import Measuring, Stop
+from piebald.controller.pace import cohort_size
+from piebald.data.dataset import DataSet
+from piebald.errors import SettingError, unknown
+from piebald.newcomers import set_apart
+from piebald.parameters import Layout
+from piebald.partition import clients_from
+from piebald.parts import Part, Where, build
+from piebald.recipe import Recipe
+from piebald.task import Task, task_for
+from piebald.update.budget import installed, of_recipe
+
+Model = nn.Module | Callable[[int], nn.Module]
+Metrics = Mapping[str, Any] | Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What `experiment.run` takes beside recipe, clients, model and folder; its docstring says what each means."""
+
+    rounds: int | None = None
+    stop: Stop | Mapping[str, Any] | None = None
+    seed: int = 0
+    runtime: str | Part | Mapping[str, Any] = "simulator"
+    loss: Any = None
+    metrics: Metrics | None = None
+    evaluate_every: int = 1
+    evaluate_clients: int | None = None
+    evaluate_split: Split = "test"
+    keep: Literal["last", "best"] = "last"
+    unseen: float = 0
+    checkpoint_every: int = 1
+    label: str | None = None
+    settings: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of_folder(cls, meta: Mapping[str, Any], task: Mapping[str, Any]) -> Self:
+        """Those that a run folder was made with; what is no plain value is given anew in `task` (loss, metrics)."""
+        every, count, split = meta["evaluate"]
+        return cls(
+            rounds=meta["rounds"],
+            stop=meta.get("stop"),
+            seed=meta["seed"],
+            runtime=meta["runtime"],
+            loss=task.get("loss"),
+            metrics=task.get("metrics") or meta.get("metrics"),
+            evaluate_every=every,
+            evaluate_clients=count,
+            evaluate_split=split,
+            keep=meta.get("keep", "last"),
+            unseen=meta.get("unseen", 0),
+            checkpoint_every=meta["checkpoint_every"],
+            label=meta["label"],
+            settings=meta["settings"],
+        )
+
+    def length(self) -> tuple[int | None, Stop | None]:
+        """How long to run: ten rounds where nothing is said."""
+        made = Stop(**self.stop) if isinstance(self.stop, Mapping) else self.stop
+        if made is not None and not isinstance(made, Stop):
+            raise SettingError(f"stop must be a Stop or a table like {{'seconds': 3600}}, got {self.stop!r}")
+        return (10 if self.rounds is None and made is None else self.rounds), made
+
+    def kept(self) -> dict[str, Any]:
+        """Those that decide what a run comes to, as plain values for its folder."""
+        rounds, stop = self.length()
+        return {
+            "rounds": rounds,
+            "stop": None if stop is None else stop.model_dump(exclude_none=True),
+            "evaluate": [self.evaluate_every, self.evaluate_clients, self.evaluate_split],
+            "keep": self.keep,
+            "unseen": self.unseen,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Everything of one run but the store."""
+
+    recipe: Recipe
+    clients: Clients
+    work: Work
+    runtime: Where
+    measuring: Measuring
+    rounds: int | None
+    stop: Stop | None
+    checkpoint_every: int
+    meta: Mapping[str, Any]
+    strangers: Clients | None = None
+
+
+def prepare(recipe: Recipe | str, clients: Any, model: Model, options: Options) -> Prepared:
+    """Check everything and make all choices, so that nothing can go wrong in round 90 that could be seen now."""
+    options = _whole(options)
+    rounds, stop = options.length()
+    recipe = recipes.make(recipe) if isinstance(recipe, str) else recipe
+    if not isinstance(recipe, Recipe):
+        raise SettingError(f"recipe must be a Recipe or the name of one, got {type(recipe).__name__}")
+    federation, strangers = set_apart(some_clients(clients), options.unseen, options.seed)
+    work, task = _work(recipe, federation, model, options)
+    where = _runtime(recipe, federation, work, options.runtime)
+    _check_fit(recipe, federation, work)
+    measuring = _measuring(federation, work, task, options, stop)
+    meta = _meta(recipe, federation, work, task, where, options)
+    return Prepared(recipe, federation, work, where, measuring, rounds, stop, options.checkpoint_every, meta, strangers)
+
+
+def _whole(options: Options) -> Options:
+    """The same with counts as Python's own whole numbers."""
+    rounds, _ = options.length()
+    counts: dict[str, int] = {}
+    for name, value, least in (
+        ("rounds", rounds, 1),
+        ("seed", options.seed, 0),
+        ("checkpoint_every", options.checkpoint_every, 1),
+    ):
+        if name == "rounds" and value is None:
+            continue
+        if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
+            raise SettingError(f"{name} must be a whole number of at least {least}, got {value!r}")
+        counts[name] = int(value)
+    return replace(options, **counts)  # type: ignore[arg-type]
+
+
+def _runtime(recipe: Recipe, clients: Clients, work: Work, runtime: Any) -> Where:
+    cohort = getattr(recipe.pace, "cohort", 1.0)
+    if isinstance(cohort, int) and cohort > len(clients):
+        raise SettingError(
+            f"cohort is {cohort} but there are {len(clients)} clients: choose at most that, or a share like 1.0"
+        )
+    where = build("runtime", {"kind": runtime} if isinstance(runtime, str) else runtime)
+    assert isinstance(where, Where)
+    return where.settled(work, clients, cohort_size(cohort, len(clients)))
+
+
+def _check_fit(recipe: Recipe, clients: Clients, work: Work) -> None:
+    """Refuse parts that cannot work with this model, or need rows that nobody has."""
+    for part in (*recipe.update, *(getattr(recipe, axis) for axis in Recipe.axes if axis != "update")):
+        if why := part.misfit(work):
+            raise SettingError(why)
+        if part.needs_root() and getattr(clients, "root", None) is None:
+            raise SettingError(
+                f"{part.axis} {part.kind!r} needs rows that the centre may look at, and there are none: set the "
+                "partition's centre = 100, or root = (x, y) of clients_from"
+            )
+
+
+def _measuring(clients: Clients, work: Work, task: Task, options: Options, stop: Stop | None) -> Measuring:
+    every = options.evaluate_every
+    if stop is not None and stop.measures and not every:
+        raise SettingError("stop goes by scores but evaluate_every is 0: set it to 1 or more, or drop the target")
+    alone = not work.layout.private and clients.common is not None and len(clients.common) > 0
+    common = Evaluate(personal=False) if alone else None
+    validate = _validate(options.keep, every, clients)
+    asked = Evaluate(split=options.evaluate_split)
+    return Measuring(asked, every, options.evaluate_clients, common, task.higher_is_better, validate)
+
+
+def _meta(recipe: Recipe, clients: Clients, work: Work, task: Task, where: Where, options: Options) -> dict[str, Any]:
+    """What the run folder says of the run, in plain values."""
+    rounds, _ = options.length()
+    metrics = options.metrics
+    return {
+        "piebald": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "recipe": {"name": recipe.name, "fields": dict(recipe.fields), "table": recipe.model_dump()},
+        "paper": recipe.paper,
+        "label": options.label or recipe.name,
+        "seed": options.seed,
+        "task": task.name,
+        "metric": task.metric,
+        "higher_is_better": task.higher_is_better,
+        "model": type(work.model).__name__,
+        "parameters": work.layout.size,
+        "shared": work.layout.shared,
+        "privacy": [one.plain() for one in of_recipe(recipe, len(clients), rounds)] if installed() else None,
+        "layout": [[slot.name, list(slot.shape)] for slot in work.layout.slots],
+        "classes": list(clients.classes) if clients.classes is not None else None,
+        "clients": len(clients),
+        "runtime": where.table(),
+        "metrics": None if metrics is None or isinstance(metrics, Mapping) else list(metrics),
+        "checkpoint_every": options.checkpoint_every,
+        "settings": dict(options.settings) if options.settings is not None else None,
+        **options.kept(),
+    }
+
+
+def _validate(keep: str, every: int, clients: Clients) -> Evaluate | None:
+    """What tells the best version, where that is to be kept."""
+    if keep not in ("last", "best"):
+        raise unknown("version to keep called", keep, ("last", "best"))
+    if keep == "last":
+        return None
+    if not every:
+        raise SettingError("keep = 'best' needs measurements to choose by: evaluate_every must be at least 1")
+    if not _has_validation(clients):
+        raise SettingError(
+            "keep = 'best' needs validation rows but no client has any: give the partition validation = 0.1"
+        )
+    return Evaluate(split="validation")
+
+
+def some_clients(clients: Any) -> Clients:
+    """Whatever was given as clients, as `Clients`."""
+    if isinstance(clients, DataSet):
+        raise SettingError(
+            f"the data set {clients.name} belongs to nobody yet: deal it out first, "
+            "like partition.Iid(clients=10).split(dataset)"
+        )
+    made: Clients = clients if hasattr(clients, "rows") and hasattr(clients, "counts") else clients_from(clients)
+    if len(made) == 0:
+        raise SettingError("there are no clients: give at least one")
+    return made
+
+
+def _work(recipe: Recipe, clients: Clients, model: Model, options: Options) -> tuple[Work, Task]:
+    module = model if isinstance(model, nn.Module) else model(options.seed) if callable(model) else None
+    if not isinstance(module, nn.Module):
+        raise SettingError(
+            f"model must be an nn.Module or a function of the seed that makes one, got {type(model).__name__}"
+        )
+    layout = Layout.of(module, recipe.share.private(module))
+    first = next((client for client in range(len(clients)) if clients.size(client, "train") != 0), 0)
+    rows = clients.rows(first, "train")
+    if len(rows) == 0:
+        raise SettingError("no client has a training row")
+    task = task_for(rows.y, options.loss, options.metrics)
+    _check_validation(recipe, clients)
+    initial = layout.flatten(module)
+    recipe.share.first(initial[layout.shared :], layout, len(clients) - 1)  # refuses a model with room for fewer
+    module = copy.deepcopy(module).cpu()
+    shape, outputs = tuple(rows.x.shape[1:]), _outputs(module, rows)
+    return Work(module, layout, initial, recipe.learn, recipe.update, task, options.seed, shape, outputs), task
+
+
+def _outputs(module: nn.Module, rows: Rows) -> tuple[int, ...]:
+    """The shape of what the model makes of one row; so a model that does not fit the data is found out at once."""
+    trial = copy.deepcopy(module).eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            made = trial(rows.x[:1])
+    except Exception as error:
+        shape = list(rows.x.shape[1:])
+        raise SettingError(f"the model fails on an input of shape {shape}: {type(error).__name__}: {error}") from error
+    return tuple(made.shape[1:]) if isinstance(made, torch.Tensor) else ()
+
+
+def _check_validation(recipe: Recipe, clients: Clients) -> None:
+    """Refuse parts that go by validation rows where no client has any."""
+    for part in (recipe.weigh, recipe.learn):
+        if part.validates() and not _has_validation(clients):
+            raise SettingError(
+                f"{part.kind} goes by validation rows but clients have none: set validation = 0.05 in the partition"
+            )
+
+
+def _has_validation(clients: Clients) -> bool:
+    return any(clients.size(client, "validation") != 0 for client in range(len(clients)))
+
+
+def check_repeats(folder: Path, meta: Mapping[str, Any], recipe: Recipe, options: Options) -> None:
+    """Refuse to pass off a run with other settings as the one that is wanted.
+
+    Args:
+        folder: where the run lies that is to stand for the one wanted.
+        meta: what its folder says of it.
+    """
+    wanted = {**options.kept(), "recipe": recipe.model_dump()}
+    usual = {"stop": None, "keep": "last", "unseen": 0}  # what folders of earlier versions do not say
+    found = {name: meta.get(name, usual.get(name)) for name in options.kept()} | {"recipe": meta["recipe"]["table"]}
+    for name, value in wanted.items():
+        if json.dumps(value, sort_keys=True) != json.dumps(found[name], sort_keys=True):
+            raise SettingError(f"{folder} holds a run with another {name}: choose another folder, or delete that one")
