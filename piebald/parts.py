@@ -15,6 +15,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from piebald.errors import SettingError, unknown
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor, nn
 
     from piebald.contracts import Centre, Clients, Learned, Local, Runtime, Start, Update, Work
@@ -371,6 +373,10 @@ class Where(Part):
         """The same with every choice made, so that a resumed run makes the same ones; `expected` clients work at a
         time.
         """
+        return self
+
+    def beside(self, folder: Path) -> Where:
+        """The same with what it keeps on disk in a run's folder."""
         return self
 
     def open(self, work: Work, clients: Clients) -> Runtime:

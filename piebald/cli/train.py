@@ -44,7 +44,7 @@ def run(
             label=settings.label or label,
             out=folder,
             progress=progress(as_json, quiet),
-            **_common(settings, plan),
+            **_common(settings, plan) | {"runtime": plan.runtime.beside(folder)},
         )
     print_run(history, as_json, quiet)
 

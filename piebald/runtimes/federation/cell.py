@@ -68,10 +68,10 @@ class Link:
         from nvflare.fuel.f3 import communicator
         from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 
-        from piebald.runtimes.federation.tls import SCHEME, Driver
+        from piebald.runtimes.federation.tls import SCHEME, make_driver
 
         if communicator.driver_mgr.find_driver_class(SCHEME) is None:
-            communicator.driver_mgr.register(Driver)
+            communicator.driver_mgr.register(make_driver())
         role = "server" if self.name == SERVER else "client"
         credentials = {
             "ca_cert": str(kit / "authority.pem"),
@@ -162,7 +162,9 @@ class Link:
             return f"sent a message for {str(get('destination'))[:80]!r} here"
         goodbye = (get("channel"), get("topic")) == ("cellnet.channel", "bye")
         if not goodbye and (get("channel") != CHANNEL or get("topic") not in self._topics(get("msg_type"))):
-            return f"sent a message on {str(get('channel'))[:40]!r}, {str(get('topic'))[:40]!r}, which is not spoken here"
+            return (
+                f"sent a message on {str(get('channel'))[:40]!r}, {str(get('topic'))[:40]!r}, which is not spoken here"
+            )
         if get("msg_type") not in ("req", "reply") or get("secure") or get("conn_url"):
             return "sent a message of a kind that is not spoken here"
         if get("payload_encoding") not in (None, "bytes", "none") or get("encrypted"):

@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -27,7 +26,18 @@ from piebald.runtimes.engines.serve import Engine, Stack, serve
 from piebald.runtimes.federation import kits
 from piebald.runtimes.federation.cell import SERVER, Link
 from piebald.runtimes.federation.local import Local
-from piebald.runtimes.federation.messages import PIECE, PROTOCOL, Hello, Piece, Refused, Welcome, Wish, Word, decode, encode
+from piebald.runtimes.federation.messages import (
+    PIECE,
+    PROTOCOL,
+    Hello,
+    Piece,
+    Refused,
+    Welcome,
+    Wish,
+    Word,
+    decode,
+    encode,
+)
 from piebald.runtimes.federation.parcels import digest, pack_assignment, pieces, unpack_update
 from piebald.runtimes.federation.roll import Member, Open
 from piebald.runtimes.federation.settings import Federation
@@ -54,13 +64,8 @@ class Coordinator:
     def __init__(self, settings: Federation, work: Work, clients: Clients, local: Local | None) -> None:
         self.settings, self.work, self.federation, self._local = settings, work, clients, local
         kit = kits.read(local.server if local is not None else Path(str(settings.kit)))
-        self.kit, names = kit, kit.sites()
-        if kit.party != SERVER or len(names) < len(clients):
-            raise SettingError(
-                f"{kit.folder} is the kit of {kit.party} with {len(names)} sites, but the experiment has {len(clients)} "
-                "clients: it takes the server's kit, with a site for each client"
-            )
-        self._members = [Member(name) for name in names[: len(clients)]]
+        self.kit, sites = kit, _sites(kit, clients)
+        self._members = [Member(name) for name in sites]
         self._number = {member.name: number for number, member in enumerate(self._members)}
         self._lock = threading.RLock()
         self._news = threading.Condition(self._lock)
@@ -74,10 +79,14 @@ class Coordinator:
         self._asked = self._gathered = self._closing = self._dismissed = False
         self._seen: list[int] = []
         self._engine: Engine | None = None
-        self._terms = terms(work, settings.experiment or {}, [str(clients.names[n]) for n in range(len(clients))], names)
+        self._terms = terms(work, settings.experiment or {}, _names(clients), sites, clients.classes)
         self._digest = digest(self._terms)
         self._link = Link(SERVER, ("0.0.0.0", kit.port), kit.folder, self._number.__contains__, log.warning)
-        for topic, kind, handler in (("hello", Hello, self._hear), ("terms", Wish, self._tell), ("result", Piece, self._receive)):
+        for topic, kind, handler in (
+            ("hello", Hello, self._hear),
+            ("terms", Wish, self._tell),
+            ("result", Piece, self._receive),
+        ):
             self._link.on(topic, kind, handler)  # type: ignore[arg-type]
         self._threads = [threading.Thread(target=self._carry, args=(member,), daemon=True) for member in self._members]
         self._threads.append(threading.Thread(target=self._watch, daemon=True))
@@ -192,7 +201,9 @@ class Coordinator:
         return self._before + time.monotonic() - self._began
 
     def _here(self) -> list[int]:
-        found = (number for number, member in enumerate(self._members) if member.ready(self._digest, self.settings.silence))
+        found = (
+            number for number, member in enumerate(self._members) if member.ready(self._digest, self.settings.silence)
+        )
         return list(found)
 
     def _gather(self) -> None:
@@ -219,7 +230,9 @@ class Coordinator:
         refusing = [member for member in self._members if member.refused]
         if len(self._members) - len(refusing) < wanted:
             one = refusing[0]
-            raise SettingError(f"{len(refusing)} of {len(self._members)} sites do not take part, {one.name}: {one.refused}")
+            raise SettingError(
+                f"{len(refusing)} of {len(self._members)} sites do not take part, {one.name}: {one.refused}"
+            )
 
     def _watch(self) -> None:
         """The watching thread: nobody waits for ever for a site that is gone."""
@@ -241,7 +254,13 @@ class Coordinator:
                 | {"received": self._link.received[member.name], "sent": self._link.sent[member.name]}
                 for member in self._members
             ]
-            status = {"party": SERVER, "version": __version__, "run": self._run, "commits": self._version, "sites": sites}
+            status = {
+                "party": SERVER,
+                "version": __version__,
+                "run": self._run,
+                "commits": self._version,
+                "sites": sites,
+            }
             status["over"] = self._dismissed
         kits.private(self.kit.folder / "status.json", json.dumps(status))
 
@@ -368,3 +387,22 @@ class Coordinator:
         model = assignment.parts["model"]
         stack = Stack([CENTRE], [assignment.version], [assignment.moment], [0], [model], {}, {}, assignment.query)
         return serve(self._engine, stack).update(0)
+
+
+def _names(clients: Clients) -> list[str]:
+    return [str(clients.names[number]) for number in range(len(clients))]
+
+
+def _sites(kit: kits.Kit, clients: Clients) -> list[str]:
+    """The site of each client: the one of its name where all have theirs, else by order."""
+    sites, names = kit.sites(), _names(clients)
+    if kit.party != SERVER:
+        raise SettingError(f"{kit.folder} is the kit of {kit.party}: the server needs the kit of the server")
+    if set(names) <= set(sites):
+        return names
+    if len(sites) < len(names):
+        raise SettingError(
+            f"the experiment has {len(names)} clients, the kit in {kit.folder} knows {len(sites)} sites: "
+            "provision one site for each client"
+        )
+    return sites[: len(names)]

@@ -63,7 +63,9 @@ class Desk:
         engine: Engine = self._trains if query is None else self._answers
         try:
             served = serve(engine, self._stack(assignment, memory))
-        except Exception as error:  # whatever happens with its rows, the site stays; the text may hold numbers of theirs
+        except (
+            Exception
+        ) as error:  # whatever happens with its rows, the site stays; the text may hold numbers of theirs
             log.exception("assignment %d failed", assignment.id)
             return None, f"{type(error).__name__} at the site, whose log says more", None
         update = served.update(0)

@@ -52,7 +52,9 @@ class Floor(BaseModel):
             return f"updates would carry {uploads[0]!r} beside the model, which nothing clips"
         last = stages[-1] if stages else None
         if last is None or last.kind != "gaussian":
-            return "updates must be clipped here as the last thing but the recipe does not do that: add update 'gaussian'"
+            return (
+                "updates must be clipped here as the last thing but the recipe does not do that: add update 'gaussian'"
+            )
         clip, noise = float(getattr(last, "clip")), float(getattr(last, "multiplier"))  # noqa: B009
         if self.clip is not None and clip > self.clip:
             return f"updates would be clipped to norm {clip:g}, this site allows at most {self.clip:g}"

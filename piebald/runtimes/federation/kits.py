@@ -94,7 +94,8 @@ def describe(path: Path) -> Description:
         first = error.errors()[0]
         where = ".".join(str(word) for word in first["loc"])
         raise SettingError(
-            f"{path}: {where}: {first['msg'].lower()}, got {first['input']!r}; it takes name, host, port, days and sites"
+            f"{path}: {where}: {first['msg'].lower()}, got {first['input']!r}; "
+            "it takes name, host, port, days and sites"
         ) from None
     _check_names(path, made.sites)
     return made

@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 from piebald.errors import RuntimeFault
-from piebald.runtimes.federation.kits import Description, provision, read
 from piebald.runtimes.federation.cell import SERVER
+from piebald.runtimes.federation.kits import Description, provision, read
 
 
 class Local:
@@ -29,10 +29,7 @@ class Local:
         """Make kits, or take those that are there; the processes start with `open`."""
         place = Path(tempfile.mkdtemp(prefix="piebald-")) if folder is None else Path(folder)
         names = [f"site-{number + 1}" for number in range(sites)]
-        if (place / SERVER).exists():
-            port = read(place / SERVER).port
-        else:
-            port = free_port()
+        port = read(place / SERVER).port if (place / SERVER).exists() else free_port()
         provision(Description(name="local", host="127.0.0.1", port=port, days=30, sites=names), place)
         return cls(place, names, folder is None)
 

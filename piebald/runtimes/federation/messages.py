@@ -108,7 +108,9 @@ class Wish(Message):
 
 
 class Word(Message):
-    """The answer to a piece: "go on", "done", "known" (it was there before), "not wanted", or "again" from the start."""
+    """The answer to a piece: "go on", "done", "known" (it was there before), "not wanted", or "again" from the
+    start.
+    """
 
     word: Annotated[str, Field(pattern="^(go on|done|known|not wanted|again)$")]
 

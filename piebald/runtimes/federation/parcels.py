@@ -50,7 +50,7 @@ class _Outcome(_Plain):
     failure: Words | None = None
 
 
-def digest(body: bytes | memoryview) -> str:
+def digest(body: bytes | bytearray | memoryview) -> str:
     """What tells one body from another."""
     return hashlib.blake2b(body, digest_size=16).hexdigest()
 
@@ -63,7 +63,7 @@ def pack(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
     return b"".join((struct.pack("<I", len(text)), text, blob))
 
 
-def unpack(body: bytes | memoryview) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def unpack(body: bytes | bytearray | memoryview) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """What `pack` was given.
 
     Raises:
@@ -92,7 +92,7 @@ def pack_assignment(assignment: Assignment) -> bytes:
     return pack({**fields, "query": query}, assignment.parts)
 
 
-def unpack_assignment(body: bytes | memoryview) -> Assignment:
+def unpack_assignment(body: bytes | bytearray | memoryview) -> Assignment:
     """An assignment at the site.
 
     Raises:
@@ -123,7 +123,7 @@ def pack_update(update: Update | None, failure: str | None) -> bytes:
     return pack(plain.model_dump(), update.parts)
 
 
-def unpack_update(body: bytes | memoryview) -> tuple[Update | None, str | None]:
+def unpack_update(body: bytes | bytearray | memoryview) -> tuple[Update | None, str | None]:
     """What came of an assignment, at the server.
 
     Raises:

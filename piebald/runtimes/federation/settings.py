@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
@@ -33,6 +34,10 @@ class Federation(Where):
     patience: float = Field(default=600.0, gt=0)
     silence: float = Field(default=5.0, ge=2.0)
     experiment: dict[str, Any] | None = None
+
+    def beside(self, folder: Path) -> Federation:
+        """See `parts.Where`."""
+        return self if self.kit or self.folder else self.model_copy(update={"folder": str(folder / "federation")})
 
     def open(self, work: Work, clients: Clients) -> Coordinator:
         """Listen for sites; without a kit, start them as well."""

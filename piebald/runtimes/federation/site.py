@@ -263,7 +263,9 @@ class Site:
         if job is not None and job.asked == piece.digest:
             job.epoch = welcome.epoch
             return True
-        if any(done.id == piece.id and done.asked == piece.digest and done.epoch == welcome.epoch for done in vault.done):
+        if any(
+            done.id == piece.id and done.asked == piece.digest and done.epoch == welcome.epoch for done in vault.done
+        ):
             return True
         forgotten = [done for done in vault.done if self._forgotten(done.id, done.epoch, welcome)]
         if forgotten and forgotten[0].id == piece.id and forgotten[0].asked == piece.digest:
@@ -385,7 +387,9 @@ class Site:
                 "heard": self._heard or None,
                 "refused": self._refused or None,
                 "working": sorted(self._jobs),
-                "outbox": [done.id for done in self._vault.done if done.id not in self._delivered] if self._vault else [],
+                "outbox": [done.id for done in self._vault.done if done.id not in self._delivered]
+                if self._vault
+                else [],
                 "sent": self._link.sent[SERVER],
                 "received": self._link.received[SERVER],
             }
@@ -395,5 +399,3 @@ class Site:
 def replace_start(piece: Piece, start: int) -> Piece:
     """The head of the piece that begins at a byte."""
     return piece.model_copy(update={"start": start})
-
-

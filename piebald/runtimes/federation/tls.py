@@ -10,16 +10,11 @@ from __future__ import annotations
 import socket
 import ssl
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from socketserver import BaseRequestHandler, ThreadingTCPServer
+from threading import Event
 from typing import Any
-
-from nvflare.fuel.f3.comm_error import CommError
-from nvflare.fuel.f3.drivers.base_driver import BaseDriver
-from nvflare.fuel.f3.drivers.driver import ConnectorInfo
-from nvflare.fuel.f3.drivers.driver_params import DriverCap, DriverParams
-from nvflare.fuel.f3.drivers.socket_conn import SocketConnection
-from nvflare.fuel.f3.sfm.prefix import PREFIX_LEN, Prefix
 
 from piebald.runtimes.federation.messages import LONGEST
 
@@ -29,6 +24,9 @@ FRAME = LONGEST + (1 << 16)  # a message with the cell's own headers
 BACKLOG = 128
 _RETRY = (0.25, 2.0)  # seconds between attempts to connect, at first and at most
 
+Carry = Callable[[ssl.SSLSocket], None]
+Refusal = Callable[[str, Exception], None]
+
 
 def context(params: dict[str, Any], server: bool) -> ssl.SSLContext:
     """What a connection must prove; `params` name the files of a kit."""
@@ -36,67 +34,124 @@ def context(params: dict[str, Any], server: bool) -> ssl.SSLContext:
     made.minimum_version = ssl.TLSVersion.TLSv1_3
     made.check_hostname = False  # the name in the certificate is compared with the name of the cell, by the cell
     made.verify_mode = ssl.CERT_REQUIRED
-    role = "SERVER" if server else "CLIENT"
-    made.load_verify_locations(params[DriverParams.CA_CERT.value])
-    made.load_cert_chain(params[DriverParams[f"{role}_CERT"].value], params[DriverParams[f"{role}_KEY"].value])
+    role = "server" if server else "client"
+    made.load_verify_locations(params["ca_cert"])
+    made.load_cert_chain(params[f"{role}_cert"], params[f"{role}_key"])
     return made
-
-
-class Frames(SocketConnection):  # type: ignore[misc]
-    """A connection that refuses frames which no message of ours can fill."""
-
-    def read_frame(self) -> bytearray:
-        head = bytearray(PREFIX_LEN)
-        self.read_into(head, 0, PREFIX_LEN)
-        length = Prefix.from_bytes(head).length
-        if not PREFIX_LEN <= length <= FRAME:
-            raise CommError(CommError.BAD_DATA, f"a frame that claims {length} bytes")
-        frame = bytearray(length)
-        frame[:PREFIX_LEN] = head
-        self.read_into(frame, PREFIX_LEN, length - PREFIX_LEN)
-        return frame
 
 
 class _Handler(BaseRequestHandler):
     """Shakes hands in the connection's own thread, so that nobody waits for somebody else's."""
 
-    server: _Listener
+    server: Listener
 
     def handle(self) -> None:
         self.request.settimeout(HANDSHAKE)
         try:
             secured = self.server.context.wrap_socket(self.request, server_side=True)
         except (OSError, ValueError) as error:
-            self.server.driver.refused(self.client_address[0], error)
-            return
+            return self.server.refusal(self.client_address[0], error)
         secured.settimeout(None)
-        self.server.driver.carry(Frames(secured, self.server.connector, True))
+        self.server.carry(secured)
         with suppress(OSError):
             secured.close()
 
 
-class _Listener(ThreadingTCPServer):
+class Listener(ThreadingTCPServer):
+    """Accepts connections of those who can prove who they are.
+
+    Args:
+        address: host and port.
+        made: what they must prove.
+        carry: takes a connection, and returns when it ends.
+        refusal: is told who could not, and why.
+    """
+
     allow_reuse_address = True
     daemon_threads = True
     block_on_close = False
     request_queue_size = BACKLOG
 
-    def __init__(self, address: tuple[str, int], driver: Driver, connector: ConnectorInfo) -> None:
-        self.driver, self.connector = driver, connector
-        self.context = context(connector.params, server=True)
+    def __init__(self, address: tuple[str, int], made: ssl.SSLContext, carry: Carry, refusal: Refusal) -> None:
+        self.context, self.carry, self.refusal = made, carry, refusal
         super().__init__(address, _Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A connection that breaks off is nothing to print."""
 
 
-class Driver(BaseDriver):  # type: ignore[misc]
-    """Connections for cells whose address begins with ``piebald://``."""
+def keep_connecting(
+    address: tuple[str, int], made: ssl.SSLContext, carry: Carry, refusal: Refusal, over: Event
+) -> None:
+    """Connect, again and again: the server may come later, or come back."""
+    wait = _RETRY[0]
+    while not over.is_set():
+        began = time.monotonic()
+        try:
+            plain = socket.create_connection(address, timeout=HANDSHAKE)
+            with made.wrap_socket(plain) as secured:
+                secured.settimeout(None)
+                carry(secured)
+        except (OSError, ValueError) as error:
+            refusal("the server", error)
+        wait = _RETRY[0] if time.monotonic() - began > 5 else min(2 * wait, _RETRY[1])
+        over.wait(wait)
+
+
+def make_driver() -> Any:
+    """A driver class for cells whose address begins with ``piebald://``."""
+    from nvflare.fuel.f3.comm_error import CommError
+    from nvflare.fuel.f3.drivers.base_driver import BaseDriver
+    from nvflare.fuel.f3.drivers.driver import ConnectorInfo
+    from nvflare.fuel.f3.drivers.socket_conn import SocketConnection
+    from nvflare.fuel.f3.sfm.prefix import PREFIX_LEN, Prefix
+
+    class Frames(SocketConnection):  # type: ignore[misc]
+        """A connection that refuses frames which no message of ours can fill."""
+
+        def read_frame(self) -> bytearray:
+            head = bytearray(PREFIX_LEN)
+            self.read_into(head, 0, PREFIX_LEN)
+            length = Prefix.from_bytes(head).length
+            if not PREFIX_LEN <= length <= FRAME:
+                raise CommError(CommError.BAD_DATA, f"a frame that claims {length} bytes")
+            frame = bytearray(length)
+            frame[:PREFIX_LEN] = head
+            self.read_into(frame, PREFIX_LEN, length - PREFIX_LEN)
+            return frame
+
+    class PiebaldDriver(_Ends, BaseDriver):  # type: ignore[misc]
+        """Connections of `Frames`, both ways."""
+
+        def listen(self, connector: ConnectorInfo) -> None:
+            made = context(connector.params, server=True)
+            with Listener(_address(connector), made, self._carrier(connector), self._refusal(connector)) as listener:
+                self.listener = listener
+                listener.serve_forever(poll_interval=0.1)
+
+        def connect(self, connector: ConnectorInfo) -> None:
+            made, over = context(connector.params, server=False), self.over
+            keep_connecting(_address(connector), made, self._carrier(connector), self._refusal(connector), over)
+
+        def _carrier(self, connector: ConnectorInfo) -> Carry:
+            def carry(secured: ssl.SSLSocket) -> None:
+                connection = Frames(secured, connector, True)
+                self.add_connection(connection)
+                connection.read_loop()
+                self.close_connection(connection)
+
+            return carry
+
+    return PiebaldDriver
+
+
+class _Ends:
+    """What a driver needs that has nothing to do with frames."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._listener: _Listener | None = None
-        self._over = False
+        self.over = Event()
+        self.listener: Listener | None = None
 
     @staticmethod
     def supported_transports() -> list[str]:
@@ -104,52 +159,28 @@ class Driver(BaseDriver):  # type: ignore[misc]
 
     @staticmethod
     def capabilities() -> dict[str, Any]:
-        return {DriverCap.SEND_HEARTBEAT.value: True, DriverCap.SUPPORT_SSL.value: True}
+        return {"send_heartbeat": True, "support_ssl": True}
 
     @staticmethod
     def get_urls(scheme: str, resources: dict[str, Any]) -> tuple[str, str]:
-        raise CommError(CommError.NOT_SUPPORTED, "only listeners with a fixed address")
+        raise NotImplementedError("only listeners with a fixed address")
 
-    def listen(self, connector: ConnectorInfo) -> None:
-        self.connector = connector
-        with _Listener(_address(connector), self, connector) as self._listener:
-            self._listener.serve_forever(poll_interval=0.1)
+    @staticmethod
+    def _refusal(connector: Any) -> Refusal:
+        def refusal(who: str, error: Exception) -> None:
+            reporter = connector.params.get("reporter")
+            if reporter is not None and isinstance(error, ssl.SSLError):
+                reporter(f"{who} did not prove that it belongs to this federation: {error.reason or 'it broke off'}")
 
-    def connect(self, connector: ConnectorInfo) -> None:
-        """Connect, again and again: the server may come later, or come back."""
-        self.connector = connector
-        made, wait = context(connector.params, server=False), _RETRY[0]
-        while not self._over:
-            began = time.monotonic()
-            try:
-                plain = socket.create_connection(_address(connector), timeout=HANDSHAKE)
-                with made.wrap_socket(plain) as secured:
-                    secured.settimeout(None)
-                    self.carry(Frames(secured, connector, True))
-            except (OSError, ValueError) as error:
-                self.refused("the server", error)
-            wait = _RETRY[0] if time.monotonic() - began > 5 else min(2 * wait, _RETRY[1])
-            connector.stopped.wait(wait)
-
-    def carry(self, connection: Frames) -> None:
-        """Hand frames on until the connection ends."""
-        self.add_connection(connection)
-        connection.read_loop()
-        self.close_connection(connection)
-
-    def refused(self, who: str, error: Exception) -> None:
-        """Somebody could not prove who they are, or nobody was there."""
-        reporter = self.connector.params.get("reporter")
-        if reporter is not None and isinstance(error, ssl.SSLError):
-            reporter(f"{who} did not prove that it belongs to this federation: {error.reason or 'it broke off'}")
+        return refusal
 
     def shutdown(self) -> None:
-        self._over = True
-        self.close_all()
-        if self._listener is not None:
-            self._listener.shutdown()
+        """Stop listening and connecting, and end all connections."""
+        self.over.set()
+        self.close_all()  # type: ignore[attr-defined]
+        if self.listener is not None:
+            self.listener.shutdown()
 
 
-def _address(connector: ConnectorInfo) -> tuple[str, int]:
-    params = connector.params
-    return str(params[DriverParams.HOST.value]) or "0.0.0.0", int(params[DriverParams.PORT.value])
+def _address(connector: Any) -> tuple[str, int]:
+    return str(connector.params["host"]) or "0.0.0.0", int(connector.params["port"])
