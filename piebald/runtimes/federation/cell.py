@@ -96,7 +96,11 @@ class Link:
 
     def stop(self) -> None:
         """Say goodbye and disconnect.  Threads that still wait in a request get None."""
+        from nvflare.fuel.f3.stats_pool import StatsPoolManager
+
         self._cell.stop()
+        self._cell.ALL_CELLS.pop(self.name, None)  # or a second run in this process would find the names taken
+        StatsPoolManager.pools.clear()
 
     def request(
         self, target: str, topic: str, head: Message, body: bytes | memoryview = b"", timeout: float = 10.0

@@ -53,7 +53,8 @@ class Vault:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.parent.mkdir(mode=0o700, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
         self._base = self._read(folder / "memory.safetensors")
         self._chain: dict[int, tuple[Done, dict[str, Tensor] | None]] = {}
         for path in sorted(folder.glob("done-*.safetensors")):
@@ -142,6 +143,6 @@ def secret(folder: Path) -> int:
     """A random number that only this site knows, the same at every start."""
     path = folder / "secret"
     if not path.exists():
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
         private(path, os.urandom(32).hex())
     return int(path.read_text(), 16)
