@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from piebald.cli.app import Json, Out, Quiet, Sets, app
+from piebald.cli.app import Json, Out, Quiet, Sets, app, end_on_term
 from piebald.cli.printing import print_json, print_table
 from piebald.cli.train import run
 from piebald.errors import SettingError
@@ -159,11 +159,7 @@ class _Running:
         self._lock = Lock(kit)
 
     def __enter__(self) -> None:
-        signal.signal(signal.SIGTERM, _interrupt)
+        end_on_term()
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt

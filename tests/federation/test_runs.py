@@ -18,15 +18,14 @@ RECIPES: dict[str, dict[str, Any]] = {
     "sync_dvw": {},
     "ifca": {"k": 2},
     "distfl": {"probes": 20},
-    "ditto": {"pull": 0.3},
-    "adaptive_dvw": {"cohort": 1},
 }
-NOISE = [{"kind": "gaussian", "clip": 0.5, "noise": 0.1, "where": "client"}]
+MODELS = {"distfl": {"name": "mlp_bn"}}
+NOISE = [{"kind": "gaussian", "clip": 0.5, "noise": 1.0, "where": "client"}]
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_equals_the_simulator(name: str, sites: Sites) -> None:
-    made = settings({"name": name, **RECIPES[name]})
+    made = settings({"name": name, **RECIPES[name]}, model=MODELS.get(name, {"name": "mlp"}))
     assert_same(made, sites)
 
 

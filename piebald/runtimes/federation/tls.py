@@ -22,7 +22,7 @@ SCHEME = "piebald"
 HANDSHAKE = 10.0  # seconds for a connection to prove who it is
 FRAME = LONGEST + (1 << 16)  # a message with the cell's own headers
 BACKLOG = 128
-_RETRY = (0.25, 2.0)  # seconds between attempts to connect, at first and at most
+_RETRY = (0.2, 1.0)  # seconds between attempts to connect, at first and at most
 
 Carry = Callable[[ssl.SSLSocket], None]
 Refusal = Callable[[str, Exception], None]
