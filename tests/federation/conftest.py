@@ -15,6 +15,7 @@ import pytest
 
 import piebald
 from piebald import experiment
+from piebald.report.store import RunStore
 from piebald.runtimes.federation import kits
 from piebald.runtimes.federation.local import free_port
 from piebald.settings import Settings
@@ -93,6 +94,46 @@ class Sites:
     def close(self) -> None:
         for name in list(self.running):
             self.kill(name)
+
+
+class Server:
+    """A server process over one run folder, which can be killed and resumed."""
+
+    def __init__(self, made: Settings, kit: Path, out: Path) -> None:
+        self.out, self.log = out, out.with_suffix(".log")
+        file = out.with_suffix(".toml")
+        file.write_text(made.text())
+        self.process = self._start("server", str(kit), str(file), "--out", str(out))
+
+    def _start(self, *words: str) -> subprocess.Popen[bytes]:
+        with self.log.open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "piebald.cli", *words], stdout=log, stderr=log, env=ENVIRONMENT
+            )
+
+    def kill_and_resume(self) -> None:
+        """Kill it without a warning, and take the run up again."""
+        self.process.kill()
+        self.process.wait()
+        self.process = self._start("resume", str(self.out))
+
+    def close(self) -> None:
+        """End it, if it has not ended."""
+        self.process.kill()
+        self.process.wait()
+
+    def version(self) -> int:
+        """Commits so far."""
+        if not (self.out / "run.db").exists():
+            return 0
+        with RunStore.open_read_only(self.out) as store:
+            return store.version
+
+    def over(self) -> bool:
+        """Whether it has ended; with success, or the test fails."""
+        code = self.process.poll()
+        assert code in (None, 0), self.log.read_text()
+        return code == 0
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ be the origin, sites talk to the server and nobody else, and bodies are bytes.
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -64,7 +65,7 @@ class Link:
         self._cell = self._make(address, kit)
 
     def _make(self, address: tuple[str, int], kit: Path) -> Any:
-        logging.getLogger("nvflare").setLevel(logging.CRITICAL + 1)  # what matters is reported here
+        _quieten(self.report)
         from nvflare.fuel.f3 import communicator
         from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 
@@ -179,6 +180,27 @@ class Link:
     def _topics(self, kind: str) -> Any:
         """Topics of requests that are answered here; replies are paired with requests by the cell itself."""
         return self._handlers if kind == "req" else ("hello", "terms", "work", "result")
+
+
+class _Claims(logging.Handler):
+    """Reports who connects with one name in the certificate and another on the lips; the cell layer ends that."""
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        super().__init__()
+        self._tell = report
+
+    def emit(self, record: logging.LogRecord) -> None:
+        found = re.search(r"authenticated as '([^']*)' but claimed endpoint '([^']*)'", record.getMessage())
+        if found is not None:
+            self._tell(f"{found[1]} claimed to be {found[2]}")
+
+
+def _quieten(report: Callable[[str], None]) -> None:
+    """Silence what the cell layer logs, but for wrong names: what matters is reported by the guard."""
+    logging.getLogger("nvflare").setLevel(logging.CRITICAL + 1)
+    names = logging.getLogger("nvflare.fuel.f3.sfm.conn_manager")
+    names.setLevel(logging.ERROR)
+    names.propagate, names.handlers = False, [_Claims(report)]
 
 
 def _key(name: str) -> str:

@@ -180,7 +180,8 @@ class Coordinator:
         while time.monotonic() < until:
             with self._lock:
                 here = [member for member in self._members if member.silent() < self.settings.silence]
-                if all(member.heard is not None and member.heard > told for member in here):
+                met = len(here) == len(self._members) or told - self._began > self.settings.silence
+                if met and all(member.heard is not None and member.heard > told for member in here):
                     return
             time.sleep(0.02)
 
@@ -212,7 +213,8 @@ class Coordinator:
         if self._gathered:
             return
         wanted = min(self.settings.wait_for or len(self._members), len(self._members))
-        until, told = time.monotonic() + self.settings.patience, time.monotonic() + 5
+        patience = self.settings.patience if self.settings.wait_for is None else float("inf")
+        until, told = time.monotonic() + patience, time.monotonic() + 5
         with self._news:
             while len(here := self._here()) < wanted and not (here and time.monotonic() > until):
                 if time.monotonic() > told:

@@ -21,7 +21,7 @@ class Federation(Where):
     Attributes:
         kit: the server's kit; None makes a federation of processes on this machine, to try it.
         folder: where the federation on this machine keeps its kits; None takes a temporary folder.
-        wait_for: sites that must be there before anything is asked; None waits for all.
+        wait_for: sites that must be there before anything is asked; None waits for all, or after `patience` for one.
         patience: seconds; a site that is silent for so long is not waited for any more.
         silence: seconds; a site that is silent for so long is not asked, and its answers to questions are not
             waited for.
