@@ -368,6 +368,7 @@ class Where(Part):
     """Settings of a runtime: where a recipe runs."""
 
     axis = "runtime"
+    simulates: ClassVar[bool] = True  # False: clients' rows are not here
 
     def settled(self, work: Work, clients: Clients, expected: int) -> Where:
         """The same with every choice made, so that a resumed run makes the same ones; `expected` clients work at a

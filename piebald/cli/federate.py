@@ -68,7 +68,9 @@ def client(
 ) -> None:
     """Be a site of a federation, until its run is over."""
     from piebald.consortium.site import join
+    from piebald.runtimes.federation.kits import read
 
+    read(kit)
     _speak()
     with _Running(kit):
         print(join(kit, data, target, stay, with_parent))

@@ -20,6 +20,8 @@ class Declared:
     of the agreed form, which says how large inputs are and what kind of targets there are.
     """
 
+    elsewhere = True
+
     def __init__(self, names: Sequence[str], blank: Rows, classes: Sequence[str] | None) -> None:
         self.names, self.classes, self._blank = names, classes, blank
         self.common: Rows | None = None
@@ -41,7 +43,13 @@ class Declared:
         return None
 
 
-class Sites(Part):
+class Elsewhere(Part):
+    """A partition of rows that never come here."""
+
+    axis = "partition"
+
+
+class Sites(Elsewhere):
     """Each client's rows are its site's own; nothing is dealt, and no data set is loaded.
 
     Attributes:
@@ -50,8 +58,6 @@ class Sites(Part):
         classes: names of the classes in the order of their numbers; None where targets are numbers to predict.
         targets: how many numbers are to be predicted, where there are no classes.
     """
-
-    axis = "partition"
 
     clients: list[str] = Field(min_length=1)
     inputs: list[int] = Field(min_length=1)

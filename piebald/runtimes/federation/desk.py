@@ -12,7 +12,7 @@ from torch import Tensor
 
 from piebald.contracts import Assignment, Clients, Update, Work
 from piebald.runtimes.engines.choose import make_engine
-from piebald.runtimes.engines.serve import PRIVATE, Engine, Stack, serve
+from piebald.runtimes.engines.serve import PRIVATE, Engine, Stack, personal_model, serve
 from piebald.runtimes.federation.floor import Floor
 
 log = logging.getLogger("piebald.federation")
@@ -72,6 +72,12 @@ class Desk:
         # a client whose update cannot count also forgets the attempt
         keeps = query is None and math.isfinite(update.norm)
         return update, None, {name: rows[0].clone() for name, rows in served.memory.items()} if keeps else None
+
+    def personal(self, version: int, community: Tensor, memory: Mapping[str, Tensor] | None) -> Tensor:
+        """The model [p] that the site would use for itself, given the community model [s] and what it remembers."""
+        assignment = Assignment(0, self.client, version, {"model": community})
+        remembered = self._first(assignment) if memory is None else memory
+        return personal_model(self._answers, self.client, version, community, remembered)
 
     def _stack(self, assignment: Assignment, memory: Mapping[str, Tensor] | None) -> Stack:
         remembered = self._first(assignment) if memory is None else memory

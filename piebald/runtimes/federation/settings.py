@@ -28,6 +28,8 @@ class Federation(Where):
         experiment: the experiment's settings, from which sites rebuild the model; filled in by the command line.
     """
 
+    simulates = False
+
     kit: str | None = None
     folder: str | None = None
     wait_for: int | None = Field(default=None, ge=1)
@@ -48,6 +50,11 @@ class Federation(Where):
             raise SettingError(
                 "a federation's sites rebuild model and data from an experiment file: write one, and start it with "
                 "piebald run FILE --runtime federation"
+            )
+        if self.kit is None and getattr(clients, "elsewhere", False):
+            raise SettingError(
+                "partition 'sites' says that rows are at their sites, so they cannot be tried on this machine alone: "
+                "start piebald server KIT FILE here and piebald client KIT there"
             )
         from piebald.runtimes.federation.coordinator import Coordinator
         from piebald.runtimes.federation.local import Local

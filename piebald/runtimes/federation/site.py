@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from piebald import __version__
 from piebald.contracts import Assignment
 from piebald.errors import PiebaldError
@@ -84,6 +86,7 @@ class Site:
         self._heard = 0.0
         self._terms, self._refused = "", ""
         self._desk: Desk | None = None
+        self._latest: tuple[int, Tensor] | None = None  # the newest model that came, and its version
         self._rows = -1
         self._vault: Vault | None = None
         self._jobs: dict[int, _Job] = {}
@@ -164,8 +167,21 @@ class Site:
             self._reconcile(welcome)
         if welcome.run and welcome.terms != self._terms:
             self._learn_terms(welcome)
+        if welcome.over and (before is None or not before.over):
+            self._take_home()
         if welcome.over and not self._stays:
             self._over.set()
+
+    def _take_home(self) -> None:
+        """Keep the model that the run ended with, private layers and all."""
+        if self._desk is None or self._vault is None or self._latest is None:
+            return
+        version, community = self._latest
+        vector = self._desk.personal(version, community, self._vault.memory(before=1 << 53))
+        path = self.kit.folder / "model.safetensors"
+        self._desk.work.layout.save(vector, path)
+        path.chmod(0o600)
+        log.info("the model after commit %d is in %s", version, path)
 
     def _begin(self, run: str) -> None:
         """Another run: its own folder, and nothing of the one before."""
@@ -173,7 +189,7 @@ class Site:
         self._jobs.clear()
         self._asked.clear()
         self._answers.clear()
-        self._desk, self._terms, self._refused = None, "", ""
+        self._desk, self._terms, self._refused, self._latest = None, "", "", None
 
     def _reconcile(self, welcome: Welcome) -> None:
         """Settle what the server has safe, and take over what its checkpoint knew."""
@@ -280,6 +296,8 @@ class Site:
         return False
 
     def _accept(self, assignment: Assignment, asked: str, epoch: str) -> None:
+        if assignment.query is None or assignment.query.kind == "evaluate":  # it brings the client's own group's model
+            self._latest = (assignment.version, assignment.parts["model"])
         if assignment.query is not None:
             self._asked.add(assignment.id)
             self._answerer.put(assignment)
