@@ -58,6 +58,12 @@ class Attacker:
         self.cell.out_req_filter_reg.reg.clear()
         return answer
 
+    @staticmethod
+    def piece(welcome: Welcome, id: int, body: bytes) -> Piece:
+        """The head of a result."""
+        more = {"start": 0, "size": len(body), "digest": digest(body)}
+        return Piece(run=welcome.run, epoch=welcome.epoch, id=id, trains=True, **more)
+
     # -- what it does
 
     def hello(self) -> Any:
@@ -85,11 +91,11 @@ class Attacker:
 
     def replay(self) -> Any:
         """Deliver results for every number there may be, one's own and others'."""
-        run = decode(Welcome, bytes.fromhex(self.ask(HELLO) or ""))[0].run
+        welcome = decode(Welcome, bytes.fromhex(self.ask(HELLO) or ""))[0]
         body = pack_update(Update({}, 1, 1, {}), None)
         words = set()
         for id in range(1, 60):
-            piece = Piece(run=run, id=id, trains=True, start=0, size=len(body), digest=digest(body))
+            piece = self.piece(welcome, id, body)
             words.add(decode(Word, bytes.fromhex(self.ask(encode(piece, body), "result") or ""))[0].word)
         return sorted(words)
 
@@ -113,7 +119,7 @@ class Attacker:
         task = next(one for one in map(unpack_assignment, tasks) if one.query is None)
         lie = {"model": task.parts["model"][:7]}
         body = pack_update(Update(lie, 10**9, 1, {"loss": 0.0}, 0.0, None, 10**12), None)
-        piece = Piece(run=welcome.run, id=task.id, trains=True, start=0, size=len(body), digest=digest(body))
+        piece = self.piece(welcome, task.id, body)
         answer = self.ask(encode(piece, body), "result")
         time.sleep(1.0)
         return decode(Word, bytes.fromhex(answer or ""))[0].word

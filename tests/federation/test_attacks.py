@@ -33,7 +33,7 @@ class Running:
         words = [attack, str(kit or self.sites.folder / "site-3"), name, str(self.port)]
         script = Path(__file__).with_name("attacker.py")
         done = subprocess.run(
-            [sys.executable, str(script), *words], capture_output=True, text=True, env=ENVIRONMENT, timeout=60
+            [sys.executable, str(script), *words], capture_output=True, text=True, env=ENVIRONMENT, timeout=180
         )
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)

@@ -45,7 +45,15 @@ HELLO = Hello(protocol=1, version="0.1", incarnation="ab")
 
 
 def piece(body: bytes, **more: object) -> Piece:
-    fields = {"run": "ab", "id": 1, "trains": True, "start": 0, "size": len(body), "digest": digest(body)}
+    fields = {
+        "run": "ab",
+        "epoch": "cd",
+        "id": 1,
+        "trains": True,
+        "start": 0,
+        "size": len(body),
+        "digest": digest(body),
+    }
     return Piece(**fields | more)
 
 

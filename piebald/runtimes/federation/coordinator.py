@@ -302,7 +302,7 @@ class Coordinator:
 
     def _tell(self, origin: str, wish: Wish, body: memoryview) -> bytes:
         piece = Piece(
-            run=self._run, id=0, trains=False, start=wish.start, size=len(self._terms), digest=self._digest
+            run=self._run, epoch=self._epoch, id=0, trains=False, start=wish.start, size=len(self._terms), digest=self._digest
         )  # fmt: skip
         return encode(piece, pieces(self._terms, wish.start))
 
@@ -311,7 +311,8 @@ class Coordinator:
         member = self._members[self._number[origin]]
         with self._lock:
             one = member.open.get(piece.id)
-            if piece.run != self._run or one is None or one.trains != piece.trains:
+            ours = (piece.run, piece.epoch) == (self._run, self._epoch)
+            if not ours or one is None or one.trains != piece.trains:
                 member.late += piece.start == 0
                 return encode(Word(word="known"))
             most = _ROOM + 4 * _VECTORS * self.work.layout.size
@@ -360,7 +361,8 @@ class Coordinator:
         """Bring one assignment; whether the site has it now."""
         body = pack_assignment(one.assignment)
         piece = Piece(
-            run=self._run, id=one.assignment.id, trains=one.trains, start=0, size=len(body), digest=digest(body)
+            run=self._run, epoch=self._epoch, id=one.assignment.id, trains=one.trains, start=0, size=len(body),
+            digest=digest(body),
         )  # fmt: skip
         start = again = 0
         while again < 3 and one.assignment.id in member.open and not self._closing:

@@ -86,6 +86,7 @@ class Piece(Message):
 
     Attributes:
         run: the run it belongs to.
+        epoch: of the server's process that it is from or for; what was meant for an earlier one is not taken.
         id: of the assignment, 0 for terms.
         trains: whether it is about training.
         start: the byte it begins at.
@@ -94,6 +95,7 @@ class Piece(Message):
     """
 
     run: Mark
+    epoch: Mark
     id: Id
     trains: bool
     start: Annotated[int, Field(ge=0)]

@@ -257,7 +257,9 @@ class Site:
         """A piece of an assignment came in."""
         with self._lock:
             welcome, desk, vault = self._welcome, self._desk, self._vault
-            if welcome is None or desk is None or vault is None or piece.run != welcome.run or welcome.over:
+            if welcome is None or desk is None or vault is None or welcome.over:
+                return encode(Word(word="not wanted"))
+            if (piece.run, piece.epoch) != (welcome.run, welcome.epoch):  # its welcome is still on its way
                 return encode(Word(word="not wanted"))
             if piece.start == 0 and self._has(piece, welcome, vault):
                 return encode(Word(word="known"))
@@ -369,7 +371,7 @@ class Site:
         """Deliver one result; whether the server has taken notice."""
         assert self._welcome is not None
         run, epoch, start, again = self._welcome.run, self._welcome.epoch, 0, 0
-        piece = Piece(run=run, id=id, trains=trains, start=0, size=len(body), digest=digest(body))
+        piece = Piece(run=run, epoch=epoch, id=id, trains=trains, start=0, size=len(body), digest=digest(body))
         while again < 3:
             data = pieces(body, start)
             answer = self._link.request(SERVER, "result", replace_start(piece, start), data, timeout=WAIT)
