@@ -39,7 +39,7 @@ from piebald.runtimes.federation.messages import (
     encode,
 )
 from piebald.runtimes.federation.parcels import digest, pack_assignment, pieces, unpack_update
-from piebald.runtimes.federation.roll import Member, Open
+from piebald.runtimes.federation.roll import Member, Open, names_of, sites_of
 from piebald.runtimes.federation.settings import Federation
 from piebald.runtimes.federation.terms import terms
 
@@ -64,7 +64,7 @@ class Coordinator:
     def __init__(self, settings: Federation, work: Work, clients: Clients, local: Local | None) -> None:
         self.settings, self.work, self.federation, self._local = settings, work, clients, local
         kit = kits.read(local.server if local is not None else Path(str(settings.kit)))
-        self.kit, sites = kit, _sites(kit, clients)
+        self.kit, sites = kit, sites_of(kit, clients)
         self._members = [Member(name) for name in sites]
         self._number = {member.name: number for number, member in enumerate(self._members)}
         self._lock = threading.RLock()
@@ -79,7 +79,7 @@ class Coordinator:
         self._asked = self._gathered = self._closing = self._dismissed = False
         self._seen: list[int] = []
         self._engine: Engine | None = None
-        self._terms = terms(work, settings.experiment or {}, _names(clients), sites, clients.classes)
+        self._terms = terms(work, settings.experiment or {}, names_of(clients), sites, clients.classes)
         self._digest = digest(self._terms)
         self._link = Link(SERVER, ("0.0.0.0", kit.port), kit.folder, self._number.__contains__, log.warning)
         for topic, kind, handler in (
@@ -242,11 +242,20 @@ class Coordinator:
             with self._news:
                 for member in self._members:
                     for one in list(member.open.values()):
-                        patience = self.settings.patience if one.trains else self.settings.silence
-                        if min(member.silent(), time.monotonic() - self._began) > patience and self._gathered:
-                            self._end(member, one, None, f"silent for more than {patience:g} seconds")
+                        if self._gathered and (why := self._given_up(member, one)):
+                            self._end(member, one, None, why)
             self._note()
             time.sleep(1.0)
+
+    def _given_up(self, member: Member, one: Open) -> str | None:
+        """Why an assignment is not waited for any longer, or None."""
+        patience = self.settings.patience if one.trains else self.settings.silence
+        if min(member.silent(), time.monotonic() - self._began) > patience:
+            return f"silent for more than {patience:g} seconds"
+        longest = self.settings.longest
+        if longest is not None and self._clock() - one.sent > longest:
+            return f"took more than {longest:g} seconds"
+        return None
 
     def _note(self) -> None:
         """Write down how it stands, for `piebald status`."""
@@ -264,7 +273,7 @@ class Coordinator:
                 "sites": sites,
             }
             status["over"] = self._dismissed
-        kits.private(self.kit.folder / "status.json", json.dumps(status))
+        kits.private(self.kit.folder / "status.json", json.dumps(status), lasting=False)
 
     # -- what sites say
 
@@ -302,7 +311,8 @@ class Coordinator:
 
     def _tell(self, origin: str, wish: Wish, body: memoryview) -> bytes:
         piece = Piece(
-            run=self._run, epoch=self._epoch, id=0, trains=False, start=wish.start, size=len(self._terms), digest=self._digest
+            run=self._run, epoch=self._epoch, id=0, trains=False, start=wish.start, size=len(self._terms),
+            digest=self._digest,
         )  # fmt: skip
         return encode(piece, pieces(self._terms, wish.start))
 
@@ -391,22 +401,3 @@ class Coordinator:
         model = assignment.parts["model"]
         stack = Stack([CENTRE], [assignment.version], [assignment.moment], [0], [model], {}, {}, assignment.query)
         return serve(self._engine, stack).update(0)
-
-
-def _names(clients: Clients) -> list[str]:
-    return [str(clients.names[number]) for number in range(len(clients))]
-
-
-def _sites(kit: kits.Kit, clients: Clients) -> list[str]:
-    """The site of each client: the one of its name where all have theirs, else by order."""
-    sites, names = kit.sites(), _names(clients)
-    if kit.party != SERVER:
-        raise SettingError(f"{kit.folder} is the kit of {kit.party}: the server needs the kit of the server")
-    if set(names) <= set(sites):
-        return names
-    if len(sites) < len(names):
-        raise SettingError(
-            f"the experiment has {len(names)} clients, the kit in {kit.folder} knows {len(sites)} sites: "
-            "provision one site for each client"
-        )
-    return sites[: len(names)]

@@ -190,15 +190,16 @@ def read(folder: Path) -> Kit:
     return kit
 
 
-def private(path: Path, text: str | bytes) -> None:
-    """Write a file that its owner alone can read, whole or not at all."""
+def private(path: Path, text: str | bytes, lasting: bool = True) -> None:
+    """Write a file that its owner alone can read, whole or not at all; `lasting`: also if the power fails."""
     data = text.encode() if isinstance(text, str) else text
     aside = path.with_name(path.name + ".part")
     handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "wb") as file:
         file.write(data)
         file.flush()
-        os.fsync(file.fileno())
+        if lasting:
+            os.fsync(file.fileno())
     os.replace(aside, path)
 
 

@@ -6,7 +6,10 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from piebald.contracts import Assignment
+from piebald.contracts import Assignment, Clients
+from piebald.errors import SettingError
+from piebald.runtimes.federation.cell import SERVER
+from piebald.runtimes.federation.kits import Kit
 from piebald.runtimes.federation.messages import Hello
 from piebald.runtimes.federation.parcels import Assembly
 
@@ -93,3 +96,23 @@ class Member:
             "staleness": None if self.version is None else now - self.version,
             "late": self.late,
         }
+
+
+def names_of(clients: Clients) -> list[str]:
+    """The clients' names."""
+    return [str(clients.names[number]) for number in range(len(clients))]
+
+
+def sites_of(kit: Kit, clients: Clients) -> list[str]:
+    """The site of each client: the one of its name where all have theirs, else by order."""
+    sites, names = kit.sites(), names_of(clients)
+    if kit.party != SERVER:
+        raise SettingError(f"{kit.folder} is the kit of {kit.party}: the server needs the kit of the server")
+    if set(names) <= set(sites):
+        return names
+    if len(sites) < len(names):
+        raise SettingError(
+            f"the experiment has {len(names)} clients, the kit in {kit.folder} knows {len(sites)} sites: "
+            "provision one site for each client"
+        )
+    return sites[: len(names)]

@@ -25,6 +25,7 @@ class Federation(Where):
         patience: seconds; a site that is silent for so long is not waited for any more.
         silence: seconds; a site that is silent for so long is not asked, and its answers to questions are not
             waited for.
+        longest: seconds that an assignment may take at a site that is there; None for no limit.
         experiment: the experiment's settings, from which sites rebuild the model; filled in by the command line.
     """
 
@@ -35,6 +36,7 @@ class Federation(Where):
     wait_for: int | None = Field(default=None, ge=1)
     patience: float = Field(default=600.0, gt=0)
     silence: float = Field(default=5.0, ge=2.0)
+    longest: float | None = Field(default=None, gt=0)
     experiment: dict[str, Any] | None = None
 
     def beside(self, folder: Path) -> Federation:

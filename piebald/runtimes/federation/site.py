@@ -374,7 +374,8 @@ class Site:
         piece = Piece(run=run, epoch=epoch, id=id, trains=trains, start=0, size=len(body), digest=digest(body))
         while again < 3:
             data = pieces(body, start)
-            answer = self._link.request(SERVER, "result", replace_start(piece, start), data, timeout=WAIT)
+            head = piece.model_copy(update={"start": start})
+            answer = self._link.request(SERVER, "result", head, data, timeout=WAIT)
             if answer is None:
                 return False
             try:
@@ -413,9 +414,4 @@ class Site:
                 "sent": self._link.sent[SERVER],
                 "received": self._link.received[SERVER],
             }
-        private(self.kit.folder / "status.json", json.dumps(status))
-
-
-def replace_start(piece: Piece, start: int) -> Piece:
-    """The head of the piece that begins at a byte."""
-    return piece.model_copy(update={"start": start})
+        private(self.kit.folder / "status.json", json.dumps(status), lasting=False)
