@@ -244,6 +244,7 @@ def transfer_page() -> str:
     sections = {
         "": settings.Settings,
         "data": settings.Data,
+        "files.source], [files.target": settings.File,
         "network": settings.Networks,
         "runtime": settings.Runtime,
     }

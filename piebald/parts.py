@@ -369,6 +369,7 @@ class Where(Part):
 
     axis = "runtime"
     simulates: ClassVar[bool] = True  # False: clients' rows are not here
+    repeats: ClassVar[bool] = True  # False: what is lost since the last checkpoint cannot be computed again
 
     def settled(self, work: Work, clients: Clients, expected: int) -> Where:
         """The same with every choice made, so that a resumed run makes the same ones; `expected` clients work at a

@@ -48,7 +48,7 @@ class Options:
     evaluate_split: Split = "test"
     keep: Literal["last", "best"] = "last"
     unseen: float = 0
-    checkpoint_every: int = 1
+    checkpoint_every: int | None = None
     label: str | None = None
     settings: Mapping[str, Any] | None = None
 
@@ -103,7 +103,7 @@ class Prepared:
     measuring: Measuring
     rounds: int | None
     stop: Stop | None
-    checkpoint_every: int
+    checkpoint_every: int | None
     meta: Mapping[str, Any]
     strangers: Clients | None = None
 
@@ -120,6 +120,8 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: Options) 
     where = _runtime(recipe, federation, work, options.runtime)
     _check_rows_are_here(where, federation, options)
     _check_fit(recipe, federation, work)
+    if options.checkpoint_every is None and not where.repeats:
+        options = replace(options, checkpoint_every=1)
     measuring = _measuring(federation, work, task, options, stop)
     meta = _meta(recipe, federation, work, task, where, options)
     return Prepared(recipe, federation, work, where, measuring, rounds, stop, options.checkpoint_every, meta, strangers)
@@ -134,7 +136,7 @@ def _whole(options: Options) -> Options:
         ("seed", options.seed, 0),
         ("checkpoint_every", options.checkpoint_every, 1),
     ):
-        if name == "rounds" and value is None:
+        if value is None and name != "seed":
             continue
         if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
             raise SettingError(f"{name} must be a whole number of at least {least}, got {value!r}")

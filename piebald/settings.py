@@ -76,7 +76,7 @@ class Settings(Section):
     Attributes:
         rounds: commits of the community model, 10 where nothing else ends the run.
         stop: other limits: updates, seconds, wall_seconds, bytes, target, patience.
-        checkpoint_every: commits between two that can be resumed.
+        checkpoint_every: commits between two that can be resumed; by default as often as costs little.
         seed: of one run.  seeds: of each recipe's runs in a comparison.
         measure: how unlike clients are, before any training: of their data, also of weights after one epoch, or none.
         label: what reports call the run.
@@ -90,7 +90,7 @@ class Settings(Section):
 
     rounds: int | None = Field(default=None, ge=1)
     stop: dict[str, Any] | None = None
-    checkpoint_every: int = Field(default=1, ge=1)
+    checkpoint_every: int | None = Field(default=None, ge=1)
     seed: int = Field(default=0, ge=0)
     seeds: list[int] | None = Field(default=None, min_length=1)
     measure: Literal["none", "data", "weights"] = "data"

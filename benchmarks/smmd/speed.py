@@ -161,10 +161,6 @@ def plan(small: bool) -> Iterator[tuple[str, str, int]]:
             if small and name != "BFV, N = 8192":
                 continue
             for what in (*KERNELS, "labels, both ways"):
-                if what == "polynomial (0, 3)" and (
-                    rows == 256 or name not in ("BFV, N = 8192", "Paillier, 2048 bits")
-                ):
-                    continue
                 if what != "Gaussian, sigma 2":  # the same products as with sigma 1
                     yield name, what, rows
 

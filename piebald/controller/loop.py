@@ -37,6 +37,8 @@ from piebald.errors import RuntimeFault
 from piebald.parts import Cohort, Query, View
 from piebald.recipe import Recipe
 
+SAVING = 0.02  # the share of a run's time that may go into saving its state, where nobody says how often
+
 
 @dataclass(frozen=True, slots=True)
 class Measuring:
@@ -68,7 +70,10 @@ class Progress:
 
 
 class Controller:
-    """Runs one recipe on one runtime, for `rounds` commits or until `stop` says so."""
+    """Runs one recipe on one runtime, for `rounds` commits or until `stop` says so.
+
+    With `checkpoint_every` None the state is saved as often as takes no more than `SAVING` of the run's time.
+    """
 
     def __init__(
         self,
@@ -81,7 +86,7 @@ class Controller:
         rounds: int | None,
         measuring: Measuring,
         stop: Stop | None = None,
-        checkpoint_every: int = 1,
+        checkpoint_every: int | None = 1,
         check: Check | None = None,
         watch: Callable[[Progress], None] | None = None,
     ) -> None:
@@ -109,6 +114,7 @@ class Controller:
         )
         self._lent: dict[tuple[str, int], Lent] = {}
         self._began, self._before = time.perf_counter(), 0.0
+        self._saving = 0.0  # seconds that saving has taken
 
     # -- the loop
 
@@ -251,12 +257,20 @@ class Controller:
         self.tally.nbytes += sum(row["bytes_down"] + row["bytes_up"] for row in rows)
         over = self._over()
         step = step_row(rows, self.version, self._stepped, self.tally.wall, self.communities.main.norm)
-        due = over or self.version % self.checkpoint_every == 0
+        due = over or self._saves()
         due = due or (self.measuring.validate is not None and self._measures(over))  # what may be the best is kept
         # the checkpoint is made before measuring: a resumed run measures this version again, to the same numbers
+        began = time.perf_counter()
         self.recorder.commit(step, rows, self.state() if due else None, remarks)
+        self._saving += time.perf_counter() - began if due else 0.0
         self._written = None if due else (step, rows, remarks)
         self._measure_if_due(over)
+
+    def _saves(self) -> bool:
+        """Whether the state is saved with this commit."""
+        if self.checkpoint_every is None:
+            return self._saving <= SAVING * (time.perf_counter() - self._began)
+        return self.version % self.checkpoint_every == 0
 
     def _cohort(self, arrivals: Sequence[Arrival]) -> Cohort:
         return Cohort(

@@ -14,6 +14,7 @@ from piebald import data, models
 from piebald.contracts import Clients
 from piebald.errors import SettingError
 from piebald.partition import clients_from
+from piebald.partition.tables import is_table, read_table
 
 
 def from_file(
@@ -22,8 +23,8 @@ def from_file(
     """A newcomer's rows as a client, read as the run in `meta` reads its own.
 
     Args:
-        path: an .npz file with arrays x and y, a .csv or .parquet table, or a folder of images or WAV recordings with a
-            folder for each class.
+        path: an .npz file with arrays x and y, a .csv, .tsv or .parquet table, or a folder of images or WAV
+            recordings with a folder for each class.
         target: the table's column to predict; all other columns are inputs, in the order of the file.
         meta: what the run is.
         validation, test: shares of the rows.
@@ -36,10 +37,10 @@ def from_file(
     columns: dict[str, Any] = {}
     if path.is_dir():
         source = _folder(path, settings)
-    elif path.suffix in (".csv", ".parquet", ".pq"):
+    elif is_table(path):
         if target is None:
             raise SettingError(f"{path} is a table, so say which column is to be predicted: --target COLUMN")
-        source, columns = _table(path).assign(**{_WHO: "newcomer"}), {"client": _WHO, "target": target}
+        source, columns = read_table(path).assign(**{_WHO: "newcomer"}), {"client": _WHO, "target": target}
     elif path.suffix == ".npz":
         source = {"newcomer": _arrays(path)}
     else:
@@ -63,15 +64,6 @@ def _arrays(path: Path) -> tuple[Any, Any]:
         raise
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise SettingError(f"{path} cannot be read as npz: {error}") from None
-
-
-def _table(path: Path) -> Any:
-    import pandas
-
-    try:
-        return pandas.read_csv(path) if path.suffix == ".csv" else pandas.read_parquet(path)
-    except (OSError, ValueError, ImportError) as error:
-        raise SettingError(f"{path} cannot be read as a table: {error}") from None
 
 
 def _folder(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,11 +29,12 @@ class Table:
 
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
+PARQUET = (".parquet", ".pq")
 
 
 def is_table(path: str | Path) -> bool:
     """Whether a path is that of a table, by the end of its name."""
-    return Path(str(path).removesuffix(".gz")).suffix.lower() in (*SEPARATORS, ".parquet")
+    return Path(str(path).removesuffix(".gz")).suffix.lower() in (*SEPARATORS, *PARQUET)
 
 
 def read_table(path: Path) -> Any:
@@ -46,9 +47,11 @@ def read_table(path: Path) -> Any:
 
     if not path.is_file():
         raise SettingError(f"there is no file {path}: give the path of a CSV or Parquet file")
+    if not is_table(path):
+        raise SettingError(f"a table must be a .csv, .tsv or .parquet file, got {path}: save it as one of them")
     suffix = Path(str(path).removesuffix(".gz")).suffix.lower()
     try:
-        if suffix == ".parquet":
+        if suffix in PARQUET:
             return pandas.read_parquet(path)
         return pandas.read_csv(path, sep=SEPARATORS[suffix])
     except ImportError:

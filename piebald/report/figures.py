@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis as Axis_
 
 INK, SOFT, GRID = "#14181f", "#505a68", "#e8ebef"
+LOOK = {  # of every figure, for matplotlib
+    "font.family": "sans-serif", "font.size": 10, "text.color": INK, "axes.edgecolor": SOFT,
+    "axes.labelcolor": SOFT, "xtick.color": SOFT, "ytick.color": SOFT, "axes.grid": True, "grid.color": GRID,
+    "axes.axisbelow": True, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
+}  # fmt: skip
 _STYLES = dict(zip(DASHES, ("-", "--", ":", "-."), strict=True))
 
 
@@ -46,12 +51,7 @@ def _write(path: Path, plan: Callable[[Axes], bool]) -> Path | None:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    look = {
-        "font.family": "sans-serif", "font.size": 10, "text.color": INK, "axes.edgecolor": SOFT,
-        "axes.labelcolor": SOFT, "xtick.color": SOFT, "ytick.color": SOFT, "axes.grid": True, "grid.color": GRID,
-        "axes.axisbelow": True, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
-    }  # fmt: skip
-    with rc_context(look):  # type: ignore[arg-type]
+    with rc_context(LOOK):  # type: ignore[arg-type]
         figure = Figure(figsize=(7.2, 4.4), layout="constrained")
         if not plan(figure.subplots()):
             return None

@@ -33,6 +33,7 @@ from piebald.parameters import nbytes
 from piebald.randomness import generator
 from piebald.runtimes.engines.choose import make_engine
 from piebald.runtimes.engines.crew import LEAST_ARENA, Alone, Crew, Workers
+from piebald.runtimes.engines.products import set_onednn
 from piebald.runtimes.engines.serve import PRIVATE, Served, Stack
 
 if TYPE_CHECKING:
@@ -340,6 +341,7 @@ class Simulation:
         """The crew, started at the first need."""
         if self._crew is None:
             settings = self.settings
+            set_onednn(bool(settings.onednn))
             engine = make_engine(
                 settings.engine, self.work, self.federation, torch.device(settings.device), settings.bfloat16
             )

@@ -11,8 +11,9 @@ from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 from piebald.contracts import Clients, Work
 from piebald.parts import Where, build
 from piebald.randomness import generator
-from piebald.runtimes.engines.choose import fastest, stack_limit
+from piebald.runtimes.engines.choose import STACKS, fastest, stack_limit
 from piebald.runtimes.engines.crew import can_fork, one_thread
+from piebald.runtimes.engines.products import onednn_is_faster, set_onednn
 from piebald.runtimes.simulation import Simulation
 
 _SMALL_ROUND = 0.02  # seconds: rounds shorter than this do not repay worker processes
@@ -37,20 +38,23 @@ class Simulator(Where):
     """How to simulate.
 
     Attributes:
-        engine: "lean" (one client after another), "stacked" (many at once), "reference" (slow and plain), or
-            "auto", which measures and takes the fastest.
-        stack: clients trained at once by the stacked engine; None lets it be measured or chosen.
+        engine: "lean" (one client after another), "joined" (many at once through one module), "stacked" (many at once
+            through vmap), "reference" (slow and plain), or "auto", which measures and takes the fastest.
+        stack: clients trained at once by the joined and the stacked engine; None lets it be measured or chosen.
         workers: processes; 0 is this process alone, None decides by the number of cores and the work there is.
         device: "cpu", "cuda" or "cuda:1".
+        onednn: whether the joined engine multiplies large matrices with oneDNN instead of torch's default; None
+            measures which is faster here.
         bfloat16: forward and backward passes under autocast.
         memory: bytes of client memory kept in RAM; more goes to a temporary file.
         fleet: devices of the clients, instant by default.
     """
 
-    engine: Literal["auto", "lean", "stacked", "reference"] = "auto"
+    engine: Literal["auto", "lean", "stacked", "joined", "reference"] = "auto"
     stack: int | None = Field(default=None, ge=1)
     workers: int | None = Field(default=None, ge=0)
     device: str = "cpu"
+    onednn: bool | None = None
     bfloat16: bool = False
     memory: int = Field(default=4 << 30, ge=0)
     fleet: AnyFleet = None
@@ -69,7 +73,8 @@ class Simulator(Where):
 
     def open(self, work: Work, clients: Clients) -> Simulation:
         """Start simulating."""
-        made = self if self.engine != "auto" and self.workers is not None else self.settled(work, clients, len(clients))
+        settled = self.engine != "auto" and self.workers is not None and self.onednn is not None
+        made = self if settled else self.settled(work, clients, len(clients))
         return Simulation(made, work, clients)
 
     def settled(self, work: Work, clients: Clients, expected: int) -> Simulator:
@@ -77,19 +82,24 @@ class Simulator(Where):
         device, engine, stack, workers = torch.device(self.device), self.engine, self.stack, self.workers
         forks = device.type == "cpu" and can_fork()
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        pace = 0.0
+        pace, onednn = 0.0, self.onednn
+        if onednn is None:
+            with one_thread(forks):
+                onednn = device.type == "cpu" and onednn_is_faster()
+        set_onednn(onednn)
         if engine == "auto":
-            count = min(len(clients), 16)
+            count = min(len(clients), max(STACKS))
             sample = generator("measure", work.seed).choice(len(clients), count, replace=False).tolist()
             with one_thread(forks):
                 engine, found, pace = fastest(work, clients, device, self.bfloat16, sample)  # type: ignore[assignment]
             stack = stack or found
         if stack is None:
-            stack = 8 if engine == "stacked" else 1
+            stack = 8 if engine in ("stacked", "joined") else 1
         if workers is None:
             rows = clients.size(sample[0], "train") if self.engine == "auto" else None
             batch = getattr(work.rule, "batch", 20)
             seconds = expected * pace * getattr(work.rule, "epochs", 1) * ((rows or 10 * batch) / batch)
             small = self.engine == "auto" and seconds < _SMALL_ROUND
             workers = min(cores, expected) if forks and cores > 1 and expected > 1 and not small else 0
-        return self.model_copy(update={"engine": engine, "stack": min(stack, stack_limit(work)), "workers": workers})
+        stack = min(stack, stack_limit(work), -(-expected // max(workers, 1)))
+        return self.model_copy(update={"engine": engine, "stack": stack, "workers": workers, "onednn": onednn})

@@ -30,8 +30,9 @@ class Holding:
         y: labels, -1 or 1 [n]; None at the target.
         overlap: places in `x` of the co-occurring rows, in the same order at both parties.
         features: names.
-        test: the same features of rows that nobody trains on.
-        test_y: their labels, only to judge the result with; never part of the protocol.
+        test: the same features of rows that nobody trains on; of all the target's rows where no label is known.
+        test_y: their labels, only to judge the result with; never part of the protocol.  Empty where none is known.
+        keys: a digest of the co-occurring rows' keys, which must be the same at both parties; "" where rows have none.
     """
 
     x: Tensor
@@ -40,6 +41,7 @@ class Holding:
     features: tuple[str, ...]
     test: Tensor
     test_y: Tensor
+    keys: str = ""
 
     def check(self, role: Role, settings: Settings) -> None:
         """Refuse batches that this party cannot fill, and labels of another kind."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from piebald.report import markup
 from piebald.report.charts import LIGHT
-from piebald.report.figures import GRID, INK, SOFT
+from piebald.report.figures import LOOK
 from piebald.report.markup import Cell
 from piebald.report.page import frame
 from piebald.report.schema import explained
@@ -66,16 +66,22 @@ def write_page(run: Path, out: Path | None = None) -> list[Path]:
 
 def _page(run: Path, made: Result, figures: dict[str, bytes]) -> str:
     settings = read_settings(run)
-    assert made.score is not None  # only a page of both parties is made
     score = made.score
-    tiles: list[tuple[str, Cell]] = [
-        ("AUC of the target alone", markup.small(f"{score.auc:.3f}", "on rows nobody trained on")),
-        ("F1", markup.small(f"{score.f1:.3f}", f"precision {score.precision:.3f}")),
+    tiles: list[tuple[str, Cell]] = (
+        []
+        if score is None
+        else [
+            ("AUC of the target alone", markup.small(f"{score.auc:.3f}", "on rows nobody trained on")),
+            ("F1", markup.small(f"{score.f1:.3f}", f"precision {score.precision:.3f}")),
+        ]
+    )
+    tiles += [
         ("A step", markup.small(duration(made.seconds), f"{made.steps} steps, backend {settings.backend.kind}")),
         ("Bytes a step", markup.small(
             f"{made.bytes_to_target / 1e6:.3g} MB", f"to the target, {made.bytes_to_source / 1e6:.3g} MB back")),
     ]  # fmt: skip
-    title = f"The target predicts alone with an AUC of {score.auc:.3f}"
+    known = "no label of its rows is known" if score is None else f"with an AUC of {score.auc:.3f}"
+    title = f"The target predicts alone{',' if score is None else ''} {known}"
     lead = f'<p class="lead">{markup.text(_lead(run, made))}</p>'
     top = f"<h1>{markup.text(title)}</h1>{lead}{markup.facts('tiles', tiles)}"
     losses: list[list[Cell]] = [
@@ -149,12 +155,7 @@ def _figure(plan: Callable[[Any], None], made: Result) -> bytes:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    look = {
-        "font.family": "sans-serif", "font.size": 10, "text.color": INK, "axes.edgecolor": SOFT,
-        "axes.labelcolor": SOFT, "xtick.color": SOFT, "ytick.color": SOFT, "axes.grid": True, "grid.color": GRID,
-        "axes.axisbelow": True, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
-    }  # fmt: skip
-    with rc_context(look):  # type: ignore[arg-type]
+    with rc_context(LOOK):  # type: ignore[arg-type]
         figure = Figure(figsize=(9.6, 4.2), layout="constrained")
         plan(figure.subplots(1, 2))
         data = BytesIO()
@@ -168,7 +169,7 @@ def _losses(axes: Any, run: Path) -> None:
     for place, name in enumerate(watched[0]["losses"]):
         ax: Axes = axes[place]
         values = [line["losses"][name] for line in watched]
-        ax.plot(steps, values, color=LIGHT[place], linewidth=1.8, marker="o", markersize=3)
+        ax.plot(steps, values, color=LIGHT[place + 1], linewidth=1.8, marker="o", markersize=3)
         ax.set_title(NAMES.get(name, name), loc="left", fontsize=11)
         ax.set_xlabel("Step")
         if name == "mmd2" and min(values) > 0:
@@ -182,7 +183,7 @@ def _layers(axes: Any, run: Path) -> None:
         turn = np.linalg.svd(np.concatenate(rows) - middle, full_matrices=False)[2][:2].T
         for place, (role, own) in enumerate(zip(ROLES, rows, strict=True)):
             flat = (own - middle) @ turn
-            ax.scatter(*flat.T, s=12, alpha=0.55, marker=MARKS[role], color=LIGHT[place], linewidths=0, label=role)
+            ax.scatter(*flat.T, s=12, alpha=0.55, marker=MARKS[role], color=LIGHT[place + 1], linewidths=0, label=role)
         ax.set_title(f"{when.capitalize()} training", loc="left", fontsize=11)
         ax.set_xlabel("First direction")
         ax.set_ylabel("Second direction")

@@ -87,7 +87,10 @@ class Session:
         if other == role:
             raise SettingsDiffer(f"both parties say they are the {self.role}: start one as the other")
         if theirs != digest:
-            raise SettingsDiffer("the two parties' settings differ: give both the same file and the same --set options")
+            keys = ", and tables with the same keys" if "keys" in settings else ""
+            raise SettingsDiffer(
+                f"the two parties' settings differ: give both the same file and the same --set options{keys}"
+            )
         common = set(steps) & set(struct.unpack("<2q", kept))
         if not common:
             raise SettingsDiffer(

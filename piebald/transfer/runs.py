@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from piebald.errors import PiebaldError, RunFolderError, RuntimeFault, SettingError
+from piebald.transfer import files
 from piebald.transfer import holdings as held
 from piebald.transfer.baselines import Score, judge
 from piebald.transfer.channel import Channel, Memory, connect, listen, parse
@@ -38,7 +39,8 @@ class Result:
     """A finished transfer.
 
     Attributes:
-        score: of the target's own predictions on rows nobody trained on; None where this process is the source only.
+        score: of the target's own predictions on rows nobody trained on; None where this process is the source only,
+            or no label of the target's rows is known.
         first: losses at the first step, by name; `mmd2` is MMD^2.
         last: at the last step.
         steps: taken.
@@ -73,7 +75,8 @@ def run(
 
     Args:
         settings: checked already.
-        holdings: what each party holds; by default the settings' data set, divided.  Only with runtime "memory".
+        holdings: what each party holds; by default the settings' files, or their data set, divided.  Only with
+            runtime "memory".
         out: the run folder; None keeps nothing, which runtime "sockets" does not allow.  A run that stands there
             already is taken up where it stopped.
         watch: called with the record of each step.
@@ -90,7 +93,7 @@ def run(
             raise SettingError("runtime sockets needs a run folder (out) and a data set that both processes can load")
         _two_processes(settings, folder, watch)
         return result(folder)
-    return _two_threads(settings, holdings or held.load(settings.data, settings.seed), folder, watch)
+    return _two_threads(settings, holdings or _both(settings), folder, watch)
 
 
 def resume(folder: str | Path, watch: Watcher | None = None) -> Result:
@@ -113,7 +116,7 @@ def run_party(role: Role, settings: Settings, out: str | Path, watch: Watcher | 
     address, folder = settings.runtime.address, Path(out)
     if address is None:
         raise SettingError("a party alone needs an address: --set runtime.address=host:port, the same on both sides")
-    secret, holding = _secret(), held.load(settings.data, settings.seed)[role]
+    secret, holding = _secret(), _one(settings, role)
     holding.check(role, settings)
     parse(address)
     write_settings(folder, settings)
@@ -123,6 +126,19 @@ def run_party(role: Role, settings: Settings, out: str | Path, watch: Watcher | 
     lines = read_steps(folder / role)
     score = _judge(played) if role == "target" else None
     return _result(settings, role, lines, score, folder)
+
+
+def _one(settings: Settings, role: Role) -> Holding:
+    """One party's holding; of its own file, where there is one, and of nobody else's."""
+    if settings.files is not None:
+        return files.load(settings.files, role, settings.data.test, settings.seed)
+    return held.load(settings.data, settings.seed)[role]
+
+
+def _both(settings: Settings) -> Mapping[Role, Holding]:
+    if settings.files is not None:
+        return files.both(settings.files, settings.data.test, settings.seed)
+    return held.load(settings.data, settings.seed)
 
 
 def play(
@@ -140,7 +156,8 @@ def play(
     with session.farewell():
         store = None if folder is None else Store(folder, role)
         try:
-            made.done = session.greet(settings.agreed(), store.kept() if store else (0, 0))
+            keys = {"keys": holding.keys} if holding.keys else {}
+            made.done = session.greet(settings.agreed() | keys, store.kept() if store else (0, 0))
             if store:
                 store.restore(made, made.done)
             if store and made.done == 0:
@@ -308,7 +325,7 @@ def result(folder: str | Path) -> Result:
     if not _finished(settings, folder, "target"):
         raise RunFolderError(f"{folder} has not finished: go on with piebald resume {folder}")
     shown = read(folder / "target" / "after.safetensors")
-    score = judge(shown["scores"], shown["labels"], float(shown["rate"]))
+    score = judge(shown["scores"], shown["labels"], float(shown["rate"])) if len(shown["labels"]) else None
     made = _result(settings, "target", read_steps(folder / "target"), score, folder)
     _write_result(made)
     return made
@@ -318,7 +335,9 @@ def _finished(settings: Settings, folder: Path, role: Role) -> bool:
     return (folder / role / "after.safetensors").exists() and len(read_steps(folder / role)) == settings.steps
 
 
-def _judge(target: Party) -> Score:
+def _judge(target: Party) -> Score | None:
+    if not len(target.holding.test_y):  # nobody knows labels of the target's rows
+        return None
     return judge(target.predict(target.holding.test), target.holding.test_y, target.rate)
 
 

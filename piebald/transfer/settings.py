@@ -33,7 +33,8 @@ class Data(Section):
         source: names of the source's features; None for the set's own division, or every other one.
         common: names of those that the target has, too.
         source_share: share of the other rows that the source holds.
-        test: share of the rows kept for testing, where the set has no published test part.
+        test: share of the rows kept for testing, where the set has no published test part; with `files`, of the
+            target's labelled rows without a key.
     """
 
     name: str = "credit"
@@ -42,6 +43,39 @@ class Data(Section):
     common: tuple[str, ...] | None = None
     source_share: float = Field(default=0.5, gt=0, lt=1)
     test: float = Field(default=0.2, gt=0, lt=1)
+
+
+class File(Section):
+    """A party's own table; each party reads only its own.
+
+    Attributes:
+        path: a CSV, TSV or Parquet file.
+        key: the column that names co-occurring rows, alike at both parties; empty in all other rows.
+        columns: the features; by default all other columns.  Numbers become standard scores, words 0/1 columns.
+        label: the column to predict, with two values.  The target may leave it out: there it only judges the result.
+        positive: which of its values is the positive one, said for each party's own column; by default the last one in
+            order, like 1 or "yes".
+    """
+
+    path: str
+    key: str
+    columns: tuple[str, ...] | None = None
+    label: str | None = None
+    positive: str | int | None = None
+
+    @field_validator("columns")
+    @classmethod
+    def _once(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if value is not None and (not value or len(set(value)) < len(value)):
+            raise ValueError(f"must name at least one column, and none twice, got {list(value)}")
+        return value
+
+
+class Files(Section):
+    """Both parties' own tables, in place of a data set; a party alone needs only its own."""
+
+    source: File | None = None
+    target: File | None = None
 
 
 class Networks(Section):
@@ -100,6 +134,7 @@ class Settings(Section):
         watch_every: steps between two looks at the losses, which cost about as much as another step.
         checkpoint_every: steps between two that can be resumed.
         out: the run folder.
+        files: both parties' own tables, `[files.source]` and `[files.target]`, in place of `[data]`'s set.
         method: see below.
         backend: see below.
     """
@@ -116,6 +151,7 @@ class Settings(Section):
     checkpoint_every: int = Field(default=20, ge=1)
     out: str | None = None
     data: Data = Data()
+    files: Files | None = None
     network: Networks = Networks()
     method: Method = Smmd()
     backend: Backend = backends.Bfv()
@@ -175,9 +211,13 @@ class Settings(Section):
         """The file that says the same."""
         return dumps(self.table())
 
-    def agreed(self) -> dict[str, Any]:
-        """What must be the same at both parties: all but where each runs and writes."""
+    def lasting(self) -> dict[str, Any]:
+        """What a run folder keeps from its start to its end: all but where a party runs and writes."""
         return {key: value for key, value in self.table().items() if key not in ("out", "runtime")}
+
+    def agreed(self) -> dict[str, Any]:
+        """What must be the same at both parties.  A party's own file is its own affair."""
+        return {key: value for key, value in self.lasting().items() if key != "files"}
 
     def terms(self, role: Role) -> list[Term]:
         """The loss, from one party's side."""
@@ -197,7 +237,10 @@ class Settings(Section):
                     f"{name} must be at least {least}, twice the units of the widest aligned layer, got {rows}: "
                     "gradients show the other party's moments, and moments of so few rows show single rows"
                 )
-        if self.overlap_batch > self.data.overlap:
+        if self.files is not None:
+            if self.data != Data(test=self.data.test):
+                raise SettingError("files take the place of a data set: of data, give only data.test with them")
+        elif self.overlap_batch > self.data.overlap:
             raise SettingError(
                 f"overlap_batch must be at most data.overlap = {self.data.overlap}, got {self.overlap_batch}"
             )
@@ -212,9 +255,15 @@ def _complaint(error: ValidationError, document: Document) -> SettingError:
     key: Key = tuple(word for word in first["loc"])
     place = document.origin(key)
     if first["type"] == "extra_forbidden":
-        sections: Mapping[str | int, type[Section]] = {"data": Data, "network": Networks, "runtime": Runtime}
+        sections: Mapping[str | int, type[Section]] = {
+            "data": Data, "files": Files if len(key) == 2 else File, "network": Networks, "runtime": Runtime,
+        }  # fmt: skip
         fields = Settings.model_fields if len(key) == 1 else sections[key[0]].model_fields
         return SettingError(f"{place}: {unknown('setting of a transfer called', key[-1], fields)}")
+    if first["type"] == "missing":
+        return SettingError(f"{place}: {dotted(key)} is missing, and {dotted(key[:-1])} needs it")
+    if first["type"].startswith("model_"):
+        return SettingError(f"{place}: {dotted(key)} must be a table, [{dotted(key)}], got {first['input']!r}")
     if first["type"] == "value_error":
         said = str(first["ctx"]["error"])
         whole = said.startswith((str(key[0]), "there is no"))

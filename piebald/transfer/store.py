@@ -157,7 +157,7 @@ def write_settings(run: Path, settings: Settings) -> None:
         RunFolderError: it cannot be written, or is one of other settings.
     """
     path = run / SETTINGS
-    if path.exists() and read_settings(run).agreed() != settings.agreed():
+    if path.exists() and read_settings(run).lasting() != settings.lasting():
         raise RunFolderError(f"{run} holds a transfer with other settings: give another folder with --out")
     try:
         run.mkdir(parents=True, exist_ok=True)

@@ -16,9 +16,14 @@ ENGINES = [
     {"engine": "stacked", "stack": 1},
     {"engine": "stacked", "stack": 3},
     {"engine": "stacked", "stack": 8},
+    {"engine": "joined", "stack": 1},
+    {"engine": "joined", "stack": 3},
+    {"engine": "joined", "stack": 8},
     {"engine": "lean", "workers": 2},
+    {"engine": "joined", "stack": 2, "workers": 2},
     {"engine": "stacked", "stack": 2, "workers": 2},
 ]
+MANY = [{"engine": "lean"}, {"engine": "stacked", "stack": 3}, {"engine": "joined", "stack": 3}]
 
 
 def test_the_table_has_every_recipe() -> None:
@@ -33,7 +38,7 @@ def test_equals_the_reference(name: str, simulator: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("rule", ["fedavg", "fedprox", "ditto", "fine_tuned", "hdafl"])
-@pytest.mark.parametrize("simulator", [{"engine": "lean"}, {"engine": "stacked", "stack": 3}], ids=str)
+@pytest.mark.parametrize("simulator", MANY, ids=str)
 def test_settings_of_training(rule: str, variant: str, simulator: dict[str, object]) -> None:
     recipe = method(rule, **VARIANTS[variant])
     assert_same(carry_out(recipe, simulator={"engine": "reference"}), carry_out(recipe, simulator=simulator))
@@ -63,7 +68,7 @@ COMPOSED = {
 
 
 @pytest.mark.parametrize("case", COMPOSED)
-@pytest.mark.parametrize("simulator", [{"engine": "lean", "workers": 2}, {"engine": "stacked", "stack": 3}], ids=str)
+@pytest.mark.parametrize("simulator", [{"engine": "lean", "workers": 2}, *MANY[1:]], ids=str)
 def test_answers_compose(case: str, simulator: dict[str, object]) -> None:
     fleet = FastSlow(fast=1.0, slow_factor=2.5, share_slow=0.4)
     reference = carry_out(COMPOSED[case], rounds=6, simulator={"engine": "reference", "fleet": fleet})
@@ -98,7 +103,7 @@ def test_a_model_that_draws_its_own_noise_runs_one_by_one_and_repeats() -> None:
 
 def test_auto_settles_on_an_engine_that_a_resumed_run_will_use() -> None:
     run = carry_out(method("fedavg"), simulator={"engine": "auto", "workers": None})
-    assert run.meta["runtime"]["engine"] in ("lean", "stacked")
+    assert run.meta["runtime"]["engine"] in ("lean", "stacked", "joined")
     assert run.meta["runtime"]["workers"] is not None
     assert_same(carry_out(method("fedavg"), simulator={"engine": "reference"}), run)
 

@@ -6,10 +6,12 @@ import importlib.util
 import threading
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from piebald.transfer.channel import Channel, Memory
 from piebald.transfer.holdings import Holding, load
+from piebald.transfer.kernels import Floats, Gaussian, Linear, Polynomial
 from piebald.transfer.party import Party, Step
 from piebald.transfer.protocol import ROLES, Role, Session
 from piebald.transfer.settings import Settings
@@ -22,6 +24,23 @@ def encrypted(kind: str, **settings: object) -> object:
     missing = importlib.util.find_spec(LIBRARY[kind]) is None
     reason = f"{LIBRARY[kind]} is not installed: pip install 'piebald[he]'"
     return pytest.param({"kind": kind, **settings}, marks=pytest.mark.skipif(missing, reason=reason), id=kind)
+
+
+KERNELS = [
+    Linear(),
+    Polynomial(),
+    Polynomial(c=0.7),
+    Polynomial(degree=3),
+    Polynomial(c=0.7, degree=3),
+    Gaussian(),
+    Gaussian(sigma=2),
+]
+
+
+def unit(seed: int, n: int, d: int) -> Floats:
+    """Rows [n, d] of positive numbers and length 1, as hidden rows are."""
+    rows = np.random.default_rng(seed).random((n, d))
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
 def small(**changes: object) -> Settings:

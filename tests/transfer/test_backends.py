@@ -6,24 +6,20 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from piebald.errors import SettingError
 from piebald.parts import build
 from piebald.transfer.backends.base import Garbled, Scale, exact_product, to_floats, to_integers, uniform
-from piebald.transfer.kernels import Gaussian, Linear, Polynomial, Size
+from piebald.transfer.ftl import Alignment
+from piebald.transfer.kernels import Polynomial, Size
+from piebald.transfer.protocol import ROLES
+from piebald.transfer.terms import Labels, View
 
-from .conftest import encrypted
+from .conftest import KERNELS, encrypted, unit
 
-KERNELS = [
-    Linear(),
-    Polynomial(c=0.5),
-    Polynomial(degree=3),
-    Polynomial(c=0.5, degree=3),
-    Gaussian(),
-    Gaussian(sigma=2),
-]
 ENCRYPTED = pytest.mark.parametrize("backend", [encrypted("bfv"), encrypted("paillier")])
 
 
@@ -46,11 +42,6 @@ def both(table, size, matrix, constant, coefficients):
     return [product(build("backend", kind), size, matrix, constant, coefficients) for kind in (table, "fixed")]
 
 
-def unit(seed, n, d):
-    rows = np.random.default_rng(seed).random((n, d))
-    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
-
-
 @ENCRYPTED
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
 @settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
@@ -61,6 +52,24 @@ def test_the_same_integers_for_every_kernel_and_shape(backend, kernel, seed, n, 
         found, fixed = both(backend, size, share.matrix, share.constant, c)
         np.testing.assert_array_equal(found, fixed)
         np.testing.assert_allclose(fixed, c @ share.matrix + share.constant, atol=1e-4)
+
+
+@ENCRYPTED
+@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 10**6), n=st.integers(2, 12), d=st.integers(2, 9))
+def test_the_same_integers_for_the_loss_on_co_occurring_rows_and_for_ftl(backend, seed, n, d):
+    u, v, phi = (torch.from_numpy(unit(seed + place, n, d)) for place in range(3))
+    labels = torch.sign(phi[:, 0] - phi[:, 0].median() + 1e-9)
+    views = {"source": View([], u, labels, phi[0]), "target": View([], v)}
+    for make in (lambda role: Labels(role, n, d), lambda role: Alignment(role, 0.5, n, d)):
+        terms = {role: make(role) for role in ROLES}
+        for owner, asker in (ROLES, ROLES[::-1]):
+            (size,), (share,) = terms[owner].owned, terms[owner].shares(views[owner])
+            assert terms[asker].asked == [size]
+            (c,) = terms[asker].questions(views[asker])
+            found, fixed = both(backend, size, share.matrix, share.constant, c)
+            np.testing.assert_array_equal(found, fixed)
+            np.testing.assert_allclose(fixed, c @ share.matrix + share.constant, atol=1e-4)
 
 
 @ENCRYPTED
@@ -201,6 +210,28 @@ def test_paillier_adds_and_multiplies_and_packs(backend):
     bases = Straus([key.encrypt([m])[0] for m in (2, 3, 5)], exponents, key.public.square)
     n = key.public.n
     assert key.decrypt([bases.row(0), bases.row(1)]) == [(6 - 210) % n, (2 + 192 - 5 * 2**20) % n]
+
+
+@pytest.mark.parametrize("backend", [encrypted("paillier"), encrypted("paillier", bits=3072)])
+def test_paillier_noise_lies_in_a_subgroup_of_the_size_that_the_key_promises(backend):
+    """Decryption's short exponent removes it, and nothing shorter does."""
+    from piebald.transfer.backends.paillier_key import ORDER, PrivateKey
+
+    bits = backend.get("bits", 2048)
+    key = PrivateKey(bits)
+    public, noise = key.public, key.public.obfuscator()
+    assert public.n.bit_length() == bits
+    for half in key._halves:
+        order = half._order // 2
+        assert order.bit_length() == ORDER[bits]
+        assert (half.p - 1) % (2 * order) == 0
+        for one in (public.h, noise, key.encrypt([0])[0]):
+            assert pow(one, 2 * order, half.square) == 1
+        assert pow(public.h, order, half.square) == half.square - 1  # of even order: the sign is in it
+        assert pow(public.h, 2, half.square) != 1
+    assert key._halves[0]._order != key._halves[1]._order
+    message = public.n - 5
+    assert key.decrypt([public.encrypt(message), *key.encrypt([message, 3])]) == [message, message, 3]
 
 
 @pytest.mark.parametrize("backend", [encrypted("paillier", bits=3072)])

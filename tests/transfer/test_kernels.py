@@ -12,30 +12,16 @@ from piebald.errors import SettingError
 from piebald.transfer.kernels import (
     Gaussian,
     Kernel,
-    Linear,
     MultiGaussian,
-    Polynomial,
     cross_gradient,
     mmd2,
     nodes,
     pairs,
 )
 
-KERNELS = [
-    Linear(),
-    Polynomial(),
-    Polynomial(c=0.7),
-    Polynomial(degree=3),
-    Polynomial(c=0.7, degree=3),
-    Gaussian(),
-    Gaussian(sigma=2),
-]
+from .conftest import KERNELS, unit
+
 named = pytest.mark.parametrize("kernel", KERNELS, ids=str)
-
-
-def rows(seed: int, n: int, d: int) -> np.ndarray:
-    made = np.random.default_rng(seed).random((n, d))
-    return made / np.linalg.norm(made, axis=1, keepdims=True)
 
 
 def cross(kernel: Kernel, x: np.ndarray, y: np.ndarray) -> float:
@@ -46,7 +32,7 @@ def cross(kernel: Kernel, x: np.ndarray, y: np.ndarray) -> float:
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**6), n=st.integers(1, 7), m=st.integers(1, 7), d=st.integers(1, 6))
 def test_the_gradient_through_moments_is_that_of_the_sum_over_pairs(kernel, seed, n, m, d):
-    x, y = rows(seed, n, d), rows(seed + 1, m, d)
+    x, y = unit(seed, n, d), unit(seed + 1, m, d)
     given_x = torch.from_numpy(x).requires_grad_()
     total = sum(
         kernel.expand(given_x[i : i + 1], torch.from_numpy(y[j : j + 1]))[0, 0] for i in range(n) for j in range(m)
@@ -57,7 +43,7 @@ def test_the_gradient_through_moments_is_that_of_the_sum_over_pairs(kernel, seed
 
 @named
 def test_the_gradient_agrees_with_finite_differences(kernel):
-    x, y, step = rows(0, 5, 4), rows(1, 6, 4), 1e-6
+    x, y, step = unit(0, 5, 4), unit(1, 6, 4), 1e-6
     found = cross_gradient(kernel, x, y)
     for place in np.ndindex(*x.shape):
         shift = np.zeros_like(x)
@@ -68,17 +54,17 @@ def test_the_gradient_agrees_with_finite_differences(kernel):
 
 @named
 def test_the_loss_can_be_had_from_gradients_along_the_way(kernel):
-    x, y = rows(2, 9, 5), rows(3, 4, 5)
+    x, y = unit(2, 9, 5), unit(3, 4, 5)
     parts = [w * (x * cross_gradient(kernel, t * x, y)).sum() for t, w in zip(*nodes(kernel), strict=True)]
     assert kernel.at_zero(y) + sum(parts) == pytest.approx(cross(kernel, x, y), abs=1e-13)
 
 
 @named
 def test_the_declared_bound_holds_and_is_not_idle(kernel):
-    for unit in (True, False):
-        x, y = (rows(seed, 50, 6) if unit else np.random.default_rng(seed).random((50, 6)) for seed in (1, 2))
+    for normal in (True, False):
+        x, y = (unit(seed, 50, 6) if normal else np.random.default_rng(seed).random((50, 6)) for seed in (1, 2))
         for size, share, c in zip(
-            kernel.sizes(50, 6, 1.0 if unit else 6**0.5), kernel.shares(y), kernel.questions(x), strict=True
+            kernel.sizes(50, 6, 1.0 if normal else 6**0.5), kernel.shares(y), kernel.questions(x), strict=True
         ):
             answer = c @ share.matrix + share.constant
             assert answer.shape == (size.rows, size.width)
@@ -106,7 +92,7 @@ def test_replacing_a_row_moves_the_shares_by_no_more_than_is_said(kernel, seed, 
 
 
 def test_mmd_is_zero_for_the_same_rows_and_positive_for_others():
-    x, y = torch.from_numpy(rows(0, 30, 4)), torch.from_numpy(rows(1, 30, 4) * np.array([1, 1, 0.2, 0.1]))
+    x, y = torch.from_numpy(unit(0, 30, 4)), torch.from_numpy(unit(1, 30, 4) * np.array([1, 1, 0.2, 0.1]))
     for kernel in (*KERNELS, MultiGaussian()):
         assert float(mmd2(kernel, x, x)) == pytest.approx(0, abs=1e-14)
         assert float(mmd2(kernel, x, y)) > 1e-4
@@ -131,7 +117,7 @@ def test_the_expansion_repels_beyond_its_range_and_says_how_much_lies_there():
 
 
 def test_several_widths_are_the_mean_of_gaussians_and_have_no_moment_form():
-    x, y = torch.from_numpy(rows(0, 3, 4)), torch.from_numpy(rows(1, 5, 4))
+    x, y = torch.from_numpy(unit(0, 3, 4)), torch.from_numpy(unit(1, 5, 4))
     mean = (Gaussian(sigma=0.5).value(x, y) + Gaussian(sigma=3).value(x, y)) / 2
     torch.testing.assert_close(MultiGaussian(sigmas=(0.5, 3)).value(x, y), mean)
     with pytest.raises(SettingError, match="no moment form"):

@@ -10,12 +10,7 @@ from piebald.transfer.kernels import Gaussian, Linear, Polynomial, cross_gradien
 from piebald.transfer.protocol import ROLES
 from piebald.transfer.terms import Labels
 
-from .conftest import play_both, small
-
-
-def unit(seed: int, n: int, d: int) -> np.ndarray:
-    rows = np.random.default_rng(seed).random((n, d))
-    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+from .conftest import play_both, small, unit
 
 
 def test_a_linear_gradient_is_the_other_partys_mean():

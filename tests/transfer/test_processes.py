@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,15 +17,35 @@ from piebald.transfer.store import read_steps
 
 from .conftest import small
 
-STEPS = 40
+STEPS, KILLED_AFTER = 40, 12
 
 
 def settings(**changes):
     return small(steps=STEPS, checkpoint_every=5, watch_every=10, **changes)
 
 
-def begin(folder: Path, role: str, address: str, file: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "piebald.cli", "transfer", file, "--party", role, "--out", folder]
+COMMAND = ("-m", "piebald.cli")
+# The command, but once 12 steps are recorded it says so and takes no other: so it is killed there on any machine.
+HELD = f"""
+import signal, sys
+from piebald import cli
+from piebald.transfer.store import Store
+
+record = Store.record
+
+def hold(store, step):
+    record(store, step)
+    if step.step == {KILLED_AFTER - 1}:
+        print("held", flush=True)
+        signal.pause()
+
+Store.record = hold
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+def begin(folder: Path, role: str, address: str, file: Path, how: tuple[str, str] = COMMAND) -> subprocess.Popen[str]:
+    command = [sys.executable, *how, "transfer", file, "--party", role, "--out", folder]
     environment = os.environ | {"PIEBALD_TRANSFER_SECRET": "00ff" * 8, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [*map(str, command), "--set", f"runtime.address={address}"],
@@ -35,14 +54,6 @@ def begin(folder: Path, role: str, address: str, file: Path) -> subprocess.Popen
         stderr=subprocess.PIPE,
         text=True,
     )
-
-
-def wait_for_steps(folder: Path, count: int, process: subprocess.Popen[str]) -> None:
-    until = time.monotonic() + 60
-    while len(read_steps(folder)) < count:
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < until
-        time.sleep(0.005)
 
 
 def weights(folder: Path) -> dict:
@@ -66,7 +77,7 @@ def undisturbed(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("killed", ["source"])
+@pytest.mark.parametrize("killed", ["source", "target"])
 def test_one_party_is_killed_the_other_ends_clearly_and_both_go_on(killed, tmp_path, undisturbed):
     file = tmp_path / "transfer.toml"
     file.write_text(settings().text())
@@ -74,13 +85,17 @@ def test_one_party_is_killed_the_other_ends_clearly_and_both_go_on(killed, tmp_p
     left = "target" if killed == "source" else "source"
 
     address = f"127.0.0.1:{_free_port()}"
-    running = {role: begin(folder, role, address, file) for role, folder in folders.items()}
-    wait_for_steps(folders[killed] / killed, 12, running[killed])
+    running = {
+        role: begin(folder, role, address, file, ("-c", HELD) if role == killed else COMMAND)
+        for role, folder in folders.items()
+    }
+    assert running[killed].stdout.readline() == "held\n", running[killed].communicate()[1]
     running[killed].send_signal(signal.SIGKILL)
     said = {role: process.communicate(timeout=60) for role, process in running.items()}
     assert running[left].returncode == 1
     assert "the other party is gone: its process ended or the connection broke" in said[left][1]
     assert len(said[left][1].strip().splitlines()) == 1
+    assert len(read_steps(folders[killed] / killed)) == KILLED_AFTER
 
     resumed = [
         subprocess.Popen(

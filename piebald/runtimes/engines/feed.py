@@ -48,6 +48,12 @@ class Feed:
         y = torch.cat([part.y for part in filled]) if len(filled) > 1 else filled[0].y
         return Gathered(x.to(self.device), y.to(self.device), places)
 
+    def sample(self) -> Tensor:
+        """Two training rows of the first client that has some, for trying a model."""
+        first = next((c for c in range(len(self.clients)) if self.clients.size(c, "train") != 0), 0)
+        rows = self.gather([first], "train")
+        return rows.x[torch.from_numpy(rows.places[0][:2]).to(self.device)]
+
     def words(self, seed: int, client: int, moment: int | str, phase: int) -> tuple[int | str, ...]:
         """What a client's randomness comes from.  Its name, not its number: numbers depend on who joined first."""
         return (seed, self.clients.names[client] if client != CENTRE else CENTRE, moment, phase)

@@ -34,8 +34,10 @@ def mix(z: Tensor) -> Tensor:
 
 
 class KeyedDropout(TorchFunctionMode):
-    """While active, dropout is a function of `key` (an int64 tensor without axes, or batched by vmap) and the call's
-    number.
+    """While active, dropout is a function of `key` and the call's number.
+
+    The key is an int64 tensor without axes, perhaps batched by vmap, or [c] where the rows of c clients lie behind one
+    another in one batch.
     """
 
     key: Tensor
@@ -48,10 +50,11 @@ class KeyedDropout(TorchFunctionMode):
     def uniform(self, shape: torch.Size | tuple[int, ...], device: torch.device) -> Tensor:
         """Numbers in [0, 1) of this shape for the next call."""
         self.call += 1
-        count = int(torch.Size(shape).numel())
-        place = torch.arange(count, device=device).view(shape)
+        clients = self.key.numel() if self.key.dim() else 1  # one key, or one for each client whose rows are in there
+        place = torch.arange(torch.Size(shape).numel() // clients, device=device)
         offset = _signed(self.call * _STEP % (1 << 64))  # Python's integers do not wrap by themselves
-        return ((mix(mix(self.key + offset) + place * _STEP) >> 40) & 0xFFFFFF).float() / float(1 << 24)
+        start = mix(self.key + offset).unsqueeze(-1)
+        return ((mix(start + place * _STEP) >> 40) & 0xFFFFFF).view(shape).float() / float(1 << 24)
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         shape = _MASK_SHAPES.get(func)

@@ -80,9 +80,9 @@ class Lean:
             if dropout is not None:
                 dropout.start(torch.tensor(step_key(words, taken), device=self.device))
             chosen = torch.from_numpy(batch).to(self.device)
-            with self._precision():
+            with self.precision():
                 loss = self.work.task.loss(
-                    self.module(self._shape(x.index_select(0, chosen))), y.index_select(0, chosen)
+                    self.module(self.shaped(x.index_select(0, chosen))), y.index_select(0, chosen)
                 ).mean()
             gradients = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
             with torch.no_grad():
@@ -104,7 +104,7 @@ class Lean:
                 for name, value in self._integers.items():
                     buffers[name].copy_(value)
 
-    def _shape(self, x: Tensor) -> Tensor:
+    def shaped(self, x: Tensor) -> Tensor:
         """Images channels-last, which torch's CPU pooling and convolution run much faster on."""
         if not self._conv2d or x.dim() != 4:
             return x
@@ -113,7 +113,8 @@ class Lean:
             return x.as_strided(x.shape, (height * width, 1, width, 1))
         return x.contiguous(memory_format=torch.channels_last)
 
-    def _precision(self) -> contextlib.AbstractContextManager[object]:
+    def precision(self) -> contextlib.AbstractContextManager[object]:
+        """The context that forward passes run in."""
         return torch.autocast(self.device.type, torch.bfloat16) if self.bfloat16 else contextlib.nullcontext()
 
     @contextlib.contextmanager
@@ -179,8 +180,8 @@ class Lean:
         if len(places) == 0:
             return None
         chosen = torch.from_numpy(places).to(self.device)
-        with self._precision():
-            outputs = [self.module(self._shape(x.index_select(0, part))) for part in torch.split(chosen, SCORE_ROWS)]
+        with self.precision():
+            outputs = [self.module(self.shaped(x.index_select(0, part))) for part in torch.split(chosen, SCORE_ROWS)]
         return torch.cat(outputs).float() if len(outputs) > 1 else outputs[0].float()
 
     def _measure(self, measure: object, outputs: list[Tensor], targets: list[Tensor]) -> Tensor:

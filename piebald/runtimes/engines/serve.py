@@ -16,11 +16,12 @@ from torch import Tensor
 from piebald.contracts import Descended, Descent, Learned, Pool, Split, Start, Update, Work
 from piebald.errors import RuntimeFault
 from piebald.moments import Inputs, sums
-from piebald.parameters import nbytes
+from piebald.parameters import nbytes, pad
 from piebald.parts import Query
 from piebald.randomness import key
 from piebald.runtimes.engines.algebra import Walk
 from piebald.runtimes.engines.feed import Feed
+from piebald.runtimes.engines.lowrank import LowRank
 
 PRIVATE = "private"  # the name under which a client's private slice lies in its memory
 
@@ -85,6 +86,8 @@ class Served:
         failures: why a client's update may not count, or None.
         parts: by name, [c, ...]; empty where they were pooled or there is nothing to send.
         memory: by name, [c, ...], what the clients remember from now on.
+        unformed: the models that training came to, where their changes are to be summed without being formed; then
+            `parts` has no "model".
     """
 
     steps: list[int]
@@ -95,6 +98,7 @@ class Served:
     failures: list[str | None]
     parts: dict[str, Tensor] = field(default_factory=dict)
     memory: dict[str, Tensor] = field(default_factory=dict)
+    unformed: LowRank | None = None
 
     def update(self, row: int) -> Update:
         """One client's update."""
@@ -166,9 +170,11 @@ def serve(engine: Engine, stack: Stack, pool: Pool | None = None, total: PoolSum
     if stack.query is not None:
         return _answered(stack.query.answer(start, _Lent(engine, stack), work.rule))
     learned = work.rule.learn(start, _Lent(engine, stack))
-    served = _outgoing(engine, stack, start, learned)
+    summed = pool is not None and not work.stages
+    served = _outgoing(engine, stack, start, learned, summed)
     if pool is not None and total is not None:
-        _pool(served, pool, total)
+        _pool(served, pool, total, start.shared)
+    served.unformed = None
     served.parts = {name: part.cpu() for name, part in served.parts.items()}
     return served
 
@@ -221,12 +227,20 @@ def _start(engine: Engine, stack: Stack) -> Start:
         model = torch.stack(list(stack.models)).to(device)
     memory = {name: torch.stack(list(rows)).to(device) for name, rows in stack.memory.items()}
     if layout.size > layout.shared:
-        model = torch.cat([model, memory.pop(PRIVATE)], dim=1)
+        model = _with_private(model, memory.pop(PRIVATE))
     parts = {name: torch.stack(list(rows)).to(device) for name, rows in stack.parts.items()}
     sizes = [_rows(engine, client) for client in stack.clients] if stack.query is None else [0] * len(stack.clients)
     examples = torch.tensor(sizes, dtype=torch.float32, device=device).unsqueeze(1)
     committed = torch.tensor(stack.committed, dtype=torch.float64, device=device).unsqueeze(1)
     return Start(model, layout.shared, memory, parts, stack.versions, committed, examples)
+
+
+def _with_private(model: Tensor, private: Tensor) -> Tensor:
+    """Whole models [c, p] from their shared numbers and their private ones; what all share is not copied."""
+    shared, size = model.shape[1], model.shape[1] + private.shape[1]
+    if model.stride(0):
+        return torch.cat([model, private], dim=1)
+    return LowRank(pad(model[0], size), private, [(slice(shared, size), slice(0, size - shared))])
 
 
 def _rows(engine: Engine, client: int) -> int:
@@ -235,10 +249,17 @@ def _rows(engine: Engine, client: int) -> int:
     return len(clients.rows(client, "train")) if size is None else size
 
 
-def _outgoing(engine: Engine, stack: Stack, start: Start, learned: Learned) -> Served:
-    """Split what was learnt at the shared slice: the front leaves, the rest stays."""
+def _outgoing(engine: Engine, stack: Stack, start: Start, learned: Learned, summed: bool) -> Served:
+    """Split what was learnt at the shared slice: the front leaves, the rest stays.
+
+    Changes that will only be `summed` are not formed where the engine has not formed the models.
+    """
     work, shared, size = engine.work, start.shared, engine.work.layout.size
-    parts: Mapping[str, Tensor] = {"model": learned.model[:, :shared] - start.model[:, :shared], **learned.parts}
+    ends = learned.model if isinstance(learned.model, LowRank) else None
+    unformed = ends if ends is not None and summed and _starts_from(ends, start.model) else None
+    parts: Mapping[str, Tensor] = learned.parts
+    if unformed is None:
+        parts = {"model": _columns(learned.model, 0, shared) - _columns(start.model, 0, shared), **parts}
     for name, part in parts.items():
         if shared < size and part.shape[1:].numel() > shared:
             raise RuntimeFault(f"the rule {work.rule.kind!r} would send {name!r}, which is longer than what is shared")
@@ -247,19 +268,34 @@ def _outgoing(engine: Engine, stack: Stack, start: Start, learned: Learned) -> S
         parts = stage.send(parts, [key("stage", *word) for word in words], stack.clients)
     memory = {name: rows.cpu() for name, rows in learned.memory.items()}
     if shared < size:
-        memory[PRIVATE] = learned.model[:, shared:].cpu()
-    norms = torch.linalg.vector_norm(parts["model"], dim=1).tolist()
+        memory[PRIVATE] = _columns(learned.model, shared, size).cpu()
+    lengths = torch.linalg.vector_norm(parts["model"], dim=1) if unformed is None else unformed.lengths(shared)
+    norms = lengths.tolist()
     one = {name: part[0] for name, part in parts.items()}
+    size_of_model = 0 if unformed is None else start.model.element_size() * shared
     return Served(
         steps=[int(count) for count in learned.steps.tolist()],
         examples=[int(count) for count in start.examples.flatten().tolist()],
         norms=norms,
-        nbytes=work.stages[-1].nbytes(one) if work.stages else nbytes(one),
+        nbytes=work.stages[-1].nbytes(one) if work.stages else nbytes(one) + size_of_model,
         metrics={name: values.tolist() for name, values in learned.metrics.items()},
         failures=[None] * len(norms),
         parts=dict(parts),
         memory=memory,
+        unformed=unformed,
     )
+
+
+def _columns(models: Tensor, start: int, stop: int) -> Tensor:
+    """Some columns of models [c, p], without forming the others."""
+    return models.columns(start, stop) if isinstance(models, LowRank) else models[:, start:stop]
+
+
+def _starts_from(ends: LowRank, start: Tensor) -> bool:
+    """Whether models that are not formed began at `start` and nowhere else."""
+    if isinstance(start, LowRank):
+        return ends.base is start.base
+    return ends.base.data_ptr() == start.data_ptr() and (len(start) == 1 or start.stride(0) == 0)
 
 
 def _answered(learned: Learned) -> Served:
@@ -270,10 +306,11 @@ def _answered(learned: Learned) -> Served:
     return Served([0] * count, examples, [0.0] * count, nbytes(parts) // max(count, 1), metrics, [None] * count, parts)
 
 
-def _pool(served: Served, pool: Pool, total: PoolSum) -> None:
+def _pool(served: Served, pool: Pool, total: PoolSum, shared: int) -> None:
     """Sum the updates that may count; the others are marked, and no number of theirs is touched."""
     weights, rows = [], []
-    sound = {n: torch.isfinite(part).flatten(1).all(1).tolist() for n, part in served.parts.items() if n != "model"}
+    parts, served.parts = served.parts, {}
+    sound = {n: torch.isfinite(part).flatten(1).all(1).tolist() for n, part in parts.items() if n != "model"}
     for row in range(len(served.norms)):
         served.failures[row] = complaint(served.norms[row], pool.limit) or next(
             (f"{name} is not finite" for name, finite in sound.items() if not finite[row]), None
@@ -281,12 +318,19 @@ def _pool(served: Served, pool: Pool, total: PoolSum) -> None:
         if served.failures[row] is None:
             weights.append(pool.weight.weight(served.update(row)))
             rows.append(row)
-    if rows:
-        kept = {n: part if len(rows) == len(part) else part[rows] for n, part in served.parts.items()}
-        summed = {name: part.sum(0) for name, part in kept.items() if name != "model"}
+    if not rows:
+        return
+    unformed = served.unformed
+    if unformed is not None and len(rows) < len(served.norms):  # a sum of rows cannot leave out one that is not finite
+        parts["model"] = unformed.columns(0, shared) - unformed.base[:shared]
+        unformed = None
+    kept = {n: part if len(rows) == len(part) else part[rows] for n, part in parts.items()}
+    summed = {name: part.sum(0) for name, part in kept.items() if name != "model"}
+    if unformed is None:
         summed["model"] = kept["model"].new_tensor(weights) @ kept["model"]
-        total.add(sum(weights), summed)
-    served.parts = {}
+    else:
+        summed["model"] = unformed.moved(unformed.own.new_tensor(weights), shared)
+    total.add(sum(weights), summed)
 
 
 def complaint(norm: float, limit: float) -> str | None:

@@ -8,6 +8,7 @@ rows of a batch, clients with equally long batches run together.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
@@ -19,9 +20,11 @@ from torch.func import functional_call, vmap
 from piebald.contracts import Descended
 from piebald.parameters import Layout
 from piebald.runtimes.engines.algebra import Walk, advance
-from piebald.runtimes.engines.feed import Places, batches
+from piebald.runtimes.engines.feed import Gathered, Places, batches
 from piebald.runtimes.engines.keyed import KeyedDropout
 from piebald.runtimes.engines.lean import Lean, step_key
+
+Words = tuple[int | str, ...]
 
 
 class Stacked(Lean):
@@ -32,6 +35,33 @@ class Stacked(Lean):
     def walk(self, walk: Walk) -> Descended:
         if self.traits.random:
             return super().walk(walk)
+        pool, plans, words, order = self.planned(walk)
+        sorted_walk = rows_of(walk, order)
+        w = sorted_walk.model.clone(memory_format=torch.contiguous_format)
+        u = None
+        if walk.velocity is not None or walk.descent.momentum:
+            u = torch.zeros_like(w) if sorted_walk.velocity is None else sorted_walk.velocity.clone()
+        total = torch.zeros(len(plans), device=self.device)
+        g = None if walk.plain else torch.zeros_like(w)
+        leaves = Leaves(self.work.layout, w)
+        for step in range(len(plans[0]) if plans else 0):
+            active = sum(len(plan) > step for plan in plans)
+            for lo, hi in self.runs([len(plan[step]) for plan in plans[:active]]):
+                index, mask = pad_rows([plan[step] for plan in plans[lo:hi]], self.device)
+                keys = self.keys(words[lo:hi], step)
+                tensors, parameters = leaves(lo, hi)
+                losses = self._losses(tensors, pool.x[index], pool.y[index], keys, mask)
+                gradients = torch.autograd.grad(losses.sum(), parameters, materialize_grads=True)
+                with torch.no_grad():
+                    total[lo:hi] += losses.detach()
+                    self.step(sorted_walk, leaves, w, g, u, gradients, lo, hi)
+        leaves.finish()
+        back = torch.tensor(np.argsort(order), device=self.device)
+        steps = torch.tensor([float(len(plan)) for plan in plans], device=self.device)
+        return Descended(w[back], steps[back], (total / steps)[back], None if u is None else u[back])
+
+    def planned(self, walk: Walk) -> tuple[Gathered, list[list[Places]], list[Words], list[int]]:
+        """The rows, each client's mini-batches and the words of its randomness, both sorted by steps, and the order."""
         pool = self.feed.gather(walk.clients, "train")
         words = [
             self.feed.words(self.work.seed, client, moment, walk.phase)
@@ -42,35 +72,25 @@ class Stacked(Lean):
             for place, word in zip(pool.places, words, strict=True)
         ]
         order = sorted(range(len(plans)), key=lambda row: (-len(plans[row]), -len(pool.places[row]), row))
-        sorted_walk = _rows_of(walk, order)
-        plans, words = [plans[row] for row in order], [words[row] for row in order]
+        return pool, [plans[row] for row in order], [words[row] for row in order], order
 
-        w = sorted_walk.model.clone(memory_format=torch.contiguous_format)
-        u = None
-        if walk.velocity is not None or walk.descent.momentum:
-            u = torch.zeros_like(w) if sorted_walk.velocity is None else sorted_walk.velocity.clone()
-        total = torch.zeros(len(plans), device=self.device)
-        g = None if walk.plain else torch.zeros_like(w)
-        leaves = _Leaves(self.work.layout, w)
-        for step in range(len(plans[0]) if plans else 0):
-            active = sum(len(plan) > step for plan in plans)
-            for lo, hi in self._runs([len(plan[step]) for plan in plans[:active]]):
-                index, mask = _pad([plan[step] for plan in plans[lo:hi]], self.device)
-                keys = None
-                if self.traits.dropout:
-                    keys = torch.tensor([step_key(word, step) for word in words[lo:hi]], device=self.device)
-                tensors, parameters = leaves(lo, hi)
-                losses = self._losses(tensors, pool.x[index], pool.y[index], keys, mask)
-                gradients = torch.autograd.grad(losses.sum(), parameters, materialize_grads=True)
-                with torch.no_grad():
-                    total[lo:hi] += losses.detach()
-                    self._advance(sorted_walk, leaves, w, g, u, gradients, lo, hi)
-        leaves.finish()
-        back = torch.tensor(np.argsort(order), device=self.device)
-        steps = torch.tensor([float(len(plan)) for plan in plans], device=self.device)
-        return Descended(w[back], steps[back], (total / steps)[back], None if u is None else u[back])
+    def keys(self, words: Sequence[Words], step: int) -> Tensor | None:
+        """The dropout keys [c] of one step, None where the model has no dropout."""
+        if not self.traits.dropout:
+            return None
+        return torch.tensor([step_key(word, step) for word in words], device=self.device)
 
-    def _runs(self, lengths: list[int]) -> Iterator[tuple[int, int]]:
+    @contextlib.contextmanager
+    def dropping(self, keys: Tensor | None) -> Iterator[None]:
+        """Dropout by these keys [c], where there are some."""
+        if keys is None:
+            yield
+            return
+        with KeyedDropout() as dropout:
+            dropout.start(keys)
+            yield
+
+    def runs(self, lengths: list[int]) -> Iterator[tuple[int, int]]:
         """Ranges of the active clients that can share one pass."""
         if not self.traits.mixes and self.traits.each:
             yield 0, len(lengths)
@@ -87,7 +107,7 @@ class Stacked(Lean):
         """The mean loss [c] of each client's batch x [c, b, ...]."""
         self.module.train()
         forward: Callable[..., Tensor] = self._one
-        with self._precision():
+        with self.precision():
             if keys is None:
                 losses = vmap(forward)(tensors, x, y)
             else:
@@ -100,10 +120,10 @@ class Stacked(Lean):
     def _one(self, tensors: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         return self.work.task.loss(functional_call(self.module, tensors, (x,)), y)
 
-    def _advance(
+    def step(
         self,
         walk: Walk,
-        leaves: _Leaves,
+        leaves: Leaves,
         w: Tensor,
         g: Tensor | None,
         u: Tensor | None,
@@ -111,6 +131,7 @@ class Stacked(Lean):
         lo: int,
         hi: int,
     ) -> None:
+        """One optimiser step of the clients from lo to hi; w, g and u hold all clients' numbers in `leaves`' layout."""
         parameters = leaves(lo, hi)[1]
         if g is None:
             torch._foreach_add_(parameters, list(gradients), alpha=-walk.rate)
@@ -118,10 +139,10 @@ class Stacked(Lean):
         rows = slice(lo, hi)
         for slot, gradient in zip(leaves.trained, gradients, strict=True):
             g[rows, slot.start : slot.stop] = gradient.flatten(1)
-        advance(w[rows], g[rows], None if u is None else u[rows], walk, self.work.layout.trained, rows)
+        advance(w[rows], g[rows], None if u is None else u[rows], walk, leaves.layout.trained, rows)
 
 
-class _Leaves:
+class Leaves:
     """A stack's tensors for any range of its clients: parameters as autograd leaves, views of the stack; buffers apart.
 
     Buffers are kept contiguous, since vmap's batch norm updates a copy where running statistics are strided views, and
@@ -151,7 +172,7 @@ class _Leaves:
             views[name].copy_(buffer)
 
 
-def _rows_of(walk: Walk, order: list[int]) -> Walk:
+def rows_of(walk: Walk, order: list[int]) -> Walk:
     """The same walk with its rows in another order."""
     if order == list(range(len(order))):
         return walk
@@ -174,7 +195,7 @@ def _rows_of(walk: Walk, order: list[int]) -> Walk:
     )
 
 
-def _pad(parts: list[Places], device: torch.device) -> tuple[Tensor, Tensor | None]:
+def pad_rows(parts: list[Places], device: torch.device) -> tuple[Tensor, Tensor | None]:
     """Positions [c, b], short batches filled up with their first row, and a mask [c, b] of what counts (None: all)."""
     longest = max(len(part) for part in parts)
     if all(len(part) == longest for part in parts):

@@ -30,6 +30,7 @@ class Federation(Where):
     """
 
     simulates = False
+    repeats = False
 
     kit: str | None = None
     folder: str | None = None

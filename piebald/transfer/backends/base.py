@@ -174,3 +174,17 @@ class Backend(Part):
                 f"backend {self.kind!r}: results may grow to {size.bound:.3g}, which leaves fewer than 16 binary "
                 "digits after the point: use fewer aligned units, a smaller c or degree, or normalise = true"
             )
+
+
+class Unencrypted(Backend):
+    """Numbers of eight bytes and no key: what `fixed` and `plain` have in common."""
+
+    axis = "backend"  # no choice of its own
+    hides: ClassVar[bool] = False
+
+    def announced(self) -> Length:
+        return Length(0)
+
+    def lengths(self, size: Size) -> tuple[Length, Length, Length]:
+        out = Length(8 * size.rows * size.width)
+        return Length(8 * size.inner * size.width), out, out

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 from numpy.typing import NDArray
 
 from piebald.transfer.backends.base import (
-    Backend,
     Evaluator,
     Ints,
-    Length,
     Owner,
     Scale,
+    Unencrypted,
     exact_product,
     to_floats,
     to_integers,
@@ -22,23 +19,14 @@ from piebald.transfer.backends.base import (
 from piebald.transfer.kernels import Floats, Size
 
 
-class Fixed(Backend):
+class Fixed(Unencrypted):
     """Fixed-point integers, masked modulo 2^64 but not encrypted: what `bfv` and `paillier` compute, bit for bit."""
-
-    hides: ClassVar[bool] = False
 
     def owner(self, sizes: list[Size]) -> Owner:
         return _Owner()
 
     def evaluator(self, announcement: bytes) -> Evaluator:
         return _Evaluator()
-
-    def announced(self) -> Length:
-        return Length(0)
-
-    def lengths(self, size: Size) -> tuple[Length, Length, Length]:
-        out = Length(8 * size.rows * size.width)
-        return Length(8 * size.inner * size.width), out, out
 
 
 class _Owner(Owner):

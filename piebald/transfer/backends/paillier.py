@@ -33,7 +33,7 @@ SLOT = 56  # bits of a packed number
 
 
 class Paillier(Backend):
-    """Paillier's scheme on gmpy2, packed: small messages, and ten times the time of `bfv`.
+    """Paillier's scheme on gmpy2, packed: small messages, and four to eight times the time of `bfv`.
 
     Attributes:
         bits: of the modulus: 2048 is 112-bit security, 3072 is 128-bit.

@@ -1,7 +1,12 @@
-"""Paillier's scheme with quick obfuscators: keys, encryption by the owner and by others, decryption by parts.
+"""Paillier's scheme with noise from a small hidden subgroup: keys, encryption by the owner and by others, decryption.
 
-Enc(m) = (1 + n m) h^a mod n^2 with h = -(y^2)^n: short exponents a and a table of h's powers make encryption cheap
-(Damgard, Jurik, Nielsen 2010, section 4.2).  The owner works modulo p^2 and q^2 apart and puts the halves together.
+Enc(m) = (1 + n m) h^a mod n^2.  p = 2 s u + 1 with a secret prime s of 224 or 256 bits, q likewise, and h is of order
+2 s modulo p^2.  So a is short, a table of h's powers makes encryption cheap, and c^(2 s) modulo p^2 is free of noise: a
+quarter of the usual exponent p - 1 (Paillier 1999, section 6; Ma, Han, Lei 2021).  The owner works modulo p^2 and q^2
+apart and puts the halves together.
+
+What is assumed: nobody who does not know the factors of n can tell noise of this subgroup from any other n-th residue.
+The best known attack looks for a collision in the subgroup, 2^112 or 2^128 multiplications.
 """
 
 from __future__ import annotations
@@ -15,6 +20,8 @@ from piebald.errors import SettingError
 from piebald.transfer.backends.base import Garbled
 
 WINDOW = 8  # bits of an exponent that one entry of a table answers for
+ORDER = {2048: 224, 3072: 256}  # bits of s, by those of n: a collision search is as hard as factoring n
+SPARE = 64  # bits that an exponent has beyond the order of h: h^a is then uniform but for 2^-SPARE
 
 
 def library() -> Any:
@@ -73,10 +80,11 @@ class PublicKey:
         self._powers: Powers | None = None
 
     def obfuscator(self) -> Any:
-        """An encryption of 0; its exponent has half as many bits as n."""
+        """An encryption of 0."""
+        bits = 2 * ORDER[self.bits] + SPARE
         if self._powers is None:
-            self._powers = Powers(self.h, self.square, self.bits // 2)
-        return self._powers.power(secrets.randbits(self.bits // 2))
+            self._powers = Powers(self.h, self.square, bits)
+        return self._powers.power(secrets.randbits(bits))
 
     def encrypt(self, message: Any) -> Any:
         """A ciphertext of a number modulo n."""
@@ -91,15 +99,16 @@ class PrivateKey:
     """
 
     def __init__(self, bits: int) -> None:
-        gmpy2 = self._gmpy2 = library()
-        p = _prime(bits // 2)
-        q = _prime(bits // 2)
-        while p == q or gmpy2.gcd(p - 1, q - 1) != 2:
-            q = _prime(bits // 2)
+        gmpy2 = library()
+        (p, s), (q, r) = _prime(bits // 2, ORDER[bits]), _prime(bits // 2, ORDER[bits])
+        while gmpy2.gcd(p - 1, q - 1) != 2:
+            q, r = _prime(bits // 2, ORDER[bits])
         n = p * q
         y = gmpy2.mpz(secrets.randbelow(int(n - 2)) + 2)
-        self.public = PublicKey(n, gmpy2.powmod(-(y * y) % (n * n), n, n * n), bits)
-        self._halves = [_Half(gmpy2, mine, n, self.public.h, bits) for mine in (p, q)]
+        residue = gmpy2.powmod(y, (p - 1) // s * ((q - 1) // r) // 2, n)  # of order s modulo p, and r modulo q
+        self.public = PublicKey(n, gmpy2.powmod(-residue % (n * n), n, n * n), bits)
+        self._halves = [_Half(gmpy2, *mine, self.public) for mine in ((p, s), (q, r))]
+        self._order = int(2 * s * r)
         self._lift = p**2 * gmpy2.invert(p**2, q**2)  # 0 modulo p^2, 1 modulo q^2
         self._join = p * gmpy2.invert(p, q)
 
@@ -108,7 +117,8 @@ class PrivateKey:
         first, second = self._halves
         found = []
         for message in messages:
-            low, high = first.obfuscator(), second.obfuscator()
+            exponent = secrets.randbelow(self._order)
+            low, high = first.noise(exponent), second.noise(exponent)
             noise = (low + (high - low) * self._lift) % self.public.square
             found.append((1 + self.public.n * message) * noise % self.public.square)
         return found
@@ -123,27 +133,32 @@ class PrivateKey:
 
 
 class _Half:
-    """The key modulo one of the two primes."""
+    """The key modulo one of the two primes, p; h is of order 2 s there."""
 
-    def __init__(self, gmpy2: Any, p: Any, n: Any, h: Any, bits: int) -> None:
-        self.p, self.square, self._gmpy2 = p, p * p, gmpy2
-        self._powers = Powers(h % self.square, self.square, bits // 2)
-        # L((1 + n)^(p-1)) = (p - 1) n / p = -n / p modulo p
-        self._factor = gmpy2.invert(-(n // p) % p, p)
+    def __init__(self, gmpy2: Any, p: Any, s: Any, public: PublicKey) -> None:
+        self.p, self.square, self._order, self._gmpy2 = p, p * p, 2 * s, gmpy2
+        self._powers = Powers(public.h % self.square, self.square, int(self._order).bit_length())
+        # c^(2 s) = (1 + n)^(2 s m) = 1 + 2 s m n modulo p^2
+        self._factor = gmpy2.invert(self._order * (public.n // p), p)
 
-    def obfuscator(self) -> Any:
-        return self._powers.power(secrets.randbelow(int(self.p - 1)))
+    def noise(self, exponent: int) -> Any:
+        """h^exponent modulo p^2."""
+        return self._powers.power(int(exponent % self._order))
 
     def decrypt(self, ciphertexts: Sequence[Any]) -> list[Any]:
         self._gmpy2.get_context().allow_release_gil = True  # of this thread
-        powers = self._gmpy2.powmod_base_list([one % self.square for one in ciphertexts], self.p - 1, self.square)
+        powers = self._gmpy2.powmod_base_list([one % self.square for one in ciphertexts], self._order, self.square)
         return [(power - 1) // self.p * self._factor % self.p for power in powers]
 
 
-def _prime(bits: int) -> Any:
-    """A random prime with its two highest bits set, 3 modulo 4."""
+def _prime(bits: int, order: int) -> tuple[Any, Any]:
+    """Random primes p = 2 s u + 1, its two highest bits set, and s, of `order` bits; u is odd, so p is 3 modulo 4."""
     gmpy2 = library()
+    s = gmpy2.mpz(4)
+    while not gmpy2.is_prime(s, 40):
+        s = gmpy2.mpz(secrets.randbits(order) | 1 << (order - 1) | 1)
+    low, high = -(-3 * (1 << (bits - 2)) // (2 * s)), (1 << bits) // (2 * s)
     while True:
-        found = gmpy2.mpz(secrets.randbits(bits) | 3 << (bits - 2) | 3)
-        if gmpy2.is_prime(found, 40):
-            return found
+        p = 2 * s * (gmpy2.mpz(low + secrets.randbelow(int(high - low))) | 1) + 1
+        if p.bit_length() == bits and gmpy2.is_prime(p, 40):
+            return p, s

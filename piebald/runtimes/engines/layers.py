@@ -1,0 +1,235 @@
+"""Layers that a whole stack of clients goes through at once, each client's rows with its own numbers.
+
+The rows of c clients lie behind one another in one batch [c * b, ...], so all that has no parameters (activations,
+pooling, reshaping) runs as it is, and only layers with parameters need to know where one client ends.  What cannot be
+taken this way is left to other engines.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.nn import functional
+
+from piebald.parameters import Layout, Slot
+from piebald.runtimes.engines.lowrank import Factor
+from piebald.runtimes.engines.products import product
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """What the layers of one module are told about the step under way.
+
+    Attributes:
+        count: c, clients in the batch.
+        tensors: by slot name [c, ...], their numbers; parameters are leaves of autograd.
+        share: how much of the start is left in factored layers, and `scale` the factor of each earlier step's gradient.
+        hook: a scalar that needs a gradient, so that factored layers are called back.
+    """
+
+    count: int = 0
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    share: float = 1.0
+    scale: list[float] = field(default_factory=list)
+    hook: Tensor | None = None
+
+
+class Layer(nn.Module):
+    """A layer in its joined form; its tensors come from the turn, under the names they have in the layout."""
+
+    def __init__(self, prefix: str, original: nn.Module, turn: Turn) -> None:
+        super().__init__()
+        self.prefix, self.turn = prefix, turn
+        self.original = [original]  # in a list, so that its parameters are not ours
+
+    def tensor(self, name: str) -> Tensor | None:
+        """One of the layer's tensors [c, ...], or None where the original has none."""
+        return self.turn.tensors.get(f"{self.prefix}{name}")
+
+    def each(self, x: Tensor, run: Callable[..., Tensor], *names: str) -> Tensor:
+        """Run a function on every client's rows and tensors."""
+        tensors = [self.tensor(name) for name in names]
+        count = self.turn.count
+        if count == 1:
+            return run(x, *[None if tensor is None else tensor[0] for tensor in tensors])
+        split = [[None] * count if tensor is None else tensor.unbind(0) for tensor in tensors]
+        return torch.cat([run(part, *own) for part, *own in zip(x.chunk(count), *split, strict=True)])
+
+
+class Dense(Layer):
+    """`nn.Linear` with weights of each client's own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias, count = self.tensor("weight"), self.tensor("bias"), self.turn.count
+        assert weight is not None
+        if count == 1:
+            return functional.linear(x, weight[0], None if bias is None else bias[0])
+        rows = x.reshape(count, -1, x.shape[-1])
+        wide = weight.transpose(1, 2)
+        out = torch.bmm(rows, wide) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, wide)
+        return out.view(*x.shape[:-1], -1)
+
+
+class Factored(Layer):
+    """`nn.Linear` whose weights are never formed: the start, which all clients share, and the factors of what came
+    since (see `lowrank`).
+    """
+
+    def __init__(self, prefix: str, original: nn.Module, turn: Turn, slot: Slot) -> None:
+        super().__init__(prefix, original, turn)
+        self.slot = slot
+
+    def begin(self, base: Tensor) -> None:
+        """Start a walk from the flat model `base`."""
+        self.weight = base[self.slot.start : self.slot.stop].view(self.slot.shape)
+        self.x, self.d, self.inner = list[Tensor](), list[Tensor](), list[Tensor]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias, rows = self.tensor("bias"), x.reshape(self.turn.count, -1, x.shape[-1])
+        out: Tensor = _Product.apply(rows, bias, self.turn.hook, self)  # type: ignore[no-untyped-call]
+        return out.view(*x.shape[:-1], -1)
+
+    def factor(self) -> Factor:
+        """How far the weights have moved."""
+        return Factor(self.slot, self.x, self.d, self.inner)
+
+    def with_start(self, rows: Tensor, weight: Tensor) -> Tensor:
+        """Rows [c, b, n] times the transpose of what is left of the start."""
+        made = product(rows.flatten(0, 1), weight).view(*rows.shape[:2], -1)
+        return made if self.turn.share == 1.0 else made.mul_(self.turn.share)
+
+
+class _Product(Function):
+    """x [c, b, in] times the weights that a `Factored` layer stands for, plus bias [c, out].
+
+    With W = a W0 + sum_t b_t D_t^T X_t:  x W^T = a x W0^T + sum_t b_t (x X_t^T) D_t, and the gradient's way back is
+    d W = a d W0 + sum_t b_t (d D_t^T) X_t.  The small products of rows with rows also give the inner products of
+    gradients, <D_s^T X_s, D_t^T X_t> = sum((X_s X_t^T) * (D_s D_t^T)).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, hook: Tensor, layer: Factored) -> Tensor:
+        count = len(x)
+        out = layer.with_start(x, layer.weight)
+        layer.x.append(x.detach())  # else the whole pass behind it would be kept
+        grams = [torch.bmm(x, past[:count].transpose(1, 2)) for past in layer.x]
+        for gram, d, scale in zip(grams, layer.d, layer.turn.scale, strict=False):
+            out.baddbmm_(gram, d[:count], alpha=scale)
+        if bias is not None:
+            out += bias.unsqueeze(1)
+        ctx.layer, ctx.grams, ctx.biased = layer, grams, bias is not None
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor, None]:
+        layer, count = ctx.layer, len(d)
+        to_x = layer.with_start(d, layer.weight.t()) if ctx.needs_input_grad[0] else None
+        layer.d.append(d)
+        grams = [torch.bmm(d, past[:count].transpose(1, 2)) for past in layer.d]
+        if to_x is not None:
+            for gram, x, scale in zip(grams, layer.x, layer.turn.scale, strict=False):
+                to_x.baddbmm_(gram, x[:count], alpha=scale)
+        inner = [(one * two).sum((1, 2)) for one, two in zip(ctx.grams, grams, strict=True)]
+        layer.inner.append(torch.stack(inner, dim=1))
+        return to_x, d.sum(1) if ctx.biased else None, d.new_zeros(()), None
+
+
+class Convolution(Layer):
+    """Convolutions, one client after another: one of a client's batch fills the processor, grouped ones do not."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        layer: Any = self.original[0]
+        return self.each(x, layer._conv_forward, "weight", "bias")
+
+
+class Normalisation(Layer):
+    """Batch norm over each client's own rows, with running statistics of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.each(x, self._one, "running_mean", "running_var", "weight", "bias")
+
+    def _one(self, x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        layer: Any = self.original[0]
+        return functional.batch_norm(x, mean, var, weight, bias, True, layer.momentum, layer.eps)
+
+
+class RowNormalisation(Layer):
+    """Layer norm: rows are scaled alike, then by each client's own numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        layer: Any = self.original[0]
+        weight, bias, count = self.tensor("weight"), self.tensor("bias"), self.turn.count
+        rows = functional.layer_norm(x, layer.normalized_shape, None, None, layer.eps)
+        rows = rows.view(count, -1, *layer.normalized_shape)
+        if weight is not None:
+            rows = rows * weight.unsqueeze(1)
+        if bias is not None:
+            rows = rows + bias.unsqueeze(1)
+        return rows.view(x.shape)
+
+
+class Lookup(Layer):
+    """An embedding whose table is each client's own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        table = self.tensor("weight")
+        assert table is not None
+        count, size = self.turn.count, table.shape[1]
+        offset = torch.arange(count, device=x.device).mul_(size).view(count, *[1] * x.dim())
+        places = x.view(count, -1, *x.shape[1:]) + offset
+        return functional.embedding(places, table.flatten(0, 1)).view(*x.shape, -1)
+
+
+_FORMS: dict[type[nn.Module], type[Layer]] = {
+    nn.Linear: Dense,
+    nn.Conv1d: Convolution,
+    nn.Conv2d: Convolution,
+    nn.BatchNorm1d: Normalisation,
+    nn.BatchNorm2d: Normalisation,
+    nn.LayerNorm: RowNormalisation,
+    nn.Embedding: Lookup,
+}
+
+
+def join(model: nn.Module, layout: Layout, factored: Sequence[str]) -> tuple[nn.Module, Turn, list[Factored]] | None:
+    """A module's joined form with the turn that its layers follow, or None where a layer has none.
+
+    Args:
+        model: any module; it is copied.
+        layout: its layout.
+        factored: names of the weights of dense layers that are not to be formed.
+    """
+    module, turn, made = copy.deepcopy(model), Turn(), list[Factored]()
+    slots = {slot.name: slot for slot in layout.slots}
+    covered: set[str] = set()
+    for path, layer in list(module.named_modules()):
+        prefix = f"{path}." if path else ""
+        own = {f"{prefix}{name}" for name, _ in layer.named_parameters(recurse=False)}
+        own |= {f"{prefix}{name}" for name, buffer in layer.named_buffers(recurse=False) if buffer.is_floating_point()}
+        if not own or not own & slots.keys():  # nothing of its own, or frozen and so the same for all clients
+            continue
+        form = _FORMS.get(type(layer))
+        if form is None or not path or not own <= slots.keys() or not _plain(layer):
+            return None
+        covered |= own
+        parent, _, name = path.rpartition(".")
+        if f"{prefix}weight" in factored:
+            made.append(Factored(prefix, layer, turn, slots[f"{prefix}weight"]))
+        joined = made[-1] if f"{prefix}weight" in factored else form(prefix, layer, turn)
+        setattr(module.get_submodule(parent), name, joined)
+    return (module, turn, made) if covered == slots.keys() else None
+
+
+def _plain(layer: nn.Module) -> bool:
+    """Whether a layer is used in the way that its joined form knows."""
+    if isinstance(layer, nn.Embedding):
+        return layer.max_norm is None and not layer.scale_grad_by_freq and not layer.sparse
+    if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
+        return layer.momentum is not None and layer.track_running_stats
+    return not layer._forward_hooks and not layer._forward_pre_hooks

@@ -1,0 +1,56 @@
+"""Products of matrices by whichever of torch's libraries is faster on this processor.
+
+torch hands float32 products to MKL, which on processors of other makers does not use all of their vector units, while
+oneDNN, which is in torch as well, does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+_use_onednn = False
+
+
+def set_onednn(wanted: bool) -> None:
+    """Say which library `product` uses from now on in this process and those forked from it."""
+    global _use_onednn
+    _use_onednn = wanted and has_onednn()
+
+
+def has_onednn() -> bool:
+    """Whether this build of torch offers oneDNN's product; it is an internal operator, so it may go."""
+    available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return available and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def product(x: Tensor, w: Tensor) -> Tensor:
+    """The product of x [m, k] and the transpose of w [n, k], [m, n], without gradient."""
+    if _use_onednn and x.device.type == "cpu" and x.dtype == torch.float32:
+        return _onednn(x, w)
+    return x @ w.t()
+
+
+def onednn_is_faster() -> bool:
+    """Measure both on a product of middle size."""
+    if not has_onednn():
+        return False
+    x, w = torch.randn(128, 512), torch.randn(512, 512)
+    return _seconds(lambda: _onednn(x, w)) < 0.9 * _seconds(lambda: x @ w.t())
+
+
+def _onednn(x: Tensor, w: Tensor) -> Tensor:
+    made: Tensor = torch.ops.mkldnn._linear_pointwise(x, w, None, "none", [], "")
+    return made
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    best = float("inf")
+    for _ in range(5):
+        began = time.perf_counter()
+        run()
+        best = min(best, time.perf_counter() - began)
+    return best

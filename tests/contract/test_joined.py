@@ -1,0 +1,232 @@
+"""The joined engine: many clients' rows in one batch, and dense weights that are never formed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from piebald import recipes
+from piebald.models import build_model
+from piebald.parameters import Slot
+from piebald.partition import Lists, PooledClients
+from piebald.runtimes.engines import joined as joined_engine
+from piebald.runtimes.engines import products
+from piebald.runtimes.engines.layers import Factored
+from piebald.runtimes.engines.lowrank import Factor, LowRank
+
+from .conftest import assert_same, carry_out, plain_network
+from .conftest import federation as with_validation
+
+SIZES = (7, 26, 21, 12)  # with batches of 8: different numbers of steps, short batches, a short first one
+
+
+class Sentence(nn.Module):
+    """Tokens to classes: an embedding, layer norm and dense layers that see every position of a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, 6)
+        self.norm = nn.LayerNorm(6)
+        self.wide = nn.Linear(6, 12)
+        self.narrow = nn.Linear(12, 6, bias=False)
+        self.out = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.table(x)
+        x = x + self.narrow(self.wide(self.norm(x)).relu())
+        return self.out(x.mean(1))
+
+
+def seeded(make: Any) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return make()
+
+
+MODELS: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "dense": (lambda: plain_network(), (6,)),
+    "images": (lambda: build_model("leaf_cnn", (1, 8, 8), 4, 0, channels=[3, 4], hidden=10), (1, 8, 8)),
+    "batch norm": (lambda: build_model("cnn_bn", (2, 8, 8), 4, 0, channels=[3, 4]), (2, 8, 8)),
+    "signals": (lambda: build_model("cnn_1d", (3, 16), 4, 0, channels=[4, 5], hidden=9), (3, 16)),
+    "tokens": (lambda: seeded(Sentence), (5,)),
+}
+
+
+def federation(shape: tuple[int, ...], tokens: bool) -> PooledClients:
+    draw = np.random.default_rng(2)
+    count = sum(SIZES)
+    x = draw.integers(0, 11, (count, *shape)) if tokens else draw.normal(size=(count, *shape)).astype(np.float32)
+    ends = np.cumsum([0, *SIZES])
+    train, test = Lists(np.arange(count), ends), Lists(np.arange(count), ends)
+    y = torch.from_numpy(draw.integers(0, 4, count))
+    return PooledClients(torch.from_numpy(x), y, {"train": train, "test": test}, classes=list("abcd"))
+
+
+@pytest.fixture
+def formed(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Factor all dense layers that can be, or none; hands back which ones were, walk by walk."""
+    begun: list[str] = []
+    begin = Factored.begin
+
+    def noted(layer: Factored, base: Tensor) -> None:
+        begun.append(layer.slot.name)
+        begin(layer, base)
+
+    def choose(factored: bool) -> list[str]:
+        monkeypatch.setattr(joined_engine, "_MULTIPLICATIONS", 1e9 if factored else 0)
+        monkeypatch.setattr(Factored, "begin", noted)
+        return begun
+
+    return choose
+
+
+def check(model: str, recipe: Any, stack: int = 3, **more: Any) -> None:
+    """The joined engine comes to what the plain reference comes to."""
+    make, shape = MODELS[model]
+    clients, network = federation(shape, model == "tokens"), make()
+    runs = [
+        carry_out(recipe, clients, network, simulator={"engine": engine, "stack": stack, **more})
+        for engine in ("reference", "joined")
+    ]
+    assert_same(*runs)
+
+
+@pytest.mark.parametrize("factored", [False, True])
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("stack", [1, 3, 4])
+def test_models_of_every_kind(model: str, factored: bool, stack: int, formed: Any) -> None:
+    begun = formed(factored)
+    check(model, recipes.fedavg(lr=0.1, batch=8, epochs=2), stack)
+    assert bool(begun) == (factored and (model != "batch norm" or stack < 4))  # rows that mix: clients alone
+
+
+SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "momentum": ("fedavg", {"momentum": 0.9}),
+    "momentum and decay": ("fedavg", {"momentum": 0.5, "weight_decay": 0.1}),
+    "pull": ("fedprox", {"mu": 0.7, "momentum": 0.4}),
+    "pull and decay": ("fedprox", {"mu": 0.7, "weight_decay": 0.2}),
+    "schedule": ("fedavg", {"schedule": {"kind": "exponential", "rate": 0.5}}),
+    "private head": ("hdafl", {}),
+    "private head and pull": ("hdafl", {"momentum": 0.3, "weight_decay": 0.1}),
+    "validation cycles": ("adaptive_dvw", {"cycles": 3, "vc_tomb": 2, "momentum": 0.5, "limit_staleness": False}),
+    "ditto": ("ditto", {"pull": 0.3}),
+    "fine-tuned": ("fine_tuned", {"tune_epochs": 2}),
+    "momentum at the centre": ("fedavgm", {}),
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_is_linear_in_gradients_need_not_be_formed(setting: str, workers: int, formed: Any) -> None:
+    name, fields = SETTINGS[setting]
+    begun = formed(True)
+    recipe = recipes.make(name, **{"lr": 0.1, "batch": 8, "epochs": 2} | fields)
+    clients, model = with_validation(), plain_network()
+    runs = [
+        carry_out(recipe, clients, model, simulator=where)
+        for where in ({"engine": "reference"}, {"engine": "joined", "stack": 3, "workers": workers})
+    ]
+    assert_same(*runs)
+    assert workers or begun
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [("fedavg", {"clip": 0.2}), ("scaffold", {}), ("fedavg", {"momentum": 0.5, "keep_momentum": True})],
+)
+def test_what_is_not_linear_or_starts_apart_is_formed(name: str, fields: dict[str, Any], formed: Any) -> None:
+    begun = formed(True)
+    check("dense", recipes.make(name, **{"lr": 0.1, "batch": 8} | fields))
+    assert not begun
+
+
+@pytest.mark.parametrize("weigh", ["by_examples", "by_gradient_norm", "equal"])
+def test_an_update_that_cannot_count_is_left_out_of_the_sum(weigh: str, formed: Any) -> None:
+    formed(True)
+    clients = federation((6,), False)
+    clients.x[: SIZES[0]] = float("nan")  # so are this client's gradients
+    recipe = recipes.fedavg(lr=0.1, batch=8).with_(weigh=weigh)
+    runs = [
+        carry_out(recipe, clients, plain_network(), rounds=2, measure="none", simulator={"engine": engine, "stack": 4})
+        for engine in ("reference", "joined")
+    ]
+    assert {row["status"] for row in runs[1].arrivals if row["client"] == 0} == {"refused"}
+    assert_same(*runs)
+
+
+def test_a_layer_that_is_used_twice_is_formed(formed: Any) -> None:
+    class Twice(nn.Module):
+        """The factors of its two uses would be mixed up."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.out = nn.Linear(6, 6), nn.Linear(6, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.inner(self.inner(x).relu()))
+
+    begun, model = formed(True), seeded(Twice)
+    clients = federation((6,), False)
+    recipe = recipes.fedavg(lr=0.1, batch=8)
+    runs = [carry_out(recipe, clients, model, simulator={"engine": engine}) for engine in ("reference", "joined")]
+    assert_same(*runs)
+    assert set(begun) == {"out.weight"}
+
+
+# ---------------------------------------------------------------------------------------- what is not formed, by itself
+
+
+@st.composite
+def lowranks(draw: st.DrawFn) -> LowRank:
+    """Three clients with three, two and one step of a [4, 5] layer, and 3 numbers of their own before and after it."""
+    seed = draw(st.integers(0, 10**6))
+    made = torch.Generator().manual_seed(seed)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=made)
+
+    counts = (3, 2, 1)  # clients that took each step
+    x, d = [random(count, 2, 5) for count in counts], [random(count, 2, 4) for count in counts]
+    g = [torch.bmm(b.transpose(1, 2), a).flatten(1) for a, b in zip(x, d, strict=True)]
+    inner = [torch.stack([(g[s] * g[t][: counts[s]]).sum(1) for t in range(s + 1)], dim=1) for s in range(len(counts))]
+    scale = random(3, 3) * torch.tensor([[1.0, 1, 1], [1, 1, 0], [1, 0, 0]])
+    spans = [(slice(0, 3), slice(0, 3)), (slice(23, 26), slice(3, 6))]
+    factor = Factor(Slot("w", (4, 5), 3, False), x, d, inner)
+    order = draw(st.one_of(st.none(), st.permutations([0, 1, 2])))
+    keep = draw(st.sampled_from([torch.ones(3), torch.tensor([0.5, 0.75, 1.0])]))
+    return LowRank(
+        random(26), random(3, 6), spans, [factor], scale, keep, None if order is None else torch.tensor(order)
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(lowranks(), st.booleans())
+def test_sums_and_lengths_are_those_of_the_models_formed(models: LowRank, onednn: bool) -> None:
+    products.set_onednn(onednn)
+    try:
+        change = models.dense() - models.base
+        for stop in (3, 23, 26):
+            torch.testing.assert_close(models.lengths(stop), change[:, :stop].norm(dim=1), rtol=1e-4, atol=1e-4)
+            weights = torch.tensor([0.5, 2.0, 0.0])
+            expected = (weights.unsqueeze(1) * change[:, :stop]).sum(0)
+            torch.testing.assert_close(models.moved(weights, stop), expected, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(models.columns(0, stop), models.dense()[:, :stop])
+    finally:
+        products.set_onednn(False)
+
+
+@settings(max_examples=40, deadline=None)
+@given(lowranks())
+def test_any_other_operation_sees_ordinary_models(models: LowRank) -> None:
+    whole = models.dense()
+    assert type(whole) is Tensor
+    torch.testing.assert_close(models[1], whole[1])
+    torch.testing.assert_close(models * 2 - whole, whole)
+    torch.testing.assert_close(torch.where(whole > 0, models, whole), whole)
+    assert models.shape == whole.shape

@@ -1,0 +1,211 @@
+"""A party's own table: what it becomes, that only its owner reads it, and what is refused."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import threading
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+import torch
+
+from piebald.cli import main
+from piebald.errors import PiebaldError, SettingError
+from piebald.transfer import files
+from piebald.transfer.runs import _free_port, run, run_party
+from piebald.transfer.settings import File, Files
+
+from .conftest import small
+
+KNOWN = 60  # people whom both know
+
+
+def people() -> tuple[pandas.DataFrame, pandas.DataFrame]:
+    """A bank's table and a shop's, in different orders."""
+    dice = np.random.default_rng(0)
+    hidden = dice.normal(size=(260, 3))
+    repaid = np.where(hidden[:, 0] + hidden[:, 1] > 0, "yes", "no")
+    bank = pandas.DataFrame({"income": hidden[:, 0], "age": 40 + 9 * hidden[:, 1], "repaid": repaid})
+    shop = pandas.DataFrame({"basket": hidden[:, 1] + 2, "visits": hidden[:, 2], "paid": repaid})
+    shop["town"] = np.where(hidden[:, 0] > 0, "Ulm", "Bern")
+    number = [1000 + place if place < KNOWN else None for place in range(260)]
+    bank.insert(0, "customer", number)
+    shop.insert(2, "member", number)
+    return bank[:160].sample(frac=1, random_state=1), pandas.concat([shop[:KNOWN], shop[160:]])
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    bank, shop = people()
+    bank.to_csv("bank.csv", index=False)
+    shop.to_parquet("shop.parquet")
+    return tmp_path
+
+
+SOURCE = {"path": "bank.csv", "key": "customer", "label": "repaid"}
+TARGET = {"path": "shop.parquet", "key": "member", "label": "paid"}
+
+
+def own(source=None, target=None, **changes):
+    named = {"source": SOURCE if source is None else source, "target": TARGET if target is None else target}
+    return small(data={"test": 0.5}, files={role: file for role, file in named.items() if file}, **changes)
+
+
+def test_co_occurring_rows_are_the_same_people_in_the_same_order(folder):
+    held = files.both(own().files, test=0.5, seed=0)
+    bank, shop = people()
+    source, target = held["source"], held["target"]
+    assert len(source.overlap) == len(target.overlap) == KNOWN
+    income = bank.set_index("customer").loc[range(1000, 1000 + KNOWN), "income"].to_numpy()
+    seen = source.x[source.overlap, source.features.index("income")].numpy()
+    assert np.corrcoef(income, seen)[0, 1] == pytest.approx(1.0)
+    basket = shop.set_index("member").loc[range(1000, 1000 + KNOWN), "basket"].to_numpy()
+    seen = target.x[target.overlap, target.features.index("basket")].numpy()
+    assert np.corrcoef(basket, seen)[0, 1] == pytest.approx(1.0)
+    repaid = bank.set_index("customer").loc[range(1000, 1000 + KNOWN), "repaid"] == "yes"
+    assert source.y is not None
+    assert ((source.y[source.overlap] > 0).numpy() == repaid.to_numpy()).all()
+
+
+def test_numbers_become_standard_scores_of_rows_that_are_trained_on_and_words_columns(folder):
+    target = files.load(own().files, "target", test=0.5, seed=0)
+    assert target.features == ("basket", "visits", "town=Bern", "town=Ulm")
+    assert len(target.test) == len(target.test_y) == 50  # half of the 100 rows without a key
+    torch.testing.assert_close(target.x[:, 0].mean(), torch.tensor(0.0, dtype=torch.float64), atol=1e-6, rtol=0)
+    assert set(target.x[:, 2].tolist()) == {0.0, 1.0}
+    assert target.y is None
+    source = files.load(own().files, "source", test=0.5, seed=0)
+    assert source.features == ("income", "age")
+    assert len(source.x) == 160
+    assert len(source.test) == 0
+
+
+def test_a_run_from_files_and_its_page(folder, capsys):
+    (folder / "transfer.toml").write_text(own(steps=30, lr=0.02).text())
+    assert main(["transfer", "transfer.toml", "--out", "run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["score"]["auc"] > 0.6
+    assert "with an AUC of" in Path("run/report.html").read_text()
+
+
+def test_a_target_without_labels_scores_all_its_rows(folder, capsys):
+    bare = {"path": "shop.parquet", "key": "member", "columns": ["basket", "visits"]}
+    (folder / "transfer.toml").write_text(own(target=bare).text())
+    assert main(["transfer", "transfer.toml", "--out", "run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["score"] is None
+    from piebald.transfer.store import read
+
+    assert len(read(Path("run/target/after.safetensors"))["scores"]) == 160
+    assert "no label of its rows is known" in Path("run/report.html").read_text()
+    assert main(["resume", "run", "-q"]) == 0
+
+
+def apart(one, other):
+    """Both parties, each with settings of its own, over a socket; what each returns or raises."""
+    importlib.import_module("torch._dynamo")  # two threads had better not do that at once
+    address, said = f"127.0.0.1:{_free_port()}", {}
+
+    def play(role, settings):
+        try:
+            said[role] = run_party(role, settings.model_copy(update={"runtime": runtime(address)}), f"run of {role}")
+        except PiebaldError as error:
+            said[role] = error
+
+    threads = [threading.Thread(target=play, args=given) for given in (("source", one), ("target", other))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return said
+
+
+def runtime(address):
+    from piebald.transfer.settings import Runtime
+
+    return Runtime(kind="sockets", address=address, timeout=30)
+
+
+def test_each_party_names_and_reads_its_own_file_only(folder):
+    together = run(own(), out="both")
+    said = apart(own(target=False), own(source=False))
+    assert said["source"].score is None
+    assert said["target"].score == together.score
+
+
+def test_parties_whose_keys_differ_part_with_a_reason(folder):
+    table = pandas.read_csv("bank.csv")
+    table.loc[table["customer"] == 1000, "customer"] = 999
+    table.to_csv("other.csv", index=False)
+    said = apart(own(source={**SOURCE, "path": "other.csv"}, target=False), own(source=False))
+    assert any("and tables with the same keys" in str(error) for error in said.values())
+
+
+def test_a_folder_of_another_file_is_not_gone_on_with(folder, capsys):
+    run(own(), out="run")
+    Path("shop.parquet").rename("moved.parquet")
+    (folder / "transfer.toml").write_text(own(target={**TARGET, "path": "moved.parquet"}).text())
+    assert main(["transfer", "transfer.toml", "--out", "run"]) == 2
+    assert "holds a transfer with other settings" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("files.source.path=gone.csv", "there is no file gone.csv"),
+        ("files.source.path=bank.txt", "must be a .csv, .tsv or .parquet file"),
+        ("files.source.key=costumer", "did you mean 'customer'"),
+        ("files.source.label=repayed", "did you mean 'repaid'"),
+        ("files.source.label=age", "column 'age' of bank.csv must have two values"),
+        ("files.source.positive=maybe", "two values, one of them 'maybe', got no, yes"),
+        ('files.source.columns=["income", "repaid"]', "must not include the label 'repaid'"),
+        ('files.source={ path = "bank.csv" }', "files.source.key is missing"),
+        ("files=3", "files must be a table, [files], got 3"),
+        ('files.target.columns=["town", "town"]', "files.target.columns must name at least one column, and none twice"),
+        ("files.target.columns=[]", "files.target.columns must name at least one column"),
+        ("files.source.colums=3", "did you mean 'columns'"),
+        ("files.sauce.path=3", "there is no setting of a transfer called 'sauce'"),
+        ("files.target.path=more.csv", "keys in their co-occurring rows, got 60 and 61"),
+        ("files.target.path=holes.csv", "column 'visits' of holes.csv has no value in 1 of 160 rows"),
+        ("files.target.path=names.csv", "column 'town' of names.csv has 160 different values"),
+        ("files.target.path=twice.csv", "key '1001' stands in two rows of twice.csv"),
+        ("files.target.path=endless.csv", "column 'visits' of endless.csv holds numbers that are not finite"),
+        ("data.test=0.001", "must have rows of both labels without a key"),
+        ("data.name=census", "files take the place of a data set"),
+        ("overlap_batch=61", "overlap_batch must be at most the 60 co-occurring rows, got 61"),
+    ],
+)
+def test_bad_files_are_one_sentence_and_exit_code_2(folder, capsys, flag, said):
+    Path("bank.txt").write_text("x")
+    _, shop = people()
+    shop.assign(visits=[None, *range(159)]).to_csv("holes.csv", index=False)
+    shop.assign(town=[f"town {place}" for place in range(160)]).to_csv("names.csv", index=False)
+    shop.assign(member=[1001, *shop["member"][1:]]).to_csv("twice.csv", index=False)
+    shop.assign(member=[*shop["member"][:-1], 5]).to_csv("more.csv", index=False)
+    shop.assign(visits=[np.inf, *range(159)]).to_csv("endless.csv", index=False)
+    (folder / "transfer.toml").write_text(own().text())
+    assert main(["transfer", "transfer.toml", "--set", flag]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert len(error.strip().splitlines()) == 1
+
+
+def test_a_party_without_its_own_file_or_label_is_told(folder):
+    with pytest.raises(SettingError, match=r"files.target is missing: say path and key"):
+        files.load(own(target=False).files, "target", test=0.2, seed=0)
+    bare = Files(source=File(path="bank.csv", key="customer"))
+    with pytest.raises(SettingError, match=r"files.source.label is missing"):
+        files.load(bare, "source", test=0.2, seed=0)
+
+
+def test_keys_too_long_to_be_numbers_are_refused_and_text_is_not(folder):
+    table = pandas.read_csv("bank.csv")
+    table["customer"] = table["customer"] * 1e15
+    table.to_csv("long.csv", index=False)
+    with pytest.raises(SettingError, match="more than 15 digits: quote them"):
+        files.load(own(source={**SOURCE, "path": "long.csv"}).files, "source", test=0.2, seed=0)
+    table["customer"] = [None if np.isnan(one) else f"AB{one:.0f}" for one in table["customer"]]
+    table.to_csv("text.csv", index=False)
+    assert len(files.load(own(source={**SOURCE, "path": "text.csv"}).files, "source", 0.2, 0).overlap) == KNOWN
