@@ -118,13 +118,13 @@ class Settings(Section):
         """Settings from a file, or the built-in experiment, with the command line's flags on top."""
         name = "the built-in experiment" if path is None else str(path)
         document = Document(_text(path), name)
-        given = document.values.get("runtime")
-        if runtime is not None and not (isinstance(given, dict) and given.get("kind") == runtime):
-            document.put("runtime", {"kind": runtime}, "--runtime")  # before the flags, which may be about it
         for flag in flags:
             document.set(flag)
         if out is not None:
             document.put("out", out, "--out")
+        given = document.values.get("runtime")
+        if runtime is not None and not (isinstance(given, dict) and given.get("kind") == runtime):
+            document.put("runtime", {"kind": runtime}, "--runtime")
         return cls.of(document)
 
     @classmethod

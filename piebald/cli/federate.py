@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -51,9 +52,8 @@ def server(
 
     read(kit)
     _speak()
-    flags = [*(sets or ()), f'runtime.kit="{kit.resolve()}"']
     with _Running(kit):
-        run(file, flags, out, "federation", as_json, quiet)
+        run(file, _flags(sets, f", kit = {json.dumps(str(kit.resolve()))}"), out, None, as_json, quiet)
 
 
 @app.command()
@@ -91,13 +91,13 @@ def up(
     from piebald.settings import Settings
 
     if local is not None:
-        count = len(Settings.load(file, sets or (), runtime="federation").plan().clients)
+        count = len(Settings.load(file, _flags(sets)).plan().clients)
         if count != local:
             raise SettingError(
                 f"the experiment has {count} clients, --local says {local}: give the same number, or leave it out"
             )
     _speak()
-    run(file, sets, out, "federation", as_json, quiet)
+    run(file, _flags(sets), out, None, as_json, quiet)
 
 
 @app.command()
@@ -136,6 +136,11 @@ def stop(
             raise SettingError(f"process {pid} has not ended within {wait:g} seconds: look at it, or wait longer")
         time.sleep(0.1)
     print(f"stopped process {pid}")
+
+
+def _flags(sets: list[str] | None, more: str = "") -> list[str]:
+    """Flags that choose the federation in place of the file's runtime; the user's come after, and may be about it."""
+    return [f'runtime={{ kind = "federation"{more} }}', *(sets or ())]
 
 
 def _short(value: Any) -> Any:
