@@ -251,7 +251,8 @@ class Settings(Section):
 
     def _runtime(self) -> Where:
         if self.runtime.kind == "federation":  # real devices are as fast as they are, so there is no fleet
-            more: dict[str, Any] = {"experiment": self.table()}
+            own = ("out", "runtime", "fleet")  # what is the server's own business, or only simulated
+            more: dict[str, Any] = {"experiment": {key: v for key, v in self.table().items() if key not in own}}
         else:
             more = {} if self.fleet is None else {"fleet": self._part("fleet", self.fleet, "piebald.partition")}
         made = self._part("runtime", self.runtime, "piebald.runtimes", **more)

@@ -53,7 +53,7 @@ def server(
     read(kit)
     _speak()
     with _Running(kit):
-        run(file, _flags(sets, f", kit = {json.dumps(str(kit.resolve()))}"), out, None, as_json, quiet)
+        run(file, _flags(file, sets, kit=str(kit.resolve())), out, None, as_json, quiet)
 
 
 @app.command()
@@ -91,13 +91,13 @@ def up(
     from piebald.settings import Settings
 
     if local is not None:
-        count = len(Settings.load(file, _flags(sets)).plan().clients)
+        count = len(Settings.load(file, _flags(file, sets)).plan().clients)
         if count != local:
             raise SettingError(
                 f"the experiment has {count} clients, --local says {local}: give the same number, or leave it out"
             )
     _speak()
-    run(file, _flags(sets), out, None, as_json, quiet)
+    run(file, _flags(file, sets), out, None, as_json, quiet)
 
 
 @app.command()
@@ -138,9 +138,16 @@ def stop(
     print(f"stopped process {pid}")
 
 
-def _flags(sets: list[str] | None, more: str = "") -> list[str]:
-    """Flags that choose the federation in place of the file's runtime; the user's come after, and may be about it."""
-    return [f'runtime={{ kind = "federation"{more} }}', *(sets or ())]
+def _flags(file: Path | None, sets: list[str] | None, **more: str) -> list[str]:
+    """Flags that choose the federation, if the file does not; the user's come after, and may be about it."""
+    from piebald.settings import Settings
+
+    if Settings.load(file).runtime.kind == "federation":
+        chosen = [f"runtime.{name}={json.dumps(value)}" for name, value in more.items()]
+    else:
+        fields = "".join(f", {name} = {json.dumps(value)}" for name, value in more.items())
+        chosen = [f'runtime={{ kind = "federation"{fields} }}']
+    return [*chosen, *(sets or ())]
 
 
 def _short(value: Any) -> Any:

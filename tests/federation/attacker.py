@@ -112,16 +112,19 @@ class Attacker:
         welcome = decode(Welcome, bytes.fromhex(self.ask(HELLO) or ""))[0]
         self.ask(encode(Wish(start=0)), "terms")
         ready = Hello(protocol=1, version=__version__, incarnation="cd", run=welcome.run, ready=welcome.terms)
-        until = time.monotonic() + 10
+        return [self.lie(tasks, ready, welcome, wrong) for wrong in (True, False)]
+
+    def lie(self, tasks: list[bytes], ready: Hello, welcome: Welcome, garbage: bool) -> str:
+        """Wait for training, and answer with garbage or with a model of another length."""
+        tasks.clear()
+        until = time.monotonic() + 60
         while not any(unpack_assignment(task).query is None for task in tasks) and time.monotonic() < until:
             self.ask(encode(ready))
-            time.sleep(0.2)
+            time.sleep(0.1)
         task = next(one for one in map(unpack_assignment, tasks) if one.query is None)
-        lie = {"model": task.parts["model"][:7]}
-        body = pack_update(Update(lie, 10**9, 1, {"loss": 0.0}, 0.0, None, 10**12), None)
-        piece = self.piece(welcome, task.id, body)
-        answer = self.ask(encode(piece, body), "result")
-        time.sleep(1.0)
+        wrong = Update({"model": task.parts["model"][:7]}, 10**9, 1, {"loss": 0.0}, 0.0, None, 10**12)
+        body = b"not a result" if garbage else pack_update(wrong, None)
+        answer = self.ask(encode(self.piece(welcome, task.id, body), body), "result")
         return decode(Word, bytes.fromhex(answer or ""))[0].word
 
     def frame(self) -> Any:

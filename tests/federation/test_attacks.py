@@ -47,10 +47,12 @@ class Running:
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     made = Running(tmp_path_factory.mktemp("attacked"))
-    until(lambda: made.server.version() > 0)
-    yield made
-    made.server.close()
-    made.sites.close()
+    try:
+        until(lambda: made.server.version() > 0)
+        yield made
+    finally:
+        made.server.close()
+        made.sites.close()
 
 
 def test_another_authority(running: Running, tmp_path: Path) -> None:
@@ -94,8 +96,9 @@ def test_replayed_results_are_dropped(running: Running) -> None:
     assert running.attack("replay") == ["known"]
 
 
-def test_a_result_of_another_shape_is_refused_and_its_site_put_aside(running: Running) -> None:
-    assert running.attack("liar") == "done"
+def test_garbage_ends_an_assignment_and_another_shape_puts_its_site_aside(running: Running) -> None:
+    assert running.attack("liar") == ["refused", "done"]
+    until(lambda: running.query("SELECT 1 FROM arrival WHERE client = 2 AND reason LIKE 'sent a body that%'"))
     (refused,) = until(lambda: running.query("SELECT client, reason FROM arrival WHERE status = 'refused'"))
     assert refused["client"] == 2
     assert "must send" in refused["reason"]

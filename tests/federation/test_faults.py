@@ -38,20 +38,28 @@ def test_kills_at_random_change_nothing(seed: int, crowd: Sites, tmp_path: Path)
     undisturbed = carry_out(made, tmp_path / "simulated")
     server = Server(made, crowd.folder / "server", tmp_path / "run")
     dice = random.Random(seed)
+    try:
+        disturb(server, crowd, dice)
+        until(server.over)
+    finally:
+        server.close()
+    assert_same_run(undisturbed, server.out, crowd)
+
+
+def disturb(server: Server, crowd: Sites, dice: random.Random) -> None:
+    """Kill a site, then the server."""
     for victim in ("site", "server"):
         now = server.version()
         until(lambda now=now: server.version() > now or server.over())
         time.sleep(dice.uniform(0, 0.4))
         if server.over():
-            break
+            return
         if victim == "server":
             server.kill_and_resume()
         else:
             name = dice.choice(SITES)
             crowd.kill(name)
             crowd.start(name)
-    until(server.over)
-    assert_same_run(undisturbed, server.out, crowd)
 
 
 def assert_same_run(simulated: experiment.Run, out: Path, crowd: Sites) -> None:

@@ -319,21 +319,20 @@ class Coordinator:
     def _receive(self, origin: str, piece: Piece, data: memoryview) -> bytes:
         """A piece of a result."""
         member = self._members[self._number[origin]]
-        with self._lock:
+        with self._news:
             one = member.open.get(piece.id)
             ours = (piece.run, piece.epoch) == (self._run, self._epoch)
             if not ours or one is None or one.trains != piece.trains:
                 member.late += piece.start == 0
                 return encode(Word(word="known"))
-            most = _ROOM + 4 * _VECTORS * self.work.layout.size
-            word, body = member.assembly.take(piece, data, most)
-        if body is None:
-            return encode(word)
-        update, failure = unpack_update(body)
-        with self._news:
-            one = member.open.get(piece.id)
-            if one is not None:
-                self._end(member, one, update, failure)
+            try:
+                word, body = member.assembly.take(piece, data, _ROOM + 4 * _VECTORS * self.work.layout.size)
+                if body is not None:
+                    self._end(member, one, *unpack_update(body))
+            except Refused as error:  # waiting for something better would be in vain
+                self._link.report(f"{origin} sent {error}")
+                self._end(member, one, None, f"sent {error}"[:300])
+                word = Word(word="refused")
         return encode(word)
 
     def _end(self, member: Member, one: Open, update: Update | None, failure: str | None) -> None:
@@ -389,6 +388,11 @@ class Coordinator:
                 start += PIECE
             elif word == "again":
                 start, again = 0, again + 1
+            elif word == "refused":
+                with self._news:
+                    if one.assignment.id in member.open:
+                        self._end(member, one, None, "refused by the site, whose log says why")
+                return True
             else:
                 return word in ("done", "known")
         return False

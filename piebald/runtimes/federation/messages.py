@@ -110,11 +110,11 @@ class Wish(Message):
 
 
 class Word(Message):
-    """The answer to a piece: "go on", "done", "known" (it was there before), "not wanted", or "again" from the
-    start.
+    """The answer to a piece: "go on", "done", "known" (it was there before), "not wanted", "again" from the start,
+    or "refused" for good.
     """
 
-    word: Annotated[str, Field(pattern="^(go on|done|known|not wanted|again)$")]
+    word: Annotated[str, Field(pattern="^(go on|done|known|not wanted|again|refused)$")]
 
 
 Some = TypeVar("Some", bound=Message)

@@ -43,7 +43,7 @@ BEAT = 1.0  # seconds between two hellos
 TERMS = 16 << 20  # bytes of a run's terms
 WAIT = 20.0  # seconds for the server to answer
 _ROOM = 1 << 20  # bytes that an assignment may have beside its vectors
-_VECTORS = 16  # whole models' worth of vectors that an assignment may bring
+_VECTORS = 64  # whole models' worth of vectors that an assignment may bring
 
 log = logging.getLogger("piebald.federation")
 
@@ -263,12 +263,16 @@ class Site:
                 return encode(Word(word="not wanted"))
             if piece.start == 0 and self._has(piece, welcome, vault):
                 return encode(Word(word="known"))
-            word, body = self._assembly.take(piece, data, _ROOM + 4 * _VECTORS * desk.work.layout.size)
-            if body is not None:
-                assignment = unpack_assignment(body)
-                if assignment.client != desk.client or (assignment.query is None) != piece.trains:
-                    raise Refused("an assignment that is not for this site")
-                self._accept(assignment, piece.digest, welcome.epoch)
+            try:
+                word, body = self._assembly.take(piece, data, _ROOM + 4 * _VECTORS * desk.work.layout.size)
+                if body is not None:
+                    assignment = unpack_assignment(body)
+                    if assignment.client != desk.client or (assignment.query is None) != piece.trains:
+                        raise Refused("an assignment that is not for this site")
+                    self._accept(assignment, piece.digest, welcome.epoch)
+            except Refused as error:  # the server need not try again
+                self._link.report(f"{origin} sent {error}")
+                word = Word(word="refused")
             return encode(word)
 
     def _has(self, piece: Piece, welcome: Welcome, vault: Vault) -> bool:
