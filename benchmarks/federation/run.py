@@ -5,6 +5,7 @@ faults at random moments cost.  Writes RESULTS.md beside this file, or into --ou
 
 --parts speed       only some of it (speed, crowd, faults), each in a process of its own; the others' numbers are kept
 --times 20          how often each fault is tried
+--faults wire_cut   only these
 --brief             a part of two minutes, for checks: two sizes, two sites, three times three faults; fails where
                     anything was lost
 """
@@ -26,16 +27,13 @@ HERE = Path(__file__).parent
 TOLERANCE = 1e-4
 
 
-def measure(parts: list[str], times: int, brief: bool, keep: Path) -> dict[str, Any]:
+def measure(parts: list[str], times: int, brief: bool, keep: Path, chosen: list[str]) -> dict[str, Any]:
     """All numbers; written down after each, since it takes a while."""
     found: dict[str, Any] = json.loads(keep.read_text()) if keep.exists() else {}
     jobs = {
         "speed": [(speed.latency, (size,)) for size in (["tiny", "4 MB"] if brief else speed.SIZES)],
         "crowd": [(speed.updates, (sites,)) for sites in ((2,) if brief else speed.CROWDS)],
-        "faults": [
-            (faults.disturb, (name, times))
-            for name in (["site_killed", "server_killed", "wire_cut"] if brief else parties.FAULTS)
-        ],
+        "faults": [(faults.disturb, (name, times)) for name in chosen],
     }
     for part in parts:
         rows = {str(row[next(iter(row))]): row for row in found.get(part, [])}
@@ -116,10 +114,13 @@ def main() -> None:
     reader.add_argument("--out", type=Path, default=HERE)
     reader.add_argument("--parts", nargs="+", default=["speed", "crowd", "faults"])
     reader.add_argument("--times", type=int, default=20)
+    reader.add_argument("--faults", nargs="+", choices=list(parties.FAULTS))
     reader.add_argument("--brief", action="store_true")
     given = reader.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    found = measure(given.parts, 3 if given.brief else given.times, given.brief, given.out / "results.json")
+    chosen = given.faults or (["site_killed", "server_killed", "wire_cut"] if given.brief else list(parties.FAULTS))
+    times = 3 if given.brief else given.times
+    found = measure(given.parts, times, given.brief, given.out / "results.json", chosen)
     (given.out / "RESULTS.md").write_text(page(found))
     check(found)
 
