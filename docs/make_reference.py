@@ -154,7 +154,7 @@ def parts_page() -> str:
                 text += [part_rows(part)]
     text += ["", "## runtime: where does it run?", ""]
     for name, part in kinds("runtime"):
-        text += [f"### runtime = {name}", "", summary(part), "", part_rows(part)]
+        text += [f"### runtime = {name}", "", summary(part), "", part_rows(part), ""]
     return "\n".join(text) + "\n"
 
 
@@ -168,10 +168,18 @@ def partition_page() -> str:
     text += [" ".join(summary(sys.modules["piebald.partition.base"]).split("\n\n")[0].split()), ""]
     text += ["In a TOML file: `[partition]` with a `kind`.  In Python: `partition.Iid(clients=10).split(dataset)`."]
     text += ["Your own data needs none of them: see [bring your own data](../howto/your-data.md).", ""]
-    text += ["All of them have these settings:", "", part_rows(Partition)]
+    text += ["All of them but `sites` have these settings:", "", part_rows(Partition)]
     for name, part in kinds("partition"):
-        text += ["", f"### {name}", "", summary(part), "", f"![{name}](../images/partitions/{name}.png)", ""]
-        text += [f"*`{EXAMPLES[name]}` on the digits.*", "", part_rows(part, shared)]
+        text += ["", f"### {name}", "", summary(part), ""]
+        if name in EXAMPLES:
+            picture = f"![{name}](../images/partitions/{name}.png)"
+            text += [picture, "", f"*`{EXAMPLES[name]}` on the digits.*", "", part_rows(part, shared)]
+        else:
+            text += [
+                "For [real federations](../howto/federation.md); it has these settings and no others:",
+                "",
+                part_rows(part),
+            ]
     text += ["", "## Sizes: how many rows does each client get?", ""]
     text += ['The setting `sizes` of some partitions: `sizes = { kind = "power_law", exponent = 1.5 }`.']
     text += ["", "![sizes](../images/partitions/sizes.png)"]

@@ -306,6 +306,8 @@ def _ending(store: RunStore, runtime: Any) -> Iterator[None]:
         status = "stopped"
         raise
     finally:
+        if status == "finished" and hasattr(runtime, "dismiss"):
+            runtime.dismiss()  # sites may go home
         runtime.close()
         try:
             store.finish(status)

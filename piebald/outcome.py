@@ -72,6 +72,10 @@ class Run(History):
         if layout.private:
             remembered[PRIVATE] = self._share.first(self.work.initial[layout.shared :], layout, client)
         if remembered:
+            if self.meta.get("runtime", {}).get("kind") == "federation":
+                raise SettingError(
+                    f"what client {client} remembers never left its site, where its model is: look into its kit"
+                )
             if self.path is None:
                 raise SettingError("what clients remember is kept in a run folder only: run with out='some/folder'")
             remembered |= self._store.memory(client, self._version)  # who never took part remembers the start

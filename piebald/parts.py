@@ -15,6 +15,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from piebald.errors import SettingError, unknown
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor, nn
 
     from piebald.contracts import Centre, Clients, Learned, Local, Runtime, Start, Update, Work
@@ -366,12 +368,17 @@ class Where(Part):
     """Settings of a runtime: where a recipe runs."""
 
     axis = "runtime"
+    simulates: ClassVar[bool] = True  # False: clients' rows are not here
     repeats: ClassVar[bool] = True  # False: what is lost since the last checkpoint cannot be computed again
 
     def settled(self, work: Work, clients: Clients, expected: int) -> Where:
         """The same with every choice made, so that a resumed run makes the same ones; `expected` clients work at a
         time.
         """
+        return self
+
+    def beside(self, folder: Path) -> Where:
+        """The same with what it keeps on disk in a run's folder."""
         return self
 
     def open(self, work: Work, clients: Clients) -> Runtime:

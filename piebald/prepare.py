@@ -118,6 +118,7 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: Options) 
     federation, strangers = set_apart(some_clients(clients), options.unseen, options.seed)
     work, task = _work(recipe, federation, model, options)
     where = _runtime(recipe, federation, work, options.runtime)
+    _check_rows_are_here(where, federation, options)
     _check_fit(recipe, federation, work)
     if options.checkpoint_every is None and not where.repeats:
         options = replace(options, checkpoint_every=1)
@@ -152,6 +153,16 @@ def _runtime(recipe: Recipe, clients: Clients, work: Work, runtime: Any) -> Wher
     where = build("runtime", {"kind": runtime} if isinstance(runtime, str) else runtime)
     assert isinstance(where, Where)
     return where.settled(work, clients, cohort_size(cohort, len(clients)))
+
+
+def _check_rows_are_here(where: Where, clients: Clients, options: Options) -> None:
+    if where.simulates and getattr(clients, "elsewhere", False):
+        raise SettingError(
+            "partition 'sites' says that rows are at their sites, so there is nothing to simulate: run it with "
+            "piebald server KIT FILE, or take another partition"
+        )
+    if options.unseen and not where.simulates:
+        raise SettingError("unseen holds clients out whose rows are here, in a federation they are not: leave it out")
 
 
 def _check_fit(recipe: Recipe, clients: Clients, work: Work) -> None:

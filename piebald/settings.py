@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from piebald.contracts import Clients, Split
 from piebald.errors import SettingError, unknown
-from piebald.parts import Part, build
+from piebald.parts import Part, Where, build
 from piebald.recipe import Recipe
 from piebald.toml import Document, Key, dotted, dumps
 
@@ -163,7 +163,7 @@ class Settings(Section):
         recipes = self._recipes()
         partition = self._part("partition", self.partition, "piebald.partition")
         runtime = self._runtime()
-        dataset = self._dataset()
+        dataset = self._dataset(partition)
         try:
             clients = partition.split(dataset)  # type: ignore[attr-defined]
         except SettingError as error:
@@ -249,11 +249,15 @@ class Settings(Section):
         except SettingError as error:
             raise self._placed(error, (section,), kind) from None
 
-    def _runtime(self) -> Part:
-        if self.fleet is None:
-            return self._part("runtime", self.runtime, "piebald.runtimes")
-        fleet = self._part("fleet", self.fleet, "piebald.partition")
-        return self._part("runtime", self.runtime, "piebald.runtimes", fleet=fleet)
+    def _runtime(self) -> Where:
+        if self.runtime.kind == "federation":  # real devices are as fast as they are, so there is no fleet
+            own = ("out", "runtime", "fleet")  # what is the server's own business, or only simulated
+            more: dict[str, Any] = {"experiment": {key: v for key, v in self.table().items() if key not in own}}
+        else:
+            more = {} if self.fleet is None else {"fleet": self._part("fleet", self.fleet, "piebald.partition")}
+        made = self._part("runtime", self.runtime, "piebald.runtimes", **more)
+        assert isinstance(made, Where)
+        return made
 
     def _stop(self) -> Stop | None:
         from piebald.controller import Stop
@@ -266,9 +270,11 @@ class Settings(Section):
         except SettingError as error:
             raise self._placed(error, ("stop",), self.stop) from None
 
-    def _dataset(self) -> DataSet:
+    def _dataset(self, partition: Part) -> DataSet:
         from piebald import data
 
+        if partition.kind == "sites":
+            return partition.blank()  # type: ignore[attr-defined,no-any-return]
         try:
             return data.load(self.data.name)
         except SettingError as error:
@@ -353,7 +359,7 @@ class Plan:
     recipes: Mapping[str, Recipe]
     clients: Clients
     model: Callable[[int], nn.Module]
-    runtime: Part
+    runtime: Where
     stop: Stop | None = None
 
 

@@ -14,6 +14,7 @@ from piebald.errors import PiebaldError
 
 # commands register themselves; the order of import is their order in `piebald --help`
 from piebald.cli import train  # noqa: F401  # isort: skip
+from piebald.cli import federate  # noqa: F401  # isort: skip
 from piebald.cli import look  # noqa: F401  # isort: skip
 
 

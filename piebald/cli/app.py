@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -53,6 +54,15 @@ def pair(text: str) -> tuple[str, Any]:
         return key, tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         return key, value
+
+
+def end_on_term() -> None:
+    """End on SIGTERM as on Ctrl-C: cleanly."""
+    signal.signal(signal.SIGTERM, _interrupt)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def progress(as_json: bool, quiet: bool) -> bool:

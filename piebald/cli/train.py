@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from piebald.cli.app import Interrupted, Json, Out, Quiet, Sets, Where, app, check_run, is_transfer, progress
+from piebald.cli.app import (
+    Interrupted,
+    Json,
+    Out,
+    Quiet,
+    Sets,
+    Where,
+    app,
+    check_run,
+    end_on_term,
+    is_transfer,
+    progress,
+)
 from piebald.cli.printing import facts, print_json, print_run, print_table, print_transfer
 from piebald.errors import SettingError
 
@@ -44,7 +56,7 @@ def run(
             label=settings.label or label,
             out=folder,
             progress=progress(as_json, quiet),
-            **_common(settings, plan),
+            **_common(settings, plan) | {"runtime": plan.runtime.beside(folder)},
         )
     print_run(history, as_json, quiet)
 
@@ -112,6 +124,7 @@ def resume(
         return print_transfer(*command.resume(folder, progress(as_json, quiet)), as_json, quiet)
     from piebald import experiment
 
+    end_on_term()  # of a federation's server, piebald stop ends it so
     with _kept(folder, f"piebald resume {folder}"):
         history = experiment.resume(folder, progress=progress(as_json, quiet))
     print_run(history, as_json, quiet)

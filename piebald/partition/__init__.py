@@ -16,6 +16,7 @@ from piebald.partition.lazy import LazyClients
 from piebald.partition.lists import Lists
 from piebald.partition.non_iid import NonIid
 from piebald.partition.shards import Shards
+from piebald.partition.sites import Sites
 from piebald.partition.sizes import Explicit, PowerLaw, Quantity, Sizes, Skewed, Uniform
 from piebald.partition.sources import clients_from
 from piebald.partition.statistics import Statistics, collect
@@ -54,6 +55,7 @@ __all__ = [
     "Quantity",
     "Sensor",
     "Shards",
+    "Sites",
     "Sizes",
     "Skewed",
     "Statistics",

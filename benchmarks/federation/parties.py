@@ -1,0 +1,176 @@
+"""Processes that can be disturbed: sites, a server, and the wire between them."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from piebald.report.store import RunStore
+from piebald.runtimes.federation import kits
+from piebald.runtimes.federation.local import free_port
+from piebald.settings import Settings
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+class Wire:
+    """Carries bytes between sites and the server, until it is cut; then new connections are carried again."""
+
+    def __init__(self, port: int) -> None:
+        self._target, self._open = port, set[socket.socket]()
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._server.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            near, _ = self._server.accept()
+            try:
+                far = socket.create_connection(("127.0.0.1", self._target))
+            except OSError:
+                near.close()
+                continue
+            self._open |= {near, far}
+            for one, other in ((near, far), (far, near)):
+                threading.Thread(target=self._carry, args=(one, other), daemon=True).start()
+
+    def _carry(self, one: socket.socket, other: socket.socket) -> None:
+        with suppress(OSError):
+            while data := one.recv(1 << 16):
+                other.sendall(data)
+        for end in (one, other):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+            self._open.discard(end)
+
+    def cut(self) -> None:
+        """Break every connection, in the middle of whatever is on its way."""
+        for end in list(self._open):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+class Parties:
+    """A federation of processes on this machine, over a wire that can be cut."""
+
+    def __init__(self, folder: Path, made: Settings, sites: int = 3) -> None:
+        self.folder, self.out = folder, folder / "run"
+        self.names = [f"site-{number + 1}" for number in range(sites)]
+        port = free_port()
+        kits.provision(kits.Description(host="127.0.0.1", port=port, sites=self.names), folder / "kits")
+        self.wire = Wire(port)
+        for name in self.names:
+            kit = folder / "kits" / name / "kit.json"
+            kit.write_text(json.dumps(json.loads(kit.read_text()) | {"port": self.wire.port}))
+        (folder / "experiment.toml").write_text(made.text())
+        self.sites = {name: self.site(name) for name in self.names}
+        self.server = self.spawn("server", str(folder / "kits" / "server"), str(folder / "experiment.toml"))
+
+    def site(self, name: str) -> subprocess.Popen[bytes]:
+        """Start a site."""
+        return self.spawn("client", str(self.folder / "kits" / name), "--stay")
+
+    def spawn(self, *words: str) -> subprocess.Popen[bytes]:
+        """Start a process of the command line."""
+        more = ["--out", str(self.out)] if words[0] == "server" else []
+        with (self.folder / f"{words[0]}.log").open("ab") as log:
+            command = [sys.executable, "-m", "piebald.cli", *words, *more]
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=ENVIRONMENT)
+
+    def resume(self) -> None:
+        """Take the run up again."""
+        self.server = self.spawn("resume", str(self.out))
+
+    def version(self) -> int:
+        """Commits so far."""
+        if not (self.out / "run.db").exists():
+            return 0
+        with RunStore.open_read_only(self.out) as store:
+            return store.version
+
+    def close(self) -> None:
+        """End everything."""
+        for process in (self.server, *self.sites.values()):
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+            process.wait()
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """End a process without a warning."""
+    process.kill()
+    process.wait()
+
+
+def site_killed(parties: Parties, dice: random.Random) -> None:
+    """A site is killed and starts again at once."""
+    name = dice.choice(parties.names)
+    kill(parties.sites[name])
+    parties.sites[name] = parties.site(name)
+
+
+def site_away(parties: Parties, dice: random.Random) -> None:
+    """A site is killed and comes back ten seconds later."""
+    name = dice.choice(parties.names)
+    kill(parties.sites[name])
+    time.sleep(10)
+    parties.sites[name] = parties.site(name)
+
+
+def site_frozen(parties: Parties, dice: random.Random) -> None:
+    """A site hangs for eight seconds, longer than it may be silent."""
+    process = parties.sites[dice.choice(parties.names)]
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(8)
+    process.send_signal(signal.SIGCONT)
+
+
+def server_killed(parties: Parties, dice: random.Random) -> None:
+    """The server is killed and resumed at once; sites stay."""
+    kill(parties.server)
+    parties.resume()
+
+
+def both_killed(parties: Parties, dice: random.Random) -> None:
+    """The server and a site are killed and start again at once."""
+    kill(parties.server)
+    site_killed(parties, dice)
+    parties.resume()
+
+
+def wire_cut(parties: Parties, dice: random.Random) -> None:
+    """All connections break; new ones can be made at once."""
+    parties.wire.cut()
+
+
+FAULTS: dict[str, Callable[[Parties, random.Random], None]] = {
+    fault.__name__: fault for fault in (site_killed, site_away, site_frozen, server_killed, both_killed, wire_cut)
+}
+
+
+def experiment(**more: Any) -> Settings:
+    """HDAFL with momentum that clients keep: what sites remember must move on once for each commit."""
+    recipe = {"name": "hdafl", "lr": 0.05, "batch": 10, "epochs": 20, "momentum": 0.5, "keep_momentum": True}
+    table = {
+        "rounds": 100_000,
+        "seed": 1,
+        "data": {"name": "digits"},
+        "model": {"name": "mlp"},
+        "partition": {"kind": "dirichlet", "clients": 3, "alpha": 0.5, "limit": 300},
+        "recipe": recipe,
+        "measure": "none",
+        "evaluate": {"every": 0},
+    }
+    return Settings.of_table(table | more, "the benchmark's settings")

@@ -1,0 +1,129 @@
+"""A real federation on this machine: python benchmarks/federation/run.py
+
+Seconds of an assignment for three sizes of the model, updates a second over 2 to 16 sites, the most memory, and what
+faults at random moments cost.  Writes RESULTS.md beside this file, or into --out.
+
+--parts speed       only some of it (speed, crowd, faults), each in a process of its own; the others' numbers are kept
+--times 20          how often each fault is tried
+--faults wire_cut   only these
+--brief             a part of two minutes, for checks: two sizes, two sites, three times three faults; fails where
+                    anything was lost
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import faults
+import parties
+import speed
+
+HERE = Path(__file__).parent
+TOLERANCE = 1e-4
+
+
+def measure(parts: list[str], times: int, brief: bool, keep: Path, chosen: list[str]) -> dict[str, Any]:
+    """All numbers; written down after each, since it takes a while."""
+    found: dict[str, Any] = json.loads(keep.read_text()) if keep.exists() else {}
+    jobs = {
+        "speed": [(speed.latency, (size,)) for size in (["tiny", "4 MB"] if brief else speed.SIZES)],
+        "crowd": [(speed.updates, (sites,)) for sites in ((2,) if brief else speed.CROWDS)],
+        "faults": [(faults.disturb, (name, times)) for name in chosen],
+    }
+    for part in parts:
+        rows = {str(row[next(iter(row))]): row for row in found.get(part, [])}
+        for job, arguments in jobs[part]:
+            row = apart(job, arguments)
+            print(row, flush=True)
+            rows[str(row[next(iter(row))])] = row
+            found[part] = list(rows.values())
+            keep.write_text(json.dumps(found, indent=1) + "\n")
+    return found
+
+
+def apart(job: Any, arguments: tuple[Any, ...]) -> Any:
+    """A measurement in a process of its own, so that its memory is its own."""
+    import multiprocessing
+
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(job, arguments)
+
+
+def page(found: dict[str, Any]) -> str:
+    """The results as a page."""
+    lines = [
+        "# A real federation on one machine", "",
+        f"`python benchmarks/federation/run.py` on {platform.machine()}, {os.cpu_count()} cores, Linux, Python "
+        f"{platform.python_version()}; loopback, TLS 1.3 with certificates on both sides.  Other work was on the "
+        "machine.", "",
+    ]  # fmt: skip
+    if "speed" in found:
+        lines += [
+            "## Seconds of an assignment", "",
+            "From handing it over to having the update: the model goes down, one optimiser step on ten rows, a change "
+            "of the same size comes up and is on the site's disk before.  *Step* is the same without travelling.  "
+            "Memory is the most each process ever had.", "",
+            "| model | MB each way | median s | longest s | step s | server MB | site MB |",
+            "|---|---|---|---|---|---|---|",
+            *(f"| {r['size']} | {r['megabytes']:.3g} | {r['median']:.3f} | {r['longest']:.3f} | {r['step']:.3f} | "
+              f"{r['server']:.0f} | {r['site']:.0f} |" for r in found["speed"]), "",
+        ]  # fmt: skip
+    if "crowd" in found:
+        lines += [
+            "## Updates a second", "",
+            "A tiny model; each site gets the next assignment as soon as its update is there; all processes share the "
+            "cores.", "",
+            "| sites | updates a second |", "|---|---|",
+            *(f"| {r['sites']} | {r['updates']:.0f} |" for r in found["crowd"]), "",
+        ]  # fmt: skip
+    if "faults" in found:
+        lines += [
+            "## Faults", "",
+            "Three sites, HDAFL with momentum that sites keep, synchronous.  Each fault at random moments of one run; "
+            "then the run's model is compared with a simulated run of as many commits that nobody disturbed (largest "
+            "difference of any number).  *Lost* and *twice*: updates that should have counted in a commit and did "
+            "not, or did twice.  Seconds from the end of the fault to the next commit, for which all three sites are "
+            "needed: a process that starts again imports torch first.", "",
+            "| fault | tried | commits | lost | twice | difference | median s | longest s |",
+            "|---|---|---|---|---|---|---|---|",
+            *(f"| {said(r['fault'])} | {r['times']} | {r['commits']} | {r['lost']} | {r['twice']} | {r['apart']:.1e} | "
+              f"{r['median']:.1f} | {r['longest']:.1f} |" for r in found["faults"]), "",
+        ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def said(fault: str) -> str:
+    """A fault in words."""
+    return (parties.FAULTS[fault].__doc__ or "").rstrip(".").lower()
+
+
+def check(found: dict[str, Any]) -> None:
+    """Fail where anything was lost."""
+    for row in found.get("faults", []):
+        if row["lost"] or row["twice"] or row["apart"] > TOLERANCE:
+            raise SystemExit(f"something was lost: {row}")
+
+
+def main() -> None:
+    reader = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    reader.add_argument("--out", type=Path, default=HERE)
+    reader.add_argument("--parts", nargs="+", default=["speed", "crowd", "faults"])
+    reader.add_argument("--times", type=int, default=20)
+    reader.add_argument("--faults", nargs="+", choices=list(parties.FAULTS))
+    reader.add_argument("--brief", action="store_true")
+    given = reader.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    chosen = given.faults or (["site_killed", "server_killed", "wire_cut"] if given.brief else list(parties.FAULTS))
+    times = 3 if given.brief else given.times
+    found = measure(given.parts, times, given.brief, given.out / "results.json", chosen)
+    (given.out / "RESULTS.md").write_text(page(found))
+    check(found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Seconds of an assignment, updates a second, and memory, over real connections on this machine."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from piebald.contracts import Assignment, Work
+from piebald.prepare import Options, prepare
+from piebald.runtimes.federation import Federation
+from piebald.runtimes.federation.coordinator import Coordinator
+from piebald.runtimes.federation.desk import Desk, Prepared
+from piebald.runtimes.federation.floor import Floor
+from piebald.settings import Settings
+
+SIZES = {"tiny": [16], "4 MB": [970, 970], "200 MB": [7000, 7000]}  # widths of the hidden layers
+REPEATS = {"tiny": 50, "4 MB": 30, "200 MB": 5}
+CROWDS = (2, 4, 8, 16)
+
+
+def settings(hidden: list[int], sites: int) -> Settings:
+    """One optimiser step on ten rows, so that there is little but travelling."""
+    table = {
+        "data": {"name": "digits"},
+        "model": {"name": "mlp", "hidden": hidden},
+        "partition": {"kind": "iid", "clients": sites, "limit": 100 * sites},
+        "recipe": {"name": "fedavg", "lr": 0.01, "batch": 10, "steps": 1},
+        "runtime": {"kind": "federation"},
+    }
+    return Settings.of_table(table, "the benchmark's settings")
+
+
+def opened(made: Settings, folder: Path) -> tuple[Any, Coordinator]:
+    """A federation that is ready."""
+    plan = made.plan()
+    where = plan.runtime
+    assert isinstance(where, Federation)
+    options = Options(runtime=where.model_copy(update={"folder": str(folder / "federation")}))
+    ready = prepare(next(iter(plan.recipes.values())), plan.clients, plan.model, options)
+    runtime = ready.runtime.open(ready.work, ready.clients)
+    assert isinstance(runtime, Coordinator)
+    return ready, runtime
+
+
+def latency(size: str) -> dict[str, Any]:
+    """Seconds from handing over an assignment to having its update, one site."""
+    with tempfile.TemporaryDirectory() as place:
+        ready, runtime = opened(settings(SIZES[size], 1), Path(place))
+        try:
+            model = ready.work.initial[: ready.work.layout.shared]
+            spent = []
+            for turn in range(REPEATS[size] + 1):
+                began = time.perf_counter()
+                runtime.submit([Assignment(turn + 1, 0, turn, {"model": model})])
+                arrival = runtime.next()
+                assert arrival is not None
+                assert arrival.update is not None, arrival.failure
+                spent.append(time.perf_counter() - began)
+                runtime.state()  # as at a commit: the site may let go of what came before
+            assert runtime._local is not None
+            (site,) = runtime._local._processes
+            return {
+                "size": size,
+                "megabytes": model.numel() * 4 / 1e6,
+                "median": statistics.median(spent[1:]),
+                "longest": max(spent[1:]),
+                "step": step(ready.work, ready.clients),
+                "server": peak("self"),
+                "site": peak(str(site.pid)),
+            }
+        finally:
+            runtime.close()
+
+
+def step(work: Work, clients: Any) -> float:
+    """Seconds of the same assignment without any travelling."""
+    desk = Desk(Prepared(work, clients, 0), Floor(), "cpu", 0)
+    parts = {"model": work.initial[: work.layout.shared]}
+    spent = []
+    for turn in range(4):
+        began = time.perf_counter()
+        desk.serve(Assignment(1, 0, turn, parts), None)
+        spent.append(time.perf_counter() - began)
+    return statistics.median(spent[1:])
+
+
+def updates(sites: int, seconds: float = 10.0) -> dict[str, Any]:
+    """Updates a second where every site gets its next assignment as soon as its update is there."""
+    with tempfile.TemporaryDirectory() as place:
+        ready, runtime = opened(settings(SIZES["tiny"], sites), Path(place))
+        try:
+            model = ready.work.initial[: ready.work.layout.shared]
+            runtime.submit([Assignment(number + 1, number, 0, {"model": model}) for number in range(sites)])
+            count, began = 0, time.perf_counter()
+            while time.perf_counter() - began < seconds:
+                arrival = runtime.next()
+                assert arrival is not None
+                count += 1
+                if count % sites == 0:
+                    runtime.state()
+                runtime.submit([Assignment(sites + count, arrival.assignment.client, count, {"model": model})])
+            return {"sites": sites, "updates": count / (time.perf_counter() - began)}
+        finally:
+            runtime.close()
+
+
+def peak(process: str) -> float:
+    """The most memory that a process has had, in MB."""
+    for line in Path(f"/proc/{process}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) / 1000
+    return float("nan")

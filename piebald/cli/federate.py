@@ -1,0 +1,179 @@
+"""Commands of a real federation: provision, server, client, up, status, stop."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from piebald.cli.app import Json, Out, Quiet, Sets, app, end_on_term
+from piebald.cli.printing import print_json, print_table
+from piebald.cli.train import run
+from piebald.errors import SettingError
+
+_KIT = typer.Argument(metavar="KIT", help="A folder that piebald provision made.")
+
+
+@app.command()
+def provision(
+    file: Annotated[Path, typer.Argument(metavar="FEDERATION", help="A TOML file: name, host, port, days, sites.")],
+    out: Annotated[Path, typer.Option("--out", help="The folder for the kits.")] = Path("kits"),
+    as_json: Json = False,
+) -> None:
+    """Make a kit for the server and one for each site; those that are there stay as they are."""
+    from piebald.runtimes.federation import kits
+
+    made = kits.provision(kits.describe(file), out)
+    if as_json:
+        rows = [{"party": kit.party, "kit": str(kit.folder), "expires": kit.expires.isoformat()} for kit in made]
+        return print_json({"made": rows, "authority": str(out / "authority")})
+    print_table(("new kit of", "folder", "expires"), [(k.party, out / k.party, f"{k.expires:%Y-%m-%d}") for k in made])
+    print(f"\nHand each folder to its site alone; keep {out / 'authority'} in a safe: it makes further kits.")
+
+
+@app.command()
+def server(
+    kit: Annotated[Path, _KIT],
+    file: Annotated[Path, typer.Argument(metavar="EXPERIMENT", help="A TOML file.")],
+    sets: Sets = None,
+    out: Out = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train with the sites of a federation; the server's kit says who they are."""
+    from piebald.runtimes.federation.kits import read
+
+    read(kit)
+    _speak()
+    with _Running(kit):
+        run(file, _flags(file, sets, kit=str(kit.resolve())), out, None, as_json, quiet)
+
+
+@app.command()
+def client(
+    kit: Annotated[Path, _KIT],
+    data: Annotated[
+        str | None, typer.Option("--data", help="The site's rows: a file, a folder, or my_data.py:load.")
+    ] = None,
+    target: Annotated[str | None, typer.Option(help="The column of a table to predict.")] = None,
+    stay: Annotated[bool, typer.Option("--stay", help="Wait for another run when one is over.")] = False,
+    with_parent: Annotated[int | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Be a site of a federation, until its run is over."""
+    from piebald.consortium.site import join
+    from piebald.runtimes.federation.kits import read
+
+    read(kit)
+    _speak()
+    with _Running(kit):
+        print(join(kit, data, target, stay, with_parent))
+    sys.stdout.flush()
+    os._exit(0)  # the layer below keeps threads that nothing ends
+
+
+@app.command()
+def up(
+    file: Annotated[Path | None, typer.Argument(help="A TOML file; the built-in experiment without one.")] = None,
+    local: Annotated[int | None, typer.Option("--local", help="Sites on this machine, as many as clients.")] = None,
+    sets: Sets = None,
+    out: Out = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Try a federation on this machine: kits, a server, and a process for each client."""
+    from piebald.settings import Settings
+
+    if local is not None:
+        count = len(Settings.load(file, _flags(file, sets)).plan().clients)
+        if count != local:
+            raise SettingError(
+                f"the experiment has {count} clients, --local says {local}: give the same number, or leave it out"
+            )
+    _speak()
+    run(file, _flags(file, sets), out, None, as_json, quiet)
+
+
+@app.command()
+def status(
+    folder: Annotated[Path, typer.Argument(metavar="RUN|KIT", help="A run's folder, or a kit.")],
+    as_json: Json = False,
+) -> None:
+    """Show who is there, when they were heard last, and what they do."""
+    from piebald.consortium.status import look
+
+    found = look(folder)
+    if as_json:
+        return print_json(found)
+    sites = found.pop("sites", [])
+    print_table(("", ""), [item for item in found.items() if item[1] is not None])
+    if sites:
+        print()
+        print_table(tuple(sites[0]), [tuple(_short(value) for value in site.values()) for site in sites])
+
+
+@app.command()
+def stop(
+    folder: Annotated[Path, typer.Argument(metavar="RUN|KIT", help="A run's folder, or a kit.")],
+    wait: Annotated[float, typer.Option(help="Seconds to wait for it to end.")] = 30.0,
+) -> None:
+    """End a server or a site cleanly; what was committed or finished is safe."""
+    from piebald.consortium.status import holder
+
+    pid = holder(folder)
+    if pid is None:
+        return print(f"nothing is running in {folder}")
+    os.kill(pid, signal.SIGTERM)
+    until = time.monotonic() + wait
+    while holder(folder) == pid:
+        if time.monotonic() > until:
+            raise SettingError(f"process {pid} has not ended within {wait:g} seconds: look at it, or wait longer")
+        time.sleep(0.1)
+    print(f"stopped process {pid}")
+
+
+def _flags(file: Path | None, sets: list[str] | None, **more: str) -> list[str]:
+    """Flags that choose the federation, if the file does not; the user's come after, and may be about it."""
+    from piebald.settings import Settings
+
+    if Settings.load(file).runtime.kind == "federation":
+        chosen = [f"runtime.{name}={json.dumps(value)}" for name, value in more.items()]
+    else:
+        fields = "".join(f", {name} = {json.dumps(value)}" for name, value in more.items())
+        chosen = [f'runtime={{ kind = "federation"{fields} }}']
+    return [*chosen, *(sets or ())]
+
+
+def _short(value: Any) -> Any:
+    return " ".join(str(one) for one in value) if isinstance(value, list) else value
+
+
+def _speak() -> None:
+    """Say on the error output what the federation has to say, with the time."""
+    logger = logging.getLogger("piebald.federation")
+    if not logger.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+        logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+
+
+class _Running:
+    """Holds a kit for one process, and ends it on SIGTERM as on Ctrl-C."""
+
+    def __init__(self, kit: Path) -> None:
+        from piebald.report.lock import Lock
+
+        self._lock = Lock(kit)
+
+    def __enter__(self) -> None:
+        end_on_term()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()

@@ -1,0 +1,81 @@
+"""Clients whose rows are elsewhere: sites of a real federation, which agree on nothing but the form of their data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from pydantic import Field
+
+from piebald.contracts import Rows, Split
+from piebald.parts import Part
+
+if TYPE_CHECKING:
+    from piebald.data.dataset import DataSet
+
+
+class Declared:
+    """Clients that are known by name; they are `contracts.Clients`.  Instead of a client's rows there is one blank row
+    of the agreed form, which says how large inputs are and what kind of targets there are.
+    """
+
+    elsewhere = True
+
+    def __init__(self, names: Sequence[str], blank: Rows, classes: Sequence[str] | None) -> None:
+        self.names, self.classes, self._blank = names, classes, blank
+        self.common: Rows | None = None
+        self.root: Rows | None = None
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def rows(self, client: int, split: Split) -> Rows:
+        """One blank row."""
+        return self._blank
+
+    def size(self, client: int, split: Split) -> None:
+        """Not known here."""
+        return None
+
+    def counts(self, client: int, split: Split) -> None:
+        """Not known here."""
+        return None
+
+
+class Elsewhere(Part):
+    """A partition of rows that never come here."""
+
+    axis = "partition"
+
+
+class Sites(Elsewhere):
+    """Each client's rows are its site's own; nothing is dealt, and no data set is loaded.
+
+    Attributes:
+        clients: the sites' names, as in the federation's description.
+        inputs: shape of one input.
+        classes: names of the classes in the order of their numbers; None where targets are numbers to predict.
+        targets: how many numbers are to be predicted, where there are no classes.
+    """
+
+    clients: list[str] = Field(min_length=1)
+    inputs: list[int] = Field(min_length=1)
+    classes: list[str] | None = None
+    targets: int = Field(default=1, ge=1)
+
+    def blank(self) -> DataSet:
+        """A data set of one blank row of the agreed form."""
+        from piebald.data.dataset import DataSet
+
+        if self.classes is not None:
+            y = torch.zeros(1, dtype=torch.int64)
+        else:
+            y = torch.zeros(1) if self.targets == 1 else torch.zeros(1, self.targets)
+        return DataSet("the sites' own", torch.zeros(1, *self.inputs), y, self.classes)
+
+    def split(self, data: DataSet) -> Declared:
+        """The sites as clients."""
+        x = data.x[:]
+        assert isinstance(x, torch.Tensor)
+        return Declared(self.clients, Rows(x, data.y), self.classes)

@@ -1,0 +1,76 @@
+"""What a site agrees to at the most: it looks at a run's terms before it works under them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from piebald.contracts import Work
+from piebald.parameters import matching
+from piebald.parts import Query, Stage
+
+
+class Floor(BaseModel):
+    """A site's privacy floor.  What is not set is not asked for.
+
+    Attributes:
+        private: layers that must stay, as patterns of `parameters.matching`.
+        clip: updates must be clipped to at most this norm.
+        noise: and get Gaussian noise at this site of at least this standard deviation, in clips.
+        uploads: named vectors that an update may carry.
+        questions: kinds of questions that are answered.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    private: list[str] = []
+    clip: float | None = Field(default=None, gt=0)
+    noise: float | None = Field(default=None, gt=0)
+    uploads: list[str] | None = None
+    questions: list[str] | None = None
+
+    def complaint(self, work: Work) -> str | None:
+        """Why this site does not work under these terms, or None."""
+        if self.private:
+            leaving = matching(work.model, self.private) - work.layout.private
+            if leaving:
+                return f"{sorted(leaving)[0]} must stay at this site but the recipe would send it"
+        if self.uploads is not None:
+            for name in ("model", *work.rule.uploads()):
+                if name not in self.uploads:
+                    return f"updates would carry {name!r}, this site sends only {', '.join(self.uploads) or 'nothing'}"
+        return self._noise(work.stages, work.rule.uploads())
+
+    def _noise(self, stages: Sequence[Stage], uploads: Sequence[str]) -> str | None:
+        """Why clipping and noise are not enough.  The last stage must be the one that adds it: what comes later could
+        undo it.
+        """
+        if self.clip is None and self.noise is None:
+            return None
+        if uploads:
+            return f"updates would carry {uploads[0]!r} beside the model, which nothing clips"
+        last = stages[-1] if stages else None
+        if last is None or last.kind != "gaussian":
+            return (
+                "updates must be clipped here as the last thing but the recipe does not do that: add update 'gaussian'"
+            )
+        clip, noise = float(getattr(last, "clip")), float(getattr(last, "multiplier"))  # noqa: B009
+        if self.clip is not None and clip > self.clip:
+            return f"updates would be clipped to norm {clip:g}, this site allows at most {self.clip:g}"
+        if self.noise is None:
+            return None
+        if getattr(last, "where") != "client":  # noqa: B009
+            return "noise must be added at this site but the recipe adds it at the centre: set where = 'client'"
+        if noise < self.noise:
+            return f"updates would get noise of {noise:g} clips, this site asks for at least {self.noise:g}"
+        return None
+
+    def answers(self, query: Query) -> bool:
+        """Whether a question is answered."""
+        return self.questions is None or query.kind in self.questions
+
+    @property
+    def own_noise(self) -> bool:
+        """Whether noise must come from numbers that only this site knows: others could subtract what they can make."""
+        return self.noise is not None

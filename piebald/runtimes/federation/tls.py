@@ -1,0 +1,186 @@
+"""Connections: TLS 1.3 over TCP, where both ends show a certificate of the federation's own authority.
+
+A driver for NVIDIA FLARE's cells.  Unlike the one that comes along it trusts nobody but that authority (no roots of the
+operating system), a stranger who connects and says nothing holds up nobody else, and a frame that claims to be longer
+than any message of ours ends the connection before room is made for it.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from socketserver import BaseRequestHandler, ThreadingTCPServer
+from threading import Event
+from typing import Any
+
+from piebald.runtimes.federation.messages import LONGEST
+
+SCHEME = "piebald"
+HANDSHAKE = 10.0  # seconds for a connection to prove who it is
+FRAME = LONGEST + (1 << 16)  # a message with the cell's own headers
+BACKLOG = 128
+_RETRY = (0.2, 1.0)  # seconds between attempts to connect, at first and at most
+
+Carry = Callable[[ssl.SSLSocket], None]
+Refusal = Callable[[str, Exception], None]
+
+
+def context(params: dict[str, Any], server: bool) -> ssl.SSLContext:
+    """What a connection must prove; `params` name the files of a kit."""
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    made.minimum_version = ssl.TLSVersion.TLSv1_3
+    made.check_hostname = False  # the name in the certificate is compared with the name of the cell, by the cell
+    made.verify_mode = ssl.CERT_REQUIRED
+    role = "server" if server else "client"
+    made.load_verify_locations(params["ca_cert"])
+    made.load_cert_chain(params[f"{role}_cert"], params[f"{role}_key"])
+    return made
+
+
+class _Handler(BaseRequestHandler):
+    """Shakes hands in the connection's own thread, so that nobody waits for somebody else's."""
+
+    server: Listener
+
+    def handle(self) -> None:
+        self.request.settimeout(HANDSHAKE)
+        try:
+            secured = self.server.context.wrap_socket(self.request, server_side=True)
+        except (OSError, ValueError) as error:
+            return self.server.refusal(self.client_address[0], error)
+        secured.settimeout(None)
+        self.server.carry(secured)
+        with suppress(OSError):
+            secured.close()
+
+
+class Listener(ThreadingTCPServer):
+    """Accepts connections of those who can prove who they are.
+
+    Args:
+        address: host and port.
+        made: what they must prove.
+        carry: takes a connection, and returns when it ends.
+        refusal: is told who could not, and why.
+    """
+
+    allow_reuse_address = True
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = BACKLOG
+
+    def __init__(self, address: tuple[str, int], made: ssl.SSLContext, carry: Carry, refusal: Refusal) -> None:
+        self.context, self.carry, self.refusal = made, carry, refusal
+        super().__init__(address, _Handler)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A connection that breaks off is nothing to print."""
+
+
+def keep_connecting(
+    address: tuple[str, int], made: ssl.SSLContext, carry: Carry, refusal: Refusal, over: Event
+) -> None:
+    """Connect, again and again: the server may come later, or come back."""
+    wait = _RETRY[0]
+    while not over.is_set():
+        began = time.monotonic()
+        try:
+            plain = socket.create_connection(address, timeout=HANDSHAKE)
+            with made.wrap_socket(plain) as secured:
+                secured.settimeout(None)
+                carry(secured)
+        except (OSError, ValueError) as error:
+            refusal("the server", error)
+        wait = _RETRY[0] if time.monotonic() - began > 5 else min(2 * wait, _RETRY[1])
+        over.wait(wait)
+
+
+def make_driver() -> Any:
+    """A driver class for cells whose address begins with ``piebald://``."""
+    from nvflare.fuel.f3.comm_error import CommError
+    from nvflare.fuel.f3.drivers.base_driver import BaseDriver
+    from nvflare.fuel.f3.drivers.driver import ConnectorInfo
+    from nvflare.fuel.f3.drivers.socket_conn import SocketConnection
+    from nvflare.fuel.f3.sfm.prefix import PREFIX_LEN, Prefix
+
+    class Frames(SocketConnection):  # type: ignore[misc]
+        """A connection that refuses frames which no message of ours can fill."""
+
+        def read_frame(self) -> bytearray:
+            head = bytearray(PREFIX_LEN)
+            self.read_into(head, 0, PREFIX_LEN)
+            length = Prefix.from_bytes(head).length
+            if not PREFIX_LEN <= length <= FRAME:
+                raise CommError(CommError.BAD_DATA, f"a frame that claims {length} bytes")
+            frame = bytearray(length)
+            frame[:PREFIX_LEN] = head
+            self.read_into(frame, PREFIX_LEN, length - PREFIX_LEN)
+            return frame
+
+    class PiebaldDriver(_Ends, BaseDriver):  # type: ignore[misc]
+        """Connections of `Frames`, both ways."""
+
+        def listen(self, connector: ConnectorInfo) -> None:
+            made = context(connector.params, server=True)
+            with Listener(_address(connector), made, self._carrier(connector), self._refusal(connector)) as listener:
+                self.listener = listener
+                listener.serve_forever(poll_interval=0.1)
+
+        def connect(self, connector: ConnectorInfo) -> None:
+            made, over = context(connector.params, server=False), self.over
+            keep_connecting(_address(connector), made, self._carrier(connector), self._refusal(connector), over)
+
+        def _carrier(self, connector: ConnectorInfo) -> Carry:
+            def carry(secured: ssl.SSLSocket) -> None:
+                connection = Frames(secured, connector, True)
+                self.add_connection(connection)
+                connection.read_loop()
+                self.close_connection(connection)
+
+            return carry
+
+    return PiebaldDriver
+
+
+class _Ends:
+    """What a driver needs that has nothing to do with frames."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.over = Event()
+        self.listener: Listener | None = None
+
+    @staticmethod
+    def supported_transports() -> list[str]:
+        return [SCHEME]
+
+    @staticmethod
+    def capabilities() -> dict[str, Any]:
+        return {"send_heartbeat": True, "support_ssl": True}
+
+    @staticmethod
+    def get_urls(scheme: str, resources: dict[str, Any]) -> tuple[str, str]:
+        raise NotImplementedError("only listeners with a fixed address")
+
+    @staticmethod
+    def _refusal(connector: Any) -> Refusal:
+        def refusal(who: str, error: Exception) -> None:
+            reporter = connector.params.get("reporter")
+            if reporter is not None and isinstance(error, ssl.SSLError):
+                reporter(f"{who} did not prove that it belongs to this federation: {error.reason or 'it broke off'}")
+
+        return refusal
+
+    def shutdown(self) -> None:
+        """Stop listening and connecting, and end all connections."""
+        self.over.set()
+        self.close_all()  # type: ignore[attr-defined]
+        if self.listener is not None:
+            self.listener.shutdown()
+
+
+def _address(connector: Any) -> tuple[str, int]:
+    return str(connector.params["host"]) or "0.0.0.0", int(connector.params["port"])

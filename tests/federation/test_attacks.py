@@ -1,0 +1,117 @@
+"""Strangers, and a site that does what it may not: refused, said once, and the run does not care."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from piebald.report.store import RunStore
+from piebald.runtimes.federation import kits
+
+from .conftest import ENVIRONMENT, Server, Sites, provisioned, settings, until
+
+
+class Running:
+    """A run in a process of its own, with one honest site and another one whose kit the attacker has."""
+
+    def __init__(self, folder: Path) -> None:
+        self.sites = Sites(provisioned(folder / "kits"))
+        self.sites.start("site-1")
+        self.port = kits.read(self.sites.folder / "server").port
+        flags = {"kind": "federation", "wait_for": 1, "patience": 5.0}
+        made = settings({"name": "fedasync", "epochs": 40}, rounds=100_000, runtime=flags, evaluate={"every": 0})
+        self.server = Server(made, self.sites.folder / "server", folder / "run")
+
+    def attack(self, attack: str, kit: Path | None = None, name: str = "site-3") -> Any:
+        """What an attacker got."""
+        words = [attack, str(kit or self.sites.folder / "site-3"), name, str(self.port)]
+        script = Path(__file__).with_name("attacker.py")
+        done = subprocess.run(
+            [sys.executable, str(script), *words], capture_output=True, text=True, env=ENVIRONMENT, timeout=180
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def query(self, sql: str) -> list[dict[str, Any]]:
+        """Rows of the run's tables."""
+        with RunStore.open_read_only(self.server.out) as store:
+            return store.query(sql)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    made = Running(tmp_path_factory.mktemp("attacked"))
+    try:
+        until(lambda: made.server.version() > 0)
+        yield made
+    finally:
+        made.server.close()
+        made.sites.close()
+
+
+def test_another_authority(running: Running, tmp_path: Path) -> None:
+    foreign = provisioned(tmp_path / "foreign", name="test", port=running.port)
+    assert running.attack("hello", foreign / "site-3") is None
+    assert_said_once(running, "did not prove that it belongs to this federation")
+
+
+def test_another_name(running: Running) -> None:
+    assert running.attack("hello", name="site-1") is None
+    assert_said_once(running, "site-3 claimed to be site-1")
+
+
+def test_no_certificate_and_silent_strangers(running: Running) -> None:
+    assert running.attack("nameless") == "closed"
+    assert running.attack("hello") is not None
+
+
+def test_a_frame_that_claims_gigabytes(running: Running) -> None:
+    assert running.attack("frame") == "closed"
+
+
+def test_an_insider(running: Running) -> None:
+    found = running.attack("insider")
+    assert found.pop("still served")
+    assert found == dict.fromkeys(found), found
+    for sentence in (
+        "site-3 sent a message in the name of 'site-1'",
+        "site-3 sent a message for 'site-1' here",
+        "site-3 sent a message on 'admin', 'hello'",
+        "site-3 sent a message on 'piebald', 'shell'",
+        "site-3 sent a message that is not plain bytes",
+        "site-3 sent a message without a whole head",
+        "site-3 sent a message that is no hello: protocol: missing",
+        "site-3 sent a message that is no hello: its head: json_invalid",
+    ):
+        assert_said_once(running, sentence)
+
+
+def test_replayed_results_are_dropped(running: Running) -> None:
+    assert running.attack("replay") == ["known"]
+
+
+def test_garbage_ends_an_assignment_and_another_shape_puts_its_site_aside(running: Running) -> None:
+    assert running.attack("liar") == ["refused", "done"]
+    until(lambda: running.query("SELECT 1 FROM arrival WHERE client = 2 AND reason LIKE 'sent a body that%'"))
+    (refused,) = until(lambda: running.query("SELECT client, reason FROM arrival WHERE status = 'refused'"))
+    assert refused["client"] == 2
+    assert "must send" in refused["reason"]
+
+
+def test_after_all_this_the_run_goes_on_with_the_honest_site(running: Running) -> None:
+    before = running.server.version()
+    until(lambda: running.server.version() > before + 3)
+    assert not running.server.over()
+    counted = running.query("SELECT DISTINCT client FROM arrival WHERE status = 'ok' ORDER BY client")
+    assert [row["client"] for row in counted] == [0]
+
+
+def assert_said_once(running: Running, sentence: str) -> None:
+    said = running.server.log.read_text()
+    assert said.count(sentence) == 1, said

@@ -1,0 +1,141 @@
+"""Three organisations with rows of their own: a file each, a function, a floor; and all of it on one machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+from sklearn.datasets import load_breast_cancer
+
+import piebald
+from piebald import experiment
+from piebald.cli import main
+from piebald.consortium.site import Preparing, SiteSettings
+from piebald.errors import SettingError
+from piebald.runtimes.federation import kits
+from piebald.settings import Settings
+
+from .conftest import Server, Sites, provisioned, until
+
+NAMES = ["north", "south", "east"]
+FUNCTION = """
+import numpy as np
+
+def load():
+    rows = np.load({path!r})
+    return {{"train": (rows["x"][:100], rows["y"][:100]), "test": (rows["x"][100:], rows["y"][100:])}}
+"""
+
+
+def organisations(folder: Path) -> Sites:
+    """A table, an archive and a function, each at its own site."""
+    table = load_breast_cancer(as_frame=True).frame
+    table.iloc[:, :-1] = np.log1p(table.iloc[:, :-1])
+    x, y = table.iloc[:, :-1].to_numpy(np.float32), table["target"].to_numpy()
+    made = Sites(provisioned(folder / "kits", NAMES))
+    table.iloc[0::3].to_csv(made.folder / "north" / "rows.csv", index=False)
+    (made.folder / "north" / "site.toml").write_text(
+        "[data]\nsource = 'rows.csv'\ntarget = 'target'\n[floor]\nprivate = ['classifier']\n"
+    )
+    np.savez(folder / "rows.npz", x=x[1::3], y=y[1::3])
+    (folder / "rows.py").write_text(FUNCTION.format(path=str(folder / "rows.npz")))
+    return made
+
+
+def described(recipe: str) -> Settings:
+    table: dict[str, Any] = {
+        "rounds": 3,
+        "partition": {"kind": "sites", "clients": NAMES, "inputs": [30], "classes": ["0", "1"]},
+        "model": {"name": "mlp"},
+        "recipe": {"name": recipe, "lr": 0.1},
+        "runtime": {"kind": "federation"},
+    }
+    return Settings.of_table(table, "the test's settings")
+
+
+def test_organisations_train_on_rows_of_their_own(tmp_path: Path) -> None:
+    sites = organisations(tmp_path)
+    sites.start("north")
+    sites.start("south", "--data", str(tmp_path / "rows.npz"))
+    sites.start("east", "--data", f"{tmp_path / 'rows.py'}:load")
+    server = Server(described("hdafl"), sites.folder / "server", tmp_path / "run")
+    try:
+        until(server.over)
+        run = experiment.opened(server.out)
+        assert {row["client"] for row in run.arrivals if row["status"] == "ok"} == {0, 1, 2}
+        models = [until(lambda name=name: kept(sites, name)) for name in NAMES]
+        for name in ("features.1.0.weight", "classifier.weight"):
+            alike = bool((models[0][name] == models[1][name]).all())
+            assert alike == (not name.startswith("classifier"))
+        with pytest.raises(SettingError, match="never left its site"):
+            run.model(0)
+        floor = Server(described("fedavg"), sites.folder / "server", tmp_path / "refused")
+        assert floor.process.wait(180) == 2
+        assert "north: classifier.bias must stay at this site but the recipe would send it" in floor.log.read_text()
+    finally:
+        sites.close()
+        server.close()
+
+
+def kept(sites: Sites, name: str) -> dict[str, Any] | None:
+    path = sites.folder / name / "model.safetensors"
+    return load_file(path) if path.exists() else None
+
+
+def test_all_on_one_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--set", "partition.clients=2", "--set", "rounds=1", "--out", str(tmp_path / "run"), "--json"]
+    assert main(["up", "--local", "3", *words]) == 2
+    assert "the experiment has 2 clients, --local says 3" in capsys.readouterr().err
+    assert main(["up", "--local", "2", *words]) == 0
+    assert '"status": "finished"' in capsys.readouterr().out
+    assert main(["status", str(tmp_path / "run")]) == 0
+    said = capsys.readouterr().out
+    assert "site-1" in said
+    assert "site-2" in said
+    assert main(["stop", str(tmp_path / "run")]) == 0
+    assert "nothing is running" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["run", "sites.toml"], "nothing to simulate"),
+        (["run", "sites.toml", "--runtime", "federation"], "cannot be tried on this machine alone"),
+        (["run", "--runtime", "federation", "--set", "unseen=1"], "unseen holds clients out"),
+        (["server", "kits/site-1", "sites.toml"], "the server needs the kit of the server"),
+        (["server", "kits/server", "sites.toml"], "provision one site for each client"),
+        (["client", "nowhere"], "is no kit"),
+        (["status", "kits/server"], "nothing has run"),
+        (["status", "."], "no kit and no run"),
+    ],
+    ids=str,
+)
+def test_what_cannot_work_is_said_in_one_sentence(
+    words: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    provisioned(tmp_path / "kits", ["site-1"])
+    table = described("fedavg").table()
+    del table["runtime"]
+    Path("sites.toml").write_text(Settings.of_table(table, "").text())
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert said.count("\n") == 1
+
+
+def test_what_is_wrong_with_a_sites_rows_stays_at_the_site(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    kit = kits.read(provisioned(tmp_path / "kits", ["north"]) / "north")
+    preparing = Preparing(kit, SiteSettings.model_validate({"data": {"source": "patients-of-dr-x.csv"}}), tmp_path)
+    terms = {
+        "piebald": piebald.__version__, "experiment": described("fedavg").table(), "rule": {}, "stages": [],
+        "private": [], "layout": [], "task": "classification", "metrics": [], "seed": 0, "shape": [30], "outputs": [2],
+        "classes": ["0", "1"], "clients": ["north"], "sites": ["north"],
+    }  # fmt: skip
+    with pytest.raises(SettingError) as caught:
+        preparing(terms)
+    assert "dr-x" not in str(caught.value)
+    assert "dr-x" in caplog.text

@@ -1,0 +1,83 @@
+"""A site's floor: recipes that would share more than it allows are refused, with the reason; noise is its own."""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from piebald.client import Evaluate
+from piebald.contracts import Assignment, Work
+from piebald.controller.weigh.dvw import Validate
+from piebald.prepare import Options, prepare
+from piebald.runtimes.federation.desk import Desk, Prepared
+from piebald.runtimes.federation.floor import Floor
+
+from .conftest import settings
+
+
+def prepared(recipe: dict[str, Any]) -> Any:
+    return _prepared(json.dumps(recipe))
+
+
+@functools.cache
+def _prepared(recipe: str) -> Any:
+    plan = settings(json.loads(recipe)).plan()
+    return prepare(next(iter(plan.recipes.values())), plan.clients, plan.model, Options(seed=1))
+
+
+def work(recipe: dict[str, Any]) -> Work:
+    return prepared(recipe).work  # type: ignore[no-any-return]
+
+
+def noisy(**more: Any) -> dict[str, Any]:
+    return {"name": "fedavg", "update": [{"kind": "gaussian", "clip": 1.0, "noise": 1.0, "where": "client"} | more]}
+
+
+@pytest.mark.parametrize(
+    ("floor", "recipe", "says"),
+    [
+        ({}, {"name": "fedavg"}, None),
+        ({"private": ["classifier"]}, {"name": "hdafl"}, None),
+        ({"private": ["classifier"]}, {"name": "fedavg"}, "must stay at this site"),
+        ({"uploads": ["model"]}, {"name": "fedavg"}, None),
+        ({"uploads": ["model"]}, {"name": "scaffold"}, "'control'"),
+        ({"clip": 1.0}, {"name": "fedavg"}, "the recipe does not do that"),
+        ({"clip": 1.0}, noisy(), None),
+        ({"clip": 0.5}, noisy(), "clipped to norm 1, this site allows at most 0.5"),
+        ({"noise": 1.0}, noisy(), None),
+        ({"noise": 1.5}, noisy(), "noise of 1 clips, this site asks for at least 1.5"),
+        ({"noise": 1.0}, noisy(where="centre"), "at the centre"),
+    ],
+    ids=str,
+)
+def test_what_a_floor_refuses(floor: dict[str, Any], recipe: dict[str, Any], says: str | None) -> None:
+    complaint = Floor(**floor).complaint(work(recipe))
+    assert complaint is None if says is None else complaint is not None and says in complaint
+
+
+def update(floor: Floor, secret: int, query: Any = None) -> tuple[Any, str | None]:
+    plan = prepared(noisy())
+    desk = Desk(Prepared(plan.work, plan.clients, 0), floor, "cpu", secret)
+    parts = {"model": plan.work.initial[: plan.work.layout.shared]}
+    made, failure, _ = desk.serve(Assignment(1, 0, 0, parts, query), None)
+    return made, failure
+
+
+def test_noise_that_is_asked_for_comes_from_what_only_the_site_knows() -> None:
+    def change(floor: Floor, secret: int) -> torch.Tensor:
+        return update(floor, secret)[0].parts["model"]  # type: ignore[no-any-return]
+
+    assert torch.equal(change(Floor(), 11), change(Floor(), 12))  # the server could make it again
+    demanding = Floor(noise=1.0)
+    assert not torch.allclose(change(demanding, 11), change(Floor(), 11), atol=0.1)
+    assert not torch.allclose(change(demanding, 11), change(demanding, 12), atol=0.1)
+
+
+def test_questions_that_are_not_allowed_get_no_answer() -> None:
+    floor = Floor(questions=["evaluate"])
+    assert update(floor, 0, Evaluate())[1] is None
+    assert update(floor, 0, Validate(classes=10)) == (None, "this site does not answer 'validate'")

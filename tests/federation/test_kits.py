@@ -1,0 +1,119 @@
+"""Kits: keys stay in theirs, a site can be added, and what is wrong is said in one sentence."""
+
+from __future__ import annotations
+
+import json
+import stat
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.x509.verification import PolicyBuilder, Store
+
+from piebald.cli import main
+from piebald.errors import SettingError
+from piebald.runtimes.federation import kits
+from piebald.runtimes.federation.kits import Description, provision
+
+from .conftest import provisioned
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def test_keys_are_in_their_kit_alone_and_readable_by_their_owner_alone(tmp_path: Path) -> None:
+    found = contents(provisioned(tmp_path / "kits"))
+    keys = {name: data for name, data in found.items() if name.endswith("key.pem")}
+    assert sorted(keys) == [
+        "authority/key.pem",
+        *(f"{party}/key.pem" for party in ("server", "site-1", "site-2", "site-3")),
+    ]
+    for name, key in keys.items():
+        assert [other for other, data in found.items() if key in data] == [name]
+    for name in found:
+        assert stat.S_IMODE((tmp_path / "kits" / name).stat().st_mode) == 0o600, name
+
+
+def test_certificates_say_who_they_are_of_and_for_how_long(tmp_path: Path) -> None:
+    folder = provisioned(tmp_path / "kits")
+    authority = x509.load_pem_x509_certificate((folder / "site-1" / "authority.pem").read_bytes())
+    certificate = x509.load_pem_x509_certificate((folder / "site-1" / "certificate.pem").read_bytes())
+    verifier = PolicyBuilder().store(Store([authority])).build_client_verifier()
+    assert verifier.verify(certificate, []).subjects is not None
+    assert certificate.subject.rfc4514_string() == "CN=site-1"
+    assert kits.read(folder / "site-1").expires == certificate.not_valid_after_utc
+    assert timedelta(days=1) < certificate.not_valid_after_utc - datetime.now(UTC) <= timedelta(days=2)
+
+
+def test_a_site_is_added_later_and_the_rest_is_kept(tmp_path: Path) -> None:
+    folder = provisioned(tmp_path / "kits", ["a", "b"], port=8400)
+    before = contents(folder)
+    provisioned(folder, ["a", "b", "c"], port=8400)
+    after = contents(folder)
+    changed = {name for name in before if after[name] != before[name]}
+    assert changed == {"federation.json", "server/sites.json"}
+    assert kits.read(folder / "server").sites() == ["a", "b", "c"]
+    assert kits.read(folder / "c").party == "c"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"port": 8401}, "made with port = 8400"),
+        ({"sites": ["b", "a"]}, "list these first"),
+        ({"sites": ["a"]}, "list these first"),
+        ({"name": "other"}, "made with name"),
+    ],
+    ids=str,
+)
+def test_two_federations_do_not_mix(change: dict[str, object], says: str, tmp_path: Path) -> None:
+    given = {"host": "localhost", "port": 8400, "sites": ["a", "b"]}
+    provision(Description.model_validate(given), tmp_path / "kits")
+    with pytest.raises(SettingError, match=says):
+        provision(Description.model_validate(given | change), tmp_path / "kits")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("sites = []", "sites"),
+        ("sites = ['a', 'A']", "the same name"),
+        ("sites = ['server']", "not server"),
+        ("sites = ['a.b']", "named by letters"),
+        ("sites = ['a']\nprot = 1", "prot"),
+        ("sites = ['a']\nport = 70000", "port"),
+        ("sites = [", "not TOML"),
+    ],
+)
+def test_a_wrong_description_is_refused_in_one_sentence(
+    text: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "federation.toml").write_text(text)
+    assert main(["provision", str(tmp_path / "federation.toml"), "--out", str(tmp_path / "kits")]) == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "kits").exists()
+
+
+def test_the_command_prints_when_certificates_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "federation.toml").write_text("host = 'example.org'\ndays = 30\nsites = ['north', 'south']\n")
+    assert main(["provision", str(tmp_path / "federation.toml"), "--out", str(tmp_path / "kits")]) == 0
+    said = capsys.readouterr().out
+    for party in ("server", "north", "south"):
+        assert f"{kits.read(tmp_path / 'kits' / party).expires:%Y-%m-%d}" in said
+
+
+def test_a_kit_that_ended_or_lies_open_or_is_none_is_refused(tmp_path: Path) -> None:
+    folder = provisioned(tmp_path / "kits") / "site-1"
+    (folder / "key.pem").chmod(0o644)
+    with pytest.raises(SettingError, match="chmod 600"):
+        kits.read(folder)
+    about = json.loads((folder / "kit.json").read_text())
+    (folder / "kit.json").write_text(json.dumps(about | {"expires": "2020-01-01T00:00:00+00:00"}))
+    with pytest.raises(SettingError, match="ended on 2020-01-01"):
+        kits.read(folder)
+    with pytest.raises(SettingError, match="is no kit"):
+        kits.read(tmp_path)

@@ -1,0 +1,97 @@
+"""A site's disk: what it remembers moves on once for each training that counts, whenever the process dies."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from piebald.runtimes.federation.vault import Done, Vault, secret
+
+
+def finish(vault: Vault, id: int, value: float | None) -> None:
+    vault.finish(Done(id, "ab", "epoch", 3), b"abc", None if value is None else {"private": torch.tensor([value])})
+
+
+def remembered(vault: Vault, before: int = 1 << 50) -> float | None:
+    memory: dict[str, Tensor] | None = vault.memory(before)
+    return None if memory is None else float(memory["private"])
+
+
+def test_results_wait_until_they_are_settled_and_survive_a_restart(tmp_path: Path) -> None:
+    vault = Vault(tmp_path / "state" / "run")
+    assert remembered(vault) is None
+    for id in (3, 5, 7):
+        finish(vault, id, float(id))
+    for again in (vault, Vault(vault.folder)):
+        assert [done.id for done in again.done] == [3, 5, 7]
+        assert again.result(5) == b"abc"
+        assert remembered(again) == 7.0
+        assert remembered(again, before=7) == 5.0  # what a question of before is answered with
+        assert remembered(again, before=3) is None
+    vault.settle(5)
+    for again in (vault, Vault(vault.folder)):
+        assert [done.id for done in again.done] == [7]
+        assert remembered(again, before=7) == 5.0
+
+
+def test_what_never_happened_is_taken_back(tmp_path: Path) -> None:
+    vault = Vault(tmp_path / "state" / "run")
+    for id in (3, 5, 7):
+        finish(vault, id, float(id))
+    vault.take_back(5)
+    for again in (vault, Vault(vault.folder)):
+        assert [done.id for done in again.done] == [3]
+        assert remembered(again) == 3.0
+
+
+def test_training_whose_update_cannot_count_is_forgotten_and_yet_told(tmp_path: Path) -> None:
+    vault = Vault(tmp_path / "state" / "run")
+    finish(vault, 1, 1.0)
+    finish(vault, 2, None)
+    assert remembered(Vault(vault.folder)) == 1.0
+    vault.settle(2)
+    assert remembered(Vault(vault.folder)) == 1.0
+    assert not vault.done
+
+
+def test_another_process_of_the_server_asks_for_the_same(tmp_path: Path) -> None:
+    vault = Vault(tmp_path / "state" / "run")
+    finish(vault, 1, 1.0)
+    vault.adopt(1, "another")
+    (done,) = Vault(vault.folder).done
+    assert (done.epoch, done.asked) == ("another", "ab")
+    assert vault.result(1) == b"abc"
+
+
+def _work(folder: Path) -> None:
+    vault = Vault(folder)
+    while True:
+        id = int(remembered(vault) or 0) + 1
+        finish(vault, id, float(id))
+        vault.settle(id)
+
+
+def test_killed_at_any_moment_every_file_is_whole(tmp_path: Path) -> None:
+    folder, dice, last = tmp_path / "state" / "run", random.Random(0), 0.0
+    for _ in range(20):
+        process = multiprocessing.get_context("fork").Process(target=_work, args=(folder,))
+        process.start()
+        time.sleep(dice.uniform(0.01, 0.06))
+        os.kill(process.pid or 0, signal.SIGKILL)
+        process.join()
+        now = remembered(Vault(folder)) or 0.0
+        assert now >= last  # nothing that was finished is lost
+        last = now
+    assert last > 0
+
+
+def test_the_secret_is_the_sites_own_and_stays(tmp_path: Path) -> None:
+    assert secret(tmp_path / "a") == secret(tmp_path / "a") != secret(tmp_path / "b")
+    assert (tmp_path / "a" / "secret").stat().st_mode & 0o077 == 0
