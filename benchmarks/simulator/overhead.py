@@ -51,9 +51,8 @@ def main() -> None:
     if options.one:
         print(one(*options.one))
         return
-    print(
-        "| workload | | seconds a round's updates | times FedAvg | pairs | wanted |\n| --- | --- | --- | --- | --- | --- |"
-    )
+    print("| workload | | seconds a round's updates | times FedAvg | pairs | wanted |")
+    print("| --- | --- | --- | --- | --- | --- |")
     for name in options.workloads:
         times: dict[str, list[float]] = {what: [] for what in WANTED}
         for _ in range(options.pairs):
@@ -64,9 +63,8 @@ def main() -> None:
         for what, found in times.items():
             ratios = sorted(mine / theirs for mine, theirs in zip(found, times["fedavg"], strict=True))
             middle, ratio = statistics.median(found), statistics.median(ratios)
-            print(
-                f"| {name} | {what} | {middle:.4f} | {ratio:.2f} | {ratios[0]:.2f} to {ratios[-1]:.2f} | {WANTED[what]} |"
-            )
+            pairs = f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
+            print(f"| {name} | {what} | {middle:.4f} | {ratio:.2f} | {pairs} | {WANTED[what]} |", flush=True)
 
 
 if __name__ == "__main__":
