@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -25,6 +27,7 @@ from piebald.recipe import Recipe
 from piebald.report.comparison import Comparison
 from piebald.report.store import RunStore
 
+_log = logging.getLogger(__name__)
 _DESCRIBED_CLIENTS = 10_000  # above this the run folder keeps no row for each client: nobody could look at the picture
 
 
@@ -90,6 +93,7 @@ def run(
         checkpoint_every, label, settings,
     )  # fmt: skip
     plan = prepare(recipe, clients, model, options)
+    _log.info("%s: runtime %s", plan.meta["label"], json.dumps(plan.meta["runtime"]))
     if measure not in get_args(Measure):
         raise unknown("measure", measure, get_args(Measure))
     store = RunStore.create(out, plan.meta)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 from pathlib import Path
@@ -23,6 +24,7 @@ Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", he
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only what goes wrong.")]
 Out = Annotated[str | None, typer.Option("--out", help="The folder to write; a new one under runs/ by default.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also say how it is computed: engine, stack, workers.")]
 Where = Annotated[str | None, typer.Option("--runtime", help="Where to run, e.g. simulator.")]
 
 
@@ -30,6 +32,13 @@ class Interrupted(PiebaldError):
     """Somebody pressed Ctrl-C."""
 
     exit_code = 130
+
+
+def tell(verbose: bool) -> None:
+    """Let the package's messages through to standard error, if wanted."""
+    if verbose:
+        logging.basicConfig(format="%(message)s")
+        logging.getLogger("piebald").setLevel(logging.INFO)
 
 
 def check_run(folder: Path) -> None:

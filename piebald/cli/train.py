@@ -15,12 +15,14 @@ from piebald.cli.app import (
     Out,
     Quiet,
     Sets,
+    Verbose,
     Where,
     app,
     check_run,
     end_on_term,
     is_transfer,
     progress,
+    tell,
 )
 from piebald.cli.printing import facts, print_json, print_run, print_table, print_transfer
 from piebald.errors import SettingError
@@ -37,8 +39,10 @@ def run(
     runtime: Where = None,
     as_json: Json = False,
     quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Train one recipe and keep the run in a folder."""
+    tell(verbose)
     settings = _settings(file, sets, out, runtime)
     if settings.compares:
         raise SettingError(f"{file or 'the built-in experiment'} describes several runs: use piebald compare")
@@ -69,8 +73,10 @@ def compare(
     runtime: Where = None,
     as_json: Json = False,
     quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Train several recipes on the same clients and show them side by side."""
+    tell(verbose)
     settings = _settings(file, sets, out, runtime)
     plan = settings.plan()
     from piebald import experiment

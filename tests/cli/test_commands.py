@@ -233,3 +233,9 @@ def test_what_cannot_be_shown_is_one_sentence(command, words, message):
     assert said.code == 2
     assert message in said.err
     assert said.err.count("\n") == 1
+
+
+def test_verbose_says_what_computes(tmp_path, good):
+    words = ("run", good, "--set", "runtime.kind=simulator", "--set", "runtime.engine=lean")
+    assert '"engine": "lean"' in process(*words, "--verbose", cwd=tmp_path).stderr
+    assert '"engine"' not in process(*words, cwd=tmp_path).stderr
