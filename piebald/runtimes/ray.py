@@ -5,13 +5,12 @@ Virtual clock, client memory and the controller stay in this process; `engines.a
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Self
 
-import torch
 from pydantic import Field, model_validator
 
 from piebald.contracts import Clients, Work
-from piebald.runtimes.engines.actors import RayCrew
+from piebald.runtimes.engines.actors import RayCrew, measured
 from piebald.runtimes.engines.crew import Crew
 from piebald.runtimes.engines.session import Session, connected, imported
 from piebald.runtimes.simulator import Simulated, count_cores
@@ -53,12 +52,14 @@ class Ray(Simulated):
         workers = self.workers or min(expected, count_cores() if here else self._session().offers()) or 1
         known = self.model_copy(update={"workers": workers})
         if here or (self.engine != "auto" and self.onednn is not None):
-            return Simulated.settled(known, work, clients, expected)
-        session = self._session()
-        there = session.ray.remote(_settled).options(**session.needs())
-        asked = there.remote(known, session.put(work), session.put_rows(clients), expected)
-        came, made = session.answer(asked)
-        return made if came else Simulated.settled(known, work, clients, expected)
+            return known.measured(work, clients, expected)
+        made = measured(known, self._session(), work, clients, expected)
+        assert isinstance(made, type(self))
+        return made
+
+    def measured(self, work: Work, clients: Clients, expected: int) -> Self:
+        """The same as `settled`, measured by this very process."""
+        return super().settled(work, clients, expected)
 
     def crew(self, work: Work, clients: Clients, room: tuple[int, int]) -> Crew:
         """Actors."""
@@ -67,9 +68,3 @@ class Ray(Simulated):
     def _session(self) -> Session:
         gpus = self.gpus if self.device == "cuda" else 0.0
         return Session(self.address, max(self.workers or 1, count_cores()), self.store, gpus)
-
-
-def _settled(settings: Any, work: Work, clients: Clients, expected: int) -> Any:
-    """Measured by a task, on a node like those of the actors."""
-    torch.set_num_threads(1)
-    return Simulated.settled(settings, work, clients, expected)

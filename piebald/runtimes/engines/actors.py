@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 _CHUNKS = 2  # for each actor: more would even out unequal nodes and lose less with an actor, but send more sums
 _DEATHS = 3  # a chunk that so many actors died over is not tried again
-_PATIENCE = 300.0  # seconds to wait while there is no actor at all: a cluster may have to start a node
 
 
 class Crate:
@@ -72,6 +71,11 @@ class Hand:
         set_onednn(bool(settings.onednn))
         self.engine = make_engine(settings.engine, work, clients, torch.device(settings.device), settings.bfloat16)
 
+    def measure(self, work: Work, clients: Clients, settings: Ray, expected: int) -> Ray:
+        """Make the choices that were left open."""
+        torch.set_num_threads(1)
+        return settings.measured(work, clients, expected)
+
     def forget(self) -> None:
         """Let go of a run."""
         self.engine = None
@@ -95,6 +99,18 @@ class Hand:
         answers = [pack_served(one, out) for one in served]
         sums = {name: out.put(part) for name, part in total.parts.items()}
         return {"served": answers, "weight": total.weight, "sums": sums, "arrays": out.arrays}
+
+
+def measured(settings: Ray, session: Session, work: Work, clients: Clients, expected: int) -> Any:
+    """Settings with every choice made, by one of the actors."""
+    resting = session.take(settings.workers or 1)
+    actors = resting or [session.start(Hand)]
+    asked = actors[0].measure.remote(session.put(work), session.put_rows(clients), settings, expected)
+    came, made = session.answer(session.first([], [asked]))
+    if not came:
+        raise RuntimeFault("the Ray actor that measures the engines died: name an engine, like engine = 'lean'")
+    session.rest(actors)
+    return made
 
 
 @dataclass(slots=True)
@@ -168,7 +184,7 @@ class RayCrew:
             while self._idle and waiting:
                 place = waiting.popleft()
                 self._send(self._idle.pop(), place, chunks[place], pool)
-            done = self._next()
+            done = self.session.first([*self._serving], [*self._starting])
             if done in self._starting:
                 self._welcome(done)
                 continue
@@ -191,19 +207,6 @@ class RayCrew:
     def _send(self, actor: Any, place: int, chunk: _Chunk, pool: Pool | None) -> None:
         asked = actor.serve.remote(chunk.stacks, pool, chunk.own, list(chunk.shared), *chunk.shared.values())
         self._serving[asked] = (actor, place)
-
-    def _next(self) -> Any:
-        """The next answer, from an actor that has served or that is ready."""
-        done = self.session.first([*self._serving, *self._starting], _PATIENCE)
-        while done is None and self._serving:  # a long chunk
-            done = self.session.first([*self._serving, *self._starting], _PATIENCE)
-        if done is None:
-            needs = {name: count for name, count in self.session.needs().items() if count}
-            raise RuntimeFault(
-                f"Ray found no room for an actor in {_PATIENCE:g} seconds, each needs {needs}: see `ray status`, and "
-                "continue with `piebald resume`"
-            )
-        return done
 
     def _load(self, actor: Any) -> None:
         self._starting[actor.load.remote(*self._run)] = actor

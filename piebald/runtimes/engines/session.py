@@ -20,6 +20,8 @@ from torch import Tensor
 
 from piebald.errors import RuntimeFault, SettingError
 
+_PATIENCE = 300.0  # seconds to wait while there is no actor at all: a cluster may have to start a node
+
 
 def imported() -> Any:
     """The package, or the command that installs it."""
@@ -108,10 +110,21 @@ class Session:
 
     # -- what they say
 
-    def first(self, answers: Sequence[Any], seconds: float) -> Any | None:
-        """The first answer that is there, or None after some seconds."""
-        done, _ = self.ray.wait(list(answers), num_returns=1, timeout=seconds, fetch_local=False)
-        return done[0] if done else None
+    def first(self, serving: Sequence[Any], starting: Sequence[Any]) -> Any:
+        """The first answer that is there, of actors that serve and may take their time, or of some that start.
+
+        Raises:
+            RuntimeFault: none serves, and for minutes none has started.
+        """
+        while True:
+            there, _ = self.ray.wait([*serving, *starting], num_returns=1, timeout=_PATIENCE, fetch_local=False)
+            if there:
+                return there[0]
+            if not serving:
+                needs = ", ".join(f"{name[4:]}: {count:g}" for name, count in self.needs().items() if count)
+                raise RuntimeFault(
+                    f"Ray found no room for an actor in {_PATIENCE:g} seconds; each needs {needs}: see `ray status`"
+                )
 
     def answer(self, reference: Any) -> tuple[bool, Any]:
         """Whether an answer came, and what it says.  None comes from an actor that died, or whose node did.
