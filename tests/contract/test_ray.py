@@ -17,6 +17,7 @@ import piebald
 from piebald.errors import RuntimeFault, SettingError
 from piebald.partition import FastSlow
 from piebald.report.store import RunStore
+from piebald.runtimes.engines import actors
 from piebald.runtimes.engines.actors import RayCrew
 from piebald.runtimes.engines.session import Session
 
@@ -73,55 +74,60 @@ def test_what_is_left_open_is_measured_on_a_node(cluster: Any) -> None:
 # ------------------------------------------------------------------------------------------------------------- killing
 
 
-def deadly(mark: Path, calls: int) -> Callable[..., torch.Tensor]:
-    """A loss that kills the first process that computes it so many times, unless the mark is there already."""
+def bad_loss(calls: int, what: Callable[[], None]) -> Callable[..., torch.Tensor]:
+    """A loss that does something else, too, in an actor that has computed it so many times."""
     here, made = os.getpid(), [0]
 
     def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         made[0] += os.getpid() != here
-        if made[0] == calls and not mark.exists():
-            mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+        if made[0] >= calls:
+            what()
         return torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
 
     return loss
 
 
+def deadly(mark: Path) -> Callable[..., torch.Tensor]:
+    """A loss that kills the first actor that has computed it a dozen times, unless the mark is there already."""
+
+    def kill_once() -> None:
+        if not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return bad_loss(12, kill_once)
+
+
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Actors that are started from now on."""
-    actors: list[Any] = []
+    made: list[Any] = []
     real = Session.start
 
     def start(self: Session, kind: type) -> Any:
-        actors.append(real(self, kind))
-        return actors[-1]
+        made.append(real(self, kind))
+        return made[-1]
 
     monkeypatch.setattr(Session, "start", start)
-    return actors
+    return made
 
 
 @pytest.mark.parametrize("rule", ["fedavg", "scaffold", "hdafl", "ifca"])
 def test_an_actor_killed_in_mid_round_loses_nothing(cluster: Any, rule: str, tmp_path: Path, started: Any) -> None:
     """Sums (fedavg, scaffold), private memory (hdafl), single updates (ifca): the same bits."""
     mark = tmp_path / "killed"
-    disturbed = on_ray(method(rule), loss=deadly(mark, 12), out=tmp_path / "one")
+    disturbed = on_ray(method(rule), loss=deadly(mark), out=tmp_path / "one")
     assert mark.exists()
     assert started
-    whole = on_ray(method(rule), loss=deadly(mark, 12), out=tmp_path / "two")
+    whole = on_ray(method(rule), loss=deadly(mark), out=tmp_path / "two")
     assert_identical(whole, disturbed)
 
 
-def test_work_that_kills_every_actor_is_given_up(cluster: Any, tmp_path: Path) -> None:
-    here = os.getpid()
-
-    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        if os.getpid() != here:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
-
-    with pytest.raises(RuntimeFault, match="died 3 times over the same"):
-        on_ray(method("fedavg"), loss=loss)
+def test_work_that_kills_every_actor_is_given_up(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actors, "_DEATHS", 2)
+    die = bad_loss(12, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    with pytest.raises(RuntimeFault, match="died 2 times over the same"):
+        on_ray(method("fedavg", epochs=20), loss=die)
 
 
 DRIVER = """
@@ -179,24 +185,23 @@ def test_ctrl_c_leaves_a_run_that_goes_on(cluster: Any, tmp_path: Path, monkeypa
 
 
 def test_an_error_of_the_users_code_names_the_client(cluster: Any) -> None:
-    here = os.getpid()
+    def fail() -> None:
+        raise ValueError("no such luck")
 
-    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        if os.getpid() != here:
-            raise ValueError("no such luck")
-        return torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
-
-    with pytest.raises(RuntimeFault, match=r"on client 'site \d': ValueError: no such luck"):
-        on_ray(method("fedavg"), loss=loss)
+    with pytest.raises(RuntimeFault, match=r"^training failed on client 'site \d': ValueError: no such luck$"):
+        on_ray(method("fedavg"), loss=bad_loss(12, fail))
 
 
 def test_code_that_a_node_does_not_have_is_told(cluster: Any) -> None:
-    class Absent(torch.nn.Linear):
+    class Absent:
+        def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
+
         def __reduce__(self) -> Any:
             return __import__, ("nonsense",)
 
-    with pytest.raises(RuntimeFault, match="No module named 'nonsense'"):
-        on_ray(method("fedavg"), model=Absent(6, 4))
+    with pytest.raises(RuntimeFault, match="No module named 'nonsense'; Piebald, and your own modules, must be"):
+        on_ray(method("fedavg"), loss=Absent())
 
 
 def test_an_address_where_nobody_is() -> None:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from piebald.contracts import Clients, Pool, Work
-from piebald.errors import PiebaldError, RuntimeFault
+from piebald.errors import RuntimeFault
 from piebald.runtimes.engines.choose import make_engine
 from piebald.runtimes.engines.crew import guarded, share_out
 from piebald.runtimes.engines.lean import Lean
@@ -61,7 +61,7 @@ class Crate:
 
 
 class Hand:
-    """What an actor does.  Errors come back as sentences, since Ray would hand over a traceback."""
+    """What an actor does."""
 
     engine: Lean | None = None
 
@@ -92,10 +92,7 @@ class Hand:
         """
         assert self.engine is not None
         crate, total, out = Crate(own | dict(zip(places, shared, strict=True))), PoolSum(), Crate()
-        try:
-            served = [guarded(self.engine, unpack_stack(values, crate), pool, total) for values in stacks]
-        except PiebaldError as error:
-            return {"error": str(error)}
+        served = [guarded(self.engine, unpack_stack(values, crate), pool, total) for values in stacks]
         answers = [pack_served(one, out) for one in served]
         sums = {name: out.put(part) for name, part in total.parts.items()}
         return {"served": answers, "weight": total.weight, "sums": sums, "arrays": out.arrays}
@@ -192,7 +189,7 @@ class RayCrew:
             came, answer = self.session.answer(done)
             if came:
                 self._idle.append(actor)
-                answers[place] = _sound(answer)
+                answers[place] = answer
                 continue
             self._replace(actor)
             waiting.appendleft(place)
@@ -227,10 +224,3 @@ class RayCrew:
     def _replace(self, actor: Any) -> None:
         self.session.stop(actor)
         self._load(self.session.start(Hand))
-
-
-def _sound(answer: dict[str, Any]) -> dict[str, Any]:
-    """An answer that says no error."""
-    if "error" in answer:
-        raise RuntimeFault(answer["error"])
-    return answer

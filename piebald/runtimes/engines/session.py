@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import socket
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from piebald.errors import RuntimeFault, SettingError
+from piebald.errors import PiebaldError, RuntimeFault, SettingError
 
 _PATIENCE = 300.0  # seconds to wait while there is no actor at all: a cluster may have to start a node
 
@@ -62,12 +63,16 @@ class Session:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a Ray that we start tells nobody of it
         own = {"num_cpus": cores, "object_store_memory": store, "include_dashboard": False} if address is None else {}
         try:
+            _knock(address)
             self.ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", **own)
         except Exception as error:  # Ray raises what it meets: ConnectionError, ValueError, RuntimeError, OSError
-            said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            what = "Ray does not start here" if address is None else f"no Ray cluster answers at {address!r}"
-            hint = "" if address is None else "; start one with `ray start --head`, or leave the address out"
-            raise SettingError(f"{what}: {said}{hint}") from error
+            said = (str(error).strip() or type(error).__name__).splitlines()[0]
+            if address is None:
+                raise RuntimeFault(f"Ray does not start here: {said}") from error
+            raise SettingError(
+                f"no Ray cluster answers at {address!r}: {said}; start one with `ray start --head`, or leave the "
+                "address out"
+            ) from error
 
     # -- actors
 
@@ -137,6 +142,8 @@ class Session:
             return True, self.ray.get(reference)
         except errors.RayTaskError as error:
             cause = getattr(error, "cause", None) or error
+            if isinstance(cause, PiebaldError):
+                raise RuntimeFault(str(cause)) from None
             said = (str(cause).strip() or type(cause).__name__).splitlines()[-1]
             raise RuntimeFault(
                 f"a Ray actor could not take the run up: {said}; Piebald, and your own modules, must be installed on "
@@ -157,6 +164,13 @@ class Session:
             return self.ray.put(clients)
         finally:
             self.ray.util.deregister_serializer(Tensor)
+
+
+def _knock(address: str | None) -> None:
+    """Fail at once where nobody listens: Ray would try for minutes."""
+    host, colon, port = (address or "").rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
 
 
 def as_array(tensor: Tensor) -> Any:
