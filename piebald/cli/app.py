@@ -22,7 +22,7 @@ Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", he
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only what goes wrong.")]
 Out = Annotated[str | None, typer.Option("--out", help="The folder to write; a new one under runs/ by default.")]
-Where = Annotated[str | None, typer.Option("--runtime", help="Where to run, e.g. simulator.")]
+Where = Annotated[str | None, typer.Option("--runtime", help="Where to run: simulator or ray.")]
 
 
 class Interrupted(PiebaldError):

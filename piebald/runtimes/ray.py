@@ -32,7 +32,7 @@ class Ray(Simulated):
     workers: int | None = Field(default=None, ge=1)
     address: str | None = None
     gpus: float = Field(default=1.0, gt=0)
-    store: int | None = Field(default=None, ge=80 << 20)
+    store: int | None = Field(default=None, ge=100_000_000)
 
     @model_validator(mode="after")
     def _check_reach(self) -> Self:

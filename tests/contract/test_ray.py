@@ -64,6 +64,16 @@ def test_many_at_once_on_a_virtual_clock(cluster: Any) -> None:
     assert_same(expected, on_ray(recipe, model=plain_network, rounds=6, ray=ray))
 
 
+def test_rows_that_are_loaded_on_the_node(cluster: Any) -> None:
+    pool = federation()
+
+    def load(client: int) -> Any:
+        return {split: pool.rows(client, split) for split in ("train", "test")}
+
+    clients = piebald.LazyClients(5, load, classes=list("abcd"))
+    assert_same(carry_out(method("hdafl"), clients), on_ray(method("hdafl"), clients))
+
+
 def test_what_is_left_open_is_measured_on_a_node(cluster: Any) -> None:
     run = on_ray(method("fedavg"), ray={"engine": "auto", "workers": None, "onednn": None})
     assert run.meta["runtime"]["workers"] == 2

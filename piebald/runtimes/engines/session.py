@@ -70,8 +70,8 @@ class Session:
             if address is None:
                 raise RuntimeFault(f"Ray does not start here: {said}") from error
             raise SettingError(
-                f"no Ray cluster answers at {address!r}: {said}; start one with `ray start --head`, or leave the "
-                "address out"
+                f"no Ray cluster answers at {address!r}: {said}; start one with `ray start --head`, set "
+                "RAY_AUTH_MODE=token here, too, if it wants a token, or leave the address out"
             ) from error
 
     # -- actors
