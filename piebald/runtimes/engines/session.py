@@ -22,6 +22,7 @@ from torch import Tensor
 from piebald.errors import PiebaldError, RuntimeFault, SettingError
 
 _PATIENCE = 300.0  # seconds to wait while there is no actor at all: a cluster may have to start a node
+_TRIES = 2  # to start a Ray here: on a busy machine it may take longer than Ray itself waits
 
 
 def imported() -> Any:
@@ -64,7 +65,7 @@ class Session:
         own = {"num_cpus": cores, "object_store_memory": store, "include_dashboard": False} if address is None else {}
         try:
             _knock(address)
-            self.ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", **own)
+            self._init(_TRIES if address is None else 1, address=address or "local", **own)
         except Exception as error:  # Ray raises what it meets: ConnectionError, ValueError, RuntimeError, OSError
             said = (str(error).strip() or type(error).__name__).splitlines()[0]
             if address is None:
@@ -73,6 +74,15 @@ class Session:
                 f"no Ray cluster answers at {address!r}: {said}; start one with `ray start --head`, set "
                 "RAY_AUTH_MODE=token here, too, if it wants a token, or leave the address out"
             ) from error
+
+    def _init(self, tries: int, **how: Any) -> None:
+        try:
+            self.ray.init(log_to_driver=False, logging_level="ERROR", **how)
+        except Exception:
+            self.ray.shutdown()
+            if tries == 1:
+                raise
+            self._init(tries - 1, **how)
 
     # -- actors
 
