@@ -32,12 +32,13 @@ def runtime(kind: str, workers: int) -> Any:
 
 def speed(case: str, name: str, method: str) -> float:
     """Seconds a round after the first, which starts the workers."""
-    from workloads import W1, W2
+    from workloads import W1, W2, Workload
 
     import piebald
     from piebald import recipes
 
-    work = {"W1": W1, "W2": W2}[name]
+    cnn = Workload("CNN", clients=100, cohort=20, rows=200, rounds=4, model="small_cnn")
+    work = {"W1": W1, "W2": W2, "CNN": cnn}[name]
     run = piebald.run(
         recipes.make(method, cohort=work.cohort, lr=0.05, batch=20, epochs=1),
         work.data(),
@@ -132,7 +133,7 @@ def main() -> None:
         print(json.dumps(memory(int(rest[0])) if what == "memory" else speed(what, *rest)))
         return
     print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}")
-    for name, method in (("W1", "fedavg"), ("W1", "ditto"), ("W2", "fedavg")):
+    for name, method in (("CNN", "fedavg"), ("W2", "fedavg"), ("W1", "ditto")):
         times: dict[str, list[float]] = {case: [] for case in CASES}
         for _ in range(options.pairs):
             for case in CASES:
