@@ -152,9 +152,9 @@ def parts_page() -> str:
                 ]
             else:
                 text += [part_rows(part)]
-    text += ["", "## runtime: where does it run?", ""]
+    text += ["", "## runtime: where does it run?"]
     for name, part in kinds("runtime"):
-        text += [f"### runtime = {name}", "", summary(part), "", part_rows(part), ""]
+        text += ["", f"### runtime = {name}", "", summary(part), "", part_rows(part)]
     return "\n".join(text) + "\n"
 
 

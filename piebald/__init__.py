@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from piebald.recipe import Recipe
     from piebald.report import write_report
     from piebald.report.comparison import Comparison
-    from piebald.runtimes import Simulator
+    from piebald.runtimes import Ray, Simulator
 
 __all__ = [
     "Comparison",
@@ -31,6 +31,7 @@ __all__ = [
     "LazyClients",
     "ParameterError",
     "PiebaldError",
+    "Ray",
     "Recipe",
     "Run",
     "RunFolderError",
@@ -59,7 +60,7 @@ _HOMES = {
     "partition": ("LazyClients", "clients_from"),
     "report": ("write_report",),
     "report.comparison": ("Comparison",),
-    "runtimes": ("Simulator",),
+    "runtimes": ("Ray", "Simulator"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

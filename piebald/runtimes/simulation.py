@@ -1,4 +1,4 @@
-"""The simulation itself: clients as data on one machine, and a virtual clock.
+"""The simulation itself: clients as data, and a virtual clock.
 
 An assignment's inputs are fixed when it is submitted, so nothing is computed until its result could matter: everything
 outstanding is then served in one go, and arrivals are handed out in the order of their virtual times.
@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from piebald.contracts import (
@@ -31,13 +30,11 @@ from piebald.contracts import (
 from piebald.memory import Memory
 from piebald.parameters import nbytes
 from piebald.randomness import generator
-from piebald.runtimes.engines.choose import make_engine
-from piebald.runtimes.engines.crew import LEAST_ARENA, Alone, Crew, Workers
-from piebald.runtimes.engines.products import set_onednn
+from piebald.runtimes.engines.crew import LEAST_ARENA, Crew
 from piebald.runtimes.engines.serve import PRIVATE, Served, Stack
 
 if TYPE_CHECKING:
-    from piebald.runtimes.simulator import Simulator
+    from piebald.runtimes.simulator import Simulated
 
 
 LOST = "lost"
@@ -80,7 +77,7 @@ class _Due:
 class Simulation:
     """A running simulation (`contracts.Runtime`)."""
 
-    def __init__(self, settings: Simulator, work: Work, clients: Clients) -> None:
+    def __init__(self, settings: Simulated, work: Work, clients: Clients) -> None:
         self.settings, self.work, self.federation = settings, work, clients
         self.fleet: Fleet = settings.fleet or Instant()
         self.memory = Memory(settings.memory)
@@ -352,15 +349,7 @@ class Simulation:
     def _hands(self) -> Crew:
         """The crew, started at the first need."""
         if self._crew is None:
-            settings = self.settings
-            set_onednn(bool(settings.onednn))
-            engine = make_engine(
-                settings.engine, self.work, self.federation, torch.device(settings.device), settings.bfloat16
-            )
-            if settings.workers:
-                self._crew = Workers(engine, settings.workers, *self._room())
-            else:
-                self._crew = Alone(engine)
+            self._crew = self.settings.crew(self.work, self.federation, self._room())
         return self._crew
 
 

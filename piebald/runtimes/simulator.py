@@ -11,8 +11,8 @@ from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 from piebald.contracts import Clients, Work
 from piebald.parts import Where, build
 from piebald.randomness import generator
-from piebald.runtimes.engines.choose import STACKS, fastest, stack_limit
-from piebald.runtimes.engines.crew import can_fork, one_thread
+from piebald.runtimes.engines.choose import STACKS, fastest, make_engine, stack_limit
+from piebald.runtimes.engines.crew import Alone, Crew, Workers, can_fork, one_thread
 from piebald.runtimes.engines.products import onednn_is_faster, set_onednn
 from piebald.runtimes.simulation import Simulation
 
@@ -34,21 +34,26 @@ AnyFleet = Annotated[
 ]
 
 
-class Simulator(Where):
-    """How to simulate.
+def count_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Simulated(Where):
+    """What all simulations have in common, wherever their engines run; `crew` says where.
 
     Attributes:
         engine: "lean" (one client after another), "joined" (many at once through one module), "stacked" (many at once
             through vmap), "reference" (slow and plain), or "auto", which measures and takes the fastest.
         stack: clients trained at once by the joined and the stacked engine; None lets it be measured or chosen.
-        workers: processes; 0 is this process alone, None decides by the number of cores and the work there is.
-        device: "cpu", "cuda" or "cuda:1".
         onednn: whether the joined engine multiplies large matrices with oneDNN instead of torch's default; None
             measures which is faster here.
         bfloat16: forward and backward passes under autocast.
         memory: bytes of client memory kept in RAM; more goes to a temporary file.
         fleet: devices of the clients, instant by default.
     """
+
+    axis = "runtime"  # not a choice itself
 
     engine: Literal["auto", "lean", "stacked", "joined", "reference"] = "auto"
     stack: int | None = Field(default=None, ge=1)
@@ -60,15 +65,11 @@ class Simulator(Where):
     fleet: AnyFleet = None
 
     @model_validator(mode="after")
-    def _check_device(self) -> Self:
+    def _check_name(self) -> Self:
         try:
-            device = torch.device(self.device)
+            torch.device(self.device)
         except RuntimeError:
             raise ValueError(f"device must be 'cpu', 'cuda' or 'cuda:N', got {self.device!r}") from None
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise ValueError("device is 'cuda' but torch finds no GPU here: use device = 'cpu'")
-        if device.type == "cuda" and self.workers:
-            raise ValueError("workers are for the CPU: leave them out, or set them to 0, with device = 'cuda'")
         return self
 
     def open(self, work: Work, clients: Clients) -> Simulation:
@@ -77,11 +78,15 @@ class Simulator(Where):
         made = self if settled else self.settled(work, clients, len(clients))
         return Simulation(made, work, clients)
 
-    def settled(self, work: Work, clients: Clients, expected: int) -> Simulator:
+    def crew(self, work: Work, clients: Clients, room: tuple[int, int]) -> Crew:
+        """Who trains; `room` is the shared memory of a message, and how many clients' vectors fit into it."""
+        raise NotImplementedError
+
+    def settled(self, work: Work, clients: Clients, expected: int) -> Self:
         """See `parts.Where`: engine, stack and workers are measured or counted where they were left open."""
         device, engine, stack, workers = torch.device(self.device), self.engine, self.stack, self.workers
         forks = device.type == "cpu" and can_fork()
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cores = count_cores()
         pace, onednn = 0.0, self.onednn
         if onednn is None:
             with one_thread(forks):
@@ -103,3 +108,28 @@ class Simulator(Where):
             workers = min(cores, expected) if forks and cores > 1 and expected > 1 and not small else 0
         stack = min(stack, stack_limit(work), -(-expected // max(workers, 1)))
         return self.model_copy(update={"engine": engine, "stack": stack, "workers": workers, "onednn": onednn})
+
+
+class Simulator(Simulated):
+    """How to simulate.
+
+    Attributes:
+        workers: processes; 0 is this process alone, None decides by the number of cores and the work there is.
+        device: "cpu", "cuda" or "cuda:1".
+    """
+
+    @model_validator(mode="after")
+    def _check_device(self) -> Self:
+        if torch.device(self.device).type != "cuda":
+            return self
+        if not torch.cuda.is_available():
+            raise ValueError("device is 'cuda' but torch finds no GPU here: use device = 'cpu'")
+        if self.workers:
+            raise ValueError("workers are for the CPU: leave them out, or set them to 0, with device = 'cuda'")
+        return self
+
+    def crew(self, work: Work, clients: Clients, room: tuple[int, int]) -> Crew:
+        """This process alone, or forked ones."""
+        set_onednn(bool(self.onednn))
+        engine = make_engine(self.engine, work, clients, torch.device(self.device), self.bfloat16)
+        return Workers(engine, self.workers, *room) if self.workers else Alone(engine)

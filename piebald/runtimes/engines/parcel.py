@@ -1,13 +1,13 @@
-"""Values and tensors across a process border: plain JSON for the values, raw numbers in shared memory for the tensors.
+"""Values and tensors across a process border: plain JSON for the values, raw numbers for the tensors.
 
-Nothing is pickled.  A tensor that occurs twice is stored once, so a round's one model costs one copy a worker.
+Nothing is pickled here.  A tensor that occurs twice is stored once, so a round's one model costs one copy a worker.
 """
 
 from __future__ import annotations
 
 import json
 import mmap
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +19,14 @@ _ALIGN = 64
 _DTYPES = {
     str(dtype): dtype for dtype in (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool)
 }
+
+
+class Store(Protocol):
+    """Where the tensors of a message lie; a place is a plain value."""
+
+    def put(self, tensor: Tensor) -> Any: ...
+
+    def get(self, place: Any) -> Tensor: ...
 
 
 class Arena:
@@ -59,26 +67,26 @@ class Arena:
         return self._bytes[start : start + length].view(dtype).view(*shape)
 
 
-def pack_stack(stack: Stack, arena: Arena) -> dict[str, Any]:
-    """A stack as JSON values that point into the arena."""
+def pack_stack(stack: Stack, store: Store) -> dict[str, Any]:
+    """A stack as JSON values that point into the store."""
     return {
         "clients": list(stack.clients),
         "versions": list(stack.versions),
         "moments": list(stack.moments),
         "committed": list(stack.committed),
-        "models": [arena.put(model) for model in stack.models],
-        "parts": {name: [arena.put(row) for row in rows] for name, rows in stack.parts.items()},
-        "memory": {name: [arena.put(row) for row in rows] for name, rows in stack.memory.items()},
+        "models": [store.put(model) for model in stack.models],
+        "parts": {name: [store.put(row) for row in rows] for name, rows in stack.parts.items()},
+        "memory": {name: [store.put(row) for row in rows] for name, rows in stack.memory.items()},
         "query": None if stack.query is None else stack.query.table(),
     }
 
 
-def unpack_stack(values: dict[str, Any], arena: Arena) -> Stack:
+def unpack_stack(values: dict[str, Any], store: Store) -> Stack:
     """The stack again; equal places become one tensor object."""
     seen: dict[str, Tensor] = {}
 
-    def get(place: list[Any]) -> Tensor:
-        return seen.setdefault(json.dumps(place), arena.get(place))
+    def get(place: Any) -> Tensor:
+        return seen.setdefault(json.dumps(place), store.get(place))
 
     query = values["query"]
     made = build("query", query) if query is not None else None
@@ -98,16 +106,16 @@ def unpack_stack(values: dict[str, Any], arena: Arena) -> Stack:
 _SCALARS = ("steps", "examples", "norms", "nbytes", "metrics", "failures")
 
 
-def pack_served(served: Served, arena: Arena) -> dict[str, Any]:
-    """What came of a stack as JSON values that point into the arena."""
+def pack_served(served: Served, store: Store) -> dict[str, Any]:
+    """What came of a stack as JSON values that point into the store."""
     values = {name: getattr(served, name) for name in _SCALARS}
-    values["parts"] = {name: arena.put(part) for name, part in served.parts.items()}
-    values["memory"] = {name: arena.put(part) for name, part in served.memory.items()}
+    values["parts"] = {name: store.put(part) for name, part in served.parts.items()}
+    values["memory"] = {name: store.put(part) for name, part in served.memory.items()}
     return values
 
 
-def unpack_served(values: dict[str, Any], arena: Arena) -> Served:
-    """What came of a stack again, copied out of the arena."""
-    parts = {name: arena.get(place).clone() for name, place in values["parts"].items()}
-    memory = {name: arena.get(place).clone() for name, place in values["memory"].items()}
+def unpack_served(values: dict[str, Any], store: Store) -> Served:
+    """What came of a stack again, copied out of the store."""
+    parts = {name: store.get(place).clone() for name, place in values["parts"].items()}
+    memory = {name: store.get(place).clone() for name, place in values["memory"].items()}
     return Served(**{name: values[name] for name in _SCALARS}, parts=parts, memory=memory)

@@ -1,0 +1,149 @@
+"""The Ray runtime: one actor and two beside the simulator, and memory over 200 rounds: python benchmarks/ray/run.py
+
+Needs `pip install 'piebald[ray]'` and two cores that do nothing else.  Every measurement is a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "simulator"))
+
+STORE = 1 << 30  # bytes of Ray's object store
+CASES = {"simulator 1": ("simulator", 1), "ray 1": ("ray", 1), "simulator 2": ("simulator", 2), "ray 2": ("ray", 2)}
+
+
+def runtime(kind: str, workers: int) -> Any:
+    """The same engine on either runtime."""
+    import piebald
+
+    same = {"engine": "lean", "workers": workers, "onednn": False}
+    return piebald.Ray(store=STORE, **same) if kind == "ray" else piebald.Simulator(**same)
+
+
+def speed(case: str, name: str, method: str) -> float:
+    """Seconds a round after the first, which starts the workers."""
+    from workloads import W1, W2, Workload
+
+    import piebald
+    from piebald import recipes
+
+    cnn = Workload("CNN", clients=100, cohort=20, rows=200, rounds=4, model="small_cnn")
+    work = {"W1": W1, "W2": W2, "CNN": cnn}[name]
+    run = piebald.run(
+        recipes.make(method, cohort=work.cohort, lr=0.05, batch=20, epochs=1),
+        work.data(),
+        work.network(),
+        rounds=work.rounds + 1,
+        evaluate_every=0,
+        runtime=runtime(*CASES[case]),
+    )
+    walls = [row["wall"] for row in run.rounds]
+    return (walls[-1] - walls[0]) / work.rounds
+
+
+def memory(rounds: int) -> list[dict[str, float]]:
+    """Megabytes of this process, of the actors and of Ray's object store, every tenth of a run of Ditto.
+
+    Its clients remember a model each, of which 64 MB are kept in RAM; what is sent between the samples is counted too.
+    """
+    import ray
+    from workloads import W1
+
+    import piebald
+    from piebald.report.store import RunStore
+    from piebald.runtimes.engines.actors import RayCrew
+
+    samples: list[dict[str, float]] = []
+    sent = {"down": 0, "up": 0}
+    real_commit, real_packed, real_carry = RunStore.commit, RayCrew._packed, RayCrew._carry_out
+
+    def packed(self: RayCrew, shares: Any) -> Any:
+        chunks = real_packed(self, shares)
+        sent["down"] += sum(array.nbytes for chunk in chunks for array in chunk.own.values())
+        return chunks
+
+    def carry_out(self: RayCrew, *arguments: Any) -> Any:
+        answers = real_carry(self, *arguments)
+        sent["up"] += sum(array.nbytes for answer in answers for array in answer["arrays"].values())
+        return answers
+
+    def commit(self: RunStore, step: Any, *rest: Any, **more: Any) -> None:
+        real_commit(self, step, *rest, **more)
+        if step["version"] % (rounds // 10) == 0 or step["version"] == 5:
+            store = ray.cluster_resources()["object_store_memory"] - ray.available_resources()["object_store_memory"]
+            row = {"round": step["version"], "driver": own_memory("self"), "store": store / 2**20}
+            actors = {f"actor {place}": own_memory(pid) for place, pid in enumerate(actor_pids())}
+            samples.append(row | actors | {name: count / 2**20 for name, count in sent.items()})
+
+    RunStore.commit, RayCrew._packed, RayCrew._carry_out = commit, packed, carry_out  # type: ignore[method-assign]
+    with tempfile.TemporaryDirectory() as place:
+        piebald.run(
+            piebald.recipes.ditto(cohort=W1.cohort, lr=0.05, batch=20, epochs=1),
+            W1.data(),
+            W1.network(),
+            rounds=rounds,
+            evaluate_every=0,
+            checkpoint_every=10,
+            out=Path(place) / "run",
+            runtime=runtime("ray", 2).model_copy(update={"memory": 64 << 20}),
+        )
+    return samples
+
+
+def own_memory(pid: str) -> float:
+    """Megabytes of a process that it shares with nobody, as Linux counts them."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("RssAnon")).split()[1]) / 1024
+
+
+def actor_pids() -> list[str]:
+    """The actors of this machine, by the name that Ray gives their processes."""
+    return [
+        place.parent.name
+        for place in sorted(Path("/proc").glob("[0-9]*/cmdline"))
+        if place.read_bytes().startswith(b"ray::Hand")
+    ]
+
+
+def measure(*what: str) -> Any:
+    """One measurement in a process of its own."""
+    command = [sys.executable, __file__, "--one", *what]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=HERE)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    """Alternate and report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=3, help="alternations of each workload")
+    parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        what, *rest = options.one
+        print(json.dumps(memory(int(rest[0])) if what == "memory" else speed(what, *rest)))
+        return
+    print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}")
+    for name, method in (("CNN", "fedavg"), ("W2", "fedavg"), ("W1", "ditto")):
+        times: dict[str, list[float]] = {case: [] for case in CASES}
+        for _ in range(options.pairs):
+            for case in CASES:
+                times[case].append(measure(case, name, method))
+        for case, seconds in times.items():
+            shown = ", ".join(f"{second:.3f}" for second in sorted(seconds))
+            print(f"{name} {method:7} {case:12} median {statistics.median(seconds):.3f} s a round ({shown})")
+    for row in measure("memory", "200"):
+        print("  ".join(f"{name} {value:.0f}" for name, value in row.items()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,263 @@
+"""Every recipe on Ray, over two nodes: the simulator's numbers, also where actors, nodes and the driver are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import piebald
+from piebald.errors import RuntimeFault, SettingError
+from piebald.partition import FastSlow
+from piebald.report.store import RunStore
+from piebald.runtimes.engines import actors
+from piebald.runtimes.engines.actors import RayCrew
+from piebald.runtimes.engines.session import Session
+
+from .conftest import assert_same, carry_out, federation, method, network, plain_network, vector
+from .test_resume import assert_identical
+
+ROOT = Path(__file__).parents[2]
+STORE = 80 << 20
+TWO: dict[str, Any] = {"engine": "lean", "workers": 2, "onednn": False}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Two nodes on this machine, each with one core, and a connection to them."""
+    ray = pytest.importorskip("ray", reason="needs Ray: pip install 'piebald[ray]'")
+    from ray.cluster_utils import Cluster
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    node = {"num_cpus": 1, "object_store_memory": STORE, "include_dashboard": False}
+    made = Cluster(initialize_head=True, head_node_args=node)
+    try:
+        made.add_node(num_cpus=1, object_store_memory=STORE)
+        ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
+        yield made
+    finally:
+        ray.shutdown()
+        made.shutdown()
+
+
+def on_ray(recipe: Any, clients: Any = None, model: Any = network, **options: Any) -> piebald.Run:
+    where = piebald.Ray(**TWO | options.pop("ray", {}))
+    return piebald.run(recipe, clients or federation(), model, runtime=where, **{"rounds": 3, "seed": 1} | options)
+
+
+def test_equals_the_simulator(cluster: Any, name: str) -> None:
+    assert_same(carry_out(method(name)), on_ray(method(name)))
+
+
+def test_many_at_once_on_a_virtual_clock(cluster: Any) -> None:
+    fleet = FastSlow(fast=1.0, slow_factor=2.5, share_slow=0.4)
+    recipe = method("hdafl").with_(pace={"kind": "asynchronous", "cohort": 3})
+    expected = carry_out(recipe, model=plain_network, rounds=6, simulator={"fleet": fleet})
+    ray = {"engine": "joined", "stack": 2, "fleet": fleet}
+    assert_same(expected, on_ray(recipe, model=plain_network, rounds=6, ray=ray))
+
+
+def test_rows_that_are_loaded_on_the_node(cluster: Any) -> None:
+    pool = federation()
+
+    def load(client: int) -> Any:
+        return {split: pool.rows(client, split) for split in ("train", "test")}
+
+    clients = piebald.LazyClients(5, load, classes=list("abcd"))
+    assert_same(carry_out(method("hdafl"), clients), on_ray(method("hdafl"), clients))
+
+
+def test_what_is_left_open_is_measured_on_a_node(cluster: Any) -> None:
+    run = on_ray(method("fedavg"), ray={"engine": "auto", "workers": None, "onednn": None})
+    assert run.meta["runtime"]["workers"] == 2
+    assert run.meta["runtime"]["engine"] != "auto"
+    assert_same(carry_out(method("fedavg")), run)
+
+
+# ------------------------------------------------------------------------------------------------------------- killing
+
+
+def bad_loss(calls: int, what: Callable[[], None]) -> Callable[..., torch.Tensor]:
+    """A loss that does something else, too, in an actor that has computed it so many times."""
+    here, made = os.getpid(), [0]
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        made[0] += os.getpid() != here
+        if made[0] >= calls:
+            what()
+        return torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+    return loss
+
+
+def deadly(mark: Path) -> Callable[..., torch.Tensor]:
+    """A loss that kills the first actor that has computed it a dozen times, unless the mark is there already."""
+
+    def kill_once() -> None:
+        if not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return bad_loss(12, kill_once)
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Actors that are started from now on."""
+    made: list[Any] = []
+    real = Session.start
+
+    def start(self: Session, kind: type) -> Any:
+        made.append(real(self, kind))
+        return made[-1]
+
+    monkeypatch.setattr(Session, "start", start)
+    return made
+
+
+@pytest.mark.parametrize("rule", ["fedavg", "scaffold", "hdafl", "ifca"])
+def test_an_actor_killed_in_mid_round_loses_nothing(cluster: Any, rule: str, tmp_path: Path, started: Any) -> None:
+    """Sums (fedavg, scaffold), private memory (hdafl), single updates (ifca): the same bits."""
+    mark = tmp_path / "killed"
+    disturbed = on_ray(method(rule), loss=deadly(mark), out=tmp_path / "one")
+    assert mark.exists()
+    assert started
+    whole = on_ray(method(rule), loss=deadly(mark), out=tmp_path / "two")
+    assert_identical(whole, disturbed)
+
+
+def test_work_that_kills_every_actor_is_given_up(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actors, "_DEATHS", 2)
+    die = bad_loss(12, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    with pytest.raises(RuntimeFault, match="died 2 times over the same"):
+        on_ray(method("fedavg", epochs=20), loss=die)
+
+
+DRIVER = """
+import os, signal, sys
+import piebald
+from piebald.report.store import RunStore
+from tests.contract.conftest import federation, method, network
+
+real, calls = RunStore.commit, [0]
+
+def commit(*arguments):
+    real(*arguments)
+    calls[0] += 1
+    if calls[0] == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+RunStore.commit = commit
+where = piebald.Ray(address=sys.argv[1], engine="lean", workers=2, onednn=False)
+piebald.run(method("hdafl"), federation(), network, runtime=where, rounds=3, seed=1, out=sys.argv[2])
+"""
+
+
+def test_a_killed_driver_is_resumed(cluster: Any, tmp_path: Path) -> None:
+    """A driver of its own, which gives an address; its actors end with it, and the run goes on here."""
+    Session(None, 1, None, 0.0).take(0)  # makes room
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", DRIVER, cluster.address, str(tmp_path / "killed")]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, cwd=ROOT, timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    with RunStore.open_read_only(tmp_path / "killed") as store:
+        assert store.version == 2
+    resumed = piebald.resume(tmp_path / "killed", federation(), network)
+    whole = on_ray(method("hdafl"), out=tmp_path / "whole")
+    assert torch.equal(vector(whole), vector(resumed))
+    assert whole.scores == resumed.scores
+
+
+def test_ctrl_c_leaves_a_run_that_goes_on(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = Session.first, [0]
+
+    def interrupted(self: Session, *answers: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 9:
+            raise KeyboardInterrupt
+        return real(self, *answers)
+
+    monkeypatch.setattr(Session, "first", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        on_ray(method("hdafl"), out=tmp_path / "stopped")
+    resumed = piebald.resume(tmp_path / "stopped", federation(), network)
+    assert_identical(on_ray(method("hdafl"), out=tmp_path / "whole"), resumed)
+
+
+# --------------------------------------------------------------------------------------------------------------- words
+
+
+def test_an_error_of_the_users_code_names_the_client(cluster: Any) -> None:
+    def fail() -> None:
+        raise ValueError("no such luck")
+
+    with pytest.raises(RuntimeFault, match=r"^training failed on client 'site \d': ValueError: no such luck$"):
+        on_ray(method("fedavg"), loss=bad_loss(12, fail))
+
+
+def test_code_that_a_node_does_not_have_is_told(cluster: Any) -> None:
+    class Absent:
+        def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+        def __reduce__(self) -> Any:
+            return __import__, ("nonsense",)
+
+    with pytest.raises(RuntimeFault, match="No module named 'nonsense'; Piebald, and your own modules, must be"):
+        on_ray(method("fedavg"), loss=Absent())
+
+
+def test_an_address_where_nobody_is() -> None:
+    pytest.importorskip("ray", reason="needs Ray: pip install 'piebald[ray]'")
+    code = (
+        "import piebald; from piebald import data, models, partition; "
+        "clients, model = partition.Iid(clients=2).split(data.digits()), models.build_model('mlp', (1, 8, 8), 10); "
+        "piebald.run('fedavg', clients, model, runtime=piebald.Ray(address='127.0.0.1:1'))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert "SettingError: no Ray cluster answers at '127.0.0.1:1'" in done.stderr
+
+
+def test_without_ray_the_command_that_installs_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(SettingError, match=r"pip install 'piebald\[ray\]'"):
+        on_ray(method("fedavg"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"address": "ray://10.0.0.7:10001"}, "that of the cluster itself"),
+        ({"device": "cuda:1"}, "must be 'cpu' or 'cuda'"),
+        ({"workers": 0}, "workers must be greater than or equal to 1"),
+    ],
+)
+def test_settings_that_cannot_work(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(SettingError, match=said):
+        piebald.Ray(**settings)
+
+
+def test_a_node_that_goes_away_loses_nothing(
+    cluster: Any, started: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Last in this file: one of the two nodes is killed while both serve."""
+    whole = on_ray(method("hdafl"), out=tmp_path / "whole")
+    real, calls = RayCrew._send, [0]
+
+    def send(self: RayCrew, *arguments: Any) -> None:
+        real(self, *arguments)
+        calls[0] += 1
+        if calls[0] == 6:
+            cluster.remove_node(cluster.worker_nodes.copy().pop(), allow_graceful=False)
+
+    monkeypatch.setattr(RayCrew, "_send", send)
+    before = len(started)
+    assert_identical(whole, on_ray(method("hdafl"), out=tmp_path / "disturbed"))
+    assert len(started) > before
