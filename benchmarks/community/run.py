@@ -94,7 +94,7 @@ def drift(commits: int, size: int = 100, learners: int = 100) -> float:
         cache.swap(learner, weight, pool[row], out)
         weights[learner], last[learner] = weight, row
     exact = sum(weights[k] * pool[last[k]].double() for k in last) / sum(weights.values())
-    mean = torch.from_numpy(cache.sums) / cache.whole
+    mean = cache.sums / cache.whole
     return float((mean - exact).norm() / exact.norm())
 
 

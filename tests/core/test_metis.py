@@ -215,7 +215,7 @@ def test_the_cache_does_not_drift() -> None:
         cache.swap(learner, weight, models[learner], out)
     whole = sum(weights.values())
     mean = sum(weights[learner] * models[learner].double() for learner in models) / whole
-    assert float((torch.from_numpy(cache.sums) / cache.whole - mean).norm() / mean.norm()) < 1e-9
+    assert float((cache.sums / cache.whole - mean).norm() / mean.norm()) < 1e-9
 
 
 def test_a_learner_that_moves_takes_its_model_along() -> None:
