@@ -121,7 +121,7 @@ class Memory:
 
 
 def _size(tensors: Mapping[str, Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    return sum([tensor.nbytes for tensor in tensors.values()])
 
 
 def _length(kinds: list[tuple[str, torch.Size, torch.dtype]]) -> int:

@@ -9,6 +9,8 @@ commits drift by less than 1e-12 (`benchmarks/community`), and no refresh is nee
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -59,15 +61,14 @@ class Cache:
 
     def _pass(self, old: Tensor | None, before: float, new: Tensor | None, weight: float, out: Tensor | None) -> None:
         """One walk over memory: every number of W, of the models and of the result is fetched once."""
-        for start in range(0, len(self.sums), _PIECE):
-            piece = slice(start, start + _PIECE)
-            sums = self.sums[piece]
-            if old is not None:
-                sums.sub_(old[piece], alpha=before)
-            if new is not None and weight:
-                sums.add_(new[piece], alpha=weight)
-            if out is not None:
-                torch.mul(sums, 1.0 / self.whole, out=out[piece])  # in float64, and rounded once
+        vectors = (self.sums, old, new, out)
+        for sums, away, into, result in [vectors] if self.sums.numel() <= _PIECE else _pieces(vectors):
+            if away is not None:
+                sums.sub_(away, alpha=before)
+            if into is not None and weight:
+                sums.add_(into, alpha=weight)
+            if result is not None:
+                torch.mul(sums, 1.0 / self.whole, out=result)  # in float64, and rounded once
 
     def state(self) -> tuple[Tensor, dict[str, Any]]:
         """W, and JSON values."""
@@ -79,3 +80,7 @@ class Cache:
         self.whole = float(values["whole"])
         self.weights = {int(learner): float(weight) for learner, weight in values["weights"]}
 
+
+def _pieces(vectors: Iterable[Tensor | None]) -> Iterator[tuple[Any, ...]]:
+    """The vectors side by side, a piece at a time; None stays None."""
+    return zip(*(repeat(None) if vector is None else torch.split(vector, _PIECE) for vector in vectors), strict=False)
