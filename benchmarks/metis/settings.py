@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from piebald import recipes
 from piebald.controller import CachedSwap
@@ -17,6 +18,7 @@ from piebald.randomness import generator
 from piebald.recipe import Recipe
 
 LEARNERS = 10
+SIDE = 32  # pixels of a published image
 TRAINING = {"lr": 0.05, "momentum": 0.75, "batch": 20, "epochs": 4}
 SIZES: dict[str, Sizes] = {"uniform": Uniform(), "skewed": Skewed(), "power law": PowerLaw(exponent=1.5)}
 CLASSES: dict[str, int] = {"IID": 10, "Non-IID(5)": 5, "Non-IID(3)": 3}
@@ -32,9 +34,17 @@ FLEETS = {
 }
 
 
-def images(rows: int | None, seed: int) -> DataSet:
-    """CIFAR-10 with so many training images, drawn anew for each seed, and the whole test part."""
+def images(rows: int | None, side: int, seed: int) -> DataSet:
+    """CIFAR-10 with so many training images, drawn anew for each seed, and the whole test part.
+
+    Where `side` is below 32 each pixel is the mean of a square of the published ones.
+    """
     data = cifar10()
+    assert isinstance(data.x, torch.Tensor)
+    if side < SIDE:
+        few = SIDE // side
+        squares = data.x.to(torch.int16).unflatten(3, (side, few)).unflatten(2, (side, few))
+        data = replace(data, x=(squares.sum((3, 5)) // few**2).to(torch.uint8))
     if rows is None:
         return data
     assert data.train is not None
@@ -85,6 +95,7 @@ class Scale:
 
     Attributes:
         rows: training images dealt; None is all 50,000.
+        side: pixels of an image, 32 as published.
         model: settings of `metis_cnn`.
         seeds: each redraws the partition and the first model.
         rounds: of the synchronous comparison, scored every `every` rounds.
@@ -95,6 +106,7 @@ class Scale:
     """
 
     rows: int | None
+    side: int
     model: Mapping[str, Any]
     seeds: Sequence[int]
     rounds: int
@@ -109,16 +121,18 @@ class Scale:
 SCALES = {
     "small": Scale(
         rows=5000,
-        model={"channels": (8, 16), "hidden": (64, 32)},
+        side=16,
+        model={"channels": (16, 32), "hidden": (64, 32)},
         seeds=(0, 1, 2),
-        rounds=8,
-        every=2,
+        rounds=24,
+        every=4,
         settings=(("power law", "Non-IID(3)"), ("uniform", "Non-IID(3)")),
-        seconds=3000.0,
+        seconds=5000.0,
         uneven=(("power law", "Non-IID(3)"),),
     ),
     "full": Scale(
         rows=None,
+        side=SIDE,
         model={},
         seeds=(0, 1, 2, 3, 4),
         rounds=100,
