@@ -91,11 +91,13 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="of the comparison, by default all")
     parser.add_argument("--seeds", type=int, nargs="+", help="instead of the scale's")
+    parser.add_argument("--recipes", nargs="+", help="labels, by default all")
     parser.add_argument("--tables", action="store_true", help="run nothing, write the results from what is there")
     options = parser.parse_args()
     scale, failed = SCALES[options.scale], 0
     seeds = scale.seeds if options.seeds is None else options.seeds
     jobs = [job for job in all_jobs(scale, seeds) if job.part in options.parts and not options.tables]
+    jobs = [job for job in jobs if options.recipes is None or job.label in options.recipes]
     began = time.monotonic()
     with ProcessPoolExecutor(max(1, options.jobs), get_context("spawn")) as pool:
         waiting = {pool.submit(carry_out, job, scale, options.out, options.device): job for job in jobs}

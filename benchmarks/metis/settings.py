@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -34,17 +35,22 @@ FLEETS = {
 }
 
 
+@cache
+def _photographs(side: int) -> DataSet:
+    data, few = cifar10(), SIDE // side
+    assert isinstance(data.x, torch.Tensor)
+    if few == 1:
+        return data
+    squares = data.x.to(torch.int16).unflatten(3, (side, few)).unflatten(2, (side, few))
+    return replace(data, x=(squares.sum((3, 5)) // few**2).to(torch.uint8))
+
+
 def images(rows: int | None, side: int, seed: int) -> DataSet:
     """CIFAR-10 with so many training images, drawn anew for each seed, and the whole test part.
 
     Where `side` is below 32 each pixel is the mean of a square of the published ones.
     """
-    data = cifar10()
-    assert isinstance(data.x, torch.Tensor)
-    if side < SIDE:
-        few = SIDE // side
-        squares = data.x.to(torch.int16).unflatten(3, (side, few)).unflatten(2, (side, few))
-        data = replace(data, x=(squares.sum((3, 5)) // few**2).to(torch.uint8))
+    data = _photographs(side)
     if rows is None:
         return data
     assert data.train is not None
