@@ -11,6 +11,8 @@ from piebald.contracts import ONE_WAY, Arrival
 from piebald.parameters import Layout
 from piebald.parts import Part
 
+LONGEST_STEP = 1000.0
+
 
 class Check(Part):
     """What an update must be to count.
@@ -21,7 +23,7 @@ class Check(Part):
 
     axis = "check"
 
-    longest_step: float = Field(default=1000.0, gt=0)
+    longest_step: float = Field(default=LONGEST_STEP, gt=0)
 
     def limit(self, norm: float) -> float:
         """The longest step allowed from a model of this length."""

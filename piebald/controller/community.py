@@ -12,6 +12,7 @@ from torch import Tensor
 
 from piebald.contracts import Centre, Checkpoint, Update
 from piebald.controller.cache import Cache
+from piebald.controller.step import CachedSwap
 from piebald.memory import Memory
 from piebald.parts import Cohort, Weigh
 from piebald.randomness import key
@@ -68,7 +69,11 @@ class Communities:
     groups: dict[int, Community] = field(default_factory=dict)
     group_of: dict[int, int] = field(default_factory=dict)
     kept: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
-    last: Memory = field(default_factory=lambda: Memory(prefix="last"))
+    last: Memory = field(init=False)
+
+    def __post_init__(self) -> None:
+        step = self.recipe.step
+        self.last = Memory(step.memory if isinstance(step, CachedSwap) else 0, prefix="last")
 
     @property
     def main(self) -> Community:
