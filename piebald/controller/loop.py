@@ -34,7 +34,7 @@ from piebald.controller.records import (
 from piebald.controller.roster import Roster, select
 from piebald.controller.stop import Stop, Tally
 from piebald.errors import RuntimeFault
-from piebald.parts import Cohort, Query, View
+from piebald.parts import Cohort, Pace, Query, View
 from piebald.recipe import Recipe
 
 
@@ -109,6 +109,7 @@ class Controller:
         )
         self._lent: dict[tuple[str, int], Lent] = {}
         self._pools = not recipe.needs_each
+        self._waits = type(recipe.pace).until is not Pace.until
         self._began, self._before = time.perf_counter(), 0.0
 
     # -- the loop
@@ -131,7 +132,7 @@ class Controller:
                 self._send(self.roster.choose(self.runtime.clients(), asked, self.work.seed, self.version))
             if self._queue:
                 self._take(self._queue.popleft())
-            elif (arrival := self.runtime.next(pace.until(self._view() if asked else view))) is not None:
+            elif (arrival := self.runtime.next(pace.until(self._view()) if self._waits else math.inf)) is not None:
                 self._take(arrival)
             elif not asked and not self.roster.busy and not self._waiting and self.runtime.now() == view.now:
                 self._stop_stuck()
