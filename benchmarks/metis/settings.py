@@ -25,7 +25,9 @@ SIZES: dict[str, Sizes] = {"uniform": Uniform(), "skewed": Skewed(), "power law"
 CLASSES: dict[str, int] = {"IID": 10, "Non-IID(5)": 5, "Non-IID(3)": 3}
 # Under a power law the largest learners have more rows than a few classes hold, so they hold more classes, as in Metis.
 HEADS = {("power law", "Non-IID(5)"): "10x1,7x1,6x1,5x7", ("power law", "Non-IID(3)"): "8x1,4x1,3x8"}
-SHARP = {"above_chance": True, "power": 3.0}  # ours: a model counts by the cube of its score above guessing
+# Ours, not the paper's: a model counts by its score above guessing, or by the cube of that.
+ABOVE = {"above_chance": True}
+SHARP = {"above_chance": True, "power": 3.0}
 
 # a step takes a fast learner a second, so virtual seconds are the steps that a fast learner could have made
 FAST = 1.0
@@ -76,6 +78,7 @@ def synchronous(**training: Any) -> dict[str, Recipe]:
         "FedAvg": recipes.fedavg(**training),
         "Equal": recipes.fedavg(**training).with_(weigh=Equal()),
         "DVW": recipes.sync_dvw(**training),
+        "DVW, above chance": recipes.sync_dvw(**ABOVE, **training),
         "DVW, sharp": recipes.sync_dvw(**SHARP, **training),
     }
 
