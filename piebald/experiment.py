@@ -13,8 +13,9 @@ from typing import Any, Literal, get_args
 import piebald.runtimes  # noqa: F401 - so that runtimes can be named
 from piebald import newcomers, recipes
 from piebald.contracts import Clients, Split
-from piebald.controller import Check, Controller, Stop
+from piebald.controller import Controller, Stop
 from piebald.controller.best import Models
+from piebald.controller.check import LONGEST_STEP
 from piebald.divergence import Measure, unlike
 from piebald.errors import RunFolderError, SettingError, unknown
 from piebald.newcomers import Adaptation
@@ -53,6 +54,7 @@ def run(
     label: str | None = None,
     progress: bool = False,
     settings: Mapping[str, Any] | None = None,
+    longest_step: float = LONGEST_STEP,
 ) -> Run:
     """Run a recipe.
 
@@ -83,6 +85,7 @@ def run(
         label: what tables call the run, the recipe's name by default.
         progress: show a bar on a terminal.
         settings: plain values kept with the run, from which the command line rebuilds clients and model to resume it.
+        longest_step: an update is refused, and its client put aside, if its norm is above this many times the model's.
 
     Raises:
         SettingError: something does not fit, said before anything is trained.
@@ -90,7 +93,7 @@ def run(
     """
     options = Options(
         rounds, stop, seed, runtime, loss, metrics, evaluate_every, evaluate_clients, evaluate_split, keep, unseen,
-        checkpoint_every, label, settings,
+        checkpoint_every, label, settings, longest_step,
     )  # fmt: skip
     plan = prepare(recipe, clients, model, options)
     _log.info("%s: runtime %s", plan.meta["label"], json.dumps(plan.meta["runtime"]))
@@ -273,7 +276,7 @@ def _carry_out(plan: Prepared, store: RunStore, progress: bool) -> Run:
             stop=plan.stop,
             measuring=plan.measuring,
             checkpoint_every=plan.checkpoint_every,
-            check=Check(),
+            check=plan.check,
             watch=bar.show,
         )
         last = store.last_checkpoint()

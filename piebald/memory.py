@@ -46,7 +46,11 @@ class Memory:
 
     def set(self, client: int, tensors: Mapping[str, Tensor]) -> None:
         """Replace what a client remembers."""
-        self._drop(client)
+        before = self._near.pop(client, None)
+        if before is not None:
+            self._bytes -= _size(before)
+        elif client in self._far:
+            self._leave(*self._far.pop(client))
         self._keep(client, dict(tensors))
         self._changed.add(client)
 
@@ -79,12 +83,9 @@ class Memory:
         self._near.clear()
         self._far.clear()
 
-    def _drop(self, client: int) -> None:
-        if client in self._near:
-            self._bytes -= _size(self._near.pop(client))
-        elif client in self._far:
-            place, kinds = self._far.pop(client)
-            self._free.setdefault(_length(kinds), []).append(place)
+    def _leave(self, place: int, kinds: list[tuple[str, torch.Size, torch.dtype]]) -> None:
+        """A place in the file is free again."""
+        self._free.setdefault(_length(kinds), []).append(place)
 
     def _keep(self, client: int, tensors: dict[str, Tensor]) -> None:
         self._near[client] = tensors
@@ -111,7 +112,7 @@ class Memory:
     def _fetch(self, client: int) -> dict[str, Tensor]:
         assert self._file is not None
         place, kinds = self._far.pop(client)
-        self._free.setdefault(_length(kinds), []).append(place)
+        self._leave(place, kinds)
         self._file.seek(place)
         found = {}
         for name, shape, dtype in kinds:
@@ -121,7 +122,7 @@ class Memory:
 
 
 def _size(tensors: Mapping[str, Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    return sum([tensor.nbytes for tensor in tensors.values()])
 
 
 def _length(kinds: list[tuple[str, torch.Size, torch.dtype]]) -> int:

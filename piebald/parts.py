@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -295,8 +295,7 @@ class Group(Part):
         return {}
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(NamedTuple):  # made for every arrival, and a tuple is made four times as fast as a frozen dataclass
     """What a pace decides on: numbers only, so that a million clients cost nothing.
 
     Attributes:

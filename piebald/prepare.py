@@ -17,7 +17,8 @@ from torch import nn
 from piebald import __version__, recipes
 from piebald.client import Evaluate
 from piebald.contracts import Clients, Rows, Split, Work
-from piebald.controller import Measuring, Stop
+from piebald.controller import Check, Measuring, Stop
+from piebald.controller.check import LONGEST_STEP
 from piebald.controller.pace import cohort_size
 from piebald.data.dataset import DataSet
 from piebald.errors import SettingError, unknown
@@ -51,6 +52,7 @@ class Options:
     checkpoint_every: int | None = None
     label: str | None = None
     settings: Mapping[str, Any] | None = None
+    longest_step: float = LONGEST_STEP
 
     @classmethod
     def of_folder(cls, meta: Mapping[str, Any], task: Mapping[str, Any]) -> Self:
@@ -71,6 +73,7 @@ class Options:
             checkpoint_every=meta["checkpoint_every"],
             label=meta["label"],
             settings=meta["settings"],
+            longest_step=meta.get("longest_step", LONGEST_STEP),
         )
 
     def length(self) -> tuple[int | None, Stop | None]:
@@ -89,6 +92,7 @@ class Options:
             "evaluate": [self.evaluate_every, self.evaluate_clients, self.evaluate_split],
             "keep": self.keep,
             "unseen": self.unseen,
+            "longest_step": self.longest_step,
         }
 
 
@@ -103,6 +107,7 @@ class Prepared:
     measuring: Measuring
     rounds: int | None
     stop: Stop | None
+    check: Check
     checkpoint_every: int | None
     meta: Mapping[str, Any]
     strangers: Clients | None = None
@@ -112,6 +117,7 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: Options) 
     """Check everything and make all choices, so that nothing can go wrong in round 90 that could be seen now."""
     options = _whole(options)
     rounds, stop = options.length()
+    check = Check(longest_step=options.longest_step)
     recipe = recipes.make(recipe) if isinstance(recipe, str) else recipe
     if not isinstance(recipe, Recipe):
         raise SettingError(f"recipe must be a Recipe or the name of one, got {type(recipe).__name__}")
@@ -124,7 +130,8 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: Options) 
         options = replace(options, checkpoint_every=1)
     measuring = _measuring(federation, work, task, options, stop)
     meta = _meta(recipe, federation, work, task, where, options)
-    return Prepared(recipe, federation, work, where, measuring, rounds, stop, options.checkpoint_every, meta, strangers)
+    every = options.checkpoint_every
+    return Prepared(recipe, federation, work, where, measuring, rounds, stop, check, every, meta, strangers)
 
 
 def _whole(options: Options) -> Options:
@@ -299,8 +306,14 @@ def check_repeats(folder: Path, meta: Mapping[str, Any], recipe: Recipe, options
         meta: what its folder says of it.
     """
     wanted = {**options.kept(), "recipe": recipe.model_dump()}
-    usual = {"stop": None, "keep": "last", "unseen": 0}  # what folders of earlier versions do not say
-    found = {name: meta.get(name, usual.get(name)) for name in options.kept()} | {"recipe": meta["recipe"]["table"]}
+    usual = {
+        "stop": None,
+        "keep": "last",
+        "unseen": 0,
+        "longest_step": LONGEST_STEP,
+    }  # what folders of earlier versions do not say
+    recorded = recipes.rebuild(meta["recipe"]["table"]).model_dump()  # with what earlier versions did not say
+    found = {name: meta.get(name, usual.get(name)) for name in options.kept()} | {"recipe": recorded}
     for name, value in wanted.items():
         if json.dumps(value, sort_keys=True) != json.dumps(found[name], sort_keys=True):
             raise SettingError(f"{folder} holds a run with another {name}: choose another folder, or delete that one")

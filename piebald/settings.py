@@ -86,6 +86,7 @@ class Settings(Section):
         keep: the models to end with, of the last commit or the best by validation loss.
         unseen: a number of clients, or a share, that are held out until the end and then fitted to.
         extractor: a frozen network that each client runs once; the model reads what it made.
+        longest_step: refuse an update whose norm is above this many times the model's, 1000 by default.
     """
 
     rounds: int | None = Field(default=None, ge=1)
@@ -105,6 +106,7 @@ class Settings(Section):
     keep: Literal["last", "best"] = "last"
     unseen: float = Field(default=0, ge=0)
     extractor: str | None = None
+    longest_step: float | None = Field(default=None, gt=0)
     fleet: Kind | None = None
     runtime: Kind = Kind(kind="simulator")
     evaluate: Evaluate = Evaluate()

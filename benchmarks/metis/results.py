@@ -61,7 +61,8 @@ def text(found: dict[tuple[str, str, str], list[dict[str, Any]]], scale: setting
     lines = [
         "# Metis on CIFAR-10", "",
         "`python benchmarks/metis/run.py` (`--scale full --device cuda` for the whole of it).  Ten learners,",
-        f"{'all' if scale.rows is None else f'{scale.rows:,}'} training images,",
+        f"{'all' if scale.rows is None else f'{scale.rows:,}'} training images of {scale.side} x {scale.side} pixels"
+        f"{'' if scale.side == settings.SIDE else ' (means of squares of the published ones)'},",
         f"`metis_cnn` with {dict(scale.model) or 'its full size'}, SGD {scale.training['lr']} with momentum",
         f"{scale.training['momentum']}, batch {scale.training['batch']}, {scale.training['epochs']} epochs an",
         "assignment, 5 % of each learner's rows for validation.  Accuracy is the community model's on the common test",

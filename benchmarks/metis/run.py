@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -22,6 +22,8 @@ from settings import SCALES, Scale
 
 import piebald
 from piebald.models import build_model
+
+PARTS = ("synchronous", "corrupted", "uneven")
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,9 @@ class Job:
         return Path(self.part) / f"{self.sizes} {self.classes}".replace(" ", "_")
 
 
-def all_jobs(scale: Scale) -> Iterator[Job]:
+def all_jobs(scale: Scale, seeds: Iterable[int]) -> Iterator[Job]:
     """What a scale runs, all of the first seed first."""
-    for seed in scale.seeds:
+    for seed in seeds:
         for sizes, classes in scale.uneven:
             yield from (Job("uneven", sizes, classes, label, seed) for label in settings.asynchronous())
         for sizes, classes in scale.settings:
@@ -59,7 +61,7 @@ def carry_out(job: Job, scale: Scale, out: Path, device: str) -> str:
     methods = settings.asynchronous if uneven else settings.synchronous
     fleet = settings.FLEETS["five fast, five slow" if uneven else "homogeneous"]
     dealt = settings.partition(job.sizes, job.classes, job.seed, job.part == "corrupted")
-    clients = dealt.split(settings.images(scale.rows, job.seed))
+    clients = dealt.split(settings.images(scale.rows, scale.side, job.seed))
     label, began = job.label, time.perf_counter()
     every = scale.every
     if uneven and not label.startswith("Sync"):
@@ -67,12 +69,12 @@ def carry_out(job: Job, scale: Scale, out: Path, device: str) -> str:
     comparison = piebald.compare(
         {label: methods(**scale.training)[label]},
         clients,
-        lambda seed: build_model("metis_cnn", (3, 32, 32), 10, seed=seed, **scale.model),
+        lambda seed: build_model("metis_cnn", (3, scale.side, scale.side), 10, seed=seed, **scale.model),
         seeds=(job.seed,),
         out=out / job.group,
         evaluate_every=every,
         checkpoint_every=10,
-        runtime=piebald.Simulator(engine="lean", workers=0, fleet=fleet, device=device),
+        runtime=piebald.Simulator(workers=0, fleet=fleet, device=device),
         **({"stop": {"seconds": scale.seconds}} if uneven else {"rounds": scale.rounds}),
     )
     comparison.runs[0].close()
@@ -87,10 +89,15 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=Path(__file__).parent, help="where RESULTS.md is written")
     parser.add_argument("--jobs", type=int, default=2, help="runs at the same time, one thread each")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="of the comparison, by default all")
+    parser.add_argument("--seeds", type=int, nargs="+", help="instead of the scale's")
+    parser.add_argument("--recipes", nargs="+", help="labels, by default all")
     parser.add_argument("--tables", action="store_true", help="run nothing, write the results from what is there")
     options = parser.parse_args()
     scale, failed = SCALES[options.scale], 0
-    jobs = [] if options.tables else list(all_jobs(scale))
+    seeds = scale.seeds if options.seeds is None else options.seeds
+    jobs = [job for job in all_jobs(scale, seeds) if job.part in options.parts and not options.tables]
+    jobs = [job for job in jobs if options.recipes is None or job.label in options.recipes]
     began = time.monotonic()
     with ProcessPoolExecutor(max(1, options.jobs), get_context("spawn")) as pool:
         waiting = {pool.submit(carry_out, job, scale, options.out, options.device): job for job in jobs}

@@ -92,12 +92,16 @@ def compare(
             progress=progress(as_json, quiet),
             **_common(settings, plan),
         )
+    rows = comparison.summary()
+    pairs = comparison.paired(comparison.made_by("fedavg") or comparison.labels[0])
     if as_json:
         runs = [facts(history) for history in comparison.runs]
-        print_json({"runs": runs, "summary": comparison.summary(), "out": str(folder)})
+        print_json({"runs": runs, "summary": rows, "paired": pairs, "out": str(folder)})
     elif not quiet:
-        rows = comparison.summary()
         print_table(list(rows[0]), [list(row.values()) for row in rows])
+        if pairs:
+            print("\ndifferences of the mean on the same seeds")
+            print_table(list(pairs[0]), [list(row.values()) for row in pairs])
         print(f"\nkept in {folder}; make a page of it with: piebald report {folder}")
 
 
@@ -191,6 +195,7 @@ def _common(settings: Settings, plan: Plan) -> dict[str, Any]:
         "checkpoint_every": settings.checkpoint_every,
         "measure": settings.measure,
         "settings": settings.table(),
+        **({} if settings.longest_step is None else {"longest_step": settings.longest_step}),
     }
 
 

@@ -9,18 +9,16 @@ commits drift by less than 1e-12 (`benchmarks/community`), and no refresh is nee
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import repeat
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from piebald.memory import Memory
 
-_PIECE = 1 << 15  # numbers handled at a time, so that what a piece needs stays in the processor's cache
-
-Numbers = np.ndarray[Any, Any]
+_PIECE = 1 << 17  # numbers handled at a time, so that what a piece needs stays in the processor's cache
 
 
 class Cache:
@@ -35,8 +33,7 @@ class Cache:
         self.store = store
         self.weights: dict[int, float] = {}
         self.whole = 0.0  # P
-        self.sums: Numbers = np.zeros(size)  # W
-        self._scaled: Numbers = np.empty(min(size, _PIECE))
+        self.sums = torch.zeros(size, dtype=torch.float64)  # W
 
     def swap(self, learner: int, weight: float, model: Tensor, out: Tensor | None = None) -> None:
         """Put a learner's new model [s] in the place of its last one and write the community model into `out` [s].
@@ -48,45 +45,42 @@ class Cache:
             out: where the community model goes; left alone where nobody has a weight yet, None where nobody asks.
         """
         before = self.weights.get(learner, 0.0)
-        old = self.store.get(learner)["model"].numpy() if before else None
+        old = self.store.get(learner)["model"] if before else None
         self.weights[learner] = weight
         self.whole += weight - before
-        self._pass(old, before, model.numpy(), weight, out.numpy() if out is not None and self.whole > 0 else None)
+        self._pass(old, before, model, weight, out if self.whole > 0 else None)
         self.store.set(learner, {"model": model})
 
     def drop(self, learner: int, out: Tensor) -> None:
         """Take a learner out, e.g. because it has moved to another group."""
         before = self.weights.pop(learner, 0.0)
         if before:
-            old = self.store.get(learner)["model"].numpy()
+            old = self.store.get(learner)["model"]
             self.whole = self.whole - before if self.weights else 0.0
-            self._pass(old, before, None, 0.0, out.numpy() if self.whole > 0 else None)
+            self._pass(old, before, None, 0.0, out if self.whole > 0 else None)
 
-    def _pass(
-        self, old: Numbers | None, before: float, new: Numbers | None, weight: float, out: Numbers | None
-    ) -> None:
-        """One walk over memory: every number of W, of the models and of the result is touched once."""
-        for piece in _pieces(len(self.sums)):
-            sums = self.sums[piece]
-            scaled = self._scaled[: len(sums)]
-            if old is not None:
-                sums -= np.multiply(old[piece], np.float64(before), out=scaled)
-            if new is not None and weight:
-                sums += np.multiply(new[piece], np.float64(weight), out=scaled)
-            if out is not None:
-                np.multiply(sums, 1.0 / self.whole, out=out[piece], casting="same_kind")
+    def _pass(self, old: Tensor | None, before: float, new: Tensor | None, weight: float, out: Tensor | None) -> None:
+        """One walk over memory: every number of W, of the models and of the result is fetched once."""
+        vectors = (self.sums, old, new, out)
+        for sums, away, into, result in [vectors] if self.sums.numel() <= _PIECE else _pieces(vectors):
+            if away is not None:
+                sums.sub_(away, alpha=before)
+            if into is not None and weight:
+                sums.add_(into, alpha=weight)
+            if result is not None:
+                torch.mul(sums, 1.0 / self.whole, out=result)  # in float64, and rounded once
 
     def state(self) -> tuple[Tensor, dict[str, Any]]:
         """W, and JSON values."""
-        return torch.from_numpy(self.sums), {"whole": self.whole, "weights": sorted(self.weights.items())}
+        return self.sums, {"whole": self.whole, "weights": sorted(self.weights.items())}
 
     def restore(self, sums: Tensor, values: dict[str, Any]) -> None:
         """Take up what `state` gave."""
-        self.sums[:] = sums.numpy()
+        self.sums.copy_(sums)
         self.whole = float(values["whole"])
         self.weights = {int(learner): float(weight) for learner, weight in values["weights"]}
 
 
-def _pieces(size: int) -> Iterator[slice]:
-    for start in range(0, size, _PIECE):
-        yield slice(start, start + _PIECE)
+def _pieces(vectors: Iterable[Tensor | None]) -> Iterator[tuple[Any, ...]]:
+    """The vectors side by side, a piece at a time; None stays None."""
+    return zip(*(repeat(None) if vector is None else torch.split(vector, _PIECE) for vector in vectors), strict=False)

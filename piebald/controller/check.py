@@ -11,6 +11,8 @@ from piebald.contracts import ONE_WAY, Arrival
 from piebald.parameters import Layout
 from piebald.parts import Part
 
+LONGEST_STEP = 1000.0
+
 
 class Check(Part):
     """What an update must be to count.
@@ -21,7 +23,7 @@ class Check(Part):
 
     axis = "check"
 
-    longest_step: float = Field(default=1000.0, gt=0)
+    longest_step: float = Field(default=LONGEST_STEP, gt=0)
 
     def limit(self, norm: float) -> float:
         """The longest step allowed from a model of this length."""
@@ -35,7 +37,7 @@ class Check(Part):
         if update.pool is not None:
             return None
         change = update.parts.get("model")
-        if change is None or change.dtype != torch.float32 or tuple(change.shape) != (layout.shared,):
+        if change is None or change.dtype != torch.float32 or change.shape != (layout.shared,):
             came = "nothing" if change is None else f"{change.dtype} {list(change.shape)}"
             return f"must send {layout.shared} float32 numbers, sent {came}"
         for name, sent in arrival.assignment.parts.items():  # what a rule is sent beside the model, it answers in kind
@@ -43,7 +45,7 @@ class Check(Part):
             if name not in ONE_WAY and (part is None or part.dtype != sent.dtype or part.shape != sent.shape):
                 came = "nothing" if part is None else f"{part.dtype} {list(part.shape)}"
                 return f"must send {name} like the {sent.dtype} {list(sent.shape)} it got, sent {came}"
-        norm = float(torch.linalg.vector_norm(change))
+        norm = torch.linalg.vector_norm(change).item()
         if not math.isfinite(norm):
             return "not finite"
         for name, part in update.parts.items():

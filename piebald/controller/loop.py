@@ -34,7 +34,7 @@ from piebald.controller.records import (
 from piebald.controller.roster import Roster, select
 from piebald.controller.stop import Stop, Tally
 from piebald.errors import RuntimeFault
-from piebald.parts import Cohort, Query, View
+from piebald.parts import Cohort, Pace, Query, View
 from piebald.recipe import Recipe
 
 SAVING = 0.02  # the share of a run's time that may go into saving its state, where nobody says how often
@@ -113,6 +113,8 @@ class Controller:
             None  # the last commit, as long as no checkpoint holds it
         )
         self._lent: dict[tuple[str, int], Lent] = {}
+        self._pools = not recipe.needs_each
+        self._waits = type(recipe.pace).until is not Pace.until
         self._began, self._before = time.perf_counter(), 0.0
         self._saving = 0.0  # seconds that saving has taken
 
@@ -130,13 +132,15 @@ class Controller:
         self._measure_if_due()
         pace = self.recipe.pace
         while not self._over():
-            asked, before = pace.ask(self._view()), self.runtime.now()
+            view = self._view()
+            asked = pace.ask(view)
             if asked:
                 self._send(self.roster.choose(self.runtime.clients(), asked, self.work.seed, self.version))
-            arrival = self._queue.popleft() if self._queue else self.runtime.next(pace.until(self._view()))
-            if arrival is not None:
+            if self._queue:
+                self._take(self._queue.popleft())
+            elif (arrival := self.runtime.next(pace.until(self._view()) if self._waits else math.inf)) is not None:
                 self._take(arrival)
-            elif not asked and not self.roster.busy and not self._waiting and self.runtime.now() == before:
+            elif not asked and not self.roster.busy and not self._waiting and self.runtime.now() == view.now:
                 self._stop_stuck()
             if pace.ready(self._view()):
                 self._commit()
@@ -183,31 +187,28 @@ class Controller:
 
     def _send(self, clients: Sequence[int]) -> None:
         offer = self.recipe.group.offer(self.communities.models, self.work)
-        assignments = [self._assignment(client, offer=offer) for client in clients]
-        for assignment in assignments:
+        assignments = []
+        for client in clients:
+            community, turn = self.communities.of(client), self._turns.get(client, 0)
+            parts = {"model": community.model, **community.common, **offer}
+            assignment = self._made(client, parts, turn=turn, committed=community.committed)
+            assignments.append(assignment)
             self.roster.take(assignment)
-            self._turns[assignment.client] = assignment.turn + 1
-            self._limits[assignment.id] = self.check.limit(self.communities.of(assignment.client).norm)
+            self._turns[client] = turn + 1
+            self._limits[assignment.id] = self.check.limit(community.norm)
         self._asked += len(assignments)
         self._due += len(assignments)
-        pool = None
-        if not self.recipe.needs_each:
-            pool = Pool(self.recipe.weigh, self._limits[assignments[0].id])
+        pool = Pool(self.recipe.weigh, self._limits[assignments[0].id]) if self._pools else None
         self.runtime.submit(assignments, pool)
 
-    def _assignment(
-        self, client: int, query: Query | None = None, free: bool = False, offer: Mapping[str, Tensor] | None = None
-    ) -> Assignment:
-        """One assignment from the client's own community."""
-        community = self.communities.of(client)
-        parts = {"model": community.model}
-        if query is None:
-            parts |= {**community.common, **(offer or {})}
-        turn = self._turns.get(client, 0) if query is None else 0
-        return self._made(client, parts, query, free, turn, community.committed)
-
     def _made(
-        self, client: int, parts: dict[str, Tensor], query: Query | None, free: bool, turn: int = 0, committed: int = 0
+        self,
+        client: int,
+        parts: dict[str, Tensor],
+        query: Query | None = None,
+        free: bool = False,
+        turn: int = 0,
+        committed: int = 0,
     ) -> Assignment:
         """An assignment; at the first contact with the private part's first numbers."""
         shared = self.work.layout.shared
@@ -253,10 +254,11 @@ class Controller:
         self._ended, self._exchanged, self._left_out, self._remarks = [], [], {}, []
         self._asked = self._due = 0
         self._turns.clear()
+        step = step_row(rows, self.version, self._stepped, self.communities.main.norm)
         self.tally.updates += len(arrivals)
-        self.tally.nbytes += sum(row["bytes_down"] + row["bytes_up"] for row in rows)
+        self.tally.nbytes += step["bytes_down"] + step["bytes_up"]
         over = self._over()
-        step = step_row(rows, self.version, self._stepped, self.tally.wall, self.communities.main.norm)
+        step["wall"] = self.tally.wall
         due = over or self._saves()
         due = due or (self.measuring.validate is not None and self._measures(over))  # what may be the best is kept
         # the checkpoint is made before measuring: a resumed run measures this version again, to the same numbers
@@ -299,7 +301,7 @@ class Controller:
 
     def exchange(self, questions: Sequence[Question]) -> list[Update | None]:
         """See `contracts.Centre.ask`."""
-        asked = [self._made(one.client, dict(one.parts), one.query, free=False) for one in questions]
+        asked = [self._made(one.client, dict(one.parts), one.query) for one in questions]
         answers: list[Update | None] = []
         for arrival in self._answers(asked):
             reason = self._unusable(arrival)
@@ -357,11 +359,11 @@ class Controller:
         clients: Sequence[int] = range(self.known)
         if measuring.clients is not None:
             clients = select(clients, measuring.clients, "measure", self.work.seed)
-        asked = [self._assignment(client, query, free=True) for client in clients]
+        asked = [self._asking(client, query) for client in clients]
         if measuring.validate is not None and measuring.validate != query:
-            asked += [self._assignment(client, measuring.validate, free=True) for client in clients]
+            asked += [self._asking(client, measuring.validate) for client in clients]
         if measuring.common is not None:
-            asked.append(self._assignment(CENTRE, measuring.common, free=True))
+            asked.append(self._asking(CENTRE, measuring.common))
         rows = []
         for arrival in self._answers(asked):
             rows += score_rows(arrival, self.version)
@@ -373,6 +375,11 @@ class Controller:
         self._note(means)
         if self.watch is not None:
             self.watch(Progress(self.version, means))
+
+    def _asking(self, client: int, query: Query) -> Assignment:
+        """A question for the report about the client's own community model."""
+        community = self.communities.of(client)
+        return self._made(client, {"model": community.model}, query, free=True, committed=community.committed)
 
     def _note(self, means: Mapping[str, float]) -> None:
         """Let the score that matters decide whether to go on: of personal models where there are some."""

@@ -79,6 +79,14 @@ class _AnyTime(Pace):
     def ask(self, view: View) -> int:
         return max(0, min(view.free, cohort_size(self.cohort, view.offered) - view.busy))
 
+    def hopeless(self, view: View) -> bool:
+        """Whether as many have failed since the last commit as there are clients.
+
+        A failure alone makes no commit: it would use up a round and make everybody else's update staler.  But where
+        everything fails a run has to come to an end, so then a commit without an update is made.
+        """
+        return view.failed >= max(1, view.offered)
+
     def late(self, staleness: int) -> str | None:
         if self.oldest is not None and staleness > self.oldest:
             return f"missed {staleness} commits, which is above the limit of {self.oldest}"
@@ -92,7 +100,7 @@ class Asynchronous(_AnyTime):
         return 0 if view.waiting else super().ask(view)
 
     def ready(self, view: View) -> bool:
-        return bool(view.waiting or view.failed)
+        return view.waiting > 0 or self.hopeless(view)
 
 
 class Buffered(_AnyTime):
@@ -105,7 +113,8 @@ class Buffered(_AnyTime):
     size: int = Field(default=10, ge=1)
 
     def ready(self, view: View) -> bool:
-        return view.waiting >= self.size or (not view.busy and not view.free and bool(view.waiting or view.failed))
+        nobody_else = not view.busy and not view.free and bool(view.waiting or view.failed)
+        return view.waiting >= self.size or nobody_else or (not view.waiting and self.hopeless(view))
 
 
 class Deadline(_AnyTime):

@@ -40,9 +40,14 @@ class CachedSwap(Step):
 
     A commit swaps one learner's contribution for its new one in O(model), see `controller.cache`.  Under a synchronous
     pace with all clients this is `ToAverage`; with some, or asynchronously, those that did not answer still count.
+
+    Attributes:
+        memory: bytes of learners' last models kept in RAM; more goes to a temporary file.
     """
 
     cached = True
+
+    memory: int = Field(default=4 << 30, ge=0)
 
 
 class Momentum(Step):

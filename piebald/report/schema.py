@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,7 @@ def connect(path: Path | str, *, read_only: bool = False) -> sqlite3.Connection:
     else:
         db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = NORMAL")  # see `transaction`
     db.row_factory = sqlite3.Row
     return db
 
@@ -89,27 +90,29 @@ def check(db: sqlite3.Connection, folder: Path) -> None:
         )
 
 
-def insert(db: sqlite3.Connection, table: str, rows: Iterable[Mapping[str, Any]]) -> None:
+def insert(db: sqlite3.Connection, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """Put rows in a table, in place of those with the same key.  Columns that a row does not name are NULL.
 
     Raises:
         SettingError: a row names a column that the table does not have.
     """
+    if rows:
+        db.executemany(_INSERT[table], [_values(table, row) for row in rows])
+
+
+def _values(table: str, row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A row's values in the order of the columns."""
     columns = COLUMNS[table]
-    known = frozenset(columns)
-    values = []
-    for row in rows:
-        if odd := row.keys() - known:
-            raise unknown(f"column of {table} called", min(odd), columns)
-        values.append(tuple(row.get(column) for column in columns))
-    places = ", ".join("?" * len(columns))
-    db.executemany(f"INSERT OR REPLACE INTO {table} ({', '.join(columns)}) VALUES ({places})", values)
+    if not row.keys() <= _KNOWN[table]:
+        raise unknown(f"column of {table} called", min(row.keys() - _KNOWN[table]), columns)
+    return tuple(map(row.get, columns))
 
 
 @contextmanager
 def transaction(db: sqlite3.Connection, *, durable: bool = False) -> Iterator[None]:
     """All or nothing; a durable one is on the disk when it is over, so that not even a power cut takes it back."""
-    db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+    if durable:
+        db.execute("PRAGMA synchronous = FULL")
     db.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -118,6 +121,9 @@ def transaction(db: sqlite3.Connection, *, durable: bool = False) -> Iterator[No
         if db.in_transaction:  # a full disk may already have rolled it back
             db.execute("ROLLBACK")
         raise
+    finally:
+        if durable:
+            db.execute("PRAGMA synchronous = NORMAL")
 
 
 def end(db: sqlite3.Connection) -> None:
@@ -161,3 +167,8 @@ def _columns(definition: str) -> tuple[str, ...]:
 
 
 COLUMNS = {name: _columns(definition) for name, definition in TABLES.items()}
+_KNOWN = {name: frozenset(columns) for name, columns in COLUMNS.items()}
+_INSERT = {
+    name: f"INSERT OR REPLACE INTO {name} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
+    for name, columns in COLUMNS.items()
+}

@@ -58,6 +58,7 @@ FILES = {
     "evaluate split": ("seed = 0", 'evaluate.split = "tset"', "experiment.toml:2: evaluate.split must be 'train', 'validation' or 'test', got 'tset'"),
     "cohort too large": ("lr = 0.1", "cohort = 11", "experiment.toml:17: recipe.cohort is 11 but there are 10 clients"),
     "evaluate value": ("seed = 0", "evaluate.every = -1", "experiment.toml:2: evaluate.every must be at least 0, got -1"),
+    "longest step": ("seed = 0", "longest_step = 0", "experiment.toml:2: longest_step must be above 0, got 0"),
     "several runs": ("seed = 0", "seeds = [0, 1]", "experiment.toml describes several runs: use piebald compare"),
 }  # fmt: skip
 

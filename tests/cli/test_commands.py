@@ -104,9 +104,14 @@ def test_a_comparison_pairs_recipes_and_seeds(command, good):
         (r, s) for r in ("fedavg", "hdafl") for s in (0, 1)
     ]
     assert [row["label"] for row in facts["summary"]] == ["fedavg", "hdafl"]
+    (pair,) = facts["paired"]
+    gains = [facts["runs"][2 + seed]["accuracy"] - facts["runs"][seed]["accuracy"] for seed in (0, 1)]
+    assert (pair["label"], pair["base"], pair["seeds"]) == ("hdafl", "fedavg", 2)
+    assert pair["difference"] == pytest.approx(sum(gains) / 2)
     said = command("compare", good, "--out", "both")
     assert said.code == 0
     assert "hdafl" in said.out
+    assert "difference" in said.out
     assert "piebald report both" in said.out
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from piebald import recipes
 from piebald.client import Everything, Scaffold
 from piebald.contracts import Assignment, Update
-from piebald.controller import Adam, Asynchronous, Check, Momentum, Synchronous, ToAverage
+from piebald.controller import Adam, Asynchronous, Buffered, Check, Momentum, Synchronous, ToAverage
 from piebald.controller.group import Together
 from piebald.controller.weigh import ByExamples, Equal
 from piebald.errors import RuntimeFault
@@ -111,6 +111,38 @@ def test_a_lost_arrival_does_not_hang(pace: Any) -> None:
         assert sum(row["weight"] for row in rows) == pytest.approx(1.0 if step["arrived"] else 0.0)
 
 
+@pytest.mark.parametrize("pace", [Asynchronous(), Buffered(size=2)], ids=str)
+def test_without_rounds_a_failure_is_no_commit_of_its_own(pace: Any) -> None:
+    """Client 2 fails three times as often as it answers; rounds, and the staleness of others, count updates alone."""
+    runtime = FakeRuntime(
+        3, lambda a: None if a.client == 2 and a.id % 4 else answer(a), delay=lambda a: 0.6 + 0.2 * (a.client != 2)
+    )
+    controller, memo = control(recipe(pace=pace), runtime, rounds=12)
+    controller.run()
+    assert len(memo.steps) == 12
+    assert all(step["arrived"] for step in memo.steps)
+    assert sum(step["failed"] for step in memo.steps) > 3
+    sent = {row["id"]: row["sent_version"] for row in memo.rows}
+    assert all(row["staleness"] == row["version"] - 1 - sent[row["id"]] for row in memo.rows)
+
+
+def test_too_old_an_update_makes_nobody_else_older() -> None:
+    """Four clients of one speed: only one of each wave is fresh, the others are asked again and none is starved."""
+    runtime = FakeRuntime(4, answer, delay=lambda a: 1.0)
+    controller, memo = control(recipe(pace=Asynchronous(oldest=2)), runtime, rounds=40)
+    controller.run()
+    assert all(step["arrived"] == 1 for step in memo.steps)
+    assert {row["staleness"] for row in memo.rows if row["status"] == "ok"} <= {0, 1, 2}
+
+
+@pytest.mark.parametrize("pace", [Asynchronous(), Buffered(size=2), Buffered(size=9)], ids=str)
+def test_where_everything_fails_a_run_without_rounds_comes_to_an_end(pace: Any) -> None:
+    controller, memo = control(recipe(pace=pace), FakeRuntime(3, lambda _: None), rounds=4)
+    with pytest.raises(RuntimeFault, match="in 4 rounds no update counted"):
+        controller.run()
+    assert [step["failed"] for step in memo.steps] == [3, 3, 3, 3]
+
+
 def test_a_round_of_which_all_are_lost_moves_nothing() -> None:
     runtime = FakeRuntime(3, lambda _: None)
     controller, memo = control(recipe(step=Momentum(beta=0.9)), runtime, rounds=3)
@@ -159,7 +191,7 @@ def test_a_bad_update_is_refused_and_its_client_put_aside(case: str, pace: Any) 
     # as if it had never been there
     alone = FakeRuntime(3, lambda a: None if a.client == crooked_client else answer(a), delay=lambda a: 1.0 + a.client)
     alone.answer, alone.clients = answer, lambda: [0, 2]  # type: ignore[method-assign]
-    other, _ = control(recipe(pace=pace), alone, rounds=9 if isinstance(pace, Synchronous) else 8)
+    other, _ = control(recipe(pace=pace), alone, rounds=9)
     other.run()
     torch.testing.assert_close(controller.communities.group(0).model, other.communities.group(0).model)
 

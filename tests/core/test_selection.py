@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -153,6 +152,6 @@ class TestRoster:
 def test_a_late_arrival_alone_makes_no_round() -> None:
     """Everybody else is still busy with the round before, so nobody could be asked."""
     pace = Synchronous(cohort=2, over=1.5)
-    alone = replace(view(3), version=1, free=0, busy=2, failed=1)
+    alone = view(3)._replace(version=1, free=0, busy=2, failed=1)
     assert not pace.ready(alone)
-    assert pace.ready(replace(alone, asked=1))
+    assert pace.ready(alone._replace(asked=1))

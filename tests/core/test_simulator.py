@@ -324,6 +324,17 @@ def test_a_client_that_diverges_is_refused_and_put_aside(pace: dict[str, Any], s
     assert bool(torch.isfinite(run.model().weight).all())
 
 
+def test_the_longest_step_can_be_set() -> None:
+    """Client 1's rows are a hundred times as large, so its steps are too: far, but within what the default allows."""
+    clients = classified(5, 6, 7)
+    clients.x[5:11] *= 1e2
+    refused = {}
+    for longest in (1.0, 1e6):
+        run = simulate(recipes.fedavg(batch=2), clients, MODEL, rounds=2, longest_step=longest)
+        refused[longest] = {row["client"] for row in run.arrivals if row["status"] == "refused"}
+    assert refused == {1.0: {1}, 1e6: set()}
+
+
 class Gauge(Sgd):
     """Sends one more number, which is not finite for the client with six rows."""
 
