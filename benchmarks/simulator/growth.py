@@ -1,0 +1,105 @@
+"""How seconds and memory grow with clients, cohorts and models: python benchmarks/simulator/growth.py
+
+Each point is a process of its own: three rounds of FedAvg, one local epoch of 40 rows, batch 20; the first is not
+counted.  Peak memory is of the whole process tree, shared pages of forked workers counted once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+HERE = Path(__file__).parent
+ROWS, WIDTH, CLASSES = 40, 64, 10
+POINTS = {
+    "registered clients": [(count, 10, 10_000) for count in (10, 100, 1_000, 10_000, 100_000, 1_000_000)],
+    "clients a round": [(100_000, cohort, 10_000) for cohort in (10, 100, 1_000, 10_000)],
+    "parameters": [(10, 4, size) for size in (10_000, 100_000, 1_000_000, 10_000_000, 100_000_000)],
+}
+
+
+def one(registered: int, cohort: int, parameters: int) -> tuple[float, float]:
+    """Seconds of a client's update, and peak memory in GB."""
+    import piebald
+    from piebald.partition import Lists, PooledClients
+
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.rand(4_000, WIDTH, generator=draw), torch.randint(0, CLASSES, (4_000,), generator=draw)
+    rows = np.random.default_rng(0).integers(0, 4_000, registered * ROWS)
+    train = Lists(rows, np.arange(registered + 1) * ROWS)
+    clients = PooledClients(x, y, {"train": train}, classes=[str(n) for n in range(CLASSES)])
+    width = round(parameters / (WIDTH + CLASSES + 1)) if parameters <= 1_000_000 else round(parameters**0.5)
+    layers = [nn.Linear(WIDTH, width), nn.ReLU()]
+    if parameters > 1_000_000:
+        layers += [nn.Linear(width, width), nn.ReLU()]
+    run = piebald.run(
+        piebald.recipes.fedavg(cohort=cohort, lr=0.05),
+        clients,
+        nn.Sequential(*layers, nn.Linear(width, CLASSES)),
+        rounds=3,
+        evaluate_every=0,
+        measure="none",
+    )
+    walls = [row["wall"] for row in run.rounds]
+    return (walls[-1] - walls[0]) / 2 / cohort, _peak()
+
+
+def _peak() -> float:
+    """Peak memory of this process and its forked workers, GB: each one's own pages and the largest resident set."""
+    import resource
+
+    return (
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss + resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    ) / 2**20
+
+
+def main() -> None:
+    """Measure all points and draw them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--most", type=int, default=10**9, help="leave out points with more parameters than this")
+    parser.add_argument("--one", nargs=3, type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        print(*one(*options.one))
+        return
+    print("| what grows | | milliseconds a client update | peak memory, GB |\n| --- | --- | --- | --- |")
+    found: dict[str, list[tuple[int, float, float]]] = {}
+    for what, points in POINTS.items():
+        for place, point in enumerate(points):
+            if point[2] > options.most:
+                continue
+            command = [sys.executable, __file__, "--one", *map(str, point)]
+            done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=HERE)
+            seconds, peak = map(float, done.stdout.split()[-2:])
+            size = point[tuple(POINTS).index(what)]
+            found.setdefault(what, []).append((size, seconds, peak))
+            print(f"| {what if not place else ''} | {size:,} | {1000 * seconds:.2f} | {peak:.2f} |", flush=True)
+    draw(found)
+
+
+def draw(found: dict[str, list[tuple[int, float, float]]]) -> None:
+    """Seconds over each of the three, on logarithmic axes."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 3, figsize=(11, 3.4), layout="constrained")
+    for ax, (what, points) in zip(axes, found.items(), strict=False):
+        sizes, seconds, peaks = zip(*points, strict=True)
+        ax.loglog(sizes, [1000 * value for value in seconds], "o-", label="milliseconds a client update")
+        ax.loglog(sizes, peaks, "s--", color="0.5", label="peak memory, GB")
+        ax.set_xlabel(what)
+        ax.grid(alpha=0.3)
+    axes[0].legend(fontsize=8)
+    figure.savefig(HERE / "growth.png", dpi=130)
+
+
+if __name__ == "__main__":
+    main()
