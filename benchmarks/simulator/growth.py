@@ -90,7 +90,7 @@ def draw(found: dict[str, list[tuple[int, float, float]]]) -> None:
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, 3, figsize=(11, 3.4), layout="constrained")
+    figure, axes = plt.subplots(1, 3, figsize=(11, 3.4), sharey=True, layout="constrained")
     for ax, (what, points) in zip(axes, found.items(), strict=False):
         sizes, seconds, peaks = zip(*points, strict=True)
         ax.loglog(sizes, [1000 * value for value in seconds], "o-", label="milliseconds a client update")
