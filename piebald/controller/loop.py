@@ -109,9 +109,7 @@ class Controller:
         self._left_out: dict[int, tuple[str, str]] = {}  # status and reason of sound updates that do not count
         self._remarks: list[Row] = []
         self._queue: deque[Arrival] = deque()  # training arrivals that came while answers were awaited
-        self._written: tuple[Row, list[Row], list[Row]] | None = (
-            None  # the last commit, as long as no checkpoint holds it
-        )
+        self._written: tuple[Row, list[Row], list[Row]] | None = None  # the last commit, until a checkpoint holds it
         self._lent: dict[tuple[str, int], Lent] = {}
         self._pools = not recipe.needs_each
         self._waits = type(recipe.pace).until is not Pace.until

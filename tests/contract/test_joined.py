@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from piebald import recipes
+from piebald import Simulator, recipes
 from piebald.models import build_model
 from piebald.parameters import Slot
 from piebald.partition import Lists, PooledClients
+from piebald.prepare import Options, prepare
+from piebald.runtimes.engines import choose, products
 from piebald.runtimes.engines import joined as joined_engine
-from piebald.runtimes.engines import products
 from piebald.runtimes.engines.layers import Factored
 from piebald.runtimes.engines.lowrank import Factor, LowRank
 
@@ -177,6 +178,72 @@ def test_a_layer_that_is_used_twice_is_formed(formed: Any) -> None:
     runs = [carry_out(recipe, clients, model, simulator={"engine": engine}) for engine in ("reference", "joined")]
     assert_same(*runs)
     assert set(begun) == {"out.weight"}
+
+
+class Padded(Sentence):
+    """The first token stands for nothing: its row of the table has no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, 6, padding_idx=0)
+
+
+class Frozen(nn.Module):
+    """Batch norm that keeps the statistics it came with, as when a pretrained network is tuned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm, self.out = nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 4)
+
+    def train(self, mode: bool = True) -> Frozen:
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.norm(self.inner(x)).relu())
+
+
+@pytest.mark.parametrize("engine", ["stacked", "joined"])
+@pytest.mark.parametrize(("make", "shape"), [(Padded, (5,)), (Frozen, (6,))])
+def test_layers_that_are_used_in_a_way_of_their_own(make: Any, shape: tuple[int, ...], engine: str) -> None:
+    clients = federation(shape, make is Padded)
+    recipe = recipes.fedavg(lr=0.1, batch=8)
+    runs = [
+        carry_out(recipe, clients, seeded(make), simulator={"engine": name, "stack": 3})
+        for name in ("reference", engine)
+    ]
+    assert_same(*runs)
+
+
+class ByBatch(nn.Module):
+    """What it makes of a row depends on how long the batch is, so that joined batches mean something else to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * (len(x) / 8)
+
+
+@pytest.mark.parametrize(("make", "chosen"), [(plain_network, ("joined", 5)), (lambda: seeded(ByBatch), ("joined", 1))])
+def test_an_engine_that_misreads_the_model_is_not_chosen(
+    make: Any, chosen: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = choose._measure
+
+    def larger_is_faster(engine: Any, clients: Any, stack: int) -> tuple[Tensor, float]:
+        return measure(engine, clients, stack)[0], 1.0 / stack - 0.5 * (engine.name == "joined")
+
+    monkeypatch.setattr(choose, "_measure", larger_is_faster)
+    rows = federation((6,), False)
+    train = Lists(np.arange(60), np.arange(0, 61, 12))
+    clients = PooledClients(rows.x, rows.y, {"train": train}, classes=list("abcd"))
+    lean = Options(runtime=Simulator(engine="lean", workers=0))
+    work = prepare(recipes.fedavg(lr=0.1, batch=8), clients, make(), lean).work
+    found = choose.fastest(work, clients, torch.device("cpu"), False, range(5))
+    assert found[:2] == chosen
 
 
 # ---------------------------------------------------------------------------------------- what is not formed, by itself

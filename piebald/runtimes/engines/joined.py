@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -44,13 +45,14 @@ class Joined(Stacked):
             return super().walk(walk)
         if not factored and len(plans) * self.work.layout.size > _FORMED:
             return Lean.walk(self, walk)
-        journey = _Journey(self, form, walk, order, [slot.name for slot in factored])
-        if base is not None:
-            journey.begin(base[0])
-        journey.total = torch.zeros(len(plans), device=self.device)
+        journey = _Journey(self, form, walk, order, None if base is None else base[0])
         for step in range(len(plans[0])):
             journey.step(step, pool, plans, words)
         return journey.end([len(plan) for plan in plans])
+
+    @cached_property
+    def _forms(self) -> dict[tuple[str, ...], _Form | None]:
+        return {}
 
     @property
     def joins(self) -> bool:
@@ -65,22 +67,20 @@ class Joined(Stacked):
         if nonlinear or apart or (self.traits.mixes and len(plans) > 1):
             return []
         found, steps = [], len(plans[0])
-        for slot, tokens in self._dense_layers():
+        for slot, tokens in self._dense_layers:
             (out, inside), rows = slot.shape, tokens * sum(len(batch) for batch in plans[0])
             if slot.stop <= common and rows * rows * (out + inside) < _MULTIPLICATIONS * steps * out * inside:
                 found.append(slot)
         return found
 
+    @cached_property
     def _dense_layers(self) -> list[tuple[Slot, int]]:
         """Weights of dense layers, and how many rows each sees for one of the model's (more than one in sequences)."""
-        if not hasattr(self, "_dense"):
-            self._dense = _seen_rows(self.work.model, self.work.layout, self.feed.sample())
-        return self._dense
+        return _seen_rows(self.module, self.work.layout, self.feed.sample())
 
     def _form(self, factored: Sequence[Slot]) -> _Form | None:
         """The joined module for these factored layers, made once for each choice of them."""
-        made: dict[tuple[str, ...], _Form | None] = self.__dict__.setdefault("_forms", {})
-        names = tuple(slot.name for slot in factored)
+        names, made = tuple(slot.name for slot in factored), self._forms
         if names not in made:
             joined = join(self.work.model, self.work.layout, names)
             if joined is not None:
@@ -103,11 +103,11 @@ class _Journey:
     """One walk of one stack: own numbers [c, q] step by step, and scalars that say what became of factored layers.
 
     With g_t the gradient of step t, a factored layer's weights and velocity are  keep W0 + sum_t scale_t g_t  and
-    turn W0 + sum_t push_t g_t; Metis' eq. 2 with weight decay and pull is a recursion of these numbers alone.
+    swing W0 + sum_t push_t g_t; Metis' eq. 2 with weight decay and pull is a recursion of these numbers alone.
     """
 
-    def __init__(self, engine: Joined, form: _Form, walk: Walk, order: list[int], names: Sequence[str]) -> None:
-        self.engine, self.form, self.order = engine, form, order
+    def __init__(self, engine: Joined, form: _Form, walk: Walk, order: list[int], base: Tensor | None) -> None:
+        self.engine, self.form, self.order, self.base = engine, form, order, base
         layout, self.spans = form.rest
         own = dataclasses.replace(
             walk,
@@ -124,12 +124,14 @@ class _Journey:
             self.u = torch.zeros_like(self.w) if self.walk.velocity is None else self.walk.velocity.clone()
         self.g = None if walk.plain else torch.zeros_like(self.w)
         self.leaves = Leaves(layout, self.w)
-        self.keep, self.turn, self.scale, self.push = 1.0, 0.0, list[float](), list[float]()
-        self.past = [(self.keep, self.turn, self.scale, self.push)]
-        self.base: Tensor | None = None
-        self.total = torch.zeros(0)
+        self.keep, self.swing, self.scale, self.push = 1.0, 0.0, list[float](), list[float]()
+        self.past = [(self.keep, self.swing, self.scale, self.push)]
+        self.total = torch.zeros(len(order), device=engine.device)
         form.turn.scale, form.turn.share = [], 1.0
         form.turn.hook = torch.zeros((), device=engine.device, requires_grad=True)
+        for layer in form.factored:
+            assert base is not None
+            layer.begin(base)
 
     def _own(self, matrix: Tensor) -> Tensor:
         """The numbers of a [c, p] matrix that are not factored."""
@@ -138,12 +140,6 @@ class _Journey:
         else:
             parts = [matrix[:, here] for here, _ in self.spans]
         return torch.cat(parts, dim=1) if parts else self.engine.vector.new_zeros(len(matrix), 0)
-
-    def begin(self, base: Tensor) -> None:
-        """Say what the factored layers start from."""
-        self.base = base
-        for layer in self.form.factored:
-            layer.begin(base)
 
     def step(self, step: int, pool: Gathered, plans: Sequence[Sequence[Places]], words: Sequence[Words]) -> None:
         """One step of all clients that still have one."""
@@ -178,13 +174,13 @@ class _Journey:
         if not self.form.factored:
             return
         lr, decay, pull = self.walk.rate, descent.weight_decay, self.walk.pull
-        self.turn = descent.momentum * self.turn - lr * (decay * self.keep + pull * (self.keep - 1))
+        self.swing = descent.momentum * self.swing - lr * (decay * self.keep + pull * (self.keep - 1))
         push = [descent.momentum * e - lr * (decay + pull) * c for e, c in zip(self.push, self.scale, strict=True)]
         self.push = [*push, -lr]
-        self.keep += self.turn
+        self.keep += self.swing
         self.scale = [c + e for c, e in zip([*self.scale, 0.0], self.push, strict=True)]
         self.form.turn.share, self.form.turn.scale = self.keep, self.scale
-        self.past.append((self.keep, self.turn, self.scale, self.push))
+        self.past.append((self.keep, self.swing, self.scale, self.push))
 
     def end(self, taken: Sequence[int]) -> Descended:
         """Where the clients ended; `taken` says how many steps each took."""
@@ -205,8 +201,8 @@ class _Journey:
             assert self.base is not None
             return LowRank(self.base, own, self.spans, factors, rows, own.new_tensor(kept), straight)
 
-        keeps, turns, scales, pushes = zip(*(self.past[count] for count in taken), strict=True)
-        velocity = None if self.u is None else ended(self.u, turns, pushes)
+        keeps, swings, scales, pushes = zip(*(self.past[count] for count in taken), strict=True)
+        velocity = None if self.u is None else ended(self.u, swings, pushes)
         return Descended(ended(self.w, keeps, scales), steps[back], means, velocity)
 
 

@@ -156,7 +156,7 @@ class Normalisation(Layer):
 
     def _one(self, x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         layer: Any = self.original[0]
-        return functional.batch_norm(x, mean, var, weight, bias, True, layer.momentum, layer.eps)
+        return functional.batch_norm(x, mean, var, weight, bias, self.training, layer.momentum, layer.eps)
 
 
 class RowNormalisation(Layer):
@@ -183,7 +183,11 @@ class Lookup(Layer):
         count, size = self.turn.count, table.shape[1]
         offset = torch.arange(count, device=x.device).mul_(size).view(count, *[1] * x.dim())
         places = x.view(count, -1, *x.shape[1:]) + offset
-        return functional.embedding(places, table.flatten(0, 1)).view(*x.shape, -1)
+        rows = functional.embedding(places, table.flatten(0, 1)).view(*x.shape, -1)
+        layer: Any = self.original[0]
+        if layer.padding_idx is None:
+            return rows
+        return torch.where((x == layer.padding_idx).unsqueeze(-1), rows.detach(), rows)  # padding has no gradient
 
 
 _FORMS: dict[type[nn.Module], type[Layer]] = {
@@ -228,8 +232,10 @@ def join(model: nn.Module, layout: Layout, factored: Sequence[str]) -> tuple[nn.
 
 def _plain(layer: nn.Module) -> bool:
     """Whether a layer is used in the way that its joined form knows."""
+    if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:
+        return False
     if isinstance(layer, nn.Embedding):
         return layer.max_norm is None and not layer.scale_grad_by_freq and not layer.sparse
     if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
         return layer.momentum is not None and layer.track_running_stats
-    return not layer._forward_hooks and not layer._forward_pre_hooks
+    return True

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from piebald.contracts import Descended
@@ -33,7 +33,7 @@ class Stacked(Lean):
     name = "stacked"
 
     def walk(self, walk: Walk) -> Descended:
-        if self.traits.random:
+        if self.traits.random or self._padded():
             return super().walk(walk)
         pool, plans, words, order = self.planned(walk)
         sorted_walk = rows_of(walk, order)
@@ -59,6 +59,11 @@ class Stacked(Lean):
         back = torch.tensor(np.argsort(order), device=self.device)
         steps = torch.tensor([float(len(plan)) for plan in plans], device=self.device)
         return Descended(w[back], steps[back], (total / steps)[back], None if u is None else u[back])
+
+    def _padded(self) -> bool:
+        """Whether there is a padding row in an embedding: torch's vmap forgets that it has no gradient."""
+        tables = (layer for layer in self.module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag))
+        return any(table.padding_idx is not None for table in tables)
 
     def planned(self, walk: Walk) -> tuple[Gathered, list[list[Places]], list[Words], list[int]]:
         """The rows, each client's mini-batches and the words of its randomness, both sorted by steps, and the order."""
