@@ -97,7 +97,7 @@ class Socket(Channel):
     def _write(self) -> None:
         while (frame := self._waiting.get()) is not None:
             try:
-                self._socket.sendall(frame)
+                self._put(frame)
             except OSError:  # the reader will notice
                 return
 
@@ -115,9 +115,8 @@ class Socket(Channel):
     def _read(self, count: int, until: float, timeout: float) -> bytes:
         found = bytearray()
         while len(found) < count:
-            self._socket.settimeout(max(until - time.monotonic(), 0.001))
             try:
-                piece = self._socket.recv(min(count - len(found), 1 << 20))
+                piece = self._take(min(count - len(found), 1 << 20), max(until - time.monotonic(), 0.001))
             except TimeoutError:
                 raise Ended(f"the other party was silent for {timeout:g} seconds") from None
             except OSError:
@@ -128,6 +127,15 @@ class Socket(Channel):
                 raise Ended(GONE)
             found += piece
         return bytes(found)
+
+    def _put(self, frame: bytes) -> None:
+        """Send all of a frame."""
+        self._socket.sendall(frame)
+
+    def _take(self, most: int, seconds: float) -> bytes:
+        """What has come, at most so many bytes; none when the other side has ended."""
+        self._socket.settimeout(seconds)
+        return self._socket.recv(most)
 
     def close(self) -> None:
         self._waiting.put(None)

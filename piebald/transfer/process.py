@@ -1,4 +1,4 @@
-"""One party as a process of its own: python -m piebald.transfer.process RUN ROLE ADDRESS."""
+"""One party as a process of its own: python -m piebald.transfer.process RUN ROLE PLACE."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ def main(words: list[str]) -> int:
     from piebald.transfer.settings import Runtime
     from piebald.transfer.store import read_settings
 
-    folder, role, address = words
+    folder, role, place = words
     try:
         settings = read_settings(Path(folder))
-        runtime = Runtime(kind="sockets", address=address, timeout=settings.runtime.timeout)
+        where = {"kit" if settings.runtime.kind == "federation" else "address": place}
+        runtime = Runtime(kind=settings.runtime.kind, timeout=settings.runtime.timeout, **where)
         run_party(ROLES[ROLES.index(role)], settings.model_copy(update={"runtime": runtime}), folder)
     except PiebaldError as error:
         print(" ".join(str(error).split()), file=sys.stderr)

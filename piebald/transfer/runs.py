@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import threading
@@ -14,12 +13,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
 from piebald.errors import PiebaldError, RunFolderError, RuntimeFault, SettingError
-from piebald.transfer import files
+from piebald.runtimes.federation.cell import SERVER
+from piebald.runtimes.federation.kits import Description, provision
+from piebald.runtimes.federation.kits import read as read_kit
+from piebald.runtimes.federation.local import free_port
+from piebald.transfer import files, secured
 from piebald.transfer import holdings as held
 from piebald.transfer.baselines import Score, judge
 from piebald.transfer.channel import Channel, Memory, connect, listen, parse
@@ -27,7 +31,7 @@ from piebald.transfer.holdings import Holding
 from piebald.transfer.messages import Ended
 from piebald.transfer.party import Party, Step
 from piebald.transfer.protocol import ROLES, Role, Session
-from piebald.transfer.settings import Settings
+from piebald.transfer.settings import Runtime, Settings
 from piebald.transfer.store import Store, read, read_settings, read_steps, sample, write_settings
 
 SECRET = "PIEBALD_TRANSFER_SECRET"  # of both parties, 1 to 64 bytes in hexadecimal; messages are then authenticated
@@ -88,9 +92,12 @@ def run(
     folder = None if out is None else Path(out)
     if folder is not None:
         write_settings(folder, settings)
-    if settings.runtime.kind == "sockets":
+    kind = settings.runtime.kind
+    if kind != "memory":
         if folder is None or holdings is not None:
-            raise SettingError("runtime sockets needs a run folder (out) and a data set that both processes can load")
+            raise SettingError(f"runtime {kind} needs a run folder (out) and a data set that both processes can load")
+        if settings.runtime.kit is not None:
+            raise SettingError("a kit is one party's: say which with --party source or --party target")
         _two_processes(settings, folder, watch)
         return result(folder)
     return _two_threads(settings, holdings or _both(settings), folder, watch)
@@ -101,31 +108,45 @@ def resume(folder: str | Path, watch: Watcher | None = None) -> Result:
     folder = Path(folder)
     settings = read_settings(folder)
     here = [role for role in ROLES if (folder / role).is_dir()]
-    if len(here) == 1 and settings.runtime.address is not None:
+    if len(here) == 1 and settings.runtime.apart:
         return run_party(here[0], settings, folder, watch)
-    if settings.runtime.kind == "sockets" and all(_finished(settings, folder, role) for role in ROLES):
+    if settings.runtime.kind != "memory" and all(_finished(settings, folder, role) for role in ROLES):
         return result(folder)
     return run(settings, out=folder, watch=watch)
 
 
 def run_party(role: Role, settings: Settings, out: str | Path, watch: Watcher | None = None) -> Result:
-    """Run one party in this process; the target listens at the settings' address, the source goes there.
+    """Run one party in this process.
 
+    With an address the target listens there and the source goes there; with kits the one who has the server's listens.
     The environment variable PIEBALD_TRANSFER_SECRET may hold a secret that both share, in hexadecimal.
     """
-    address, folder = settings.runtime.address, Path(out)
-    if address is None:
-        raise SettingError("a party alone needs an address: --set runtime.address=host:port, the same on both sides")
+    folder = Path(out)
+    meet = _meeting(role, settings.runtime)
     secret, holding = _secret(), _one(settings, role)
     holding.check(role, settings)
-    parse(address)
     write_settings(folder, settings)
-    channel = (listen if role == "target" else connect)(address, settings.runtime.timeout)
+    channel = meet()
     with one_thread():
         played = play(role, settings, holding, channel, folder, watch, secret)
     lines = read_steps(folder / role)
     score = _judge(played) if role == "target" else None
     return _result(settings, role, lines, score, folder)
+
+
+def _meeting(role: Role, where: Runtime) -> Callable[[], Channel]:
+    """How a party alone meets the other; what cannot be is said before anything is loaded."""
+    if where.kit is not None:
+        kit = read_kit(Path(where.kit))
+        return lambda: secured.meet(kit, where.timeout)
+    if where.address is None:
+        raise SettingError(
+            "a party alone needs a place to meet: --set runtime.address=host:port, the same on both sides, or its kit: "
+            "--set runtime.kind=federation --set runtime.kit=FOLDER"
+        )
+    address = where.address
+    parse(address)
+    return lambda: (listen if role == "target" else connect)(address, where.timeout)
 
 
 def _one(settings: Settings, role: Role) -> Holding:
@@ -258,14 +279,29 @@ def _two_threads(
 
 
 def _two_processes(settings: Settings, folder: Path, watch: Watcher | None) -> None:
-    """Start both parties as processes of their own, which share nothing but a socket, and wait for them."""
-    address = settings.runtime.address or f"127.0.0.1:{_free_port()}"
-    environment = os.environ | {SECRET: secrets.token_hex(32)}
-    command = [sys.executable, "-m", "piebald.transfer.process", str(folder)]
-    begun = {
-        role: subprocess.Popen([*command, role, address], env=environment, stderr=subprocess.PIPE, text=True)
-        for role in ROLES
-    }
+    """Start both parties as processes of their own, which share nothing but a connection, and wait for them."""
+    with TemporaryDirectory(prefix="piebald-") as kits:
+        places = _places(settings.runtime, Path(kits))
+        environment = os.environ | {SECRET: secrets.token_hex(32)}
+        command = [sys.executable, "-m", "piebald.transfer.process", str(folder)]
+        begun = {
+            role: subprocess.Popen([*command, role, places[role]], env=environment, stderr=subprocess.PIPE, text=True)
+            for role in ROLES
+        }
+        _wait(begun, folder, watch)
+
+
+def _places(where: Runtime, kits: Path) -> dict[Role, str]:
+    """Where two processes of this machine meet: an address, or a kit for each."""
+    if where.kind == "sockets":
+        return dict.fromkeys(ROLES, where.address or f"127.0.0.1:{free_port()}")
+    description = Description(name="transfer", host="127.0.0.1", port=free_port(), days=30, sites=["source"])
+    provision(description, kits)
+    return {"source": str(kits / "source"), "target": str(kits / SERVER)}
+
+
+def _wait(begun: Mapping[Role, subprocess.Popen[str]], folder: Path, watch: Watcher | None) -> None:
+    """Tell of the target's steps until both processes have ended, or end both."""
     try:
         seen = len(read_steps(folder / "target"))
         while any(process.poll() is None for process in begun.values()):
@@ -300,11 +336,6 @@ def _ended(codes: Mapping[Role, int], said: Mapping[Role, str], folder: Path) ->
     error = _Stopped(f"{'; '.join(parts)}; go on with: piebald resume {folder}")
     error.exit_code = 2 if 2 in codes.values() else 1
     return error
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def _secret() -> bytes:

@@ -6,7 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_serializer, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 
 from piebald.errors import SettingError, unknown
 from piebald.parts import build, sentence
@@ -101,14 +110,31 @@ class Runtime(Section):
     """Where the parties run.
 
     Attributes:
-        kind: "memory" for two threads, "sockets" for two processes.
-        address: host:port at which the target listens; by default a free port of this machine.
+        kind: "memory" for two threads, "sockets" for two processes, "federation" for two whose connection is encrypted
+            and proves who they are.
+        address: for "sockets", host:port at which the target listens; by default a free port of this machine.
+        kit: for "federation", a party's kit, as `piebald provision` makes it; by default kits that last as long as both
+            processes on this machine.
         timeout: seconds that a party waits for a message.
     """
 
-    kind: Literal["memory", "sockets"] = "memory"
+    kind: Literal["memory", "sockets", "federation"] = "memory"
     address: str | None = None
+    kit: str | None = None
     timeout: float = Field(default=600.0, gt=0)
+
+    @model_validator(mode="after")
+    def _check_place(self) -> Self:
+        if self.kit is not None and (self.kind != "federation" or self.address is not None):
+            raise ValueError('kit is for kind = "federation", and says the address, too')
+        if self.address is not None and self.kind == "federation":
+            raise ValueError('address is for kind = "sockets": with "federation" the kit says it')
+        return self
+
+    @property
+    def apart(self) -> bool:
+        """Whether this is one party's, who meets the other somewhere."""
+        return self.address is not None or self.kit is not None
 
 
 class _Invalid(SettingError):

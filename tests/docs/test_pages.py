@@ -17,6 +17,7 @@ from piebald import experiment, recipes
 from piebald.cli import main
 from piebald.parts import Part
 from piebald.runtimes import Simulator
+from piebald.runtimes.federation.kits import describe
 from piebald.settings import Settings
 from piebald.toml import Document
 from piebald.transfer import Settings as Transfer
@@ -54,12 +55,15 @@ def brief(*arguments: Any, rounds: int | None = None, runtime: Any = None, **opt
     return LONG(*arguments, rounds=min(rounds or 2, 2), runtime=plain, **options)
 
 
-def check_toml(block: pages.Block, page: Path) -> None:
+def check_toml(block: pages.Block, page: Path) -> object:
     """A whole file or a piece of one, which is put on top of the built-in experiment."""
     given = tomllib.loads(block.text)
     if "method" in given:
         Transfer.of(Document.of(given, f"{pages.name(page)}:{block.line}"))
         return keep_file(block)
+    if "sites" in given:
+        keep_file(block)
+        return describe(Path(block.text.split()[1]))
     rest = Settings.load(None).table()
     if "recipes" in given:
         del rest["recipe"]

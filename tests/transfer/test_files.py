@@ -14,8 +14,9 @@ import torch
 
 from piebald.cli import main
 from piebald.errors import PiebaldError, SettingError
+from piebald.runtimes.federation.local import free_port
 from piebald.transfer import files
-from piebald.transfer.runs import _free_port, run, run_party
+from piebald.transfer.runs import run, run_party
 from piebald.transfer.settings import File, Files
 
 from .conftest import small
@@ -106,7 +107,7 @@ def test_a_target_without_labels_scores_all_its_rows(folder, capsys):
 def apart(one, other):
     """Both parties, each with settings of its own, over a socket; what each returns or raises."""
     importlib.import_module("torch._dynamo")  # two threads had better not do that at once
-    address, said = f"127.0.0.1:{_free_port()}", {}
+    address, said = f"127.0.0.1:{free_port()}", {}
 
     def play(role, settings):
         try:

@@ -90,7 +90,7 @@ def test_it_prints_a_table_without_a_terminal(file, capsys):
         (["transfer.toml", "--set", "batch=400"], "batch must be at most"),
         (["transfer.toml", "--set", 'data.source=["mean aera"]'], "did you mean 'mean area'"),
         (["transfer.toml", "--party", "middle"], "--party must be source or target, got 'middle'"),
-        (["transfer.toml", "--party", "source"], "a party alone needs an address"),
+        (["transfer.toml", "--party", "source"], "a party alone needs a place to meet"),
         (["transfer.toml", "--party", "source", "--set", "runtime.address=x"], "address must be host:port"),
         (["transfer.toml", "--set", "lr=-1"], "lr"),
     ],

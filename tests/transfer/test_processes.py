@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from piebald.transfer.runs import _free_port, resume, run
+from piebald.runtimes.federation.local import free_port
+from piebald.transfer.runs import resume, run
 from piebald.transfer.store import read_steps
 
 from .conftest import small
@@ -84,7 +85,7 @@ def test_one_party_is_killed_the_other_ends_clearly_and_both_go_on(killed, tmp_p
     folders = {role: tmp_path / f"run of the {role}" for role in ("source", "target")}  # as on two machines
     left = "target" if killed == "source" else "source"
 
-    address = f"127.0.0.1:{_free_port()}"
+    address = f"127.0.0.1:{free_port()}"
     running = {
         role: begin(folder, role, address, file, ("-c", HELD) if role == killed else COMMAND)
         for role, folder in folders.items()
@@ -133,7 +134,7 @@ def test_parties_with_other_settings_or_secrets_part_with_exit_code_2_and_1(tmp_
     file.write_text(settings().text())
     other = tmp_path / "other.toml"
     other.write_text(settings(seed=1).text())
-    address = f"127.0.0.1:{_free_port()}"
+    address = f"127.0.0.1:{free_port()}"
     running = [begin(tmp_path / "a", "source", address, file), begin(tmp_path / "b", "target", address, other)]
     said = [process.communicate(timeout=60)[1] for process in running]
     assert 2 in {process.returncode for process in running}

@@ -1,0 +1,254 @@
+"""Two parties of a federation: the connection is encrypted, and nobody else can be one of them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from piebald.errors import RuntimeFault, SettingError
+from piebald.runtimes.federation.kits import Description, Kit, provision, read
+from piebald.runtimes.federation.local import free_port
+from piebald.runtimes.federation.tls import context
+from piebald.transfer.channel import GONE
+from piebald.transfer.messages import HEADER, Ended, Kind, seal
+from piebald.transfer.runs import run, run_party
+from piebald.transfer.secured import Secured, meet
+from piebald.transfer.settings import Runtime
+from piebald.transfer.store import read_steps
+
+from .test_processes import HELD, KILLED_AFTER, assert_as_undisturbed, settings
+
+pytest.importorskip("cryptography", reason="kits need pip install 'piebald[federation]'")
+
+
+def kits(folder: Path, port: int | None = None) -> dict[str, Kit]:
+    described = Description(name="two", host="127.0.0.1", port=port or free_port(), days=2, sites=["bank"])
+    provision(described, folder)
+    return {party: read(folder / party) for party in ("server", "bank")}
+
+
+def met(found: dict[str, Kit]) -> list[Secured]:
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(lambda kit: meet(kit, 30.0), found.values()))
+
+
+def frame(number: int, size: int) -> bytes:
+    return seal(Kind.MASKED, bytes(16), number, [bytes([number % 256]) * size], b"")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    run(settings(), out=folder)
+    return folder
+
+
+def test_both_may_send_long_frames_at_once_in_both_directions(tmp_path) -> None:
+    ends = met(kits(tmp_path))
+    sizes = [1, 3_000_000, 17, 5_000_000, 70_000]
+    frames = [frame(number, size) for number, size in enumerate(sizes)]
+
+    def talk(end: Secured) -> list[bytes]:
+        for one in frames:
+            end.send(one)
+        return [end.receive(10_000_000, 30.0) for _ in frames]
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(talk, ends)) == [frames, frames]
+    assert [end.sent for end in ends] == [end.received for end in ends] == [sum(map(len, frames))] * 2
+    ends[0].close()
+    with pytest.raises(Ended, match=GONE):
+        ends[1].receive(100, 10.0)
+    ends[1].close()
+
+
+def test_silence_ends_after_the_timeout(tmp_path) -> None:
+    one, other = met(kits(tmp_path))
+    with pytest.raises(Ended, match="silent for 0"):
+        one.receive(100, 0.2)
+    one.close()
+    other.close()
+
+
+def test_nothing_on_the_wire_can_be_read(tmp_path) -> None:
+    """A listener in between hands on what it hears: no frame of ours, and no word of one, is among it."""
+    found = kits(tmp_path)
+    here, heard = free_port(), bytearray()
+
+    def carry(taken: socket.socket, given: socket.socket) -> None:
+        while data := taken.recv(1 << 16):
+            heard.extend(data)
+            given.sendall(data)
+        given.shutdown(socket.SHUT_WR)
+
+    with socket.create_server(("127.0.0.1", here)) as tap:
+
+        def between() -> None:
+            came, _ = tap.accept()
+            with came, connected(found["server"].port) as on:
+                ways = [threading.Thread(target=carry, args=way) for way in ((came, on), (on, came))]
+                for way in ways:
+                    way.start()
+                for way in ways:
+                    way.join()
+
+        with ThreadPoolExecutor(3) as pool:
+            tapped = pool.submit(between)
+            bank = pool.submit(meet, replace(found["bank"], port=here), 30.0)
+            server = pool.submit(meet, found["server"], 30.0).result()
+            secret = seal(Kind.MASKED, bytes(16), 1, [b"moments of hidden rows" * 50], b"")
+            server.send(secret)
+            assert bank.result().receive(10_000, 30.0) == secret
+            server.close()
+            bank.result().close()
+            tapped.result(timeout=30)
+    assert len(heard) > len(secret)
+    assert b"moments" not in heard
+    assert secret[: HEADER.size] not in heard
+
+
+def other_federation(folder: Path, port: int) -> Kit:
+    return kits(folder / "other", port)["bank"]
+
+
+def unlisted(folder: Path, port: int) -> Kit:
+    """A kit of the same authority, of a party that the server does not know."""
+    described = Description(name="two", host="127.0.0.1", port=port, days=2, sites=["bank", "thief"])
+    listed = (folder / "kits" / "server" / "sites.json").read_text()
+    provision(described, folder / "kits")
+    (folder / "kits" / "server" / "sites.json").write_text(listed)
+    return read(folder / "kits" / "thief")
+
+
+@pytest.mark.parametrize(
+    ("stranger", "said"),
+    [(other_federation, "did not prove that it belongs"), (unlisted, "thief came, where bank is waited for: refused")],
+)
+def test_strangers_are_refused_and_the_right_party_is_served_after_them(tmp_path, caplog, stranger, said: str) -> None:
+    found = kits(tmp_path / "kits")
+    thief = stranger(tmp_path, found["server"].port)
+    files = {"ca_cert": "authority.pem", "client_cert": "certificate.pem", "client_key": "key.pem"}
+    made = context({name: str(thief.folder / file) for name, file in files.items()}, server=False)
+    made.check_hostname, made.verify_mode = False, ssl.CERT_NONE  # a thief need not check anybody
+    with caplog.at_level(logging.WARNING), ThreadPoolExecutor(1) as pool:
+        server = pool.submit(meet, found["server"], 30.0)
+        plain = connected(thief.port)
+        with plain, made.wrap_socket(plain) as broken:
+            assert turned_away(broken)
+        bank = meet(found["bank"], 30.0)
+        server.result().send(frame(1, 10))
+        assert bank.receive(100, 30.0) == frame(1, 10)
+        bank.close()
+        server.result().close()
+    assert said in caplog.text
+
+
+def connected(port: int) -> socket.socket:
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port), timeout=30)
+        except ConnectionRefusedError:  # it does not listen yet
+            continue
+
+
+def turned_away(connection: ssl.SSLSocket) -> bool:
+    try:
+        return not connection.recv(1)
+    except OSError:  # an alert, since TLS 1.3 tells a client afterwards
+        return True
+
+
+def test_a_silent_stranger_holds_up_nobody(tmp_path) -> None:
+    found = kits(tmp_path)
+    with ThreadPoolExecutor(1) as pool:
+        server = pool.submit(meet, found["server"], 30.0)
+        with connected(found["server"].port):
+            bank = meet(found["bank"], 5.0)  # less than a handshake may take
+            bank.close()
+            server.result().close()
+
+
+def test_two_processes_with_kits_end_with_the_weights_of_two_threads(tmp_path, undisturbed) -> None:
+    made = run(settings(runtime={"kind": "federation"}), out=tmp_path / "run")
+    assert_as_undisturbed(tmp_path / "run", undisturbed)
+    assert made.score is not None
+
+
+def test_killed_with_a_kit_and_resumed_without_naming_it(tmp_path, undisturbed) -> None:
+    """The source has the server's kit here: who listens is no matter of roles."""
+    found = kits(tmp_path / "kits")
+    file = tmp_path / "transfer.toml"
+    file.write_text(settings().text())
+    begun = {}
+    for role, party in (("source", "server"), ("target", "bank")):
+        how = ("-c", HELD) if role == "target" else ("-m", "piebald.cli")
+        words = [sys.executable, *how, "transfer", file, "--party", role, "--out", tmp_path / role]
+        sets = ["--set", "runtime.kind=federation", "--set", f"runtime.kit={found[party].folder}"]
+        begun[role] = process([*words, *sets])
+    assert begun["target"].stdout.readline() == "held\n", begun["target"].communicate()[1]
+    begun["target"].send_signal(signal.SIGKILL)
+    said = {role: one.communicate(timeout=60) for role, one in begun.items()}
+    assert begun["source"].returncode == 1
+    assert GONE in said["source"][1]
+    assert len(read_steps(tmp_path / "target" / "target")) == KILLED_AFTER
+    again = [process([sys.executable, "-m", "piebald.cli", "resume", tmp_path / role]) for role in begun]
+    said = [one.communicate(timeout=60) for one in again]
+    assert [one.returncode for one in again] == [0, 0], said
+    (tmp_path / "source" / "source").rename(tmp_path / "target" / "source")
+    assert_as_undisturbed(tmp_path / "target", undisturbed)
+
+
+def process(words: list[object]) -> subprocess.Popen[str]:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [str(word) for word in words], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("runtime", "message"),
+    [
+        ({"kind": "sockets", "kit": "kits/bank"}, 'kit is for kind = "federation"'),
+        ({"kind": "federation", "address": "127.0.0.1:7400"}, 'address is for kind = "sockets"'),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(runtime: dict[str, str], message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        settings(runtime=runtime)
+
+
+def test_a_kit_is_one_partys(tmp_path) -> None:
+    runtime = {"kind": "federation", "kit": str(kits(tmp_path)["bank"].folder)}
+    with pytest.raises(SettingError, match="a kit is one party's: say which with --party"):
+        run(settings(runtime=runtime), out=tmp_path / "run")
+    with pytest.raises(SettingError, match="is no kit"):
+        run_party("source", settings(runtime={**runtime, "kit": "nowhere"}), tmp_path / "run")
+
+
+@pytest.mark.parametrize(("party", "message"), [("bank", "was not at"), ("server", "did not come to")])
+def test_nobody_there(tmp_path, party: str, message: str) -> None:
+    with pytest.raises(RuntimeFault, match=message):
+        meet(kits(tmp_path)[party], 0.3)
+
+
+def test_two_cannot_listen_at_one_place(tmp_path) -> None:
+    found = kits(tmp_path)
+    with socket.create_server(("127.0.0.1", found["server"].port)), pytest.raises(SettingError, match="cannot listen"):
+        meet(found["server"], 5.0)
+
+
+def test_the_runtime_says_whether_it_is_one_partys() -> None:
+    assert not Runtime(kind="federation").apart
+    assert Runtime(kind="federation", kit="kits/bank").apart
+    assert Runtime(kind="sockets", address="127.0.0.1:7400").apart
