@@ -54,6 +54,12 @@ class Kind(Section):
     kind: str
 
 
+class Place(Kind):
+    """Where it runs; fields without a kind are the simulator's."""
+
+    kind: str = "simulator"
+
+
 class Evaluate(Section):
     """When and on what models are judged.
 
@@ -108,7 +114,7 @@ class Settings(Section):
     extractor: str | None = None
     longest_step: float | None = Field(default=None, gt=0)
     fleet: Kind | None = None
-    runtime: Kind = Kind(kind="simulator")
+    runtime: Place = Place()
     evaluate: Evaluate = Evaluate()
 
     _document: Document = PrivateAttr(default_factory=lambda: Document("", "settings"))

@@ -89,6 +89,10 @@ def test_flags_go_on_top_of_the_file(good):
     assert (settings.rounds, settings.partition.model_dump()["alpha"], settings.out) == (7, 9.0, "there")
 
 
+def test_fields_of_a_runtime_without_a_kind_are_the_simulators():
+    assert Settings.load(None, ["runtime.engine=lean"]).plan().runtime.engine == "lean"
+
+
 def test_a_flag_for_the_runtime_replaces_its_section(good):
     settings = Settings.load(good, ["runtime.kind=ray", "runtime.address=auto"], runtime="simulator")
     assert settings.runtime.model_dump() == {"kind": "simulator"}
