@@ -156,3 +156,11 @@ SCALES = {
         ),
     ),
 }
+# every size with every number of classes, at the small size
+SCALES["cells"] = replace(
+    SCALES["small"],
+    settings=tuple((sizes, classes) for sizes in SIZES for classes in CLASSES),
+    uneven=(),
+    corrupted=False,
+    seeds=(0,),
+)

@@ -3,6 +3,7 @@
 import json
 import statistics
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -18,7 +19,7 @@ def network(hidden):
     """An MLP for rows of 64 numbers and ten classes."""
     widths = [64, *(int(width) for width in hidden.split(",")), 10]
     layers = []
-    for inside, out in zip(widths, widths[1:], strict=False):
+    for inside, out in pairwise(widths):
         layers += [torch.nn.Linear(inside, out), torch.nn.ReLU()]
     return torch.nn.Sequential(*layers[:-1])
 
@@ -48,7 +49,10 @@ def main(grid, context):
         content = {"arrays": ArrayRecord(model.state_dict()), "config": ConfigRecord({"hidden": config["hidden"]})}
         return Message(content=RecordDict(content), dst_node_id=node, message_type="train")
 
-    found = crowd(grid, nodes, message, config["seconds"]) if config["seconds"] else turns(grid, nodes[0], message, config)
+    if config["seconds"]:
+        found = crowd(grid, nodes, message, config["seconds"])
+    else:
+        found = turns(grid, nodes[0], message, config["repeats"])
     out = Path(config["out"])
     out.with_suffix(".part").write_text(json.dumps(found))
     out.with_suffix(".part").rename(out)
@@ -63,10 +67,10 @@ def answers(grid, waiting):
         time.sleep(0.002)
 
 
-def turns(grid, node, message, config):
+def turns(grid, node, message, repeats):
     """Seconds from handing over a model to having the answer."""
     spent = []
-    for _ in range(config["repeats"] + 1):
+    for _ in range(repeats + 1):
         began = time.perf_counter()
         waiting = set(grid.push_messages([message(node)]))
         (reply,) = answers(grid, waiting)

@@ -55,14 +55,14 @@ def main() -> None:
     reader.add_argument("--sizes", nargs="*", default=["tiny", "4 MB", "200 MB"])
     reader.add_argument("--crowds", nargs="*", type=int, default=[2, 4, 8, 16])
     given = reader.parse_args()
-    widths, repeats = {"tiny": "16", "4 MB": "970,970", "200 MB": "7000,7000"}, {"tiny": 20, "4 MB": 10, "200 MB": 5}
+    widths, repeats = {"tiny": "16", "4 MB": "970,970", "200 MB": "7000,7000"}, {"tiny": 5, "4 MB": 5, "200 MB": 3}
     found = {"speed": [], "crowd": []}
     for size in given.sizes:
         made = measured(hidden=widths[size], sites=1, repeats=repeats[size], seconds=0.0)
         found["speed"].append({"size": size, **made})
         print(found["speed"][-1], file=sys.stderr, flush=True)
     for sites in given.crowds:
-        found["crowd"].append({"sites": sites, **measured(hidden="16", sites=sites, repeats=0, seconds=20.0)})
+        found["crowd"].append({"sites": sites, **measured(hidden="16", sites=sites, repeats=0, seconds=60.0)})
         print(found["crowd"][-1], file=sys.stderr, flush=True)
     print(json.dumps(found))
 
