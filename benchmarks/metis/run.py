@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -24,6 +24,7 @@ import piebald
 from piebald.models import build_model
 
 PARTS = ("synchronous", "corrupted", "uneven")
+BRIEF = ("FedAvg", "Equal", "DVW", "SyncFedAvg", "FedAsync", "AsyncFedAvg", "AsyncDVW")
 
 
 @dataclass(frozen=True)
@@ -93,8 +94,11 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", help="instead of the scale's")
     parser.add_argument("--recipes", nargs="+", help="labels, by default all")
     parser.add_argument("--tables", action="store_true", help="run nothing, write the results from what is there")
+    parser.add_argument("--brief", action="store_true", help="one seed and the recipes that show the direction")
     options = parser.parse_args()
     scale, failed = SCALES[options.scale], 0
+    if options.brief:
+        scale, options.recipes = replace(scale, seeds=(0,), settings=scale.settings[:1]), options.recipes or BRIEF
     seeds = scale.seeds if options.seeds is None else options.seeds
     jobs = [job for job in all_jobs(scale, seeds) if job.part in options.parts and not options.tables]
     jobs = [job for job in jobs if options.recipes is None or job.label in options.recipes]
