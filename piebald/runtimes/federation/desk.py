@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from piebald.contracts import Assignment, Clients, Update, Work
+from piebald.contracts import SEALING, Assignment, Clients, Secrets, Update, Work
 from piebald.runtimes.engines.choose import make_engine
 from piebald.runtimes.engines.serve import PRIVATE, Engine, Stack, personal_model, serve
 from piebald.runtimes.federation.floor import Floor
+from piebald.runtimes.federation.vault import Vault
+from piebald.runtimes.sealing import Outcome, replied, sealed, sealing
 
 log = logging.getLogger("piebald.federation")
 
@@ -73,6 +76,22 @@ class Desk:
         keeps = query is None and math.isfinite(update.norm)
         return update, None, {name: rows[0].clone() for name, rows in served.memory.items()} if keeps else None
 
+    def reply(self, assignment: Assignment, vault: Vault) -> Outcome:
+        """The answer to a question about keys; what it must not forget is on disk before it is handed back."""
+        kept = vault.secrets()
+        outcome = replied(assignment, self.work, Secrets(self.client, kept, os.urandom))
+        vault.keep(kept)
+        return outcome
+
+    def seal(self, update: Update, assignment: Assignment, vault: Vault) -> Outcome:
+        """What leaves instead of an update; what must not be forgotten is on disk before it is handed back."""
+        if sealing(self.work) is None:
+            return update, None
+        kept = vault.secrets()
+        outcome = sealed(update, assignment, self.work, Secrets(self.client, kept, os.urandom))
+        vault.keep(kept)
+        return outcome
+
     def personal(self, version: int, community: Tensor, memory: Mapping[str, Tensor] | None) -> Tensor:
         """The model [p] that the site would use for itself, given the community model [s] and what it remembers."""
         assignment = Assignment(0, self.client, version, {"model": community})
@@ -81,7 +100,8 @@ class Desk:
 
     def _stack(self, assignment: Assignment, memory: Mapping[str, Tensor] | None) -> Stack:
         remembered = self._first(assignment) if memory is None else memory
-        parts = {name: [part] for name, part in assignment.parts.items() if name not in ("model", PRIVATE)}
+        own = ("model", PRIVATE)
+        parts = {n: [part] for n, part in assignment.parts.items() if n not in own and not n.startswith(SEALING)}
         return Stack(
             clients=[self.client],
             versions=[assignment.version],

@@ -80,6 +80,7 @@ class Site:
         self.kit, self._prepare, self._floor, self._device, self._stays = kit, prepare, floor, device, stays
         self._incarnation = secrets.token_hex(8)
         self._lock = threading.RLock()
+        self._secrets = threading.Lock()  # one thing at a time is done with the keys of a secure sum
         self._stir = threading.Event()  # something for the hello or the courier to tell
         self._over = threading.Event()
         self._welcome: Welcome | None = None
@@ -181,6 +182,8 @@ class Site:
         path = self.kit.folder / "model.safetensors"
         self._desk.work.layout.save(vector, path)
         path.chmod(0o600)
+        with self._secrets:
+            self._vault.keep({})
         log.info("the model after commit %d is in %s", version, path)
 
     def _begin(self, run: str) -> None:
@@ -323,6 +326,10 @@ class Site:
                     continue
                 memory = vault.memory(before=id)
             update, failure, remembers = desk.serve(job.assignment, memory)
+            if update is not None:
+                with self._secrets:
+                    update, failure = desk.seal(update, job.assignment, vault)
+                remembers = None if update is None else remembers
             body = pack_update(update, failure)
             with self._lock:
                 if self._jobs.get(id) is not job or self._vault is not vault:
@@ -339,7 +346,11 @@ class Site:
                 if assignment.id not in self._asked or desk is None or vault is None:
                     continue
                 memory = vault.memory(before=assignment.id)
-            update, failure, _ = desk.serve(assignment, memory)
+            if assignment.query is not None and assignment.query.keyed:
+                with self._secrets:
+                    update, failure = desk.reply(assignment, vault)
+            else:
+                update, failure, _ = desk.serve(assignment, memory)
             body = pack_update(update, failure)
             with self._lock:
                 if assignment.id in self._asked:
