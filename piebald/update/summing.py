@@ -141,7 +141,7 @@ class Summing:
             if keys.public_key(private) != circle.keys[lost][: keys.KEY]:
                 raise Declined("somebody gave wrong shares")
             for client in near:  # undo what `seal` did at this client
-                (away if lost > client else back).append(pair_seed(private, circle, client, lost))
+                (away if lost > client else back).append(pair_seed(private, circle, lost, client))
         keys.add_masks(total, back, away)
         return total
 
