@@ -437,7 +437,10 @@ CLASHES: dict[str, tuple[Any, str]] = {
     "Krum": (lambda: recipes.fedavg().with_(weigh="krum", update=[SecureSum()]), "needs single updates"),
     "groups": (lambda: recipes.distfl().with_(update=[SecureSum()]), "needs single updates"),
     "K clusters": (lambda: recipes.ifca().with_(update=[SecureSum()]), "needs single updates"),
-    "no rounds": (lambda: recipes.fedavg().with_(pace={"kind": "buffered", "size": 3}, update=[SecureSum()]), "choose pace = 'synchronous'"),
+    "no rounds": (
+        lambda: recipes.fedavg().with_(pace={"kind": "buffered", "size": 3}, update=[SecureSum()]),
+        "choose pace = 'synchronous'",
+    ),
     "one at a time": (lambda: recipes.fedasync().with_(update=[SecureSum()]), "secure_sum"),
     "the cache": (lambda: recipes.async_fedavg().with_(update=[SecureSum()]), "drop secure_sum"),
     "late updates": (
