@@ -22,6 +22,7 @@ Split = Literal["train", "validation", "test"]
 
 CENTRE = -1  # the client number of the centre itself, which may hold a common test set
 ONE_WAY = frozenset({"private", "candidates"})  # named vectors that only travel down, and no update answers in kind
+SIGNATURE = 1024  # bytes of a signature with the certificate behind it
 SEALING = "sealing/"  # names of what an assignment brings for the stage that seals, and no rule is shown
 
 
@@ -183,6 +184,16 @@ class Update:
     nbytes: int = 0
 
 
+class Signer(Protocol):
+    """How a client vouches for what it tells others through the centre, and checks what they tell it."""
+
+    def sign(self, text: bytes) -> bytes:
+        """A signature of `SIGNATURE` bytes."""
+
+    def check(self, client: int, text: bytes, signature: bytes) -> bool:
+        """Whether another client has signed this."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Secrets:
     """What one client keeps from everybody, for keys and seals.
@@ -191,11 +202,13 @@ class Secrets:
         client: its number.
         kept: named tensors; what is in it after a call is kept, on disk in a real federation, before anything leaves.
         draw: so many random bytes: the system's in a real federation, repeatable ones in a simulation.
+        signer: signs and checks, in a real federation; None in a simulation, where nobody could lie.
     """
 
     client: int
     kept: dict[str, Tensor]
     draw: Callable[[int], bytes]
+    signer: Signer | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

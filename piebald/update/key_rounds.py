@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
-from piebald.contracts import SEALING, Secrets, Update, Work
+from piebald.contracts import SEALING, SIGNATURE, Secrets, Update, Work
 from piebald.errors import Declined
 from piebald.parts import Query, Stage
 from piebald.update import keys, shamir
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 BOX = 2 * shamir.BYTES + keys.TAG  # bytes of two shares for one neighbour
 SENDERS, BOXES, SHARES = SEALING + "senders", SEALING + "boxes", SEALING + "shares"
 SURVIVORS = SEALING + "survivors"
+SIGNED = SEALING + "signed"  # signatures of keys
 # what a client keeps
 ROOT, SEALED, OPENED = "root", "sealed", "opened"
 
@@ -37,28 +38,36 @@ class _Keyed(Query):
     axis = "query"
     keyed: ClassVar[bool] = True
     answers: ClassVar[tuple[str, int]]  # the name of what is answered, and the bytes of a row
+    alone: ClassVar[bool] = False  # whether it is one row
 
     def complaint(self, answer: Update, work: Work) -> str | None:
         name, length = self.answers
-        if answer.parts.keys() != {name}:
+        if answer.parts.keys() - {SIGNED} != {name}:
             return f"answered with {', '.join(answer.parts) or 'nothing'}"
         try:
-            texts(answer.parts[name], length)
+            count = len(texts(answer.parts[name], length))
+            if SIGNED in answer.parts:
+                texts(answer.parts[SIGNED], SIGNATURE)
         except Declined as error:
             return str(error)
-        return None
+        return f"answered with {count} rows" if self.alone and count != 1 else None
 
 
 class SecureKeys(_Keyed):
     """The first round: a client makes fresh keys and tells the public ones."""
 
     answers = (KEYS, 2 * keys.KEY)
+    alone = True
 
     def reply(self, parts: Mapping[str, Tensor], secrets: Secrets, stage: Stage) -> Mapping[str, Tensor]:
         root = secrets.draw(keys.KEY)
         secrets.kept.clear()
         secrets.kept[ROOT] = rows([root], keys.KEY)
-        return {KEYS: rows([public_keys(root)], 2 * keys.KEY)}
+        public = public_keys(root)
+        made = {KEYS: rows([public], 2 * keys.KEY)}
+        if secrets.signer is not None:
+            made[SIGNED] = rows([secrets.signer.sign(_claim(secrets.client, public))], SIGNATURE)
+        return made
 
 
 class SecureShares(_Keyed):
@@ -75,6 +84,7 @@ class SecureShares(_Keyed):
             raise Declined("the list of clients does not have this client's newest keys")
         if CONTEXT in secrets.kept and secrets.kept[CONTEXT].numpy().tobytes() != circle.context:
             raise Declined("there was another list of clients for the same keys")
+        _check_signatures(parts, circle, secrets)
         secrets.kept.update({CONTEXT: rows([circle.context], keys.KEY), **circle.parts()})
         client, made = secrets.client, []
         shares = [own_shares(which, circle, client, root) for which in ("masks", "self")]
@@ -181,6 +191,23 @@ def _box_key(root: bytes, circle: Circle, other: int, sender: int, reader: int) 
     """The key of the box from `sender` to `reader`; `root` is that of one of them, `other` the other one."""
     theirs = circle.keys[other][keys.KEY :]
     return keys.agree(keys.private_key(root, "boxes"), theirs, "box", circle.context, sender, reader)
+
+
+def _claim(client: int, public: bytes) -> bytes:
+    """What a client signs: that these are its keys."""
+    return b"%d:" % client + public
+
+
+def _check_signatures(parts: Mapping[str, Tensor], circle: Circle, secrets: Secrets) -> None:
+    """Refuse a list in which not everybody has signed for their keys, where clients can sign."""
+    if secrets.signer is None:
+        return
+    signed = texts(parts.get(SIGNED), SIGNATURE)
+    if len(signed) != len(circle.people):
+        raise Declined(f"{len(signed)} signatures came with the keys of {len(circle.people)} clients")
+    for client, signature in zip(circle.people, signed, strict=True):
+        if not secrets.signer.check(client, _claim(client, circle.keys[client]), signature):
+            raise Declined(f"the keys of client {client} are not signed by its site")
 
 
 def _listed(parts: Mapping[str, Tensor], stage: Stage) -> Circle:

@@ -19,6 +19,7 @@ from piebald.update.key_rounds import (
     BOXES,
     SENDERS,
     SHARES,
+    SIGNED,
     SURVIVORS,
     SecureKeys,
     SecureOpening,
@@ -49,13 +50,17 @@ class Summing:
     @classmethod
     def of(cls, stage: SecureSum, clients: Sequence[int], centre: Centre) -> Summing:
         """Have clients exchange keys and shares."""
-        told = _asked(centre, SecureKeys(), {client: {} for client in clients}, KEYS, 2 * keys.KEY)
+        answers = centre.ask([Question(client, SecureKeys(), {}) for client in clients])
+        told = {client: answer.parts for client, answer in zip(clients, answers, strict=True) if answer is not None}
         people = sorted(told)
         try:
-            circle = stage.circle(people, [told[client][0] for client in people])
+            circle = stage.circle(people, [texts(told[client][KEYS], 2 * keys.KEY)[0] for client in people])
         except Declined as error:
             return cls._given_up(stage, clients, f"{len(clients)} clients were asked for keys: {error}")
-        shares = _asked(centre, SecureShares(), dict.fromkeys(people, circle.parts()), SHARES, BOX)
+        about = dict(circle.parts())
+        if all(SIGNED in parts and len(parts[SIGNED]) == 1 for parts in told.values()):
+            about[SIGNED] = torch.cat([told[client][SIGNED] for client in people])
+        shares = _asked(centre, SecureShares(), dict.fromkeys(people, about), SHARES, BOX)
         boxes: dict[int, dict[int, bytes]] = {client: {} for client in shares}
         for sender, sent in shares.items():
             if len(sent) != len(circle.neighbours[sender]):

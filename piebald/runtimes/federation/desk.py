@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from piebald.contracts import SEALING, Assignment, Clients, Secrets, Update, Work
+from piebald.contracts import SEALING, Assignment, Clients, Secrets, Signer, Update, Work
 from piebald.runtimes.engines.choose import make_engine
 from piebald.runtimes.engines.serve import PRIVATE, Engine, Stack, personal_model, serve
 from piebald.runtimes.federation.floor import Floor
@@ -44,13 +44,16 @@ class Desk:
         floor: what the site agrees to.
         device: where it computes.
         secret: a number that only this site knows.
+        signer: signs the site's keys of secure sums, and checks those of others.
     """
 
-    def __init__(self, prepared: Prepared, floor: Floor, device: str, secret: int) -> None:
+    def __init__(
+        self, prepared: Prepared, floor: Floor, device: str, secret: int, signer: Signer | None = None
+    ) -> None:
         work = prepared.work
         if floor.own_noise:  # the server knows the run's seed, and could subtract noise that is made from it
             work = replace(work, seed=secret % (1 << 64))
-        self.work, self.client, self._floor = work, prepared.client, floor
+        self.work, self.client, self._floor, self._signer = work, prepared.client, floor, signer
         self._fresh = work.rule.remember(work.initial, work.layout.shared)
         # one engine a thread: a question is answered while the other trains
         made = (make_engine("lean", work, prepared.clients, torch.device(device), False) for _ in range(2))
@@ -79,7 +82,7 @@ class Desk:
     def reply(self, assignment: Assignment, vault: Vault) -> Outcome:
         """The answer to a question about keys; what it must not forget is on disk before it is handed back."""
         kept = vault.secrets()
-        outcome = replied(assignment, self.work, Secrets(self.client, kept, os.urandom))
+        outcome = replied(assignment, self.work, Secrets(self.client, kept, os.urandom, self._signer))
         vault.keep(kept)
         return outcome
 
@@ -88,7 +91,7 @@ class Desk:
         if sealing(self.work) is None:
             return update, None
         kept = vault.secrets()
-        outcome = sealed(update, assignment, self.work, Secrets(self.client, kept, os.urandom))
+        outcome = sealed(update, assignment, self.work, Secrets(self.client, kept, os.urandom, self._signer))
         vault.keep(kept)
         return outcome
 

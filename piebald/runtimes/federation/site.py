@@ -37,7 +37,9 @@ from piebald.runtimes.federation.messages import (
     encode,
 )
 from piebald.runtimes.federation.parcels import Assembly, digest, pack_update, pieces, unpack_assignment
+from piebald.runtimes.federation.signing import Signer
 from piebald.runtimes.federation.vault import Done, Vault, secret
+from piebald.runtimes.sealing import sealing
 
 BEAT = 1.0  # seconds between two hellos
 TERMS = 16 << 20  # bytes of a run's terms
@@ -219,10 +221,12 @@ class Site:
             return
         desk, rows, refused = None, -1, ""
         try:
-            prepared = self._prepare(json.loads(bytes(body)))
+            told = json.loads(bytes(body))
+            prepared = self._prepare(told)
             refused = self._floor.complaint(prepared.work) or ""
             if not refused:
-                desk = Desk(prepared, self._floor, self._device, secret(self.kit.folder / "state"))
+                signer = Signer(self.kit.folder, told["sites"], welcome.run) if sealing(prepared.work) else None
+                desk = Desk(prepared, self._floor, self._device, secret(self.kit.folder / "state"), signer)
                 rows = len(prepared.clients.rows(prepared.client, "train"))
         except PiebaldError as error:
             refused = " ".join(str(error).split())[:300]
