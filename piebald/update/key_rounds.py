@@ -107,11 +107,11 @@ class SecureOpening(_Keyed):
         if SEALED not in secrets.kept:
             raise Declined("nothing was sealed under these keys, so nothing is opened")
         survivors = clients_in(parts.get(SURVIVORS))
-        self._check(survivors, circle, client, stage)
+        senders = clients_in(secrets.kept[SENDERS])
+        self._check(survivors, [client, *senders], circle, stage)
         if OPENED in secrets.kept and clients_in(secrets.kept[OPENED]) != survivors:
             raise Declined("this sum was opened already, for another list of survivors")
         secrets.kept[OPENED] = numbers(survivors)
-        senders = clients_in(secrets.kept[SENDERS])
         given = {client: own_shares("self", circle, client, root)[circle.place(client)]}
         for sender, box in zip(senders, texts(secrets.kept[BOXES], BOX), strict=True):
             both = keys.open_box(_box_key(root, circle, sender, sender, client), box)
@@ -119,14 +119,15 @@ class SecureOpening(_Keyed):
         return {SHARES: rows([given[one] for one in sorted(given)], shamir.BYTES)}
 
     @staticmethod
-    def _check(survivors: list[int], circle: Circle, client: int, stage: Stage) -> None:
-        if client not in survivors or not {*survivors} <= {*circle.people}:
+    def _check(survivors: list[int], partners: list[int], circle: Circle, stage: Stage) -> None:
+        """Refuse lists of survivors that are none; `partners` are the client and whom it masked with."""
+        if partners[0] not in survivors or not {*survivors} <= {*circle.people}:
             raise Declined("the list of survivors is not of this sum")
-        least = max(circle.threshold, _stage(stage).least)
-        near = len({*survivors} & {*circle.holders(client)})
+        least, near = max(circle.threshold, _stage(stage).least), len({*survivors} & {*partners})
         if len(survivors) < least or near < circle.threshold:
             raise Declined(
-                f"{len(survivors)} clients arrived, {near} of them here, too few for a sum of at least {least}"
+                f"{len(survivors)} clients arrived, {near} of them masked together here, too few for a sum of at "
+                f"least {least}"
             )
 
 
