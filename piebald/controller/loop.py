@@ -112,9 +112,8 @@ class Controller:
         self._queue: deque[Arrival] = deque()  # training arrivals that came while answers were awaited
         self._written: tuple[Row, list[Row], list[Row]] | None = None  # the last commit, until a checkpoint holds it
         self._lent: dict[tuple[str, int], Lent] = {}
-        sealing = recipe.sealing and work.stages[-1]  # that of `work` knows how clients weigh
-        self._sealed = Sealed(sealing, lambda: self._lend("update", 0))
-        self._pools = not recipe.needs_each and sealing is None
+        self._sealed = Sealed(recipe.sealing and work.stages[-1])  # that of `work` knows how clients weigh
+        self._pools = not recipe.needs_each and recipe.sealing is None
         self._waits = type(recipe.pace).until is not Pace.until
         self._began, self._before = time.perf_counter(), 0.0
         self._saving = 0.0  # seconds that saving has taken
@@ -189,7 +188,7 @@ class Controller:
     def _send(self, clients: Sequence[int]) -> None:
         offer = self.recipe.group.offer(self.communities.models, self.work)
         assignments = []
-        self._sealed.meet(clients)
+        self._sealed.meet(clients, self._lend)
         for client in clients:
             community, turn = self.communities.of(client), self._turns.get(client, 0)
             parts = {"model": community.model, **community.common, **offer, **self._sealed.parts(client)}
@@ -288,7 +287,7 @@ class Controller:
 
     def _opened(self, arrivals: list[Arrival]) -> list[Arrival]:
         """The arrivals that count; none where they were sealed and their sum cannot be opened."""
-        opened, reason = self._sealed.open(arrivals)
+        opened, reason = self._sealed.open(arrivals, self._lend)
         if reason is not None:
             self.remark("update", 0, "abandoned", reason)
             self._ended += [(arrival, "aside", reason) for arrival in arrivals]

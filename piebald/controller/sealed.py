@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from piebald.contracts import Arrival, Centre, Meeting, Work
+from piebald.contracts import Arrival, Meeting, Work
+from piebald.controller.community import Lend
 from piebald.parts import Stage
 
 
@@ -16,18 +17,17 @@ class Sealed:
 
     Args:
         stage: that stage, or None where single updates reach the centre: then nothing here does anything.
-        lend: what the stage is lent.
     """
 
-    def __init__(self, stage: Stage | None, lend: Callable[[], Centre]) -> None:
-        self.stage, self._lend = stage, lend
+    def __init__(self, stage: Stage | None) -> None:
+        self.stage = stage
         self._meeting: Meeting | None = None
         self.loss: float | None = None  # of the sum that was opened last
 
-    def meet(self, clients: Sequence[int]) -> None:
+    def meet(self, clients: Sequence[int], lend: Lend) -> None:
         """Let clients agree on keys.  A meeting is over with its commit, so no checkpoint holds one."""
         if self.stage is not None:
-            self._meeting = self.stage.meet(clients, self._lend())
+            self._meeting = self.stage.meet(clients, lend("update", 0))
 
     def parts(self, client: int) -> Mapping[str, Tensor]:
         """What a client's assignment brings for its seal."""
@@ -45,14 +45,14 @@ class Sealed:
             return arrival.failure or "no answer"
         return self.stage.broken(arrival.update, work)
 
-    def open(self, arrivals: list[Arrival]) -> tuple[list[Arrival], str | None]:
+    def open(self, arrivals: list[Arrival], lend: Lend) -> tuple[list[Arrival], str | None]:
         """The arrivals with their common sum in the place of what was sealed, or none of them and the reason."""
         self.loss = None
         if self.stage is None or not arrivals:
             return arrivals, None
         meeting, self._meeting = self._meeting, None
         sealed = {arrival.assignment.client: arrival.update for arrival in arrivals if arrival.update is not None}
-        pool = "no secure sum: nobody has keys" if meeting is None else meeting.open(sealed, self._lend())
+        pool = "no secure sum: nobody has keys" if meeting is None else meeting.open(sealed, lend("update", 0))
         if isinstance(pool, str):
             return [], pool
         self.loss = pool.loss
