@@ -5,7 +5,7 @@ A client's side of it is a small state machine over `Secrets.kept`:
     keys      a fresh root; what was kept before is gone
     shares    one list of clients for a root, ever (the same list is answered the same way)
     seal      one vector for a root, ever (`secure_sum.SecureSum.seal`)
-    opening   one list of survivors for a root, ever, and only after sealing
+    opening   one list of survivors for a root, ever, and only after sealing; then the root is forgotten
 
 so nobody gives the shares of both a client's own mask and its pairwise masks, whatever the centre says.
 """
@@ -103,20 +103,30 @@ class SecureOpening(_Keyed):
     answers = (SHARES, shamir.BYTES)
 
     def reply(self, parts: Mapping[str, Tensor], secrets: Secrets, stage: Stage) -> Mapping[str, Tensor]:
-        circle, root, client = known_circle(secrets, parts, stage), root_of(secrets), secrets.client
-        if SEALED not in secrets.kept:
+        check_context(secrets, parts)
+        kept, survivors = secrets.kept, clients_in(parts.get(SURVIVORS))
+        if OPENED in kept:
+            if clients_in(kept[OPENED]) != survivors:
+                raise Declined("this sum was opened already, for another list of survivors")
+            return {SHARES: kept[SHARES]}  # the first answer may have been lost
+        if SEALED not in kept:
             raise Declined("nothing was sealed under these keys, so nothing is opened")
-        survivors = clients_in(parts.get(SURVIVORS))
+        given = self._shares(survivors, secrets, stage)
+        context = kept[CONTEXT]
+        kept.clear()  # the root, too: nobody can open this client's boxes later
+        kept.update({CONTEXT: context, OPENED: numbers(survivors), SHARES: given})
+        return {SHARES: given}
+
+    def _shares(self, survivors: list[int], secrets: Secrets, stage: Stage) -> Tensor:
+        """A share for the client itself and for everybody it masked with, in order of their numbers."""
+        circle, root, client = _listed(secrets.kept, stage), root_of(secrets), secrets.client
         senders = clients_in(secrets.kept[SENDERS])
         self._check(survivors, [client, *senders], circle, stage)
-        if OPENED in secrets.kept and clients_in(secrets.kept[OPENED]) != survivors:
-            raise Declined("this sum was opened already, for another list of survivors")
-        secrets.kept[OPENED] = numbers(survivors)
         given = {client: own_shares("self", circle, client, root)[circle.place(client)]}
         for sender, box in zip(senders, texts(secrets.kept[BOXES], BOX), strict=True):
             both = keys.open_box(_box_key(root, circle, sender, sender, client), box)
             given[sender] = both[shamir.BYTES :] if sender in survivors else both[: shamir.BYTES]
-        return {SHARES: rows([given[one] for one in sorted(given)], shamir.BYTES)}
+        return rows([given[one] for one in sorted(given)], shamir.BYTES)
 
     @staticmethod
     def _check(survivors: list[int], partners: list[int], circle: Circle, stage: Stage) -> None:
@@ -170,11 +180,17 @@ def root_of(secrets: Secrets) -> bytes:
 
 
 def known_circle(secrets: Secrets, parts: Mapping[str, Tensor], stage: Stage) -> Circle:
-    """The circle that a client gave shares to, if the centre means the same one."""
+    """The circle that a client gave shares to, if the centre means the same one and it is not open yet."""
+    check_context(secrets, parts)
+    root_of(secrets)
+    return _listed(secrets.kept, stage)
+
+
+def check_context(secrets: Secrets, parts: Mapping[str, Tensor]) -> None:
+    """Refuse what is about another sum than the client's keys."""
     came = texts(parts.get(CONTEXT), keys.KEY)
     if CONTEXT not in secrets.kept or texts(secrets.kept[CONTEXT], keys.KEY) != came:
         raise Declined("this client's keys are of another sum")
-    return _listed(secrets.kept, stage)
 
 
 def check_boxes(senders: list[int], boxes: list[bytes], circle: Circle, secrets: Secrets) -> None:

@@ -62,6 +62,7 @@ class Room:
         self.kept: dict[int, dict[str, Tensor]] = {client: {} for client in updates}
         self.told: list[tuple[int, str, Mapping[str, Tensor]]] = []
         self.refusals: dict[int, str | None] = {}
+        self.roots: dict[int, bytes] = {}
         self.seed = 0
 
     def secrets(self, client: int) -> Secrets:
@@ -87,6 +88,7 @@ class Room:
         arrived = {}
         for client in sorted(self.updates.keys() - meeting.absent.keys()):
             asked = Assignment(2, client, 0, {"model": torch.zeros(SIZE), **meeting.parts(client)})
+            self.roots[client] = texts(self.kept[client]["root"], keys.KEY)[0]
             made, self.refusals[client] = sealed(self.updates[client], asked, self.work, self.secrets(client))
             if made is not None and self.there(client, "upload"):
                 assert self.stage.broken(made, self.work) is None
@@ -243,7 +245,7 @@ def test_nothing_on_the_wire_is_a_plain_number() -> None:
         whole = stage.encode(own, 6).tobytes()
         pieces = [text[at : at + 8] for text in (plain, whole) for at in range(0, len(text) - 8, 4)]
         assert not any(piece in wire for piece in pieces)
-        root = texts(room.kept[client]["root"], keys.KEY)[0]
+        root = room.roots[client]
         hidden = [root, *(keys.private_key(root, purpose) for purpose in ("masks", "boxes"))]
         assert not any(secret in wire for secret in hidden)
 
@@ -336,6 +338,15 @@ def test_what_else_a_client_does_not_do(room: tuple[Room, Meeting, dict[int, Upd
     assert again is not None
     _, refused = sealed(update(torch.ones(SIZE)), asked, made.work, made.secrets(0))
     assert refused == "its keys have sealed another update already"
+
+
+def test_keys_are_forgotten_once_a_sum_is_open(room: tuple[Room, Meeting, dict[int, Update]]) -> None:
+    made, meeting, _ = room
+    open_for(made, meeting, 0, range(5))
+    assert made.roots[0] not in b"".join(part.numpy().tobytes() for part in made.kept[0].values())
+    asked = Assignment(3, 0, 0, {"model": torch.zeros(SIZE), **meeting.parts(0)})
+    _, refused = sealed(made.updates[0], asked, made.work, made.secrets(0))
+    assert refused == "this client has no keys for that"
 
 
 def test_nothing_is_opened_before_it_is_sealed() -> None:

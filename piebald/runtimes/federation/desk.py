@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -80,19 +80,26 @@ class Desk:
         return update, None, {name: rows[0].clone() for name, rows in served.memory.items()} if keeps else None
 
     def reply(self, assignment: Assignment, vault: Vault) -> Outcome:
-        """The answer to a question about keys; what it must not forget is on disk before it is handed back."""
-        kept = vault.secrets()
-        outcome = replied(assignment, self.work, Secrets(self.client, kept, os.urandom, self._signer))
-        vault.keep(kept)
-        return outcome
+        """The answer to a question about keys."""
+        return self._with_secrets(vault, lambda secrets: replied(assignment, self.work, secrets))
 
     def seal(self, update: Update, assignment: Assignment, vault: Vault) -> Outcome:
-        """What leaves instead of an update; what must not be forgotten is on disk before it is handed back."""
+        """What leaves instead of an update."""
         if sealing(self.work) is None:
             return update, None
-        kept = vault.secrets()
-        outcome = sealed(update, assignment, self.work, Secrets(self.client, kept, os.urandom, self._signer))
-        vault.keep(kept)
+        return self._with_secrets(vault, lambda secrets: sealed(update, assignment, self.work, secrets))
+
+    def _with_secrets(self, vault: Vault, act: Callable[[Secrets], Outcome]) -> Outcome:
+        """Do something with the site's secrets; what must not be forgotten is on disk before anything is handed
+        back.
+        """
+        secrets = Secrets(self.client, vault.secrets(), os.urandom, self._signer)
+        try:
+            outcome = act(secrets)
+        except Exception as error:  # whatever the server sends, the site stays
+            log.exception("the keys of a secure sum failed")
+            outcome = None, f"{type(error).__name__} at the site, whose log says more"
+        vault.keep(secrets.kept)
         return outcome
 
     def personal(self, version: int, community: Tensor, memory: Mapping[str, Tensor] | None) -> Tensor:
