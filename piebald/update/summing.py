@@ -104,7 +104,7 @@ class Summing:
             total = self._sum(sealed, known)
         except Declined as error:
             return f"no secure sum: {error}"
-        return self._pooled(total, len(circle.people), centre.work)
+        return self._pooled(total, len(arrived), centre.work)
 
     # -- opening
 
@@ -157,14 +157,20 @@ class Summing:
             raise Declined(f"{len(shares)} shares of a mask came, it takes {wanted}")
         return shamir.combine(dict(sorted(shares.items())[:wanted]))
 
-    def _pooled(self, total: Vector, clients: int, work: Work) -> Pooled | str:
+    def _pooled(self, total: Vector, arrived: int, work: Work) -> Pooled | str:
         stage, shared = self.stage, work.layout.shared
         assert stage.heaviest is not None
+        assert self.circle is not None
+        clients = len(self.circle.people)
         decoded = torch.from_numpy(stage.decode(total, clients))
-        weight = decoded[0].item() * stage.heaviest
-        if weight <= 0:
+        share, weighted, others = decoded[0].item(), decoded[1 : 2 + shared].abs(), decoded[2 + shared :].abs()
+        off = clients / stage.unit(clients)  # by rounding, at most
+        if share <= 0:
             return "no secure sum: the weights of those who arrived add up to nothing"
-        loss = decoded[1].item() * stage.heaviest * stage.range / weight
+        if share > arrived + off or bool((weighted > share + 2 * off).any()) or bool((others > arrived + off).any()):
+            return "no secure sum: it is more than clients that keep to the range can add up to"
+        weight = share * stage.heaviest
+        loss = decoded[1].item() / share * stage.range
         body = decoded[2:] * stage.range
         parts = {"model": (body[:shared] * stage.heaviest).float()}
         place = shared

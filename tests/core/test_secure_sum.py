@@ -407,6 +407,24 @@ def test_wrong_shares_are_noticed() -> None:
         )
 
 
+@pytest.mark.parametrize("place", [0, 2, 4])
+def test_a_garbled_update_moves_the_mean_no_further_than_the_range(place: int) -> None:
+    """Whatever one client puts under its seal: an honest sum has bounds, and what is outside is not used."""
+    updates = {client: update(torch.ones(SIZE), 20) for client in range(5)}
+    outcomes = []
+    for exponent in range(31):
+        room = Room(summing(), updates)
+        meeting = room.stage.meet(range(5), room)  # type: ignore[arg-type]
+        arrived = room.upload(meeting)
+        arrived[0].parts[SUM][place] += 1 << exponent
+        found = meeting.open(arrived, room)  # type: ignore[arg-type]
+        outcomes.append(found)
+        if isinstance(found, Pooled):
+            assert bool((found.parts["model"].abs() / found.weight <= 8.001).all())
+    assert any(isinstance(found, Pooled) for found in outcomes)
+    assert place == 0 or any(isinstance(found, str) for found in outcomes)  # five weights of `heaviest` may be true
+
+
 # ------------------------------------------------------------------------------------------------- what does not fit in
 
 
