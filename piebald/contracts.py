@@ -7,7 +7,7 @@ may hand it a stack of clients, so vectors carry a leading axis of `c` (1 where 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -22,6 +22,8 @@ Split = Literal["train", "validation", "test"]
 
 CENTRE = -1  # the client number of the centre itself, which may hold a common test set
 ONE_WAY = frozenset({"private", "candidates"})  # named vectors that only travel down, and no update answers in kind
+SIGNATURE = 1024  # bytes of a signature with the certificate behind it
+SEALING = "sealing/"  # names of what an assignment brings for the stage that seals, and no rule is shown
 
 
 # ---------------------------------------------------------------------------------------------------------------- data
@@ -147,10 +149,15 @@ class Assignment:
 class Pooled:
     """A sum over updates, made where they were trained: `weight` = sum of weights, `parts` = weighted sum of "model"
     [s] and plain sums of the other named parts.
+
+    `sealed` where the updates came under a seal: then no number of a single one is known, and `loss` is their weighted
+    mean training loss.
     """
 
     weight: float
     parts: Mapping[str, Tensor]
+    sealed: bool = False
+    loss: float | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -175,6 +182,33 @@ class Update:
     norm: float = 0.0
     pool: Pooled | None = None
     nbytes: int = 0
+
+
+class Signer(Protocol):
+    """How a client vouches for what it tells others through the centre, and checks what they tell it."""
+
+    def sign(self, text: bytes) -> bytes:
+        """A signature of `SIGNATURE` bytes."""
+
+    def check(self, client: int, text: bytes, signature: bytes) -> bool:
+        """Whether another client has signed this."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Secrets:
+    """What one client keeps from everybody, for keys and seals.
+
+    Attributes:
+        client: its number.
+        kept: named tensors; what is in it after a call is kept, on disk in a real federation, before anything leaves.
+        draw: so many random bytes: the system's in a real federation, repeatable ones in a simulation.
+        signer: signs and checks, in a real federation; None in a simulation, where nobody could lie.
+    """
+
+    client: int
+    kept: dict[str, Tensor]
+    draw: Callable[[int], bytes]
+    signer: Signer | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -417,6 +451,22 @@ class Work:
     seed: int
     shape: tuple[int, ...] = ()
     outputs: tuple[int, ...] = ()
+
+
+class Meeting(Protocol):
+    """Clients that have agreed on keys for one commit, as the centre knows them (`parts.Stage.meet`).
+
+    `absent` says of each client that was asked and takes no part why not.
+    """
+
+    @property
+    def absent(self) -> Mapping[int, str]: ...
+
+    def parts(self, client: int) -> Mapping[str, Tensor]:
+        """What a client's assignment brings for its seal, by names that begin with `SEALING`."""
+
+    def open(self, sealed: Mapping[int, Update], centre: Centre) -> Pooled | str:
+        """The sum of clients' sealed updates, or why there will be none."""
 
 
 class Recorder(Protocol):

@@ -4,6 +4,7 @@ PiebaldError
 ├── SettingError      a value, a combination or a file the user can mend          (exit code 2)
 │   └── ParameterError    a model or vector that does not fit its layout
 ├── RunFolderError    a run folder that cannot be read, written or trusted        (exit code 2)
+├── Declined          what a client does not do though it was asked; the sentence tells nothing of its rows
 └── RuntimeFault      something broke while running: a worker died, no client left (exit code 1)
 """
 
@@ -33,6 +34,10 @@ class RunFolderError(PiebaldError):
     """A run folder that cannot be read, written or trusted."""
 
     exit_code = 2
+
+
+class Declined(PiebaldError):
+    """What a client was asked and does not do.  The centre reads the sentence, so it says nothing about rows."""
 
 
 class RuntimeFault(PiebaldError):

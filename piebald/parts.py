@@ -19,8 +19,21 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from piebald.contracts import Centre, Clients, Learned, Local, Runtime, Start, Update, Work
+    from piebald.contracts import (
+        Assignment,
+        Centre,
+        Clients,
+        Learned,
+        Local,
+        Meeting,
+        Runtime,
+        Secrets,
+        Start,
+        Update,
+        Work,
+    )
     from piebald.parameters import Layout
+    from piebald.recipe import Recipe
 
 
 class Part(BaseModel):
@@ -168,6 +181,15 @@ class Query(Part):
     """A question to a client that is no training: its answer is pure too."""
 
     axis = "query"
+    keyed: ClassVar[bool] = False  # about keys: answered by `reply`, from what the client keeps secret
+
+    def reply(self, parts: Mapping[str, Tensor], secrets: Secrets, stage: Stage) -> Mapping[str, Tensor]:
+        """One client's answer to a question about keys, which brought `parts`; `stage` is the one that seals.
+
+        Raises:
+            Declined: the client does not do that.
+        """
+        raise NotImplementedError
 
     def answer(self, start: Start, local: Local, rule: Rule) -> Learned:
         """The answer of a stack of clients."""
@@ -203,6 +225,32 @@ class Stage(Part):
     def nbytes(self, parts: Mapping[str, Tensor]) -> int:
         """Bytes on the wire of ONE client's parts, if this stage is the last to touch them."""
         return sum(part.numel() * part.element_size() for part in parts.values())
+
+    def clash(self, recipe: Recipe) -> str | None:
+        """Why this stage cannot work beside a recipe's other parts, or None."""
+        return None
+
+    def settled(self, recipe: Recipe) -> Stage:
+        """The same with what clients must know of the recipe's other parts."""
+        return self
+
+    # what follows is for stages that hide each update (`hides_each`)
+
+    def meet(self, clients: Sequence[int], centre: Centre) -> Meeting:
+        """Let the clients of a commit agree on keys, before any of them trains."""
+        raise NotImplementedError
+
+    def seal(self, update: Update, assignment: Assignment, secrets: Secrets) -> Update:
+        """What one client hands out instead of its update.
+
+        Raises:
+            Declined: the client does not hand out anything.
+        """
+        raise NotImplementedError
+
+    def broken(self, update: Update, work: Work) -> str | None:
+        """Why a sealed update cannot be one, or None."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -324,6 +372,11 @@ class Pace(Part):
     """When the centre asks, and when it steps.  Whom it asks is a seeded choice among those that are free."""
 
     axis = "pace"
+
+    @property
+    def rounds(self) -> bool:
+        """Whether a commit uses updates of one submission only, though it may do without some of them."""
+        return self.pools
 
     @property
     def pools(self) -> bool:

@@ -270,7 +270,8 @@ def _work(recipe: Recipe, clients: Clients, model: Model, options: Options) -> t
     recipe.share.first(initial[layout.shared :], layout, len(clients) - 1)  # refuses a model with room for fewer
     module = copy.deepcopy(module).cpu()
     shape, outputs = tuple(rows.x.shape[1:]), _outputs(module, rows)
-    return Work(module, layout, initial, recipe.learn, recipe.update, task, options.seed, shape, outputs), task
+    stages = tuple(stage.settled(recipe) for stage in recipe.update)
+    return Work(module, layout, initial, recipe.learn, stages, task, options.seed, shape, outputs), task
 
 
 def _outputs(module: nn.Module, rows: Rows) -> tuple[int, ...]:

@@ -70,6 +70,8 @@ class Recipe(BaseModel):
                     f"{stage.kind} protects only the model but {self.learn.kind} also sends {extra[0]!r}: "
                     f"choose another rule, or drop {stage.kind}"
                 )
+            if why := stage.clash(self):
+                raise ValueError(why)
         return self
 
     def _check_cached(self) -> None:
@@ -94,6 +96,11 @@ class Recipe(BaseModel):
     @field_serializer("update")
     def _stage_tables(self, stages: tuple[Stage, ...]) -> list[dict[str, Any]]:
         return [stage.table() for stage in stages]
+
+    @property
+    def sealing(self) -> Stage | None:
+        """The stage after which the centre sees only sums, or None."""
+        return next((stage for stage in self.update if stage.hides_each), None)
 
     @property
     def needs_each(self) -> bool:

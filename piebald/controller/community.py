@@ -165,7 +165,11 @@ class Communities:
         if (recipe.step.from_now or recipe.group.from_now) and members.matrix is not None:
             away = torch.stack(list(members.sent)) - community.model
             members = dataclasses.replace(members, matrix=members.matrix + away)
-        average, shares = recipe.weigh.combine(members, centre)
+        pool = members.updates[0].pool
+        if pool is not None and pool.sealed:  # who counted how much is not known: shares are their mean
+            average, shares = pool.parts["model"] / pool.weight, [1 / len(members.updates)] * len(members.updates)
+        else:
+            average, shares = recipe.weigh.combine(members, centre)
         for place, stage in reversed(list(enumerate(recipe.update))):
             words = key("receive", place, centre.work.seed, label, members.version)
             average = stage.receive(average, len(members.updates), shares, words)
@@ -237,7 +241,8 @@ class Communities:
 
 
 def _weights(weigh: Weigh, cohort: Cohort) -> Sequence[float | None]:
-    if not weigh.singly():
+    pool = cohort.updates[0].pool
+    if not weigh.singly() or (pool is not None and pool.sealed):
         return [None] * len(cohort.updates)
     return [weigh.weight(u, s) for u, s in zip(cohort.updates, cohort.staleness, strict=True)]
 

@@ -32,6 +32,7 @@ from piebald.controller.records import (
     whole_assignment,
 )
 from piebald.controller.roster import Roster, select
+from piebald.controller.sealed import Sealed
 from piebald.controller.stop import Stop, Tally
 from piebald.errors import RuntimeFault
 from piebald.parts import Cohort, Pace, Query, View
@@ -111,7 +112,8 @@ class Controller:
         self._queue: deque[Arrival] = deque()  # training arrivals that came while answers were awaited
         self._written: tuple[Row, list[Row], list[Row]] | None = None  # the last commit, until a checkpoint holds it
         self._lent: dict[tuple[str, int], Lent] = {}
-        self._pools = not recipe.needs_each
+        self._sealed = Sealed(recipe.sealing and work.stages[-1])  # that of `work` knows how clients weigh
+        self._pools = not recipe.needs_each and recipe.sealing is None
         self._waits = type(recipe.pace).until is not Pace.until
         self._began, self._before = time.perf_counter(), 0.0
         self._saving = 0.0  # seconds that saving has taken
@@ -186,9 +188,10 @@ class Controller:
     def _send(self, clients: Sequence[int]) -> None:
         offer = self.recipe.group.offer(self.communities.models, self.work)
         assignments = []
+        self._sealed.meet(clients, self._lend)
         for client in clients:
             community, turn = self.communities.of(client), self._turns.get(client, 0)
-            parts = {"model": community.model, **community.common, **offer}
+            parts = {"model": community.model, **community.common, **offer, **self._sealed.parts(client)}
             assignment = self._made(client, parts, turn=turn, committed=community.committed)
             assignments.append(assignment)
             self.roster.take(assignment)
@@ -197,7 +200,11 @@ class Controller:
         self._asked += len(assignments)
         self._due += len(assignments)
         pool = Pool(self.recipe.weigh, self._limits[assignments[0].id]) if self._pools else None
-        self.runtime.submit(assignments, pool)
+        absent, now = self._sealed.absent, self.runtime.now()
+        self.runtime.submit([one for one in assignments if one.client not in absent], pool)
+        for one in assignments:
+            if one.client in absent:
+                self._take(Arrival(one, None, now, now, failure=absent[one.client]))
 
     def _made(
         self,
@@ -211,7 +218,12 @@ class Controller:
         """An assignment; at the first contact with the private part's first numbers."""
         shared = self.work.layout.shared
         # where nothing is shared nothing goes out either: such a client starts by itself
-        if 0 < shared < self.work.layout.size and client != CENTRE and client not in self.roster.welcomed:
+        if (
+            (query is None or not query.keyed)
+            and 0 < shared < self.work.layout.size
+            and client != CENTRE
+            and client not in self.roster.welcomed
+        ):
             parts["private"] = self.recipe.share.first(self.work.initial[shared:], self.work.layout, client)
         self._next_id += 1
         return Assignment(self._next_id, client, self.version, parts, query, free, turn, committed)
@@ -222,7 +234,11 @@ class Controller:
         client = assignment.client
         self.roster.give_back(client)
         self._due -= assignment.version == self.version
-        reason = self.check.complaint(arrival, self.work.layout, self._limits.pop(assignment.id))
+        limit = self._limits.pop(assignment.id)
+        if self._sealed.stage is None:
+            reason = self.check.complaint(arrival, self.work.layout, limit)
+        else:
+            reason = self._sealed.complaint(arrival, self.work)
         if update is not None:
             self.roster.welcomed.add(client)
         if reason is not None:
@@ -239,6 +255,7 @@ class Controller:
     def _commit(self) -> None:
         arrivals = sorted(self._waiting, key=lambda a: (a.assignment.client, a.assignment.id))
         self._waiting = []
+        arrivals = self._opened(arrivals)
         counted = self.communities.commit(self._cohort(arrivals), self._lend) if arrivals else []
         self.version += 1
         self._stepped = self.runtime.now()
@@ -253,6 +270,8 @@ class Controller:
         self._asked = self._due = 0
         self._turns.clear()
         step = step_row(rows, self.version, self._stepped, self.communities.main.norm)
+        if self._sealed.loss is not None:
+            step["loss"] = self._sealed.loss
         self.tally.updates += len(arrivals)
         self.tally.nbytes += step["bytes_down"] + step["bytes_up"]
         over = self._over()
@@ -265,6 +284,14 @@ class Controller:
         self._saving += time.perf_counter() - began if due else 0.0
         self._written = None if due else (step, rows, remarks)
         self._measure_if_due(over)
+
+    def _opened(self, arrivals: list[Arrival]) -> list[Arrival]:
+        """The arrivals that count; none where they were sealed and their sum cannot be opened."""
+        opened, reason = self._sealed.open(arrivals, self._lend)
+        if reason is not None:
+            self.remark("update", 0, "abandoned", reason)
+            self._ended += [(arrival, "aside", reason) for arrival in arrivals]
+        return opened
 
     def _saves(self) -> bool:
         """Whether the state is saved with this commit."""

@@ -46,6 +46,10 @@ class Synchronous(Pace):
     def pools(self) -> bool:
         return self.over == 1.0
 
+    @property
+    def rounds(self) -> bool:
+        return True
+
     def ask(self, view: View) -> int:
         if view.asked or view.waiting:
             return 0
@@ -128,6 +132,10 @@ class Deadline(_AnyTime):
     """
 
     seconds: float = Field(gt=0)
+
+    @property
+    def rounds(self) -> bool:
+        return self.oldest == 0
 
     def ask(self, view: View) -> int:
         return 0 if view.asked or view.waiting else super().ask(view)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from piebald.contracts import (
     CENTRE,
+    SEALING,
     Arrival,
     Assignment,
     Checkpoint,
@@ -24,6 +25,7 @@ from piebald.contracts import (
     Fleet,
     Pool,
     Pooled,
+    Secrets,
     Update,
     Work,
 )
@@ -32,6 +34,7 @@ from piebald.parameters import nbytes
 from piebald.randomness import generator
 from piebald.runtimes.engines.crew import LEAST_ARENA, Crew
 from piebald.runtimes.engines.serve import PRIVATE, Served, Stack
+from piebald.runtimes.sealing import repeatable, replied, sealed, sealing
 
 if TYPE_CHECKING:
     from piebald.runtimes.simulator import Simulated
@@ -86,6 +89,7 @@ class Simulation:
         self._due: list[_Due] = []
         self._batches = 0
         self._crew: Crew | None = None
+        self._secrets: dict[int, dict[str, Tensor]] = {}  # what clients keep from everybody, for secure sums
 
     # -- the seam
 
@@ -139,6 +143,7 @@ class Simulation:
                 row |= {"examples": update.examples, "steps": update.steps, "metrics": dict(update.metrics)}
                 row |= {"norm": update.norm, "nbytes": update.nbytes}
                 tensors |= {f"event/{due.id}/parts/{name}": part for name, part in update.parts.items()}
+            tensors |= {f"secret/{event.assignment.client}/{n}": t for n, t in self._kept(event.assignment).items()}
             if event.memory is not None:
                 row["remembers"] = True
                 tensors |= {f"event/{due.id}/memory/{name}": part for name, part in event.memory.items()}
@@ -149,6 +154,10 @@ class Simulation:
         """Take up what `state` gave."""
         self._now = float(checkpoint.values["now"])
         self.memory.restore(checkpoint.tensors)
+        for place, tensor in checkpoint.tensors.items():
+            if place.startswith("secret/"):
+                _, client, own = place.split("/", 2)
+                self._secrets.setdefault(int(client), {})[own] = tensor
         for row in checkpoint.values["events"]:
             name = f"event/{row['id']}/"
             event = _Event(assignments[row["id"]], row["sent"], None, 0, failure=row["failure"])
@@ -216,18 +225,37 @@ class Simulation:
         """A device may drop out; whether it does depends on the client and the version, not on when it is asked."""
         client, version = event.assignment.client, event.assignment.version
         device = self.fleet.device(client) if client != CENTRE else Device()
-        if (
-            device.dropout
-            and generator("dropout", self.work.seed, self.federation.names[client], version).random() < device.dropout
-        ):
+        query = event.assignment.query
+        kind = (query.kind,) if query is not None and query.keyed else ()  # clients may drop out between the rounds
+        words = ("dropout", self.work.seed, self.federation.names[client], version, *kind)
+        if device.dropout and generator(*words).random() < device.dropout:
             event.served, event.failure = True, LOST
 
     def _arrive(self, due: _Due) -> Arrival:
-        event = due.event
-        if event.memory is not None:
-            self.memory.set(event.assignment.client, event.memory)
-        up = 0 if event.update is None or event.assignment.free else event.update.nbytes
-        return Arrival(event.assignment, event.update, event.sent, due.time, event.bytes_down, up, event.failure)
+        event, assignment = due.event, due.event.assignment
+        update, failure = event.update, event.failure
+        if update is not None and assignment.query is None and sealing(self.work) is not None:
+            update, failure = sealed(update, assignment, self.work, self._of(assignment))
+        if event.memory is not None and failure is None:
+            self.memory.set(assignment.client, event.memory)
+        up = 0 if update is None or assignment.free else update.nbytes
+        return Arrival(assignment, update, event.sent, due.time, event.bytes_down, up, failure)
+
+    # -- secrets
+
+    def _of(self, assignment: Assignment) -> Secrets:
+        """What an assignment's client keeps from everybody."""
+        kept = self._secrets.setdefault(assignment.client, {})
+        name = self.federation.names[assignment.client]
+        return Secrets(assignment.client, kept, repeatable(self.work.seed, name, assignment.moment))
+
+    def _kept(self, assignment: Assignment) -> Mapping[str, Tensor]:
+        """What a checkpoint needs of that: between two commits only clients at work are in the middle of a sum."""
+        return self._secrets.get(assignment.client, {})
+
+    def _reply(self, event: _Event) -> None:
+        event.update, event.failure = replied(event.assignment, self.work, self._of(event.assignment))
+        event.served = True
 
     # -- serving
 
@@ -241,7 +269,12 @@ class Simulation:
                 # pooled updates are summed by submission; the others may be trained together whenever they were sent
                 kinds.setdefault((due.event.batch if due.event.pool is not None else 0, kind), []).append(due.event)
         for events in kinds.values():
-            self._serve(events)
+            query = events[0].assignment.query
+            if query is not None and query.keyed:
+                for event in events:
+                    self._reply(event)
+            else:
+                self._serve(events)
         self._due = [_Due(self._ends(due), due.id, due.event) for due in self._due]
         heapq.heapify(self._due)
 
@@ -286,7 +319,10 @@ class Simulation:
     def _stack(self, events: list[_Event]) -> Stack:
         assignments = [event.assignment for event in events]
         remembered = [self._remembered(assignment) for assignment in assignments]
-        sent = [{n: p for n, p in a.parts.items() if n not in ("model", PRIVATE)} for a in assignments]
+        sent = [
+            {n: p for n, p in a.parts.items() if n not in ("model", PRIVATE) and not n.startswith(SEALING)}
+            for a in assignments
+        ]
         return Stack(
             clients=[assignment.client for assignment in assignments],
             versions=[assignment.version for assignment in assignments],

@@ -6,6 +6,7 @@ from piebald.update.inner_product import InnerProduct
 from piebald.update.little_is_enough import LittleIsEnough
 from piebald.update.model_replacement import ModelReplacement
 from piebald.update.random_update import RandomUpdate
+from piebald.update.secure_sum import SecureSum
 from piebald.update.sign_flip import SignFlip
 
 __all__ = [
@@ -16,5 +17,6 @@ __all__ = [
     "LittleIsEnough",
     "ModelReplacement",
     "RandomUpdate",
+    "SecureSum",
     "SignFlip",
 ]

@@ -60,6 +60,9 @@ COMPOSED = {
     "private conditioning, asynchronous, weighted by validation": method("async_dvw").with_(
         share={"kind": "all_but", "private_layers": "conditioning"}
     ),
+    "SCAFFOLD with a private head, its variates in a secure sum": method("scaffold").with_(
+        share={"kind": "all_but", "private_layers": "classifier"}, update=[{"kind": "secure_sum"}]
+    ),
     "SCAFFOLD, asynchronous, with a private head": method("scaffold").with_(
         share={"kind": "all_but", "private_layers": "classifier"}, pace={"kind": "asynchronous", "cohort": 3}
     ),

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import piebald
+from piebald.controller.sealed import Sealed
 from piebald.errors import RunFolderError, SettingError
 from piebald.recipe import Recipe
 from piebald.report.store import RunStore
@@ -151,6 +152,29 @@ def test_paces_without_rounds(case: str, moment: str, tmp_path: Path) -> None:
     """Slow and fast devices that answer questions beside their training: all of it goes on where it was."""
     fleet = piebald.partition.FastSlow(fast=1.0, slow_factor=3.0, share_slow=0.4, down=2000.0, latency=0.1)
     check(tmp_path, PACES[case], MOMENTS[moment], simulator={"fleet": fleet})
+
+
+SEALED = {
+    "all wait": method("fedavg").with_(update=[{"kind": "secure_sum"}]),
+    "late ones, private heads, neighbours": method("hdafl").with_(
+        pace={"kind": "synchronous", "cohort": 3, "over": 1.6}, update=[{"kind": "secure_sum", "neighbours": 2}]
+    ),
+}
+KEY_ROUNDS = {
+    "keys told": ("_reply", Simulation, 6, True),
+    "shares told": ("_reply", Simulation, 14, False),
+    "sealed": ("_arrive", Simulation, 40, True),
+    "opening": ("open", Sealed, 2, True),
+    "just committed": MOMENTS["just committed"],
+}
+
+
+@pytest.mark.parametrize("moment", KEY_ROUNDS)
+@pytest.mark.parametrize("case", SEALED)
+def test_secure_sums(case: str, moment: str, tmp_path: Path) -> None:
+    """In the middle of the rounds around a sum, too: a resumed run begins that commit's keys anew."""
+    fleet = piebald.partition.FastSlow(fast=1.0, slow_factor=3.0, share_slow=0.4, down=2000.0, latency=0.1)
+    check(tmp_path, SEALED[case], KEY_ROUNDS[moment], simulator={"fleet": fleet})
 
 
 def test_a_finished_run_is_handed_back(tmp_path: Path) -> None:

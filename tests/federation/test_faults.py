@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,12 +31,15 @@ def crowd(tmp_path: Path) -> Iterator[Sites]:
     made.close()
 
 
+@pytest.mark.parametrize("update", [[], [{"kind": "secure_sum"}]], ids=["plain", "secure sum"])
 @pytest.mark.parametrize("seed", [0])
-def test_kills_at_random_change_nothing(seed: int, crowd: Sites, tmp_path: Path) -> None:
+def test_kills_at_random_change_nothing(seed: int, update: list[Any], crowd: Sites, tmp_path: Path) -> None:
     """HDAFL with momentum: what sites remember must move on exactly once for each commit."""
-    recipe = {"name": "hdafl", "epochs": 40, "momentum": 0.5, "keep_momentum": True}
+    recipe = {"name": "hdafl", "epochs": 40, "momentum": 0.5, "keep_momentum": True, "update": update}
     made = settings(recipe, rounds=ROUNDS, evaluate={"every": 0})
     undisturbed = carry_out(made, tmp_path / "simulated")
+    flags = {"kind": "federation", "silence": 60.0 if update else 5.0}  # a site that starts again still answers
+    made = settings(recipe, rounds=ROUNDS, evaluate={"every": 0}, runtime=flags)
     server = Server(made, crowd.folder / "server", tmp_path / "run")
     dice = random.Random(seed)
     try:
@@ -66,7 +70,9 @@ def assert_same_run(simulated: experiment.Run, out: Path, crowd: Sites) -> None:
     """The same community model, the same private numbers at the sites, and one update from each client a commit."""
     real = experiment.opened(out)
     torch.testing.assert_close(real.groups[0], simulated.groups[0], atol=1e-4, rtol=1e-4)
-    trained = [(row["version"], row["client"]) for row in real.arrivals if row["status"] == "ok"]
+    trained = [
+        (row["version"], row["client"]) for row in real.arrivals if (row["kind"], row["status"]) == ("train", "ok")
+    ]
     assert trained == [(version, client) for version in range(1, ROUNDS + 1) for client in range(3)]
     for client, name in enumerate(SITES):
         (state,) = (folder for folder in (crowd.folder / name / "state").iterdir() if folder.is_dir())

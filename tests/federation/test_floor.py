@@ -37,6 +37,10 @@ def noisy(**more: Any) -> dict[str, Any]:
     return {"name": "fedavg", "update": [{"kind": "gaussian", "clip": 1.0, "noise": 1.0, "where": "client"} | more]}
 
 
+def summed(*before: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {"name": "fedavg", "update": [*before, {"kind": "secure_sum", **fields}]}
+
+
 @pytest.mark.parametrize(
     ("floor", "recipe", "says"),
     [
@@ -51,6 +55,11 @@ def noisy(**more: Any) -> dict[str, Any]:
         ({"noise": 1.0}, noisy(), None),
         ({"noise": 1.5}, noisy(), "noise of 1 clips, this site asks for at least 1.5"),
         ({"noise": 1.0}, noisy(where="centre"), "at the centre"),
+        ({"secure_sum": 3}, {"name": "fedavg"}, "only inside secure sums but the recipe has none"),
+        ({"secure_sum": 3}, summed(), "sums could be of 2 clients, this site asks for 3"),
+        ({"secure_sum": 3}, summed(least=3), None),
+        ({"noise": 1.0}, summed(*noisy()["update"]), None),
+        ({"noise": 1.0}, summed(), "the recipe does not do that"),
     ],
     ids=str,
 )

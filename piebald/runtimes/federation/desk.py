@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from piebald.contracts import Assignment, Clients, Update, Work
+from piebald.contracts import SEALING, Assignment, Clients, Secrets, Signer, Update, Work
 from piebald.runtimes.engines.choose import make_engine
 from piebald.runtimes.engines.serve import PRIVATE, Engine, Stack, personal_model, serve
 from piebald.runtimes.federation.floor import Floor
+from piebald.runtimes.federation.vault import Vault
+from piebald.runtimes.sealing import Outcome, replied, sealed, sealing
 
 log = logging.getLogger("piebald.federation")
 
@@ -41,13 +44,16 @@ class Desk:
         floor: what the site agrees to.
         device: where it computes.
         secret: a number that only this site knows.
+        signer: signs the site's keys of secure sums, and checks those of others.
     """
 
-    def __init__(self, prepared: Prepared, floor: Floor, device: str, secret: int) -> None:
+    def __init__(
+        self, prepared: Prepared, floor: Floor, device: str, secret: int, signer: Signer | None = None
+    ) -> None:
         work = prepared.work
         if floor.own_noise:  # the server knows the run's seed, and could subtract noise that is made from it
             work = replace(work, seed=secret % (1 << 64))
-        self.work, self.client, self._floor = work, prepared.client, floor
+        self.work, self.client, self._floor, self._signer = work, prepared.client, floor, signer
         self._fresh = work.rule.remember(work.initial, work.layout.shared)
         # one engine a thread: a question is answered while the other trains
         made = (make_engine("lean", work, prepared.clients, torch.device(device), False) for _ in range(2))
@@ -73,6 +79,29 @@ class Desk:
         keeps = query is None and math.isfinite(update.norm)
         return update, None, {name: rows[0].clone() for name, rows in served.memory.items()} if keeps else None
 
+    def reply(self, assignment: Assignment, vault: Vault) -> Outcome:
+        """The answer to a question about keys."""
+        return self._with_secrets(vault, lambda secrets: replied(assignment, self.work, secrets))
+
+    def seal(self, update: Update, assignment: Assignment, vault: Vault) -> Outcome:
+        """What leaves instead of an update."""
+        if sealing(self.work) is None:
+            return update, None
+        return self._with_secrets(vault, lambda secrets: sealed(update, assignment, self.work, secrets))
+
+    def _with_secrets(self, vault: Vault, act: Callable[[Secrets], Outcome]) -> Outcome:
+        """Do something with the site's secrets; what must not be forgotten is on disk before anything is handed
+        back.
+        """
+        secrets = Secrets(self.client, vault.secrets(), os.urandom, self._signer)
+        try:
+            outcome = act(secrets)
+        except Exception as error:  # whatever the server sends, the site stays
+            log.exception("the keys of a secure sum failed")
+            outcome = None, f"{type(error).__name__} at the site, whose log says more"
+        vault.keep(secrets.kept)
+        return outcome
+
     def personal(self, version: int, community: Tensor, memory: Mapping[str, Tensor] | None) -> Tensor:
         """The model [p] that the site would use for itself, given the community model [s] and what it remembers."""
         assignment = Assignment(0, self.client, version, {"model": community})
@@ -81,7 +110,8 @@ class Desk:
 
     def _stack(self, assignment: Assignment, memory: Mapping[str, Tensor] | None) -> Stack:
         remembered = self._first(assignment) if memory is None else memory
-        parts = {name: [part] for name, part in assignment.parts.items() if name not in ("model", PRIVATE)}
+        own = ("model", PRIVATE)
+        parts = {n: [part] for n, part in assignment.parts.items() if n not in own and not n.startswith(SEALING)}
         return Stack(
             clients=[self.client],
             versions=[assignment.version],

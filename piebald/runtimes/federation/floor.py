@@ -19,7 +19,8 @@ class Floor(BaseModel):
         clip: updates must be clipped to at most this norm.
         noise: and get Gaussian noise at this site of at least this standard deviation, in clips.
         uploads: named vectors that an update may carry.
-        questions: kinds of questions that are answered.
+        questions: kinds of questions that are answered, beside those about a secure sum's keys.
+        secure_sum: updates leave only inside secure sums of at least so many clients.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -29,6 +30,7 @@ class Floor(BaseModel):
     noise: float | None = Field(default=None, gt=0)
     uploads: list[str] | None = None
     questions: list[str] | None = None
+    secure_sum: int | None = Field(default=None, ge=2)
 
     def complaint(self, work: Work) -> str | None:
         """Why this site does not work under these terms, or None."""
@@ -40,11 +42,20 @@ class Floor(BaseModel):
             for name in ("model", *work.rule.uploads()):
                 if name not in self.uploads:
                     return f"updates would carry {name!r}, this site sends only {', '.join(self.uploads) or 'nothing'}"
-        return self._noise(work.stages, work.rule.uploads())
+        stages = work.stages
+        seals = bool(stages) and stages[-1].hides_each
+        if self.secure_sum is not None:
+            if not seals:
+                return (
+                    "updates leave this site only inside secure sums but the recipe has none: add update 'secure_sum'"
+                )
+            if (least := int(getattr(stages[-1], "least"))) < self.secure_sum:  # noqa: B009
+                return f"sums could be of {least} clients, this site asks for {self.secure_sum}: set secure_sum's least"
+        return self._noise(stages[:-1] if seals else stages, work.rule.uploads())
 
     def _noise(self, stages: Sequence[Stage], uploads: Sequence[str]) -> str | None:
-        """Why clipping and noise are not enough.  The last stage must be the one that adds it: what comes later could
-        undo it.
+        """Why clipping and noise are not enough.  The last stage (a secure sum aside) must be the one that adds it:
+        what comes later could undo it.
         """
         if self.clip is None and self.noise is None:
             return None
@@ -68,7 +79,7 @@ class Floor(BaseModel):
 
     def answers(self, query: Query) -> bool:
         """Whether a question is answered."""
-        return self.questions is None or query.kind in self.questions
+        return self.questions is None or query.keyed or query.kind in self.questions
 
     @property
     def own_noise(self) -> bool:

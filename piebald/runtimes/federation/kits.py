@@ -220,4 +220,5 @@ _SITE_TOML = """\
 # noise = 0.5                   # and get noise of at least so many clips, here, from numbers that only this site knows
 # uploads = ["model"]           # what an update may carry
 # questions = ["evaluate"]      # what may be asked beside training
+# secure_sum = 3                # updates leave only inside secure sums of at least so many clients
 """

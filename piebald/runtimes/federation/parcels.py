@@ -105,7 +105,7 @@ def unpack_assignment(body: bytes | bytearray | memoryview) -> Assignment:
     except (ValidationError, ValueError) as error:
         raise Refused(f"an assignment that cannot be read: {str(error)[:200]}") from None
     assert query is None or isinstance(query, Query)
-    if "model" not in tensors:
+    if "model" not in tensors and not (query is not None and query.keyed):
         raise Refused("an assignment without a model")
     return Assignment(task.id, task.client, task.version, tensors, query, False, task.turn, task.committed)
 

@@ -37,7 +37,9 @@ from piebald.runtimes.federation.messages import (
     encode,
 )
 from piebald.runtimes.federation.parcels import Assembly, digest, pack_update, pieces, unpack_assignment
+from piebald.runtimes.federation.signing import Signer
 from piebald.runtimes.federation.vault import Done, Vault, secret
+from piebald.runtimes.sealing import sealing
 
 BEAT = 1.0  # seconds between two hellos
 TERMS = 16 << 20  # bytes of a run's terms
@@ -80,6 +82,7 @@ class Site:
         self.kit, self._prepare, self._floor, self._device, self._stays = kit, prepare, floor, device, stays
         self._incarnation = secrets.token_hex(8)
         self._lock = threading.RLock()
+        self._secrets = threading.Lock()  # one thing at a time is done with the keys of a secure sum
         self._stir = threading.Event()  # something for the hello or the courier to tell
         self._over = threading.Event()
         self._welcome: Welcome | None = None
@@ -181,6 +184,8 @@ class Site:
         path = self.kit.folder / "model.safetensors"
         self._desk.work.layout.save(vector, path)
         path.chmod(0o600)
+        with self._secrets:
+            self._vault.keep({})
         log.info("the model after commit %d is in %s", version, path)
 
     def _begin(self, run: str) -> None:
@@ -216,10 +221,12 @@ class Site:
             return
         desk, rows, refused = None, -1, ""
         try:
-            prepared = self._prepare(json.loads(bytes(body)))
+            told = json.loads(bytes(body))
+            prepared = self._prepare(told)
             refused = self._floor.complaint(prepared.work) or ""
             if not refused:
-                desk = Desk(prepared, self._floor, self._device, secret(self.kit.folder / "state"))
+                signer = Signer(self.kit.folder, told["sites"], welcome.run) if sealing(prepared.work) else None
+                desk = Desk(prepared, self._floor, self._device, secret(self.kit.folder / "state"), signer)
                 rows = len(prepared.clients.rows(prepared.client, "train"))
         except PiebaldError as error:
             refused = " ".join(str(error).split())[:300]
@@ -323,6 +330,10 @@ class Site:
                     continue
                 memory = vault.memory(before=id)
             update, failure, remembers = desk.serve(job.assignment, memory)
+            if update is not None:
+                with self._secrets:
+                    update, failure = desk.seal(update, job.assignment, vault)
+                remembers = None if update is None else remembers
             body = pack_update(update, failure)
             with self._lock:
                 if self._jobs.get(id) is not job or self._vault is not vault:
@@ -339,7 +350,11 @@ class Site:
                 if assignment.id not in self._asked or desk is None or vault is None:
                     continue
                 memory = vault.memory(before=assignment.id)
-            update, failure, _ = desk.serve(assignment, memory)
+            if assignment.query is not None and assignment.query.keyed:
+                with self._secrets:
+                    update, failure = desk.reply(assignment, vault)
+            else:
+                update, failure, _ = desk.serve(assignment, memory)
             body = pack_update(update, failure)
             with self._lock:
                 if assignment.id in self._asked:

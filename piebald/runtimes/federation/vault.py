@@ -3,6 +3,7 @@
     <folder>/
       memory.safetensors        what the site remembers, as of the last training that the server has safe
       done-<id>.safetensors     finished training: its result and what the site remembers after it
+      secrets.safetensors       keys of a secure sum that is under way, and what was done with them
 
 Training that the server may still forget (it dies before its next checkpoint) does not touch `memory.safetensors`: it
 stays a link of the chain memory -> done-3 -> done-5, and can be taken back or handed in again.  Each file is written
@@ -105,7 +106,19 @@ class Vault:
             del self._chain[number]
             self._path(number).unlink(missing_ok=True)
 
+    def secrets(self) -> dict[str, Tensor]:
+        """What the site keeps from everybody, for secure sums."""
+        return dict(self._read(self._secrets) or {})
+
+    def keep(self, secrets: Mapping[str, Tensor]) -> None:
+        """Keep that from now on."""
+        private(self._secrets, save({name: tensor.contiguous() for name, tensor in secrets.items()}))
+
     # -- files
+
+    @property
+    def _secrets(self) -> Path:
+        return self.folder / "secrets.safetensors"
 
     def _path(self, id: int) -> Path:
         return self.folder / f"done-{id}.safetensors"

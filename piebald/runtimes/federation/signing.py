@@ -1,0 +1,80 @@
+"""Sites vouch for what they tell one another through the server: signed with the key of their kit.
+
+A signature carries the site's certificate, which the federation's authority has signed, so a server that is not the
+authority cannot put keys of its own in the place of a site's.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from piebald.contracts import SIGNATURE
+from piebald.errors import SettingError
+
+_SIGN = ec.ECDSA(hashes.SHA256())
+
+
+class Signer:
+    """One site's signatures in one run (`contracts.Signer`).
+
+    Args:
+        folder: the site's kit.
+        sites: the site of each client, by number.
+        run: what is signed is for this run alone.
+
+    Raises:
+        SettingError: a site is named twice, so one could speak for several clients.
+    """
+
+    def __init__(self, folder: Path, sites: Sequence[str], run: str) -> None:
+        if len({*sites}) < len(sites):
+            raise SettingError("the server names one site for several clients")
+        self._sites, self._run = list(sites), run.encode()
+        self._authority = x509.load_pem_x509_certificate((folder / "authority.pem").read_bytes())
+        key = serialization.load_pem_private_key((folder / "key.pem").read_bytes(), None)
+        assert isinstance(key, ec.EllipticCurvePrivateKey)
+        own = x509.load_pem_x509_certificate((folder / "certificate.pem").read_bytes())
+        self._key, self._certificate = key, own.public_bytes(serialization.Encoding.DER)
+
+    def sign(self, text: bytes) -> bytes:
+        """A signature of `SIGNATURE` bytes."""
+        parts = (self._certificate, self._key.sign(self._whole(text), _SIGN))
+        made = b"".join(struct.pack("<H", len(part)) + part for part in parts)
+        if len(made) > SIGNATURE:
+            raise SettingError(f"the site's certificate is too long: {len(made)} bytes with a signature")
+        return made.ljust(SIGNATURE, b"\0")
+
+    def check(self, client: int, text: bytes, signature: bytes) -> bool:
+        """Whether the site of a client has signed this."""
+        try:
+            (length,) = struct.unpack_from("<H", signature)
+            certificate = x509.load_der_x509_certificate(signature[2 : 2 + length])
+            (size,) = struct.unpack_from("<H", signature, 2 + length)
+            key = certificate.public_key()
+            if not self._is(certificate, client) or not isinstance(key, ec.EllipticCurvePublicKey):
+                return False
+            key.verify(signature[4 + length : 4 + length + size], self._whole(text), _SIGN)
+        except (ValueError, TypeError, struct.error, InvalidSignature, x509.ExtensionNotFound):
+            return False
+        return True
+
+    def _is(self, certificate: x509.Certificate, client: int) -> bool:
+        """Whether a certificate of this authority is that of a client's site, today."""
+        certificate.verify_directly_issued_by(self._authority)
+        use = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+        names = [name.value for name in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+        today = certificate.not_valid_before_utc <= datetime.now(UTC) <= certificate.not_valid_after_utc
+        known = 0 <= client < len(self._sites) and names == [self._sites[client]]
+        return today and known and ExtendedKeyUsageOID.CLIENT_AUTH in use
+
+    def _whole(self, text: bytes) -> bytes:
+        return b"piebald: keys of a secure sum\0" + struct.pack("<I", len(self._run)) + self._run + text

@@ -1,0 +1,119 @@
+"""Keys and masks: agreement by X25519, one key from another, boxes for one reader, and the masks' numbers.
+
+Everything that a client makes up for one commit comes from one root of 32 random bytes, so that it can say the same
+thing twice and never two things.  The primitives are those of `cryptography`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from piebald.errors import Declined, SettingError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+INSTALL = "secure sums need the package cryptography: pip install 'piebald[secure]'"
+KEY = 32  # bytes of a key
+TAG = 16  # bytes that a box is longer than what is in it
+_PIECE = 1 << 16  # numbers masked at a time, so that what a piece needs stays in the processor's cache
+
+Words = str | bytes | int
+
+
+def installed() -> bool:
+    """Whether the primitives are there."""
+    import importlib.util
+
+    return importlib.util.find_spec("cryptography") is not None
+
+
+def derive(secret: bytes, *words: Words, length: int = KEY) -> bytes:
+    """Bytes that belong to a secret and these words alone (SHAKE256 over both, each with its length)."""
+    made = hashlib.shake_256()
+    for word in (b"piebald secure sum", secret, *words):
+        plain = word.encode() if isinstance(word, str) else str(word).encode() if isinstance(word, int) else word
+        made.update(struct.pack("<Q", len(plain)) + plain)
+    return made.digest(length)
+
+
+def private_key(root: bytes, purpose: str) -> bytes:
+    """The private key that a root gives for a purpose."""
+    return derive(root, "key", purpose)
+
+
+def public_key(private: bytes) -> bytes:
+    """The public key that belongs to a private one, 32 bytes."""
+    return _key(private).public_key().public_bytes_raw()
+
+
+def agree(private: bytes, theirs: bytes, *words: Words) -> bytes:
+    """The 32 bytes that both sides come to (X25519, RFC 7748), for these words.
+
+    Raises:
+        Declined: the other key is none.
+    """
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+
+    try:
+        shared = _key(private).exchange(X25519PublicKey.from_public_bytes(theirs))
+    except ValueError:  # a point of low order: everybody would know what comes out
+        raise Declined("a public key in the list is no key") from None
+    return derive(shared, *words)
+
+
+def seal_box(key: bytes, text: bytes) -> bytes:
+    """Text that only who has the key can read or change.  A key seals one text: the nonce is always 0."""
+    from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+    return ChaCha20Poly1305(key).encrypt(bytes(12), text, None)
+
+
+def open_box(key: bytes, box: bytes) -> bytes:
+    """What is in a box.
+
+    Raises:
+        Declined: it was made with another key, or changed.
+    """
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+    try:
+        return ChaCha20Poly1305(key).decrypt(bytes(12), box, None)
+    except InvalidTag:
+        raise Declined("a share was changed on its way, or made for another list of clients") from None
+
+
+def add_masks(vector: np.ndarray[Any, Any], plus: Sequence[bytes], minus: Sequence[bytes]) -> None:
+    """Add the masks of some seeds to a vector of unsigned numbers and take those of others away, in place.
+
+    A mask is the key stream of AES-256 in counter mode under its seed, read as numbers of the vector's type; arithmetic
+    wraps around.  A seed is used for one mask only.
+    """
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+    streams = [Cipher(algorithms.AES256(seed), modes.CTR(bytes(16))).encryptor() for seed in (*plus, *minus)]
+    width = vector.dtype.itemsize
+    zeros = bytes(min(len(vector), _PIECE) * width)
+    for start in range(0, len(vector), _PIECE):
+        piece = vector[start : start + _PIECE]
+        text = memoryview(zeros)[: len(piece) * width]
+        for place, stream in enumerate(streams):
+            mask = np.frombuffer(stream.update(text), vector.dtype)
+            if place < len(plus):
+                piece += mask
+            else:
+                piece -= mask
+
+
+def _key(private: bytes) -> X25519PrivateKey:
+    try:
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+    except ImportError:
+        raise SettingError(INSTALL) from None
+    return X25519PrivateKey.from_private_bytes(private)

@@ -1,0 +1,627 @@
+"""Secure sums: the mean that comes out, what the centre can see on the way, and what clients do not do for it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import piebald
+from piebald import recipes
+from piebald.contracts import Arrival, Assignment, Meeting, Pooled, Question, Secrets, Update, Work
+from piebald.errors import Declined, RuntimeFault, SettingError
+from piebald.parameters import Layout
+from piebald.partition import Homogeneous
+from piebald.partition.devices import Devices
+from piebald.runtimes.sealing import repeatable, replied, sealed
+from piebald.runtimes.simulation import Simulation
+from piebald.task import TASKS
+from piebald.update import Gaussian, SecureSum, keys, shamir
+from piebald.update.circle import CONTEXT, numbers, texts
+from piebald.update.key_rounds import SHARES, SURVIVORS, SecureOpening, SecureShares
+from piebald.update.secure_sum import SUM
+
+from .fakes import SGD, classified, few, parameters, seeded, simulate
+
+pytest.importorskip("cryptography", reason="needs the extra: pip install 'piebald[secure]'")
+
+ROUNDS = ("secure_keys", "secure_shares", "upload", "secure_opening")
+SIZE = 3
+
+
+def work(stage: SecureSum, size: int = SIZE) -> Work:
+    module = parameters(size)
+    layout = Layout.of(module, ())
+    return Work(module, layout, layout.flatten(module), SGD, (stage,), TASKS["classification"], 0)
+
+
+def summing(**fields: Any) -> SecureSum:
+    """A stage that knows its weighing."""
+    return SecureSum(**{"weigh": {"kind": "by_examples"}, "heaviest": 100.0} | fields)
+
+
+class Room:
+    """A centre of a few lines, and clients that answer it; everything that the centre is told is kept.
+
+    `away` says from which of the rounds on a client is not there.
+    """
+
+    def __init__(self, stage: SecureSum, updates: Mapping[int, Update], away: Mapping[int, str] | None = None) -> None:
+        size = next(iter(updates.values())).parts["model"].numel()
+        self.stage, self.updates, self.work = stage, dict(updates), work(stage, size)
+        self.known, self.memory = len(updates), {}
+        self.away = {client: ROUNDS.index(name) for client, name in (away or {}).items()}
+        self.kept: dict[int, dict[str, Tensor]] = {client: {} for client in updates}
+        self.told: list[tuple[int, str, Mapping[str, Tensor]]] = []
+        self.refusals: dict[int, str | None] = {}
+        self.roots: dict[int, bytes] = {}
+        self.seed = 0
+
+    def secrets(self, client: int) -> Secrets:
+        return Secrets(client, self.kept[client], repeatable(self.seed, client))
+
+    def there(self, client: int, name: str) -> bool:
+        return self.away.get(client, len(ROUNDS)) > ROUNDS.index(name)
+
+    def ask(self, questions: Sequence[Question]) -> list[Update | None]:
+        return [self._one(one) if self.there(one.client, one.query.kind) else None for one in questions]
+
+    def _one(self, one: Question) -> Update | None:
+        answer, self.refusals[one.client] = replied(
+            Assignment(1, one.client, 0, one.parts, one.query), self.work, self.secrets(one.client)
+        )
+        if answer is not None:
+            assert one.query.complaint(answer, self.work) is None
+            self.told.append((one.client, one.query.kind, answer.parts))
+        return answer
+
+    def upload(self, meeting: Meeting) -> dict[int, Update]:
+        """Everybody who is there seals and sends."""
+        arrived = {}
+        for client in sorted(self.updates.keys() - meeting.absent.keys()):
+            asked = Assignment(2, client, 0, {"model": torch.zeros(SIZE), **meeting.parts(client)})
+            self.roots[client] = texts(self.kept[client]["root"], keys.KEY)[0]
+            made, self.refusals[client] = sealed(self.updates[client], asked, self.work, self.secrets(client))
+            if made is not None and self.there(client, "upload"):
+                assert self.stage.broken(made, self.work) is None
+                self.told.append((client, "upload", made.parts))
+                arrived[client] = made
+        return arrived
+
+    def sum(self) -> Pooled | str:
+        meeting = self.stage.meet(sorted(self.updates), self)  # type: ignore[arg-type]
+        return meeting.open(self.upload(meeting), self)  # type: ignore[arg-type]
+
+
+def update(model: Tensor, examples: int = 1, loss: float = 1.0) -> Update:
+    return Update({"model": model}, examples, 1, {"loss": loss}, float(model.norm()))
+
+
+# ------------------------------------------------------------------------------------------------------------- the sum
+
+
+@settings(few, max_examples=80)
+@given(st.data())
+def test_the_mean_of_those_who_arrived_or_nothing(data: st.DataObject) -> None:
+    """Within the stated rounding, whoever drops out at whatever stage, with all numbers of neighbours."""
+    count = data.draw(st.integers(2, 7), "clients")
+    threshold = data.draw(st.sampled_from([0.51, 2 / 3, 1.0]), "threshold")
+    stage = summing(
+        threshold=threshold,
+        neighbours=data.draw(st.sampled_from([None, 2, 4])),
+        bits=data.draw(st.sampled_from([32, 64])),
+        range=data.draw(st.sampled_from([1.0, 8.0])),
+    )
+    number = st.floats(-1, 1, width=32)
+    updates = {
+        client: update(torch.tensor(data.draw(st.lists(number, min_size=SIZE, max_size=SIZE))), examples)
+        for client, examples in enumerate(data.draw(st.lists(st.integers(1, 100), min_size=count, max_size=count)))
+    }
+    away = data.draw(st.dictionaries(st.integers(0, count - 1), st.sampled_from(ROUNDS), max_size=3))
+    found = Room(stage, updates, away).sum()
+    there = [[c for c in updates if ROUNDS.index(away.get(c, ROUNDS[-1])) > place or c not in away]
+             for place in range(len(ROUNDS))]  # fmt: skip
+    holders = len(there[0]) if stage.neighbours is None else min(stage.neighbours + 1, len(there[0]))
+    wanted = max(2, math.ceil(round(threshold * holders, 9)))
+    if isinstance(found, str):
+        # never without a reason: with all as neighbours exactly if a round was too small
+        assert away or count < wanted
+        if stage.neighbours is None:
+            assert min(map(len, there)) < wanted
+        return
+    assert min(map(len, there[:3])) >= wanted
+    arrived = there[2]
+    weights = torch.tensor([updates[c].examples for c in arrived], dtype=torch.float64)
+    matrix = torch.stack([updates[c].parts["model"] for c in arrived]).double()
+    n, step = len(there[0]), stage.range * 100.0 / stage.unit(len(there[0]))
+    bound = n * step / float(weights.sum()) + 1e-6
+    torch.testing.assert_close(
+        found.parts["model"].double() / found.weight, weights @ matrix / weights.sum(), rtol=0, atol=bound
+    )
+    assert found.weight == pytest.approx(float(weights.sum()), abs=n * 100.0 / stage.unit(n) + 1e-9)
+    assert found.loss == pytest.approx(1.0, abs=2 * bound)
+
+
+@given(st.integers(2, 2_000_000), st.sampled_from([32, 64]))
+def test_nothing_can_wrap_around(clients: int, bits: int) -> None:
+    unit = summing(bits=bits).unit(clients)
+    most = (1 << (bits - 1)) - 1
+    assert clients * unit <= most < 2 * clients * unit + clients
+
+
+def test_the_largest_numbers_add_up() -> None:
+    for bits, sign in itertools.product((32, 64), (1.0, -1.0)):
+        stage = summing(bits=bits, range=2.0, heaviest=5.0)
+        found = Room(stage, {client: update(torch.full((SIZE,), 2 * sign), 5) for client in range(7)}).sum()
+        assert isinstance(found, Pooled)
+        assert found.parts["model"] / found.weight == pytest.approx([2 * sign] * SIZE, rel=1e-6)
+
+
+@few
+@given(st.binary(min_size=32, max_size=32), st.integers(2, 6), st.integers(0, 3), st.randoms(use_true_random=False))
+def test_shares(secret: bytes, threshold: int, more: int, dice: Any) -> None:
+    """Any `threshold` of them give the secret; with one fewer every other secret would do as well."""
+    places = list(range(1, threshold + more + 1))
+    shares = shamir.share(secret, places, threshold, dice.randbytes)
+    assert {len(one) for one in shares.values()} == {shamir.BYTES}
+    some = dice.sample(places, threshold)
+    assert shamir.combine({place: shares[place] for place in some}) == secret
+    other = dice.randbytes(32)
+    known = {place: int.from_bytes(shares[place]) for place in some[1:]} | {0: int.from_bytes(other)}
+    completed = {place: shares[place] for place in some[1:]} | {
+        some[0]: lagrange(known, some[0]).to_bytes(shamir.BYTES)
+    }
+    assert shamir.combine(completed) == other
+
+
+def lagrange(points: Mapping[int, int], x: int) -> int:
+    """The polynomial through some points, at x: slow and plain."""
+    value = 0
+    for one, y in points.items():
+        for other in points.keys() - {one}:
+            y = y * (x - other) * pow(one - other, -1, shamir.PRIME) % shamir.PRIME
+        value += y
+    return value % shamir.PRIME
+
+
+# ---------------------------------------------------------------------------------------------- what the centre can see
+
+
+def uniform(vector: np.ndarray[Any, Any]) -> float:
+    """How many standard deviations the chi-square of all bytes is away from that of uniform ones."""
+    counts = np.bincount(np.frombuffer(vector.tobytes(), np.uint8), minlength=256)
+    expected = counts.sum() / 256
+    return float((((counts - expected) ** 2).sum() / expected - 255) / math.sqrt(2 * 255))
+
+
+MANY = 100_000
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_what_arrives_is_uniform_whatever_was_sent(bits: int) -> None:
+    """All bytes are equally frequent, for an update of zeros as for one at the end of the range; plain they are not."""
+    stage = summing(bits=bits)
+    views = []
+    for fill in (0.0, 8.0):
+        room = Room(stage, {client: update(torch.full((MANY,), fill), 100) for client in range(3)})
+        room.sum()
+        assert uniform(stage.encode(room.updates[0], 3)) > 1000
+        seen = [parts[SUM].numpy() for _, name, parts in room.told if name == "upload"]
+        assert all(abs(uniform(vector)) < 4.5 for vector in seen)
+        assert all(abs(uniform(one - other)) < 4.5 for one, other in itertools.combinations(seen, 2))
+        views.append(seen[0].view(f"<u{bits // 8}"))
+    # the same keys give the same mask whatever is under it: what arrives is the update plus numbers that know nothing
+    # of it, and so has one distribution for all updates
+    plain = [stage.encode(update(torch.full((MANY,), fill), 100), 3) for fill in (0.0, 8.0)]
+    assert np.array_equal(views[1] - views[0], plain[1] - plain[0])
+
+
+def test_masks_are_fresh_for_every_commit() -> None:
+    room = Room(summing(), {client: update(torch.zeros(MANY)) for client in range(3)})
+    for room.seed in (1, 2):
+        room.sum()
+    first, second = (parts[SUM].numpy() for client, name, parts in room.told if (client, name) == (0, "upload"))
+    assert abs(uniform(first - second)) < 4.5
+
+
+def test_nothing_on_the_wire_is_a_plain_number() -> None:
+    """Neither as float32, nor as the whole numbers that are summed; and no secret key, root or seed."""
+    draw = torch.Generator().manual_seed(3)
+    stage = summing(neighbours=4, threshold=0.51)
+    updates = {client: update(torch.rand(500, generator=draw) * 2 - 1, client + 1) for client in range(6)}
+    room = Room(stage, updates, {1: "upload", 4: "secure_opening"})
+    assert isinstance(room.sum(), Pooled)
+    wire = b"|".join(bytes(part.numpy().tobytes()) for _, _, parts in room.told for part in parts.values())
+    for client, own in updates.items():
+        plain = own.parts["model"].numpy().tobytes()
+        whole = stage.encode(own, 6).tobytes()
+        pieces = [text[at : at + 8] for text in (plain, whole) for at in range(0, len(text) - 8, 4)]
+        assert not any(piece in wire for piece in pieces)
+        root = room.roots[client]
+        hidden = [root, *(keys.private_key(root, purpose) for purpose in ("masks", "boxes"))]
+        assert not any(secret in wire for secret in hidden)
+
+
+def test_too_few_arrive_and_nobody_opens_anything() -> None:
+    room = Room(summing(), {client: update(torch.ones(SIZE)) for client in range(5)}, {0: "upload", 3: "upload"})
+    found = room.sum()
+    assert found == "no secure sum: 3 of 5 clients arrived, it takes 4"
+    assert {name for _, name, _ in room.told} == {"secure_keys", "secure_shares", "upload"}
+
+
+@pytest.mark.parametrize("stage", ROUNDS)
+@pytest.mark.parametrize("lost", [1, 2, 4])
+def test_drop_outs_at_every_stage(stage: str, lost: int) -> None:
+    """Of five, four are enough: for two lost ones the threshold of those that told keys decides."""
+    updates = {client: update(torch.full((SIZE,), float(client))) for client in range(5)}
+    found = Room(summing(), updates, dict.fromkeys(range(lost), stage)).sum()
+    if lost == 1:
+        assert isinstance(found, Pooled)
+        left = [0, 1, 2, 3, 4] if stage == "secure_opening" else [1, 2, 3, 4]
+        assert found.parts["model"] / found.weight == pytest.approx([sum(left) / len(left)] * SIZE, abs=1e-5)
+    elif lost == 2 and stage == "secure_keys":
+        assert isinstance(found, Pooled)  # three told keys, and of three it takes two
+    else:
+        assert isinstance(found, str)
+
+
+# --------------------------------------------------------------------------------------------------- a centre that lies
+
+
+@pytest.fixture
+def room() -> tuple[Room, Meeting, dict[int, Update]]:
+    """Five clients that have sealed and sent; nothing is opened yet."""
+    made = Room(summing(), {client: update(torch.full((SIZE,), 0.5 * client)) for client in range(5)})
+    meeting = made.stage.meet(range(5), made)  # type: ignore[arg-type]
+    return made, meeting, made.upload(meeting)
+
+
+def open_for(room: Room, meeting: Meeting, client: int, survivors: Sequence[int]) -> Mapping[str, Tensor]:
+    parts = {CONTEXT: meeting.parts(client)[CONTEXT], SURVIVORS: numbers(survivors)}
+    return SecureOpening().reply(parts, room.secrets(client), room.stage)
+
+
+def test_nobody_gives_both_kinds_of_shares(room: tuple[Room, Meeting, dict[int, Update]]) -> None:
+    """Whatever lists of survivors a client is told, and in whatever order, it answers for one of them."""
+    made, meeting, _ = room
+    lists = [some for size in range(6) for some in itertools.combinations(range(5), size)]
+    for client, told in ((0, lists), (1, lists[::-1])):
+        answered = []
+        for survivors in told:
+            try:
+                open_for(made, meeting, client, survivors)
+                answered.append(survivors)
+            except Declined:
+                pass
+        assert len(answered) == 1
+        assert len(answered[0]) >= 4
+        open_for(made, meeting, client, answered[0])  # the same again: its answer may have been lost
+        with pytest.raises(Declined, match="opened already, for another list"):
+            open_for(made, meeting, client, (0, 1, 2, 3) if answered[0] != (0, 1, 2, 3) else (0, 1, 2, 3, 4))
+
+
+def test_telling_half_of_them_another_list_opens_nobody(room: tuple[Room, Meeting, dict[int, Update]]) -> None:
+    """Client 4 arrived for some and did not for others: of either kind of its shares too few come."""
+    made, _, _ = room
+    for ways in itertools.product((True, False), repeat=4):
+        fresh = Room(made.stage, made.updates)
+        again = fresh.stage.meet(range(5), fresh)  # type: ignore[arg-type]
+        fresh.upload(again)
+        for client, there in enumerate(ways):
+            open_for(fresh, again, client, (0, 1, 2, 3, 4) if there else (0, 1, 2, 3))
+        own, pairwise = sum(ways), 4 - sum(ways)
+        assert min(own, pairwise) < 4
+    assert Room(made.stage, made.updates).stage.circle(range(5), [bytes([c]) * 64 for c in range(5)]).threshold == 4
+
+
+def test_what_else_a_client_does_not_do(room: tuple[Room, Meeting, dict[int, Update]]) -> None:
+    made, meeting, _ = room
+    with pytest.raises(Declined, match="the list of survivors is not of this sum"):
+        open_for(made, meeting, 0, (1, 2, 3, 4))
+    with pytest.raises(Declined, match="too few for a sum of at least 4"):
+        open_for(made, meeting, 0, (0, 1, 2))
+    with pytest.raises(Declined, match="not of this sum"):
+        open_for(made, meeting, 0, (0, 1, 2, 3, 4, 9))
+    with pytest.raises(Declined, match="keys are of another sum"):
+        SecureOpening().reply({CONTEXT: torch.zeros(1, 32, dtype=torch.uint8)}, made.secrets(0), made.stage)
+    asked = Assignment(3, 0, 0, {"model": torch.zeros(SIZE), **meeting.parts(0)})
+    again, refused = sealed(made.updates[0], asked, made.work, made.secrets(0))
+    assert refused is None  # the same vector under the same keys is the same message
+    assert again is not None
+    _, refused = sealed(update(torch.ones(SIZE)), asked, made.work, made.secrets(0))
+    assert refused == "its keys have sealed another update already"
+
+
+def test_keys_are_forgotten_once_a_sum_is_open(room: tuple[Room, Meeting, dict[int, Update]]) -> None:
+    made, meeting, _ = room
+    open_for(made, meeting, 0, range(5))
+    assert made.roots[0] not in b"".join(part.numpy().tobytes() for part in made.kept[0].values())
+    asked = Assignment(3, 0, 0, {"model": torch.zeros(SIZE), **meeting.parts(0)})
+    _, refused = sealed(made.updates[0], asked, made.work, made.secrets(0))
+    assert refused == "this client has no keys for that"
+
+
+def test_nothing_is_opened_before_it_is_sealed() -> None:
+    made = Room(summing(), {client: update(torch.ones(SIZE)) for client in range(4)})
+    meeting = made.stage.meet(range(4), made)  # type: ignore[arg-type]
+    with pytest.raises(Declined, match="nothing was sealed under these keys"):
+        open_for(made, meeting, 0, (0, 1, 2, 3))
+
+
+def test_one_list_of_clients_for_one_set_of_keys(room: tuple[Room, Meeting, dict[int, Update]]) -> None:
+    made, meeting, _ = room
+    circle = meeting.circle  # type: ignore[attr-defined]
+    shorter = made.stage.circle(range(4), [circle.keys[client] for client in range(4)])
+    with pytest.raises(Declined, match="another list of clients for the same keys"):
+        SecureShares().reply(shorter.parts(), made.secrets(0), made.stage)
+    swapped = made.stage.circle(range(5), [circle.keys[client] for client in (1, 0, 2, 3, 4)])
+    with pytest.raises(Declined, match="does not have this client's newest keys"):
+        SecureShares().reply(swapped.parts(), made.secrets(0), made.stage)
+
+
+def test_other_lists_for_other_clients_are_noticed() -> None:
+    """Client 0 is told of a client 9 that nobody else knows: the boxes of the others do not open for it."""
+    made = Room(summing(), {client: update(torch.ones(SIZE)) for client in range(4)})
+    stage, public = made.stage, {}
+    for client in range(4):
+        secrets = made.secrets(client)
+        public[client] = texts(_keys(secrets, stage), 64)[0]
+    circle = stage.circle(range(4), [public[client] for client in range(4)])
+    other = stage.circle([0, 1, 2, 3, 9], [*(public[client] for client in range(4)), keys.public_key(bytes(32)) * 2])
+    sent = {c: SecureShares().reply((other if c == 0 else circle).parts(), made.secrets(c), stage) for c in range(4)}
+    boxes = {c: texts(sent[c][SHARES], 82)[circle.neighbours[c].index(0)] for c in (1, 2, 3)}
+    about = {CONTEXT: torch.frombuffer(bytearray(other.context), dtype=torch.uint8).view(1, -1)}
+    about |= {"sealing/senders": numbers([1, 2, 3])}
+    about |= {"sealing/boxes": torch.frombuffer(bytearray(b"".join(boxes.values())), dtype=torch.uint8).view(3, -1)}
+    _, refused = sealed(made.updates[0], Assignment(1, 0, 0, about), made.work, made.secrets(0))
+    assert refused == "a share was changed on its way, or made for another list of clients"
+
+
+def _keys(secrets: Secrets, stage: SecureSum) -> Tensor:
+    from piebald.update.key_rounds import KEYS, SecureKeys
+
+    return SecureKeys().reply({}, secrets, stage)[KEYS]
+
+
+def test_wrong_shares_are_noticed() -> None:
+    """A client that lies about shares spoils the commit, and no wrong mean comes out."""
+
+    class Liar(Room):
+        def ask(self, questions: Sequence[Question]) -> list[Update | None]:
+            answers = super().ask(questions)
+            if questions[0].query.kind == "secure_opening" and answers[0] is not None:
+                answers[0].parts[SHARES][:] = 1  # type: ignore[index]
+            return answers
+
+    for away in ({}, {4: "upload"}):
+        assert Liar(summing(), {c: update(torch.ones(SIZE)) for c in range(5)}, away).sum() == (
+            "no secure sum: somebody gave wrong shares"
+        )
+
+
+@pytest.mark.parametrize("place", [0, 2, 4])
+def test_a_garbled_update_moves_the_mean_no_further_than_the_range(place: int) -> None:
+    """Whatever one client puts under its seal: an honest sum has bounds, and what is outside is not used."""
+    updates = {client: update(torch.ones(SIZE), 20) for client in range(5)}
+    outcomes = []
+    for exponent in range(31):
+        room = Room(summing(), updates)
+        meeting = room.stage.meet(range(5), room)  # type: ignore[arg-type]
+        arrived = room.upload(meeting)
+        arrived[0].parts[SUM][place] += 1 << exponent
+        found = meeting.open(arrived, room)  # type: ignore[arg-type]
+        outcomes.append(found)
+        if isinstance(found, Pooled):
+            assert bool((found.parts["model"].abs() / found.weight <= 8.001).all())
+    assert any(isinstance(found, Pooled) for found in outcomes)
+    assert place == 0 or any(isinstance(found, str) for found in outcomes)  # five weights of `heaviest` may be true
+
+
+# ------------------------------------------------------------------------------------------------- what does not fit in
+
+
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        (update(torch.tensor([0.0, 8.1, 0.0])), "a number of its update is outside secure_sum's range = 8: raise that"),
+        (update(torch.tensor([0.0, math.nan, 0.0])), "outside secure_sum's range"),
+        (update(torch.tensor([0.0, math.inf, 0.0])), "outside secure_sum's range"),
+        (update(torch.zeros(SIZE), 101), "its weight is above secure_sum's heaviest = 100: raise that"),
+    ],
+    ids=["a number", "not a number", "infinite", "a weight"],
+)
+def test_what_is_out_of_range_is_refused_by_its_client(bad: Update, says: str) -> None:
+    room = Room(summing(), {0: bad, **{client: update(torch.ones(SIZE)) for client in range(1, 5)}})
+    found = room.sum()
+    assert isinstance(found, Pooled)
+    assert found.parts["model"] / found.weight == pytest.approx([1.0] * SIZE, abs=1e-5)
+    assert 0 not in {client for client, name, _ in room.told if name == "upload"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"threshold": 0.5}, "threshold must be a share above 0.5 and up to 1.0, or a number of clients from 2 up"),
+        ({"threshold": 1}, "threshold must be"),
+        ({"neighbours": 3}, "multiple of 2"),
+        ({"bits": 16}, "bits"),
+        ({"least": 1}, "least"),
+    ],
+)
+def test_settings_that_cannot_work(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(SettingError, match=says.replace("(", r"\(")):
+        SecureSum(**fields)
+
+
+CLASHES: dict[str, tuple[Any, str]] = {
+    "a median": (lambda: recipes.fedavg().with_(weigh="median", update=[SecureSum()]), "needs single updates"),
+    "Krum": (lambda: recipes.fedavg().with_(weigh="krum", update=[SecureSum()]), "needs single updates"),
+    "groups": (lambda: recipes.distfl().with_(update=[SecureSum()]), "needs single updates"),
+    "K clusters": (lambda: recipes.ifca().with_(update=[SecureSum()]), "needs single updates"),
+    "no rounds": (
+        lambda: recipes.fedavg().with_(pace={"kind": "buffered", "size": 3}, update=[SecureSum()]),
+        "choose pace = 'synchronous'",
+    ),
+    "one at a time": (lambda: recipes.fedasync().with_(update=[SecureSum()]), "secure_sum"),
+    "the cache": (lambda: recipes.async_fedavg().with_(update=[SecureSum()]), "drop secure_sum"),
+    "late updates": (
+        lambda: recipes.fedavg().with_(pace={"kind": "deadline", "seconds": 1.0}, update=[SecureSum()]),
+        "set its oldest = 0",
+    ),
+    "something behind it": (
+        lambda: recipes.fedavg().with_(update=[SecureSum(), Gaussian(clip=1.0, where="client")]),
+        "put it last",
+    ),
+    "noise that needs the largest weight": (
+        lambda: recipes.fedavg().with_(update=[Gaussian(clip=1.0), SecureSum()]),
+        "choose weigh = 'equal', or where = 'client'",
+    ),
+    "a rule that goes by others' steps": (
+        lambda: recipes.fedavg().with_(learn="adaptive", update=[SecureSum()]),
+        "which secure_sum hides",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CLASHES)
+def test_what_cannot_go_together(case: str) -> None:
+    make, says = CLASHES[case]
+    with pytest.raises(SettingError) as caught:
+        make()
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_without_the_package_there_is_an_instruction(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys, "installed", lambda: False)
+    with pytest.raises(SettingError, match=r"pip install 'piebald\[secure\]'"):
+        simulate(recipes.fedavg().with_(update=[SecureSum()]), CLIENTS, model())
+
+
+# ----------------------------------------------------------------------------------------------------------- whole runs
+
+CLIENTS = classified(20, 30, 12, 40, 25, 18)
+
+
+def model() -> torch.nn.Module:
+    return seeded(lambda: torch.nn.Linear(4, 2))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "hdafl", "fedadam", "fedbn", "ditto"])
+@pytest.mark.parametrize("fields", [{}, {"neighbours": 2, "bits": 64}], ids=str)
+def test_a_run_comes_to_the_same_model(name: str, fields: dict[str, Any]) -> None:
+    made = seeded(lambda: torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2)))
+    recipe = recipes.make(name, lr=0.1)
+    plain = simulate(recipe, CLIENTS, made, rounds=3)
+    summed = simulate(recipe.with_(update=[SecureSum(**fields)]), CLIENTS, made, rounds=3)
+    torch.testing.assert_close(summed.groups[0], plain.groups[0], atol=1e-4, rtol=1e-4)
+    for mine, theirs in zip(plain.rounds, summed.rounds, strict=True):
+        assert theirs["arrived"] == mine["arrived"]
+
+
+def test_of_single_updates_the_tables_know_nothing() -> None:
+    run = simulate(recipes.fedavg(lr=0.1).with_(update=[SecureSum()]), CLIENTS, model(), rounds=2)
+    trained = [row for row in run.arrivals if row["kind"] == "train"]
+    assert len(trained) == 12
+    for row in trained:
+        assert (row["examples"], row["steps"], row["loss"], row["raw_weight"]) == (0, 0, None, None)
+        assert row["weight"] == pytest.approx(1 / 6)
+    plain = simulate(recipes.fedavg(lr=0.1), CLIENTS, model(), rounds=2)
+    for mine, theirs in zip(plain.rounds, run.rounds, strict=True):
+        assert theirs["loss"] == pytest.approx(mine["loss"], rel=1e-3)
+    kinds = {row["kind"] for row in run.arrivals}
+    assert kinds == {"secure_keys", "secure_shares", "train", "secure_opening"}
+
+
+def test_nothing_plain_leaves_a_simulated_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What crosses the seam is sealed, and the plain change of no client is in any of it."""
+    crossed: list[Arrival] = []
+    plain: list[Tensor] = []
+    real, whole = Simulation.next, SecureSum.seal
+
+    def spied(self: Simulation, until: float = float("inf")) -> Arrival | None:
+        arrival = real(self, until)
+        crossed.extend([arrival] if arrival is not None else [])
+        return arrival
+
+    def sealing(self: SecureSum, one: Update, assignment: Assignment, secrets: Secrets) -> Update:
+        plain.append(one.parts["model"].clone())
+        return whole(self, one, assignment, secrets)
+
+    monkeypatch.setattr(Simulation, "next", spied)
+    monkeypatch.setattr(SecureSum, "seal", sealing)
+    simulate(recipes.fedavg(lr=0.1).with_(update=[SecureSum()]), CLIENTS, model(), rounds=2, evaluate_every=0)
+    trained = [arrival for arrival in crossed if arrival.assignment.query is None]
+    assert len(plain) == len(trained) == 12
+    wire = b"|".join(
+        part.contiguous().numpy().tobytes()
+        for arrival in crossed
+        if arrival.update is not None
+        for part in arrival.update.parts.values()
+    )
+    for change in plain:
+        text = change.numpy().tobytes()
+        assert not any(text[at : at + 8] in wire for at in range(0, len(text) - 8, 4))
+    for arrival in trained:
+        assert arrival.update is not None
+        assert (arrival.update.examples, arrival.update.steps, arrival.update.metrics) == (0, 0, {})
+
+
+def test_commits_of_too_few_are_abandoned_and_the_run_goes_on() -> None:
+    """Devices drop out in every round of a commit; whatever comes of it, the model moves only with whole sums."""
+    fleet = Homogeneous(dropout=0.1)
+    recipe = recipes.fedavg(lr=0.1).with_(update=[SecureSum(threshold=0.8)])
+    run = simulate(recipe, CLIENTS, model(), rounds=12, simulator={"fleet": fleet}, evaluate_every=0)
+    reasons = [row["reason"] or "" for row in run.arrivals]
+    norms = [row["norm"] for row in run.rounds]
+    assert len(norms) == 12
+    whole = [row["arrived"] > 0 for row in run.rounds]
+    assert any(whole)
+    assert not all(whole)
+    for before, after, step in zip(norms, norms[1:], whole[1:], strict=False):
+        assert (before != after) == step
+    assert any("no secure sum" in reason for reason in reasons)
+    assert "it did not exchange keys" in reasons
+    assert "lost" in reasons
+    again = simulate(recipe, CLIENTS, model(), rounds=12, simulator={"fleet": fleet}, evaluate_every=0)
+    assert again.arrivals == run.arrivals
+
+
+def test_all_commits_abandoned_is_an_error() -> None:
+    with pytest.raises(RuntimeFault, match="no update counted"):
+        simulate(recipes.fedavg(lr=0.1, cohort=1).with_(update=[SecureSum()]), CLIENTS, model(), rounds=2)
+
+
+@pytest.mark.parametrize(
+    "pace",
+    [
+        {"kind": "synchronous", "cohort": 3, "over": 2.0},
+        {"kind": "deadline", "seconds": 8.0, "oldest": 0},
+    ],
+    ids=lambda pace: pace["kind"],
+)
+def test_late_updates_stay_sealed(pace: dict[str, Any]) -> None:
+    fleet: Devices = piebald.partition.FastSlow(fast=1.0, slow_factor=4.0, share_slow=0.4)
+    recipe = recipes.fedavg(lr=0.1).with_(pace=pace, update=[SecureSum(threshold=0.51)])
+    run = simulate(recipe, CLIENTS, model(), rounds=5, simulator={"fleet": fleet})
+    assert {"ok", "late"} <= {row["status"] for row in run.arrivals}
+    assert sum(row["arrived"] > 0 for row in run.rounds) >= 3
+
+
+def test_noise_of_the_clients_and_noise_of_the_centre() -> None:
+    for update, weigh in (
+        ([Gaussian(clip=0.5, noise=1.0, where="client"), SecureSum()], "by_examples"),
+        ([Gaussian(clip=0.5, noise=1.0, where="centre"), SecureSum()], "equal"),
+    ):
+        recipe = recipes.fedavg(lr=0.1).with_(weigh=weigh)
+        plain = simulate(recipe.with_(update=update[:1]), CLIENTS, model(), rounds=3)
+        summed = simulate(recipe.with_(update=update), CLIENTS, model(), rounds=3)
+        torch.testing.assert_close(summed.groups[0], plain.groups[0], atol=1e-4, rtol=1e-4)
