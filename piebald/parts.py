@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from piebald.contracts import Centre, Clients, Learned, Local, Runtime, Start, Update, Work
+    from piebald.contracts import Centre, Clients, Learned, Local, Privacy, Runtime, Start, Update, Work
     from piebald.parameters import Layout
 
 
@@ -136,6 +136,10 @@ class Rule(Part):
     def validates(self) -> bool:
         """Whether clients need validation rows."""
         return False
+
+    def privacy(self) -> Privacy | None:
+        """How its steps hide single rows, or None; noise must then come from numbers that only the client knows."""
+        return None
 
     def uploads(self) -> tuple[str, ...]:
         """Names of the vectors that an update carries besides the model, as far as the rule sends any."""

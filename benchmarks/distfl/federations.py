@@ -100,7 +100,7 @@ def honest(name: str, count: int, attackers: int, each: int = 40, seed: int = 0)
 def domains(seed: int = 0) -> tuple[PooledClients, Truth]:
     """Office-Caltech10 as SqueezeNet features: four domains, five clients each, a fifth of the rows for testing."""
     source, draw = features(), np.random.default_rng(seed)
-    owner = np.asarray(source.owner)
+    owner = source.owners["domain"].codes
     train, test, truth = [], [], []
     for domain in np.unique(owner):
         for part in np.array_split(draw.permutation(np.flatnonzero(owner == domain)), 5):
@@ -117,7 +117,7 @@ def features() -> DataSet:
     from piebald.models import embed, squeezenet
 
     source = data("office_caltech10")
-    x = embed(squeezenet(), source.x)
+    x = torch.from_numpy(embed(squeezenet(), source.x, key="squeezenet"))
     x = (x - x.mean(0)) / x.std(0).clamp(min=1e-6)
     return DataSet(**{**{f: getattr(source, f) for f in source.__dataclass_fields__}, "x": x})
 
@@ -126,7 +126,7 @@ def people(seed: int = 0, count: int = 20) -> tuple[PooledClients, Truth]:
     """Human activity: the first people, whole segments for testing, so that no window overlaps one trained on."""
     from piebald.partition import ByOwner
 
-    clients = ByOwner(seed=seed, test=0.3).split(data("har"))
+    clients = ByOwner(owner="subject", seed=seed, test=0.3).split(data("har"))
     keep = range(min(count, len(clients)))
     train = [clients.indices(client, "train").tolist() for client in keep]
     test = [clients.indices(client, "test").tolist() for client in keep]

@@ -23,7 +23,8 @@ from piebald.models import build_model
 from piebald.recipe import Recipe
 from piebald.task import accuracy
 
-TRAINING: dict[str, Any] = {"lr": 0.1, "epochs": 3, "batch": 10}
+Training = dict[str, Any]
+TRAINING: Training = {"lr": 0.1, "epochs": 3, "batch": 10}
 PARTS = ("study", "category", "domains", "people", "attacks", "replacement", "privacy")
 
 
@@ -35,15 +36,15 @@ def small(shape: tuple[int, ...]) -> Callable[[int], Any]:
     return lambda seed: build_model(name, shape, outputs, seed=seed, **settings)
 
 
-def distfl(root: bool = False, **group: Any) -> Recipe:
+def distfl(training: Training = TRAINING, **group: Any) -> Recipe:
     """DistFL with settings of its group part."""
-    made = recipes.distfl(normal="root" if root else "largest", **TRAINING)
+    made = recipes.distfl(**training)
     return made.with_(group={**made.group.table(), **group})
 
 
-def kcluster(k: int, warm: int = 1) -> Recipe:
+def kcluster(k: int, warm: int = 1, training: Training = TRAINING) -> Recipe:
     """K-Cluster: k-means with ten restarts after the first round, or a cold start."""
-    return recipes.ifca(k=k, warm=warm, **TRAINING)
+    return recipes.ifca(k=k, warm=warm, **training)
 
 
 def plain(weigh: Any = "by_examples", update: Any = ()) -> Recipe:
@@ -95,9 +96,11 @@ def jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], 
         for method, recipe in methods.items():
             yield "CIFAR-10, 25 clients, 5 types", method, recipe, lambda: fed.planted([5] * 5, seed=seed), 6
     if part in ("domains", "people"):
-        methods = {"DistFL": distfl(), "FedAvg": plain(), "Local": recipes.local(**TRAINING)}
-        methods |= {"Fine-tuning": recipes.fine_tuned(tune_epochs=3, **TRAINING)}
-        methods |= {f"K-Cluster (K = {k})": kcluster(k) for k in (2, 3, 4)}
+        epochs = 3 if part == "domains" else 1  # a person has six times the rows
+        here = {**TRAINING, "epochs": epochs}
+        methods = {"DistFL": distfl(here), "FedAvg": recipes.fedavg(**here), "Local": recipes.local(**here)}
+        methods |= {"Fine-tuning": recipes.fine_tuned(tune_epochs=epochs, **here)}
+        methods |= {f"K-Cluster (K = {k})": kcluster(k, training=here) for k in (2, 3, 4)}
         for method, recipe in methods.items():
             yield part, method, recipe, lambda: getattr(fed, part)(seed), 15
     if part == "attacks":
@@ -107,15 +110,15 @@ def jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], 
             attack = lambda n=attackers: fed.attacked("digits", 30, n, each=30, seed=seed, root=60)  # noqa: E731
             yield case, "honest clients only", plain(), bound, 15
             yield case, "FedAvg", plain(), attack, 15
-            yield case, "DistFL", distfl(root=True), attack, 15
-            yield case, "DistFL on plain noise", distfl(root=True, knowledge="noise"), attack, 15
+            yield case, "DistFL", distfl(normal="root"), attack, 15
+            yield case, "DistFL on plain noise", distfl(normal="root", knowledge="noise"), attack, 15
             for method, weigh in DEFENCES.items():
                 yield case, method, plain(weigh), attack, 15
     if part == "replacement":
         stage = {"kind": "model_replacement", "clients": [0], "scale": 30.0}
         attack = lambda: fed.attacked("digits", 30, 0, each=30, seed=seed, root=60)  # noqa: E731
         yield "digits, 1 of 30 replaces the model", "FedAvg", plain(update=[stage]), attack, 8
-        yield "digits, 1 of 30 replaces the model", "DistFL", distfl(root=True).with_(update=[stage]), attack, 8
+        yield "digits, 1 of 30 replaces the model", "DistFL", distfl(normal="root").with_(update=[stage]), attack, 8
         for method in ("IRLS", "GRA", "Credit", "median", "norm clipping", "multi-Krum"):
             yield "digits, 1 of 30 replaces the model", method, plain(DEFENCES[method], [stage]), attack, 8
     if part == "privacy":
@@ -147,20 +150,21 @@ def carry_out(part: str, case: str, method: str, recipe: Recipe, federation: Any
         if r["client"] is not None and r["metric"] == "accuracy" and r["model"] == judged
     }
     common = {r["metric"]: r["value"] for r in last if r["split"] == "common"}
-    found, counts = [], []
+    found, stays = [], []
     labels = dict.fromkeys(range(len(truth)), 0)
     for version in range(1, rounds + 1):
         labels |= {r["client"]: r["grp"] for r in run.arrivals if r["version"] == version and r["grp"] is not None}
-        found.append(adjusted_rand_score(truth, [labels[client] for client in range(len(truth))]))
-        counts.append(len(set(labels.values())))
+        stays.append([labels[client] for client in range(len(truth))])
+        found.append(adjusted_rand_score(truth, stays[-1]))
     extraction = sum(row["value"]["seconds"] for row in run.remarks if row["name"] == "grouping")
     steps = [row["value"]["steps"] for row in run.remarks if row["name"] == "grouping"]
     return {
         "part": part, "case": case, "method": method, "seed": seed, "rounds": rounds,
         "accuracy": float(np.mean([*own.values()])), "by_client": [own[client] for client in sorted(own)],
         "honest": float(np.mean([v for c, v in own.items() if not truth[c]])) if own else None,
-        "common": common, "ari": found, "groups": counts, "seconds": seconds, "extraction": extraction,
-        "steps": steps, "mb": sum(r["bytes_up"] + r["bytes_down"] for r in run.arrivals) / 1e6,
+        "common": common, "ari": found, "groups": [len(set(one)) for one in stays], "labels": stays,
+        "seconds": seconds, "extraction": extraction,
+        "truth": truth.tolist(), "steps": steps, "mb": sum(r["bytes_up"] + r["bytes_down"] for r in run.arrivals) / 1e6,
     }  # fmt: skip
 
 

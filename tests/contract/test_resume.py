@@ -18,7 +18,7 @@ from piebald.recipe import Recipe
 from piebald.report.store import RunStore
 from piebald.runtimes.simulation import Simulation
 
-from .conftest import VARIANTS, carry_out, federation, method, network, plain_network, vector
+from .conftest import VARIANTS, carry_out, federation, fitting, method, network, plain_network, vector
 
 FORK = multiprocessing.get_context("fork")
 
@@ -90,8 +90,9 @@ def _timeless(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def check(
-    tmp_path: Path, recipe: Recipe, moment: tuple[str, type, int, bool], model: Any = network, **options: Any
+    tmp_path: Path, recipe: Recipe, moment: tuple[str, type, int, bool], model: Any = None, **options: Any
 ) -> None:
+    model = model or fitting(recipe)
     killed(tmp_path / "killed", recipe, moment, model=model, **options)
     resumed = piebald.resume(tmp_path / "killed", federation(), model)
     undisturbed = carry_out(recipe, out=tmp_path / "whole", rounds=4, model=model, **options)
