@@ -290,6 +290,10 @@ class Group(Part):
         """
         raise NotImplementedError
 
+    def validates(self) -> bool:
+        """Whether clients need validation rows."""
+        return False
+
     def main(self, memory: Mapping[str, Any]) -> int:
         """The group whose model stands for the run and that newcomers are in; `memory` is what the part keeps."""
         return 0

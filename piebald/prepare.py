@@ -287,7 +287,7 @@ def _outputs(module: nn.Module, rows: Rows) -> tuple[int, ...]:
 
 def _check_validation(recipe: Recipe, clients: Clients) -> None:
     """Refuse parts that go by validation rows where no client has any."""
-    for part in (recipe.weigh, recipe.learn):
+    for part in (recipe.weigh, recipe.learn, recipe.group):
         if part.validates() and not _has_validation(clients):
             raise SettingError(
                 f"{part.kind} goes by validation rows but clients have none: set validation = 0.05 in the partition"

@@ -139,18 +139,19 @@ def jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], 
             more = {"seed": seed, "root": 100, "held": 10}
             bound = lambda n=attackers: fed.honest("cifar10", 50, n, **more)  # noqa: B023, E731
             attack = lambda n=attackers: fed.attacked("cifar10", 50, n, **more)  # noqa: B023, E731
-            yield case, "honest clients only", plain(), bound, 15
-            yield case, "FedAvg", plain(), attack, 15
-            yield case, "DistFL, the centre's rows", distfl(normal="root"), attack, 15
-            yield case, "DistFL, clients vote", distfl(normal="vote"), attack, 15
-            yield case, "DistFL on plain noise", distfl(normal="root", knowledge="noise"), attack, 15
+            yield case, "honest clients only", plain(), bound, 12
+            yield case, "FedAvg", plain(), attack, 12
+            yield case, "DistFL, the centre's rows", distfl(probes=100, normal="root"), attack, 12
+            yield case, "DistFL, clients vote", distfl(probes=100, normal="vote"), attack, 12
+            noise = distfl(probes=100, normal="root", knowledge="noise")
+            yield case, "DistFL on plain noise", noise, attack, 12
             for method in ("median", "multi-Krum", "FLTrust", "IRLS", "GRA", "Credit"):
-                yield case, method, plain(DEFENCES[method]), attack, 15
+                yield case, method, plain(DEFENCES[method]), attack, 12
     if part in ("privacy", "mixed"):
         federation = fed.mixed if part == "mixed" else lambda seed: fed.planted([5] * 5, seed=seed)
         for noise in (0.0, 0.01, 0.03, 0.1):
             stage = [{"kind": "gaussian", "clip": 5.0, "noise": noise, "where": "client"}]
-            methods = {"DistFL": distfl(), "FedAvg": plain(), "K-Cluster (K = 5)": kcluster(5)}
+            methods = {"DistFL": distfl(probes=100), "FedAvg": plain()}
             for method, recipe in methods.items():
                 yield f"noise {noise:g}", method, recipe.with_(update=stage), lambda: federation(seed=seed), 8
         yield "noise 0", "Local", recipes.local(**TRAINING), lambda: federation(seed=seed), 8

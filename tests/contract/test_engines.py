@@ -63,6 +63,7 @@ COMPOSED = {
     "hidden rows, a pull, a private head, momentum, asynchronous": method("dp_sgd", mu=0.5, momentum=0.5).with_(
         share={"kind": "all_but", "private_layers": "classifier"}, pace={"kind": "asynchronous", "cohort": 3}
     ),
+    "DistFL, where clients vote": method("distfl", normal="vote"),
     "SCAFFOLD, asynchronous, with a private head": method("scaffold").with_(
         share={"kind": "all_but", "private_layers": "classifier"}, pace={"kind": "asynchronous", "cohort": 3}
     ),
