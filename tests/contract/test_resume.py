@@ -140,6 +140,7 @@ PACES = {
     "buffered, a client twice at one version": method("fedbuff", size=3, cohort=5),
     "a deadline that half of them miss": method("fedavg").with_(pace={"kind": "deadline", "seconds": 4.0}),
     "over-selection": method("fedavg").with_(pace={"kind": "synchronous", "cohort": 2, "over": 2.0}),
+    "groups, whose normal one clients vote for": method("distfl", normal="vote"),
     "validation weighting, mixing by staleness": method("fedasync").with_(
         weigh={"kind": "by_staleness", "base": {"kind": "dvw"}}
     ),
