@@ -15,6 +15,7 @@ from piebald.recipe import Recipe
 from piebald.update.gaussian import Gaussian
 
 _USELESS = 100.0  # an epsilon
+_WHOLE = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)  # orders that are quick, to compare clients by
 ORDERS = [1 + x / 10 for x in range(1, 100)] + [float(order) for order in range(11, 65)] + [128.0, 256.0, 512.0]
 
 
@@ -112,14 +113,23 @@ def of_rows(recipe: Recipe, sizes: Sequence[int], rounds: int, delta: float | No
         rounds: commits.
         delta: by default 1 / (10 rows of the largest client), at most 1e-5.
     """
-    privacy, batch = recipe.learn.privacy(), int(getattr(recipe.learn, "batch", 1))
+    privacy, rule = recipe.learn.privacy(), recipe.learn
     delta = min(1e-5, 0.1 / max([1, *sizes])) if delta is None else delta
-    least = min((size for size in sizes if size), default=0)
-    if privacy is None or not least:
+    if privacy is None or not any(sizes):
         return Budget(math.inf, math.inf, delta, 0, "Nothing is known: no client's number of rows is known.", "row")
-    own: int | None = getattr(recipe.learn, "steps", None)
-    steps = math.ceil(least / batch) * int(getattr(recipe.learn, "epochs", 1)) if own is None else own
-    also = f"Said of the smallest client ({least:,} rows, {steps:,} steps a round), as if it were asked in every round."
+    batch, epochs = int(getattr(rule, "batch", 1)), int(getattr(rule, "epochs", 1))
+    own: int | None = getattr(rule, "steps", None)
+    smallest: dict[int, int] = {}  # of the clients that take so many steps, the one whose rows are in most batches
+    for size in sorted({size for size in sizes if size}):
+        smallest.setdefault(epochs * math.ceil(size / batch) if own is None else own, size)
+
+    def spent(steps: int) -> float:
+        return _renyi(privacy.noise, min(1.0, batch / smallest[steps]), steps * rounds, delta)
+
+    steps = max(smallest, key=spent) if privacy.noise and len(smallest) > 1 else next(iter(smallest))
+    least = smallest[steps]
+    also = f"Said of a client with {least:,} rows ({steps:,} steps a round), as if it were asked in every round; "
+    also += "none spends more."
     return rows(privacy.noise, min(1.0, batch / least), steps * rounds, delta, also)
 
 
@@ -172,25 +182,38 @@ def _spent(noise: float, share: float, releases: int, delta: float, meaning: str
         raise SettingError(f"delta must be above 0 and below 1, got {delta}")
     if not noise:
         return Budget(math.inf, math.inf, delta, releases, meaning)
+    rough = _renyi(noise, share, releases, delta, ORDERS)
+    if rough > _USELESS:
+        return Budget(rough, rough, delta, releases, meaning)
+    from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
+
+    fine = float(PLDAccountant().compose(_event(noise, share, releases)).get_epsilon(delta))
+    return Budget(rough, fine, delta, releases, meaning)
+
+
+def _renyi(noise: float, share: float, releases: int, delta: float, orders: Sequence[float] = _WHOLE) -> float:
+    """Epsilon by Renyi differential privacy of these orders."""
+    event = _event(noise, share, releases)
+    from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
+
+    log = logging.getLogger("absl")  # it warns of every order that it leaves out
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        return float(RdpAccountant(list(orders)).compose(event).get_epsilon(delta))
+    finally:
+        log.setLevel(level)
+
+
+def _event(noise: float, share: float, releases: int) -> Any:
     try:
         import dp_accounting
-        from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
-        from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
     except ImportError:
         raise SettingError("the privacy accountants are missing: pip install 'piebald[privacy]'") from None
     event = dp_accounting.GaussianDpEvent(noise)
     if share < 1:
         event = dp_accounting.PoissonSampledDpEvent(share, event)
-    whole = dp_accounting.SelfComposedDpEvent(event, releases)
-    log = logging.getLogger("absl")  # it warns of every order that it leaves out
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        rough = float(RdpAccountant(ORDERS).compose(whole).get_epsilon(delta))
-        fine = rough if rough > _USELESS else float(PLDAccountant().compose(whole).get_epsilon(delta))
-    finally:
-        log.setLevel(level)
-    return Budget(rough, fine, delta, releases, meaning)
+    return dp_accounting.SelfComposedDpEvent(event, releases)
 
 
 def _by_opacus(noise: float, share: float, steps: int, delta: float) -> float | None:

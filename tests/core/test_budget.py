@@ -100,8 +100,8 @@ def test_rows_are_accounted_as_opacus_does() -> None:
     assert "add or remove one row" in budget.meaning
 
 
-def test_a_run_that_hides_rows_says_what_the_smallest_client_spends() -> None:
-    """Its rows are in most batches; it takes ceil(rows / batch) steps an epoch."""
+def test_a_run_that_hides_rows_says_what_the_client_spends_that_spends_most() -> None:
+    """Often the smallest: its rows are in most batches; it takes ceil(rows / batch) steps an epoch."""
     from torch import nn
 
     recipe = recipes.dp_sgd(noise=2.0, batch=10, epochs=2)
@@ -110,7 +110,7 @@ def test_a_run_that_hides_rows_says_what_the_smallest_client_spends() -> None:
     assert told["unit"] == "row"
     assert told["releases"] == 2 * 2 * 3
     assert told["epsilon_pld"] == pytest.approx(rows(2.0, 10 / 25, 12, 1e-5).epsilon_pld)
-    assert "smallest client (25 rows, 6 steps a round)" in told["meaning"]
+    assert "client with 25 rows (6 steps a round)" in told["meaning"]
     assert of_rows(recipe, [25, 80], 2).epsilon_pld > of_rows(recipe, [80], 2).epsilon_pld
     assert of_rows(recipe.with_(learn={**recipe.learn.table(), "noise": 0.0}), [25], 2).epsilon_pld == math.inf
     assert of_rows(recipe, [5], 1).epsilon_pld == pytest.approx(rows(2.0, 1.0, 2, 1e-5).epsilon_pld)  # all in all
@@ -118,6 +118,16 @@ def test_a_run_that_hides_rows_says_what_the_smallest_client_spends() -> None:
     both = recipe.with_(update=[{"kind": "gaussian", "clip": 1.0, "noise": 2.0}])
     told = [one.unit for one in of_run(both, classified(25, 80), 2)]
     assert told == ["client", "row"]
+
+
+def test_a_client_of_one_more_row_than_a_batch_spends_more_than_one_that_fits() -> None:
+    """It takes two steps with nearly all of its rows in each, the smaller one takes one with all."""
+    recipe = recipes.dp_sgd(noise=3.0, batch=20)
+    fits, more = (of_rows(recipe, [size], 5, 1e-5).epsilon_pld for size in (20, 21))
+    assert more > fits
+    both = of_rows(recipe, [20, 21, 300], 5, 1e-5)
+    assert both.epsilon_pld == more
+    assert both.releases == 10
 
 
 def test_what_promises_nothing_is_not_computed_for_minutes() -> None:
