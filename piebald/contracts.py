@@ -312,6 +312,19 @@ class Learned:
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Privacy:
+    """How a descent hides single rows (DP-SGD, Abadi et al. 2016, algorithm 1).
+
+    Attributes:
+        clip: C, longest gradient of one row (Euclidean norm over all parameters).
+        noise: sigma, standard deviation of the noise on the sum of a step's rows, in clips.
+    """
+
+    clip: float
+    noise: float
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Descent:
     """How to walk downhill on local data.  Metis eq. 2: u <- momentum * u - lr * g;  w <- w + u.
@@ -324,6 +337,8 @@ class Descent:
         batch: rows a step; the last batch of an epoch is shorter, never dropped.
         epochs: passes over the client's training rows.
         steps: if given, exactly this many steps instead of `epochs`.
+        privacy: if given, each row is in a step's batch by itself with probability q = min(1, batch / rows), and the
+            gradient is (sum of the rows' own clipped gradients + noise) / (q rows).  As many steps as otherwise.
     """
 
     lr: float | Tensor
@@ -333,6 +348,7 @@ class Descent:
     batch: int = 20
     epochs: int = 1
     steps: int | None = None
+    privacy: Privacy | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         Learned,
         Local,
         Meeting,
+        Privacy,
         Runtime,
         Secrets,
         Start,
@@ -149,6 +150,10 @@ class Rule(Part):
     def validates(self) -> bool:
         """Whether clients need validation rows."""
         return False
+
+    def privacy(self) -> Privacy | None:
+        """How its steps hide single rows, or None; noise must then come from numbers that only the client knows."""
+        return None
 
     def uploads(self) -> tuple[str, ...]:
         """Names of the vectors that an update carries besides the model, as far as the rule sends any."""
@@ -333,6 +338,10 @@ class Group(Part):
         A number that is new begins with the mean of the models that its first members were sent.
         """
         raise NotImplementedError
+
+    def validates(self) -> bool:
+        """Whether clients need validation rows."""
+        return False
 
     def main(self, memory: Mapping[str, Any]) -> int:
         """The group whose model stands for the run and that newcomers are in; `memory` is what the part keeps."""

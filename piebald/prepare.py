@@ -28,7 +28,7 @@ from piebald.partition import clients_from
 from piebald.parts import Part, Where, build
 from piebald.recipe import Recipe
 from piebald.task import Task, task_for
-from piebald.update.budget import installed, of_recipe
+from piebald.update.budget import installed, of_run
 
 Model = nn.Module | Callable[[int], nn.Module]
 Metrics = Mapping[str, Any] | Sequence[str]
@@ -213,7 +213,7 @@ def _meta(recipe: Recipe, clients: Clients, work: Work, task: Task, where: Where
         "model": type(work.model).__name__,
         "parameters": work.layout.size,
         "shared": work.layout.shared,
-        "privacy": [one.plain() for one in of_recipe(recipe, len(clients), rounds)] if installed() else None,
+        "privacy": [one.plain() for one in of_run(recipe, clients, rounds)] if installed() else None,
         "layout": [[slot.name, list(slot.shape)] for slot in work.layout.slots],
         "classes": list(clients.classes) if clients.classes is not None else None,
         "clients": len(clients),
@@ -288,7 +288,7 @@ def _outputs(module: nn.Module, rows: Rows) -> tuple[int, ...]:
 
 def _check_validation(recipe: Recipe, clients: Clients) -> None:
     """Refuse parts that go by validation rows where no client has any."""
-    for part in (recipe.weigh, recipe.learn):
+    for part in (recipe.weigh, recipe.learn, recipe.group):
         if part.validates() and not _has_validation(clients):
             raise SettingError(
                 f"{part.kind} goes by validation rows but clients have none: set validation = 0.05 in the partition"

@@ -28,25 +28,34 @@ def data(name: str) -> DataSet:
 
 
 def pooled(
-    train: Sequence[Sequence[int]], test: Sequence[Sequence[int]], source: DataSet, **more: list[int]
+    train: Sequence[Sequence[int]],
+    test: Sequence[Sequence[int]],
+    source: DataSet,
+    held: Sequence[Sequence[int]] | None = None,
+    **more: list[int],
 ) -> PooledClients:
-    """Clients from row numbers; `more` names rows of the common test set and of the centre."""
-    extra = {name: list(rows) for name, rows in more.items()}
-    rows = [*chain(*train), *chain(*test), *chain(*extra.values())]
+    """Clients from row numbers; `held` is for validation, `more` names rows of the common test set and the centre's."""
+    splits = {"train": train, "test": test, "validation": [[] for _ in train] if held is None else held}
+    rows, lists = [], {}
+    for split, parts in splits.items():
+        own = [*chain(*parts)]
+        lists[split] = Lists(np.arange(len(rows), len(rows) + len(own)), np.cumsum([0, *map(len, parts)]))
+        rows += own
+    start = len(rows)
+    rows += chain(*more.values())
     x, y = source.x[rows], source.y[rows]
-    ends = [np.cumsum([0, *map(len, part)]) for part in (train, test)]
-    first, second = int(ends[0][-1]), int(ends[0][-1] + ends[1][-1])
-    lists = {"train": Lists(np.arange(first), ends[0]), "test": Lists(np.arange(first, second), ends[1])}
-    made = PooledClients(x, y, lists, classes=source.classes)
-    kept, start = {}, second
-    for name, own in extra.items():
+    made, kept = PooledClients(x, y, lists, classes=source.classes), {}
+    for name, own in more.items():
         kept[name] = Rows(made.x[start : start + len(own)], y[start : start + len(own)])
         start += len(own)
     return PooledClients(x, y, lists, classes=source.classes, **kept)
 
 
-def dealt(name: str, holders: list[list[int]], each: int, tests: int, seed: int, root: int = 0) -> PooledClients:
-    """Clients with `each` training and `tests` test rows of their classes, evenly; no training row twice.
+def dealt(
+    name: str, holders: list[list[int]], each: int, tests: int, seed: int, root: int = 0, held: int = 0
+) -> PooledClients:
+    """Clients with `each` training, `held` validation and `tests` test rows of their classes, evenly; no training or
+    validation row twice.
 
     CIFAR-10's test images are the 1,000 exact ones and the digits' those that nobody trains on, so clients share them.
     """
@@ -56,12 +65,13 @@ def dealt(name: str, holders: list[list[int]], each: int, tests: int, seed: int,
     stock = {c: [int(row) for row in draw.permutation(train_rows[y[train_rows] == c])] for c in range(10)}
     train = [[stock[classes[i % len(classes)]].pop() for i in range(each)] for classes in holders]
     kept = [stock[i % 10].pop() for i in range(root)]
+    own = [[stock[classes[i % len(classes)]].pop() for i in range(held)] for classes in holders]
     if source.test is None:
         shelf = stock
     else:
         shelf = {c: [int(row) for row in source.test[y[source.test] == c]] for c in range(10)}
     test = [[int(draw.choice(shelf[classes[i % len(classes)]])) for i in range(tests)] for classes in holders]
-    return pooled(train, test, source, common=list(chain(*shelf.values())), root=kept)
+    return pooled(train, test, source, own, common=list(chain(*shelf.values())), root=kept)
 
 
 def planted(sizes: list[int], each: int = 40, tests: int = 40, seed: int = 0) -> tuple[PooledClients, Truth]:
@@ -71,27 +81,39 @@ def planted(sizes: list[int], each: int = 40, tests: int = 40, seed: int = 0) ->
 
 
 def attacked(
-    name: str, count: int, attackers: int, each: int = 40, seed: int = 0, root: int = 0
+    name: str, count: int, attackers: int, each: int = 40, seed: int = 0, root: int = 0, held: int = 0
 ) -> tuple[PooledClients, Truth]:
-    """IID clients of whom the first `attackers` swap labels in pairs; and who is one (1) and who is not (0)."""
-    clients = dealt(name, [list(range(10))] * count, each, 40, seed, root)
-    truth = (np.arange(count) < attackers).astype(int)
+    """IID clients of whom the first `attackers` swap labels in pairs; and who is one (-1) and who is not (0)."""
+    clients = dealt(name, [list(range(10))] * count, each, 40, seed, root, held)
     if attackers:
         change = FlipPairs(pairs=PAIRS, clients=tuple(range(attackers)))
         clients = changed(clients, [change], clients.x)
-    return clients, truth
+    return clients, -(np.arange(count) < attackers).astype(int)
 
 
-def honest(name: str, count: int, attackers: int, each: int = 40, seed: int = 0) -> tuple[PooledClients, Truth]:
+def mixed(seed: int = 0) -> tuple[PooledClients, Truth]:
+    """20 holders of four types of CIFAR-10 (0 to 3), and 5 of each of the first two types whose labels are swapped (-1
+    and -2).
+    """
+    truth = np.repeat([0, 1, 2, 3, -1, -2], 5)
+    kinds = [kind if kind >= 0 else -1 - kind for kind in truth]
+    clients = dealt("cifar10", [list(TYPES[kind]) for kind in kinds], 40, 40, seed)
+    change = FlipPairs(pairs=TYPES[:2], clients=tuple(np.flatnonzero(truth < 0).tolist()))
+    return changed(clients, [change], clients.x), truth
+
+
+def honest(
+    name: str, count: int, attackers: int, each: int = 40, seed: int = 0, root: int = 0, held: int = 0
+) -> tuple[PooledClients, Truth]:
     """The same federation without the attackers: the bound."""
-    clients = dealt(name, [list(range(10))] * count, each, 40, seed)
+    clients = dealt(name, [list(range(10))] * count, each, 40, seed, root, held)
     keep = range(attackers, count)
     parts = {
         split: Lists(
             np.concatenate([clients.indices(client, split) for client in keep]),
             np.cumsum([0, *(clients.size(client, split) for client in keep)]),
         )
-        for split in ("train", "test")
+        for split in ("train", "test", "validation")
     }
     made = PooledClients(clients.x, clients.y, parts, classes=clients.classes, common=clients.common)
     return made, np.zeros(len(made), dtype=int)
@@ -100,7 +122,7 @@ def honest(name: str, count: int, attackers: int, each: int = 40, seed: int = 0)
 def domains(seed: int = 0) -> tuple[PooledClients, Truth]:
     """Office-Caltech10 as SqueezeNet features: four domains, five clients each, a fifth of the rows for testing."""
     source, draw = features(), np.random.default_rng(seed)
-    owner = np.asarray(source.owner)
+    owner = source.owners["domain"].codes
     train, test, truth = [], [], []
     for domain in np.unique(owner):
         for part in np.array_split(draw.permutation(np.flatnonzero(owner == domain)), 5):
@@ -117,16 +139,22 @@ def features() -> DataSet:
     from piebald.models import embed, squeezenet
 
     source = data("office_caltech10")
-    x = embed(squeezenet(), source.x)
+    x = torch.from_numpy(embed(squeezenet(), source.x, key="squeezenet"))
     x = (x - x.mean(0)) / x.std(0).clamp(min=1e-6)
     return DataSet(**{**{f: getattr(source, f) for f in source.__dataclass_fields__}, "x": x})
+
+
+def writers(seed: int = 0, count: int = 10, each: int = 3000) -> tuple[PooledClients, Truth]:
+    """MNIST's digits, IID: enough rows for a guarantee about one of them."""
+    clients = dealt("mnist_writers", [list(range(10))] * count, each, 100, seed)
+    return clients, np.zeros(count, dtype=int)
 
 
 def people(seed: int = 0, count: int = 20) -> tuple[PooledClients, Truth]:
     """Human activity: the first people, whole segments for testing, so that no window overlaps one trained on."""
     from piebald.partition import ByOwner
 
-    clients = ByOwner(seed=seed, test=0.3).split(data("har"))
+    clients = ByOwner(owner="subject", seed=seed, test=0.3).split(data("har"))
     keep = range(min(count, len(clients)))
     train = [clients.indices(client, "train").tolist() for client in keep]
     test = [clients.indices(client, "test").tolist() for client in keep]

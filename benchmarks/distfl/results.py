@@ -7,6 +7,7 @@ import json
 import math
 import statistics
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +43,10 @@ def grouped(lines: Sequence[Line], part: str) -> dict[str, dict[str, list[Line]]
     return found
 
 
-def classes(lines: Sequence[Line]) -> str:
+def classes(lines: Sequence[Line], part: str) -> str:
     """Accuracy and groups of each method."""
     text = []
-    for case, methods in grouped(lines, "category").items():
+    for case, methods in grouped(lines, part).items():
         rows = [
             [
                 method,
@@ -78,28 +79,42 @@ def environment(lines: Sequence[Line], part: str) -> str:
     rows = []
     for methods in grouped(lines, part).values():
         for method, ones in methods.items():
-            mine = ones[0]["by_client"]
+            worst, best = (statistics.fmean(pick(one["by_client"]) for one in ones) for pick in (min, max))
             rows.append([
                 method,
                 interval([one["accuracy"] for one in ones]),
-                f"{100 * min(mine):.0f} to {100 * max(mine):.0f}",
-                " ".join(map(str, ones[0]["groups"])),
-                f"{ones[0]['ari'][-1]:.2f}",
+                f"{100 * worst:.0f} to {100 * best:.0f}",
+                ", ".join(str(one["groups"][-1]) for one in ones),
+                ", ".join(str(settled(one["labels"])) for one in ones),
+                ", ".join(f"{one['ari'][-1]:.2f}" for one in ones) if part == "domains" else "",
                 f"{len(ones)}",
             ])  # fmt: skip
-    head = ["method", "accuracy, %", "clients from, to", "groups by round (first seed)", "ARI at last", "seeds"]
+    head = [
+        "method", "accuracy, %", "worst to best client", "groups at last, by seed", "nobody moved after round", "ARI",
+        "seeds",
+    ]  # fmt: skip
     return table(head, rows)
 
 
+def settled(labels: Sequence[Sequence[int]]) -> int:
+    """The first round after which no client changed its group."""
+    return max((i + 1 for i, (one, two) in enumerate(pairwise(labels), 1) if one != two), default=1)
+
+
 def per_client(lines: Sequence[Line], part: str) -> str:
-    """Accuracy of each client, first seed."""
+    """Accuracy of each client, mean of the seeds, with the groups that DistFL found, seed by seed."""
     (methods,) = grouped(lines, part).values()
-    count = len(next(iter(methods.values()))[0]["by_client"])
+    found = [one["labels"][-1] for one in methods["DistFL"]]
     rows = [
-        [str(client), *(f"{100 * ones[0]['by_client'][client]:.0f}" for ones in methods.values())]
-        for client in range(count)
+        [
+            str(client),
+            str(methods["DistFL"][0]["truth"][client]),
+            " ".join(str(labels[client]) for labels in found),
+            *(f"{100 * statistics.fmean(one['by_client'][client] for one in ones):.0f}" for ones in methods.values()),
+        ]
+        for client in range(len(found[0]))
     ]
-    return table(["client", *methods], rows)
+    return table(["client", "domain" if part == "domains" else "person", "DistFL's group", *methods], rows)
 
 
 def attacks(lines: Sequence[Line], part: str) -> str:
@@ -120,21 +135,32 @@ def attacks(lines: Sequence[Line], part: str) -> str:
     return table([*head, "seeds"], rows)
 
 
-def privacy(lines: Sequence[Line]) -> str:
-    """Accuracy over the noise, with the epsilon of each client's uploads."""
+def privacy(lines: Sequence[Line], part: str) -> str:
+    """Accuracy over the noise, with the epsilon of one upload and of all of a client's."""
     from piebald.update.budget import local
 
     rows = []
-    for case, methods in grouped(lines, "privacy").items():
-        noise = float(case.removeprefix("noise "))
-        first = next(iter(methods.values()))[0]
-        epsilon = local(noise, first["rounds"], 1e-5).epsilon_pld if noise > 0.05 else math.inf
-        found = [methods.get(method, []) for method in ("DistFL", "FedAvg")]
-        cells = [interval([one["accuracy"] for one in ones]) if ones else "" for ones in found]
-        told = f"{epsilon:.0f}" if epsilon < 1e6 else "more than any accountant tells" if noise else "infinite"
-        rows.append([f"{noise:g}", told, *cells, f"{found[0][0]['ari'][-1]:.2f}" if found[0] else ""])
-    head = ["noise in clips", "epsilon of a client's uploads", "DistFL, %", "FedAvg, %", "ARI of DistFL's groups"]
+    for case, methods in grouped(lines, part).items():
+        noise, first = float(case.removeprefix("noise ")), next(iter(methods.values()))[0]
+        upload = f"{math.sqrt(2 * math.log(1.25e5)) / noise:.0f}" if noise else "infinite"
+        whole = f"{local(noise, first['rounds'], 1e-5).epsilon_rdp:,.0f}" if noise else "infinite"
+        found = [methods.get(method, []) for method in ("DistFL", "FedAvg", "Local")]
+        cells = [interval([one["honest"] for one in ones]) if ones else "" for ones in found]
+        rows.append([f"{noise:g}", upload, whole, *cells, f"{found[0][0]['ari'][-1]:.2f}" if found[0] else ""])
+    head = ["noise in clips", "epsilon of one upload", "of the run (RDP)", "DistFL, %", "FedAvg, %", "Local, %", "ARI"]
     return table(head, rows)
+
+
+def hidden(lines: Sequence[Line]) -> str:
+    """Accuracy over epsilon where single rows are hidden."""
+    rows = []
+    for case, methods in grouped(lines, "rows").items():
+        for ones in methods.values():
+            told = [one for one in ones[0]["privacy"] or [] if one.get("unit") == "row"]
+            names = ("epsilon_pld", "epsilon_prv", "epsilon_rdp")
+            cells = [f"{told[0][name]:.2f}" if told and told[0][name] else "infinite" for name in names]
+            rows.append([case, *cells, interval([one["common"]["accuracy"] for one in ones]), str(len(ones))])
+    return table(["case", "epsilon, PLD", "opacus' PRV", "RDP", "accuracy, %", "seeds"], rows)
 
 
 def ablation(lines: Sequence[Line], out: Path) -> str:
@@ -233,16 +259,20 @@ def main() -> None:
         for case, methods in grouped(lines, "study").items():
             for one in methods["DistFL"]:
                 print(case, one["seed"], " ".join(f"{value:.2f}" for value in one["ari"]), one["groups"])
-    if "category" in parts:
-        print(classes(lines))
+    for part in ("category", "vgg"):
+        if part in parts:
+            print(classes(lines, part))
     for part in ("domains", "people"):
         if part in parts:
             print(f"\n{part}:\n\n{environment(lines, part)}\n\n{per_client(lines, part)}")
-    for part in ("attacks", "replacement"):
+    for part in ("attacks", "cifar", "replacement"):
         if part in parts:
             print(f"\n{part}:\n\n{attacks(lines, part)}")
-    if "privacy" in parts:
-        print(f"\nprivacy:\n\n{privacy(lines)}")
+    for part in ("privacy", "mixed"):
+        if part in parts:
+            print(f"\n{part}:\n\n{privacy(lines, part)}")
+    if "rows" in parts:
+        print(f"\nrows:\n\n{hidden(lines)}")
     if (options.out / "ablation.json").exists():
         print("\n" + ablation(json.loads((options.out / "ablation.json").read_text()), options.pictures))
     if (options.out / "rounds.jsonl").exists():

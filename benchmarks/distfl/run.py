@@ -23,8 +23,21 @@ from piebald.models import build_model
 from piebald.recipe import Recipe
 from piebald.task import accuracy
 
-TRAINING: dict[str, Any] = {"lr": 0.1, "epochs": 3, "batch": 10}
-PARTS = ("study", "category", "domains", "people", "attacks", "replacement", "privacy")
+Training = dict[str, Any]
+TRAINING: Training = {"lr": 0.1, "epochs": 3, "batch": 10}
+PARTS = (
+    "study", "category", "vgg", "domains", "people", "attacks", "cifar", "replacement", "privacy", "mixed", "rows",
+)  # fmt: skip
+VGG: Training = {"lr": 0.05, "epochs": 1, "batch": 20}
+
+
+def network(part: str, shape: tuple[int, ...]) -> Callable[[int], Any]:
+    """The network of one part of the benchmark."""
+    if part == "vgg":
+        return lambda seed: build_model("vgg11", shape, 10, seed=seed)
+    if part == "rows":  # no batch norm: it mixes rows
+        return lambda seed: build_model("mlp", shape, 10, seed=seed, hidden=(64,))
+    return small(shape)
 
 
 def small(shape: tuple[int, ...]) -> Callable[[int], Any]:
@@ -35,15 +48,15 @@ def small(shape: tuple[int, ...]) -> Callable[[int], Any]:
     return lambda seed: build_model(name, shape, outputs, seed=seed, **settings)
 
 
-def distfl(root: bool = False, **group: Any) -> Recipe:
+def distfl(training: Training = TRAINING, **group: Any) -> Recipe:
     """DistFL with settings of its group part."""
-    made = recipes.distfl(normal="root" if root else "largest", **TRAINING)
+    made = recipes.distfl(**training)
     return made.with_(group={**made.group.table(), **group})
 
 
-def kcluster(k: int, warm: int = 1) -> Recipe:
+def kcluster(k: int, warm: int = 1, training: Training = TRAINING) -> Recipe:
     """K-Cluster: k-means with ten restarts after the first round, or a cold start."""
-    return recipes.ifca(k=k, warm=warm, **TRAINING)
+    return recipes.ifca(k=k, warm=warm, **training)
 
 
 def plain(weigh: Any = "by_examples", update: Any = ()) -> Recipe:
@@ -95,9 +108,11 @@ def jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], 
         for method, recipe in methods.items():
             yield "CIFAR-10, 25 clients, 5 types", method, recipe, lambda: fed.planted([5] * 5, seed=seed), 6
     if part in ("domains", "people"):
-        methods = {"DistFL": distfl(), "FedAvg": plain(), "Local": recipes.local(**TRAINING)}
-        methods |= {"Fine-tuning": recipes.fine_tuned(tune_epochs=3, **TRAINING)}
-        methods |= {f"K-Cluster (K = {k})": kcluster(k) for k in (2, 3, 4)}
+        epochs = 3 if part == "domains" else 1  # a person has six times the rows
+        here = {**TRAINING, "epochs": epochs}
+        methods = {"DistFL": distfl(here), "FedAvg": recipes.fedavg(**here), "Local": recipes.local(**here)}
+        methods |= {"Fine-tuning": recipes.fine_tuned(tune_epochs=epochs, **here)}
+        methods |= {f"K-Cluster (K = {k})": kcluster(k, training=here) for k in (2, 3, 4)}
         for method, recipe in methods.items():
             yield part, method, recipe, lambda: getattr(fed, part)(seed), 15
     if part == "attacks":
@@ -107,32 +122,60 @@ def jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], 
             attack = lambda n=attackers: fed.attacked("digits", 30, n, each=30, seed=seed, root=60)  # noqa: E731
             yield case, "honest clients only", plain(), bound, 15
             yield case, "FedAvg", plain(), attack, 15
-            yield case, "DistFL", distfl(root=True), attack, 15
-            yield case, "DistFL on plain noise", distfl(root=True, knowledge="noise"), attack, 15
+            yield case, "DistFL", distfl(normal="root"), attack, 15
+            yield case, "DistFL on plain noise", distfl(normal="root", knowledge="noise"), attack, 15
             for method, weigh in DEFENCES.items():
                 yield case, method, plain(weigh), attack, 15
     if part == "replacement":
         stage = {"kind": "model_replacement", "clients": [0], "scale": 30.0}
         attack = lambda: fed.attacked("digits", 30, 0, each=30, seed=seed, root=60)  # noqa: E731
         yield "digits, 1 of 30 replaces the model", "FedAvg", plain(update=[stage]), attack, 8
-        yield "digits, 1 of 30 replaces the model", "DistFL", distfl(root=True).with_(update=[stage]), attack, 8
+        yield "digits, 1 of 30 replaces the model", "DistFL", distfl(normal="root").with_(update=[stage]), attack, 8
         for method in ("IRLS", "GRA", "Credit", "median", "norm clipping", "multi-Krum"):
             yield "digits, 1 of 30 replaces the model", method, plain(DEFENCES[method], [stage]), attack, 8
-    if part == "privacy":
+    if part == "cifar":
+        for attackers in (10, 20, 40):
+            case = f"CIFAR-10, {attackers} of 50 flip labels"
+            more = {"seed": seed, "root": 100, "held": 10}
+            bound = lambda n=attackers: fed.honest("cifar10", 50, n, **more)  # noqa: B023, E731
+            attack = lambda n=attackers: fed.attacked("cifar10", 50, n, **more)  # noqa: B023, E731
+            yield case, "honest clients only", plain(), bound, 12
+            yield case, "FedAvg", plain(), attack, 12
+            yield case, "DistFL, the centre's rows", distfl(probes=100, normal="root"), attack, 12
+            yield case, "DistFL, clients vote", distfl(probes=100, normal="vote"), attack, 12
+            noise = distfl(probes=100, normal="root", knowledge="noise")
+            yield case, "DistFL on plain noise", noise, attack, 12
+            for method in ("median", "multi-Krum", "FLTrust", "IRLS", "GRA", "Credit"):
+                yield case, method, plain(DEFENCES[method]), attack, 12
+    if part in ("privacy", "mixed"):
+        federation = fed.mixed if part == "mixed" else lambda seed: fed.planted([5] * 5, seed=seed)
         for noise in (0.0, 0.01, 0.03, 0.1):
             stage = [{"kind": "gaussian", "clip": 5.0, "noise": noise, "where": "client"}]
-            for method, recipe in {"DistFL": distfl(), "FedAvg": plain()}.items():
-                federation = lambda: fed.planted([5] * 5, seed=seed)  # noqa: E731
-                yield f"noise {noise:g}", method, recipe.with_(update=stage), federation, 6
+            methods = {"DistFL": distfl(probes=100), "FedAvg": plain()}
+            for method, recipe in methods.items():
+                yield f"noise {noise:g}", method, recipe.with_(update=stage), lambda: federation(seed=seed), 8
+        yield "noise 0", "Local", recipes.local(**TRAINING), lambda: federation(seed=seed), 8
+    if part == "rows":
+        for noise in (0.0, 0.6, 1.0, 2.0, 4.0):
+            recipe = recipes.dp_sgd(lr=2.0, epochs=1, batch=100, clip=1.0, noise=noise)
+            yield f"noise {noise:g}", "FedAvg of DP-SGD", recipe, lambda: fed.writers(seed), 5
+        usual = recipes.fedavg(lr=0.5, epochs=1, batch=100)
+        yield "not hidden", "FedAvg", usual, lambda: fed.writers(seed), 5
+    if part == "vgg":
+        made = distfl(VGG, probes=50, steps=20)  # 200 probes through VGG-11 take minutes on a CPU
+        methods = {"DistFL": made, "FedAvg": recipes.fedavg(**VGG), "Local": recipes.local(**VGG)}
+        methods |= {"Fine-tuning": recipes.fine_tuned(tune_epochs=1, **VGG), "K-Cluster (K = 5)": kcluster(5, 1, VGG)}
+        for method, recipe in methods.items():
+            yield "VGG-11, 25 clients, 5 types", method, recipe, lambda: fed.planted([5] * 5, seed=seed), 3
 
 
 def carry_out(part: str, case: str, method: str, recipe: Recipe, federation: Any, rounds: int, seed: int) -> Any:
     """Run one job; what the tables need of it."""
     clients, truth = federation()
     metrics: dict[str, Any] = {"accuracy": accuracy}
-    if part in ("attacks", "replacement"):
+    if part in ("attacks", "cifar", "replacement"):
         metrics["attack_success"] = AttackSuccess.of_pairs(fed.PAIRS)
-    model = small(tuple(clients.rows(0, "train").x.shape[1:]))
+    model = network(part, tuple(clients.rows(0, "train").x.shape[1:]))
     began = time.perf_counter()
     run = piebald.run(
         recipe, clients, model, rounds=rounds, seed=seed, metrics=metrics, evaluate_every=rounds,
@@ -147,19 +190,21 @@ def carry_out(part: str, case: str, method: str, recipe: Recipe, federation: Any
         if r["client"] is not None and r["metric"] == "accuracy" and r["model"] == judged
     }
     common = {r["metric"]: r["value"] for r in last if r["split"] == "common"}
-    found, counts = [], []
+    found, stays = [], []
     labels = dict.fromkeys(range(len(truth)), 0)
     for version in range(1, rounds + 1):
         labels |= {r["client"]: r["grp"] for r in run.arrivals if r["version"] == version and r["grp"] is not None}
-        found.append(adjusted_rand_score(truth, [labels[client] for client in range(len(truth))]))
-        counts.append(len(set(labels.values())))
+        stays.append([labels[client] for client in range(len(truth))])
+        found.append(adjusted_rand_score(truth, stays[-1]))
     extraction = sum(row["value"]["seconds"] for row in run.remarks if row["name"] == "grouping")
     steps = [row["value"]["steps"] for row in run.remarks if row["name"] == "grouping"]
     return {
         "part": part, "case": case, "method": method, "seed": seed, "rounds": rounds,
         "accuracy": float(np.mean([*own.values()])), "by_client": [own[client] for client in sorted(own)],
-        "honest": float(np.mean([v for c, v in own.items() if not truth[c]])) if own else None,
-        "common": common, "ari": found, "groups": counts, "seconds": seconds, "extraction": extraction,
+        "honest": float(np.mean([v for c, v in own.items() if truth[c] >= 0])) if own else None,
+        "common": common, "ari": found, "groups": [len(set(one)) for one in stays], "labels": stays,
+        "seconds": seconds, "extraction": extraction,
+        "truth": truth.tolist(), "privacy": run.meta["privacy"], "engine": run.meta["runtime"]["engine"],
         "steps": steps, "mb": sum(r["bytes_up"] + r["bytes_down"] for r in run.arrivals) / 1e6,
     }  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from piebald.client.adaptive import Adaptive
 from piebald.client.ditto import Ditto
+from piebald.client.dp_sgd import DpSgd
 from piebald.client.evaluate import Evaluate
 from piebald.client.fine_tune import FineTune
 from piebald.client.lowest_loss import LowestLoss
@@ -18,6 +19,7 @@ __all__ = [
     "Constant",
     "Cosine",
     "Ditto",
+    "DpSgd",
     "Evaluate",
     "Everything",
     "Exponential",

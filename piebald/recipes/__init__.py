@@ -6,6 +6,7 @@ from piebald.recipes.cfl import cfl
 from piebald.recipes.cgau import cgau
 from piebald.recipes.distfl import distfl
 from piebald.recipes.ditto import ditto
+from piebald.recipes.dp_sgd import dp_sgd
 from piebald.recipes.dvw import adaptive_dvw, async_dvw, sync_dvw
 from piebald.recipes.fedadam import fedadam
 from piebald.recipes.fedasync import fedasync
@@ -31,6 +32,7 @@ __all__ = [
     "cgau",
     "distfl",
     "ditto",
+    "dp_sgd",
     "fedadam",
     "fedasync",
     "fedavg",

@@ -14,6 +14,8 @@ from piebald.report.markup import Cell
 from piebald.report.tables import History
 from piebald.report.wording import NONE
 
+UNITS = {"client": "that a client took part", "updates": "what a client's updates are", "row": "that a row is there"}
+
 _FACTS = {
     "task": "Task",
     "model": "Model",
@@ -111,17 +113,24 @@ def _answer(part: Any) -> str:
 
 
 def _privacy(comparison: Comparison) -> str:
-    """What noise on the updates buys, for labels whose recipe adds some."""
+    """What noise buys, for labels whose recipe adds some."""
     rows: list[list[Cell]] = []
     for label, runs in comparison.groups.items():
         for budget in runs[0].meta.get("privacy") or []:
             epsilons = [budget["epsilon_pld"], budget["epsilon_rdp"]]
             shown = ["infinite: no noise" if one is None else f"{one:.3g}" for one in epsilons]
-            rows.append([markup.key(comparison.labels, label), *shown, f"{budget['delta']:.1g}", budget["meaning"]])
+            second = budget.get("epsilon_prv")
+            unit = UNITS.get(budget.get("unit", "client"), NONE)  # folders of earlier versions do not say
+            shown.append(NONE if second is None else f"{second:.3g}")
+            told = [unit, *shown, f"{budget['delta']:.1g}", budget["meaning"]]
+            rows.append([markup.key(comparison.labels, label), *told])
     if not rows:
         return ""
-    caption = "Differential privacy that a whole run's noise gives, for the shared layers' changes and nothing else."
-    return markup.table(caption, ["Label", "Epsilon (PLD)", "Epsilon (RDP)", "Delta", "Meaning"], rows, kind="list")
+    caption = (
+        "Differential privacy that a whole run's noise gives, to what clients send of their models and nothing else."
+    )
+    head = ["Label", "Hidden", "Epsilon (PLD)", "Epsilon (RDP)", "Epsilon (opacus, PRV)", "Delta", "Meaning"]
+    return markup.table(caption, head, rows, kind="list")
 
 
 def _runs(comparison: Comparison) -> str:

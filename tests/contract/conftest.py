@@ -30,6 +30,7 @@ TABLE: dict[str, dict[str, Any]] = {
     "lg_fedavg": {},
     "fedbn": {},
     "ditto": {"pull": 0.3},
+    "dp_sgd": {"clip": 0.5, "noise": 0.5},
     "hdafl": {},
     "cgau": {},
     "fedasync": {},
@@ -98,8 +99,14 @@ def method(name: str, **more: Any) -> Recipe:
     return recipes.make(name, **{"cohort": 4, "lr": 0.1, "batch": 10} | TABLE[name] | more)
 
 
-def carry_out(recipe: Recipe, clients: Any = None, model: Any = network, **options: Any) -> Run:
+def fitting(recipe: Recipe) -> Any:
+    """The hardest network that a recipe can take."""
+    return network if recipe.learn.privacy() is None else plain_network
+
+
+def carry_out(recipe: Recipe, clients: Any = None, model: Any = None, **options: Any) -> Run:
     """A short run, by default in this process on the lean engine."""
+    model = model or fitting(recipe)
     where = {"engine": "lean", "workers": 0} | options.pop("simulator", {})
     return piebald.run(
         recipe, clients or federation(), model, runtime=piebald.Simulator(**where), **{"rounds": 3, "seed": 1} | options

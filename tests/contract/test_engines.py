@@ -36,7 +36,7 @@ def test_equals_the_reference(name: str, simulator: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("rule", ["fedavg", "fedprox", "ditto", "fine_tuned", "hdafl"])
+@pytest.mark.parametrize("rule", ["fedavg", "fedprox", "ditto", "dp_sgd", "fine_tuned", "hdafl"])
 @pytest.mark.parametrize("simulator", MANY, ids=str)
 def test_settings_of_training(rule: str, variant: str, simulator: dict[str, object]) -> None:
     recipe = method(rule, **VARIANTS[variant])
@@ -63,6 +63,10 @@ COMPOSED = {
     "SCAFFOLD with a private head, its variates in a secure sum": method("scaffold").with_(
         share={"kind": "all_but", "private_layers": "classifier"}, update=[{"kind": "secure_sum"}]
     ),
+    "hidden rows, a pull, a private head, momentum, asynchronous": method("dp_sgd", mu=0.5, momentum=0.5).with_(
+        share={"kind": "all_but", "private_layers": "classifier"}, pace={"kind": "asynchronous", "cohort": 3}
+    ),
+    "DistFL, where clients vote": method("distfl", normal="vote"),
     "SCAFFOLD, asynchronous, with a private head": method("scaffold").with_(
         share={"kind": "all_but", "private_layers": "classifier"}, pace={"kind": "asynchronous", "cohort": 3}
     ),

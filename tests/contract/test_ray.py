@@ -21,7 +21,7 @@ from piebald.runtimes.engines import actors
 from piebald.runtimes.engines.actors import RayCrew
 from piebald.runtimes.engines.session import Session
 
-from .conftest import assert_same, carry_out, federation, method, network, plain_network, vector
+from .conftest import assert_same, carry_out, federation, fitting, method, network, plain_network, vector
 from .test_resume import assert_identical
 
 ROOT = Path(__file__).parents[2]
@@ -47,8 +47,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         made.shutdown()
 
 
-def on_ray(recipe: Any, clients: Any = None, model: Any = network, **options: Any) -> piebald.Run:
-    where = piebald.Ray(**TWO | options.pop("ray", {}))
+def on_ray(recipe: Any, clients: Any = None, model: Any = None, **options: Any) -> piebald.Run:
+    where, model = piebald.Ray(**TWO | options.pop("ray", {})), model or fitting(recipe)
     return piebald.run(recipe, clients or federation(), model, runtime=where, **{"rounds": 3, "seed": 1} | options)
 
 

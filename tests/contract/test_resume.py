@@ -19,7 +19,7 @@ from piebald.recipe import Recipe
 from piebald.report.store import RunStore
 from piebald.runtimes.simulation import Simulation
 
-from .conftest import VARIANTS, carry_out, federation, method, network, plain_network, vector
+from .conftest import VARIANTS, carry_out, federation, fitting, method, network, plain_network, vector
 
 FORK = multiprocessing.get_context("fork")
 
@@ -91,8 +91,9 @@ def _timeless(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def check(
-    tmp_path: Path, recipe: Recipe, moment: tuple[str, type, int, bool], model: Any = network, **options: Any
+    tmp_path: Path, recipe: Recipe, moment: tuple[str, type, int, bool], model: Any = None, **options: Any
 ) -> None:
+    model = model or fitting(recipe)
     killed(tmp_path / "killed", recipe, moment, model=model, **options)
     resumed = piebald.resume(tmp_path / "killed", federation(), model)
     undisturbed = carry_out(recipe, out=tmp_path / "whole", rounds=4, model=model, **options)
@@ -140,6 +141,7 @@ PACES = {
     "buffered, a client twice at one version": method("fedbuff", size=3, cohort=5),
     "a deadline that half of them miss": method("fedavg").with_(pace={"kind": "deadline", "seconds": 4.0}),
     "over-selection": method("fedavg").with_(pace={"kind": "synchronous", "cohort": 2, "over": 2.0}),
+    "groups, whose normal one clients vote for": method("distfl", normal="vote"),
     "validation weighting, mixing by staleness": method("fedasync").with_(
         weigh={"kind": "by_staleness", "base": {"kind": "dvw"}}
     ),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from piebald import recipes
 from piebald.errors import SettingError
 from piebald.update import Gaussian
-from piebald.update.budget import central, local, of_recipe
+from piebald.update.budget import central, local, of_recipe, of_rows, of_run, rows
 
 from .fakes import classified, seeded, simulate
 
@@ -84,6 +84,56 @@ def test_a_run_says_what_it_spent() -> None:
     (unknown,) = of_recipe(recipe.with_(weigh="median"), 4, 3)
     assert unknown.epsilon_pld == math.inf
     assert "no weighted mean" in unknown.meaning
+
+
+def test_rows_are_accounted_as_opacus_does() -> None:
+    """Two programs, three methods: PLD and PRV agree, Renyi's bounds are no smaller, opacus' own Renyi is ours."""
+    pytest.importorskip("opacus", reason="needs opacus: pip install 'piebald[privacy]'")
+    from opacus.accountants import RDPAccountant
+
+    budget = rows(1.1, 0.05, 40, 1e-5)
+    theirs = RDPAccountant()
+    theirs.history = [(1.1, 0.05, 40)]
+    assert budget.epsilon_prv == pytest.approx(budget.epsilon_pld, rel=0.03)
+    assert budget.epsilon_rdp == pytest.approx(theirs.get_epsilon(1e-5), rel=0.03)
+    assert budget.epsilon_rdp > budget.epsilon_pld
+    assert "add or remove one row" in budget.meaning
+
+
+def test_a_run_that_hides_rows_says_what_the_client_spends_that_spends_most() -> None:
+    """Often the smallest: its rows are in most batches; it takes ceil(rows / batch) steps an epoch."""
+    from torch import nn
+
+    recipe = recipes.dp_sgd(noise=2.0, batch=10, epochs=2)
+    run = simulate(recipe, classified(25, 0, 80), seeded(lambda: nn.Linear(4, 2)), rounds=2)
+    (told,) = run.meta["privacy"]
+    assert told["unit"] == "row"
+    assert told["releases"] == 2 * 2 * 3
+    assert told["epsilon_pld"] == pytest.approx(rows(2.0, 10 / 25, 12, 1e-5).epsilon_pld)
+    assert "client with 25 rows (6 steps a round)" in told["meaning"]
+    assert of_rows(recipe, [25, 80], 2).epsilon_pld > of_rows(recipe, [80], 2).epsilon_pld
+    assert of_rows(recipe.with_(learn={**recipe.learn.table(), "noise": 0.0}), [25], 2).epsilon_pld == math.inf
+    assert of_rows(recipe, [5], 1).epsilon_pld == pytest.approx(rows(2.0, 1.0, 2, 1e-5).epsilon_pld)  # all in all
+    assert "no client's number of rows" in of_rows(recipe, [0, 0], 2).meaning
+    both = recipe.with_(update=[{"kind": "gaussian", "clip": 1.0, "noise": 2.0}])
+    told = [one.unit for one in of_run(both, classified(25, 80), 2)]
+    assert told == ["client", "row"]
+
+
+def test_a_client_of_one_more_row_than_a_batch_spends_more_than_one_that_fits() -> None:
+    """It takes two steps with nearly all of its rows in each, the smaller one takes one with all."""
+    recipe = recipes.dp_sgd(noise=3.0, batch=20)
+    fits, more = (of_rows(recipe, [size], 5, 1e-5).epsilon_pld for size in (20, 21))
+    assert more > fits
+    both = of_rows(recipe, [20, 21, 300], 5, 1e-5)
+    assert both.epsilon_pld == more
+    assert both.releases == 10
+
+
+def test_what_promises_nothing_is_not_computed_for_minutes() -> None:
+    budget = rows(0.05, 1.0, 1000, 1e-5)
+    assert budget.epsilon_pld == budget.epsilon_rdp > 1e4
+    assert budget.epsilon_prv is None
 
 
 def test_a_missing_accountant_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,9 @@ from sklearn.metrics import adjusted_rand_score
 from torch import Tensor, nn
 
 from piebald import data, recipes
+from piebald.contracts import Update
 from piebald.controller.group import Cfl, Distfl, Ifca
+from piebald.controller.group.ballot import ballot
 from piebald.errors import SettingError
 from piebald.models import build_model
 from piebald.partition import FlipPairs, Iid, Lists, PooledClients
@@ -102,6 +105,90 @@ def test_attackers_are_told_apart_and_the_centres_rows_say_who_is_normal(attacke
     assert adjusted_rand_score(truth, grouped(run, 6)) == 1.0
     common = [row["value"] for row in run.scores if row["split"] == "common" and row["metric"] == "accuracy"]
     assert common[-1] > 0.85
+
+
+PAIRS = ((0, 4), (1, 5), (2, 6), (3, 7))
+
+
+def vote_among(attackers: int) -> tuple[Any, list[int]]:
+    """Ten clients who vote, so many of whom swap labels, in what they train on and in what they judge by."""
+    changes = (FlipPairs(pairs=PAIRS, clients=tuple(range(attackers))),)
+    clients = Iid(clients=10, validation=0.2, changes=changes).split(data.digits())
+    recipe = recipes.distfl(probes=60, normal="vote", **TRAINING)
+    run = carry_out(recipe, clients, rounds=4, measure="none")
+    return run, grouped(run, 4)
+
+
+@pytest.mark.parametrize("attackers", [2, 4])
+def test_clients_vote_for_the_honest_group_while_most_of_them_are(attackers: int) -> None:
+    run, labels = vote_among(attackers)
+    assert adjusted_rand_score([client < attackers for client in range(10)], labels) == 1.0
+    assert run.main == labels[-1]
+    (last,) = [row["value"] for row in run.remarks if row["name"] == "vote_loss"][-1:]
+    assert min(last, key=last.__getitem__) == str(labels[-1])
+    asked = [row for row in run.arrivals if row["kind"] == "validate" and row["version"] == 4]
+    assert len(asked) == 10 * len(last)
+    one = run.work.layout.shared * 4
+    assert all(row["bytes_down"] == one for row in asked)
+
+
+def test_a_vote_is_lost_where_most_clients_attack() -> None:
+    """As it must: nothing that clients say can tell then, see `ballot`."""
+    run, labels = vote_among(8)
+    assert adjusted_rand_score([client < 8 for client in range(10)], labels) == 1.0
+    assert run.main == labels[0]
+
+
+def test_a_vote_needs_validation_rows() -> None:
+    with pytest.raises(SettingError, match="distfl goes by validation rows but clients have none"):
+        carry_out(recipes.distfl(normal="vote", **TRAINING), planted())
+
+
+class Polled:
+    """A centre whose clients say what a table says: losses by client and model."""
+
+    version = 3
+
+    def __init__(self, said: list[list[float | None]], rows: int = 5) -> None:
+        self.said, self.rows, self.asked = said, rows, list[tuple[int, int]]()
+        self.work = type("Work", (), {"seed": 1})
+
+    def ask(self, questions: Any) -> list[Any]:
+        found: list[Any] = []
+        for question in questions:
+            model = int(question.parts["model"])
+            self.asked.append((question.client, model))
+            loss = self.said[question.client][model]
+            found.append(None if loss is None else update(examples=self.rows, loss=loss))
+        return found
+
+
+def update(examples: int, loss: float) -> Update:
+    return Update({}, examples, 0, {"loss": loss})
+
+
+def test_honest_clients_in_many_groups_outvote_one_large_group_of_attackers() -> None:
+    """Three groups of two honest clients, one of five attackers who lie as they like: the largest is not normal."""
+    honest = [[0.3, 0.9, 0.8, 4.0], [0.9, 0.3, 0.8, 5.0], [0.8, 0.9, 0.3, 3.0]]
+    centre = Polled([*honest, *honest, *[[1e9, 1e9, 1e9, 0.0]] * 5])
+    models = {number: torch.tensor(float(number)) for number in range(4)}
+    found = ballot(models, range(11), None, centre)
+    assert max(found, key=found.__getitem__) == 3
+    half = Polled([*honest, *[[1e9, 1e9, 1e9, 0.0]] * 3])
+    tied = ballot(models, range(6), None, half)
+    assert min(tied, key=tied.__getitem__) == 3
+
+
+def test_half_a_vote_is_none() -> None:
+    """Who does not answer for every model, has no rows or says what is no number abstains; if all do, nobody wins."""
+    models = {number: torch.tensor(float(number)) for number in (0, 1)}
+    centre = Polled([[0.1, 0.5], [None, 0.0], [math.nan, 0.0], [math.inf, 0.0]])
+    assert ballot(models, range(4), None, centre) == {0: 0.1, 1: 0.5}
+    assert ballot(models, range(4), None, Polled([[0.1, 0.5]] * 4, rows=0)) == {0: math.inf, 1: math.inf}
+    few = Polled([[0.1, 0.5]] * 4)
+    ballot(models, range(4), 2, few)
+    assert len({client for client, _ in few.asked}) == 2
+    assert len(few.asked) == 4
 
 
 def test_a_replaced_model_is_left_out_of_the_mean_and_trains_alone() -> None:

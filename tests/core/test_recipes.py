@@ -60,7 +60,8 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "probes": st.integers(2, 500),
     "channels": st.floats(0.01, 1.0),
     "find": st.sampled_from(["silhouette", "gap"]),
-    "normal": st.sampled_from(["largest", "root"]),
+    "normal": st.sampled_from(["largest", "vote", "root"]),
+    "noise": positive,
     "every": counts,
     "k": counts,
     "warm": st.integers(0, 3),
@@ -82,6 +83,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "vc_tomb": counts,
     "limit_staleness": st.booleans(),
 }
+OWN = {("dp_sgd", "clip"): positive}  # without a clip there is no guarantee
 BREAKS = {"scaffold": {"momentum", "weight_decay", "clip"}, "adaptive_dvw": {"steps"}}
 LISTED = {row["name"]: row for row in recipes.listing()}
 
@@ -92,7 +94,7 @@ def made(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     name = draw(st.sampled_from(recipes.names()))
     own = set(LISTED[name]["fields"]) - BREAKS.get(name, set())
     chosen = draw(st.sets(st.sampled_from(sorted(own))))
-    return name, {field: draw(FIELDS[field]) for field in sorted(chosen)}
+    return name, {field: draw(OWN.get((name, field), FIELDS[field])) for field in sorted(chosen)}
 
 
 def plain(value: Any) -> Any:

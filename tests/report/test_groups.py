@@ -80,3 +80,13 @@ def test_the_budget_of_noise_is_in_the_settings() -> None:
     html = page.render(Comparison([History(run._store)]))
     assert "Epsilon (PLD)" in html
     assert "centre sees every update" in html
+
+
+def test_what_hides_rows_says_so_and_no_loss_is_missed() -> None:
+    clients = Iid(clients=3).split(data.digits())
+    recipe = recipes.dp_sgd(lr=0.5, noise=2.0, batch=50)
+    run = piebald.run(recipe, clients, build_model("logistic", (1, 8, 8), 10), rounds=2)
+    html = page.render(Comparison([History(run._store)]))
+    assert "that a row is there" in html
+    assert "Epsilon (opacus, PRV)" in html
+    assert "add or remove one row" in html

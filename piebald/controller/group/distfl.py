@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from piebald.contracts import CENTRE, Centre, Question, Work
+from piebald.controller.group.ballot import ballot
 from piebald.controller.group.clusters import Found, Matrix, agree, by_gap, by_silhouette, tracked
 from piebald.controller.group.divergence import divergences, responses, unlikeness
 from piebald.controller.group.knowledge import Synthesis, Target, batch_norm_targets, moment_targets, synthesise
@@ -63,8 +64,10 @@ class Distfl(Group):
         threshold: cut at this average unlikeness instead, in (0, 2].
         forget: what earlier rounds count from one grouping to the next, in [0, 1]: 1 is the mean of all, 0 this alone.
         reach: models longer than this many median lengths are left out.
-        normal: which group is normal: "largest", or "root", the one with the least loss on rows of the centre's own.
-            With half of the clients or more attacking only "root" can tell; nothing in the updates can.
+        normal: which group is normal: "largest"; "vote", see `ballot`; or "root", the one with the least loss on rows
+            of the centre's own.  With half of the clients or more attacking only "root" can tell; nothing that clients
+            send can.
+        voters: with "vote", ask only so many of a commit's clients, a seeded choice; None asks all.
     """
 
     from_now: ClassVar[bool] = True
@@ -85,7 +88,8 @@ class Distfl(Group):
     threshold: float | None = Field(default=None, gt=0)
     forget: float = Field(default=1.0, ge=0, le=1)
     reach: float = Field(default=5.0, gt=1)
-    normal: Literal["largest", "root"] = "largest"
+    normal: Literal["largest", "vote", "root"] = "largest"
+    voters: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")
     def _check_probes(self) -> Self:
@@ -99,6 +103,9 @@ class Distfl(Group):
 
     def needs_root(self) -> bool:
         return self.normal == "root"
+
+    def validates(self) -> bool:
+        return self.normal == "vote"
 
     def misfit(self, work: Work) -> str | None:
         if work.task.name != "classification":
@@ -277,22 +284,25 @@ class Distfl(Group):
         if self.normal == "largest":
             sizes = [number for number in now.values()]
             return max(sorted(set(sizes)), key=sizes.count)
-        losses = self._losses(labels, cohort, centre)
-        centre.remark("root_loss", {str(number): loss for number, loss in losses.items()})
+        models = self._candidates(labels, cohort, centre)
+        if self.normal == "root":
+            answers = centre.ask([Question(CENTRE, RootLoss(), {"model": model}) for model in models.values()])
+            losses = dict(
+                zip(models, (math.inf if one is None else one.metrics["loss"] for one in answers), strict=True)
+            )
+        else:
+            clients = [cohort.clients[row] for row in sorted(labels)]
+            losses = ballot(models, clients, self.voters, centre)
+        centre.remark(f"{self.normal}_loss", {str(number): loss for number, loss in losses.items()})
         return min(losses, key=lambda number: (losses[number], number))
 
-    def _losses(self, labels: Mapping[int, int], cohort: Cohort, centre: Centre) -> dict[int, float]:
-        """The loss of each group's mean model on the centre's own rows; of groups that are absent, of their model."""
+    def _candidates(self, labels: Mapping[int, int], cohort: Cohort, centre: Centre) -> dict[int, Tensor]:
+        """The mean model of each group; of groups that are absent, their model."""
         models = dict(centre.models)
         for number in set(labels.values()):
             own = [row for row, mine in labels.items() if mine == number]
             models[number] = torch.stack([cohort.model(row) for row in own]).mean(0)
-        order = sorted(models)
-        answers = centre.ask([Question(CENTRE, RootLoss(), {"model": models[number]}) for number in order])
-        return {
-            number: math.inf if answer is None else answer.metrics["loss"]
-            for number, answer in zip(order, answers, strict=True)
-        }
+        return dict(sorted(models.items()))
 
     # -- what is put on record
 

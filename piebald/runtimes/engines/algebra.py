@@ -35,7 +35,7 @@ class Walk:
     def plain(self) -> bool:
         """Whether a step is just  w <- w - lr * g  with one learning rate."""
         extra = self.pull or self.shift is not None or self.velocity is not None
-        settings = self.descent.momentum or self.descent.weight_decay or self.descent.clip
+        settings = self.descent.momentum or self.descent.weight_decay or self.descent.clip or self.descent.privacy
         return not extra and not settings and not isinstance(self.descent.lr, Tensor)
 
 

@@ -59,7 +59,7 @@ def fastest(
         return best
     for kind in (Joined, Stacked):
         engine = kind(work, lean.feed, lean.traits, device, bfloat16)
-        if isinstance(engine, Joined) and not engine.joins:
+        if isinstance(engine, Joined) and (not engine.joins or work.rule.privacy() is not None):
             continue
         for stack in STACKS:
             if stack > min(len(sample), stack_limit(work)):
@@ -80,7 +80,7 @@ def fastest(
 def _measure(engine: Lean, clients: Sequence[int], stack: int) -> tuple[torch.Tensor, float]:
     """The clients' mean losses, and seconds for one client and step."""
     batch = getattr(engine.work.rule, "batch", 20)
-    descent = Descent(lr=0.01, batch=batch, steps=_STEPS)
+    descent = Descent(lr=0.01, batch=batch, steps=_STEPS, privacy=engine.work.rule.privacy())
     start = engine.work.initial.to(engine.device)
     times: list[float] = []
     losses: list[torch.Tensor] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -70,6 +71,8 @@ class Feed:
 def batches(places: Places, descent: Descent, mixes: bool, *words: int | str) -> Iterator[Places]:
     """One client's mini-batches as positions: each epoch in a fresh order that depends on `words` and the epoch alone.
 
+    Where single rows are hidden (`Descent.privacy`), each step's batch is a Poisson sample instead, perhaps empty.
+
     Args:
         places: the client's rows.
         descent: batch size, epochs or steps.
@@ -79,6 +82,9 @@ def batches(places: Places, descent: Descent, mixes: bool, *words: int | str) ->
     """
     count = len(places)
     if count == 0:
+        return
+    if descent.privacy is not None:
+        yield from _poisson(places, descent, *words)
         return
     starts = list(range(0, count, descent.batch))
     if mixes and count - starts[-1] == 1:
@@ -97,3 +103,11 @@ def batches(places: Places, descent: Descent, mixes: bool, *words: int | str) ->
             yield order[start:end]
             taken += 1
         epoch += 1
+
+
+def _poisson(places: Places, descent: Descent, *words: int | str) -> Iterator[Places]:
+    """Each row is in each batch by itself, as the accountants of DP-SGD assume: batches are of uneven size."""
+    count = len(places)
+    steps = descent.epochs * math.ceil(count / descent.batch) if descent.steps is None else descent.steps
+    for step in range(steps):
+        yield places[generator("poisson", step, *words).random(count) < descent.batch / count]

@@ -35,7 +35,7 @@ class Joined(Stacked):
     name = "joined"
 
     def walk(self, walk: Walk) -> Descended:
-        if self.traits.random or not self.traits.each:
+        if self.traits.random or not self.traits.each or walk.descent.privacy is not None:
             return super().walk(walk)
         pool, plans, words, order = self.planned(walk)
         base = _common(walk)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import warnings
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from piebald.contracts import Descended, Split, Work
+from piebald.contracts import Descended, Descent, Split, Work
+from piebald.errors import SettingError
 from piebald.parameters import Layout
 from piebald.randomness import key
 from piebald.runtimes.engines.algebra import Walk, advance
-from piebald.runtimes.engines.feed import Feed, Places, batches
+from piebald.runtimes.engines.feed import Feed, Gathered, Places, batches
 from piebald.runtimes.engines.keyed import KeyedDropout
+from piebald.runtimes.engines.rowwise import ROOM, Rowwise, noised, row_keys, shrink
 from piebald.runtimes.engines.traits import Traits
 
 SCORE_ROWS = (
@@ -31,6 +35,11 @@ class Lean:
     name = "lean"
 
     def __init__(self, work: Work, feed: Feed, traits: Traits, device: torch.device, bfloat16: bool = False) -> None:
+        if traits.mixes and work.rule.privacy() is not None:
+            raise SettingError(
+                f"{work.rule.kind} clips each row's own gradient but this model mixes the rows of a batch: "
+                "take one that does not, with group norm (nn.GroupNorm) in the place of batch norm"
+            )
         self.work, self.feed, self.traits, self.device, self.bfloat16 = work, feed, traits, device, bfloat16
         self.module = copy.deepcopy(work.model).to(device)
         self.vector = work.initial.to(device, copy=True)
@@ -40,7 +49,9 @@ class Lean:
         }
         self._gradient = torch.zeros_like(self.vector)
         views = work.layout.views(self._gradient)
-        self._gradients = [views[slot.name] for slot in work.layout.slots if not slot.buffer]
+        self._names = [slot.name for slot in work.layout.slots if not slot.buffer]
+        self._gradient_views = [views[name] for name in self._names]
+        self._vectorises: bool | None = None
         self._conv2d = any(isinstance(layer, nn.Conv2d) for layer in self.module.modules())
 
     # -- training
@@ -57,43 +68,130 @@ class Lean:
         pool = self.feed.gather(walk.clients, "train")
         for row in range(count):
             with self._randomness(walk, row) as dropout:
-                steps[row], losses[row] = self._walk_one(walk, row, pool.x, pool.y, pool.places[row], velocity, dropout)
+                steps[row], losses[row] = self._walk_one(walk, row, pool, velocity, dropout)
             end[row].copy_(self.vector)
         return Descended(end, steps.to(self.device), losses.to(self.device), velocity)
 
     def _walk_one(
-        self,
-        walk: Walk,
-        row: int,
-        x: Tensor,
-        y: Tensor,
-        places: Places,
-        velocity: Tensor | None,
-        dropout: KeyedDropout | None,
+        self, walk: Walk, row: int, pool: Gathered, velocity: Tensor | None, dropout: KeyedDropout | None
     ) -> tuple[int, Tensor | float]:
         self._load(walk.model[row])
         self.module.train()
         u = velocity[row] if velocity is not None else None
         plain, total, taken = walk.plain, torch.zeros((), device=self.device), 0
         words = self.feed.words(self.work.seed, walk.clients[row], walk.moments[row], walk.phase)
-        for batch in batches(places, walk.descent, self.traits.mixes, *words):
+        for batch in batches(pool.places[row], walk.descent, self.traits.mixes, *words):
             if dropout is not None:
                 dropout.start(torch.tensor(step_key(words, taken), device=self.device))
-            chosen = torch.from_numpy(batch).to(self.device)
-            with self.precision():
-                loss = self.work.task.loss(
-                    self.module(self.shaped(x.index_select(0, chosen))), y.index_select(0, chosen)
-                ).mean()
-            gradients = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
+            if walk.descent.privacy is None:
+                loss, gradients = self._gradients(pool, batch)
+            else:
+                loss, gradients = self._hidden(pool, batch, walk.descent, len(pool.places[row]), taken, words, dropout)
             with torch.no_grad():
                 if plain:
                     torch._foreach_add_(self.parameters, gradients, alpha=-walk.rate)
                 else:
-                    torch._foreach_copy_(self._gradients, gradients)
+                    torch._foreach_copy_(self._gradient_views, gradients)
                     advance(self.vector, self._gradient, u, walk, self.work.layout.trained, row)
-                total += loss.detach()
+                total += loss
             taken += 1
         return taken, total / taken if taken else float("nan")
+
+    def _gradients(self, pool: Gathered, batch: Places) -> tuple[Tensor, list[Tensor]]:
+        """The mean loss of a batch and its gradients."""
+        chosen = torch.from_numpy(batch).to(self.device)
+        x, y = pool.x.index_select(0, chosen), pool.y.index_select(0, chosen)
+        with self.precision():
+            loss = self.work.task.loss(self.module(self.shaped(x)), y).mean()
+        return loss.detach(), list(torch.autograd.grad(loss, self.parameters, materialize_grads=True))
+
+    # -- training that hides single rows
+
+    def _hidden(
+        self,
+        pool: Gathered,
+        batch: Places,
+        descent: Descent,
+        rows: int,
+        step: int,
+        words: tuple[int | str, ...],
+        dropout: KeyedDropout | None,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The mean loss of a batch and what DP-SGD steps along; `rows` are the client's."""
+        assert descent.privacy is not None
+        summed = [torch.zeros_like(parameter) for parameter in self.parameters]
+        total = torch.zeros((), device=self.device)
+        keys = row_keys(torch.tensor([step_key(words, step)], device=self.device), len(batch))[0]
+        clipped = self._clipped if self.vectorises(pool) else self._clipped_one_by_one
+        for part in torch.split(torch.arange(len(batch)), max(1, ROOM // self.work.layout.size)):
+            if not len(part):
+                break  # a Poisson sample may be empty: then the step is noise
+            chosen = torch.from_numpy(batch[part.numpy()]).to(self.device)
+            x, y = pool.x.index_select(0, chosen), pool.y.index_select(0, chosen)
+            found, loss = clipped(x, y, keys[part.to(self.device)], descent.privacy.clip, dropout)
+            torch._foreach_add_(summed, found)
+            total += loss
+        named = {name: one.unsqueeze(0) for name, one in zip(self._names, summed, strict=True)}
+        lot = min(descent.batch, rows)
+        hidden = noised(named, self.work.layout, descent.privacy, [lot], step, [words])
+        return total / max(1, len(batch)), [one[0] for one in hidden]
+
+    def _clipped(
+        self, x: Tensor, y: Tensor, keys: Tensor, clip: float, dropout: KeyedDropout | None
+    ) -> tuple[list[Tensor], Tensor]:
+        """The sum of these rows' clipped gradients, and of their losses."""
+        tensors = self.work.layout.views(self.vector.detach())
+        with self.precision():
+            found, loss = self.rowwise.one(tensors, x, y, x.new_ones(len(x)).float(), keys, clip, dropout)
+        return [found[name] for name in self._names], loss
+
+    def _clipped_one_by_one(
+        self, x: Tensor, y: Tensor, keys: Tensor, clip: float, dropout: KeyedDropout | None
+    ) -> tuple[list[Tensor], Tensor]:
+        """The same for models that vmap cannot take: recurrent ones, or such that draw numbers of their own."""
+        summed = [torch.zeros_like(parameter) for parameter in self.parameters]
+        total = torch.zeros((), device=self.device)
+        for row in range(len(x)):
+            if dropout is not None:
+                dropout.start(keys[row])
+            with self.precision():
+                loss = self.work.task.loss(self.module(self.shaped(x[row : row + 1])), y[row : row + 1]).mean()
+            found = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
+            share = float(shrink(torch.stack(torch._foreach_norm(found)).norm(), clip))
+            torch._foreach_add_(summed, found, alpha=share)
+            total += loss.detach()
+        return summed, total
+
+    @cached_property
+    def rowwise(self) -> Rowwise:
+        """Makes gradients of single rows through vmap."""
+        return Rowwise(self.module, self.work.layout, self.work.task.loss)
+
+    def vectorises(self, pool: Gathered) -> bool:
+        """Whether gradients of single rows can be made through vmap, found out once by trying it on two of them."""
+        if self._vectorises is None:
+            self._vectorises = not self.traits.random and not self.padded and self._tried(pool)
+        return self._vectorises
+
+    def _tried(self, pool: Gathered) -> bool:
+        chosen = torch.from_numpy(np.concatenate(pool.places)[:2]).to(self.device)
+        x, y, keys = pool.x.index_select(0, chosen), pool.y.index_select(0, chosen), torch.arange(len(chosen))
+        with KeyedDropout() as dropout, warnings.catch_warnings():
+            warnings.filterwarnings("error", message="There is a performance drop")  # vmap that is a loop inside
+            expected, _ = self._clipped_one_by_one(x, y, keys.to(self.device), 1.0, dropout)
+            try:
+                found, _ = self._clipped(x, y, keys.to(self.device), 1.0, dropout)
+            except (RuntimeError, ValueError, TypeError, AttributeError, AssertionError, UserWarning):
+                return False
+        return all(torch.allclose(a, b, rtol=1e-2, atol=1e-4) for a, b in zip(found, expected, strict=True))
+
+    @cached_property
+    def padded(self) -> bool:
+        """Whether there is a padding row in an embedding: torch's vmap forgets that it has no gradient."""
+        tables = (layer for layer in self.module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag))
+        return any(table.padding_idx is not None for table in tables)
+
+    # -- the module
 
     def _load(self, vector: Tensor) -> None:
         """Make a vector the resident module's numbers, and its integer buffers the template's."""

@@ -7,12 +7,15 @@ from __future__ import annotations
 import copy
 
 import torch
+from torch import nn
 
 from piebald.contracts import Descended
+from piebald.randomness import torch_generator
 from piebald.runtimes.engines.algebra import Walk
-from piebald.runtimes.engines.feed import batches
+from piebald.runtimes.engines.feed import Gathered, Places, batches
 from piebald.runtimes.engines.keyed import KeyedDropout
 from piebald.runtimes.engines.lean import Lean, step_key
+from piebald.runtimes.engines.rowwise import row_keys
 
 
 class Reference(Lean):
@@ -40,10 +43,13 @@ class Reference(Lean):
             for batch in batches(pool.places[0], descent, self.traits.mixes, *words):
                 if isinstance(dropout, KeyedDropout):
                     dropout.start(torch.tensor(step_key(words, len(losses))))
-                loss = self.work.task.loss(module(pool.x[batch]), pool.y[batch]).mean()
-                module.zero_grad()
-                torch.autograd.backward(loss)
-                losses.append(loss.item())
+                if descent.privacy is None:
+                    loss = self.work.task.loss(module(pool.x[batch]), pool.y[batch]).mean()
+                    module.zero_grad()
+                    torch.autograd.backward(loss)
+                    losses.append(loss.item())
+                else:
+                    losses.append(self._hide_plainly(module, pool, batch, row, walk, len(losses), dropout))
                 with torch.no_grad():
                     for slot in layout.slots:
                         if slot.buffer or not walk.pull or walk.anchor is None:
@@ -66,3 +72,36 @@ class Reference(Lean):
                         w.add_(velocity[here].view(slot.shape))
         mean = sum(losses) / len(losses) if losses else float("nan")
         return layout.flatten(module), float(len(losses)), mean, velocity
+
+    def _hide_plainly(
+        self,
+        module: nn.Module,
+        pool: Gathered,
+        batch: Places,
+        row: int,
+        walk: Walk,
+        step: int,
+        dropout: KeyedDropout | None,
+    ) -> float:
+        """Gradients by DP-SGD, one row after another; the mean loss."""
+        descent, words = walk.descent, self.feed.words(self.work.seed, walk.clients[row], walk.moments[row], walk.phase)
+        assert descent.privacy is not None
+        parameters = dict(module.named_parameters())
+        summed, total = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}, 0.0
+        for place, one in enumerate(batch):
+            if dropout is not None:
+                dropout.start(row_keys(torch.tensor([step_key(words, step)]), len(batch))[0, place])
+            loss = self.work.task.loss(module(pool.x[one : one + 1]), pool.y[one : one + 1]).mean()
+            module.zero_grad()
+            torch.autograd.backward(loss)
+            grads = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
+            norm = sum(float(grad.square().sum()) for grad in grads.values()) ** 0.5
+            for name, grad in grads.items():
+                summed[name] += grad * min(1.0, descent.privacy.clip / max(norm, 1e-12))
+            total += loss.item()
+        noise = torch.randn(self.work.layout.size, generator=torch_generator("hide", step, *words))
+        lot = min(descent.batch, len(pool.places[0]))
+        for name, view in self.work.layout.views(noise * descent.privacy.noise * descent.privacy.clip).items():
+            if name in parameters:
+                parameters[name].grad = (summed[name] + view) / lot
+        return total / max(1, len(batch))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, vmap
 
 from piebald.contracts import Descended
@@ -23,6 +23,7 @@ from piebald.runtimes.engines.algebra import Walk, advance
 from piebald.runtimes.engines.feed import Gathered, Places, batches
 from piebald.runtimes.engines.keyed import KeyedDropout
 from piebald.runtimes.engines.lean import Lean, step_key
+from piebald.runtimes.engines.rowwise import ROOM, noised, row_keys
 
 Words = tuple[int | str, ...]
 
@@ -33,7 +34,7 @@ class Stacked(Lean):
     name = "stacked"
 
     def walk(self, walk: Walk) -> Descended:
-        if self.traits.random or self._padded():
+        if self.traits.random or self.padded or not self._hides_together(walk):
             return super().walk(walk)
         pool, plans, words, order = self.planned(walk)
         sorted_walk = rows_of(walk, order)
@@ -44,14 +45,20 @@ class Stacked(Lean):
         total = torch.zeros(len(plans), device=self.device)
         g = None if walk.plain else torch.zeros_like(w)
         leaves = Leaves(self.work.layout, w)
+        lots = [float(min(walk.descent.batch, len(pool.places[row]))) for row in order]
         for step in range(len(plans[0]) if plans else 0):
             active = sum(len(plan) > step for plan in plans)
             for lo, hi in self.runs([len(plan[step]) for plan in plans[:active]]):
                 index, mask = pad_rows([plan[step] for plan in plans[lo:hi]], self.device)
                 keys = self.keys(words[lo:hi], step)
                 tensors, parameters = leaves(lo, hi)
-                losses = self._losses(tensors, pool.x[index], pool.y[index], keys, mask)
-                gradients = torch.autograd.grad(losses.sum(), parameters, materialize_grads=True)
+                x, y = pool.x[index], pool.y[index]
+                if (privacy := walk.descent.privacy) is None:
+                    losses = self._losses(tensors, x, y, keys, mask)
+                    gradients: Sequence[Tensor] = torch.autograd.grad(losses.sum(), parameters, materialize_grads=True)
+                else:
+                    losses, summed = self._clipped_sums(tensors, x, y, keys, mask, privacy.clip)
+                    gradients = noised(summed, self.work.layout, privacy, lots[lo:hi], step, words[lo:hi])
                 with torch.no_grad():
                     total[lo:hi] += losses.detach()
                     self.step(sorted_walk, leaves, w, g, u, gradients, lo, hi)
@@ -60,10 +67,12 @@ class Stacked(Lean):
         steps = torch.tensor([float(len(plan)) for plan in plans], device=self.device)
         return Descended(w[back], steps[back], (total / steps)[back], None if u is None else u[back])
 
-    def _padded(self) -> bool:
-        """Whether there is a padding row in an embedding: torch's vmap forgets that it has no gradient."""
-        tables = (layer for layer in self.module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag))
-        return any(table.padding_idx is not None for table in tables)
+    def _hides_together(self, walk: Walk) -> bool:
+        """Whether rows are not hidden at all, or all clients' gradients of single rows may be made at once."""
+        if walk.descent.privacy is None:
+            return True
+        fits = len(walk.clients) * walk.descent.batch * self.work.layout.size <= ROOM
+        return fits and self.vectorises(self.feed.gather(walk.clients, "train"))
 
     def planned(self, walk: Walk) -> tuple[Gathered, list[list[Places]], list[Words], list[int]]:
         """The rows, each client's mini-batches and the words of its randomness, both sorted by steps, and the order."""
@@ -121,6 +130,23 @@ class Stacked(Lean):
         if losses.dim() == 1:
             return losses
         return losses.mean(1) if mask is None else (losses * mask).sum(1) / mask.sum(1)
+
+    def _clipped_sums(
+        self,
+        tensors: dict[str, Tensor],
+        x: Tensor,
+        y: Tensor,
+        keys: Tensor | None,
+        mask: Tensor | None,
+        clip: float,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The mean loss [c] of each client's batch, and the sums [c, ...] of its rows' clipped gradients."""
+        self.module.train()
+        counts = torch.ones(x.shape[:2], device=self.device) if mask is None else mask
+        steps = torch.zeros(len(x), dtype=torch.int64, device=self.device) if keys is None else keys
+        with KeyedDropout() if keys is not None else contextlib.nullcontext() as dropout, self.precision():
+            summed, losses = self.rowwise.many(tensors, x, y, counts, row_keys(steps, x.shape[1]), clip, dropout)
+        return losses / counts.sum(1).clamp(min=1), summed
 
     def _one(self, tensors: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         return self.work.task.loss(functional_call(self.module, tensors, (x,)), y)
@@ -202,11 +228,11 @@ def rows_of(walk: Walk, order: list[int]) -> Walk:
 
 def pad_rows(parts: list[Places], device: torch.device) -> tuple[Tensor, Tensor | None]:
     """Positions [c, b], short batches filled up with their first row, and a mask [c, b] of what counts (None: all)."""
-    longest = max(len(part) for part in parts)
+    longest = max(1, *(len(part) for part in parts))
     if all(len(part) == longest for part in parts):
         return torch.from_numpy(np.stack(parts)).to(device), None
     index = np.stack(
-        [np.pad(part, (0, longest - len(part)), mode="constant", constant_values=part[0]) for part in parts]
+        [np.pad(part, (0, longest - len(part)), constant_values=part[0] if len(part) else 0) for part in parts]
     )
     mask = np.arange(longest) < np.array([[len(part)] for part in parts])
     return torch.from_numpy(index).to(device), torch.from_numpy(mask).float().to(device)

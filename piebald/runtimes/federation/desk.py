@@ -51,7 +51,9 @@ class Desk:
         self, prepared: Prepared, floor: Floor, device: str, secret: int, signer: Signer | None = None
     ) -> None:
         work = prepared.work
-        if floor.own_noise:  # the server knows the run's seed, and could subtract noise that is made from it
+        if (
+            floor.own_noise or work.rule.privacy() is not None
+        ):  # the server knows the run's seed, and could subtract noise that is made from it
             work = replace(work, seed=secret % (1 << 64))
         self.work, self.client, self._floor, self._signer = work, prepared.client, floor, signer
         self._fresh = work.rule.remember(work.initial, work.layout.shared)

@@ -1,0 +1,17 @@
+"""DP-SGD on every client: single rows are hidden from everybody, the centre included."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from piebald.client import DpSgd, Training
+from piebald.controller.pace import CohortSize
+from piebald.recipe import Recipe
+from piebald.recipes.fedavg import fedavg
+from piebald.recipes.registry import recipe
+
+
+@recipe("Abadi et al. 2016, Deep learning with differential privacy", DpSgd)
+def dp_sgd(cohort: CohortSize = 1.0, noise: float = 1.0, mu: float = 0.0, **training: Unpack[Training]) -> Recipe:
+    """FedAvg whose clients clip each row's gradient and add noise to every step."""
+    return fedavg(cohort).with_(learn=DpSgd(noise=noise, mu=mu, **training))
