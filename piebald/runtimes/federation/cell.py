@@ -80,6 +80,7 @@ class Link:
             f"{role}_key": str(kit / "key.pem"),
             "connection_security": "mtls",
             "reporter": self.report,
+            "lost": self._give_up if role == "client" else None,  # a server has many connections: it goes by silence
         }
         host, port = address
         cell = CoreCell(self.name, f"{SCHEME}://{host}:{port}", True, credentials, auth_identity_map={SERVER: SERVER})
@@ -131,6 +132,11 @@ class Link:
         self._report(sentence)
 
     # -- inside
+
+    def _give_up(self) -> None:
+        """The connection has ended: end the waits for answers that were to come over it."""
+        for waiter in list(self._cell.waiters.values()):
+            waiter.set()
 
     def _serve(self, message: Any) -> Any:
         """Answer one request, or say nothing."""

@@ -139,6 +139,8 @@ def make_driver() -> Any:
                 self.add_connection(connection)
                 connection.read_loop()
                 self.close_connection(connection)
+                if (lost := connector.params.get("lost")) is not None:
+                    lost()
 
             return carry
 

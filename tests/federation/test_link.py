@@ -1,0 +1,70 @@
+"""A connection that breaks ends the wait for what was to come over it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from piebald.runtimes.federation import kits
+from piebald.runtimes.federation.cell import SERVER, Link
+from piebald.runtimes.federation.messages import Wish, Word, decode
+
+from .conftest import ENVIRONMENT, provisioned
+
+# A server that says it was asked, and answers only if it is told to.
+SERVER_SIDE = """
+import sys, threading
+from pathlib import Path
+from piebald.runtimes.federation import kits
+from piebald.runtimes.federation.cell import Link
+from piebald.runtimes.federation.messages import Wish, Word, encode
+
+def answer(origin, head, body):
+    print("asked", flush=True)
+    if sys.argv[2] == "silent":
+        threading.Event().wait()
+    return encode(Word(word="known"))
+
+kit = kits.read(Path(sys.argv[1]))
+link = Link(kit.party, ("127.0.0.1", kit.port), kit.folder, {"site-1"}.__contains__, print)
+link.on("hello", Wish, answer)
+link.start()
+threading.Event().wait()
+"""
+
+
+def begin(folder: Path, how: str) -> subprocess.Popen[str]:
+    words = [sys.executable, "-c", SERVER_SIDE, str(folder / SERVER), how]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
+
+
+def test_nobody_waits_for_a_server_that_died_and_the_one_after_it_is_reached(tmp_path: Path) -> None:
+    folder = provisioned(tmp_path / "kits", ["site-1"])
+    kit = kits.read(folder / "site-1")
+    site = Link(kit.party, (kit.host, kit.port), kit.folder, SERVER.__eq__, lambda sentence: None)
+    site.start()
+    over = threading.Event()
+
+    def ask(timeout: float) -> memoryview:
+        while (answer := site.request(SERVER, "hello", Wish(start=0), timeout=timeout)) is None and not over.is_set():
+            over.wait(0.1)
+        return answer
+
+    server = begin(folder, "silent")
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            waiting = pool.submit(ask, 600.0)  # as long as nobody answers
+            assert server.stdout is not None
+            assert server.stdout.readline() == "asked\n"
+            server.kill()
+            server.communicate()
+            server = begin(folder, "ready")
+            assert decode(Word, waiting.result(timeout=60))[0].word == "known"
+        finally:
+            over.set()
+            server.kill()
+            server.communicate()
+            site.stop()
