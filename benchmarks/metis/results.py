@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 import settings
 
 from piebald.report.tables import History
@@ -116,7 +117,7 @@ def spread(values: Sequence[float]) -> str:
 
 
 def curves(found: dict[tuple[str, str, str], list[dict[str, Any]]], part: str, path: Path) -> None:
-    """Accuracy over virtual seconds, a panel for each setting."""
+    """Accuracy over virtual seconds, a panel for each setting: means over seeds, with their range."""
     groups = sorted({group for here, group, _ in found if here == part})
     if not groups:
         return
@@ -126,10 +127,12 @@ def curves(found: dict[tuple[str, str, str], list[dict[str, Any]]], part: str, p
     for axes, group in zip(panels[0], groups, strict=True):
         labels = sorted(label for here, there, label in found if (here, there) == (part, group))
         for number, label in enumerate(labels):
-            for run in found[part, group, label]:
-                times, values = zip(*run["curve"], strict=True)
-                first = run is found[part, group, label][0]
-                axes.plot(times, [100 * v for v in values], color=f"C{number}", label=label if first else None, lw=1.4)
+            runs = [np.array(run["curve"]).T for run in found[part, group, label]]
+            times = np.unique(np.concatenate([run[0] for run in runs]))
+            times = times[times <= min(run[0, -1] for run in runs)]
+            values = 100 * np.stack([np.interp(times, *run) for run in runs])
+            axes.plot(times, values.mean(0), color=f"C{number}", label=label, lw=1.4)
+            axes.fill_between(times, values.min(0), values.max(0), color=f"C{number}", alpha=0.1, lw=0)
         axes.set(title=group.replace("_", " "), xlabel="virtual seconds")
         axes.grid(alpha=0.3)
     panels[0][0].set_ylabel("accuracy in percent")
