@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,8 +42,7 @@ class Community:
     cache: Cache | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Counted:
+class Counted(NamedTuple):  # made for every update, and a tuple is made four times as fast as a frozen dataclass
     """How an update counted: its group, its share of the average, and its weight before shares were made of them."""
 
     group: int

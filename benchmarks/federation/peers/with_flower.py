@@ -62,7 +62,7 @@ def main() -> None:
         found["speed"].append({"size": size, **made})
         print(found["speed"][-1], file=sys.stderr, flush=True)
     for sites in given.crowds:
-        found["crowd"].append({"sites": sites, **measured(hidden="16", sites=sites, repeats=0, seconds=60.0)})
+        found["crowd"].append({"sites": sites, **measured(hidden="16", sites=sites, repeats=0, seconds=30.0)})
         print(found["crowd"][-1], file=sys.stderr, flush=True)
     print(json.dumps(found))
 
