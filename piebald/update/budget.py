@@ -16,20 +16,7 @@ from piebald.recipe import Recipe
 from piebald.update.gaussian import Gaussian
 
 _USELESS = 100.0  # an epsilon
-_WHOLE = (
-    2.0,
-    3.0,
-    4.0,
-    6.0,
-    8.0,
-    12.0,
-    16.0,
-    24.0,
-    32.0,
-    48.0,
-    64.0,
-    128.0,
-)  # orders that are quick, to compare clients by
+_WHOLE = tuple(map(float, (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)))  # quick ones, to compare clients by
 ORDERS = (*(1 + x / 10 for x in range(1, 100)), *map(float, range(11, 65)), 128.0, 256.0, 512.0)
 
 
