@@ -62,7 +62,7 @@ def carry_out(job: Job, scale: Scale, out: Path, device: str) -> str:
     methods = settings.asynchronous if uneven else settings.synchronous
     fleet = settings.FLEETS["five fast, five slow" if uneven else "homogeneous"]
     dealt = settings.partition(job.sizes, job.classes, job.seed, job.part == "corrupted")
-    clients = dealt.split(settings.images(scale.rows, scale.side, job.seed))
+    clients = dealt.split(settings.images(scale.rows, scale.side, job.seed, scale.balanced))
     label, began = job.label, time.perf_counter()
     every = scale.every
     if uneven and not label.startswith("Sync"):
