@@ -51,9 +51,8 @@ class Desk:
         self, prepared: Prepared, floor: Floor, device: str, secret: int, signer: Signer | None = None
     ) -> None:
         work = prepared.work
-        if (
-            floor.own_noise or work.rule.privacy() is not None
-        ):  # the server knows the run's seed, and could subtract noise that is made from it
+        # the server knows the run's seed, and could subtract noise that is made from it
+        if floor.own_noise or work.rule.privacy() is not None:
             work = replace(work, seed=secret % (1 << 64))
         self.work, self.client, self._floor, self._signer = work, prepared.client, floor, signer
         self._fresh = work.rule.remember(work.initial, work.layout.shared)
@@ -71,9 +70,7 @@ class Desk:
         engine: Engine = self._trains if query is None else self._answers
         try:
             served = serve(engine, self._stack(assignment, memory))
-        except (
-            Exception
-        ) as error:  # whatever happens with its rows, the site stays; the text may hold numbers of theirs
+        except Exception as error:  # whatever its rows do, the site stays; the text may hold numbers of theirs
             log.exception("assignment %d failed", assignment.id)
             return None, f"{type(error).__name__} at the site, whose log says more", None
         update = served.update(0)

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from piebald.contracts import Work
 from piebald.parameters import matching
 from piebald.parts import Query, Stage
+from piebald.update import Gaussian, SecureSum
 
 
 class Floor(BaseModel):
@@ -42,16 +43,18 @@ class Floor(BaseModel):
             for name in ("model", *work.rule.uploads()):
                 if name not in self.uploads:
                     return f"updates would carry {name!r}, this site sends only {', '.join(self.uploads) or 'nothing'}"
-        stages = work.stages
-        seals = bool(stages) and stages[-1].hides_each
+        sealing = work.stages[-1] if work.stages and isinstance(work.stages[-1], SecureSum) else None
         if self.secure_sum is not None:
-            if not seals:
+            if sealing is None:
                 return (
                     "updates leave this site only inside secure sums but the recipe has none: add update 'secure_sum'"
                 )
-            if (least := int(getattr(stages[-1], "least"))) < self.secure_sum:  # noqa: B009
-                return f"sums could be of {least} clients, this site asks for {self.secure_sum}: set secure_sum's least"
-        return self._noise(stages[:-1] if seals else stages, work.rule.uploads())
+            if sealing.least < self.secure_sum:
+                return (
+                    f"sums could be of {sealing.least} clients, this site asks for {self.secure_sum}: set secure_sum's "
+                    "least"
+                )
+        return self._noise(work.stages[:-1] if sealing else work.stages, work.rule.uploads())
 
     def _noise(self, stages: Sequence[Stage], uploads: Sequence[str]) -> str | None:
         """Why clipping and noise are not enough.  The last stage (a secure sum aside) must be the one that adds it:
@@ -62,19 +65,18 @@ class Floor(BaseModel):
         if uploads:
             return f"updates would carry {uploads[0]!r} beside the model, which nothing clips"
         last = stages[-1] if stages else None
-        if last is None or last.kind != "gaussian":
+        if not isinstance(last, Gaussian):
             return (
                 "updates must be clipped here as the last thing but the recipe does not do that: add update 'gaussian'"
             )
-        clip, noise = float(getattr(last, "clip")), float(getattr(last, "multiplier"))  # noqa: B009
-        if self.clip is not None and clip > self.clip:
-            return f"updates would be clipped to norm {clip:g}, this site allows at most {self.clip:g}"
+        if self.clip is not None and last.clip > self.clip:
+            return f"updates would be clipped to norm {last.clip:g}, this site allows at most {self.clip:g}"
         if self.noise is None:
             return None
-        if getattr(last, "where") != "client":  # noqa: B009
+        if last.where != "client":
             return "noise must be added at this site but the recipe adds it at the centre: set where = 'client'"
-        if noise < self.noise:
-            return f"updates would get noise of {noise:g} clips, this site asks for at least {self.noise:g}"
+        if last.multiplier < self.noise:
+            return f"updates would get noise of {last.multiplier:g} clips, this site asks for at least {self.noise:g}"
         return None
 
     def answers(self, query: Query) -> bool:
