@@ -39,9 +39,25 @@ def read(out: Path) -> dict[tuple[str, str, str], list[dict[str, Any]]]:
                     "updates": len(trained),
                     "steps": sum(row["steps"] for row in trained) / max(1, len(trained)),
                     "models": sum(row["bytes_down"] + row["bytes_up"] for row in run.arrivals) / size / len(trained),
+                    "shares": shares(trained),
                 }
             )
     return found
+
+
+def shares(trained: Sequence[dict[str, Any]]) -> list[float]:
+    """The mean share of each learner in the average, over the second half of the commits."""
+    half = max(row["version"] for row in trained) / 2
+    found = defaultdict(list)
+    for row in trained:
+        if row["version"] >= half:
+            found[row["client"]].append(row["weight"])
+    return [statistics.mean(found[client]) for client in sorted(found)]
+
+
+def late(curve: Curve) -> float:
+    """The mean over the measurements of a curve's second half."""
+    return statistics.mean(value for _, value in curve[len(curve) // 2 :])
 
 
 def write(out: Path, results: Path, scale: settings.Scale) -> str:
@@ -67,8 +83,8 @@ def text(found: dict[tuple[str, str, str], list[dict[str, Any]]], scale: setting
         f"`metis_cnn` with {dict(scale.model) or 'its full size'}, SGD {scale.training['lr']} with momentum",
         f"{scale.training['momentum']}, batch {scale.training['batch']}, {scale.training['epochs']} epochs an",
         "assignment, 5 % of each learner's rows for validation.  Accuracy is the community model's on the common test",
-        "set, in percent, last and best over the run; brackets are ranges over seeds.  A step takes a fast learner one",
-        "virtual second.", "",
+        "set, in percent: last, the mean over the second half of the measurements, and the best; brackets are ranges",
+        "over seeds.  A step takes a fast learner one virtual second.", "",
     ]  # fmt: skip
     titles = {
         "synchronous": f"All are waited for, {scale.rounds} rounds",
@@ -79,6 +95,9 @@ def text(found: dict[tuple[str, str, str], list[dict[str, Any]]], scale: setting
         groups = sorted({group for here, group, _ in found if here == part})
         for group in groups:
             lines += ["## " + title + ": " + group.replace("_", " "), "", *table(found, part, group), ""]
+        if groups and part != "uneven":
+            lines += ["Learners' shares of the average over the second half, in percent, largest learner first:", ""]
+            lines += [*weighed(found, part, groups), ""]
         if groups:
             picture = {"synchronous": "synchronous", "uneven": "fast_and_slow", "corrupted": "corrupted"}[part]
             lines += [f"![Accuracy over virtual seconds]({picture}.png)", ""]
@@ -94,19 +113,30 @@ def text(found: dict[tuple[str, str, str], list[dict[str, Any]]], scale: setting
 def table(found: dict[tuple[str, str, str], list[dict[str, Any]]], part: str, group: str) -> list[str]:
     """One setting: its recipes, the best first."""
     lines = [
-        "| recipe | last | best | updates | steps an update | models an update | seeds |",
-        "|---|---|---|---|---|---|---|",
+        "| recipe | last | second half | best | updates | steps an update | models an update | seeds |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     rows = []
     for (here, there, label), runs in found.items():
         if (here, there) == (part, group):
             last = [100 * run["curve"][-1][1] for run in runs]
+            half = [100 * late(run["curve"]) for run in runs]
             best = [100 * max(value for _, value in run["curve"]) for run in runs]
-            rows.append((statistics.mean(last), label, last, best, runs))
-    for _, label, last, best, runs in sorted(rows, reverse=True):
+            rows.append((statistics.mean(half), label, last, half, best, runs))
+    for _, label, last, half, best, runs in sorted(rows, reverse=True):
         means = [statistics.mean(run[name] for run in runs) for name in ("updates", "steps", "models")]
         told = f"{means[0]:.0f} | {means[1]:.0f} | {means[2]:.2f} | {len(runs)}"
-        lines.append(f"| {label} | {spread(last)} | {spread(best)} | {told} |")
+        lines.append(f"| {label} | {spread(last)} | {spread(half)} | {spread(best)} | {told} |")
+    return lines
+
+
+def weighed(found: dict[tuple[str, str, str], list[dict[str, Any]]], part: str, groups: Sequence[str]) -> list[str]:
+    """Who counted how much, mean over seeds."""
+    lines = ["| sizes, classes | recipe | shares |", "|---|---|---|"]
+    for (here, group, label), runs in sorted(found.items()):
+        if here == part and group in groups:
+            means = [100 * statistics.mean(own) for own in zip(*(run["shares"] for run in runs), strict=True)]
+            lines.append(f"| {group.replace('_', ' ')} | {label} | {', '.join(f'{mean:.1f}' for mean in means)} |")
     return lines
 
 
