@@ -17,6 +17,8 @@ from piebald import recipes
 from piebald.client import Evaluate
 from piebald.contracts import Arrival, Assignment, Checkpoint, Pool, Update, Work
 from piebald.controller import Controller, Measuring
+from piebald.controller.cache import Cache
+from piebald.memory import Memory
 from piebald.parameters import Layout
 from piebald.report.store import RunStore
 from piebald.task import TASKS
@@ -87,11 +89,26 @@ def commits_a_second(recorder: Any, size: int, learners: int, commits: int) -> f
     return commits / (time.perf_counter() - began)
 
 
+def vectors(size: int, learners: int, commits: int) -> float:
+    """Seconds of the operations on vectors that a commit needs: whatever the loop does, it does these."""
+    cache, out = Cache(size, Memory()), torch.empty(size)
+    sent, change = torch.ones(size), torch.full((size,), 1e-3)
+    for learner in range(learners):
+        cache.swap(learner, 1.0, sent, out)
+    began = time.perf_counter()
+    for turn in range(commits):
+        torch.linalg.vector_norm(change).item()  # is it sound?
+        cache.swap(turn % learners, 1.0, sent + change, out)
+        torch.linalg.vector_norm(out).item()  # how long may the next change be?
+    return (time.perf_counter() - began) / commits
+
+
 def measure(size: int, learners: int, commits: int, repeats: int) -> dict[str, float]:
-    """Medians, in turn, without writing anything down and with a run folder."""
+    """Medians, in turn: commits a second without writing anything down and with a run folder, seconds of vectors."""
     torch.set_num_threads(1)
-    found: dict[str, list[float]] = {"nothing written": [], "run folder": []}
+    found: dict[str, list[float]] = {"nothing written": [], "run folder": [], "vectors": []}
     for _ in range(repeats):
+        found["vectors"].append(vectors(size, learners, commits))
         found["nothing written"].append(commits_a_second(Silent(), size, learners, commits))
         with TemporaryDirectory() as folder, RunStore.create(Path(folder) / "run", {}) as store:
             found["run folder"].append(commits_a_second(store, size, learners, commits))
