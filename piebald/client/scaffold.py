@@ -41,11 +41,9 @@ class Scaffold(Sgd):
         common = start.parts["control"]
         own = start.memory["control"]
         end = self.descend(start, local, shift=pad(common - own, start.model.shape[-1]))
-        drift = (start.model - end.model)[..., : start.shared] / (
-            end.steps.clamp(min=1).unsqueeze(-1) * self.rate(start)
-        )
-        moved = end.steps.unsqueeze(-1) > 0  # a client without rows takes no step and learns nothing about its drift
-        change = torch.where(moved, drift - common, torch.zeros_like(drift))
+        change = start.model[..., : start.shared] - end.model[..., : start.shared]
+        change.div_(end.steps.clamp(min=1).unsqueeze(-1) * self.rate(start)).sub_(common)
+        change[end.steps == 0] = 0.0  # a client without rows takes no step and learns nothing about its drift
         return self.learned(end, parts={"control": change}, memory={"control": own + change})
 
     def fold(

@@ -107,7 +107,8 @@ class Communities:
         recipe = self.recipe
         centre = lend("group", 0)
         if cohort.updates[0].pool is None and (recipe.group.needs_each or not recipe.step.cached):
-            matrix = torch.stack([update.parts["model"] for update in cohort.updates])
+            changes = [update.parts["model"] for update in cohort.updates]
+            matrix = torch.stack(changes) if len(changes) > 1 else changes[0].unsqueeze(0)
             cohort = self._collude(dataclasses.replace(cohort, matrix=matrix), matrix, centre.work.seed)
         labels = recipe.group.assign(cohort, self.group_of, centre)
         if any(labels) or self.group_of:

@@ -33,10 +33,25 @@ class Walk:
 
     @property
     def plain(self) -> bool:
-        """Whether a step is just  w <- w - lr * g  with one learning rate."""
-        extra = self.pull or self.shift is not None or self.velocity is not None
+        """Whether a step is just  w <- w - lr * (g + shift)  with one learning rate, see `slide`."""
+        extra = self.pull or self.velocity is not None
         settings = self.descent.momentum or self.descent.weight_decay or self.descent.clip or self.descent.privacy
         return not extra and not settings and not isinstance(self.descent.lr, Tensor)
+
+
+def slide(
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    w: Tensor,
+    walk: Walk,
+    spans: Sequence[slice],
+    rows: slice | int,
+) -> None:
+    """One plain step, in place on the parameters, views of w [..., p]: `advance` without copying gradients."""
+    torch._foreach_add_(list(parameters), list(gradients), alpha=-walk.rate)
+    if walk.shift is not None:
+        for span in spans:
+            w[..., span].add_(walk.shift[rows][..., span], alpha=-walk.rate)
 
 
 def advance(w: Tensor, g: Tensor, u: Tensor | None, walk: Walk, spans: Sequence[slice], rows: slice | int) -> None:

@@ -20,7 +20,7 @@ from piebald.runtimes.engines.feed import Gathered, Places
 from piebald.runtimes.engines.layers import Factored, Turn, join
 from piebald.runtimes.engines.lean import Lean
 from piebald.runtimes.engines.lowrank import LowRank
-from piebald.runtimes.engines.stacked import Leaves, Stacked, Words, pad_rows, rows_of
+from piebald.runtimes.engines.stacked import Leaves, Stacked, Words, descended, laid_out, pad_rows, rows_of
 
 # Keeping factors costs products of a client's rows with one another, R^2 (in + out) multiplications each way for R rows
 # in all; forming the weights costs steps * in * out numbers read and written several times over.  One of these is about
@@ -46,6 +46,7 @@ class Joined(Stacked):
         if not factored and len(plans) * self.work.layout.size > _FORMED:
             return Lean.walk(self, walk)
         journey = _Journey(self, form, walk, order, None if base is None else base[0])
+        journey.look_ahead(pool, plans)
         for step in range(len(plans[0])):
             journey.step(step, pool, plans, words)
         return journey.end([len(plan) for plan in plans])
@@ -67,15 +68,17 @@ class Joined(Stacked):
         if nonlinear or apart or (self.traits.mixes and len(plans) > 1):
             return []
         found, steps = [], len(plans[0])
-        for slot, tokens in self._dense_layers:
+        for slot, tokens, _ in self._dense_layers:
             (out, inside), rows = slot.shape, tokens * sum(len(batch) for batch in plans[0])
             if slot.stop <= common and rows * rows * (out + inside) < _MULTIPLICATIONS * steps * out * inside:
                 found.append(slot)
         return found
 
     @cached_property
-    def _dense_layers(self) -> list[tuple[Slot, int]]:
-        """Weights of dense layers, and how many rows each sees for one of the model's (more than one in sequences)."""
+    def _dense_layers(self) -> list[tuple[Slot, int, bool]]:
+        """Weights of dense layers, how many rows each sees for one of the model's (more than one in sequences), and
+        whether these are the model's inputs themselves.
+        """
         return _seen_rows(self.module, self.work.layout, self.feed.sample())
 
     def _form(self, factored: Sequence[Slot]) -> _Form | None:
@@ -85,18 +88,22 @@ class Joined(Stacked):
             joined = join(self.work.model, self.work.layout, names)
             if joined is not None:
                 joined[0].to(self.device).train()
-            made[names] = None if joined is None else _Form(*joined, _without(self.work.layout, names))
+            direct = {slot.name for slot, _, itself in self._dense_layers if itself} if names else set()
+            made[names] = None if joined is None else _Form(*joined, _without(self.work.layout, names), direct)
         return made[names]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Form:
-    """A joined module, the turn its layers follow, its factored layers, and the layout of all other numbers."""
+    """A joined module, the turn its layers follow, its factored layers, the layout of all other numbers, and the names
+    of layers that see the model's inputs themselves.
+    """
 
     module: nn.Module
     turn: Turn
     factored: list[Factored]
     rest: tuple[Layout, list[tuple[slice, slice]]]
+    direct: set[str]
 
 
 class _Journey:
@@ -132,6 +139,7 @@ class _Journey:
         for layer in form.factored:
             assert base is not None
             layer.begin(base)
+        self.ahead: Tensor | None = None
 
     def _own(self, matrix: Tensor) -> Tensor:
         """The numbers of a [c, p] matrix that are not factored."""
@@ -139,7 +147,30 @@ class _Journey:
             parts = [matrix.columns(here.start, here.stop) for here, _ in self.spans]
         else:
             parts = [matrix[:, here] for here, _ in self.spans]
+        if len(parts) == 1:
+            return parts[0]
         return torch.cat(parts, dim=1) if parts else self.engine.vector.new_zeros(len(matrix), 0)
+
+    def look_ahead(self, pool: Gathered, plans: Sequence[Sequence[Places]]) -> None:
+        """Fetch the rows of all steps at once where a layer sees them as they are: its products need no more steps."""
+        layers = [layer for layer in self.form.factored if layer.slot.name in self.form.direct]
+        if not layers:
+            return
+        index, self.ends = laid_out(plans)
+        rows = pool.x.index_select(0, torch.from_numpy(index.ravel()).to(self.engine.device))
+        self.ahead = rows.view(*index.shape, *rows.shape[1:])
+        self.each = self.ahead[0, 0].numel() // layers[0].slot.shape[1]  # rows of the layer for one of the model's
+        for layer in layers:
+            layer.look_ahead(rows.view(len(index), -1, layer.slot.shape[1]))
+
+    def _inputs(self, step: int, pool: Gathered, flat: Tensor, active: int) -> Tensor:
+        """The rows of a step."""
+        if self.ahead is None:
+            return pool.x.index_select(0, flat)
+        lo, hi = self.ends[step : step + 2]
+        x = self.ahead[:active, lo:hi].flatten(0, 1)
+        self.form.turn.rows, self.form.turn.batch = slice(lo * self.each, hi * self.each), (x.data_ptr(), x._version)
+        return x
 
     def step(self, step: int, pool: Gathered, plans: Sequence[Sequence[Places]], words: Sequence[Words]) -> None:
         """One step of all clients that still have one."""
@@ -148,7 +179,7 @@ class _Journey:
         for lo, hi in engine.runs([len(plan[step]) for plan in plans[:active]]):
             index, mask = pad_rows([plan[step] for plan in plans[lo:hi]], engine.device)
             flat = index.flatten()  # one axis: much quicker to gather by than two
-            rows = pool.x.index_select(0, flat), pool.y.index_select(0, flat)
+            rows = self._inputs(step, pool, flat, active), pool.y.index_select(0, flat)
             losses = self._losses(lo, hi, *rows, engine.keys(words[lo:hi], step), mask)
             parameters = self.leaves(lo, hi)[1]
             assert self.form.turn.hook is not None
@@ -185,13 +216,12 @@ class _Journey:
     def end(self, taken: Sequence[int]) -> Descended:
         """Where the clients ended; `taken` says how many steps each took."""
         self.leaves.finish()
+        steps = torch.tensor([float(count) for count in taken], device=self.w.device)
+        if not self.form.factored:
+            return descended(self.w, steps, self.total / steps, self.u, self.order)
         order = torch.tensor(self.order, device=self.w.device)
         back = order.argsort()
-        steps = torch.tensor([float(count) for count in taken], device=self.w.device)
         means = (self.total / steps)[back]
-        if not self.form.factored:
-            velocity = None if self.u is None else self.u[back]
-            return Descended(self.w[back], steps[back], means, velocity)
         factors = [layer.factor() for layer in self.form.factored]
         width = max(taken)
 
@@ -234,16 +264,20 @@ def _without(layout: Layout, names: Sequence[str]) -> tuple[Layout, list[tuple[s
     return Layout(tuple(slots), size, size), spans
 
 
-def _seen_rows(model: nn.Module, layout: Layout, x: Tensor) -> list[tuple[Slot, int]]:
-    """Weights of dense layers that are used once a pass, with the rows each sees for one row of x."""
-    slots, seen = {slot.name: slot for slot in layout.slots}, list[tuple[Slot, int]]()
+def _seen_rows(model: nn.Module, layout: Layout, x: Tensor) -> list[tuple[Slot, int, bool]]:
+    """Weights of dense layers that are used once a pass, with the rows each sees for one row of x, and whether it sees
+    x itself, in another shape at most.
+    """
+    slots, seen = {slot.name: slot for slot in layout.slots}, list[tuple[Slot, int, bool]]()
     hooks = []
     for path, layer in model.named_modules():
         slot = slots.get(f"{path}.weight")
         if type(layer) is nn.Linear and slot is not None:
 
             def note(_: nn.Module, inputs: tuple[Tensor, ...], slot: Slot = slot) -> None:
-                seen.append((slot, inputs[0].shape[:-1].numel() // len(x)))
+                itself = inputs[0].data_ptr() == x.data_ptr() and inputs[0].is_contiguous()
+                itself &= x.is_contiguous() and inputs[0].dtype == x.dtype and inputs[0].numel() == x.numel()
+                seen.append((slot, inputs[0].shape[:-1].numel() // len(x), itself))
 
             hooks.append(layer.register_forward_pre_hook(note))
     was = model.training
@@ -254,4 +288,5 @@ def _seen_rows(model: nn.Module, layout: Layout, x: Tensor) -> list[tuple[Slot, 
         model.train(was)
         for hook in hooks:
             hook.remove()
-    return [(slot, rows) for slot, rows in seen if [other for other, _ in seen].count(slot) == 1]
+    names = [slot.name for slot, _, _ in seen]
+    return [one for one in seen if names.count(one[0].name) == 1]

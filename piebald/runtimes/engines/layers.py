@@ -8,6 +8,7 @@ taken this way is left to other engines.
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +20,7 @@ from torch.nn import functional
 
 from piebald.parameters import Layout, Slot
 from piebald.runtimes.engines.lowrank import Factor
-from piebald.runtimes.engines.products import product
+from piebald.runtimes.engines.products import gram, product
 
 
 @dataclass(slots=True, eq=False)
@@ -30,6 +31,8 @@ class Turn:
         count: c, clients in the batch.
         tensors: by slot name [c, ...], their numbers; parameters are leaves of autograd.
         share: how much of the start is left in factored layers, and `scale` the factor of each earlier step's gradient.
+        rows: which of all steps' rows are in the batch, for layers that have looked ahead.
+        batch: where the batch lies, and how often it had been written to when the step began.
         hook: a scalar that needs a gradient, so that factored layers are called back.
     """
 
@@ -37,6 +40,8 @@ class Turn:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     share: float = 1.0
     scale: list[float] = field(default_factory=list)
+    rows: slice = field(default_factory=lambda: slice(0))
+    batch: tuple[int, int] = (0, 0)
     hook: Tensor | None = None
 
 
@@ -76,6 +81,17 @@ class Dense(Layer):
         return out.view(*x.shape[:-1], -1)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Ahead:
+    """All the rows x [c, r, in] that a layer will see, in the order of the steps, what its start makes of them
+    [c, r, out], and their products with one another [c, r, r].
+    """
+
+    x: Tensor
+    start: Tensor
+    gram: Tensor
+
+
 class Factored(Layer):
     """`nn.Linear` whose weights are never formed: the start, which all clients share, and the factors of what came
     since (see `lowrank`).
@@ -89,6 +105,12 @@ class Factored(Layer):
         """Start a walk from the flat model `base`."""
         self.weight = base[self.slot.start : self.slot.stop].view(self.slot.shape)
         self.x, self.d, self.inner = list[Tensor](), list[Tensor](), list[Tensor]()
+        self.ahead: Ahead | None = None
+
+    def look_ahead(self, x: Tensor) -> None:
+        """Multiply the rows x [c, r, in] of all steps at once, where it is known that they will be the inputs."""
+        start = product(x.flatten(0, 1), self.weight).view(*x.shape[:2], -1)
+        self.ahead = Ahead(x, start, gram(x))
 
     def forward(self, x: Tensor) -> Tensor:
         bias, rows = self.tensor("bias"), x.reshape(self.turn.count, -1, x.shape[-1])
@@ -97,7 +119,23 @@ class Factored(Layer):
 
     def factor(self) -> Factor:
         """How far the weights have moved."""
-        return Factor(self.slot, self.x, self.d, self.inner)
+        whole = None if self.ahead is None else self.ahead.x
+        return Factor(self.slot, self.x, self.d, self.inner, whole)
+
+    def taken(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """What the start makes of a step's rows x [c, b, in], [c, b, out], and x's products with all steps' rows up to
+        now, [c, b, b'] each; x is kept.
+        """
+        count, ahead = len(x), self.ahead
+        if ahead is None or (x.data_ptr(), x._version) != self.turn.batch:  # perhaps dropout came in between
+            self.ahead = None
+            self.x.append(x)
+            return self.with_start(x, self.weight), [torch.bmm(x, past[:count].transpose(1, 2)) for past in self.x]
+        rows = self.turn.rows
+        self.x.append(ahead.x[:count, rows])
+        ends = itertools.accumulate((past.shape[1] for past in self.x), initial=0)
+        spans = [slice(lo, hi) for lo, hi in itertools.pairwise(ends)]
+        return ahead.start[:count, rows] * self.turn.share, [ahead.gram[:count, rows, span] for span in spans]
 
     def with_start(self, rows: Tensor, weight: Tensor) -> Tensor:
         """Rows [c, b, n] times the transpose of what is left of the start."""
@@ -116,11 +154,9 @@ class _Product(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor | None, hook: Tensor, layer: Factored) -> Tensor:
         count = len(x)
-        out = layer.with_start(x, layer.weight)
-        layer.x.append(x.detach())  # else the whole pass behind it would be kept
-        grams = [torch.bmm(x, past[:count].transpose(1, 2)) for past in layer.x]
-        for gram, d, scale in zip(grams, layer.d, layer.turn.scale, strict=False):
-            out.baddbmm_(gram, d[:count], alpha=scale)
+        out, grams = layer.taken(x.detach())  # else the whole pass behind it would be kept
+        for one, d, scale in zip(grams, layer.d, layer.turn.scale, strict=False):
+            out.baddbmm_(one, d[:count], alpha=scale)
         if bias is not None:
             out += bias.unsqueeze(1)
         ctx.layer, ctx.grams, ctx.biased = layer, grams, bias is not None
@@ -133,8 +169,8 @@ class _Product(Function):
         layer.d.append(d)
         grams = [torch.bmm(d, past[:count].transpose(1, 2)) for past in layer.d]
         if to_x is not None:
-            for gram, x, scale in zip(grams, layer.x, layer.turn.scale, strict=False):
-                to_x.baddbmm_(gram, x[:count], alpha=scale)
+            for one, x, scale in zip(grams, layer.x, layer.turn.scale, strict=False):
+                to_x.baddbmm_(one, x[:count], alpha=scale)
         inner = [(one * two).sum((1, 2)) for one, two in zip(ctx.grams, grams, strict=True)]
         layer.inner.append(torch.stack(inner, dim=1))
         return to_x, d.sum(1) if ctx.biased else None, d.new_zeros(()), None

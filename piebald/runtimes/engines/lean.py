@@ -16,7 +16,7 @@ from piebald.contracts import Descended, Descent, Split, Work
 from piebald.errors import SettingError
 from piebald.parameters import Layout
 from piebald.randomness import key
-from piebald.runtimes.engines.algebra import Walk, advance
+from piebald.runtimes.engines.algebra import Walk, advance, slide
 from piebald.runtimes.engines.feed import Feed, Gathered, Places, batches
 from piebald.runtimes.engines.keyed import KeyedDropout
 from piebald.runtimes.engines.rowwise import ROOM, Rowwise, noised, row_keys, shrink
@@ -89,7 +89,7 @@ class Lean:
                 loss, gradients = self._hidden(pool, batch, walk.descent, len(pool.places[row]), taken, words, dropout)
             with torch.no_grad():
                 if plain:
-                    torch._foreach_add_(self.parameters, gradients, alpha=-walk.rate)
+                    slide(self.parameters, gradients, self.vector, walk, self.work.layout.trained, row)
                 else:
                     torch._foreach_copy_(self._gradient_views, gradients)
                     advance(self.vector, self._gradient, u, walk, self.work.layout.trained, row)

@@ -34,12 +34,14 @@ class Factor:
         slot: where the weights [out, in] lie in the vector.
         x, d: of each step [c', r, in] and [c', r, out], the inputs and outputs' gradients of those c' that took it.
         inner: of each step s [c', s + 1], the inner products of its gradient D^T X with those of all steps up to it.
+        whole: [c, r, in], x of all steps behind one another, where it is at hand.
     """
 
     slot: Slot
     x: Sequence[Tensor]
     d: Sequence[Tensor]
     inner: Sequence[Tensor]
+    whole: Tensor | None = None
 
     def scaled(self, scale: Tensor) -> list[Tensor]:
         """Each step's D times its factor, from `scale` [c, steps]."""
@@ -47,8 +49,8 @@ class Factor:
 
     def into(self, made: Tensor, scale: Tensor) -> None:
         """Write the sums over steps into `made` [c, out * in], for factors of each step [c, steps]."""
-        clients = len(scale)
-        d, x = (torch.cat([_filled(part, clients) for part in parts], dim=1) for parts in (self.scaled(scale), self.x))
+        d, x = _joined(self.scaled(scale), len(scale)), self.whole
+        x = _joined(self.x, len(scale)) if x is None else x
         if math.prod(self.slot.shape) < _LARGE:
             made.copy_(torch.bmm(d.transpose(1, 2), x).flatten(1))
             return
@@ -57,6 +59,8 @@ class Factor:
 
     def pooled(self, scale: Tensor) -> Tensor:
         """The sum over clients of what `into` writes, [out, in], without forming that."""
+        if self.whole is not None:
+            return product(_joined(self.scaled(scale), len(scale)).flatten(0, 1).t(), self.whole.flatten(0, 1).t())
         d, x = ([part.flatten(0, 1) for part in parts] for parts in (self.scaled(scale), self.x))
         if sum(part.numel() for part in (*d, *x)) < len(d) * math.prod(self.slot.shape):
             d, x = [torch.cat(d)], [torch.cat(x)]  # copying the rows is cheaper than adding up weights
@@ -82,9 +86,9 @@ class Factor:
         return total
 
 
-def _filled(part: Tensor, clients: int) -> Tensor:
-    """Rows of zeros for clients that took no such step."""
-    return torch.nn.functional.pad(part, (0, 0, 0, 0, 0, clients - len(part)))
+def _joined(steps: Sequence[Tensor], clients: int) -> Tensor:
+    """Steps' rows [c', r, n] behind one another, [clients, ..., n]; zeros for clients that took no such step."""
+    return torch.cat([torch.nn.functional.pad(part, (0, 0, 0, 0, 0, clients - len(part))) for part in steps], dim=1)
 
 
 class LowRank(Tensor):

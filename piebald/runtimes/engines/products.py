@@ -34,6 +34,13 @@ def product(x: Tensor, w: Tensor) -> Tensor:
     return x @ w.t()
 
 
+def gram(x: Tensor) -> Tensor:
+    """The products of rows with one another, [c, r, r] for x [c, r, n], without gradient."""
+    if _use_onednn and x.device.type == "cpu" and x.dtype == torch.float32:
+        return torch.stack([_onednn(one, one) for one in x])
+    return torch.bmm(x, x.transpose(1, 2))
+
+
 def onednn_is_faster() -> bool:
     """Measure both on a product of middle size."""
     if not has_onednn():

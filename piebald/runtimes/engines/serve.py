@@ -218,21 +218,25 @@ def _moments(total: tuple[Tensor, Tensor, int]) -> Tensor:
 
 
 def _start(engine: Engine, stack: Stack) -> Start:
-    """The stack's starting point on the engine's device; one shared model is expanded, not copied."""
+    """The stack's starting point on the engine's device."""
     device, layout = engine.device, engine.work.layout
-    first = stack.models[0]
-    if all(model is first for model in stack.models):
-        model = first.to(device).expand(len(stack.clients), -1)
-    else:
-        model = torch.stack(list(stack.models)).to(device)
-    memory = {name: torch.stack(list(rows)).to(device) for name, rows in stack.memory.items()}
+    model = _together(stack.models, device)
+    memory = {name: _together(rows, device) for name, rows in stack.memory.items()}
     if layout.size > layout.shared:
         model = _with_private(model, memory.pop(PRIVATE))
-    parts = {name: torch.stack(list(rows)).to(device) for name, rows in stack.parts.items()}
+    parts = {name: _together(rows, device) for name, rows in stack.parts.items()}
     sizes = [_rows(engine, client) for client in stack.clients] if stack.query is None else [0] * len(stack.clients)
     examples = torch.tensor(sizes, dtype=torch.float32, device=device).unsqueeze(1)
     committed = torch.tensor(stack.committed, dtype=torch.float64, device=device).unsqueeze(1)
     return Start(model, layout.shared, memory, parts, stack.versions, committed, examples)
+
+
+def _together(rows: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Clients' tensors as one [c, ...]; what all of them share is expanded, not copied."""
+    first = rows[0]
+    if all(row is first for row in rows):
+        return first.to(device).expand(len(rows), *first.shape)
+    return torch.stack(list(rows)).to(device)
 
 
 def _with_private(model: Tensor, private: Tensor) -> Tensor:
@@ -315,7 +319,8 @@ def _pool(served: Served, pool: Pool, total: PoolSum, shared: int) -> None:
     """Sum the updates that may count; the others are marked, and no number of theirs is touched."""
     weights, rows = [], []
     parts, served.parts = served.parts, {}
-    sound = {n: torch.isfinite(part).flatten(1).all(1).tolist() for n, part in parts.items() if n != "model"}
+    # a sum is finite where its terms are; `isfinite` writes three tensors as large as the part
+    sound = {n: part.flatten(1).sum(1).isfinite().tolist() for n, part in parts.items() if n != "model"}
     for row in range(len(served.norms)):
         served.failures[row] = complaint(served.norms[row], pool.limit) or next(
             (f"{name} is not finite" for name, finite in sound.items() if not finite[row]), None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -19,7 +20,7 @@ from torch.func import functional_call, vmap
 
 from piebald.contracts import Descended
 from piebald.parameters import Layout
-from piebald.runtimes.engines.algebra import Walk, advance
+from piebald.runtimes.engines.algebra import Walk, advance, slide
 from piebald.runtimes.engines.feed import Gathered, Places, batches
 from piebald.runtimes.engines.keyed import KeyedDropout
 from piebald.runtimes.engines.lean import Lean, step_key
@@ -63,9 +64,8 @@ class Stacked(Lean):
                     total[lo:hi] += losses.detach()
                     self.step(sorted_walk, leaves, w, g, u, gradients, lo, hi)
         leaves.finish()
-        back = torch.tensor(np.argsort(order), device=self.device)
         steps = torch.tensor([float(len(plan)) for plan in plans], device=self.device)
-        return Descended(w[back], steps[back], (total / steps)[back], None if u is None else u[back])
+        return descended(w, steps, total / steps, u, order)
 
     def _hides_together(self, walk: Walk) -> bool:
         """Whether rows are not hidden at all, or all clients' gradients of single rows may be made at once."""
@@ -163,14 +163,13 @@ class Stacked(Lean):
         hi: int,
     ) -> None:
         """One optimiser step of the clients from lo to hi; w, g and u hold all clients' numbers in `leaves`' layout."""
-        parameters = leaves(lo, hi)[1]
+        rows, spans = slice(lo, hi), leaves.layout.trained
         if g is None:
-            torch._foreach_add_(parameters, list(gradients), alpha=-walk.rate)
+            slide(leaves(lo, hi)[1], gradients, w[rows], walk, spans, rows)
             return
-        rows = slice(lo, hi)
         for slot, gradient in zip(leaves.trained, gradients, strict=True):
             g[rows, slot.start : slot.stop] = gradient.flatten(1)
-        advance(w[rows], g[rows], None if u is None else u[rows], walk, leaves.layout.trained, rows)
+        advance(w[rows], g[rows], None if u is None else u[rows], walk, spans, rows)
 
 
 class Leaves:
@@ -224,6 +223,30 @@ def rows_of(walk: Walk, order: list[int]) -> Walk:
         pick(walk.shift),
         pick(walk.velocity),
     )
+
+
+def descended(w: Tensor, steps: Tensor, loss: Tensor, u: Tensor | None, order: list[int]) -> Descended:
+    """Where a walk ended, its rows in the order in which they were asked for."""
+    if order == list(range(len(order))):  # a copy of a stack is dear
+        return Descended(w, steps, loss, u)
+    back = torch.tensor(np.argsort(order), device=w.device)
+    return Descended(w[back], steps[back], loss[back], None if u is None else u[back])
+
+
+def laid_out(plans: Sequence[Sequence[Places]]) -> tuple[Places, list[int]]:
+    """The positions of all steps' rows side by side [c, r], filled up as in `pad_rows`, and where steps begin and end.
+
+    Args:
+        plans: each client's mini-batches, those with most steps first.
+    """
+    widths = [max(len(plan[step]) for plan in plans if len(plan) > step) for step in range(len(plans[0]))]
+    ends = [0, *itertools.accumulate(widths)]
+    index = np.empty((len(plans), ends[-1]), dtype=np.int64)
+    for row, plan in zip(index, plans, strict=True):
+        row[:] = plan[0][0] if plan else plans[0][0][0]
+        for batch, start in zip(plan, ends, strict=False):
+            row[start : start + len(batch)] = batch
+    return index, ends
 
 
 def pad_rows(parts: list[Places], device: torch.device) -> tuple[Tensor, Tensor | None]:
