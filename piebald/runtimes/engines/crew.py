@@ -91,9 +91,15 @@ class Alone:
 
     def serve(self, stacks: Sequence[Stack], costs: Sequence[float], pool: Pool | None) -> tuple[list[Served], PoolSum]:
         total = PoolSum()
-        return [guarded(self.engine, stack, pool, total) for stack in stacks], total
+        served = []
+        for stack, after in zip(stacks, [*stacks[1:], None], strict=True):
+            if after is not None and after.query is None:
+                self.engine.feed.expect(after.clients)
+            served.append(guarded(self.engine, stack, pool, total))
+        return served, total
 
     def close(self) -> None:
+        self.engine.feed.close()
         self._stay.close()
 
 
@@ -275,8 +281,10 @@ def _serve_all(
         weigh = build("weigh", message["pool"]["weight"])
         assert isinstance(weigh, Weigh)
         pool = Pool(weigh, message["pool"]["limit"])
-    answers = []
-    for values in message["stacks"]:
+    answers, stacks = [], message["stacks"]
+    for values, after in zip(stacks, [*stacks[1:], None], strict=True):
+        if after is not None and after["query"] is None:
+            engine.feed.expect(after["clients"])
         served = guarded(engine, unpack_stack(values, inbox), pool, total)
         answers.append(pack_served(served, outbox))
     return answers

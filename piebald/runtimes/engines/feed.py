@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,15 +29,41 @@ class Gathered(NamedTuple):
 
 
 class Feed:
-    """Fetches rows.  Clients that keep theirs in one pool are indexed there; others are fetched and joined."""
+    """Fetches rows.  Clients that keep theirs in one pool are indexed there; others are fetched and joined, and those
+    of the next stack while this one trains.
+    """
 
     def __init__(self, clients: Clients, device: torch.device) -> None:
         self.clients = clients
         self.device = device
         self._pool: Rows | None = None
+        self._coming: deque[dict[int, Future[Rows]]] = deque(maxlen=2)  # of this stack and the next one
+        self._turn = threading.Lock()  # clients are never asked by two threads at once
+        self._fetcher: ThreadPoolExecutor | None = None  # started at the first need, so after a fork
         if hasattr(clients, "indices") and not getattr(clients, "lazy", False):
             x, y = clients.x, clients.y  # type: ignore[attr-defined]
             self._pool = Rows(x.to(device), y.to(device))
+
+    def expect(self, clients: Sequence[int]) -> None:
+        """Begin to fetch training rows that are wanted next."""
+        if self._pool is not None:
+            return
+        if self._fetcher is None:
+            self._fetcher = ThreadPoolExecutor(1, "piebald-rows")
+        run = self._fetcher.submit
+        self._coming.append({client: run(self._fetch, client, "train") for client in clients if client != CENTRE})
+
+    def close(self) -> None:
+        """Fetch no more."""
+        if self._fetcher is not None:
+            self._fetcher.shutdown(wait=False, cancel_futures=True)
+            self._fetcher = None
+        self._coming.clear()
+
+    def size(self, client: int) -> int:
+        """A client's training rows."""
+        size = self.clients.size(client, "train")
+        return len(self._rows(client, "train")) if size is None else size
 
     def gather(self, clients: Sequence[int], split: Split) -> Gathered:
         """The rows of some clients, on the device; of the `CENTRE` the common test set, or training rows of its own."""
@@ -61,11 +90,18 @@ class Feed:
 
     def _rows(self, client: int, split: Split) -> Rows:
         if client != CENTRE:
-            return self.clients.rows(client, split)
+            coming = [one[client] for one in self._coming if split == "train" and client in one]
+            if coming and coming[0].exception() is None:
+                return coming[0].result()
+            return self._fetch(client, split)  # what failed may do so in another thread only, and else says why here
         rows = self.clients.common if split == "test" else getattr(self.clients, "root", None)
         if rows is None:
             raise LookupError(f"the centre has no {split} rows")
         return rows
+
+    def _fetch(self, client: int, split: Split) -> Rows:
+        with self._turn:
+            return self.clients.rows(client, split)
 
 
 def batches(places: Places, descent: Descent, mixes: bool, *words: int | str) -> Iterator[Places]:

@@ -225,7 +225,7 @@ def _start(engine: Engine, stack: Stack) -> Start:
     if layout.size > layout.shared:
         model = _with_private(model, memory.pop(PRIVATE))
     parts = {name: _together(rows, device) for name, rows in stack.parts.items()}
-    sizes = [_rows(engine, client) for client in stack.clients] if stack.query is None else [0] * len(stack.clients)
+    sizes = [engine.feed.size(client) for client in stack.clients] if stack.query is None else [0] * len(stack.clients)
     examples = torch.tensor(sizes, dtype=torch.float32, device=device).unsqueeze(1)
     committed = torch.tensor(stack.committed, dtype=torch.float64, device=device).unsqueeze(1)
     return Start(model, layout.shared, memory, parts, stack.versions, committed, examples)
@@ -245,12 +245,6 @@ def _with_private(model: Tensor, private: Tensor) -> Tensor:
     if model.stride(0):
         return torch.cat([model, private], dim=1)
     return LowRank(pad(model[0], size), private, [(slice(shared, size), slice(0, size - shared))])
-
-
-def _rows(engine: Engine, client: int) -> int:
-    clients = engine.feed.clients
-    size = clients.size(client, "train")
-    return len(clients.rows(client, "train")) if size is None else size
 
 
 def _outgoing(engine: Engine, stack: Stack, start: Start, learned: Learned, summed: bool) -> Served:

@@ -1,0 +1,74 @@
+"""Rows that are fetched ahead."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import piebald
+from piebald import recipes
+from piebald.models import build_model
+
+
+def rows(client: int) -> tuple[Any, Any]:
+    draw = np.random.default_rng(client)
+    return draw.normal(size=(12, 5)).astype(np.float32), np.arange(12) % 3
+
+
+class Watched:
+    """A loader that knows who called it, and whether two did at once."""
+
+    def __init__(self, only: threading.Thread | None = None) -> None:
+        self.only, self.callers, self.together = only, set[threading.Thread](), False
+        self._inside = threading.Semaphore(1)
+
+    def __call__(self, client: int) -> tuple[Any, Any]:
+        here = threading.current_thread()
+        if self.only not in (None, here):
+            raise RuntimeError("this was opened by another thread")
+        self.callers.add(here)
+        alone = self._inside.acquire(blocking=False)
+        self.together |= not alone
+        try:
+            return rows(client)
+        finally:
+            if alone:
+                self._inside.release()
+
+
+def trained(load: Callable[[int], Any], workers: int = 0) -> torch.Tensor:
+    clients = piebald.LazyClients(7, load, classes=["a", "b", "c"], cache=1)
+    where = piebald.Simulator(engine="lean", stack=2, workers=workers, onednn=False)
+    recipe = recipes.fedavg(epochs=1, batch=4)
+    model = build_model("mlp", (5,), 3, seed=0, hidden=(4,))
+    run = piebald.run(recipe, clients, model, rounds=2, evaluate_every=0, runtime=where)
+    return run.work.layout.flatten(run.model())
+
+
+def test_the_next_stacks_rows_are_fetched_by_one_other_thread_and_nothing_changes() -> None:
+    load = Watched()
+    found = trained(load)
+    assert len(load.callers) == 2
+    assert threading.main_thread() in load.callers
+    assert not load.together
+    assert torch.allclose(found, trained(rows, workers=2), atol=1e-6)
+
+
+def test_a_loader_that_only_its_own_thread_may_call_is_called_there() -> None:
+    load = Watched(only=threading.main_thread())
+    assert torch.equal(trained(load), trained(rows))
+
+
+def test_a_loader_that_fails_ahead_is_named_where_it_is_needed() -> None:
+    def load(client: int) -> tuple[Any, Any]:
+        if client == 5:
+            raise OSError("the disk is gone")
+        return rows(client)
+
+    with pytest.raises(piebald.PiebaldError, match=r"client '5': OSError: the disk is gone"):
+        trained(load)
