@@ -259,7 +259,7 @@ def main() -> None:
         for case, methods in grouped(lines, "study").items():
             for one in methods["DistFL"]:
                 print(case, one["seed"], " ".join(f"{value:.2f}" for value in one["ari"]), one["groups"])
-    for part in ("category", "vgg"):
+    for part in ("category", "vgg", "resnet", "wide"):
         if part in parts:
             print(classes(lines, part))
     for part in ("domains", "people"):

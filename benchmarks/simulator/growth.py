@@ -7,12 +7,12 @@ counted.  Peak memory is of the whole process tree, shared pages of forked worke
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import torch
+from footprint import watched
 from torch import nn
 
 HERE = Path(__file__).parent
@@ -24,8 +24,8 @@ POINTS = {
 }
 
 
-def one(registered: int, cohort: int, parameters: int) -> tuple[float, float]:
-    """Seconds of a client's update, and peak memory in GB."""
+def one(registered: int, cohort: int, parameters: int) -> float:
+    """Seconds of a client's update."""
     import piebald
     from piebald.partition import Lists, PooledClients
 
@@ -47,16 +47,7 @@ def one(registered: int, cohort: int, parameters: int) -> tuple[float, float]:
         measure="none",
     )
     walls = [row["wall"] for row in run.rounds]
-    return (walls[-1] - walls[0]) / 2 / cohort, _peak()
-
-
-def _peak() -> float:
-    """Peak memory of this process and its forked workers, GB: each one's own pages and the largest resident set."""
-    import resource
-
-    return (
-        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss + resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    ) / 2**20
+    return (walls[-1] - walls[0]) / 2 / cohort
 
 
 def main() -> None:
@@ -66,7 +57,7 @@ def main() -> None:
     parser.add_argument("--one", nargs=3, type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        print(*one(*options.one))
+        print(one(*options.one))
         return
     print("| what grows | | milliseconds a client update | peak memory, GB |\n| --- | --- | --- | --- |")
     found: dict[str, list[tuple[int, float, float]]] = {}
@@ -75,8 +66,8 @@ def main() -> None:
             if point[2] > options.most:
                 continue
             command = [sys.executable, __file__, "--one", *map(str, point)]
-            done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=HERE)
-            seconds, peak = map(float, done.stdout.split()[-2:])
+            printed, peak = watched(command, HERE)
+            seconds = float(printed.split()[-1])
             size = point[tuple(POINTS).index(what)]
             found.setdefault(what, []).append((size, seconds, peak))
             print(f"| {what if not place else ''} | {size:,} | {1000 * seconds:.2f} | {peak:.2f} |", flush=True)

@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 WANTED = {"fedavg": 1.0, "hdafl": 1.02, "fedprox": 1.05, "scaffold": 1.15, "asynchronous": 1.10, "run folder": 1.03}
 
 
-def one(what: str, name: str) -> float:
+def one(what: str, name: str, engine: str) -> float:
     """Seconds for as many client updates as the workload's rounds have, after the first round's worth."""
     from workloads import WORKLOADS
 
@@ -25,7 +25,7 @@ def one(what: str, name: str) -> float:
     if what == "asynchronous":
         recipe = recipe.with_(pace={"kind": "asynchronous", "cohort": work.cohort})
     each = work.cohort if recipe.pace.kind == "asynchronous" else 1  # commits that take a round's worth of updates
-    devices = piebald.Simulator(fleet={"kind": "homogeneous", "seconds_per_step": 1.0})
+    devices = piebald.Simulator(fleet={"kind": "homogeneous", "seconds_per_step": 1.0}, engine=engine)
     with tempfile.TemporaryDirectory() as place:
         run = piebald.run(
             recipe,
@@ -46,10 +46,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--workloads", nargs="+", default=["W1", "W2"])
+    parser.add_argument("--engine", default="auto", help="the same engine for all; auto takes the fastest for FedAvg")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        print(one(*options.one))
+        print(one(*options.one, options.engine))
         return
     print("| workload | | seconds a round's updates | times FedAvg | pairs | wanted |")
     print("| --- | --- | --- | --- | --- | --- |")
@@ -57,7 +58,7 @@ def main() -> None:
         times: dict[str, list[float]] = {what: [] for what in WANTED}
         for _ in range(options.pairs):
             for what, found in times.items():
-                command = [sys.executable, __file__, "--one", what, name]
+                command = [sys.executable, __file__, "--engine", options.engine, "--one", what, name]
                 done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=HERE)
                 found.append(float(done.stdout.split()[-1]))
         for what, found in times.items():

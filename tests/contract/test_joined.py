@@ -44,6 +44,29 @@ class Sentence(nn.Module):
         return self.out(x.mean(1))
 
 
+class Windows(nn.Module):
+    """Series to classes: a dense layer that sees every window of a row, and the rows once more further on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Linear(6, 9)
+        self.out = nn.Linear(15, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.cat([self.wide(x).relu(), x], dim=2).mean(1))
+
+
+class Scaled(nn.Module):
+    """Writes to the rows it is given before its first layer sees them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = plain_network()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dense(x.clamp_(min=-0.5))
+
+
 def seeded(make: Any) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(3)
@@ -56,6 +79,9 @@ MODELS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "batch norm": (lambda: build_model("cnn_bn", (2, 8, 8), 4, 0, channels=[3, 4]), (2, 8, 8)),
     "signals": (lambda: build_model("cnn_1d", (3, 16), 4, 0, channels=[4, 5], hidden=9), (3, 16)),
     "tokens": (lambda: seeded(Sentence), (5,)),
+    "windows": (lambda: seeded(Windows), (3, 6)),
+    "written to": (lambda: seeded(Scaled), (6,)),
+    "dropout first": (lambda: nn.Sequential(nn.Dropout(0.4), *plain_network()), (6,)),
 }
 
 
@@ -105,6 +131,25 @@ def test_models_of_every_kind(model: str, factored: bool, stack: int, formed: An
     begun = formed(factored)
     check(model, recipes.fedavg(lr=0.1, batch=8, epochs=2), stack)
     assert bool(begun) == (factored and (model != "batch norm" or stack < 4))  # rows that mix: clients alone
+
+
+@pytest.mark.parametrize(
+    ("model", "ahead"), [("dense", True), ("windows", True), ("written to", False), ("dropout first", False)]
+)
+def test_products_are_made_ahead_only_where_a_layer_sees_the_rows_themselves(
+    model: str, ahead: bool, formed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    formed(True)
+    factor, seen = Factored.factor, set[bool]()
+
+    def noted(layer: Factored) -> Factor:
+        made = factor(layer)
+        seen.add(made.whole is not None)
+        return made
+
+    monkeypatch.setattr(Factored, "factor", noted)
+    check(model, recipes.fedavg(lr=0.1, batch=8, epochs=2), stack=4)
+    assert (True in seen) == ahead
 
 
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
