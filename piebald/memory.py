@@ -54,6 +54,14 @@ class Memory:
         self._keep(client, dict(tensors))
         self._changed.add(client)
 
+    def take(self, client: int) -> dict[str, Tensor]:
+        """What a client remembers, which is forgotten here."""
+        self.get(client)
+        tensors = self._near.pop(client)
+        self._bytes -= _size(tensors)
+        self._changed.discard(client)
+        return tensors
+
     def changed(self) -> dict[str, Tensor]:
         """What has changed since this was last asked, as "PREFIX/CLIENT/NAME"."""
         tensors = {
