@@ -29,6 +29,7 @@ class Ray(Simulated):
         address: of a running cluster, "auto" for one on this machine; None takes the connection that there is
             (`ray.init`), or starts a Ray on this machine.
         gpus: how much of a GPU each actor takes, with device "cuda".
+        memory: bytes of client memory that are kept in RAM on each node; more goes to temporary files there.
         store: bytes of the object store of a Ray that is started here; None is Ray's default, 30% of the memory.
     """
 

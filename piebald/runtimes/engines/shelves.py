@@ -145,7 +145,7 @@ class Shelves(Keeper):
 
     def recall(self, assignment: Assignment) -> Mapping[str, Any]:
         first, client = self.first(assignment), assignment.client
-        if assignment.query is None and first:
+        if assignment.query is None:
             self._tickets[assignment.id] = client  # before it is served: a shelf may have to be filled meanwhile
         return {name: Remembered(client, name) for name in first} if client in self._known else first
 
