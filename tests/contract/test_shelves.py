@@ -44,10 +44,13 @@ class Ward:
     def __init__(self, nodes: Sequence[str]) -> None:
         self.calls, self.deadly = 0, set[int]()
         self.alive: list[Any] = []
+        self.resting: list[Any] = []
         self.nodes = lambda: list(nodes)
         self.chance = random.Random(5)
 
     def start_on(self, node: str, kind: type) -> Any:
+        if self.resting:
+            return self.resting.pop()
         self.alive.append(_Handle(self, kind()))
         return self.alive[-1]
 
@@ -196,6 +199,17 @@ def test_shelves_that_never_live_are_given_up(ward: Callable[..., Ward]) -> None
         shelved(ward(["a"], range(1, 1000))).ready()
 
 
+def test_shelves_that_died_while_they_rested(ward: Callable[..., Ward]) -> None:
+    """A run takes up dead ones, with assignments at hand or a checkpoint to restore, and starts others."""
+    expected = story(Keeper(some_work(), 1 << 20))
+    for nodes in (["a"], ["a", "b", "c"]):
+        made = ward(nodes)
+        made.resting = [_Handle(made, Shelf()) for _ in range(4)]
+        assert_told(expected, story(shelved(made)))
+        made.resting = [_Handle(made, Shelf()) for _ in range(4)]
+        train(shelved(made), [Assignment(0, 0, 0, {})])
+
+
 def test_copies_lie_on_different_nodes(ward: Callable[..., Ward]) -> None:
     for count in (2, 3, 4):
         keeper = shelved(ward([str(node) for node in range(count)]))
@@ -242,8 +256,17 @@ def kill(count: int) -> Callable[[], None]:
     return what
 
 
-def late(out: Path | None = None, **ray: Any) -> piebald.Run:
-    return on_ray(LATE, rounds=12, out=out, ray={"fleet": FLEET} | ray, checkpoint_every=1)
+OPTIONS: dict[str, Any] = {"rounds": 8, "seed": 1, "checkpoint_every": 1, "evaluate_every": 4}
+
+
+def late(out: Path | None = None) -> piebald.Run:
+    return on_ray(LATE, out=out, ray={"fleet": FLEET}, **OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def whole(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> piebald.Run:
+    """What comes of it undisturbed."""
+    return late(tmp_path_factory.mktemp("whole") / "run")
 
 
 @pytest.fixture
@@ -263,9 +286,8 @@ MOMENTS = {
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_shelf_killed_in_mid_run_loses_nothing(
-    three: None, moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    three: None, whole: piebald.Run, moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = late(tmp_path / "whole")
     owner, name, number = MOMENTS[moment]
     with monkeypatch.context() as patch:
         calls = at_call(patch, owner, name, number, kill(1))
@@ -274,18 +296,18 @@ def test_a_shelf_killed_in_mid_run_loses_nothing(
     assert_identical(whole, disturbed)
 
 
-def test_all_killed_and_resumed(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_killed_and_resumed(whole: piebald.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         at_call(patch, RayCrew, "_carry_out", 8, lambda: kill(len(shelf_processes()))())
         with pytest.raises(RuntimeFault, match="piebald resume"):
             late(tmp_path / "killed")
     resumed = piebald.resume(tmp_path / "killed", federation(), fitting(LATE))
-    assert_identical(late(tmp_path / "whole"), resumed)
+    assert_identical(whole, resumed)
 
 
 @pytest.mark.parametrize("there", ["simulator", "ray"])
 def test_a_run_goes_on_where_the_other_runtime_stopped(
-    cluster: Any, there: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: piebald.Run, there: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With results under way, which clients do not remember yet."""
 
@@ -293,14 +315,13 @@ def test_a_run_goes_on_where_the_other_runtime_stopped(
         raise KeyboardInterrupt
 
     runtimes = {"ray": piebald.Ray(**TWO, fleet=FLEET), "simulator": piebald.Simulator(**TWO, fleet=FLEET)}
-    options: dict[str, Any] = {"rounds": 12, "seed": 1, "out": tmp_path / "run", "checkpoint_every": 1}
     with monkeypatch.context() as patch:
         at_call(patch, RunStore, "commit", 5, stop)
         with pytest.raises(KeyboardInterrupt):
-            piebald.run(LATE, federation(), fitting(LATE), runtime=runtimes.pop(there), **options)
+            piebald.run(LATE, federation(), fitting(LATE), runtime=runtimes.pop(there), out=tmp_path / "run", **OPTIONS)
     with RunStore.open(tmp_path / "run") as store:
         store.set_meta(runtime=runtimes.popitem()[1].table())
-    assert_same(late(), piebald.resume(tmp_path / "run", federation(), fitting(LATE)))
+    assert_same(whole, piebald.resume(tmp_path / "run", federation(), fitting(LATE)))
 
 
 def test_a_tiny_budget_changes_nothing(cluster: Any) -> None:
@@ -330,12 +351,13 @@ def traffic(patch: pytest.MonkeyPatch, recipe: Any) -> tuple[int, int]:
 def test_the_driver_carries_no_memory(cluster: Any) -> None:
     """Ditto's personal models are as long as the model, and pass as little through the driver as nothing at all."""
     with pytest.MonkeyPatch.context() as patch:
-        plain = traffic(patch, method("fedavg"))
+        plain = traffic(patch, method("fedavg", cohort=5))
     with pytest.MonkeyPatch.context() as patch:
-        assert traffic(patch, method("ditto")) == plain
+        assert traffic(patch, method("ditto", cohort=5)) == plain
 
 
 def test_without_memory_no_shelf_is_started(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs before may have left some that rest."""
     calls = at_call(monkeypatch, Session, "start_on", 1, lambda: None)
     on_ray(method("fedavg"))
     assert calls[0] == 0

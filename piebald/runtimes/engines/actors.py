@@ -172,6 +172,8 @@ class RayCrew:
 
     def close(self) -> None:
         """Actors that have nothing to do rest until the next run; the others are stopped."""
+        if self.shelves is not None and self._serving:
+            self.shelves.rests = False
         for actor in [*self._starting.values(), *(actor for actor, _ in self._serving.values())]:
             self.session.stop(actor)
         self.session.rest(self._idle)

@@ -129,12 +129,16 @@ class Shelves(Keeper):
         work: see `Keeper`.
         budget: bytes of client memory kept in RAM on each node; each shelf has a file of its own for more.
         session: connects to Ray.
+
+    Attributes:
+        rests: False once something may still be on its way to the shelves that the next run must not find there.
     """
 
     def __init__(self, work: Work, budget: int, session: Callable[[], Session]) -> None:
         super().__init__(work, budget)
-        self._connect = session
+        self.rests, self._connect = True, session
         self._row: Row | None = None
+        self._begun = False  # whether all shelves lived once, and something may lie there
         self._nodes: dict[int, str] = {}  # of each shelf
         self._known: set[int] = set()  # clients whose memory lies on shelves
         self._changed: set[int] = set()  # of these since the last checkpoint
@@ -152,6 +156,7 @@ class Shelves(Keeper):
     def hold(self, assignment: Assignment, tensors: Mapping[str, Tensor]) -> None:
         """From a checkpoint; what actors came to, they have handed in themselves."""
         if tensors:
+            self.ready()
             self._tickets[assignment.id] = assignment.client
             self._write({~assignment.id: tensors}, {~assignment.id: assignment.client})
 
@@ -179,19 +184,21 @@ class Shelves(Keeper):
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         found = by_client(tensors, "memory")
+        if found:
+            self.ready()
         self._known |= set(found)
         for piece in self._pieces(sorted(found)):
             self._write({client: found[client] for client in piece}, {client: client for client in piece})
 
     def close(self) -> None:
-        """Shelves rest until the next run, but if something may be on its way to them yet they are stopped."""
+        """Shelves rest until the next run, or are stopped."""
         for place, shelf in enumerate(self._row.shelves if self._row is not None else ()):
-            if self._tickets:
-                self._session.stop(shelf)
-            else:
+            if self.rests:
                 shelf.begin.remote(0)
                 self._session.rest_on(self._nodes[place], shelf)
-        self._row = None
+            else:
+                self._session.stop(shelf)
+        self._row, self._begun = None, False
 
     # -- what a crew asks
 
@@ -202,7 +209,7 @@ class Shelves(Keeper):
             if self._came(asked):
                 for id, _, _ in self._moves:
                     del self._tickets[id]
-                self._moves = []
+                self._moves, self._begun = [], True
                 return self.row
             self.mend()
         raise _dying()
@@ -265,7 +272,9 @@ class Shelves(Keeper):
         return shelf
 
     def _keys(self, home: int) -> list[int]:
-        """Everything that lies on a shelf as clients' home."""
+        """Everything that may lie on a shelf as clients' home."""
+        if not self._begun:  # one that had rested may have been dead already
+            return []
         mine = [~id for id, client in self._tickets.items() if self.row.home(client) == home]
         return mine + [client for client in sorted(self._known) if self.row.home(client) == home]
 
