@@ -185,6 +185,24 @@ def test_any_shelf_may_die_at_any_call(ward: Callable[..., Ward], count: int) ->
         assert_told(expected, story(shelved(ward(nodes, range(first, 10 * quiet.calls, 60)))))
 
 
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_two_that_die_close_together_end_the_run_or_change_nothing(ward: Callable[..., Ward], count: int) -> None:
+    """Also where the second dies while the first one's successor is filled from it."""
+    nodes, ended = [str(node) for node in range(count)], 0
+    expected = story(Keeper(some_work(), 1 << 20))
+    for first in range(60, 100):
+        for apart in (1, 2, 3, 5, 8, 13):
+            made = ward(nodes, [first, first + apart])
+            made.chance = random.Random(first)
+            try:
+                told = story(shelved(made))
+            except RuntimeFault:
+                ended += 1
+            else:
+                assert_told(expected, told)
+    assert ended
+
+
 def test_two_neighbours_at_once_end_the_run_with_one_sentence(ward: Callable[..., Ward]) -> None:
     made = ward(["a", "b"])
     keeper = shelved(made)
