@@ -110,12 +110,13 @@ class Session:
         return self.ray.remote(kind).options(**self.needs()).remote()
 
     def start_on(self, node: str, kind: type) -> Any:
-        """An actor that takes no core, on a certain node if that is still there: one that rests, or a new one."""
+        """An actor that takes no core, on a certain node: one that rests, or a new one, which dies if the node has."""
         belongs, resting = Session._resting_on
         if belongs == self._belongs[:2] and resting.get(node):
             return resting[node].pop()
         strategies = importlib.import_module("ray.util.scheduling_strategies")
-        there = strategies.NodeAffinitySchedulingStrategy(node, soft=True)
+        # a soft wish would be forgotten wherever a node has not heard of the others yet
+        there = strategies.NodeAffinitySchedulingStrategy(node, soft=False)
         return self.ray.remote(kind).options(num_cpus=0, scheduling_strategy=there).remote()
 
     def rest_on(self, node: str, actor: Any) -> None:
@@ -202,7 +203,8 @@ def gone(error: BaseException) -> bool:
     """Whether what Ray raised says that an actor, a node or what they held is gone; a task may have met that, too."""
     errors = imported().exceptions
     met = getattr(error, "cause", None) or error
-    return isinstance(met, errors.RayActorError | errors.ObjectLostError | errors.NodeDiedError)
+    kinds = (errors.RayActorError, errors.ActorUnschedulableError, errors.ObjectLostError, errors.NodeDiedError)
+    return isinstance(met, kinds)
 
 
 def _knock(address: str | None) -> None:
