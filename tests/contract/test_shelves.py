@@ -228,6 +228,13 @@ def test_shelves_that_died_while_they_rested(ward: Callable[..., Ward]) -> None:
         train(shelved(made), [Assignment(0, 0, 0, {})])
 
 
+def test_a_rule_that_stops_remembering_is_told(ward: Callable[..., Ward]) -> None:
+    keeper = shelved(ward())
+    keeper.restore({"memory/3/control": torch.ones(6)})
+    with pytest.raises(RuntimeFault, match="left without 'private' in its memory"):
+        train(keeper, [Assignment(0, 3, 0, {})])
+
+
 def test_copies_lie_on_different_nodes(ward: Callable[..., Ward]) -> None:
     for count in (2, 3, 4):
         keeper = shelved(ward([str(node) for node in range(count)]))

@@ -92,6 +92,12 @@ class Row:
         found: dict[int, Mapping[str, Any]] = {}
         for given in self.ray.get(asked):
             found |= given
+        for one in wanted.values():
+            if one.name not in found[one.client]:
+                raise RuntimeFault(
+                    f"a client was left without {one.name!r} in its memory: a rule that begins with it (`remember`) "
+                    "must hand it out each time (`Learned.memory`)"
+                )
         return {**arrays, **{place: found[one.client][one.name] for place, one in wanted.items()}}
 
     def hand_in(self, stacks: Sequence[Stack], served: Sequence[Served]) -> None:
@@ -107,7 +113,7 @@ class Row:
     def write(self, entries: Entries, clients: Mapping[int, int]) -> list[Any]:
         """Both shelves' receipts for entries; `clients` says by key whose they are."""
         receipts = []
-        for home, keys in self.at_home((key, clients[key]) for key in entries if entries[key]):
+        for home, keys in self.at_home((key, clients[key]) for key in entries):
             parcel = self.ray.put({key: {n: as_array(t) for n, t in entries[key].items()} for key in keys})
             receipts += [self.shelves[place].put.remote(parcel) for place in (home, self.home(home + 1))]
         return receipts
