@@ -54,6 +54,14 @@ class Memory:
         self._keep(client, dict(tensors))
         self._changed.add(client)
 
+    def take(self, client: int) -> dict[str, Tensor]:
+        """What a client remembers, which is forgotten here."""
+        self.get(client)
+        tensors = self._near.pop(client)
+        self._bytes -= _size(tensors)
+        self._changed.discard(client)
+        return tensors
+
     def changed(self) -> dict[str, Tensor]:
         """What has changed since this was last asked, as "PREFIX/CLIENT/NAME"."""
         tensors = {
@@ -66,14 +74,8 @@ class Memory:
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Take up what `changed` gave, over all calls."""
-        found: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in tensors.items():
-            kind, _, rest = name.partition("/")
-            if kind == self.prefix:
-                number, own = rest.split("/", 1)
-                found.setdefault(int(number), {})[own] = tensor
-        for client, own_tensors in found.items():
-            self.set(client, own_tensors)
+        for client, own in by_client(tensors, self.prefix).items():
+            self.set(client, own)
         self._changed.clear()
 
     def close(self) -> None:
@@ -119,6 +121,17 @@ class Memory:
             raw = bytearray(self._file.read(shape.numel() * dtype.itemsize))
             found[name] = torch.frombuffer(raw, dtype=dtype).view(shape) if raw else torch.empty(shape, dtype=dtype)
         return found
+
+
+def by_client(tensors: Mapping[str, Tensor], prefix: str) -> dict[int, dict[str, Tensor]]:
+    """Tensors that are called "PREFIX/CLIENT/NAME"."""
+    found: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        kind, _, rest = name.partition("/")
+        if kind == prefix:
+            number, own = rest.split("/", 1)
+            found.setdefault(int(number), {})[own] = tensor
+    return found
 
 
 def _size(tensors: Mapping[str, Tensor]) -> int:

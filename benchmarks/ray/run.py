@@ -32,12 +32,13 @@ def runtime(kind: str, workers: int) -> Any:
 
 def speed(case: str, name: str, method: str) -> float:
     """Seconds a round after the first, which starts the workers."""
-    from workloads import W1, W2, Workload
+    from workloads import IMAGE, W1, W2, Workload
 
     import piebald
     from piebald import recipes
+    from piebald.models import build_model
 
-    cnn = Workload("CNN", clients=100, cohort=20, rows=200, rounds=4, model="small_cnn")
+    cnn = Workload("CNN", 100, 20, 200, 4, IMAGE, 62, lambda: build_model("small_cnn", IMAGE, 62, 0))
     work = {"W1": W1, "W2": W2, "CNN": cnn}[name]
     run = piebald.run(
         recipes.make(method, cohort=work.cohort, lr=0.05, batch=20, epochs=1),
@@ -54,7 +55,8 @@ def speed(case: str, name: str, method: str) -> float:
 def memory(rounds: int) -> list[dict[str, float]]:
     """Megabytes of this process, of the actors and of Ray's object store, every tenth of a run of Ditto.
 
-    Its clients remember a model each, of which 64 MB are kept in RAM; what is sent between the samples is counted too.
+    Its clients remember a model each, of which 64 MB are kept in RAM; what passed through this process is counted, too:
+    down and up with assignments and updates, and what checkpoints fetched from the shelves.
     """
     import ray
     from workloads import W1
@@ -62,14 +64,17 @@ def memory(rounds: int) -> list[dict[str, float]]:
     import piebald
     from piebald.report.store import RunStore
     from piebald.runtimes.engines.actors import RayCrew
+    from piebald.runtimes.engines.shelves import Shelves
 
     samples: list[dict[str, float]] = []
-    sent = {"down": 0, "up": 0}
+    sent = {"down": 0, "up": 0, "saved": 0}
     real_commit, real_packed, real_carry = RunStore.commit, RayCrew._packed, RayCrew._carry_out
+    real_given = Shelves._given
 
     def packed(self: RayCrew, shares: Any) -> Any:
         chunks = real_packed(self, shares)
-        sent["down"] += sum(array.nbytes for chunk in chunks for array in chunk.own.values())
+        arrays = [array for chunk in chunks for array in chunk.own.values()]
+        sent["down"] += sum(array.nbytes for array in arrays if hasattr(array, "nbytes"))  # not what stands for memory
         return chunks
 
     def carry_out(self: RayCrew, *arguments: Any) -> Any:
@@ -77,15 +82,22 @@ def memory(rounds: int) -> list[dict[str, float]]:
         sent["up"] += sum(array.nbytes for answer in answers for array in answer["arrays"].values())
         return answers
 
+    def given(self: Shelves, *arguments: Any) -> Any:
+        entries = real_given(self, *arguments)
+        sent["saved"] += sum(array.nbytes for arrays in entries.values() for array in arrays.values())
+        return entries
+
     def commit(self: RunStore, step: Any, *rest: Any, **more: Any) -> None:
         real_commit(self, step, *rest, **more)
         if step["version"] % (rounds // 10) == 0 or step["version"] == 5:
             store = ray.cluster_resources()["object_store_memory"] - ray.available_resources()["object_store_memory"]
             row = {"round": step["version"], "driver": own_memory("self"), "store": store / 2**20}
-            actors = {f"actor {place}": own_memory(pid) for place, pid in enumerate(actor_pids())}
-            samples.append(row | actors | {name: count / 2**20 for name, count in sent.items()})
+            actors = {f"actor {place}": own_memory(pid) for place, pid in enumerate(processes("Hand"))}
+            shelves = {f"shelf {place}": own_memory(pid) for place, pid in enumerate(processes("Shelf"))}
+            samples.append(row | actors | shelves | {name: count / 2**20 for name, count in sent.items()})
 
     RunStore.commit, RayCrew._packed, RayCrew._carry_out = commit, packed, carry_out  # type: ignore[method-assign]
+    Shelves._given = given  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as place:
         piebald.run(
             piebald.recipes.ditto(cohort=W1.cohort, lr=0.05, batch=20, epochs=1),
@@ -106,12 +118,12 @@ def own_memory(pid: str) -> float:
     return int(next(line for line in lines if line.startswith("RssAnon")).split()[1]) / 1024
 
 
-def actor_pids() -> list[str]:
+def processes(kind: str) -> list[str]:
     """The actors of this machine, by the name that Ray gives their processes."""
     return [
         place.parent.name
         for place in sorted(Path("/proc").glob("[0-9]*/cmdline"))
-        if place.read_bytes().startswith(b"ray::Hand")
+        if place.read_bytes().startswith(f"ray::{kind}".encode())
     ]
 
 

@@ -1,6 +1,7 @@
 """The Ray runtime's settings: the simulator with its engines in Ray actors, on this machine or on a cluster.
 
-Virtual clock, client memory and the controller stay in this process; `engines.actors` says what travels.
+Virtual clock and controller stay in this process; `engines.actors` says what travels, `engines.shelves` where clients'
+memory lies.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from pydantic import Field, model_validator
 from piebald.contracts import Clients, Work
 from piebald.runtimes.engines.actors import RayCrew, measured
 from piebald.runtimes.engines.crew import Crew
+from piebald.runtimes.engines.keeper import Keeper
 from piebald.runtimes.engines.session import Session, connected, imported
+from piebald.runtimes.engines.shelves import Shelves
 from piebald.runtimes.simulator import Simulated, count_cores
 
 
@@ -26,6 +29,7 @@ class Ray(Simulated):
         address: of a running cluster, "auto" for one on this machine; None takes the connection that there is
             (`ray.init`), or starts a Ray on this machine.
         gpus: how much of a GPU each actor takes, with device "cuda".
+        memory: bytes of client memory that are kept in RAM on each node; more goes to temporary files there.
         store: bytes of the object store of a Ray that is started here; None is Ray's default, 30% of the memory.
     """
 
@@ -61,9 +65,14 @@ class Ray(Simulated):
         """The same as `settled`, measured by this very process."""
         return super().settled(work, clients, expected)
 
-    def crew(self, work: Work, clients: Clients, room: tuple[int, int]) -> Crew:
+    def crew(self, work: Work, clients: Clients, room: tuple[int, int], keeper: Keeper) -> Crew:
         """Actors."""
-        return RayCrew(self, self._session(), work, clients)
+        return RayCrew(self, self._session(), work, clients, keeper if isinstance(keeper, Shelves) else None)
+
+    def keeper(self, work: Work) -> Keeper:
+        """Shelves, where clients have anything to remember."""
+        here = super().keeper(work)
+        return Shelves(work, self.memory, self._session) if here.needed else here
 
     def _session(self) -> Session:
         gpus = self.gpus if self.device == "cuda" else 0.0

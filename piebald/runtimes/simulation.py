@@ -29,10 +29,10 @@ from piebald.contracts import (
     Update,
     Work,
 )
-from piebald.memory import Memory
 from piebald.parameters import nbytes
 from piebald.randomness import generator
 from piebald.runtimes.engines.crew import LEAST_ARENA, Crew
+from piebald.runtimes.engines.keeper import under
 from piebald.runtimes.engines.serve import PRIVATE, Served, Stack
 from piebald.runtimes.sealing import repeatable, replied, sealed, sealing
 
@@ -64,7 +64,7 @@ class _Event:
     pool: Pool | None
     batch: int
     update: Update | None = None
-    memory: dict[str, Tensor] | None = None
+    counts: bool = False  # whether its client will remember it, unless it fails yet
     failure: str | None = None
     served: bool = False
     bytes_down: int = 0
@@ -83,8 +83,7 @@ class Simulation:
     def __init__(self, settings: Simulated, work: Work, clients: Clients) -> None:
         self.settings, self.work, self.federation = settings, work, clients
         self.fleet: Fleet = settings.fleet or Instant()
-        self.memory = Memory(settings.memory)
-        self._fresh = work.rule.remember(work.initial, work.layout.shared)
+        self.memory = settings.keeper(work)
         self._now = 0.0
         self._due: list[_Due] = []
         self._batches = 0
@@ -134,6 +133,7 @@ class Simulation:
     def state(self) -> Checkpoint:
         """Clock, client memory that has changed, and what is under way with its results, if they are known."""
         tensors, events = self.memory.changed(), []
+        held = self.memory.held([due.event.assignment for due in self._due if due.event.counts])
         for due in sorted(self._due):
             event = due.event
             row: dict[str, Any] = {"id": due.id, "time": due.time, "sent": event.sent, "failure": event.failure}
@@ -144,9 +144,9 @@ class Simulation:
                 row |= {"norm": update.norm, "nbytes": update.nbytes}
                 tensors |= {f"event/{due.id}/parts/{name}": part for name, part in update.parts.items()}
             tensors |= {f"secret/{event.assignment.client}/{n}": t for n, t in self._kept(event.assignment).items()}
-            if event.memory is not None:
+            if event.counts:
                 row["remembers"] = True
-                tensors |= {f"event/{due.id}/memory/{name}": part for name, part in event.memory.items()}
+                tensors |= {f"event/{due.id}/memory/{name}": part for name, part in held[due.id].items()}
             events.append(row)
         return Checkpoint(tensors, {"now": self._now, "events": events})
 
@@ -163,12 +163,13 @@ class Simulation:
             event = _Event(assignments[row["id"]], row["sent"], None, 0, failure=row["failure"])
             event.served, event.bytes_down = row["served"], row["bytes_down"]
             if "examples" in row:
-                parts = _under(checkpoint.tensors, f"{name}parts/")
+                parts = under(checkpoint.tensors, f"{name}parts/")
                 event.update = Update(
                     parts, row["examples"], row["steps"], row["metrics"], row["norm"], None, row["nbytes"]
                 )
             if row.get("remembers"):
-                event.memory = _under(checkpoint.tensors, f"{name}memory/")
+                event.counts = True
+                self.memory.hold(event.assignment, under(checkpoint.tensors, f"{name}memory/"))
             heapq.heappush(self._due, _Due(row["time"], row["id"], event))
 
     def close(self) -> None:
@@ -236,8 +237,8 @@ class Simulation:
         update, failure = event.update, event.failure
         if update is not None and assignment.query is None and sealing(self.work) is not None:
             update, failure = sealed(update, assignment, self.work, self._of(assignment))
-        if event.memory is not None and failure is None:
-            self.memory.set(assignment.client, event.memory)
+        if event.counts:
+            self.memory.settle(assignment, kept=failure is None)
         up = 0 if update is None or assignment.free else update.nbytes
         return Arrival(assignment, update, event.sent, due.time, event.bytes_down, up, failure)
 
@@ -286,7 +287,9 @@ class Simulation:
         finished, leaves = self._finished(event), self._leaves(event.assignment, event.sent)
         if leaves is None or finished <= leaves:
             return finished
-        event.failure, event.update, event.memory = GONE, None, None
+        if event.counts:
+            self.memory.settle(event.assignment, kept=False)
+        event.failure, event.update, event.counts = GONE, None, False
         return leaves
 
     def _serve(self, events: list[_Event]) -> None:
@@ -312,13 +315,15 @@ class Simulation:
         if pooled is not None:
             update = Update({}, update.examples, update.steps, update.metrics, update.norm, pooled, update.nbytes)
         event.update = update
-        if event.assignment.query is None and event.failure is None and math.isfinite(update.norm):
-            # a client whose update cannot count also forgets the attempt
-            event.memory = {name: rows[row].clone() for name, rows in result.memory.items()}
+        if event.assignment.query is None:
+            self.memory.hold(event.assignment, {name: rows[row].clone() for name, rows in result.memory.items()})
+            event.counts = event.failure is None and math.isfinite(update.norm)
+            if not event.counts:  # a client whose update cannot count also forgets the attempt
+                self.memory.settle(event.assignment, kept=False)
 
     def _stack(self, events: list[_Event]) -> Stack:
         assignments = [event.assignment for event in events]
-        remembered = [self._remembered(assignment) for assignment in assignments]
+        remembered = [self.memory.recall(assignment) for assignment in assignments]
         sent = [
             {n: p for n, p in a.parts.items() if n not in ("model", PRIVATE) and not n.startswith(SEALING)}
             for a in assignments
@@ -332,18 +337,8 @@ class Simulation:
             parts={name: [parts[name] for parts in sent] for name in sent[0]},
             memory={name: [memory[name] for memory in remembered] for name in remembered[0]},
             query=assignments[0].query,
+            ids=[assignment.id for assignment in assignments],
         )
-
-    def _remembered(self, assignment: Assignment) -> Mapping[str, Tensor]:
-        """What a client remembers; at the first contact what the rule says, and the private part that was sent
-        along.
-        """
-        if assignment.client in self.memory:
-            return self.memory.get(assignment.client)
-        shared = self.work.layout.shared
-        if shared == self.work.layout.size:
-            return self._fresh
-        return self._fresh | {PRIVATE: assignment.parts.get(PRIVATE, self.work.initial[shared:])}
 
     def _cost(self, event: _Event) -> float:
         client, query = event.assignment.client, event.assignment.query
@@ -368,16 +363,11 @@ class Simulation:
         if events[0].assignment.query is None or self.work.rule.tailors():
             return self.settings.stack or 1
         share = -(-len(events) // max(1, self.settings.workers or 1))
-        return max(1, min(256, share, self._room()[1] if self._remembers else 256))
-
-    @property
-    def _remembers(self) -> bool:
-        """Whether clients' own vectors travel with an assignment."""
-        return self.work.layout.shared < self.work.layout.size or bool(self._fresh)
+        return max(1, min(256, share, self._room()[1] if self.memory.needed else 256))
 
     def _room(self) -> tuple[int, int]:
         """Bytes of shared memory for a message, and how many clients' vectors fit into it with two to spare."""
-        vectors = 2 + len(self._fresh) + len(self.work.rule.common(0))
+        vectors = 2 + len(self.memory.fresh) + len(self.work.rule.common(0))
         client = 4 * self.work.layout.size * vectors
         size = max(LEAST_ARENA, 2 * client * ((self.settings.stack or 1) + 2))
         return size, max(1, size // client - 2)
@@ -385,9 +375,5 @@ class Simulation:
     def _hands(self) -> Crew:
         """The crew, started at the first need."""
         if self._crew is None:
-            self._crew = self.settings.crew(self.work, self.federation, self._room())
+            self._crew = self.settings.crew(self.work, self.federation, self._room(), self.memory)
         return self._crew
-
-
-def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

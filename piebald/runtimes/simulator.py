@@ -13,6 +13,7 @@ from piebald.parts import Where, build
 from piebald.randomness import generator
 from piebald.runtimes.engines.choose import STACKS, fastest, make_engine, stack_limit
 from piebald.runtimes.engines.crew import Alone, Crew, Workers, can_fork, one_thread
+from piebald.runtimes.engines.keeper import Keeper
 from piebald.runtimes.engines.products import onednn_is_faster, set_onednn
 from piebald.runtimes.simulation import Simulation
 
@@ -78,9 +79,13 @@ class Simulated(Where):
         made = self if settled else self.settled(work, clients, len(clients))
         return Simulation(made, work, clients)
 
-    def crew(self, work: Work, clients: Clients, room: tuple[int, int]) -> Crew:
+    def crew(self, work: Work, clients: Clients, room: tuple[int, int], keeper: Keeper) -> Crew:
         """Who trains; `room` is the shared memory of a message, and how many clients' vectors fit into it."""
         raise NotImplementedError
+
+    def keeper(self, work: Work) -> Keeper:
+        """Who keeps what clients remember: this process."""
+        return Keeper(work, self.memory)
 
     def settled(self, work: Work, clients: Clients, expected: int) -> Self:
         """See `parts.Where`: engine, stack and workers are measured or counted where they were left open."""
@@ -128,7 +133,7 @@ class Simulator(Simulated):
             raise ValueError("workers are for the CPU: leave them out, or set them to 0, with device = 'cuda'")
         return self
 
-    def crew(self, work: Work, clients: Clients, room: tuple[int, int]) -> Crew:
+    def crew(self, work: Work, clients: Clients, room: tuple[int, int], keeper: Keeper) -> Crew:
         """This process alone, or forked ones."""
         set_onednn(bool(self.onednn))
         engine = make_engine(self.engine, work, clients, torch.device(self.device), self.bfloat16)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,9 @@ from piebald.models import GatedUnit
 from piebald.outcome import Run
 from piebald.partition import Lists, PooledClients
 from piebald.recipe import Recipe
+
+STORE = 80 << 20  # bytes of each Ray node's object store
+TWO: dict[str, Any] = {"engine": "lean", "workers": 2, "onednn": False}
 
 # One row a recipe: its name and settings that make it do something.
 TABLE: dict[str, dict[str, Any]] = {
@@ -113,6 +117,11 @@ def carry_out(recipe: Recipe, clients: Any = None, model: Any = None, **options:
     )
 
 
+def on_ray(recipe: Any, clients: Any = None, model: Any = None, **options: Any) -> piebald.Run:
+    where, model = piebald.Ray(**TWO | options.pop("ray", {})), model or fitting(recipe)
+    return piebald.run(recipe, clients or federation(), model, runtime=where, **{"rounds": 3, "seed": 1} | options)
+
+
 def vector(run: Run, client: int | None = None) -> Tensor:
     """All numbers of a run's model."""
     return run.work.layout.flatten(run.model(client))
@@ -129,6 +138,24 @@ def assert_same(one: Run, two: Run, atol: float = 1e-5) -> None:
                     assert b[name] == pytest.approx(value, abs=10 * atol, rel=1e-3), (name, a, b)
                 else:
                     assert b[name] == value, (name, a, b)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Two nodes on this machine, each with one core, and a connection to them."""
+    ray = pytest.importorskip("ray", reason="needs Ray: pip install 'piebald[ray]'")
+    from ray.cluster_utils import Cluster
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    node = {"num_cpus": 1, "object_store_memory": STORE, "include_dashboard": False}
+    made = Cluster(initialize_head=True, head_node_args=node)
+    try:
+        made.add_node(num_cpus=1, object_store_memory=STORE)
+        ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
+        yield made
+    finally:
+        ray.shutdown()
+        made.shutdown()
 
 
 @pytest.fixture(params=TABLE)

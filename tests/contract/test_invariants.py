@@ -112,8 +112,8 @@ class Backwards(Simulation):
         arrival = super().next(until)
         if arrival is not None:
             self.heard.append(arrival)
-            for client in self.memory:
-                self.private |= set(self.memory.get(client).get(PRIVATE, torch.empty(0)).tolist())
+            for client in self.memory.kept:
+                self.private |= set(self.memory.kept.get(client).get(PRIVATE, torch.empty(0)).tolist())
         return arrival
 
 

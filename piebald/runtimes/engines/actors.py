@@ -3,11 +3,12 @@
     here                                          each actor: one core, or one GPU
     model, rule and data, once           ->       built into an engine; rows are read where Ray keeps them
     a round's model, once                ->       read where Ray keeps it, one copy a node
-    a chunk of stacks, what they remember ->      served
-    sums or updates, what to remember    <-
+    a chunk of stacks                    ->       served, with memory from the clients' shelves (`shelves`)
+    sums or updates                      <-
 
 What a chunk is, and the order in which sums are added, depend on the stacks alone; who serves it does not matter.  So
-an actor that dies loses nothing: its chunk, and nothing but it, is served again by another, with the same bits.
+an actor that dies loses nothing: its chunk, and nothing but it, is served again by another, with the same bits.  So
+is a chunk that met a shelf that was gone, once that is replaced; what it wrote before is overwritten.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from piebald.runtimes.engines.lean import Lean
 from piebald.runtimes.engines.parcel import pack_served, pack_stack, unpack_served, unpack_stack
 from piebald.runtimes.engines.products import set_onednn
 from piebald.runtimes.engines.serve import PoolSum, Served, Stack
-from piebald.runtimes.engines.session import Session, as_array, as_tensor
+from piebald.runtimes.engines.session import Session, as_array, as_tensor, gone
+from piebald.runtimes.engines.shelves import Row, Shelves
 
 if TYPE_CHECKING:
     from piebald.runtimes.ray import Ray
@@ -38,7 +40,9 @@ _DEATHS = 3  # a chunk that so many actors died over is not tried again
 
 
 class Crate:
-    """Tensors of a message by number, as arrays, which Ray hands over without copying them."""
+    """Tensors of a message by number, as arrays, which Ray hands over without copying them; what stands for a client's
+    memory is kept as it is.
+    """
 
     def __init__(self, arrays: dict[int, Any] | None = None) -> None:
         self.arrays = {} if arrays is None else arrays
@@ -51,7 +55,7 @@ class Crate:
         place = self._places.setdefault(id(tensor), len(self._places))
         if place not in self.arrays:
             self._alive.append(tensor)  # keeps the id from being given to another tensor
-            self.arrays[place] = as_array(tensor)
+            self.arrays[place] = as_array(tensor) if isinstance(tensor, Tensor) else tensor
         self.touched.add(place)
         return place
 
@@ -81,18 +85,37 @@ class Hand:
         self.engine = None
 
     def serve(
-        self, stacks: list[dict[str, Any]], pool: Pool | None, own: dict[int, Any], places: list[int], *shared: Any
-    ) -> dict[str, Any]:
-        """Serve a chunk.
+        self,
+        stacks: list[dict[str, Any]],
+        pool: Pool | None,
+        shelves: list[Any],
+        own: dict[int, Any],
+        places: list[int],
+        *shared: Any,
+    ) -> dict[str, Any] | None:
+        """Serve a chunk; None says that a shelf was gone.
 
         Args:
             stacks: as `pack_stack` makes them.
+            shelves: where clients' memory lies; none where it comes and goes with the chunk.
             own: arrays of this chunk by number.
             places, shared: numbers of arrays that other chunks have too, and these.
         """
+        row = Row(shelves) if shelves else None
+        try:
+            crate = Crate((own if row is None else row.fill_in(own)) | dict(zip(places, shared, strict=True)))
+            return self._serve([unpack_stack(values, crate) for values in stacks], pool, row)
+        except Exception as error:
+            if row is not None and gone(error):
+                return None
+            raise
+
+    def _serve(self, stacks: list[Stack], pool: Pool | None, row: Row | None) -> dict[str, Any]:
         assert self.engine is not None
-        crate, total, out = Crate(own | dict(zip(places, shared, strict=True))), PoolSum(), Crate()
-        served = [guarded(self.engine, unpack_stack(values, crate), pool, total) for values in stacks]
+        total, out = PoolSum(), Crate()
+        served = [guarded(self.engine, stack, pool, total) for stack in stacks]
+        if row is not None:
+            row.hand_in(stacks, served)
         answers = [pack_served(one, out) for one in served]
         sums = {name: out.put(part) for name, part in total.parts.items()}
         return {"served": answers, "weight": total.weight, "sums": sums, "arrays": out.arrays}
@@ -120,10 +143,12 @@ class _Chunk:
 
 
 class RayCrew:
-    """Actors that serve stacks (`crew.Crew`)."""
+    """Actors that serve stacks (`crew.Crew`), with clients' memory on `shelves` where they have any."""
 
-    def __init__(self, settings: Ray, session: Session, work: Work, clients: Clients) -> None:
-        self.settings, self.session = settings, session
+    def __init__(
+        self, settings: Ray, session: Session, work: Work, clients: Clients, shelves: Shelves | None = None
+    ) -> None:
+        self.settings, self.session, self.shelves = settings, session, shelves
         self.count = max(1, settings.workers or 1)
         self._run = (session.put(work), session.put_rows(clients), settings)
         self._idle: list[Any] = []
@@ -147,6 +172,8 @@ class RayCrew:
 
     def close(self) -> None:
         """Actors that have nothing to do rest until the next run; the others are stopped."""
+        if self.shelves is not None and self._serving:
+            self.shelves.rests = False
         for actor in [*self._starting.values(), *(actor for actor, _ in self._serving.values())]:
             self.session.stop(actor)
         self.session.rest(self._idle)
@@ -177,6 +204,8 @@ class RayCrew:
         """The chunks' answers, in their order, by whoever is free."""
         waiting, deaths = deque(range(len(chunks))), Counter[int]()
         answers: dict[int, dict[str, Any]] = {}
+        if self.shelves is not None:
+            self.shelves.ready()
         while len(answers) < len(chunks):
             while self._idle and waiting:
                 place = waiting.popleft()
@@ -189,9 +218,13 @@ class RayCrew:
             came, answer = self.session.answer(done)
             if came:
                 self._idle.append(actor)
+            else:
+                self._replace(actor)
+            if answer is not None:
                 answers[place] = answer
                 continue
-            self._replace(actor)
+            if came and self.shelves is not None:
+                self.shelves.mend()
             waiting.appendleft(place)
             deaths[place] += 1
             if deaths[place] == _DEATHS:
@@ -202,7 +235,8 @@ class RayCrew:
         return [answers[place] for place in range(len(chunks))]
 
     def _send(self, actor: Any, place: int, chunk: _Chunk, pool: Pool | None) -> None:
-        asked = actor.serve.remote(chunk.stacks, pool, chunk.own, list(chunk.shared), *chunk.shared.values())
+        shelves = [] if self.shelves is None else self.shelves.row.shelves
+        asked = actor.serve.remote(chunk.stacks, pool, shelves, chunk.own, list(chunk.shared), *chunk.shared.values())
         self._serving[asked] = (actor, place)
 
     def _load(self, actor: Any) -> None:

@@ -78,6 +78,7 @@ def pack_stack(stack: Stack, store: Store) -> dict[str, Any]:
         "parts": {name: [store.put(row) for row in rows] for name, rows in stack.parts.items()},
         "memory": {name: [store.put(row) for row in rows] for name, rows in stack.memory.items()},
         "query": None if stack.query is None else stack.query.table(),
+        "ids": list(stack.ids),
     }
 
 
@@ -100,6 +101,7 @@ def unpack_stack(values: dict[str, Any], store: Store) -> Stack:
         {name: [get(place) for place in rows] for name, rows in values["parts"].items()},
         {name: [get(place) for place in rows] for name, rows in values["memory"].items()},
         made,
+        values["ids"],
     )
 
 

@@ -50,6 +50,7 @@ class Stack:
         committed: see `Assignment`.
         models: [s] each; one tensor many times where clients start from the same model.
         parts, memory: by name, one [...] for each client.
+        ids: the assignments', under which an actor hands in what the clients are to remember (`engines.shelves`).
     """
 
     clients: Sequence[int]
@@ -60,6 +61,7 @@ class Stack:
     parts: Mapping[str, Sequence[Tensor]]
     memory: Mapping[str, Sequence[Tensor]]
     query: Query | None = None
+    ids: Sequence[int] = ()
 
     def row(self, row: int) -> Stack:
         """One of its clients alone."""
@@ -73,6 +75,7 @@ class Stack:
             {name: rows[one] for name, rows in self.parts.items()},
             {name: rows[one] for name, rows in self.memory.items()},
             self.query,
+            self.ids[one],
         )
 
 

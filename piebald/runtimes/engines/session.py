@@ -51,6 +51,7 @@ class Session:
     """
 
     _resting: tuple[Any, list[Any]] = (None, [])  # what they belong to, and the actors
+    _resting_on: tuple[Any, dict[str, list[Any]]] = (None, {})  # the same for those that are to be on certain nodes
 
     def __init__(self, address: str | None, cores: int, store: int | None, gpus: float) -> None:
         self.ray = imported()
@@ -108,6 +109,26 @@ class Session:
         """A new actor; it is not ready yet."""
         return self.ray.remote(kind).options(**self.needs()).remote()
 
+    def start_on(self, node: str, kind: type) -> Any:
+        """An actor that takes no core, on a certain node: one that rests, or a new one, which dies if the node has."""
+        belongs, resting = Session._resting_on
+        if belongs == self._belongs[:2] and resting.get(node):
+            return resting[node].pop()
+        strategies = importlib.import_module("ray.util.scheduling_strategies")
+        # a soft wish would be forgotten wherever a node has not heard of the others yet
+        there = strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+        return self.ray.remote(kind).options(num_cpus=0, scheduling_strategy=there).remote()
+
+    def rest_on(self, node: str, actor: Any) -> None:
+        """Keep an actor of `start_on` for the next run; there is only one kind of them."""
+        if Session._resting_on[0] != self._belongs[:2]:
+            Session._resting_on = (self._belongs[:2], {})
+        Session._resting_on[1].setdefault(node, []).append(actor)
+
+    def nodes(self) -> list[str]:
+        """The nodes that are there."""
+        return sorted(node["NodeID"] for node in self.ray.nodes() if node["Alive"])
+
     def stop(self, actor: Any) -> None:
         """Kill an actor, if it lives."""
         with suppress(Exception):
@@ -152,6 +173,8 @@ class Session:
             return True, self.ray.get(reference)
         except errors.RayTaskError as error:
             cause = getattr(error, "cause", None) or error
+            if gone(error):
+                return False, None
             if isinstance(cause, PiebaldError):
                 raise RuntimeFault(str(cause)) from None
             said = (str(cause).strip() or type(cause).__name__).splitlines()[-1]
@@ -174,6 +197,14 @@ class Session:
             return self.ray.put(clients)
         finally:
             self.ray.util.deregister_serializer(Tensor)
+
+
+def gone(error: BaseException) -> bool:
+    """Whether what Ray raised says that an actor, a node or what they held is gone; a task may have met that, too."""
+    errors = imported().exceptions
+    met = getattr(error, "cause", None) or error
+    kinds = (errors.RayActorError, errors.ActorUnschedulableError, errors.ObjectLostError, errors.NodeDiedError)
+    return isinstance(met, kinds)
 
 
 def _knock(address: str | None) -> None:

@@ -1,0 +1,390 @@
+"""Clients' memory on Ray's shelves: the same as in one process, also where shelves are killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import piebald
+from piebald.contracts import Assignment
+from piebald.errors import RuntimeFault
+from piebald.partition import FastSlow
+from piebald.report.store import RunStore
+from piebald.runtimes.engines import shelves
+from piebald.runtimes.engines.actors import RayCrew
+from piebald.runtimes.engines.keeper import Keeper
+from piebald.runtimes.engines.session import Session
+from piebald.runtimes.engines.shelves import Row, Shelf, Shelves
+
+from .conftest import TWO, assert_same, carry_out, federation, fitting, method, on_ray
+from .test_resume import assert_identical
+
+FLEET = FastSlow(fast=1.0, slow_factor=2.5, share_slow=0.4)
+LATE = method("hdafl").with_(pace={"kind": "asynchronous", "cohort": 3})  # results wait while others arrive
+
+# ------------------------------------------------------------------------------------------------------ without a Ray
+
+
+class Gone(Exception):
+    """What a caller meets whose shelf is dead."""
+
+
+class Ward:
+    """Shelves in this process that die on command, in the place of Ray and of a session."""
+
+    def __init__(self, nodes: Sequence[str]) -> None:
+        self.calls, self.deadly = 0, set[int]()
+        self.alive: list[Any] = []
+        self.resting: list[Any] = []
+        self.nodes = lambda: list(nodes)
+        self.chance = random.Random(5)
+
+    def start_on(self, node: str, kind: type) -> Any:
+        if self.resting:
+            return self.resting.pop()
+        self.alive.append(_Handle(self, kind()))
+        return self.alive[-1]
+
+    def rest_on(self, node: str, actor: Any) -> None:
+        self.stop(actor)
+
+    def stop(self, actor: Any) -> None:
+        self.alive = [one for one in self.alive if one is not actor]
+
+    def answer(self, reference: Any) -> tuple[bool, Any]:
+        return not isinstance(reference, Gone), reference
+
+    def put(self, value: Any) -> Any:
+        return value
+
+    def get(self, references: Sequence[Any]) -> list[Any]:
+        for one in references:
+            if isinstance(one, Gone):
+                raise one
+        return list(references)
+
+    def call(self, handle: Any, name: str, arguments: Sequence[Any]) -> Any:
+        self.calls += 1
+        if self.calls in self.deadly and self.alive:
+            self.alive.remove(self.chance.choice(self.alive))
+        lost = handle not in self.alive or any(isinstance(one, Gone) for one in arguments)
+        return Gone() if lost else getattr(handle.shelf, name)(*arguments)
+
+
+class _Handle:
+    def __init__(self, ward: Ward, shelf: Shelf) -> None:
+        self.ward, self.shelf = ward, shelf
+
+    def __getattr__(self, name: str) -> Any:
+        return SimpleNamespace(remote=lambda *arguments: self.ward.call(self, name, arguments))
+
+
+def some_work() -> Any:
+    layout = SimpleNamespace(shared=6, size=10)
+    rule = SimpleNamespace(remember=lambda model, shared: {"control": torch.zeros(shared)})
+    return SimpleNamespace(layout=layout, rule=rule, initial=torch.arange(10.0))
+
+
+def train(keeper: Keeper, assignments: Sequence[Assignment]) -> None:
+    """Each client remembers what it did, with its assignment's number behind: on shelves as an actor would do it."""
+    if not isinstance(keeper, Shelves):
+        for one in assignments:
+            keeper.hold(one, {name: tensor + one.id for name, tensor in keeper.recall(one).items()})
+        return
+    told = [dict(enumerate(keeper.recall(one).values())) for one in assignments]
+    row = Row(keeper.ready().shelves)
+    clients = {~one.id: one.client for one in assignments}
+    while True:
+        try:
+            seen = [row.fill_in(tensors) for tensors in told]
+            entries = {
+                ~one.id: {"control": torch.as_tensor(first) + one.id, "private": torch.as_tensor(second) + one.id}
+                for one, (first, second) in zip(assignments, (each.values() for each in seen), strict=True)
+            }
+            row.ray.get(row.write(entries, clients))
+            return
+        except Gone:
+            keeper.mend()
+            row = Row(keeper.row.shelves)
+
+
+def story(keeper: Keeper) -> list[dict[str, Tensor]]:
+    """Checkpoints of a run in which results arrive late, in disorder, and sometimes do not count."""
+    chance, waiting, told = random.Random(3), [], []
+    keeper.restore({"memory/3/control": torch.ones(6), "memory/3/private": torch.ones(4)})
+    early = Assignment(1000, 4, 0, {})
+    keeper.hold(early, {"control": torch.ones(6), "private": torch.ones(4)})
+    for turn in range(12):
+        asked = [Assignment(10 * turn + place, chance.randrange(7), turn, {}) for place in range(4)]
+        train(keeper, asked)
+        waiting += asked
+        chance.shuffle(waiting)
+        for one in waiting[:3]:
+            keeper.settle(one, kept=chance.random() < 0.7)
+        del waiting[:3]
+        if turn % 3 == 2:
+            held = keeper.held([*waiting, early])
+            flat = {f"{id}/{name}": tensor for id, own in held.items() for name, tensor in own.items()}
+            told.append(keeper.changed() | flat)
+    keeper.close()
+    return told
+
+
+@pytest.fixture
+def ward(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ward]:
+    def make(nodes: Sequence[str] = ("a", "b", "c"), deadly: Sequence[int] = ()) -> Ward:
+        made = Ward(nodes)
+        made.deadly = set(deadly)
+        monkeypatch.setattr(shelves, "imported", lambda: made)
+        return made
+
+    return make
+
+
+def shelved(ward: Ward, budget: int = 1 << 20) -> Shelves:
+    return Shelves(some_work(), budget, lambda: ward)  # type: ignore[arg-type, return-value]
+
+
+def assert_told(expected: Sequence[dict[str, Tensor]], told: Sequence[dict[str, Tensor]]) -> None:
+    for one, two in zip(expected, told, strict=True):
+        assert one.keys() == two.keys()
+        assert all(torch.equal(tensor, two[name]) for name, tensor in one.items())
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_shelves_tell_what_one_process_would(ward: Callable[..., Ward], count: int) -> None:
+    assert_told(story(Keeper(some_work(), 1 << 20)), story(shelved(ward([str(node) for node in range(count)]))))
+
+
+@pytest.mark.parametrize("budget", [0, 100])
+def test_a_shelf_without_room_writes_to_its_disk(ward: Callable[..., Ward], budget: int) -> None:
+    made = ward()
+    keeper = shelved(made, budget)
+    train(keeper, [Assignment(id, id, 0, {}) for id in range(9)])
+    assert all(one.shelf.memory._far for one in made.alive)
+    assert_told(story(Keeper(some_work(), 1 << 20)), story(shelved(ward(), budget)))
+
+
+@pytest.mark.parametrize("count", [1, 3, 4])
+def test_any_shelf_may_die_at_any_call(ward: Callable[..., Ward], count: int) -> None:
+    """Deaths far enough from one another to fill the new shelf, at each call in turn."""
+    nodes = [str(node) for node in range(count)]
+    expected = story(Keeper(some_work(), 1 << 20))
+    quiet = ward(nodes)
+    story(shelved(quiet))
+    for first in range(1, quiet.calls, 3):
+        assert_told(expected, story(shelved(ward(nodes, range(first, 10 * quiet.calls, 60)))))
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_two_that_die_close_together_end_the_run_or_change_nothing(ward: Callable[..., Ward], count: int) -> None:
+    """Also where the second dies while the first one's successor is filled from it."""
+    nodes, ended = [str(node) for node in range(count)], 0
+    expected = story(Keeper(some_work(), 1 << 20))
+    for first in range(60, 100):
+        for apart in (1, 2, 3, 5, 8, 13):
+            made = ward(nodes, [first, first + apart])
+            made.chance = random.Random(first)
+            try:
+                told = story(shelved(made))
+            except RuntimeFault:
+                ended += 1
+            else:
+                assert_told(expected, told)
+    assert ended
+
+
+def test_two_neighbours_at_once_end_the_run_with_one_sentence(ward: Callable[..., Ward]) -> None:
+    made = ward(["a", "b"])
+    keeper = shelved(made)
+    train(keeper, [Assignment(0, 0, 0, {})])
+    made.alive.clear()
+    with pytest.raises(RuntimeFault, match=r"died at once: continue from the last checkpoint with `piebald resume`"):
+        keeper.ready()
+
+
+def test_shelves_that_never_live_are_given_up(ward: Callable[..., Ward]) -> None:
+    with pytest.raises(RuntimeFault, match="died 5 times in a row"):
+        shelved(ward(["a"], range(1, 1000))).ready()
+
+
+def test_shelves_that_died_while_they_rested(ward: Callable[..., Ward]) -> None:
+    """A run takes up dead ones, with assignments at hand or a checkpoint to restore, and starts others."""
+    expected = story(Keeper(some_work(), 1 << 20))
+    for nodes in (["a"], ["a", "b", "c"]):
+        made = ward(nodes)
+        made.resting = [_Handle(made, Shelf()) for _ in range(4)]
+        assert_told(expected, story(shelved(made)))
+        made.resting = [_Handle(made, Shelf()) for _ in range(4)]
+        train(shelved(made), [Assignment(0, 0, 0, {})])
+
+
+def test_a_rule_that_stops_remembering_is_told(ward: Callable[..., Ward]) -> None:
+    keeper = shelved(ward())
+    keeper.restore({"memory/3/control": torch.ones(6)})
+    with pytest.raises(RuntimeFault, match="left without 'private' in its memory"):
+        train(keeper, [Assignment(0, 3, 0, {})])
+
+
+def test_copies_lie_on_different_nodes(ward: Callable[..., Ward]) -> None:
+    for count in (2, 3, 4):
+        keeper = shelved(ward([str(node) for node in range(count)]))
+        keeper.ready()
+        assert sorted(keeper._nodes.values()) == [str(node) for node in range(count)]
+
+
+# ----------------------------------------------------------------------------------------------------------- on a Ray
+
+
+def shelf_processes() -> list[int]:
+    """The shelves of this machine, by the name that Ray gives their processes."""
+    found = []
+    for place in sorted(Path("/proc").glob("[0-9]*/cmdline")):
+        try:
+            if place.read_bytes().startswith(b"ray::Shelf"):
+                found.append(int(place.parent.name))
+        except OSError:  # it has just ended
+            continue
+    return found
+
+
+def at_call(patch: pytest.MonkeyPatch, owner: type, name: str, number: int, what: Callable[[], None]) -> list[int]:
+    """Do something before a method's call of this number; hands back the count of calls."""
+    real, calls = getattr(owner, name), [0]
+
+    def wrapped(*arguments: Any, **more: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == number:
+            what()
+        return real(*arguments, **more)
+
+    patch.setattr(owner, name, wrapped)
+    return calls
+
+
+def kill(count: int) -> Callable[[], None]:
+    def what() -> None:
+        found = shelf_processes()
+        assert len(found) >= count
+        for process in found[:count]:
+            os.kill(process, signal.SIGKILL)
+
+    return what
+
+
+OPTIONS: dict[str, Any] = {"rounds": 8, "seed": 1, "checkpoint_every": 1, "evaluate_every": 4}
+
+
+def late(out: Path | None = None) -> piebald.Run:
+    return on_ray(LATE, out=out, ray={"fleet": FLEET}, **OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def whole(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> piebald.Run:
+    """What comes of it undisturbed."""
+    return late(tmp_path_factory.mktemp("whole") / "run")
+
+
+@pytest.fixture
+def three(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if there were a third node, so that not every shelf has everything."""
+    real = Session.nodes
+    monkeypatch.setattr(Session, "nodes", lambda self: [*real(self), real(self)[0]])
+
+
+MOMENTS = {
+    "a chunk is sent": (RayCrew, "_send", 8),
+    "a result counts": (Shelves, "settle", 5),
+    "a checkpoint reads what changed": (Shelves, "_given", 3),
+    "actors write": (RayCrew, "_carry_out", 6),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_shelf_killed_in_mid_run_loses_nothing(
+    three: None, whole: piebald.Run, moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, name, number = MOMENTS[moment]
+    with monkeypatch.context() as patch:
+        calls = at_call(patch, owner, name, number, kill(1))
+        disturbed = late(tmp_path / "disturbed")
+    assert calls[0] > number
+    assert_identical(whole, disturbed)
+
+
+def test_all_killed_and_resumed(whole: piebald.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        at_call(patch, RayCrew, "_carry_out", 8, lambda: kill(len(shelf_processes()))())
+        with pytest.raises(RuntimeFault, match="piebald resume"):
+            late(tmp_path / "killed")
+    resumed = piebald.resume(tmp_path / "killed", federation(), fitting(LATE))
+    assert_identical(whole, resumed)
+
+
+@pytest.mark.parametrize("there", ["simulator", "ray"])
+def test_a_run_goes_on_where_the_other_runtime_stopped(
+    whole: piebald.Run, there: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With results under way, which clients do not remember yet."""
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    runtimes = {"ray": piebald.Ray(**TWO, fleet=FLEET), "simulator": piebald.Simulator(**TWO, fleet=FLEET)}
+    with monkeypatch.context() as patch:
+        at_call(patch, RunStore, "commit", 5, stop)
+        with pytest.raises(KeyboardInterrupt):
+            piebald.run(LATE, federation(), fitting(LATE), runtime=runtimes.pop(there), out=tmp_path / "run", **OPTIONS)
+    with RunStore.open(tmp_path / "run") as store:
+        store.set_meta(runtime=runtimes.popitem()[1].table())
+    assert_same(whole, piebald.resume(tmp_path / "run", federation(), fitting(LATE)))
+
+
+def test_a_tiny_budget_changes_nothing(cluster: Any) -> None:
+    assert_same(carry_out(method("ditto")), on_ray(method("ditto"), ray={"memory": 0}))
+
+
+def traffic(patch: pytest.MonkeyPatch, recipe: Any) -> tuple[int, int]:
+    """Bytes of arrays that went to and from actors after the first contact with everybody."""
+    seen = {"down": 0, "up": 0}
+    real = RayCrew._carry_out
+
+    def carry_out(self: RayCrew, chunks: Any, pool: Any) -> Any:
+        answers = real(self, chunks, pool)
+        own = [array for chunk in chunks for array in [*chunk.own.values(), *chunk.shared] if hasattr(array, "nbytes")]
+        seen["down"] += sum(array.nbytes for array in own)
+        seen["up"] += sum(array.nbytes for answer in answers for array in answer["arrays"].values())
+        totals.append((seen["down"], seen["up"]))
+        return answers
+
+    totals: list[tuple[int, int]] = []
+    patch.setattr(RayCrew, "_carry_out", carry_out)
+    on_ray(recipe, rounds=6, evaluate_every=0)
+    first, last = totals[0], totals[-1]
+    return last[0] - first[0], last[1] - first[1]
+
+
+def test_the_driver_carries_no_memory(cluster: Any) -> None:
+    """Ditto's personal models are as long as the model, and pass as little through the driver as nothing at all."""
+    with pytest.MonkeyPatch.context() as patch:
+        plain = traffic(patch, method("fedavg", cohort=5))
+    with pytest.MonkeyPatch.context() as patch:
+        assert traffic(patch, method("ditto", cohort=5)) == plain
+
+
+def test_without_memory_no_shelf_is_started(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs before may have left some that rest."""
+    calls = at_call(monkeypatch, Session, "start_on", 1, lambda: None)
+    on_ray(method("fedavg"))
+    assert calls[0] == 0
+    on_ray(method("ditto"))
+    assert calls[0] == 2
