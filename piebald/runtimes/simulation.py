@@ -316,7 +316,7 @@ class Simulation:
             update = Update({}, update.examples, update.steps, update.metrics, update.norm, pooled, update.nbytes)
         event.update = update
         if event.assignment.query is None:
-            self.memory.hold(event.assignment, {name: rows[row].clone() for name, rows in result.memory.items()})
+            self.memory.hold(event.assignment, {name: _alone(rows[row]) for name, rows in result.memory.items()})
             event.counts = event.failure is None and math.isfinite(update.norm)
             if not event.counts:  # a client whose update cannot count also forgets the attempt
                 self.memory.settle(event.assignment, kept=False)
@@ -377,3 +377,8 @@ class Simulation:
         if self._crew is None:
             self._crew = self.settings.crew(self.work, self.federation, self._room(), self.memory)
         return self._crew
+
+
+def _alone(row: Tensor) -> Tensor:
+    """A row that keeps nothing else in memory: not the stack that it is a view of."""
+    return row.clone() if row._is_view() else row

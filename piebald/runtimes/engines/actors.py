@@ -24,7 +24,7 @@ from torch import Tensor
 from piebald.contracts import Clients, Pool, Work
 from piebald.errors import RuntimeFault
 from piebald.runtimes.engines.choose import make_engine
-from piebald.runtimes.engines.crew import guarded, share_out
+from piebald.runtimes.engines.crew import foretold, guarded, share_out
 from piebald.runtimes.engines.lean import Lean
 from piebald.runtimes.engines.parcel import pack_served, pack_stack, unpack_served, unpack_stack
 from piebald.runtimes.engines.products import set_onednn
@@ -113,7 +113,7 @@ class Hand:
     def _serve(self, stacks: list[Stack], pool: Pool | None, row: Row | None) -> dict[str, Any]:
         assert self.engine is not None
         total, out = PoolSum(), Crate()
-        served = [guarded(self.engine, stack, pool, total) for stack in stacks]
+        served = [guarded(self.engine, stack, pool, total) for stack in foretold(self.engine.feed, stacks)]
         if row is not None:
             row.hand_in(stacks, served)
         answers = [pack_served(one, out) for one in served]

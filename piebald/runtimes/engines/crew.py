@@ -23,6 +23,7 @@ import torch
 
 from piebald.contracts import CENTRE, Pool
 from piebald.errors import PiebaldError, RuntimeFault
+from piebald.runtimes.engines.feed import Feed
 from piebald.runtimes.engines.parcel import Arena, pack_served, pack_stack, unpack_served, unpack_stack
 from piebald.runtimes.engines.serve import Engine, PoolSum, Served, Stack, serve
 
@@ -91,12 +92,7 @@ class Alone:
 
     def serve(self, stacks: Sequence[Stack], costs: Sequence[float], pool: Pool | None) -> tuple[list[Served], PoolSum]:
         total = PoolSum()
-        served = []
-        for stack, after in zip(stacks, [*stacks[1:], None], strict=True):
-            if after is not None and after.query is None:
-                self.engine.feed.expect(after.clients)
-            served.append(guarded(self.engine, stack, pool, total))
-        return served, total
+        return [guarded(self.engine, stack, pool, total) for stack in foretold(self.engine.feed, stacks)], total
 
     def close(self) -> None:
         self.engine.feed.close()
@@ -218,6 +214,14 @@ def share_out(costs: Sequence[float], hands: int) -> list[list[int]]:
     return [sorted(queue) for queue in queues]
 
 
+def foretold(feed: Feed, stacks: Sequence[Stack]) -> Iterator[Stack]:
+    """Stacks in their order; while one is served, the rows that the next one trains on are fetched."""
+    for stack, after in zip(stacks, [*stacks[1:], None], strict=True):
+        if after is not None and after.query is None:
+            feed.expect(after.clients)
+        yield stack
+
+
 def guarded(engine: Engine, stack: Stack, pool: Pool | None, total: PoolSum) -> Served:
     """`serve`, with an error of the user's own code (model, loss, metric) named by client."""
     try:
@@ -281,10 +285,8 @@ def _serve_all(
         weigh = build("weigh", message["pool"]["weight"])
         assert isinstance(weigh, Weigh)
         pool = Pool(weigh, message["pool"]["limit"])
-    answers, stacks = [], message["stacks"]
-    for values, after in zip(stacks, [*stacks[1:], None], strict=True):
-        if after is not None and after["query"] is None:
-            engine.feed.expect(after["clients"])
-        served = guarded(engine, unpack_stack(values, inbox), pool, total)
+    answers = []
+    for stack in foretold(engine.feed, [unpack_stack(values, inbox) for values in message["stacks"]]):
+        served = guarded(engine, stack, pool, total)
         answers.append(pack_served(served, outbox))
     return answers

@@ -52,7 +52,8 @@ class Keeper:
 
     def hold(self, assignment: Assignment, tensors: Mapping[str, Tensor]) -> None:
         """What an assignment's client will remember, if its arrival counts."""
-        self._held[assignment.id] = tensors
+        if self.needed:
+            self._held[assignment.id] = tensors
 
     def settle(self, assignment: Assignment, kept: bool) -> None:
         """From now on the client remembers what was held for an assignment, or that is forgotten."""

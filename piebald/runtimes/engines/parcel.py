@@ -119,5 +119,5 @@ def pack_served(served: Served, store: Store) -> dict[str, Any]:
 def unpack_served(values: dict[str, Any], store: Store) -> Served:
     """What came of a stack again, copied out of the store."""
     parts = {name: store.get(place).clone() for name, place in values["parts"].items()}
-    memory = {name: store.get(place).clone() for name, place in values["memory"].items()}
+    memory = {name: [row.clone() for row in store.get(place)] for name, place in values["memory"].items()}
     return Served(**{name: values[name] for name in _SCALARS}, parts=parts, memory=memory)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -88,7 +88,7 @@ class Served:
         metrics: by name, a number of each client.
         failures: why a client's update may not count, or None.
         parts: by name, [c, ...]; empty where they were pooled or there is nothing to send.
-        memory: by name, [c, ...], what the clients remember from now on.
+        memory: by name, what the clients remember from now on, [c, ...] or a list of rows.
         unformed: the models that training came to, where their changes are to be summed without being formed; then
             `parts` has no "model".
     """
@@ -100,7 +100,7 @@ class Served:
     metrics: dict[str, list[float]]
     failures: list[str | None]
     parts: dict[str, Tensor] = field(default_factory=dict)
-    memory: dict[str, Tensor] = field(default_factory=dict)
+    memory: Mapping[str, Any] = field(default_factory=dict)
     unformed: LowRank | None = None
 
     def update(self, row: int) -> Update:
