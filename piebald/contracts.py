@@ -488,6 +488,10 @@ class Meeting(Protocol):
 class Recorder(Protocol):
     """Where the controller writes what happened; `report.store` keeps it in a run folder."""
 
+    @property
+    def lasts(self) -> bool:
+        """Whether checkpoints outlive the process; else none need be made."""
+
     def commit(
         self,
         step: Mapping[str, Any],

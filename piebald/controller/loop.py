@@ -144,7 +144,7 @@ class Controller:
                 self._stop_stuck()
             if pace.ready(self._view()):
                 self._commit()
-        if self._written is not None:  # a score ended the run: its last commit still needs a checkpoint
+        if self._written is not None and self.recorder.lasts:  # a score ended the run: its last commit still needs a checkpoint
             step, rows, remarks = self._written
             self.recorder.commit(step, rows, self.state(), remarks)
         if not self.tally.updates:
@@ -278,6 +278,7 @@ class Controller:
         step["wall"] = self.tally.wall
         due = over or self._saves()
         due = due or (self.measuring.validate is not None and self._measures(over))  # what may be the best is kept
+        due = due and self.recorder.lasts
         # the checkpoint is made before measuring: a resumed run measures this version again, to the same numbers
         began = time.perf_counter()
         self.recorder.commit(step, rows, self.state() if due else None, remarks)

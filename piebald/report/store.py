@@ -62,6 +62,11 @@ class RunStore:
         self._wall: float = newest[1]
         self._opened = time.monotonic()
 
+    @property
+    def lasts(self) -> bool:
+        """Whether the run lies in a folder."""
+        return self.path is not None
+
     @classmethod
     def create(cls, path: Path | str | None, meta: Mapping[str, Any]) -> Self:
         """Start a new run.

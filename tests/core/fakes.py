@@ -72,6 +72,8 @@ class FakeRuntime:
 class Memo:
     """A recorder that keeps what it is told."""
 
+    lasts = True
+
     def __init__(self) -> None:
         self.steps: list[Mapping[str, Any]] = []
         self.rows: list[Mapping[str, Any]] = []
