@@ -83,15 +83,17 @@ def main() -> None:
     parser.add_argument(
         "--peers", type=Path, help="a folder of virtual environments, see README: W1 and W2 on peers too"
     )
+    parser.add_argument("--without", nargs="+", default=[], choices=PEERS, help="peers to leave out")
     parser.add_argument("--one", nargs=2, metavar=("WHAT", "WORKLOAD"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         print(one(*options.one))
         return
+    peers = [peer for peer in PEERS if peer not in options.without]
     print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}\n")
     print("| workload | | seconds a round | ratio | pairs |\n| --- | --- | --- | --- | --- |")
     for name in options.workloads:
-        times: dict[str, list[float]] = {what: [] for what in (*OWN, *(PEERS if options.peers else ()))}
+        times: dict[str, list[float]] = {what: [] for what in (*OWN, *(peers if options.peers else ()))}
         for _ in range(options.pairs):
             for what, found in times.items():
                 found.append(measure(what, name, options.peers))

@@ -1,4 +1,4 @@
-"""Flower 1.41 on Ray with two actors of one core: python with_flower.py W1"""
+"""Flower 1.41 on Ray with two actors of one core: python with_flower.py W1, or W1 3 for three rounds after the first"""
 
 import os
 import sys
@@ -14,6 +14,7 @@ from shapes import BATCH, RATE, SHAPES, arrays, seconds_a_round, torch_network
 
 name = sys.argv[1]
 shape = SHAPES[name]
+rounds = int(sys.argv[2]) if len(sys.argv) > 2 else shape.rounds
 client_app, server_app, held = ClientApp(), ServerApp(), {}
 times: list[float] = []
 
@@ -58,7 +59,7 @@ def main(grid, context):
     strategy = Timed(
         fraction_train=shape.cohort / shape.clients, fraction_evaluate=0.0, min_available_nodes=shape.clients
     )
-    strategy.start(grid=grid, initial_arrays=ArrayRecord(torch_network(name).state_dict()), num_rounds=shape.rounds + 1)
+    strategy.start(grid=grid, initial_arrays=ArrayRecord(torch_network(name).state_dict()), num_rounds=rounds + 1)
 
 
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
