@@ -66,6 +66,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=3)
+    parser.add_argument("--workloads", nargs="+", default=["W1", "W2"])
     parser.add_argument("--peers", type=Path, help="a folder of virtual environments, see README")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -73,7 +74,7 @@ def main() -> None:
         print(first_round(options.one))
         return
     print("| workload | | peak memory, GB | seconds to the first round's end |\n| --- | --- | --- | --- |")
-    for name in ("W1", "W2"):
+    for name in options.workloads:
         run = [sys.executable, "run.py", "--one"]
         rows = {what: ([*run, what, name], HERE) for what in ("bare", "piebald", "piebald with a run folder")}
         for what in ("pfl, 1 process", "pfl, 2 processes") if options.peers else ():

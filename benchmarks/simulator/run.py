@@ -20,7 +20,7 @@ OWN = ("bare", "bare in two processes", "piebald", "piebald with a run folder")
 PEERS = {  # by name: the script, and what to start it with
     "FedJAX": ("with_fedjax.py", ("python",)),
     "pfl, 1 process": ("with_pfl.py", ("python",)),
-    "pfl, 2 processes": ("with_pfl.py", ("torchrun", "--nproc-per-node", "2")),
+    "pfl, 2 processes": ("with_pfl.py", ("torchrun", "--standalone", "--nproc-per-node", "2")),
     "FedLab": ("with_fedlab.py", ("python",)),
     "Flower on Ray, 2 actors": ("with_flower.py", ("python",)),
 }
