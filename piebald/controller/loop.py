@@ -144,7 +144,8 @@ class Controller:
                 self._stop_stuck()
             if pace.ready(self._view()):
                 self._commit()
-        if self._written is not None and self.recorder.lasts:  # a score ended the run: its last commit still needs a checkpoint
+        if self._written is not None and self.recorder.lasts:
+            # a score ended the run: its last commit still needs a checkpoint
             step, rows, remarks = self._written
             self.recorder.commit(step, rows, self.state(), remarks)
         if not self.tally.updates:

@@ -152,10 +152,11 @@ class _Journey:
         return torch.cat(parts, dim=1) if parts else self.engine.vector.new_zeros(len(matrix), 0)
 
     def look_ahead(self, pool: Gathered, plans: Sequence[Sequence[Places]]) -> None:
-        """Fetch the rows of all steps at once where a layer sees them as they are: its products need no more steps."""
+        """Fetch the rows of all steps at once where a layer sees them as they are, and make its products in one go."""
         layers = [layer for layer in self.form.factored if layer.slot.name in self.form.direct]
         if not layers:
             return
+        layers = [layer for layer in layers if layer.slot.shape[1] == layers[0].slot.shape[1]]  # rows cut in one way
         index, self.ends = laid_out(plans)
         rows = pool.x.index_select(0, torch.from_numpy(index.ravel()).to(self.engine.device))
         self.ahead = rows.view(*index.shape, *rows.shape[1:])
