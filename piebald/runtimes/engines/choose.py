@@ -19,7 +19,7 @@ from piebald.runtimes.engines.stacked import Stacked
 from piebald.runtimes.engines.traits import probe
 
 ENGINES: dict[str, type[Lean]] = {engine.name: engine for engine in (Lean, Stacked, Joined, Reference)}
-STACKS = (1, 5, 25, 100)
+STACKS = (1, 5, 25, 50)
 _STACK_NUMBERS = 64_000_000  # a measured stack holds at most this many numbers, so that trying never costs much memory
 _STEPS = 4
 _GOES, _SECONDS = 4, 0.2  # a measurement is the best of so many goes, or fewer once they have taken this long
