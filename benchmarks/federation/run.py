@@ -17,6 +17,7 @@ import argparse
 import json
 import os
 import platform
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,8 @@ def page(found: dict[str, Any]) -> str:
             "| sites | updates a second |", "|---|---|",
             *(f"| {r['sites']} | {r['updates']:.0f} |" for r in found["crowd"]), "",
         ]  # fmt: skip
+    if "flower" in found:
+        lines += flower(found["flower"], found.get("speed", []), found.get("crowd", []))
     if "secure_sum" in found:
         lines += [
             "## Secure sums", "",
@@ -114,6 +117,32 @@ def page(found: dict[str, Any]) -> str:
     if missing := unmeasured(found):
         lines += ["## Not measured yet", "", f"{'; '.join(missing)}.", ""]
     return "\n".join(lines)
+
+
+def flower(theirs: dict[str, Any], speed: list[Any], crowd: list[Any]) -> list[str]:
+    """Flower's SuperLink and SuperNodes on the same task."""
+    ours = {row["size"]: row["median"] for row in speed} | {row["sites"]: row["updates"] for row in crowd}
+    rows = [("seconds of an assignment, {}", row["size"], row["median"], ".3f") for row in theirs["speed"]]
+    rows += [("updates a second, {} sites", row["sites"], row["updates"], ".3g") for row in theirs["crowd"]]
+    return [
+        "## Beside Flower", "",
+        "`python benchmarks/federation/run.py --parts --flower PYTHON`, where PYTHON is that of an environment with "
+        "flwr 1.41.0 and torch: one SuperLink and a SuperNode for each site, on loopback, without TLS, with Flower's "
+        "defaults.  A SuperNode starts a process for each message, which imports torch first, and asks for messages "
+        "at intervals; Piebald's sites are processes that stay.  So this compares the two as they come, not their "
+        "wires.", "",
+        "| | Piebald | Flower |", "|---|---|---|",
+        *(f"| {what.format(case)} | {ours.get(case, float('nan')):{form}} | {value:{form}} |"
+          for what, case, value, form in rows), "",
+    ]  # fmt: skip
+
+
+def beside(python: str) -> dict[str, Any]:
+    """What the script for Flower measures, in its own environment."""
+    command = [python, str(HERE / "peers" / "with_flower.py"), "--sizes", "tiny", "4 MB", "--crowds", "2", "4"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=HERE / "peers")
+    measured: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return measured
 
 
 def unmeasured(found: dict[str, Any]) -> list[str]:
@@ -147,15 +176,19 @@ def check(found: dict[str, Any]) -> None:
 def main() -> None:
     reader = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     reader.add_argument("--out", type=Path, default=HERE)
-    reader.add_argument("--parts", nargs="+", default=["speed", "crowd", "secure_sum", "faults"])
+    reader.add_argument("--parts", nargs="*", default=["speed", "crowd", "secure_sum", "faults"])
     reader.add_argument("--times", type=int, default=20)
     reader.add_argument("--faults", nargs="+", choices=list(parties.FAULTS))
+    reader.add_argument("--flower", metavar="PYTHON", help="measure Flower beside, with this interpreter")
     reader.add_argument("--brief", action="store_true")
     given = reader.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     chosen = given.faults or (["site_killed", "server_killed", "wire_cut"] if given.brief else list(parties.FAULTS))
     times = 3 if given.brief else given.times
     found = measure(given.parts, times, given.brief, given.out / "results.json", chosen)
+    if given.flower:
+        found["flower"] = beside(given.flower)
+        (given.out / "results.json").write_text(json.dumps(found, indent=1) + "\n")
     (given.out / "RESULTS.md").write_text(page(found))
     check(found)
 
