@@ -367,6 +367,17 @@ def test_private_numbers_go_out_until_the_client_has_answered_once() -> None:
 # --------------------------------------------------------------------------------------------------------------- resume
 
 
+@pytest.mark.parametrize("lasts", [True, False])
+def test_checkpoints_are_made_only_where_they_outlive_the_run(lasts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    controller, memo = control(recipe(), FakeRuntime(3, answer), rounds=3)
+    monkeypatch.setattr(memo, "lasts", lasts)
+    made, state = [], controller.state
+    monkeypatch.setattr(controller, "state", lambda: made.append(1) or state())
+    controller.run()
+    assert [checkpoint is not None for checkpoint in memo.checkpoints] == [lasts] * 3
+    assert len(made) == 3 * lasts
+
+
 @pytest.mark.parametrize("version", range(1, 8))
 @pytest.mark.parametrize("delays", [[0.0] * 4, [1.0, 1.0, 2.0, 2.0]], ids=["instant", "two by two"])
 def test_arrivals_that_wait_to_be_taken_are_in_the_checkpoint(version: int, delays: list[float]) -> None:

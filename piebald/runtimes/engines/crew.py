@@ -63,7 +63,8 @@ def kept_pages() -> Iterator[None]:
     """Let this process keep what memory it frees, up to 32 MB a piece; afterwards it is given back.
 
     A stack's vectors come and go at every step, and each time the system would map and clear their pages anew, which
-    takes longer than to compute them.  Only GNU's C library is told; with others nothing happens.
+    takes longer than to compute them.  Only GNU's C library is told; with others nothing happens.  It goes on with the
+    highest of the limits that it would have come to by itself, since it cannot be told to find its own again.
     """
     library: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
     if not hasattr(library, "mallopt"):
@@ -74,6 +75,7 @@ def kept_pages() -> Iterator[None]:
     try:
         yield
     finally:
+        library.mallopt(_TRIM_THRESHOLD, 64 << 20)
         library.malloc_trim(0)
 
 

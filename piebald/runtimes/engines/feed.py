@@ -38,7 +38,7 @@ class Feed:
         self.device = device
         self._pool: Rows | None = None
         self._coming: deque[dict[int, Future[Rows]]] = deque(maxlen=2)  # of this stack and the next one
-        self._turn = threading.Lock()  # clients are never asked by two threads at once
+        self._turn = threading.Lock()  # whose thread may ask clients
         self._fetcher: ThreadPoolExecutor | None = None  # started at the first need, so after a fork
         if hasattr(clients, "indices") and not getattr(clients, "lazy", False):
             x, y = clients.x, clients.y  # type: ignore[attr-defined]
@@ -54,9 +54,9 @@ class Feed:
         self._coming.append({client: run(self._fetch, client, "train") for client in clients if client != CENTRE})
 
     def close(self) -> None:
-        """Fetch no more."""
+        """Fetch no more; what is being fetched is waited for, since clients are never asked by two threads at once."""
         if self._fetcher is not None:
-            self._fetcher.shutdown(wait=False, cancel_futures=True)
+            self._fetcher.shutdown(cancel_futures=True)
             self._fetcher = None
         self._coming.clear()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -68,17 +69,15 @@ class Joined(Stacked):
         if nonlinear or apart or (self.traits.mixes and len(plans) > 1):
             return []
         found, steps = [], len(plans[0])
-        for slot, tokens, _ in self._dense_layers:
-            (out, inside), rows = slot.shape, tokens * sum(len(batch) for batch in plans[0])
-            if slot.stop <= common and rows * rows * (out + inside) < _MULTIPLICATIONS * steps * out * inside:
-                found.append(slot)
+        for layer in self._dense_layers:
+            (out, inside), rows = layer.slot.shape, layer.rows * sum(len(batch) for batch in plans[0])
+            if layer.slot.stop <= common and rows * rows * (out + inside) < _MULTIPLICATIONS * steps * out * inside:
+                found.append(layer.slot)
         return found
 
     @cached_property
-    def _dense_layers(self) -> list[tuple[Slot, int, bool]]:
-        """Weights of dense layers, how many rows each sees for one of the model's (more than one in sequences), and
-        whether these are the model's inputs themselves.
-        """
+    def _dense_layers(self) -> list[_Seen]:
+        """Dense layers that are used once a pass."""
         return _seen_rows(self.module, self.work.layout, self.feed.sample())
 
     def _form(self, factored: Sequence[Slot]) -> _Form | None:
@@ -88,7 +87,7 @@ class Joined(Stacked):
             joined = join(self.work.model, self.work.layout, names)
             if joined is not None:
                 joined[0].to(self.device).train()
-            direct = {slot.name for slot, _, itself in self._dense_layers if itself} if names else set()
+            direct = {layer.slot.name for layer in self._dense_layers if layer.itself} if names else set()
             made[names] = None if joined is None else _Form(*joined, _without(self.work.layout, names), direct)
         return made[names]
 
@@ -104,6 +103,14 @@ class _Form:
     factored: list[Factored]
     rest: tuple[Layout, list[tuple[slice, slice]]]
     direct: set[str]
+
+
+class _Ahead(NamedTuple):
+    """The rows x [c, r, ...] of all steps, where each step's begin and end, and how many rows of a layer one is."""
+
+    x: Tensor
+    ends: list[int]
+    each: int
 
 
 class _Journey:
@@ -139,7 +146,7 @@ class _Journey:
         for layer in form.factored:
             assert base is not None
             layer.begin(base)
-        self.ahead: Tensor | None = None
+        self.ahead: _Ahead | None = None
 
     def _own(self, matrix: Tensor) -> Tensor:
         """The numbers of a [c, p] matrix that are not factored."""
@@ -157,20 +164,21 @@ class _Journey:
         if not layers:
             return
         layers = [layer for layer in layers if layer.slot.shape[1] == layers[0].slot.shape[1]]  # rows cut in one way
-        index, self.ends = laid_out(plans)
+        index, ends = laid_out(plans)
         rows = pool.x.index_select(0, torch.from_numpy(index.ravel()).to(self.engine.device))
-        self.ahead = rows.view(*index.shape, *rows.shape[1:])
-        self.each = self.ahead[0, 0].numel() // layers[0].slot.shape[1]  # rows of the layer for one of the model's
+        inside = layers[0].slot.shape[1]
+        self.ahead = _Ahead(rows.view(*index.shape, *rows.shape[1:]), ends, rows[0].numel() // inside)
         for layer in layers:
-            layer.look_ahead(rows.view(len(index), -1, layer.slot.shape[1]))
+            layer.look_ahead(rows.view(len(index), -1, inside))
 
     def _inputs(self, step: int, pool: Gathered, flat: Tensor, active: int) -> Tensor:
         """The rows of a step."""
-        if self.ahead is None:
+        ahead, turn = self.ahead, self.form.turn
+        if ahead is None:
             return pool.x.index_select(0, flat)
-        lo, hi = self.ends[step : step + 2]
-        x = self.ahead[:active, lo:hi].flatten(0, 1)
-        self.form.turn.rows, self.form.turn.batch = slice(lo * self.each, hi * self.each), (x.data_ptr(), x._version)
+        lo, hi = ahead.ends[step : step + 2]
+        x = ahead.x[:active, lo:hi].flatten(0, 1)
+        turn.rows, turn.batch = slice(lo * ahead.each, hi * ahead.each), (x.data_ptr(), x._version)
         return x
 
     def step(self, step: int, pool: Gathered, plans: Sequence[Sequence[Places]], words: Sequence[Words]) -> None:
@@ -265,11 +273,19 @@ def _without(layout: Layout, names: Sequence[str]) -> tuple[Layout, list[tuple[s
     return Layout(tuple(slots), size, size), spans
 
 
-def _seen_rows(model: nn.Module, layout: Layout, x: Tensor) -> list[tuple[Slot, int, bool]]:
-    """Weights of dense layers that are used once a pass, with the rows each sees for one row of x, and whether it sees
-    x itself, in another shape at most.
+class _Seen(NamedTuple):
+    """The weights of a dense layer, how many rows it sees for one of the model's (more than one in sequences), and
+    whether these are the model's inputs themselves, in another shape at most.
     """
-    slots, seen = {slot.name: slot for slot in layout.slots}, list[tuple[Slot, int, bool]]()
+
+    slot: Slot
+    rows: int
+    itself: bool
+
+
+def _seen_rows(model: nn.Module, layout: Layout, x: Tensor) -> list[_Seen]:
+    """What dense layers that are used once a pass see of the inputs x."""
+    slots, seen = {slot.name: slot for slot in layout.slots}, list[_Seen]()
     hooks = []
     for path, layer in model.named_modules():
         slot = slots.get(f"{path}.weight")
@@ -278,7 +294,7 @@ def _seen_rows(model: nn.Module, layout: Layout, x: Tensor) -> list[tuple[Slot, 
             def note(_: nn.Module, inputs: tuple[Tensor, ...], slot: Slot = slot) -> None:
                 itself = inputs[0].data_ptr() == x.data_ptr() and inputs[0].is_contiguous()
                 itself &= x.is_contiguous() and inputs[0].dtype == x.dtype and inputs[0].numel() == x.numel()
-                seen.append((slot, inputs[0].shape[:-1].numel() // len(x), itself))
+                seen.append(_Seen(slot, inputs[0].shape[:-1].numel() // len(x), itself))
 
             hooks.append(layer.register_forward_pre_hook(note))
     was = model.training
@@ -289,5 +305,5 @@ def _seen_rows(model: nn.Module, layout: Layout, x: Tensor) -> list[tuple[Slot, 
         model.train(was)
         for hook in hooks:
             hook.remove()
-    names = [slot.name for slot, _, _ in seen]
-    return [one for one in seen if names.count(one[0].name) == 1]
+    names = [one.slot.name for one in seen]
+    return [one for one in seen if names.count(one.slot.name) == 1]
