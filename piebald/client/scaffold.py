@@ -41,9 +41,9 @@ class Scaffold(Sgd):
         common = start.parts["control"]
         own = start.memory["control"]
         end = self.descend(start, local, shift=pad(common - own, start.model.shape[-1]))
-        change = start.model[..., : start.shared] - end.model[..., : start.shared]
-        change.div_(end.steps.clamp(min=1).unsqueeze(-1) * self.rate(start)).sub_(common)
-        change[end.steps == 0] = 0.0  # a client without rows takes no step and learns nothing about its drift
+        moved = start.model[..., : start.shared] - end.model[..., : start.shared]
+        change = moved / (end.steps.clamp(min=1).unsqueeze(-1) * self.rate(start)) - common
+        change = change * (end.steps > 0).unsqueeze(-1)  # who has no rows learns nothing about its drift
         return self.learned(end, parts={"control": change}, memory={"control": own + change})
 
     def fold(

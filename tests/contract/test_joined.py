@@ -7,19 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from piebald import Simulator, recipes
 from piebald.models import build_model
-from piebald.parameters import Slot
 from piebald.partition import Lists, PooledClients
 from piebald.prepare import Options, prepare
-from piebald.runtimes.engines import choose, products
+from piebald.runtimes.engines import choose
 from piebald.runtimes.engines import joined as joined_engine
+from piebald.runtimes.engines.factors import Factor
 from piebald.runtimes.engines.layers import Factored
-from piebald.runtimes.engines.lowrank import Factor, LowRank
 
 from .conftest import assert_same, carry_out, plain_network
 from .conftest import federation as with_validation
@@ -101,9 +98,9 @@ def formed(monkeypatch: pytest.MonkeyPatch) -> Any:
     begun: list[str] = []
     begin = Factored.begin
 
-    def noted(layer: Factored, base: Tensor) -> None:
+    def noted(layer: Factored, starts: Any) -> None:
         begun.append(layer.slot.name)
-        begin(layer, base)
+        begin(layer, starts)
 
     def choose(factored: bool) -> list[str]:
         monkeypatch.setattr(joined_engine, "_MULTIPLICATIONS", 1e9 if factored else 0)
@@ -142,8 +139,8 @@ def test_products_are_made_ahead_only_where_a_layer_sees_the_rows_themselves(
     formed(True)
     factor, seen = Factored.factor, set[bool]()
 
-    def noted(layer: Factored) -> Factor:
-        made = factor(layer)
+    def noted(layer: Factored, *rows: Any) -> Factor:
+        made = factor(layer, *rows)
         seen.add(made.whole is not None)
         return made
 
@@ -164,6 +161,9 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "ditto": ("ditto", {"pull": 0.3}),
     "fine-tuned": ("fine_tuned", {"tune_epochs": 2}),
     "momentum at the centre": ("fedavgm", {}),
+    "control variates": ("scaffold", {}),
+    "starts of their own": ("async_fedavg", {}),
+    "starts of groups": ("ifca", {"k": 2}),
 }
 
 
@@ -184,9 +184,9 @@ def test_what_is_linear_in_gradients_need_not_be_formed(setting: str, workers: i
 
 @pytest.mark.parametrize(
     ("name", "fields"),
-    [("fedavg", {"clip": 0.2}), ("scaffold", {}), ("fedavg", {"momentum": 0.5, "keep_momentum": True})],
+    [("fedavg", {"clip": 0.2}), ("fedavg", {"momentum": 0.5, "keep_momentum": True})],
 )
-def test_what_is_not_linear_or_starts_apart_is_formed(name: str, fields: dict[str, Any], formed: Any) -> None:
+def test_what_is_not_linear_or_keeps_velocity_is_formed(name: str, fields: dict[str, Any], formed: Any) -> None:
     begun = formed(True)
     check("dense", recipes.make(name, **{"lr": 0.1, "batch": 8} | fields))
     assert not begun
@@ -289,56 +289,3 @@ def test_an_engine_that_misreads_the_model_is_not_chosen(
     work = prepare(recipes.fedavg(lr=0.1, batch=8), clients, make(), lean).work
     found = choose.fastest(work, clients, torch.device("cpu"), False, range(5))
     assert found[:2] == chosen
-
-
-# ---------------------------------------------------------------------------------------- what is not formed, by itself
-
-
-@st.composite
-def lowranks(draw: st.DrawFn) -> LowRank:
-    """Three clients with three, two and one step of a [4, 5] layer, and 3 numbers of their own before and after it."""
-    seed = draw(st.integers(0, 10**6))
-    made = torch.Generator().manual_seed(seed)
-
-    def random(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=made)
-
-    counts = (3, 2, 1)  # clients that took each step
-    x, d = [random(count, 2, 5) for count in counts], [random(count, 2, 4) for count in counts]
-    g = [torch.bmm(b.transpose(1, 2), a).flatten(1) for a, b in zip(x, d, strict=True)]
-    inner = [torch.stack([(g[s] * g[t][: counts[s]]).sum(1) for t in range(s + 1)], dim=1) for s in range(len(counts))]
-    scale = random(3, 3) * torch.tensor([[1.0, 1, 1], [1, 1, 0], [1, 0, 0]])
-    spans = [(slice(0, 3), slice(0, 3)), (slice(23, 26), slice(3, 6))]
-    factor = Factor(Slot("w", (4, 5), 3, False), x, d, inner)
-    order = draw(st.one_of(st.none(), st.permutations([0, 1, 2])))
-    keep = draw(st.sampled_from([torch.ones(3), torch.tensor([0.5, 0.75, 1.0])]))
-    return LowRank(
-        random(26), random(3, 6), spans, [factor], scale, keep, None if order is None else torch.tensor(order)
-    )
-
-
-@settings(max_examples=40, deadline=None)
-@given(lowranks(), st.booleans())
-def test_sums_and_lengths_are_those_of_the_models_formed(models: LowRank, onednn: bool) -> None:
-    products.set_onednn(onednn)
-    try:
-        change = models.dense() - models.base
-        for stop in (3, 23, 26):
-            torch.testing.assert_close(models.lengths(stop), change[:, :stop].norm(dim=1), rtol=1e-4, atol=1e-4)
-            weights = torch.tensor([0.5, 2.0, 0.0])
-            expected = (weights.unsqueeze(1) * change[:, :stop]).sum(0)
-            torch.testing.assert_close(models.moved(weights, stop), expected, rtol=1e-4, atol=1e-4)
-            torch.testing.assert_close(models.columns(0, stop), models.dense()[:, :stop])
-    finally:
-        products.set_onednn(False)
-
-
-@settings(max_examples=40, deadline=None)
-@given(lowranks())
-def test_any_other_operation_sees_ordinary_models(models: LowRank) -> None:
-    whole = models.dense()
-    assert type(whole) is Tensor
-    torch.testing.assert_close(models[1], whole[1])
-    torch.testing.assert_close(models * 2 - whole, whole)
-    torch.testing.assert_close(torch.where(whole > 0, models, whole), whole)
-    assert models.shape == whole.shape

@@ -91,7 +91,8 @@ def _measure(engine: Lean, clients: Sequence[int], stack: int) -> tuple[torch.Te
             chosen = clients[lo : lo + stack]
             end = engine.walk(Walk(chosen, [0] * len(chosen), 0, start.expand(len(chosen), -1), descent))
             if isinstance(end.model, LowRank):  # what is not formed while training must be summed afterwards
-                end.model.moved(start.new_ones(len(chosen)), end.model.shape[1])
+                change = LowRank.of(end.model - start.expand(len(chosen), -1))
+                change.total(start.new_ones(len(chosen)))
             losses.append(end.loss)
         if engine.device.type == "cuda":
             torch.cuda.synchronize(engine.device)

@@ -28,7 +28,8 @@ from piebald.runtimes.engines.parcel import Arena, pack_served, pack_stack, unpa
 from piebald.runtimes.engines.serve import Engine, PoolSum, Served, Stack, serve
 
 LEAST_ARENA = 64 << 20
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3)
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # of mallopt(3)
+_HUGE = 1 << 24  # numbers of a model
 
 
 class Crew(Protocol):
@@ -59,12 +60,16 @@ def one_thread(wanted: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def kept_pages() -> Iterator[None]:
-    """Let this process keep what memory it frees, up to 32 MB a piece; afterwards it is given back.
+def kept_pages(model: int = 0) -> Iterator[None]:
+    """Let this process keep what memory it frees; afterwards it is given back.
 
     A stack's vectors come and go at every step, and each time the system would map and clear their pages anew, which
     takes longer than to compute them.  Only GNU's C library is told; with others nothing happens.  It goes on with the
     highest of the limits that it would have come to by itself, since it cannot be told to find its own again.
+
+    Args:
+        model: numbers of one model.  Of a huge one, pieces above 32 MB are given back at once: holes between them would
+            take half as much memory again.
     """
     library: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
     if not hasattr(library, "mallopt"):
@@ -72,10 +77,13 @@ def kept_pages() -> Iterator[None]:
         return
     library.mallopt(_MMAP_THRESHOLD, 32 << 20)
     library.mallopt(_TRIM_THRESHOLD, (1 << 31) - 1)
+    if model <= _HUGE:
+        library.mallopt(_MMAP_MAX, 0)
     try:
         yield
     finally:
         library.mallopt(_TRIM_THRESHOLD, 64 << 20)
+        library.mallopt(_MMAP_MAX, 65_536)
         library.malloc_trim(0)
 
 
@@ -90,7 +98,7 @@ class Alone:
         self.engine = engine
         self._stay = contextlib.ExitStack()
         self._stay.enter_context(one_thread(engine.device.type == "cpu" and can_fork()))
-        self._stay.enter_context(kept_pages())
+        self._stay.enter_context(kept_pages(engine.work.layout.size))
 
     def serve(self, stacks: Sequence[Stack], costs: Sequence[float], pool: Pool | None) -> tuple[list[Served], PoolSum]:
         total = PoolSum()
@@ -118,7 +126,7 @@ class Workers:
         # instead of 0.05.
         self._stay = contextlib.ExitStack()
         self._stay.enter_context(one_thread(wanted=True))
-        self._stay.enter_context(kept_pages())  # workers inherit it
+        self._stay.enter_context(kept_pages(engine.work.layout.size))  # workers inherit it
         context = multiprocessing.get_context("fork")
         for _ in range(count):
             inbox, outbox = Arena(size), Arena(size)

@@ -44,6 +44,11 @@ class Feed:
             x, y = clients.x, clients.y  # type: ignore[attr-defined]
             self._pool = Rows(x.to(device), y.to(device))
 
+    @property
+    def pooled(self) -> bool:
+        """Whether rows lie in one pool, and so stay as they are."""
+        return self._pool is not None
+
     def expect(self, clients: Sequence[int]) -> None:
         """Begin to fetch training rows that are wanted next."""
         if self._pool is not None:

@@ -1,7 +1,7 @@
 """The joined engine: the rows of many clients in one batch through one module, see `layers`.
 
-Dense layers need not form any client's weights where all clients start from the same ones (`lowrank`); which layers
-that pays for is decided by counting.  Clients of unequal size are treated as in `stacked`.
+Dense layers need not form any client's weights (`factors`), whether all clients start from the same ones or not; which
+layers that pays for is decided by counting.  Clients of unequal size are treated as in `stacked`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from torch import Tensor, nn
 from piebald.contracts import Descended, Descent
 from piebald.parameters import Layout, Slot
 from piebald.runtimes.engines.algebra import Walk
+from piebald.runtimes.engines.factors import OwnRows
 from piebald.runtimes.engines.feed import Gathered, Places
 from piebald.runtimes.engines.layers import Factored, Turn, join
 from piebald.runtimes.engines.lean import Lean
 from piebald.runtimes.engines.lowrank import LowRank
+from piebald.runtimes.engines.ownrows import in_steps, own_places
 from piebald.runtimes.engines.stacked import Leaves, Stacked, Words, descended, laid_out, pad_rows, rows_of
 
 # Keeping factors costs products of a client's rows with one another, R^2 (in + out) multiplications each way for R rows
@@ -34,20 +36,21 @@ class Joined(Stacked):
     """Trains all clients of a stack at once, in one pass of a joined module."""
 
     name = "joined"
+    lazy = True
 
     def walk(self, walk: Walk) -> Descended:
         if self.traits.random or not self.traits.each or walk.descent.privacy is not None:
             return super().walk(walk)
         pool, plans, words, order = self.planned(walk)
-        base = _common(walk)
-        factored = [] if base is None else self._worth_factoring(walk, base[1], plans)
+        start, shift = LowRank.of(walk.model), None if walk.shift is None else LowRank.of(walk.shift)
+        factored = self._worth_factoring(walk, start, shift, plans)
         form = self._form(factored)
         if form is None or not plans[0]:
             return super().walk(walk)
         if not factored and len(plans) * self.work.layout.size > _FORMED:
             return Lean.walk(self, walk)
-        journey = _Journey(self, form, walk, order, None if base is None else base[0])
-        journey.look_ahead(pool, plans)
+        journey = _Journey(self, form, walk, order, start, shift)
+        journey.begin(pool, plans)
         for step in range(len(plans[0])):
             journey.step(step, pool, plans, words)
         return journey.end([len(plan) for plan in plans])
@@ -61,24 +64,25 @@ class Joined(Stacked):
         """Whether the model's layers can be joined; if not, stacks run through vmap."""
         return not self.traits.random and self.traits.each and self._form(()) is not None
 
-    def _worth_factoring(self, walk: Walk, common: int, plans: Sequence[Sequence[Places]]) -> list[Slot]:
+    def _worth_factoring(
+        self, walk: Walk, start: LowRank, shift: LowRank | None, plans: Sequence[Sequence[Places]]
+    ) -> list[Slot]:
         """Dense layers whose weights need not be formed: their steps are linear in gradients, and it is cheaper."""
         descent = walk.descent
         nonlinear = descent.clip is not None or isinstance(descent.lr, Tensor)
-        apart = walk.shift is not None or walk.velocity is not None or (walk.pull and walk.anchor is not walk.model)
-        if nonlinear or apart or (self.traits.mixes and len(plans) > 1):
+        apart = walk.velocity is not None or (walk.pull and walk.anchor is not walk.model) or start.factors
+        twice = shift is not None and (walk.pull or descent.weight_decay)  # the start and the shift, see `moved`
+        if nonlinear or apart or twice or (self.traits.mixes and len(plans) > 1):
             return []
         found, steps = [], len(plans[0])
-        for layer in self._dense_layers:
+        for layer in self.packer.layers:
             (out, inside), rows = layer.slot.shape, layer.rows * sum(len(batch) for batch in plans[0])
-            if layer.slot.stop <= common and rows * rows * (out + inside) < _MULTIPLICATIONS * steps * out * inside:
+            free = all(one is None or one.has_terms(layer.slot) for one in (start, shift))
+            products = [] if shift is None else [factor for factor, _ in shift.factors if factor.slot == layer.slot]
+            others = rows * (1 + len(products))  # those of a product are as many, more or less
+            if free and rows * others * (out + inside) < _MULTIPLICATIONS * steps * out * inside:
                 found.append(layer.slot)
         return found
-
-    @cached_property
-    def _dense_layers(self) -> list[_Seen]:
-        """Dense layers that are used once a pass."""
-        return _seen_rows(self.module, self.work.layout, self.feed.sample())
 
     def _form(self, factored: Sequence[Slot]) -> _Form | None:
         """The joined module for these factored layers, made once for each choice of them."""
@@ -87,9 +91,21 @@ class Joined(Stacked):
             joined = join(self.work.model, self.work.layout, names)
             if joined is not None:
                 joined[0].to(self.device).train()
-            direct = {layer.slot.name for layer in self._dense_layers if layer.itself} if names else set()
+            direct = {layer.slot.name for layer in self.packer.layers if layer.itself} if names else set()
             made[names] = None if joined is None else _Form(*joined, _without(self.work.layout, names), direct)
         return made[names]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Scalars:
+    """What a walk's factored layers are made of after some steps, see `_Journey`."""
+
+    keep: float = 1.0
+    swing: float = 0.0
+    drift: float = 0.0
+    tow: float = 0.0
+    scale: list[float] = dataclasses.field(default_factory=list)
+    push: list[float] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -116,12 +132,15 @@ class _Ahead(NamedTuple):
 class _Journey:
     """One walk of one stack: own numbers [c, q] step by step, and scalars that say what became of factored layers.
 
-    With g_t the gradient of step t, a factored layer's weights and velocity are  keep W0 + sum_t scale_t g_t  and
-    swing W0 + sum_t push_t g_t; Metis' eq. 2 with weight decay and pull is a recursion of these numbers alone.
+    With g_t the gradient of step t and S the shift, a factored layer's weights and velocity are
+    keep W0 + drift S + sum_t scale_t g_t  and  swing W0 + tow S + sum_t push_t g_t; Metis' eq. 2 with weight decay,
+    pull and shift is a recursion of these numbers alone.
     """
 
-    def __init__(self, engine: Joined, form: _Form, walk: Walk, order: list[int], base: Tensor | None) -> None:
-        self.engine, self.form, self.order, self.base = engine, form, order, base
+    def __init__(
+        self, engine: Joined, form: _Form, walk: Walk, order: list[int], start: LowRank, shift: LowRank | None
+    ) -> None:
+        self.engine, self.form, self.order, self.start, self.shift = engine, form, order, start, shift
         layout, self.spans = form.rest
         own = dataclasses.replace(
             walk,
@@ -138,15 +157,13 @@ class _Journey:
             self.u = torch.zeros_like(self.w) if self.walk.velocity is None else self.walk.velocity.clone()
         self.g = None if walk.plain else torch.zeros_like(self.w)
         self.leaves = Leaves(layout, self.w)
-        self.keep, self.swing, self.scale, self.push = 1.0, 0.0, list[float](), list[float]()
-        self.past = [(self.keep, self.swing, self.scale, self.push)]
+        self.at = _Scalars()
+        self.past = [self.at]
         self.total = torch.zeros(len(order), device=engine.device)
-        form.turn.scale, form.turn.share = [], 1.0
+        form.turn.scale, form.turn.shares = [], self._shares()
         form.turn.hook = torch.zeros((), device=engine.device, requires_grad=True)
-        for layer in form.factored:
-            assert base is not None
-            layer.begin(base)
         self.ahead: _Ahead | None = None
+        self.places: Tensor | None = None
 
     def _own(self, matrix: Tensor) -> Tensor:
         """The numbers of a [c, p] matrix that are not factored."""
@@ -158,18 +175,37 @@ class _Journey:
             return parts[0]
         return torch.cat(parts, dim=1) if parts else self.engine.vector.new_zeros(len(matrix), 0)
 
-    def look_ahead(self, pool: Gathered, plans: Sequence[Sequence[Places]]) -> None:
-        """Fetch the rows of all steps at once where a layer sees them as they are, and make its products in one go."""
-        layers = [layer for layer in self.form.factored if layer.slot.name in self.form.direct]
-        if not layers:
-            return
-        layers = [layer for layer in layers if layer.slot.shape[1] == layers[0].slot.shape[1]]  # rows cut in one way
-        index, ends = laid_out(plans)
-        rows = pool.x.index_select(0, torch.from_numpy(index.ravel()).to(self.engine.device))
-        inside = layers[0].slot.shape[1]
-        self.ahead = _Ahead(rows.view(*index.shape, *rows.shape[1:]), ends, rows[0].numel() // inside)
-        for layer in layers:
-            layer.look_ahead(rows.view(len(index), -1, inside))
+    def begin(self, pool: Gathered, plans: Sequence[Sequence[Places]]) -> None:
+        """Tell the factored layers what they start from.  Where one sees the rows as they are, fetch those of all steps
+        at once, and make its products in one go.
+        """
+        straight = self.order == sorted(self.order)
+        self.sorted = None if straight else torch.tensor(self.order, device=self.w.device)
+        direct = [layer for layer in self.form.factored if layer.slot.name in self.form.direct]
+        direct = [layer for layer in direct if layer.slot.shape[1] == direct[0].slot.shape[1]]  # rows cut in one way
+        if direct:
+            index, ends = laid_out(plans)
+            rows = pool.x.index_select(0, torch.from_numpy(index.ravel()).to(self.engine.device))
+            inside = direct[0].slot.shape[1]
+            self.ahead = _Ahead(rows.view(*index.shape, *rows.shape[1:]), ends, rows[0].numel() // inside)
+            seen = rows.view(len(index), -1, inside)
+            if self.shift is not None and self.engine.feed.pooled and self.ahead.each == 1:
+                places = [pool.places[row] for row in self.order]
+                self.places, first = (part.to(self.w.device) for part in own_places(index, ends, plans, places))
+                self.shift = self._by_steps(self.shift, seen, self.places, first)
+        starts = [self.start] if self.shift is None else [self.start, self.shift]
+        for layer in self.form.factored:
+            layer.begin([one.layer(layer.slot, self.sorted) for one in starts])
+        for layer in direct:
+            layer.look_ahead(seen)
+
+    def _by_steps(self, shift: LowRank, x: Tensor, places: Tensor, first: Tensor) -> LowRank:
+        """The shift, with sums over a client's rows by the rows of its steps x [c, r, in]."""
+        factors = []
+        for factor, scale in shift.factors:
+            made = in_steps(factor, x, places, first, self.sorted) if isinstance(factor, OwnRows) else None
+            factors.append((made or factor, scale))
+        return shift.like(shift.matrices, factors, shift.own)
 
     def _inputs(self, step: int, pool: Gathered, flat: Tensor, active: int) -> Tensor:
         """The rows of a step."""
@@ -209,18 +245,23 @@ class _Journey:
             losses = task.loss(self.form.module(self.engine.shaped(x)), y).view(hi - lo, -1)
         return losses.mean(1) if mask is None else (losses * mask).sum(1) / mask.sum(1)
 
+    def _shares(self) -> list[float]:
+        """Of the starts of factored layers."""
+        return [self.at.keep] if self.shift is None else [self.at.keep, self.at.drift]
+
     def _advance(self, descent: Descent) -> None:
         """The recursion of the factored layers' scalars."""
         if not self.form.factored:
             return
-        lr, decay, pull = self.walk.rate, descent.weight_decay, self.walk.pull
-        self.swing = descent.momentum * self.swing - lr * (decay * self.keep + pull * (self.keep - 1))
-        push = [descent.momentum * e - lr * (decay + pull) * c for e, c in zip(self.push, self.scale, strict=True)]
-        self.push = [*push, -lr]
-        self.keep += self.swing
-        self.scale = [c + e for c, e in zip([*self.scale, 0.0], self.push, strict=True)]
-        self.form.turn.share, self.form.turn.scale = self.keep, self.scale
-        self.past.append((self.keep, self.swing, self.scale, self.push))
+        at, lr, decay, pull = self.at, self.walk.rate, descent.weight_decay, self.walk.pull
+        swing = descent.momentum * at.swing - lr * (decay * at.keep + pull * (at.keep - 1))
+        tow = descent.momentum * at.tow - lr * (self.shift is not None)
+        push = [descent.momentum * e - lr * (decay + pull) * c for e, c in zip(at.push, at.scale, strict=True)]
+        push.append(-lr)
+        scale = [c + e for c, e in zip([*at.scale, 0.0], push, strict=True)]
+        self.at = _Scalars(at.keep + swing, swing, at.drift + tow, tow, scale, push)
+        self.form.turn.shares, self.form.turn.scale = self._shares(), self.at.scale
+        self.past.append(self.at)
 
     def end(self, taken: Sequence[int]) -> Descended:
         """Where the clients ended; `taken` says how many steps each took."""
@@ -228,31 +269,37 @@ class _Journey:
         steps = torch.tensor([float(count) for count in taken], device=self.w.device)
         if not self.form.factored:
             return descended(self.w, steps, self.total / steps, self.u, self.order)
-        order = torch.tensor(self.order, device=self.w.device)
-        back = order.argsort()
-        means = (self.total / steps)[back]
-        factors = [layer.factor() for layer in self.form.factored]
-        width = max(taken)
+        back = slice(None) if self.sorted is None else self.sorted.argsort()
+        factors = [layer.factor(self.sorted, self.places) for layer in self.form.factored]
+        ends, width = [self.past[count] for count in taken], max(taken)
 
-        def ended(own: Tensor, kept: Sequence[float], scales: Sequence[Sequence[float]]) -> LowRank:
-            rows = own.new_tensor([[*scale, *[0.0] * (width - len(scale))] for scale in scales])
-            straight = None if self.order == sorted(self.order) else order
-            assert self.base is not None
-            return LowRank(self.base, own, self.spans, factors, rows, own.new_tensor(kept), straight)
+        def by_client(values: Sequence[float]) -> float | Tensor:
+            """A number for each client [c, 1], one for all where they are equal."""
+            return values[0] if len(set(values)) == 1 else self.w.new_tensor(values)[back].unsqueeze(1)
 
-        keeps, swings, scales, pushes = zip(*(self.past[count] for count in taken), strict=True)
-        velocity = None if self.u is None else ended(self.u, swings, pushes)
-        return Descended(ended(self.w, keeps, scales), steps[back], means, velocity)
+        def ended(own: Tensor, kept: Sequence[float], drift: Sequence[float], scale: Tensor) -> LowRank:
+            terms = [term.times(by_client(kept)) for term in self.start.matrices]
+            found = [(factor, scale[back]) for factor in factors]
+            if self.shift is not None:
+                terms += [term.times(by_client(drift)) for term in self.shift.matrices]
+                found += [(factor, own * by_client(drift)) for factor, own in self.shift.factors]
+            return self.start.like(
+                [term for term in terms if isinstance(term.share, Tensor) or term.share], found, own[back], self.spans
+            )
 
+        scale, push = (self._rectangle([getattr(at, name) for at in ends], width) for name in ("scale", "push"))
+        model = ended(self.w, [at.keep for at in ends], [at.drift for at in ends], scale)
+        shares = [self.w.new_tensor([at.keep - 1 for at in ends]), self.w.new_tensor([at.drift for at in ends])]
+        model.start = self.start.alone
+        model.moved = {layer.slot.start: layer.moved(scale, shares)[back] for layer in self.form.factored}
+        velocity = None
+        if self.u is not None:
+            velocity = ended(self.u, [at.swing for at in ends], [at.tow for at in ends], push)
+        return Descended(model, steps[back], (self.total / steps)[back], velocity)
 
-def _common(walk: Walk) -> tuple[Tensor, int] | None:
-    """A model [p] that all clients of a walk start from, and how many of its numbers it is true of."""
-    model = walk.model
-    if isinstance(model, LowRank):
-        return None if model.factors else (model.base, min((here.start for here, _ in model.spans), default=0))
-    if len(model) == 1 or model.stride(0) == 0:
-        return model[0], model.shape[1]
-    return None
+    def _rectangle(self, rows: Sequence[Sequence[float]], width: int) -> Tensor:
+        """Rows of unequal length, with zeros behind."""
+        return self.w.new_tensor([[*row, *[0.0] * (width - len(row))] for row in rows])
 
 
 def _without(layout: Layout, names: Sequence[str]) -> tuple[Layout, list[tuple[slice, slice]]]:
@@ -271,39 +318,3 @@ def _without(layout: Layout, names: Sequence[str]) -> tuple[Layout, list[tuple[s
             spans.append((slice(slot.start, slot.stop), slice(start, slots[-1].stop)))
     size = slots[-1].stop if slots else 0
     return Layout(tuple(slots), size, size), spans
-
-
-class _Seen(NamedTuple):
-    """The weights of a dense layer, how many rows it sees for one of the model's (more than one in sequences), and
-    whether these are the model's inputs themselves, in another shape at most.
-    """
-
-    slot: Slot
-    rows: int
-    itself: bool
-
-
-def _seen_rows(model: nn.Module, layout: Layout, x: Tensor) -> list[_Seen]:
-    """What dense layers that are used once a pass see of the inputs x."""
-    slots, seen = {slot.name: slot for slot in layout.slots}, list[_Seen]()
-    hooks = []
-    for path, layer in model.named_modules():
-        slot = slots.get(f"{path}.weight")
-        if type(layer) is nn.Linear and slot is not None:
-
-            def note(_: nn.Module, inputs: tuple[Tensor, ...], slot: Slot = slot) -> None:
-                itself = inputs[0].data_ptr() == x.data_ptr() and inputs[0].is_contiguous()
-                itself &= x.is_contiguous() and inputs[0].dtype == x.dtype and inputs[0].numel() == x.numel()
-                seen.append(_Seen(slot, inputs[0].shape[:-1].numel() // len(x), itself))
-
-            hooks.append(layer.register_forward_pre_hook(note))
-    was = model.training
-    try:
-        with torch.no_grad():
-            model.eval()(x)
-    finally:
-        model.train(was)
-        for hook in hooks:
-            hook.remove()
-    names = [one.slot.name for one in seen]
-    return [one for one in seen if names.count(one.slot.name) == 1]

@@ -19,8 +19,8 @@ from torch.autograd import Function
 from torch.nn import functional
 
 from piebald.parameters import Layout, Slot
-from piebald.runtimes.engines.lowrank import Factor
-from piebald.runtimes.engines.products import gram, product
+from piebald.runtimes.engines.factors import Factor, Weights
+from piebald.runtimes.engines.products import gram
 
 
 @dataclass(slots=True, eq=False)
@@ -30,7 +30,8 @@ class Turn:
     Attributes:
         count: c, clients in the batch.
         tensors: by slot name [c, ...], their numbers; parameters are leaves of autograd.
-        share: how much of the start is left in factored layers, and `scale` the factor of each earlier step's gradient.
+        shares: how much there is in factored layers of each of their starts, and `scale` the factor of each earlier
+            step's gradient.
         rows: which of all steps' rows are in the batch, for layers that have looked ahead.
         batch: where the batch lies, and how often it had been written to when the step began.
         hook: a scalar that needs a gradient, so that factored layers are called back.
@@ -38,7 +39,7 @@ class Turn:
 
     count: int = 0
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    share: float = 1.0
+    shares: list[float] = field(default_factory=lambda: [1.0])
     scale: list[float] = field(default_factory=list)
     rows: slice = field(default_factory=lambda: slice(0))
     batch: tuple[int, int] = (0, 0)
@@ -83,72 +84,122 @@ class Dense(Layer):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ahead:
-    """All the rows x [c, r, in] that a layer will see, in the order of the steps, what its start makes of them
+    """All the rows x [c, r, in] that a layer will see, in the order of the steps, what each of its starts makes of them
     [c, r, out], and their products with one another [c, r, r].
     """
 
     x: Tensor
-    start: Tensor
+    made: list[Tensor]
     gram: Tensor
 
 
 class Factored(Layer):
-    """`nn.Linear` whose weights are never formed: the start, which all clients share, and the factors of what came
-    since (see `lowrank`).
+    """`nn.Linear` whose weights are never formed: what clients start from and are steered by, and the factors of what
+    came since (see `lowrank`).
     """
 
     def __init__(self, prefix: str, original: nn.Module, turn: Turn, slot: Slot) -> None:
         super().__init__(prefix, original, turn)
         self.slot = slot
 
-    def begin(self, base: Tensor) -> None:
-        """Start a walk from the flat model `base`."""
-        self.weight = base[self.slot.start : self.slot.stop].view(self.slot.shape)
+    def begin(self, starts: Sequence[Weights]) -> None:
+        """Start a walk from weights, and perhaps others that gradients are shifted by; `Turn.shares` has theirs."""
+        self.starts = starts
         self.x, self.d, self.inner = list[Tensor](), list[Tensor](), list[Tensor]()
+        self.made: list[list[Tensor]] = []  # of each step, what all starts but the first make of its rows
         self.ahead: Ahead | None = None
 
     def look_ahead(self, x: Tensor) -> None:
         """Multiply the rows x [c, r, in] of all steps at once, where it is known that they will be the inputs."""
-        start = product(x.flatten(0, 1), self.weight).view(*x.shape[:2], -1)
-        self.ahead = Ahead(x, start, gram(x))
+        own = gram(x)
+        self.ahead = Ahead(x, [start.times(x, lambda rows: own if rows is x else None) for start in self.starts], own)
 
     def forward(self, x: Tensor) -> Tensor:
         bias, rows = self.tensor("bias"), x.reshape(self.turn.count, -1, x.shape[-1])
         out: Tensor = _Product.apply(rows, bias, self.turn.hook, self)  # type: ignore[no-untyped-call]
         return out.view(*x.shape[:-1], -1)
 
-    def factor(self) -> Factor:
-        """How far the weights have moved."""
+    def factor(self, order: Tensor | None = None, places: Tensor | None = None) -> Factor:
+        """How far the weights have moved, by steps; for `order` and `places` see there."""
         whole = None if self.ahead is None else self.ahead.x
-        return Factor(self.slot, self.x, self.d, self.inner, whole)
+        return Factor(self.slot, self.x, self.d, whole, order, None if whole is None else places)
 
     def taken(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """What the start makes of a step's rows x [c, b, in], [c, b, out], and x's products with all steps' rows up to
+        """What the starts make of a step's rows x [c, b, in], [c, b, out], and x's products with all steps' rows up to
         now, [c, b, b'] each; x is kept.
         """
-        count, ahead = len(x), self.ahead
+        count, ahead, shares = len(x), self.ahead, self.turn.shares
         if ahead is None or (x.data_ptr(), x._version) != self.turn.batch:  # perhaps dropout came in between
             self.ahead = None
             self.x.append(x)
-            return self.with_start(x, self.weight), [torch.bmm(x, past[:count].transpose(1, 2)) for past in self.x]
-        rows = self.turn.rows
-        self.x.append(ahead.x[:count, rows])
-        ends = itertools.accumulate((past.shape[1] for past in self.x), initial=0)
-        spans = [slice(lo, hi) for lo, hi in itertools.pairwise(ends)]
-        return ahead.start[:count, rows] * self.turn.share, [ahead.gram[:count, rows, span] for span in spans]
+            out, *others = [start.times(x) for start in self.starts]
+            out = out if shares[0] == 1.0 else out.mul_(shares[0])
+            grams = [torch.bmm(x, past[:count].transpose(1, 2)) for past in self.x]
+        else:
+            rows = self.turn.rows
+            self.x.append(ahead.x[:count, rows])
+            out, *others = [made[:count, rows] for made in ahead.made]
+            out = out * shares[0]
+            grams = [ahead.gram[:count, rows, span] for span in self._spans()]
+        for made, share in zip(others, shares[1:], strict=True):
+            out.add_(made, alpha=share)
+        self.made.append(others)
+        return out, grams
 
-    def with_start(self, rows: Tensor, weight: Tensor) -> Tensor:
-        """Rows [c, b, n] times the transpose of what is left of the start."""
-        made = product(rows.flatten(0, 1), weight).view(*rows.shape[:2], -1)
-        return made if self.turn.share == 1.0 else made.mul_(self.turn.share)
+    def back(self, d: Tensor) -> Tensor:
+        """The gradient at the inputs that comes through the starts, from that at the outputs."""
+        shares = self.turn.shares
+        made = self.starts[0].back(d)
+        made = made if shares[0] == 1.0 else made.mul_(shares[0])
+        for start, share in zip(self.starts[1:], shares[1:], strict=True):
+            if share:
+                made.add_(start.back(d), alpha=share)
+        return made
+
+    def _spans(self) -> list[slice]:
+        """Where each step's rows lie among those of all."""
+        ends = itertools.accumulate((past.shape[1] for past in self.x), initial=0)
+        return [slice(lo, hi) for lo, hi in itertools.pairwise(ends)]
+
+    def moved(self, scale: Tensor, shares: Sequence[Tensor]) -> Tensor:
+        """Squares [c] of how far the weights have moved, from the factor of each step's gradient [c, steps], and how
+        much each of the starts [c] has come or gone.
+        """
+        total = scale.new_zeros(len(scale))
+        for step, inner in enumerate(self.inner):
+            mine = scale[: len(inner), step]
+            earlier = (inner[:, :step] * scale[: len(inner), :step]).sum(1)
+            total[: len(inner)] += mine * (mine * inner[:, step] + 2 * earlier)
+        for place, share in enumerate(shares):
+            if bool(share.any()):
+                total += share * (2 * self._along(place, scale) + share * self._square(place, len(scale)))
+        return total
+
+    def _along(self, place: int, scale: Tensor) -> Tensor:
+        """Inner products [c] of a start with what steps have added."""
+        total = scale.new_zeros(len(scale))
+        for step, (x, d) in enumerate(zip(self.x, self.d, strict=True)):
+            made = self.made[step][place - 1] if place else self.starts[0].times(x)
+            total[: len(x)] += (made * d).sum((1, 2)) * scale[: len(x), step]
+        return total
+
+    def _square(self, place: int, count: int) -> Tensor:
+        """Squared lengths [c] of a start."""
+        ahead, start = self.ahead, self.starts[place]
+        if ahead is None:
+            return start.square(count)
+        made, own = ahead.made[place], ahead.gram
+        return start.square(
+            count, lambda rows: made if rows is ahead.x else None, lambda rows: own if rows is ahead.x else None
+        )
 
 
 class _Product(Function):
     """x [c, b, in] times the weights that a `Factored` layer stands for, plus bias [c, out].
 
-    With W = a W0 + sum_t b_t D_t^T X_t:  x W^T = a x W0^T + sum_t b_t (x X_t^T) D_t, and the gradient's way back is
-    d W = a d W0 + sum_t b_t (d D_t^T) X_t.  The small products of rows with rows also give the inner products of
-    gradients, <D_s^T X_s, D_t^T X_t> = sum((X_s X_t^T) * (D_s D_t^T)).
+    With W = sum_i a_i W_i + sum_t b_t D_t^T X_t:  x W^T = sum_i a_i x W_i^T + sum_t b_t (x X_t^T) D_t, and the
+    gradient's way back is  d W = sum_i a_i d W_i + sum_t b_t (d D_t^T) X_t.  The small products of rows with rows also
+    give the inner products of gradients, <D_s^T X_s, D_t^T X_t> = sum((X_s X_t^T) * (D_s D_t^T)).
     """
 
     @staticmethod
@@ -165,7 +216,7 @@ class _Product(Function):
     @staticmethod
     def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor, None]:
         layer, count = ctx.layer, len(d)
-        to_x = layer.with_start(d, layer.weight.t()) if ctx.needs_input_grad[0] else None
+        to_x = layer.back(d) if ctx.needs_input_grad[0] else None
         layer.d.append(d)
         grams = [torch.bmm(d, past[:count].transpose(1, 2)) for past in layer.d]
         if to_x is not None:

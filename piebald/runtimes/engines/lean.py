@@ -19,6 +19,7 @@ from piebald.randomness import key
 from piebald.runtimes.engines.algebra import Walk, advance, slide
 from piebald.runtimes.engines.feed import Feed, Gathered, Places, batches
 from piebald.runtimes.engines.keyed import KeyedDropout
+from piebald.runtimes.engines.ownrows import Packer
 from piebald.runtimes.engines.rowwise import ROOM, Rowwise, noised, row_keys, shrink
 from piebald.runtimes.engines.traits import Traits
 
@@ -33,6 +34,7 @@ class Lean:
     """
 
     name = "lean"
+    lazy = False
 
     def __init__(self, work: Work, feed: Feed, traits: Traits, device: torch.device, bfloat16: bool = False) -> None:
         if traits.mixes and work.rule.privacy() is not None:
@@ -53,6 +55,11 @@ class Lean:
         self._gradient_views = [views[name] for name in self._names]
         self._vectorises: bool | None = None
         self._conv2d = any(isinstance(layer, nn.Conv2d) for layer in self.module.modules())
+
+    @cached_property
+    def packer(self) -> Packer:
+        """Knows which layers see the rows, and packs what clients remember of them."""
+        return Packer(self.work, self.feed, self.module)
 
     # -- training
 

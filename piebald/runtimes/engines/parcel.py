@@ -112,12 +112,18 @@ def pack_served(served: Served, store: Store) -> dict[str, Any]:
     """What came of a stack as JSON values that point into the store."""
     values = {name: getattr(served, name) for name in _SCALARS}
     values["parts"] = {name: store.put(part) for name, part in served.parts.items()}
-    values["memory"] = {name: store.put(part) for name, part in served.memory.items()}
+    values["memory"] = {
+        name: {"whole": store.put(part)} if isinstance(part, Tensor) else {"rows": [store.put(row) for row in part]}
+        for name, part in served.memory.items()
+    }
     return values
 
 
 def unpack_served(values: dict[str, Any], store: Store) -> Served:
     """What came of a stack again, copied out of the store."""
     parts = {name: store.get(place).clone() for name, place in values["parts"].items()}
-    memory = {name: [row.clone() for row in store.get(place)] for name, place in values["memory"].items()}
+    memory = {
+        name: [row.clone() for row in (store.get(at["whole"]) if "whole" in at else map(store.get, at["rows"]))]
+        for name, at in values["memory"].items()
+    }
     return Served(**{name: values[name] for name in _SCALARS}, parts=parts, memory=memory)

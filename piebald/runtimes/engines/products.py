@@ -34,6 +34,15 @@ def product(x: Tensor, w: Tensor) -> Tensor:
     return x @ w.t()
 
 
+def each_product(x: Tensor, w: Tensor) -> Tensor:
+    """Rows x [c, b, k] times the transposes of w [n, k], which all share, or [c, n, k]; [c, b, n], without gradient."""
+    if w.dim() == 2:
+        return product(x.flatten(0, 1), w).view(*x.shape[:2], -1)
+    if _use_onednn and x.device.type == "cpu" and x.dtype == torch.float32:
+        return torch.stack([_onednn(one, own) for one, own in zip(x, w, strict=True)])
+    return torch.bmm(x, w.transpose(1, 2))
+
+
 def gram(x: Tensor) -> Tensor:
     """The products of rows with one another, [c, r, r] for x [c, r, n], without gradient."""
     if _use_onednn and x.device.type == "cpu" and x.dtype == torch.float32:

@@ -22,17 +22,23 @@ from piebald.randomness import key
 from piebald.runtimes.engines.algebra import Walk
 from piebald.runtimes.engines.feed import Feed
 from piebald.runtimes.engines.lowrank import LowRank
+from piebald.runtimes.engines.ownrows import Packer
+from piebald.runtimes.engines.terms import Known, Term
 
 PRIVATE = "private"  # the name under which a client's private slice lies in its memory
 
 
 class Engine(Protocol):
-    """What a training engine offers."""
+    """What a training engine offers; one that is `lazy` takes vectors that are not formed."""
 
     name: str
+    lazy: bool
     work: Work
     feed: Feed
     device: torch.device
+
+    @property
+    def packer(self) -> Packer: ...
 
     def walk(self, walk: Walk) -> Descended: ...
 
@@ -89,8 +95,6 @@ class Served:
         failures: why a client's update may not count, or None.
         parts: by name, [c, ...]; empty where they were pooled or there is nothing to send.
         memory: by name, what the clients remember from now on, [c, ...] or a list of rows.
-        unformed: the models that training came to, where their changes are to be summed without being formed; then
-            `parts` has no "model".
     """
 
     steps: list[int]
@@ -101,7 +105,6 @@ class Served:
     failures: list[str | None]
     parts: dict[str, Tensor] = field(default_factory=dict)
     memory: Mapping[str, Any] = field(default_factory=dict)
-    unformed: LowRank | None = None
 
     def update(self, row: int) -> Update:
         """One client's update."""
@@ -176,9 +179,8 @@ def serve(engine: Engine, stack: Stack, pool: Pool | None = None, total: PoolSum
     summed = pool is not None and not work.stages
     served = _outgoing(engine, stack, start, learned, summed)
     if pool is not None and total is not None:
-        _pool(served, pool, total, start.shared)
-    served.unformed = None
-    served.parts = {name: part.cpu() for name, part in served.parts.items()}
+        _pool(served, pool, total)
+    served.parts = {name: formed(part).cpu() for name, part in served.parts.items()}
     return served
 
 
@@ -224,7 +226,7 @@ def _start(engine: Engine, stack: Stack) -> Start:
     """The stack's starting point on the engine's device."""
     device, layout = engine.device, engine.work.layout
     model = _together(stack.models, device)
-    memory = {name: _together(rows, device) for name, rows in stack.memory.items()}
+    memory = {name: _recalled(engine, stack.clients, name, rows) for name, rows in stack.memory.items()}
     if layout.size > layout.shared:
         model = _with_private(model, memory.pop(PRIVATE))
     parts = {name: _together(rows, device) for name, rows in stack.parts.items()}
@@ -232,6 +234,27 @@ def _start(engine: Engine, stack: Stack) -> Start:
     examples = torch.tensor(sizes, dtype=torch.float32, device=device).unsqueeze(1)
     committed = torch.tensor(stack.committed, dtype=torch.float64, device=device).unsqueeze(1)
     return Start(model, layout.shared, memory, parts, stack.versions, committed, examples)
+
+
+def _recalled(engine: Engine, clients: Sequence[int], name: str, rows: Sequence[Tensor]) -> Tensor:
+    """What clients remember under a name, [c, ...]; for a lazy engine, what a rule adds to vectors and takes from them
+    is added up once, if at all.
+    """
+    packed = [engine.packer.is_packed(row, name) for row in rows]
+    made = engine.packer.unpack(rows, clients, engine.device) if any(packed) else _together(rows, engine.device)
+    if made is None:  # some are packed and some are not, as when another engine trained before
+        alone = [_recalled(engine, [client], name, [row]) for client, row in zip(clients, rows, strict=True)]
+        made = torch.cat([formed(one) for one in alone])
+    if not engine.lazy:
+        return formed(made)
+    nothing = made.dim() == 2 and made.stride(0) == 0 and not bool(made[0].any())  # nobody has been asked before
+    return LowRank.zeros(made) if nothing else LowRank.of(made) if made.dim() == 2 else made
+
+
+def _remembered(engine: Engine, clients: Sequence[int], rows: Tensor) -> Tensor | list[Tensor]:
+    """What clients are to remember, [c, ...] or one after another."""
+    packed = engine.packer.pack(rows, clients) if isinstance(rows, LowRank) else None
+    return formed(rows).cpu() if packed is None else [row.cpu() for row in packed]
 
 
 def _together(rows: Sequence[Tensor], device: torch.device) -> Tensor:
@@ -247,49 +270,48 @@ def _with_private(model: Tensor, private: Tensor) -> Tensor:
     shared, size = model.shape[1], model.shape[1] + private.shape[1]
     if model.stride(0):
         return torch.cat([model, private], dim=1)
-    return LowRank(pad(model[0], size), private, [(slice(shared, size), slice(0, size - shared))])
+    base = Term.of(pad(model[0], size))
+    return LowRank(model, len(model), size, [base], (), private, [(slice(shared, size), slice(0, size - shared))])
 
 
 def _outgoing(engine: Engine, stack: Stack, start: Start, learned: Learned, summed: bool) -> Served:
     """Split what was learnt at the shared slice: the front leaves, the rest stays.
 
-    Changes that will only be `summed` are not formed where the engine has not formed the models.
+    What will only be `summed` is not formed where the engine has not formed it.
     """
     work, shared, size = engine.work, start.shared, engine.work.layout.size
-    ends = learned.model if isinstance(learned.model, LowRank) else None
-    ends = ends if ends is not None and _starts_from(ends, start.model) else None
-    unformed = ends if summed else None
-    parts: Mapping[str, Tensor] = learned.parts
-    if ends is None:
-        parts = {"model": _columns(learned.model, 0, shared) - _columns(start.model, 0, shared), **parts}
-    elif unformed is None:
-        parts = {"model": ends.change(shared), **parts}
+    change = learned.model[:, :shared] - start.model[:, :shared]
+    parts: Mapping[str, Tensor] = {"model": change, **learned.parts}
     for name, part in parts.items():
         if shared < size and part.shape[1:].numel() > shared:
             raise RuntimeFault(f"the rule {work.rule.kind!r} would send {name!r}, which is longer than what is shared")
+    norms = None if work.stages else _lengths(learned.model, start, shared)
+    if not summed:
+        parts = {name: formed(part) for name, part in parts.items()}
     for place, stage in enumerate(work.stages):
         words = [engine.feed.words(work.seed, c, v, place) for c, v in zip(stack.clients, stack.moments, strict=True)]
         parts = stage.send(parts, [key("stage", *word) for word in words], stack.clients)
-    memory = {name: rows.cpu() for name, rows in learned.memory.items()}
+    norms = torch.linalg.vector_norm(parts["model"], dim=1) if norms is None else norms
+    memory = {name: _remembered(engine, stack.clients, rows) for name, rows in learned.memory.items()}
     if shared < size:
         memory[PRIVATE] = _columns(learned.model, shared, size).cpu()
-    if ends is not None and not work.stages:
-        norms = ends.lengths(shared).tolist()
-    else:
-        norms = torch.linalg.vector_norm(parts["model"], dim=1).tolist()
-    one = {name: part[0] for name, part in parts.items()}
-    size_of_model = 0 if unformed is None else start.model.element_size() * shared
+    one = {name: part[0] for name, part in parts.items()} if work.stages else {}
+    sent = sum([part.shape[1:].numel() * part.element_size() for part in parts.values()])
     return Served(
         steps=[int(count) for count in learned.steps.tolist()],
         examples=[int(count) for count in start.examples.flatten().tolist()],
-        norms=norms,
-        nbytes=work.stages[-1].nbytes(one) if work.stages else nbytes(one) + size_of_model,
+        norms=norms.tolist(),
+        nbytes=work.stages[-1].nbytes(one) if work.stages else sent,
         metrics={name: values.tolist() for name, values in learned.metrics.items()},
-        failures=[None] * len(norms),
+        failures=[None] * len(learned.steps),
         parts=dict(parts),
         memory=memory,
-        unformed=unformed,
     )
+
+
+def formed(vectors: Tensor) -> Tensor:
+    """Vectors as an ordinary tensor."""
+    return vectors.dense() if isinstance(vectors, LowRank) else vectors
 
 
 def _columns(models: Tensor, start: int, stop: int) -> Tensor:
@@ -297,11 +319,12 @@ def _columns(models: Tensor, start: int, stop: int) -> Tensor:
     return models.columns(start, stop) if isinstance(models, LowRank) else models[:, start:stop]
 
 
-def _starts_from(ends: LowRank, start: Tensor) -> bool:
-    """Whether models that are not formed began at `start` and nowhere else."""
-    if isinstance(start, LowRank):
-        return ends.base is start.base
-    return ends.base.data_ptr() == start.data_ptr() and (len(start) == 1 or start.stride(0) == 0)
+def _lengths(models: Tensor, start: Start, shared: int) -> Tensor | None:
+    """How far models have moved in their shared numbers, [c], where training knows."""
+    if not isinstance(models, LowRank) or models.start is None:
+        return None
+    began = LowRank.of(start.model).alone
+    return models.first(shared).lengths() if began is not None and began.name == models.start.name else None
 
 
 def _answered(learned: Learned) -> Served:
@@ -312,12 +335,12 @@ def _answered(learned: Learned) -> Served:
     return Served([0] * count, examples, [0.0] * count, nbytes(parts) // max(count, 1), metrics, [None] * count, parts)
 
 
-def _pool(served: Served, pool: Pool, total: PoolSum, shared: int) -> None:
+def _pool(served: Served, pool: Pool, total: PoolSum) -> None:
     """Sum the updates that may count; the others are marked, and no number of theirs is touched."""
     weights, rows = [], []
     parts, served.parts = served.parts, {}
     # a sum is finite where its terms are; `isfinite` writes three tensors as large as the part
-    sound = {n: part.flatten(1).sum(1).isfinite().tolist() for n, part in parts.items() if n != "model"}
+    sound = {n: _sums(part).isfinite().tolist() for n, part in parts.items() if n != "model"}
     for row in range(len(served.norms)):
         served.failures[row] = complaint(served.norms[row], pool.limit) or next(
             (f"{name} is not finite" for name, finite in sound.items() if not finite[row]), None
@@ -327,17 +350,26 @@ def _pool(served: Served, pool: Pool, total: PoolSum, shared: int) -> None:
             rows.append(row)
     if not rows:
         return
-    unformed = served.unformed
-    if unformed is not None and len(rows) < len(served.norms):  # a sum of rows cannot leave out one that is not finite
-        parts["model"] = unformed.change(shared)
-        unformed = None
-    kept = {n: part if len(rows) == len(part) else part[rows] for n, part in parts.items()}
-    summed = {name: part.sum(0) for name, part in kept.items() if name != "model"}
-    if unformed is None:
-        summed["model"] = kept["model"].new_tensor(weights) @ kept["model"]
-    else:
-        summed["model"] = unformed.moved(unformed.own.new_tensor(weights), shared)
+    if len(rows) < len(served.norms):  # a sum of products cannot leave out one that is not finite
+        parts = {name: part[rows] for name, part in parts.items()}
+    ones, known = [1.0] * len(rows), Known()
+    summed = {name: _weighted(part, weights if name == "model" else ones, known) for name, part in parts.items()}
     total.add(sum(weights), summed)
+
+
+def _sums(part: Tensor) -> Tensor:
+    """Numbers [c] that are finite where a client's part is."""
+    return part.sums() if isinstance(part, LowRank) else part.flatten(1).sum(1)
+
+
+def _weighted(part: Tensor, weights: Sequence[float], known: Known) -> Tensor:
+    """The weighted sum of clients' parts [c, ...]."""
+    if isinstance(part, LowRank):
+        return part.total(part.own.new_tensor(weights), known)
+    if set(weights) == {1.0}:
+        return part.sum(0)
+    made: Tensor = torch.tensordot(part.new_tensor(weights), part, 1)
+    return made
 
 
 def complaint(norm: float, limit: float) -> str | None:
