@@ -226,9 +226,11 @@ def _start(engine: Engine, stack: Stack) -> Start:
     """The stack's starting point on the engine's device."""
     device, layout = engine.device, engine.work.layout
     model = _together(stack.models, device)
-    memory = {name: _recalled(engine, stack.clients, name, rows) for name, rows in stack.memory.items()}
+    memory = {
+        name: _recalled(engine, stack.clients, name, rows) for name, rows in stack.memory.items() if name != PRIVATE
+    }
     if layout.size > layout.shared:
-        model = _with_private(model, memory.pop(PRIVATE))
+        model = _with_private(model, _together(stack.memory[PRIVATE], device))
     parts = {name: _together(rows, device) for name, rows in stack.parts.items()}
     sizes = [engine.feed.size(client) for client in stack.clients] if stack.query is None else [0] * len(stack.clients)
     examples = torch.tensor(sizes, dtype=torch.float32, device=device).unsqueeze(1)
