@@ -132,11 +132,15 @@ def jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], 
                 yield case, method, plain(weigh), attack, 15
     if part == "replacement":
         stage = {"kind": "model_replacement", "clients": [0], "scale": 30.0}
-        attack = lambda: fed.attacked("digits", 30, 0, each=30, seed=seed, root=60)  # noqa: E731
-        yield "digits, 1 of 30 replaces the model", "FedAvg", plain(update=[stage]), attack, 8
-        yield "digits, 1 of 30 replaces the model", "DistFL", distfl(normal="root").with_(update=[stage]), attack, 8
-        for method in ("IRLS", "GRA", "Credit", "median", "norm clipping", "multi-Krum"):
-            yield "digits, 1 of 30 replaces the model", method, plain(DEFENCES[method], [stage]), attack, 8
+        for name, count, each in (("digits", 30, 30), ("cifar10", 50, 40)):
+            case = f"{name}, 1 of {count} flips labels and replaces the model"
+            bound = lambda n=name, c=count, e=each: fed.honest(n, c, 1, each=e, seed=seed, root=60)  # noqa: E731
+            attack = lambda n=name, c=count, e=each: fed.attacked(n, c, 1, each=e, seed=seed, root=60)  # noqa: E731
+            yield case, "honest clients only", plain(), bound, 8
+            yield case, "FedAvg", plain(update=[stage]), attack, 8
+            yield case, "DistFL", distfl(normal="root").with_(update=[stage]), attack, 8
+            for method in ("IRLS", "GRA", "Credit", "median", "norm clipping", "multi-Krum"):
+                yield case, method, plain(DEFENCES[method], [stage]), attack, 8
     if part == "cifar":
         for attackers in (10, 20, 40):
             case = f"CIFAR-10, {attackers} of 50 flip labels"

@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
-OWN = ("bare", "bare in two processes", "piebald", "piebald with a run folder")
+OWN = ("bare", "bare in two processes", "piebald", "piebald in one process", "piebald with a run folder")
 PEERS = {  # by name: the script, and what to start it with
     "FedJAX": ("with_fedjax.py", ("python",)),
     "pfl, 1 process": ("with_pfl.py", ("python",)),
@@ -34,7 +34,7 @@ def bare(name: str, processes: int) -> float:
     return bare_loop(WORKLOADS[name], WORKLOADS[name].data(), processes)
 
 
-def piebald_run(name: str, folder: bool, recipe: str = "fedavg") -> float:
+def piebald_run(name: str, folder: bool, alone: bool) -> float:
     """Seconds a round through `piebald.run`: from the first commit to the last, so that start-up is not counted."""
     from workloads import WORKLOADS
 
@@ -43,11 +43,12 @@ def piebald_run(name: str, folder: bool, recipe: str = "fedavg") -> float:
     work = WORKLOADS[name]
     with tempfile.TemporaryDirectory() as place:
         history = piebald.run(
-            piebald.recipes.make(recipe, cohort=work.cohort, lr=0.05, batch=20, epochs=work.epochs),
+            piebald.recipes.fedavg(cohort=work.cohort, lr=0.05, batch=20, epochs=work.epochs),
             work.data(),
             work.network(),
             rounds=work.rounds + 1,
             out=Path(place) / "run" if folder else None,
+            runtime=piebald.Simulator(workers=0 if alone else None),
             evaluate_every=0,
         )
         walls = [row["wall"] for row in history.rounds]
@@ -59,7 +60,7 @@ def one(what: str, name: str) -> float:
     """One measurement in this process."""
     if what.startswith("bare"):
         return bare(name, 2 if "two" in what else 1)
-    return piebald_run(name, folder="folder" in what)
+    return piebald_run(name, folder="folder" in what, alone="one process" in what)
 
 
 def measure(what: str, name: str, venvs: Path | None) -> float:

@@ -48,8 +48,11 @@ _LARGE = 1 << 20  # numbers of a model whose weights engines would rather not fo
 class Instant:
     """The default fleet: everyone is instant and always there."""
 
+    def __init__(self) -> None:
+        self._device = Device()
+
     def device(self, client: int) -> Device:
-        return Device()
+        return self._device
 
     def available(self, clients: int, now: float) -> Sequence[int]:
         return range(clients)

@@ -145,20 +145,23 @@ class Workers:
         results: dict[int, Served] = {}
         pieces = [self._pieces(queue, stacks) for queue in queues]
         weigh = None if pool is None else {"weight": pool.weight.table(), "limit": pool.limit}
+        sums: dict[int, dict[str, Any]] = {}  # what each worker says with its last message
         while any(pieces):
-            busy = [(hand, mine.pop(0)) for hand, mine in zip(self.hands, pieces, strict=True) if mine]
-            for hand, piece in busy:
-                hand.send({"pool": weigh, "stacks": _pack(hand.inbox, [stacks[place] for place in piece])})
-            for hand, piece in busy:
+            busy = [(place, mine.pop(0), not mine) for place, mine in enumerate(pieces) if mine]
+            for place, piece, last in busy:
+                hand = self.hands[place]
+                chosen = _pack(hand.inbox, [stacks[one] for one in piece])
+                hand.send({"pool": weigh, "stacks": chosen, "last": last})
+            for place, piece, last in busy:
+                hand = self.hands[place]
                 answer = hand.receive()
                 results |= zip(piece, (unpack_served(values, hand.outbox) for values in answer["served"]), strict=True)
+                if last:
+                    sums[place] = answer
         total = PoolSum()
-        if pool is not None:
-            for hand in self.hands:
-                hand.send({"finish": True})
-            for hand in self.hands:
-                answer = hand.receive()
-                total.add(answer["weight"], {name: hand.outbox.get(place) for name, place in answer["parts"].items()})
+        for place in sorted(sums) if pool is not None else ():
+            outbox, answer = self.hands[place].outbox, sums[place]
+            total.add(answer["weight"], {name: outbox.get(where) for name, where in answer["parts"].items()})
         return [results[place] for place in range(len(stacks))], total
 
     def _pieces(self, queue: Sequence[int], stacks: Sequence[Stack]) -> list[list[int]]:
@@ -272,14 +275,10 @@ def _work(engine: Engine, pipe: Connection, parent: Connection, inbox: Arena, ou
             os._exit(0)
         outbox.clear()
         try:
-            if "finish" in message:
-                answer = {
-                    "weight": total.weight,
-                    "parts": {name: outbox.put(part) for name, part in total.parts.items()},
-                }
+            answer: dict[str, Any] = {"served": _serve_all(engine, message, inbox, outbox, total)}
+            if message["last"]:
+                answer |= {"weight": total.weight, "parts": {n: outbox.put(part) for n, part in total.parts.items()}}
                 total = PoolSum()
-            else:
-                answer = {"served": _serve_all(engine, message, inbox, outbox, total)}
         except Exception as error:  # told to the parent, which raises it where the user can see it
             answer = {"error": str(error) if isinstance(error, PiebaldError) else f"{type(error).__name__}: {error}"}
         pipe.send_bytes(json.dumps(answer).encode())

@@ -187,18 +187,17 @@ class LowRank(Tensor):
                 made[gap] += part * mine.sum() if part.dim() == 1 else mine @ part
         for here, there in self.spans:
             made[here] = weights @ self.own[:, there]
-        found: dict[tuple[int, int], Tensor] = {}
+        together: dict[tuple[int, int], tuple[Factor, Tensor]] = {}  # factors of the same rows, added up
         for factor, scale in self.factors:
             mine, here = scale * weights.unsqueeze(1), slice(factor.slot.start, factor.slot.stop)
             if factor.whole is None:
                 made[here] += factor.pooled(mine).flatten()
                 continue
             key, (_, d) = (here.start, id(factor.whole)), factor.rows(mine)
-            found[key] = found[key] + d if key in found else d
-        for factor in {(f.slot.start, id(f.whole)): f for f, _ in self.factors if f.whole is not None}.values():
-            whole = factor.whole
-            assert whole is not None
-            product = once(whole, found[factor.slot.start, id(whole)], [] if known is None else known)
+            together[key] = (factor, together[key][1] + d if key in together else d)
+        for factor, d in together.values():
+            assert factor.whole is not None
+            product = once(factor.whole, d, [] if known is None else known)
             made[factor.slot.start : factor.slot.stop] += product.flatten()
         return made
 
@@ -208,8 +207,8 @@ class LowRank(Tensor):
         total = self.own.new_zeros(len(self))
         for here, there in self.spans:
             total += (self.own[:, there] - self.start.part(here)).square().sum(1)
-        for factor in {factor.slot.start: factor for factor, _ in self.factors}:
-            total += self.moved[factor]
+        for layer in sorted({factor.slot.start for factor, _ in self.factors}):
+            total += self.moved[layer]
         return total.clamp(min=0).sqrt()
 
     def sums(self) -> Tensor:
@@ -227,9 +226,10 @@ class LowRank(Tensor):
     @property
     def alone(self) -> Term | None:
         """The one matrix that these are, but for numbers of their own; None where they are something else."""
-        return (
-            self.matrices[0] if len(self.matrices) == 1 and self.matrices[0].share == 1.0 and not self.factors else None
-        )
+        if len(self.matrices) != 1 or self.factors:
+            return None
+        (term,) = self.matrices
+        return term if isinstance(term.share, float) and term.share == 1.0 else None
 
     def has_terms(self, slot: Slot) -> bool:
         """Whether one layer's weights are such sums, not numbers of their own."""
@@ -317,9 +317,11 @@ def _over(one: Any, other: Any) -> LowRank | None:
 
 def _first(vectors: LowRank, key: Any) -> LowRank | None:
     """`vectors[:, :stop]` or `vectors[..., :stop]`, which cuts no layer."""
-    if not isinstance(key, tuple) or len(key) != 2 or not (key[0] is Ellipsis or key[0] == slice(None)):
+    if not isinstance(key, tuple) or len(key) != 2:
         return None
-    columns = key[1]
+    rows, columns = key
+    if rows is not Ellipsis and not (isinstance(rows, slice) and rows == slice(None)):
+        return None
     if not isinstance(columns, slice) or columns.start not in (None, 0) or columns.step not in (None, 1):
         return None
     stop = len(range(vectors.shape[1])[columns])
