@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import mmap
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -16,6 +17,7 @@ from piebald.parts import Query, build
 from piebald.runtimes.engines.serve import Served, Stack
 
 _ALIGN = 64
+_SMALL = 1 << 16  # numbers, up to which a copy costs less than a call
 _DTYPES = {
     str(dtype): dtype for dtype in (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool)
 }
@@ -76,7 +78,7 @@ def pack_stack(stack: Stack, store: Store) -> dict[str, Any]:
         "committed": list(stack.committed),
         "models": [store.put(model) for model in stack.models],
         "parts": {name: [store.put(row) for row in rows] for name, rows in stack.parts.items()},
-        "memory": {name: [store.put(row) for row in rows] for name, rows in stack.memory.items()},
+        "memory": {name: _put_rows(rows, store) for name, rows in stack.memory.items()},
         "query": None if stack.query is None else stack.query.table(),
         "ids": list(stack.ids),
     }
@@ -99,7 +101,7 @@ def unpack_stack(values: dict[str, Any], store: Store) -> Stack:
         values["committed"],
         [get(place) for place in values["models"]],
         {name: [get(place) for place in rows] for name, rows in values["parts"].items()},
-        {name: [get(place) for place in rows] for name, rows in values["memory"].items()},
+        {name: _get_rows(place, store, get) for name, place in values["memory"].items()},
         made,
         values["ids"],
     )
@@ -112,18 +114,29 @@ def pack_served(served: Served, store: Store) -> dict[str, Any]:
     """What came of a stack as JSON values that point into the store."""
     values = {name: getattr(served, name) for name in _SCALARS}
     values["parts"] = {name: store.put(part) for name, part in served.parts.items()}
-    values["memory"] = {
-        name: {"whole": store.put(part)} if isinstance(part, Tensor) else {"rows": [store.put(row) for row in part]}
-        for name, part in served.memory.items()
-    }
+    values["memory"] = {name: _put_rows(part, store) for name, part in served.memory.items()}
     return values
 
 
 def unpack_served(values: dict[str, Any], store: Store) -> Served:
     """What came of a stack again, copied out of the store."""
     parts = {name: store.get(place).clone() for name, place in values["parts"].items()}
-    memory = {
-        name: [row.clone() for row in (store.get(at["whole"]) if "whole" in at else map(store.get, at["rows"]))]
-        for name, at in values["memory"].items()
-    }
+    found = {name: _get_rows(place, store, store.get) for name, place in values["memory"].items()}
+    memory = {name: [row.clone() for row in rows] for name, rows in found.items()}
     return Served(**{name: values[name] for name in _SCALARS}, parts=parts, memory=memory)
+
+
+def _put_rows(rows: Any, store: Store) -> dict[str, Any]:
+    """Clients' tensors, or what stands for them in this store; many small ones of the same shape lie together."""
+    if not isinstance(rows, Tensor):
+        kinds = {(row.shape, row.dtype) if isinstance(row, Tensor) else None for row in rows}
+        distinct = len({id(row) for row in rows}) == len(rows) > 1
+        if len(kinds) > 1 or None in kinds or not distinct or rows[0].numel() > _SMALL:
+            return {"rows": [store.put(row) for row in rows]}
+        rows = torch.stack([*rows])
+    return {"whole": store.put(rows)}
+
+
+def _get_rows(place: dict[str, Any], store: Store, get: Callable[[Any], Tensor]) -> list[Tensor]:
+    """The tensors again, one for each client; `get` fetches those that lie alone."""
+    return [*store.get(place["whole"]).unbind()] if "whole" in place else [get(where) for where in place["rows"]]
