@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -39,6 +40,17 @@ def torch_network(name: str):
         nn.Conv2d(32, 64, 5, padding="same"), nn.ReLU(), nn.MaxPool2d(2),
         nn.Flatten(), nn.Linear(3136, 2048), nn.ReLU(), nn.Linear(2048, CLASSES),
     )  # fmt: skip
+
+
+@cache
+def kept(name: str):
+    """Inputs, labels and a network in torch, made once a process: Ray's actors keep what an imported module keeps, but
+    not what the script itself does, which comes to them anew with every message.
+    """
+    import torch
+
+    torch.set_num_threads(1)
+    return *(torch.from_numpy(part) for part in arrays(SHAPES[name])), torch_network(name)
 
 
 def seconds_a_round(times: list[float]) -> float:

@@ -10,29 +10,20 @@ from flwr.app import ArrayRecord, MetricRecord, RecordDict, Message
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-from shapes import BATCH, RATE, SHAPES, arrays, seconds_a_round, torch_network
+from shapes import BATCH, RATE, SHAPES, kept, seconds_a_round, torch_network
 
 name = sys.argv[1]
 shape = SHAPES[name]
 rounds = int(sys.argv[2]) if len(sys.argv) > 2 else shape.rounds
-client_app, server_app, held = ClientApp(), ServerApp(), {}
+client_app, server_app = ClientApp(), ServerApp()
 times: list[float] = []
-
-
-def rows_of(client):
-    """A client's rows; the arrays are made once a process."""
-    if not held:
-        held["x"], held["y"] = (torch.from_numpy(part) for part in arrays(shape))
-        held["model"] = torch_network(name)
-        torch.set_num_threads(1)
-    return held["x"][client], held["y"][client]
 
 
 @client_app.train()
 def train(message, context):
     """One local epoch."""
-    x, y = rows_of(context.node_config["partition-id"])
-    model = held["model"]
+    inputs, labels, model = kept(name)
+    x, y = (part[context.node_config["partition-id"]] for part in (inputs, labels))
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     optimiser = torch.optim.SGD(model.parameters(), lr=RATE)
     for batch in torch.randperm(len(x)).split(BATCH):
