@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from torch import Tensor
 
+import piebald
 from piebald import recipes
+from piebald.controller.loop import Controller
 from piebald.parameters import Slot
 from piebald.partition import PooledClients
 from piebald.prepare import Options, prepare
@@ -23,7 +27,7 @@ from piebald.runtimes.engines.lowrank import LowRank
 from piebald.runtimes.engines.ownrows import Packer
 from piebald.runtimes.engines.terms import Term
 
-from .conftest import assert_same, carry_out
+from .conftest import assert_same, carry_out, vector
 from .test_joined import MODELS, federation
 
 SLOT = Slot("w", (4, 5), 3, False)
@@ -287,3 +291,27 @@ def test_only_what_is_worth_it_is_packed(width: int, packing: list[Any], monkeyp
         # a head of three, biases, one number for each row and output of the first layer, rows and gradients of the last
         expected = [3 + width + 200 + size * width + size * (width + 200) for size in sizes]
         assert sorted(len(row[0]) for row in packing[0]) == expected
+
+
+def test_packed_variates_are_on_the_disk_and_come_back(
+    packing: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients, model = federation((6,), False), MODELS["dense"][0]
+    recipe, where = recipes.scaffold(lr=0.1, batch=8, cohort=3), {"engine": "joined", "stack": 2}
+    whole = carry_out(recipe, clients, model(), rounds=6, simulator=where, out=tmp_path / "whole")
+    commit = Controller._commit
+
+    def stopped(controller: Controller, *args: Any) -> None:
+        commit(controller, *args)
+        if controller.version == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Controller, "_commit", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        carry_out(recipe, clients, model(), rounds=6, simulator=where, out=tmp_path / "run", checkpoint_every=1)
+    monkeypatch.setattr(Controller, "_commit", commit)
+    files = sorted((tmp_path / "run").glob("memory-*.safetensors"))
+    assert {len(tensor.shape) for file in files for tensor in load_file(file).values()} == {2}
+    again = piebald.resume(tmp_path / "run", clients, model())
+    assert len(again.rounds) == 6
+    assert torch.equal(vector(again), vector(whole))
