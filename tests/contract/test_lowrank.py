@@ -144,8 +144,10 @@ def test_what_would_be_lost_is_refused() -> None:
         models[:, :3] += 1
     with pytest.raises(RuntimeError, match="take its clone"):
         models[:, :3].zero_()
-    later = models + torch.ones(3, 26)
+    later, same = models + torch.ones(3, 26), LowRank.of(own)
     own += 1
+    with pytest.raises(RuntimeError, match="changed in place"):
+        (same - own).clone()  # these are not the same numbers any more
     with pytest.raises(RuntimeError, match="changed in place"):
         later.clone()
 
@@ -217,6 +219,18 @@ def test_control_variates_are_the_same_ones_packed(model: str, visit: str, packi
     assert_same(*runs)
     assert packing
     assert None not in packing
+
+
+def test_a_client_whose_gradients_are_not_finite_is_left_out(packing: list[Any]) -> None:
+    make, shape = MODELS["dense"]
+    clients = federation(shape, False)
+    clients.x[: clients.size(0, "train")] = float("nan")
+    runs = [
+        carry_out(recipes.scaffold(lr=0.1, batch=8), clients, make(), measure="none", simulator=where)
+        for where in ({"engine": "reference"}, {"engine": "joined", "stack": 4})
+    ]
+    assert {row["status"] for row in runs[1].arrivals if row["client"] == 0} == {"refused"}
+    assert_same(*runs)
 
 
 def test_a_private_layer_has_no_variate(packing: list[Any]) -> None:

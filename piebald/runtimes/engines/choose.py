@@ -67,9 +67,8 @@ def fastest(
                 break
             try:
                 with warnings.catch_warnings():
-                    warnings.filterwarnings(
-                        "error", message="There is a performance drop"
-                    )  # vmap that is a loop inside
+                    # vmap that is a loop inside
+                    warnings.filterwarnings("error", message="There is a performance drop")
                     found, seconds = _measure(engine, sample[: max(stack, 2)], stack)
             except (RuntimeError, ValueError, TypeError, AttributeError, AssertionError, UserWarning):
                 break  # a model that cannot be taken this way

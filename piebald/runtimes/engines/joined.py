@@ -157,6 +157,8 @@ class _Journey:
             self.u = torch.zeros_like(self.w) if self.walk.velocity is None else self.walk.velocity.clone()
         self.g = None if walk.plain else torch.zeros_like(self.w)
         self.leaves = Leaves(layout, self.w)
+        straight = order == sorted(order)
+        self.sorted = None if straight else torch.tensor(order, device=engine.device)
         self.at = _Scalars()
         self.past = [self.at]
         self.total = torch.zeros(len(order), device=engine.device)
@@ -179,8 +181,6 @@ class _Journey:
         """Tell the factored layers what they start from.  Where one sees the rows as they are, fetch those of all steps
         at once, and make its products in one go.
         """
-        straight = self.order == sorted(self.order)
-        self.sorted = None if straight else torch.tensor(self.order, device=self.w.device)
         direct = [layer for layer in self.form.factored if layer.slot.name in self.form.direct]
         direct = [layer for layer in direct if layer.slot.shape[1] == direct[0].slot.shape[1]]  # rows cut in one way
         if direct:

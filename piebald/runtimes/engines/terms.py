@@ -40,8 +40,9 @@ class Term(NamedTuple):
 
     @property
     def name(self) -> tuple[Any, ...]:
-        """What is the same for two views of the same numbers."""
-        return self.matrix.data_ptr(), self.matrix.shape, self.matrix.stride(), self.matrix.dtype
+        """What is the same for two views of the same numbers, as long as nobody writes to them."""
+        matrix = self.matrix
+        return matrix.data_ptr(), matrix.shape, matrix.stride(), matrix.dtype, self.version
 
 
 def added(one: Share, two: Share) -> Share:
