@@ -20,8 +20,8 @@ import piebald.partition
 import piebald.recipes
 import piebald.runtimes
 from piebald import data, models
-from piebald.parts import Part
-from piebald.recipes import registry
+from piebald.component import Part
+from piebald.recipes import named as registry
 from piebald.recipes.describe import allowed, documented
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -98,7 +98,7 @@ def part_rows(part: type[Part], skip: frozenset[str] = frozenset()) -> str:
 
 def recipe_page() -> str:
     """docs/reference/recipes.md."""
-    from piebald.client import Sgd
+    from piebald.training import Sgd
 
     listing = {entry["name"]: entry for entry in piebald.recipes.listing()}
     text = [NOTICE, "# Recipes", ""]
@@ -136,7 +136,7 @@ def linked(text: str) -> str:
 
 def parts_page() -> str:
     """docs/reference/parts.md."""
-    from piebald.client import Sgd
+    from piebald.training import Sgd
 
     text = [NOTICE, "# Parts", "", "A recipe is one part for each axis.  A part's kind is what a TOML table names:", ""]
     text += ['```toml\n[recipe]\nname = "fedavg"\nweigh = { kind = "equal" }\n```', ""]
@@ -160,12 +160,12 @@ def parts_page() -> str:
 
 def partition_page() -> str:
     """docs/reference/partitions.md."""
-    from piebald.partition.base import Partition
-    from piebald.partition.change import Change
+    from piebald.partition.data_change import Change
+    from piebald.partition.partition import Partition
 
     shared = frozenset(Partition.model_fields)
     text = [NOTICE, "# Partitions, devices, models and data sets", "", "## Partitions: who holds what?", ""]
-    text += [" ".join(summary(sys.modules["piebald.partition.base"]).split("\n\n")[0].split()), ""]
+    text += [" ".join(summary(sys.modules["piebald.partition.partition"]).split("\n\n")[0].split()), ""]
     text += ["In a TOML file: `[partition]` with a `kind`.  In Python: `partition.Iid(clients=10).split(dataset)`."]
     text += ["Your own data needs none of them: see [bring your own data](../howto/your-data.md).", ""]
     text += ["All of them but `sites` have these settings:", "", part_rows(Partition)]
@@ -237,9 +237,9 @@ def dataset_lines() -> list[str]:
 
 def transfer_page() -> str:
     """docs/reference/transfer.md."""
-    from piebald.transfer import settings
+    from piebald.vertical import transfer_settings as settings
 
-    text = [NOTICE, "# Transfers", "", "The file of `piebald transfer`, and `piebald.transfer.Settings`."]
+    text = [NOTICE, "# Transfers", "", "The file of `piebald transfer`, and `piebald.vertical.Settings`."]
     text += ["See [how to run one](../howto/transfer.md) and [what it hides](../explanation/transfer.md)."]
     sections = {
         "": settings.Settings,

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from piebald import data, models, partition, recipes, transfer
+    from piebald import data, models, partition, recipes
+    from piebald import vertical as transfer
     from piebald.errors import ParameterError, PiebaldError, RunFolderError, RuntimeFault, SettingError
     from piebald.experiment import adapt, compare, resume, run
-    from piebald.outcome import Run
+    from piebald.finished_run import Run
     from piebald.parameters import Layout
     from piebald.partition import LazyClients, clients_from
     from piebald.recipe import Recipe

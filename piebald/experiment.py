@@ -11,22 +11,23 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import piebald.runtimes  # noqa: F401 - so that runtimes can be named
-from piebald import newcomers, recipes
+from piebald import adaptation as newcomers
+from piebald import recipes
+from piebald.adaptation import Adaptation
+from piebald.component import Part
 from piebald.contracts import Clients, Split
-from piebald.controller import Controller, Stop
-from piebald.controller.best import Models
-from piebald.controller.check import LONGEST_STEP
-from piebald.divergence import Measure, unlike
 from piebald.errors import RunFolderError, SettingError, unknown
-from piebald.newcomers import Adaptation
-from piebald.outcome import Run
+from piebald.finished_run import Run
 from piebald.partition import clients_from
-from piebald.parts import Part
 from piebald.prepare import Metrics, Model, Options, Prepared, check_repeats, prepare, some_clients
 from piebald.progress import Bar
 from piebald.recipe import Recipe
 from piebald.report.comparison import Comparison
 from piebald.report.store import RunStore
+from piebald.server import Controller, Stop
+from piebald.server.best_version import Models
+from piebald.server.result_checks import LONGEST_STEP
+from piebald.weight_divergence import Measure, unlike
 
 _log = logging.getLogger(__name__)
 _DESCRIBED_CLIENTS = 10_000  # above this the run folder keeps no row for each client: nobody could look at the picture
@@ -360,7 +361,7 @@ def _rebuilt(meta: Mapping[str, Any], path: Path | str, clients: Any, model: Mod
     """Clients and model again, from the settings file that is kept in the run folder."""
     if meta.get("settings") is None:
         raise SettingError(f"the run in {path} was started from Python: resume it there, with its clients and model")
-    from piebald.settings import Settings
+    from piebald.experiment_file import Settings
 
     plan = Settings.of_table(meta["settings"], f"the settings in {path}").plan()
     return (plan.clients if clients is None else clients), (plan.model if model is None else model)

@@ -15,20 +15,22 @@ import torch
 from torch import nn
 
 from piebald import __version__, recipes
-from piebald.client import Evaluate
-from piebald.contracts import Clients, Rows, Split, Work
-from piebald.controller import Check, Measuring, Stop
-from piebald.controller.check import LONGEST_STEP
-from piebald.controller.pace import cohort_size
+from piebald.adaptation import set_apart
+from piebald.client_work import Work
+from piebald.component import Part, build
+from piebald.contracts import Clients, Rows, Split
 from piebald.data.dataset import DataSet
 from piebald.errors import SettingError, unknown
-from piebald.newcomers import set_apart
+from piebald.objective import Task, task_for
 from piebald.parameters import Layout
 from piebald.partition import clients_from
-from piebald.parts import Part, Where, build
+from piebald.privacy.accounting import installed, of_run
+from piebald.queries import Evaluate
 from piebald.recipe import Recipe
-from piebald.task import Task, task_for
-from piebald.update.budget import installed, of_run
+from piebald.runtimes.base import Where
+from piebald.scheduling.cohort import cohort_size
+from piebald.server import Check, Measuring, Stop
+from piebald.server.result_checks import LONGEST_STEP
 
 Model = nn.Module | Callable[[int], nn.Module]
 Metrics = Mapping[str, Any] | Sequence[str]

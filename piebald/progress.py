@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
-    from piebald.controller import Progress
+    from piebald.server import Progress
 
 
 class Bar:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,3 +39,11 @@ def torch_generator(*words: int | str) -> torch.Generator:
     import torch
 
     return torch.Generator().manual_seed(key(*words) >> 1)  # torch takes at most 63 bits without a sign
+
+
+def select(clients: Sequence[int], count: int, *words: int | str) -> list[int]:
+    """A seeded choice without repetition, in increasing order; depends on the clients offered and `words` alone."""
+    if count >= len(clients):
+        return list(clients)
+    chosen = generator("select", *words).choice(len(clients), count, replace=False)
+    return sorted(clients[int(place)] for place in chosen)

@@ -7,8 +7,15 @@ from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_serializer, model_validator
 
+from piebald.aggregation.base import Weigh
+from piebald.clustering.base import Group
+from piebald.component import Part, build, sentence
 from piebald.errors import SettingError, unknown
-from piebald.parts import Group, Pace, Part, Rule, Share, Stage, Step, Weigh, build, sentence
+from piebald.scheduling.base import Pace
+from piebald.server_optimizer.base import Step
+from piebald.sharing.base import Share
+from piebald.training.base import Rule
+from piebald.transforms.base import Stage
 
 
 class Recipe(BaseModel):

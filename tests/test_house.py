@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import piebald
-from piebald.parts import Part
+from piebald.component import Part
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "piebald").rglob("*.py"))

@@ -14,7 +14,7 @@ from piebald import data
 from piebald.data import DataSet
 from piebald.models import embed, squeezenet
 from piebald.partition import ByEmbedding, ByOwner, collect, measure
-from piebald.partition.clients import PooledClients
+from piebald.partition.pooled_clients import PooledClients
 
 Floats = NDArray[np.float32]
 POSITIVE, KEPT = "sitting", 0.35  # the rare activity, and the share of its windows that is left

@@ -17,7 +17,7 @@ import torch
 from settings import METHODS, SWITCHES, Task
 
 import piebald
-from piebald.partition.clients import PooledClients
+from piebald.partition.pooled_clients import PooledClients
 from piebald.runtimes import Simulator
 
 

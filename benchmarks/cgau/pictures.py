@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from piebald.partition import Statistics
-from piebald.partition.clients import PooledClients
 from piebald.partition.heterogeneity import frechet
+from piebald.partition.pooled_clients import PooledClients
 
 WHERE = {"shuffle 0.0": "images, clusters in classes", "label-free": "images, clusters", "by subject": "HAR, people"}
 COLOURS = {

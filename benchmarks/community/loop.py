@@ -14,14 +14,15 @@ import torch
 from torch import nn
 
 from piebald import recipes
-from piebald.client import Evaluate
-from piebald.contracts import Arrival, Assignment, Checkpoint, Pool, Update, Work
-from piebald.controller import Controller, Measuring
-from piebald.controller.cache import Cache
-from piebald.memory import Memory
+from piebald.client_work import Work
+from piebald.contracts import Arrival, Assignment, Checkpoint, Pool, Update
+from piebald.objective import TASKS
 from piebald.parameters import Layout
+from piebald.queries import Evaluate
 from piebald.report.store import RunStore
-from piebald.task import TASKS
+from piebald.server import Controller, Measuring
+from piebald.server.model_cache import Cache
+from piebald.tensor_store import Memory
 
 
 class Trivial:

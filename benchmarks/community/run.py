@@ -20,8 +20,8 @@ import matplotlib
 import numpy as np
 import torch
 
-from piebald.controller.cache import Cache
-from piebald.memory import Memory
+from piebald.server.model_cache import Cache
+from piebald.tensor_store import Memory
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

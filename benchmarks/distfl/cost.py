@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from piebald.controller.group.clusters import by_silhouette
-from piebald.controller.group.divergence import divergences, unlikeness
-from piebald.controller.group.knowledge import batch_norm_targets, distance
+from piebald.clustering.distribution_knowledge import batch_norm_targets, distance
+from piebald.clustering.partitioning import by_silhouette
+from piebald.clustering.response_divergence import divergences, unlikeness
 from piebald.models import build_model
 
 PROBES, BATCH = 200, 20

@@ -13,7 +13,7 @@ import torch
 from piebald.contracts import Rows
 from piebald.data import DataSet, load
 from piebald.partition import FlipPairs, Lists, PooledClients
-from piebald.partition.changed import changed
+from piebald.partition.changed_clients import changed
 
 Truth = np.ndarray[Any, np.dtype[np.int64]]
 

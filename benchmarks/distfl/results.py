@@ -137,7 +137,7 @@ def attacks(lines: Sequence[Line], part: str) -> str:
 
 def privacy(lines: Sequence[Line], part: str) -> str:
     """Accuracy over the noise, with the epsilon of one upload and of all of a client's."""
-    from piebald.update.budget import local
+    from piebald.privacy.accounting import local
 
     rows = []
     for case, methods in grouped(lines, part).items():

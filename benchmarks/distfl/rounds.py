@@ -21,10 +21,10 @@ from sklearn.metrics import adjusted_rand_score
 
 import piebald
 from piebald import recipes
-from piebald.controller.group import Distfl
-from piebald.controller.group.clusters import agree, by_gap, by_silhouette
-from piebald.controller.group.divergence import divergences, responses, unlikeness
-from piebald.controller.group.knowledge import batch_norm_targets, synthesise
+from piebald.clustering import Distfl
+from piebald.clustering.distribution_knowledge import batch_norm_targets, synthesise
+from piebald.clustering.partitioning import agree, by_gap, by_silhouette
+from piebald.clustering.response_divergence import divergences, responses, unlikeness
 
 CASES = {
     "40 % attack": lambda seed: fed.attacked("cifar10", 50, 20, seed=seed),

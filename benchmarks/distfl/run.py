@@ -18,10 +18,10 @@ from sklearn.metrics import adjusted_rand_score
 
 import piebald
 from piebald import recipes
-from piebald.attack_success import AttackSuccess
+from piebald.attacks.success import AttackSuccess
 from piebald.models import build_model
+from piebald.objective import accuracy
 from piebald.recipe import Recipe
-from piebald.task import accuracy
 
 Training = dict[str, Any]
 TRAINING: Training = {"lr": 0.1, "epochs": 3, "batch": 10}

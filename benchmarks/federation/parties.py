@@ -16,10 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from piebald.experiment_file import Settings
 from piebald.report.store import RunStore
-from piebald.runtimes.federation import kits
-from piebald.runtimes.federation.local import free_port
-from piebald.settings import Settings
+from piebald.runtimes.federation import credentials as kits
+from piebald.runtimes.federation.local_federation import free_port
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
+from piebald.aggregation import Equal
 from piebald.contracts import Assignment, Question, Secrets, Update
-from piebald.controller.weigh import Equal
-from piebald.runtimes.sealing import repeatable, replied, sealed
-from piebald.update import SecureSum
+from piebald.privacy import SecureSum
+from piebald.privacy.secure_aggregation.client_side import repeatable, replied, sealed
 
 NUMBERS = 1_000_000
 CASES = [(10, None, 32), (10, None, 64), (100, None, 32), (100, 20, 32), (100, 20, 64)]

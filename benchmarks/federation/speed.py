@@ -8,13 +8,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from piebald.contracts import Assignment, Work
+from piebald.client_work import Work
+from piebald.contracts import Assignment
+from piebald.experiment_file import Settings
 from piebald.prepare import Options, prepare
 from piebald.runtimes.federation import Federation
-from piebald.runtimes.federation.coordinator import Coordinator
-from piebald.runtimes.federation.desk import Desk, Prepared
-from piebald.runtimes.federation.floor import Floor
-from piebald.settings import Settings
+from piebald.runtimes.federation.policy import Floor
+from piebald.runtimes.federation.server_runtime import Coordinator
+from piebald.runtimes.federation.task_runner import Desk, Prepared
 
 SIZES = {"tiny": [16], "4 MB": [970, 970], "200 MB": [7000, 7000]}  # widths of the hidden layers
 REPEATS = {"tiny": 50, "4 MB": 30, "200 MB": 5}

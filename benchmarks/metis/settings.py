@@ -11,12 +11,22 @@ import numpy as np
 import torch
 
 from piebald import recipes
-from piebald.controller import CachedSwap
-from piebald.controller.weigh import Equal
+from piebald.aggregation import Equal
 from piebald.data import DataSet, cifar10
-from piebald.partition import FastSlow, FlipRandom, Homogeneous, NonIid, Partition, PowerLaw, Sizes, Skewed, Uniform
+from piebald.partition import (
+    FastSlow,
+    FlipRandom,
+    Homogeneous,
+    NonIid,
+    Partition,
+    PowerLaw,
+    Sizes,
+    Skewed,
+    Uniform,
+)
 from piebald.randomness import generator
 from piebald.recipe import Recipe
+from piebald.server_optimizer import CachedSwap
 
 LEARNERS = 10
 SIDE = 32  # pixels of a published image

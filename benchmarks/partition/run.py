@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from piebald.data import DataSet, cifar10
-from piebald.data.files import is_prepared
+from piebald.data.prepared_files import is_prepared
 from piebald.partition import Dirichlet, LazyClients, NonIid, Partition
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from piebald import data
-from piebald.data.files import is_prepared
+from piebald.data.prepared_files import is_prepared
 from piebald.partition import ByEmbedding, collect, measure, pictures
 
 SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)

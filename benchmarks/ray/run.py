@@ -63,8 +63,8 @@ def memory(rounds: int) -> list[dict[str, float]]:
 
     import piebald
     from piebald.report.store import RunStore
-    from piebald.runtimes.engines.actors import RayCrew
-    from piebald.runtimes.engines.shelves import Shelves
+    from piebald.runtimes.ray.actors import RayCrew
+    from piebald.runtimes.ray.state_actors import Shelves
 
     samples: list[dict[str, float]] = []
     sent = {"down": 0, "up": 0, "saved": 0}

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from tables import KERNELS, read
 
-from piebald.parts import build
-from piebald.transfer.backends.base import Backend
-from piebald.transfer.kernels import Floats, Kernel, Share, Size
-from piebald.transfer.terms import Labels, View
+from piebald.component import build
+from piebald.vertical.encryption.backend import Backend
+from piebald.vertical.kernels import Floats, Kernel, Share, Size
+from piebald.vertical.loss_terms import Labels, View
 
 UNITS = 64
 PHASES = ("encrypt", "prepare", "multiply", "open", "unmask")

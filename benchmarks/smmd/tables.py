@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
-from piebald import data, transfer
-from piebald.transfer import baselines, holdings
-from piebald.transfer.baselines import Score, interval
-from piebald.transfer.kernels import Gaussian, Kernel, Linear, MultiGaussian, Polynomial
-from piebald.transfer.settings import Settings
+from piebald import data
+from piebald import vertical as transfer
+from piebald.vertical import baselines, holdings
+from piebald.vertical.baselines import Score, interval
+from piebald.vertical.kernels import Gaussian, Kernel, Linear, MultiGaussian, Polynomial
+from piebald.vertical.transfer_settings import Settings
 
 KERNELS: dict[str, Kernel] = {
     "linear": Linear(),

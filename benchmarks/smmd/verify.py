@@ -10,8 +10,8 @@ from typing import Any
 import tables as shown
 import torch
 
-from piebald import transfer
-from piebald.transfer.store import read, read_steps
+from piebald import vertical as transfer
+from piebald.vertical.party_store import read, read_steps
 
 STEPS = {"bfv": 5, "paillier": 3}
 SMALL = ("polynomial (0, 2)", "Gaussian, sigma 1")  # also with batches of 128, as the prototype was timed

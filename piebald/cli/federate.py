@@ -28,7 +28,7 @@ def provision(
     as_json: Json = False,
 ) -> None:
     """Make a kit for the server and one for each site; those that are there stay as they are."""
-    from piebald.runtimes.federation import kits
+    from piebald.runtimes.federation import credentials as kits
 
     made = kits.provision(kits.describe(file), out)
     if as_json:
@@ -48,7 +48,7 @@ def server(
     quiet: Quiet = False,
 ) -> None:
     """Train with the sites of a federation; the server's kit says who they are."""
-    from piebald.runtimes.federation.kits import read
+    from piebald.runtimes.federation.credentials import read
 
     read(kit)
     _speak()
@@ -67,8 +67,8 @@ def client(
     with_parent: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Be a site of a federation, until its run is over."""
-    from piebald.consortium.site import join
-    from piebald.runtimes.federation.kits import read
+    from piebald.deploy.site_process import join
+    from piebald.runtimes.federation.credentials import read
 
     read(kit)
     _speak()
@@ -88,7 +88,7 @@ def up(
     quiet: Quiet = False,
 ) -> None:
     """Try a federation on this machine: kits, a server, and a process for each client."""
-    from piebald.settings import Settings
+    from piebald.experiment_file import Settings
 
     if local is not None:
         count = len(Settings.load(file, _flags(file, sets)).plan().clients)
@@ -106,7 +106,7 @@ def status(
     as_json: Json = False,
 ) -> None:
     """Show who is there, when they were heard last, and what they do."""
-    from piebald.consortium.status import look
+    from piebald.deploy.status import look
 
     found = look(folder)
     if as_json:
@@ -124,7 +124,7 @@ def stop(
     wait: Annotated[float, typer.Option(help="Seconds to wait for it to end.")] = 30.0,
 ) -> None:
     """End a server or a site cleanly; what was committed or finished is safe."""
-    from piebald.consortium.status import holder
+    from piebald.deploy.status import holder
 
     pid = holder(folder)
     if pid is None:
@@ -140,7 +140,7 @@ def stop(
 
 def _flags(file: Path | None, sets: list[str] | None, **more: str) -> list[str]:
     """Flags that choose the federation, if the file does not; the user's come after, and may be about it."""
-    from piebald.settings import Settings
+    from piebald.experiment_file import Settings
 
     if Settings.load(file).runtime.kind == "federation":
         chosen = [f"runtime.{name}={json.dumps(value)}" for name, value in more.items()]

@@ -27,7 +27,7 @@ def report(
     for folder in runs:
         check_run(folder)
     if len(runs) == 1 and is_transfer(runs[0]):
-        from piebald.transfer.page import write_page
+        from piebald.vertical.transfer_page import write_page
 
         files = [str(file) for file in write_page(runs[0], out)]
     else:
@@ -101,7 +101,7 @@ def data(
 
 def _show(name: str, partition: str, sets: Sequence[str], as_json: bool, **more: Any) -> None:
     """What a partition makes of a data set: numbers for the federation and its clients, and pictures."""
-    from piebald.show import columns, show
+    from piebald.preview import columns, show
 
     shown = show(name, partition, dict(pair(text) for text in sets), **more)
     if as_json:

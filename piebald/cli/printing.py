@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from piebald.report.tables import History
-    from piebald.transfer import Result
+    from piebald.vertical import Result
 
 
 def print_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
@@ -69,7 +69,7 @@ def print_transfer(made: Result, rows: Sequence[tuple[str, str]], as_json: bool,
 
 def recipe_toml(entry: Mapping[str, Any]) -> str:
     """A recipe's section with its defaults, and a comment on each setting."""
-    from piebald.toml import pair
+    from piebald.toml_document import pair
 
     lines = [f"# {entry['summary']}", f"# {entry['paper']}", "[recipe]", pair("name", entry["name"])]
     for field, about in entry["fields"].items():

@@ -28,7 +28,7 @@ from piebald.cli.printing import facts, print_json, print_run, print_table, prin
 from piebald.errors import SettingError
 
 if TYPE_CHECKING:
-    from piebald.settings import Plan, Settings
+    from piebald.experiment_file import Plan, Settings
 
 
 @app.command()
@@ -115,7 +115,7 @@ def transfer(
     quiet: Quiet = False,
 ) -> None:
     """Train two parties with different features of partly the same people, under encryption."""
-    from piebald.transfer import command
+    from piebald.vertical import command
 
     print_transfer(*command.start(file, sets or (), out, party, progress(as_json, quiet)), as_json, quiet)
 
@@ -129,7 +129,7 @@ def resume(
     """Take up a run where it stopped."""
     check_run(folder)
     if is_transfer(folder):
-        from piebald.transfer import command
+        from piebald.vertical import command
 
         return print_transfer(*command.resume(folder, progress(as_json, quiet)), as_json, quiet)
     from piebald import experiment
@@ -158,7 +158,7 @@ def adapt(
     """Fit a finished run to a newcomer, and say which way of doing so is best."""
     check_run(folder)
     from piebald import experiment
-    from piebald.newcomers import from_file
+    from piebald.adaptation import from_file
 
     opened = experiment.opened(folder)
     rows = from_file(data, target, opened.meta, validation=validation, test=test)
@@ -175,7 +175,7 @@ def adapt(
 
 
 def _settings(file: Path | None, sets: list[str] | None, out: str | None, runtime: str | None) -> Settings:
-    from piebald.settings import Settings
+    from piebald.experiment_file import Settings
 
     return Settings.load(file, sets or (), out=out, runtime=runtime)
 

@@ -5,6 +5,7 @@ from piebald.data.census import census
 from piebald.data.cifar10 import cifar10
 from piebald.data.cifar100 import cifar100
 from piebald.data.credit import credit
+from piebald.data.data_sets import load, names
 from piebald.data.dataset import DataSet, Owners
 from piebald.data.decoded import Decoded
 from piebald.data.digits import digits
@@ -14,7 +15,6 @@ from piebald.data.folders import audio_folder, image_folder
 from piebald.data.har import har
 from piebald.data.mnist_writers import mnist_writers
 from piebald.data.office_caltech10 import office_caltech10
-from piebald.data.registry import load, names
 from piebald.data.speech_commands import speech_commands
 from piebald.data.traffic import traffic
 

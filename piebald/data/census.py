@@ -10,9 +10,9 @@ import torch
 
 from piebald.data.dataset import DataSet
 from piebald.data.download import official
-from piebald.data.files import is_prepared
+from piebald.data.encoded_tables import decades, encode, owners, read_csv
 from piebald.data.formats import read_zip
-from piebald.data.tables import decades, encode, owners, read_csv
+from piebald.data.prepared_files import is_prepared
 from piebald.errors import SettingError
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from piebald.data.dataset import DataSet
 from piebald.data.download import official
-from piebald.data.files import is_prepared, read_npz
 from piebald.data.formats import read_cifar, read_members
 from piebald.data.images import decode
+from piebald.data.prepared_files import is_prepared, read_npz
 from piebald.errors import unknown
 
 TESTS = ("exact", "jpeg")

@@ -9,9 +9,9 @@ import torch
 
 from piebald.data.dataset import DataSet
 from piebald.data.download import official
-from piebald.data.files import is_prepared
+from piebald.data.encoded_tables import checked, decades, encode, owners, read_csv
 from piebald.data.formats import read_xls, read_zip
-from piebald.data.tables import checked, decades, encode, owners, read_csv
+from piebald.data.prepared_files import is_prepared
 from piebald.errors import SettingError
 
 if TYPE_CHECKING:

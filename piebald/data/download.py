@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from piebald.data.files import VARIABLE
+from piebald.data.prepared_files import VARIABLE
 from piebald.errors import SettingError
 
 CACHE = "PIEBALD_CACHE"

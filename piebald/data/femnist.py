@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from piebald.data.dataset import DataSet, Owners
-from piebald.data.files import VARIABLE
 from piebald.data.formats import read_leaf
+from piebald.data.prepared_files import VARIABLE
 from piebald.errors import SettingError
 
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from piebald.data.dataset import DataSet, Owners
 from piebald.data.download import official
-from piebald.data.files import is_prepared, read_npz
 from piebald.data.formats import read_numbers, read_zip
+from piebald.data.prepared_files import is_prepared, read_npz
 from piebald.errors import SettingError
 
 URL = "https://archive.ics.uci.edu/static/public/240/human+activity+recognition+using+smartphones.zip"

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from piebald.data.dataset import DataSet, Owners
 from piebald.data.download import official
-from piebald.data.files import is_prepared, read_npz
 from piebald.data.formats import read_idx
+from piebald.data.prepared_files import is_prepared, read_npz
 from piebald.errors import SettingError
 
 MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist"  # MNIST's own site sends no files any more; torchvision's copy

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from piebald.data.dataset import DataSet, Owners
-from piebald.data.files import read_npz
 from piebald.data.images import decode, lazily
+from piebald.data.prepared_files import read_npz
 from piebald.errors import unknown
 
 FORMS = ("images", "squeezenet", "surf")

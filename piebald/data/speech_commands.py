@@ -15,8 +15,8 @@ import torch
 from piebald.data.dataset import DataSet, Owners
 from piebald.data.decoded import Decoded
 from piebald.data.download import cache, official
-from piebald.data.files import VARIABLE
 from piebald.data.folders import recording
+from piebald.data.prepared_files import VARIABLE
 from piebald.errors import SettingError
 
 FOLDER = "speech_commands"

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from piebald.data.dataset import DataSet, Owners
-from piebald.data.files import read_npz
+from piebald.data.prepared_files import read_npz
 
 FULL_PACKET = 1500  # bytes of an Ethernet frame's payload
 

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from piebald.data.decoded import Decoded
 from piebald.data.download import cache, official
-from piebald.data.files import is_prepared, prepared, read_npz
+from piebald.data.prepared_files import is_prepared, prepared, read_npz
 from piebald.errors import SettingError
 from piebald.models.log_mel import LogMel
 

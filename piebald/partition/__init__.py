@@ -1,20 +1,20 @@
 """Who holds what: a data set dealt to clients, your own data as clients, and the devices they have."""
 
 from piebald.partition.backdoor import Backdoor
-from piebald.partition.base import Partition
 from piebald.partition.by_embedding import ByEmbedding
 from piebald.partition.by_owner import ByOwner
-from piebald.partition.change import Change, FlipPairs, FlipRandom, FlipTo
-from piebald.partition.clients import PooledClients
 from piebald.partition.corruption import Blur, Contrast, Noise, Sensor
+from piebald.partition.data_change import Change, FlipPairs, FlipRandom, FlipTo
 from piebald.partition.devices import Devices, FastSlow, Homogeneous, LogNormal
 from piebald.partition.dirichlet import Dirichlet
 from piebald.partition.disjoint import Disjoint
 from piebald.partition.heterogeneity import Heterogeneity, measure
 from piebald.partition.iid import Iid
-from piebald.partition.lazy import LazyClients
+from piebald.partition.lazy_clients import LazyClients
 from piebald.partition.lists import Lists
 from piebald.partition.non_iid import NonIid
+from piebald.partition.partition import Partition
+from piebald.partition.pooled_clients import PooledClients
 from piebald.partition.shards import Shards
 from piebald.partition.sites import Sites
 from piebald.partition.sizes import Explicit, PowerLaw, Quantity, Sizes, Skewed, Uniform
@@ -22,7 +22,7 @@ from piebald.partition.sources import clients_from
 from piebald.partition.statistics import Statistics, collect
 from piebald.partition.survey import survey
 from piebald.partition.trace import Trace
-from piebald.partition.vertical import Parties, Party, Vertical
+from piebald.partition.vertical_split import Parties, Party, Vertical
 
 __all__ = [
     "Backdoor",

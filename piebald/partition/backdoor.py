@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from pydantic import Field
 
-from piebald.partition.change import Change, _check_classes
+from piebald.partition.data_change import Change, _check_classes
 from piebald.partition.split import Ints
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from piebald.errors import unknown
-from piebald.partition.base import NOBODY, Partition, labels
 from piebald.partition.lists import Numbered
+from piebald.partition.partition import NOBODY, Partition, labels
 from piebald.partition.split import Ints
 from piebald.randomness import key
 

@@ -10,8 +10,8 @@ import numpy as np
 from pydantic import Field
 
 from piebald.errors import unknown
-from piebald.partition.base import NOBODY, Partition
 from piebald.partition.lists import Numbered
+from piebald.partition.partition import NOBODY, Partition
 from piebald.partition.split import Ints
 
 if TYPE_CHECKING:

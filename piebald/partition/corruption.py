@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from piebald.partition.change import Change
+from piebald.partition.data_change import Change
 from piebald.randomness import torch_generator
 
 if TYPE_CHECKING:

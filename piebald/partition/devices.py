@@ -8,8 +8,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from piebald.component import Part
 from piebald.contracts import Device
-from piebald.parts import Part
 from piebald.randomness import generator
 
 

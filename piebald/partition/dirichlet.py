@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from piebald.partition.base import NOBODY, Partition
 from piebald.partition.lists import Numbered
+from piebald.partition.partition import NOBODY, Partition
 from piebald.partition.sizes import AnySizes
 from piebald.partition.split import Ints
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import Field
 
-from piebald.partition.base import Partition, spread
 from piebald.partition.lists import Numbered
+from piebald.partition.partition import Partition, spread
 from piebald.partition.split import Ints
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import Field
 
-from piebald.partition.base import NOBODY, Partition
 from piebald.partition.lists import Numbered
+from piebald.partition.partition import NOBODY, Partition
 from piebald.partition.sizes import AnySizes
 from piebald.partition.split import Ints
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import Field, model_validator
 
-from piebald.partition.base import NOBODY, Partition, spread
-from piebald.partition.fit import fill, pattern
+from piebald.partition.class_patterns import fill, pattern
 from piebald.partition.lists import Numbered
+from piebald.partition.partition import NOBODY, Partition, spread
 from piebald.partition.sizes import AnySizes, Uniform
 from piebald.partition.split import Bools, Ints
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from pydantic import Field
 
+from piebald.component import Part
 from piebald.contracts import Rows, Split
-from piebald.parts import Part
 
 if TYPE_CHECKING:
     from piebald.data.dataset import DataSet

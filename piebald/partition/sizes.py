@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
+from piebald.component import Part, build
 from piebald.errors import SettingError
 from piebald.partition.split import Ints
-from piebald.parts import Part, build
 
 if TYPE_CHECKING:
     from numpy.random import Generator

@@ -13,11 +13,18 @@ import torch
 
 from piebald.contracts import Rows
 from piebald.errors import SettingError
-from piebald.partition.clients import PooledClients
+from piebald.partition.client_tables import (
+    Table,
+    from_frame,
+    from_hub,
+    from_partitioner,
+    is_table,
+    read_table,
+)
 from piebald.partition.convert import Array, array, floats, inputs, kind, targets
 from piebald.partition.lists import Lists
-from piebald.partition.parts import check_shares, three_ways
-from piebald.partition.tables import Table, from_frame, from_hub, from_partitioner, is_table, read_table
+from piebald.partition.pooled_clients import PooledClients
+from piebald.partition.three_way_split import check_shares, three_ways
 
 ALLOWED = (
     "a list or dict of (x, y) pairs or torch data sets, a pandas DataFrame, the path of a CSV or Parquet file, "

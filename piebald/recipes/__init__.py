@@ -1,6 +1,8 @@
 """Named recipes: one paper a file, each a few lines over the parts."""
 
-import piebald.update  # noqa: F401 - so that stages can be named in recipes
+import piebald.attacks
+import piebald.privacy
+import piebald.transforms  # noqa: F401 - so that all transforms can be named in recipes
 from piebald.recipes.async_fedavg import async_fedavg
 from piebald.recipes.cfl import cfl
 from piebald.recipes.cgau import cgau
@@ -21,7 +23,7 @@ from piebald.recipes.hdafl import hdafl
 from piebald.recipes.ifca import ifca
 from piebald.recipes.lg_fedavg import lg_fedavg
 from piebald.recipes.local import local
-from piebald.recipes.registry import listing, make, names, rebuild, toml
+from piebald.recipes.named import listing, make, names, rebuild, toml
 from piebald.recipes.scaffold import scaffold
 
 __all__ = [

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from piebald.client import Sgd, Training
-from piebald.controller.pace import Asynchronous, CohortSize
-from piebald.controller.step import CachedSwap
 from piebald.recipe import Recipe
 from piebald.recipes.fedavg import fedavg
-from piebald.recipes.registry import recipe
+from piebald.recipes.named import recipe
+from piebald.scheduling.asynchronous import Asynchronous
+from piebald.scheduling.cohort import CohortSize
+from piebald.server_optimizer.cached_average import CachedSwap
+from piebald.training import Sgd, Training
 
 METIS = "Stripelis, Ambite 2020, Accelerating federated learning in heterogeneous data and computational environments"
 

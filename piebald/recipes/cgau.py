@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from piebald.client import AllBut, OneHot, Sgd, Training
-from piebald.controller.pace import CohortSize
 from piebald.recipe import Recipe
 from piebald.recipes.fedavg import fedavg
-from piebald.recipes.registry import recipe
+from piebald.recipes.named import recipe
+from piebald.scheduling.cohort import CohortSize
+from piebald.sharing import AllBut, OneHot
+from piebald.training import Sgd, Training
 
 
 @recipe("Rieger, Høegh, Hansen 2020, Client adaptation improves federated learning with simulated non-IID clients", Sgd)

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from piebald.parts import Part
+from piebald.component import Part
 from piebald.recipe import Recipe
 
 # Settings of recipes that are called otherwise in the part they end up in: (axis, field).

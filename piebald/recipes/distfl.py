@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Literal, Unpack
 
-from piebald.client import Sgd, Training
-from piebald.controller.group import Distfl
-from piebald.controller.pace import CohortSize
+from piebald.clustering import Distfl
 from piebald.recipe import Recipe
 from piebald.recipes.fedavg import fedavg
-from piebald.recipes.registry import recipe
+from piebald.recipes.named import recipe
+from piebald.scheduling.cohort import CohortSize
+from piebald.training import Sgd, Training
 
 
 @recipe("Liu et al. 2021, DistFL: Distribution-aware federated learning for mobile scenarios", Sgd)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from piebald.client import Ditto, Training
-from piebald.controller.pace import CohortSize
 from piebald.recipe import Recipe
 from piebald.recipes.fedavg import fedavg
-from piebald.recipes.registry import recipe
+from piebald.recipes.named import recipe
+from piebald.scheduling.cohort import CohortSize
+from piebald.training import Ditto, Training
 
 
 @recipe("Li et al. 2021, Ditto: fair and robust federated learning through personalization", Ditto)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Literal, Unpack
 
-from piebald.client import Adaptive, Sgd, Training
-from piebald.controller.pace import Asynchronous, CohortSize
-from piebald.controller.step import CachedSwap
-from piebald.controller.weigh import Dvw
+from piebald.aggregation import Dvw
 from piebald.recipe import Recipe
 from piebald.recipes.async_fedavg import METIS
 from piebald.recipes.fedavg import fedavg
-from piebald.recipes.registry import recipe
+from piebald.recipes.named import recipe
+from piebald.scheduling.asynchronous import Asynchronous
+from piebald.scheduling.cohort import CohortSize
+from piebald.server_optimizer.cached_average import CachedSwap
+from piebald.training import Adaptive, Sgd, Training
 
 Score = Literal["micro_f1", "accuracy", "macro_f1", "geometric_mean", "matthews"]
 

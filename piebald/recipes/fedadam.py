@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from piebald.client import Sgd, Training
-from piebald.controller.pace import CohortSize
-from piebald.controller.step import Adam
 from piebald.recipe import Recipe
 from piebald.recipes.fedavg import fedavg
-from piebald.recipes.registry import recipe
+from piebald.recipes.named import recipe
+from piebald.scheduling.cohort import CohortSize
+from piebald.server_optimizer.adaptive import Adam
+from piebald.training import Sgd, Training
 
 
 @recipe("Reddi et al. 2021, Adaptive federated optimization", Sgd)

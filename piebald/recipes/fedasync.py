@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Literal, Unpack
 
-from piebald.client import Proximal, Training
-from piebald.controller.pace import Asynchronous, CohortSize
-from piebald.controller.step import Mixing
-from piebald.controller.weigh import ByStaleness
+from piebald.aggregation import ByStaleness
 from piebald.recipe import Recipe
 from piebald.recipes.fedavg import fedavg
-from piebald.recipes.registry import recipe
+from piebald.recipes.named import recipe
+from piebald.scheduling.asynchronous import Asynchronous
+from piebald.scheduling.cohort import CohortSize
+from piebald.server_optimizer.mixing import Mixing
+from piebald.training import Proximal, Training
 
 
 @recipe("Xie et al. 2019, Asynchronous federated optimization", Proximal)

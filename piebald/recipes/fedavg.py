@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from piebald.client import Everything, Sgd, Training
-from piebald.controller.group import Together
-from piebald.controller.pace import CohortSize, Synchronous
-from piebald.controller.step import ToAverage
-from piebald.controller.weigh import ByExamples
+from piebald.aggregation import ByExamples
+from piebald.clustering import Together
 from piebald.recipe import Recipe
-from piebald.recipes.registry import recipe
+from piebald.recipes.named import recipe
+from piebald.scheduling.cohort import CohortSize
+from piebald.scheduling.synchronous import Synchronous
+from piebald.server_optimizer.average import ToAverage
+from piebald.sharing import Everything
+from piebald.training import Sgd, Training
 
 
 @recipe("McMahan et al. 2017, Communication-efficient learning of deep networks from decentralized data", Sgd)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from piebald.client import AllBut, Sgd, Training
-from piebald.controller.pace import CohortSize
 from piebald.recipe import Recipe
 from piebald.recipes.fedavg import fedavg
-from piebald.recipes.registry import recipe
+from piebald.recipes.named import recipe
+from piebald.scheduling.cohort import CohortSize
+from piebald.sharing import AllBut
+from piebald.training import Sgd, Training
 
 
 @recipe("Li et al. 2021, FedBN: federated learning on non-IID features via local batch normalization", Sgd)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from piebald.client import Sgd, Training
-from piebald.controller.pace import Buffered, CohortSize
-from piebald.controller.step import Momentum
-from piebald.controller.weigh import ByStaleness
+from piebald.aggregation import ByStaleness
 from piebald.recipe import Recipe
 from piebald.recipes.fedavg import fedavg
-from piebald.recipes.registry import recipe
+from piebald.recipes.named import recipe
+from piebald.scheduling.asynchronous import Buffered
+from piebald.scheduling.cohort import CohortSize
+from piebald.server_optimizer.momentum import Momentum
+from piebald.training import Sgd, Training
 
 
 @recipe("Nguyen et al. 2022, Federated learning with buffered asynchronous aggregation", Sgd)

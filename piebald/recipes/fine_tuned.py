@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from piebald.client import FineTune, Training
-from piebald.controller.pace import CohortSize
 from piebald.recipe import Recipe
 from piebald.recipes.fedavg import fedavg
-from piebald.recipes.registry import recipe
+from piebald.recipes.named import recipe
+from piebald.scheduling.cohort import CohortSize
+from piebald.training import FineTune, Training
 
 
 @recipe("Liu et al. 2021, DistFL (baseline LG-Net); McMahan et al. 2017", FineTune)

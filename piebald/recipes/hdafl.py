@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Literal, Unpack
 
-from piebald.client import AllBut, Sgd, Training
-from piebald.controller.pace import CohortSize
-from piebald.controller.weigh import ByExamples, ByGradientNorm
+from piebald.aggregation import ByExamples, ByGradientNorm
 from piebald.errors import unknown
 from piebald.recipe import Recipe
 from piebald.recipes.fedavg import fedavg
-from piebald.recipes.registry import recipe
+from piebald.recipes.named import recipe
+from piebald.scheduling.cohort import CohortSize
+from piebald.sharing import AllBut
+from piebald.training import Sgd, Training
 
 
 @recipe("Yang, Beliard, Rossi 2020, Heterogeneous data-aware federated learning", Sgd)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from piebald.client import LowestLoss, Training
-from piebald.controller.group import Ifca
-from piebald.controller.pace import CohortSize
+from piebald.clustering import Ifca
 from piebald.recipe import Recipe
 from piebald.recipes.fedavg import fedavg
-from piebald.recipes.registry import recipe
+from piebald.recipes.named import recipe
+from piebald.scheduling.cohort import CohortSize
+from piebald.training import LowestLoss, Training
 
 
 @recipe("Ghosh et al. 2020, An efficient framework for clustered federated learning", LowestLoss)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from piebald.client import Only, Sgd, Training
-from piebald.controller.pace import CohortSize
 from piebald.recipe import Recipe
 from piebald.recipes.fedavg import fedavg
-from piebald.recipes.registry import recipe
+from piebald.recipes.named import recipe
+from piebald.scheduling.cohort import CohortSize
+from piebald.sharing import Only
+from piebald.training import Sgd, Training
 
 
 @recipe("Liang et al. 2020, Think locally, act globally: federated learning with local and global representations", Sgd)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from piebald.client import Scaffold, Training
-from piebald.controller.pace import CohortSize
-from piebald.controller.step import Momentum
-from piebald.controller.weigh import Equal
+from piebald.aggregation import Equal
 from piebald.recipe import Recipe
 from piebald.recipes.fedavg import fedavg
-from piebald.recipes.registry import recipe
+from piebald.recipes.named import recipe
+from piebald.scheduling.cohort import CohortSize
+from piebald.server_optimizer.momentum import Momentum
+from piebald.training import Scaffold, Training
 
 
 @recipe("Karimireddy et al. 2020, SCAFFOLD: stochastic controlled averaging for federated learning", Scaffold)

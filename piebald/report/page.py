@@ -10,7 +10,17 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-from piebald.report import charts, groups, learners, markup, wording
+from piebald.report import (
+    charts,
+    markup,
+    wording,
+)
+from piebald.report import (
+    cluster_section as groups,
+)
+from piebald.report import (
+    participation_section as learners,
+)
 from piebald.report.charts import Chart
 from piebald.report.comparison import Axis, Comparison
 from piebald.report.details import settings, unlike

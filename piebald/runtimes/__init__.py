@@ -1,8 +1,8 @@
 """Where a recipe runs: assignments in, arrivals out, and a clock."""
 
 from piebald.runtimes.federation import Federation
-from piebald.runtimes.ray import Ray
-from piebald.runtimes.simulation import Simulation
-from piebald.runtimes.simulator import Simulator
+from piebald.runtimes.ray.settings import Ray
+from piebald.runtimes.simulation.settings import Simulator
+from piebald.runtimes.simulation.simulation import Simulation
 
 __all__ = ["Federation", "Ray", "Simulation", "Simulator"]

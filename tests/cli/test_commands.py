@@ -88,7 +88,7 @@ def test_ctrl_c_before_anything_was_written(command, good, monkeypatch):
 
     monkeypatch.setattr(experiment, "run", interrupted)
     assert command("run", good) == (130, "", "interrupted before anything was written\n")
-    monkeypatch.setattr("piebald.settings.Settings.load", interrupted)
+    monkeypatch.setattr("piebald.experiment_file.Settings.load", interrupted)
     assert command("run", good) == (130, "", "interrupted\n")
 
 
@@ -134,7 +134,7 @@ def test_all_recipes_with_papers_and_settings(command):
 def test_what_is_printed_of_a_recipe_can_be_put_into_a_file(command, good, name):
     printed = command("recipes", name).out
     good.write_text(good.read_text().partition("[recipe]")[0] + printed)
-    from piebald.settings import Settings
+    from piebald.experiment_file import Settings
 
     recipe = next(iter(Settings.load(good)._recipes().values()))
     assert recipe.model_dump(exclude={"fields"}) == piebald.recipes.make(name).model_dump(exclude={"fields"})

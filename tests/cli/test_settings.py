@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from piebald.errors import SettingError
-from piebald.settings import Settings, plain
-from piebald.toml import Document
+from piebald.experiment_file import Settings, plain
+from piebald.toml_document import Document
 
 
 def changed(good, *lines):

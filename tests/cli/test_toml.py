@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from piebald.errors import SettingError
-from piebald.toml import Document, dotted, dumps
+from piebald.toml_document import Document, dotted, dumps
 
 TEXT = '''# a comment with [brackets] and = signs
 rounds = 3

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import piebald
 from piebald import recipes
+from piebald.finished_run import Run
 from piebald.models import GatedUnit
-from piebald.outcome import Run
 from piebald.partition import Lists, PooledClients
 from piebald.recipe import Recipe
 

@@ -15,8 +15,8 @@ import piebald
 from piebald import recipes
 from piebald.contracts import Arrival, Assignment, Device, Pool
 from piebald.partition.devices import Devices
-from piebald.runtimes.engines.serve import PRIVATE
-from piebald.runtimes.simulation import Simulation
+from piebald.runtimes.engines.serving import PRIVATE
+from piebald.runtimes.simulation.simulation import Simulation
 
 from .conftest import SIZES, assert_same, carry_out, federation, method, vector
 

@@ -13,10 +13,10 @@ from piebald import Simulator, recipes
 from piebald.models import build_model
 from piebald.partition import Lists, PooledClients
 from piebald.prepare import Options, prepare
+from piebald.runtimes.engines import batched as joined_engine
 from piebald.runtimes.engines import choose
-from piebald.runtimes.engines import joined as joined_engine
-from piebald.runtimes.engines.factors import Factor
-from piebald.runtimes.engines.layers import Factored
+from piebald.runtimes.engines.batched_layers import Factored
+from piebald.runtimes.factored.factors import Factor
 
 from .conftest import assert_same, carry_out, plain_network
 from .conftest import federation as with_validation

@@ -15,17 +15,18 @@ from torch import Tensor
 
 import piebald
 from piebald import recipes
-from piebald.controller.loop import Controller
 from piebald.parameters import Slot
 from piebald.partition import PooledClients
 from piebald.prepare import Options, prepare
-from piebald.runtimes.engines import joined as joined_engine
-from piebald.runtimes.engines import ownrows, products
+from piebald.runtimes.engines import batched as joined_engine
+from piebald.runtimes.engines import matrix_products as products
 from piebald.runtimes.engines.choose import make_engine
-from piebald.runtimes.engines.factors import Factor, OwnRows, Weights
-from piebald.runtimes.engines.lowrank import LowRank
-from piebald.runtimes.engines.ownrows import Packer
-from piebald.runtimes.engines.terms import Term
+from piebald.runtimes.factored import client_state as ownrows
+from piebald.runtimes.factored.client_state import Packer
+from piebald.runtimes.factored.factors import Factor, OwnRows, Weights
+from piebald.runtimes.factored.sum_terms import Term
+from piebald.runtimes.factored.vectors import LowRank
+from piebald.server.loop import Controller
 
 from .conftest import assert_same, carry_out, vector
 from .test_joined import MODELS, federation
@@ -280,7 +281,7 @@ def test_what_is_packed_comes_back(seed: int, by_row: bool, beside: str) -> None
     if beside != "packed":
         packed[1] = torch.zeros(size) if beside == "never asked" else torch.ones(size)
         expected[1] = packed[1]
-    from piebald.runtimes.engines.serve import _recalled
+    from piebald.runtimes.engines.serving import _recalled
 
     for engine in (joined, lean):
         found = _recalled(engine, [0, 1, 2], "control", packed)

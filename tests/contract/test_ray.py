@@ -17,9 +17,9 @@ import piebald
 from piebald.errors import RuntimeFault, SettingError
 from piebald.partition import FastSlow
 from piebald.report.store import RunStore
-from piebald.runtimes.engines import actors
-from piebald.runtimes.engines.actors import RayCrew
-from piebald.runtimes.engines.session import Session
+from piebald.runtimes.ray import actors
+from piebald.runtimes.ray.actors import RayCrew
+from piebald.runtimes.ray.connection import Session
 
 from .conftest import assert_same, carry_out, federation, method, network, on_ray, plain_network, vector
 from .test_resume import assert_identical

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 import piebald
-from piebald.controller.sealed import Sealed
 from piebald.errors import RunFolderError, SettingError
 from piebald.recipe import Recipe
 from piebald.report.store import RunStore
-from piebald.runtimes.simulation import Simulation
+from piebald.runtimes.simulation.simulation import Simulation
+from piebald.server.masked_rounds import Sealed
 
 from .conftest import VARIANTS, carry_out, federation, fitting, method, network, plain_network, vector
 

@@ -19,11 +19,11 @@ from piebald.contracts import Assignment
 from piebald.errors import RuntimeFault
 from piebald.partition import FastSlow
 from piebald.report.store import RunStore
-from piebald.runtimes.engines import shelves
-from piebald.runtimes.engines.actors import RayCrew
-from piebald.runtimes.engines.keeper import Keeper
-from piebald.runtimes.engines.session import Session
-from piebald.runtimes.engines.shelves import Row, Shelf, Shelves
+from piebald.runtimes.ray import state_actors as shelves
+from piebald.runtimes.ray.actors import RayCrew
+from piebald.runtimes.ray.connection import Session
+from piebald.runtimes.ray.state_actors import Row, Shelf, Shelves
+from piebald.runtimes.workers.state_store import Keeper
 
 from .conftest import TWO, assert_same, carry_out, federation, fitting, method, on_ray
 from .test_resume import assert_identical

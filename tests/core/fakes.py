@@ -12,14 +12,18 @@ from hypothesis import HealthCheck, settings
 from torch import Tensor, nn
 
 import piebald
-from piebald.client import Evaluate, Sgd
-from piebald.contracts import Arrival, Assignment, Centre, Checkpoint, Pool, Rows, Update, Work
-from piebald.controller import Controller, Measuring
+from piebald.aggregation.base import Weigh
+from piebald.client_work import Work
+from piebald.clustering.base import Group
+from piebald.contracts import Arrival, Assignment, Centre, Checkpoint, Cohort, Pool, Rows, Update
+from piebald.objective import TASKS
 from piebald.parameters import Layout
 from piebald.partition import Lists, PooledClients
-from piebald.parts import Cohort, Group, Stage, Weigh
+from piebald.queries import Evaluate
 from piebald.recipe import Recipe
-from piebald.task import TASKS
+from piebald.server import Controller, Measuring
+from piebald.training import Sgd
+from piebald.transforms.base import Stage
 
 # Hypothesis draws the same examples every time and never fails because a machine is busy.
 few = settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

@@ -14,13 +14,13 @@ from torch import nn
 
 import piebald
 from piebald import data, recipes
-from piebald.attack_success import AttackSuccess, backdoor_success
+from piebald.attacks import Collusion, InnerProduct, LittleIsEnough, ModelReplacement, RandomUpdate, SignFlip
+from piebald.attacks.success import AttackSuccess, backdoor_success
 from piebald.contracts import Rows
 from piebald.errors import SettingError
 from piebald.models import build_model
+from piebald.objective import accuracy
 from piebald.partition import Backdoor, FlipPairs, Iid
-from piebald.task import accuracy
-from piebald.update import Collusion, InnerProduct, LittleIsEnough, ModelReplacement, RandomUpdate, SignFlip
 
 from .fakes import Blindfold, classified, seeded, simulate
 

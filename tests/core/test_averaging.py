@@ -11,12 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piebald.contracts import Pooled, Update
-from piebald.controller import Adam, Momentum, ToAverage, Yogi
-from piebald.controller.weigh import ByExamples, ByGradientNorm, Equal
+from piebald.aggregation import ByExamples, ByGradientNorm, Equal
+from piebald.aggregation.base import Weigh
+from piebald.contracts import Cohort, Pooled, Update
 from piebald.errors import SettingError
-from piebald.parts import Cohort, Weigh
-from piebald.runtimes.engines.serve import PoolSum
+from piebald.runtimes.engines.serving import PoolSum
+from piebald.server_optimizer import Adam, Momentum, ToAverage, Yogi
 
 from .fakes import few, update
 

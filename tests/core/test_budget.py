@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from piebald import recipes
 from piebald.errors import SettingError
-from piebald.update import Gaussian
-from piebald.update.budget import central, local, of_recipe, of_rows, of_run, rows
+from piebald.privacy.accounting import central, local, of_recipe, of_rows, of_run, rows
+from piebald.transforms import Gaussian
 
 from .fakes import classified, seeded, simulate
 

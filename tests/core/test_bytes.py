@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from piebald import recipes
-from piebald.client import AllBut
 from piebald.parameters import Layout
+from piebald.sharing import AllBut
 
 from .fakes import classified, few, simulate
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from piebald import recipes
-from piebald.client import Constant, Cosine, Exponential, Scaffold, StepDecay
-from piebald.controller import Synchronous
-from piebald.controller.weigh import Equal
+from piebald.aggregation import Equal
 from piebald.errors import SettingError
+from piebald.scheduling import Synchronous
+from piebald.training import Constant, Cosine, Exponential, Scaffold, StepDecay
 
 from .fakes import federation, seeded, simulate
 

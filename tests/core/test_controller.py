@@ -12,14 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from piebald import recipes
-from piebald.client import Everything, Scaffold
+from piebald.aggregation import ByExamples, Equal
+from piebald.clustering import Together
 from piebald.contracts import Assignment, Update
-from piebald.controller import Adam, Asynchronous, Buffered, Check, Momentum, Synchronous, ToAverage
-from piebald.controller.group import Together
-from piebald.controller.weigh import ByExamples, Equal
 from piebald.errors import RuntimeFault
-from piebald.parts import Stage
 from piebald.recipe import Recipe
+from piebald.scheduling import Asynchronous, Buffered, Synchronous
+from piebald.server import Check
+from piebald.server_optimizer import Adam, Momentum, ToAverage
+from piebald.sharing import Everything
+from piebald.training import Scaffold
+from piebald.transforms.base import Stage
 
 from .fakes import SGD, ByParity, FakeRuntime, classified, control, parameters, seeded, simulate, update
 

@@ -14,17 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from piebald import aggregation as weigh
+from piebald import cohort_matrix as columns
 from piebald import recipes
-from piebald.contracts import Update
-from piebald.controller import weigh
-from piebald.controller.weigh import columns
-from piebald.controller.weigh.fltrust import trust
-from piebald.controller.weigh.foolsgold import confidence
-from piebald.controller.weigh.irls import repeated_median
-from piebald.controller.weigh.places import places
-from piebald.controller.weigh.robust import Robust
+from piebald.aggregation.coordinates import places
+from piebald.aggregation.fltrust import trust
+from piebald.aggregation.foolsgold import confidence
+from piebald.aggregation.irls import repeated_median
+from piebald.aggregation.robust import Robust
+from piebald.component import Part
+from piebald.contracts import Cohort, Update
 from piebald.errors import SettingError
-from piebald.parts import Cohort, Part
 
 from .fakes import Blindfold
 
@@ -135,7 +135,7 @@ def test_memory_is_bounded_by_blocks(name: str, monkeypatch: pytest.MonkeyPatch)
     matrix = torch.from_numpy(np.random.default_rng(3).normal(size=(11, 57)).astype(np.float32))
     whole, shares = merged(DEFENCES[name], matrix)
     monkeypatch.setattr(columns.blocks, "__defaults__", (1, 200))
-    monkeypatch.setattr("piebald.controller.weigh.irls.BUDGET", 1)
+    monkeypatch.setattr("piebald.aggregation.irls.BUDGET", 1)
     assert len(list(columns.blocks(matrix, copies=4))) > 10
     small, again = merged(DEFENCES[name], matrix)
     torch.testing.assert_close(whole, small, atol=1e-4, rtol=1e-4)

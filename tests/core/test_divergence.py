@@ -11,13 +11,13 @@ from torch import nn
 
 import piebald
 from piebald import data
-from piebald.divergence import diverge
 from piebald.errors import SettingError
 from piebald.partition import Dirichlet, Disjoint, FastSlow, Iid, LazyClients, clients_from, collect, measure
 from piebald.partition.heterogeneity import weight_divergence
 from piebald.partition.pictures import flat
 from piebald.report.tables import History
 from piebald.runtimes import Simulator
+from piebald.weight_divergence import diverge
 
 
 def network(outputs: int = 10) -> nn.Module:

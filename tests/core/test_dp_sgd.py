@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 import piebald
 from piebald import recipes
-from piebald.client import DpSgd
 from piebald.contracts import Descent, Privacy
 from piebald.errors import SettingError
 from piebald.parameters import Layout
-from piebald.runtimes.engines.feed import batches
+from piebald.runtimes.engines.row_loader import batches
+from piebald.training import DpSgd
 
 from .fakes import classified, federation, seeded, simulate
 
@@ -207,9 +207,9 @@ def test_the_fastest_engine_is_found_for_it() -> None:
 
 def test_a_real_sites_noise_is_not_made_from_the_runs_seed() -> None:
     """The server knows that one, and could subtract the noise."""
-    from piebald.runtimes.federation.desk import Desk, Prepared
-    from piebald.runtimes.federation.floor import Floor
-    from piebald.task import TASKS
+    from piebald.objective import TASKS
+    from piebald.runtimes.federation.policy import Floor
+    from piebald.runtimes.federation.task_runner import Desk, Prepared
 
     model, rule = seeded(lambda: nn.Linear(4, 2)), DpSgd(noise=1.0)
     layout = Layout.of(model)

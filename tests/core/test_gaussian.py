@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from piebald import recipes
-from piebald.controller.weigh import Equal
+from piebald.aggregation import Equal
 from piebald.errors import SettingError
-from piebald.update import Gaussian
+from piebald.transforms import Gaussian
 
 from .fakes import classified, few, seeded, simulate
 

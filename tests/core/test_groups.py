@@ -12,13 +12,13 @@ from sklearn.metrics import adjusted_rand_score
 from torch import Tensor, nn
 
 from piebald import data, recipes
+from piebald.clustering import Cfl, Distfl, Ifca
+from piebald.clustering.voting import ballot
 from piebald.contracts import Update
-from piebald.controller.group import Cfl, Distfl, Ifca
-from piebald.controller.group.ballot import ballot
 from piebald.errors import SettingError
 from piebald.models import build_model
 from piebald.partition import FlipPairs, Iid, Lists, PooledClients
-from piebald.runtimes.engines.serve import moments
+from piebald.runtimes.engines.serving import moments
 
 from .fakes import classified, seeded, simulate
 

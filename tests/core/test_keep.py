@@ -10,9 +10,9 @@ import torch
 import piebald
 from piebald import data, models, partition, recipes
 from piebald.contracts import Checkpoint
-from piebald.controller.best import Best, validation_loss
 from piebald.errors import RunFolderError, SettingError
 from piebald.report.store import RunStore
+from piebald.server.best_version import Best, validation_loss
 
 HERE = piebald.Simulator(engine="lean", workers=0)
 ROUNDS = 6
@@ -30,7 +30,7 @@ def model(seed: int) -> torch.nn.Module:
 def spoiling(name: str = "hdafl") -> piebald.Recipe:
     """Three good rounds, then ever larger steps, so that the best version is in the middle."""
 
-    class Rising(piebald.client.schedule.Schedule):
+    class Rising(piebald.training.lr_schedule.Schedule):
         """Times 40 from version 3 on."""
 
         def factor(self, version: int) -> float:
@@ -41,7 +41,7 @@ def spoiling(name: str = "hdafl") -> piebald.Recipe:
 
 @pytest.fixture(autouse=True)
 def _registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    from piebald.parts import Part
+    from piebald.component import Part
 
     monkeypatch.setattr(Part, "registry", {axis: dict(kinds) for axis, kinds in Part.registry.items()})
 

@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 from sklearn.metrics import adjusted_rand_score, silhouette_score
 from torch import Tensor, nn
 
-from piebald.controller.group.clusters import by_gap, by_silhouette, dissolved, renumbered, silhouette, tracked
-from piebald.controller.group.divergence import divergences, responses, symmetric
-from piebald.controller.group.knowledge import (
+from piebald.clustering.distribution_knowledge import (
     batch_norm_targets,
     distance,
     largest,
     moment_targets,
     synthesise,
 )
+from piebald.clustering.partitioning import by_gap, by_silhouette, dissolved, renumbered, silhouette, tracked
+from piebald.clustering.response_divergence import divergences, responses, symmetric
 from piebald.errors import SettingError
-from piebald.moments import Inputs, mean_and_variance
+from piebald.input_statistics import Inputs, mean_and_variance
 from piebald.parameters import Layout
 
 few = settings(max_examples=25, deadline=None, derandomize=True)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from piebald.memory import Memory
+from piebald.tensor_store import Memory
 
 from .fakes import few
 

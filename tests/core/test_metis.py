@@ -15,18 +15,20 @@ from torch import Tensor, nn
 
 import piebald
 from piebald import recipes
-from piebald.client import Adaptive, Everything, Sgd
+from piebald.aggregation import ByExamples, ByStaleness, Dvw, Equal, Validate
+from piebald.aggregation.classification_scores import SCORES
+from piebald.clustering import Together
 from piebald.contracts import Assignment, Device, Start, Update
-from piebald.controller import Asynchronous, Buffered, CachedSwap, Deadline, Mixing, Synchronous, ToAverage
-from piebald.controller.cache import Cache
-from piebald.controller.group import Together
-from piebald.controller.weigh import ByExamples, ByStaleness, Dvw, Equal, Validate
-from piebald.controller.weigh.scores import SCORES
 from piebald.errors import SettingError
-from piebald.memory import Memory
 from piebald.partition import FastSlow, Lists, PooledClients
 from piebald.partition.devices import Devices
 from piebald.recipe import Recipe
+from piebald.scheduling import Asynchronous, Buffered, Deadline, Synchronous
+from piebald.server.model_cache import Cache
+from piebald.server_optimizer import CachedSwap, Mixing, ToAverage
+from piebald.sharing import Everything
+from piebald.tensor_store import Memory
+from piebald.training import Adaptive, Sgd
 
 from .fakes import SGD, ByParity, FakeRuntime, classified, control, few, simulate, update
 

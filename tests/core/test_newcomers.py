@@ -11,10 +11,10 @@ from torch import nn
 
 import piebald
 from piebald import data, models, partition, recipes
+from piebald.adaptation import set_apart
+from piebald.clustering.base import Group
 from piebald.contracts import Rows
 from piebald.errors import RunFolderError, SettingError
-from piebald.newcomers import set_apart
-from piebald.parts import Group
 
 HERE = piebald.Simulator(engine="lean", workers=0)
 
@@ -48,7 +48,7 @@ def unseen_rows(run: piebald.Run, clients) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_every_way_fits_what_it_says_and_nothing_else(finished, clients, monkeypatch) -> None:
-    from piebald.newcomers import ways
+    from piebald.adaptation import methods as ways
 
     tried: dict[frozenset[str], torch.Tensor] = {}
     real = ways._Trial._fitted
@@ -86,7 +86,7 @@ def test_the_least_validation_loss_decides_and_gains_are_over_the_community(fini
 def test_batch_norm_is_left_alone_where_it_is_not_fitted(clients) -> None:
     run = piebald.run("fedavg", clients, normed, rounds=2, runtime=HERE)
     made = {}
-    from piebald.newcomers.ways import _Trial
+    from piebald.adaptation.methods import _Trial
 
     one = partition.clients_from([(clients.rows(0, "train").x, clients.rows(0, "train").y)], validation=0.3, test=0.0)
     trial = _Trial(run, one, 0, 3, None)

@@ -12,15 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from piebald import recipes
-from piebald.client import Everything, Exponential, Sgd
-from piebald.controller import Asynchronous, Synchronous, ToAverage
-from piebald.controller.group import Together
-from piebald.controller.weigh import ByExamples
+from piebald.aggregation import ByExamples
+from piebald.clustering import Together
+from piebald.component import build
 from piebald.errors import SettingError
-from piebald.parts import build
 from piebald.recipe import Recipe
-from piebald.toml import dumps
-from piebald.update import Gaussian
+from piebald.scheduling import Asynchronous, Synchronous
+from piebald.server_optimizer import ToAverage
+from piebald.sharing import Everything
+from piebald.toml_document import dumps
+from piebald.training import Exponential, Sgd
+from piebald.transforms import Gaussian
 
 from .fakes import Blindfold, ByParity, Pickiest, few
 

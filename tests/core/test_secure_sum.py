@@ -16,18 +16,22 @@ from torch import Tensor
 
 import piebald
 from piebald import recipes
-from piebald.contracts import Arrival, Assignment, Meeting, Pooled, Question, Secrets, Update, Work
+from piebald.client_work import Work
+from piebald.contracts import Arrival, Assignment, Meeting, Pooled, Question, Secrets, Update
 from piebald.errors import Declined, RuntimeFault, SettingError
+from piebald.objective import TASKS
 from piebald.parameters import Layout
 from piebald.partition import Homogeneous
 from piebald.partition.devices import Devices
-from piebald.runtimes.sealing import repeatable, replied, sealed
-from piebald.runtimes.simulation import Simulation
-from piebald.task import TASKS
-from piebald.update import Gaussian, SecureSum, keys, shamir
-from piebald.update.circle import CONTEXT, numbers, texts
-from piebald.update.key_rounds import SHARES, SURVIVORS, SecureOpening, SecureShares
-from piebald.update.secure_sum import SUM
+from piebald.privacy import SecureSum
+from piebald.privacy.secure_aggregation import masks as keys
+from piebald.privacy.secure_aggregation import shamir
+from piebald.privacy.secure_aggregation.client_side import repeatable, replied, sealed
+from piebald.privacy.secure_aggregation.key_queries import SHARES, SURVIVORS, SecureOpening, SecureShares
+from piebald.privacy.secure_aggregation.masking_graph import CONTEXT, numbers, texts
+from piebald.privacy.secure_aggregation.transform import SUM
+from piebald.runtimes.simulation.simulation import Simulation
+from piebald.transforms import Gaussian
 
 from .fakes import SGD, classified, few, parameters, seeded, simulate
 
@@ -386,7 +390,7 @@ def test_other_lists_for_other_clients_are_noticed() -> None:
 
 
 def _keys(secrets: Secrets, stage: SecureSum) -> Tensor:
-    from piebald.update.key_rounds import KEYS, SecureKeys
+    from piebald.privacy.secure_aggregation.key_queries import KEYS, SecureKeys
 
     return SecureKeys().reply({}, secrets, stage)[KEYS]
 

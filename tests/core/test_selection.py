@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from piebald.contracts import Assignment
-from piebald.controller import Asynchronous, Synchronous
-from piebald.controller.pace import cohort_size
-from piebald.controller.roster import Roster, select
 from piebald.errors import SettingError
-from piebald.parts import View
+from piebald.randomness import select
+from piebald.scheduling import Asynchronous, Synchronous
+from piebald.scheduling.base import View
+from piebald.scheduling.cohort import cohort_size
+from piebald.server.client_pool import Roster
 
 from .fakes import few
 

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 import piebald
 from piebald import recipes
-from piebald.client import Sgd
 from piebald.contracts import Device, Learned
 from piebald.errors import RuntimeFault, SettingError
+from piebald.objective import cross_entropy
 from piebald.partition import Devices, FastSlow, Homogeneous, PooledClients
 from piebald.report.tables import History
-from piebald.task import cross_entropy
+from piebald.training import Sgd
 
 from .fakes import classified, federation, seeded, simulate
 

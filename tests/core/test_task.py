@@ -13,7 +13,7 @@ from torch.nn import functional
 import piebald
 from piebald import recipes
 from piebald.errors import SettingError
-from piebald.task import METRICS, TASKS, accuracy, squared_error, task_for
+from piebald.objective import METRICS, TASKS, accuracy, squared_error, task_for
 
 from .fakes import classified, federation, seeded, simulate
 

@@ -15,12 +15,12 @@ import pytest
 
 from piebald import experiment, recipes
 from piebald.cli import main
-from piebald.parts import Part
+from piebald.component import Part
+from piebald.experiment_file import Settings
 from piebald.runtimes import Simulator
-from piebald.runtimes.federation.kits import describe
-from piebald.settings import Settings
-from piebald.toml import Document
-from piebald.transfer import Settings as Transfer
+from piebald.runtimes.federation.credentials import describe
+from piebald.toml_document import Document
+from piebald.vertical import Settings as Transfer
 
 sys.path.insert(0, str(Path(__file__).parent))
 import pages

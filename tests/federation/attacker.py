@@ -22,8 +22,8 @@ from nvflare.fuel.f3.cellnet.utils import new_cell_message
 from piebald import __version__
 from piebald.contracts import Update
 from piebald.runtimes.federation.messages import LONGEST, Hello, Piece, Welcome, Wish, Word, decode, encode
-from piebald.runtimes.federation.parcels import digest, pack_update, unpack_assignment
 from piebald.runtimes.federation.tls import SCHEME, context, make_driver
+from piebald.runtimes.federation.wire_format import digest, pack_update, unpack_assignment
 
 logging.getLogger("nvflare").setLevel(logging.CRITICAL + 1)
 HELLO = encode(Hello(protocol=1, version=__version__, incarnation="ab"))

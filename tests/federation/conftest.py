@@ -15,10 +15,10 @@ import pytest
 
 import piebald
 from piebald import experiment
+from piebald.experiment_file import Settings
 from piebald.report.store import RunStore
-from piebald.runtimes.federation import kits
-from piebald.runtimes.federation.local import free_port
-from piebald.settings import Settings
+from piebald.runtimes.federation import credentials as kits
+from piebald.runtimes.federation.local_federation import free_port
 
 pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from piebald.report.store import RunStore
-from piebald.runtimes.federation import kits
+from piebald.runtimes.federation import credentials as kits
 
 from .conftest import ENVIRONMENT, Server, Sites, provisioned, settings, until
 

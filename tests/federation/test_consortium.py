@@ -13,10 +13,10 @@ from sklearn.datasets import load_breast_cancer
 import piebald
 from piebald import experiment
 from piebald.cli import main
-from piebald.consortium.site import Preparing, SiteSettings
+from piebald.deploy.site_process import Preparing, SiteSettings
 from piebald.errors import SettingError
-from piebald.runtimes.federation import kits
-from piebald.settings import Settings
+from piebald.experiment_file import Settings
+from piebald.runtimes.federation import credentials as kits
 
 from .conftest import Server, Sites, provisioned, until
 

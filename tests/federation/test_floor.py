@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from piebald.client import Evaluate
-from piebald.contracts import Assignment, Work
-from piebald.controller.weigh.dvw import Validate
+from piebald.client_work import Work
+from piebald.contracts import Assignment
 from piebald.prepare import Options, prepare
-from piebald.runtimes.federation.desk import Desk, Prepared
-from piebald.runtimes.federation.floor import Floor
+from piebald.queries import Evaluate
+from piebald.queries.validate import Validate
+from piebald.runtimes.federation.policy import Floor
+from piebald.runtimes.federation.task_runner import Desk, Prepared
 
 from .conftest import settings
 

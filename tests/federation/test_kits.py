@@ -13,8 +13,8 @@ from cryptography.x509.verification import PolicyBuilder, Store
 
 from piebald.cli import main
 from piebald.errors import SettingError
-from piebald.runtimes.federation import kits
-from piebald.runtimes.federation.kits import Description, provision
+from piebald.runtimes.federation import credentials as kits
+from piebald.runtimes.federation.credentials import Description, provision
 
 from .conftest import provisioned
 

@@ -8,8 +8,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from piebald.runtimes.federation import kits
-from piebald.runtimes.federation.cell import SERVER, Link
+from piebald.runtimes.federation import credentials as kits
+from piebald.runtimes.federation.flare_link import SERVER, Link
 from piebald.runtimes.federation.messages import Wish, Word, decode
 
 from .conftest import ENVIRONMENT, provisioned
@@ -18,8 +18,8 @@ from .conftest import ENVIRONMENT, provisioned
 SERVER_SIDE = """
 import sys, threading
 from pathlib import Path
-from piebald.runtimes.federation import kits
-from piebald.runtimes.federation.cell import Link
+from piebald.runtimes.federation import credentials as kits
+from piebald.runtimes.federation.flare_link import Link
 from piebald.runtimes.federation.messages import Wish, Word, encode
 
 def answer(origin, head, body):

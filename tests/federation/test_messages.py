@@ -12,9 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piebald.client import Evaluate
 from piebald.contracts import Assignment, Update
 from piebald.errors import SettingError
+from piebald.queries import Evaluate
 from piebald.runtimes.federation.messages import (
     LONGEST,
     PIECE,
@@ -27,7 +27,8 @@ from piebald.runtimes.federation.messages import (
     decode,
     encode,
 )
-from piebald.runtimes.federation.parcels import (
+from piebald.runtimes.federation.run_terms import Terms
+from piebald.runtimes.federation.wire_format import (
     Assembly,
     digest,
     pack,
@@ -38,7 +39,6 @@ from piebald.runtimes.federation.parcels import (
     unpack_assignment,
     unpack_update,
 )
-from piebald.runtimes.federation.terms import Terms
 from tests.core.fakes import few
 
 HELLO = Hello(protocol=1, version="0.1", incarnation="ab")

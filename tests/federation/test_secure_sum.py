@@ -10,14 +10,14 @@ import torch
 
 from piebald.contracts import SIGNATURE, Assignment, Secrets, Update
 from piebald.errors import Declined, SettingError
-from piebald.runtimes.federation.coordinator import Coordinator
+from piebald.privacy.secure_aggregation.client_side import repeatable
+from piebald.privacy.secure_aggregation.key_queries import SIGNED, SecureKeys, SecureShares, public_keys
+from piebald.privacy.secure_aggregation.masking_graph import KEYS, texts
+from piebald.privacy.secure_aggregation.server_side import Summing
+from piebald.privacy.secure_aggregation.transform import SecureSum
 from piebald.runtimes.federation.messages import Piece
+from piebald.runtimes.federation.server_runtime import Coordinator
 from piebald.runtimes.federation.signing import Signer
-from piebald.runtimes.sealing import repeatable
-from piebald.update.circle import KEYS, texts
-from piebald.update.key_rounds import SIGNED, SecureKeys, SecureShares, public_keys
-from piebald.update.secure_sum import SecureSum
-from piebald.update.summing import Summing
 
 from .conftest import SITES, Sites, carry_out, provisioned, settings
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from piebald.contracts import Assignment
-from piebald.runtimes.federation import kits
-from piebald.runtimes.federation.desk import Desk, Prepared
-from piebald.runtimes.federation.floor import Floor
+from piebald.runtimes.federation import credentials as kits
+from piebald.runtimes.federation.client_runtime import Site
+from piebald.runtimes.federation.client_store import Done
 from piebald.runtimes.federation.messages import Piece, Welcome, Word, decode
-from piebald.runtimes.federation.parcels import digest, pack_assignment
-from piebald.runtimes.federation.site import Site
-from piebald.runtimes.federation.vault import Done
+from piebald.runtimes.federation.policy import Floor
+from piebald.runtimes.federation.task_runner import Desk, Prepared
+from piebald.runtimes.federation.wire_format import digest, pack_assignment
 
 from .conftest import provisioned
 from .test_floor import prepared

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from piebald.runtimes.federation.vault import Done, Vault, secret
+from piebald.runtimes.federation.client_store import Done, Vault, secret
 
 
 def finish(vault: Vault, id: int, value: float | None) -> None:

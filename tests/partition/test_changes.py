@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from piebald import data
+from piebald.component import build
 from piebald.data import DataSet
 from piebald.errors import SettingError
 from piebald.partition import (
@@ -21,7 +22,6 @@ from piebald.partition import (
     PooledClients,
     Sensor,
 )
-from piebald.parts import build
 
 PAIRS = ((0, 4), (1, 5), (2, 6), (3, 7))
 LABELS = [

@@ -6,10 +6,10 @@ import tomllib
 import numpy as np
 import pytest
 
+from piebald.component import build
 from piebald.contracts import Device, Fleet
 from piebald.errors import SettingError
 from piebald.partition import Devices, FastSlow, Homogeneous, LogNormal, Trace
-from piebald.parts import build
 
 KINDS = [Homogeneous(seconds_per_step=2.0, dropout=0.1), FastSlow(latency=0.5), LogNormal(down=1e6, up=1e5, seed=2)]
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from piebald import data
+from piebald.component import build
 from piebald.data import DataSet, Owners
 from piebald.errors import SettingError
 from piebald.partition import (
@@ -28,7 +29,6 @@ from piebald.partition import (
     Shards,
     Skewed,
 )
-from piebald.parts import build
 
 SPLITS = ("train", "validation", "test")
 prepared = pytest.mark.skipif(

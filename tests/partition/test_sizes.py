@@ -11,6 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from piebald import data
+from piebald.component import build
 from piebald.data import DataSet
 from piebald.errors import SettingError
 from piebald.partition import (
@@ -29,7 +30,6 @@ from piebald.partition import (
     collect,
     measure,
 )
-from piebald.parts import build
 
 KINDS = [
     Uniform(),

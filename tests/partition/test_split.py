@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from piebald.errors import SettingError
 from piebald.partition.lists import Lists, Numbered
-from piebald.partition.parts import check_shares, three_ways
 from piebald.partition.split import hold_out, mixed, places, thin
+from piebald.partition.three_way_split import check_shares, three_ways
 
 sizes_of = st.lists(st.integers(0, 30), min_size=1, max_size=12)
 

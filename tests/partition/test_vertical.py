@@ -6,10 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from piebald.component import build
 from piebald.data import DataSet
 from piebald.errors import SettingError
 from piebald.partition import Vertical
-from piebald.parts import build
 
 TABLE = DataSet(
     name="people",

@@ -13,7 +13,8 @@ import piebald
 from piebald import data, recipes
 from piebald.models import build_model
 from piebald.partition import Disjoint, FlipPairs, Iid
-from piebald.report import groups, page
+from piebald.report import cluster_section as groups
+from piebald.report import page
 from piebald.report.comparison import Comparison
 from piebald.report.tables import History
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from piebald.report import learners
+from piebald.report import participation_section as learners
 from piebald.report.comparison import Comparison
 from piebald.report.page import render
 from piebald.report.store import RunStore

@@ -9,12 +9,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from piebald.transfer.channel import Channel, Memory
-from piebald.transfer.holdings import Holding, load
-from piebald.transfer.kernels import Floats, Gaussian, Linear, Polynomial
-from piebald.transfer.party import Party, Step
-from piebald.transfer.protocol import ROLES, Role, Session
-from piebald.transfer.settings import Settings
+from piebald.vertical.channel import Channel, Memory
+from piebald.vertical.holdings import Holding, load
+from piebald.vertical.kernels import Floats, Gaussian, Linear, Polynomial
+from piebald.vertical.party import Party, Step
+from piebald.vertical.protocol import ROLES, Role, Session
+from piebald.vertical.transfer_settings import Settings
 
 LIBRARY = {"bfv": "tenseal", "paillier": "gmpy2"}
 

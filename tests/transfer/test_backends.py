@@ -10,13 +10,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from piebald.component import build
 from piebald.errors import SettingError
-from piebald.parts import build
-from piebald.transfer.backends.base import Garbled, Scale, exact_product, to_floats, to_integers, uniform
-from piebald.transfer.ftl import Alignment
-from piebald.transfer.kernels import Polynomial, Size
-from piebald.transfer.protocol import ROLES
-from piebald.transfer.terms import Labels, View
+from piebald.vertical.encryption.backend import Garbled, Scale, exact_product, to_floats, to_integers, uniform
+from piebald.vertical.ftl import Alignment
+from piebald.vertical.kernels import Polynomial, Size
+from piebald.vertical.loss_terms import Labels, View
+from piebald.vertical.protocol import ROLES
 
 from .conftest import KERNELS, encrypted, unit
 
@@ -160,7 +160,7 @@ def test_a_constant_and_coefficients_that_are_no_numbers_are_refused(backend):
 @pytest.mark.parametrize("width", [64, 16], ids=["matrix", "lists"])
 @pytest.mark.parametrize("backend", [encrypted("bfv")])
 def test_blocks_are_encoded_as_the_library_would(backend, width):
-    from piebald.transfer.backends.bfv import context, modular
+    from piebald.vertical.encryption.bfv import context, modular
 
     he = context(8192)
     values = np.random.default_rng(0).integers(-(2**19), 2**19, (8192 // width, 3))
@@ -178,7 +178,7 @@ def test_the_larger_ring_computes_the_same(backend):
 @pytest.mark.parametrize("backend", [encrypted("bfv")])
 def test_noise_leaves_room_in_the_largest_product(backend):
     """Decryption fails without a word if noise eats the last bit: poly-3 has the most terms."""
-    from piebald.transfer.backends.bfv import part
+    from piebald.vertical.encryption.bfv import part
 
     made = build("backend", backend)
     size = Polynomial(degree=3).sizes(8, 64, 1.0)[0]
@@ -193,8 +193,8 @@ def test_noise_leaves_room_in_the_largest_product(backend):
 
 @pytest.mark.parametrize("backend", [encrypted("paillier")])
 def test_paillier_adds_and_multiplies_and_packs(backend):
-    from piebald.transfer.backends.paillier import Straus, pack, sparse_digits, unpack
-    from piebald.transfer.backends.paillier_key import PrivateKey
+    from piebald.vertical.encryption.paillier import Straus, pack, sparse_digits, unpack
+    from piebald.vertical.encryption.paillier_key import PrivateKey
 
     key = PrivateKey(2048)
     one, other = key.encrypt([7, 11])
@@ -215,7 +215,7 @@ def test_paillier_adds_and_multiplies_and_packs(backend):
 @pytest.mark.parametrize("backend", [encrypted("paillier"), encrypted("paillier", bits=3072)])
 def test_paillier_noise_lies_in_a_subgroup_of_the_size_that_the_key_promises(backend):
     """Decryption's short exponent removes it, and nothing shorter does."""
-    from piebald.transfer.backends.paillier_key import ORDER, PrivateKey
+    from piebald.vertical.encryption.paillier_key import ORDER, PrivateKey
 
     bits = backend.get("bits", 2048)
     key = PrivateKey(bits)

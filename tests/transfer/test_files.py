@@ -14,10 +14,10 @@ import torch
 
 from piebald.cli import main
 from piebald.errors import PiebaldError, SettingError
-from piebald.runtimes.federation.local import free_port
-from piebald.transfer import files
-from piebald.transfer.runs import run, run_party
-from piebald.transfer.settings import File, Files
+from piebald.runtimes.federation.local_federation import free_port
+from piebald.vertical import table_files as files
+from piebald.vertical.transfer_runs import run, run_party
+from piebald.vertical.transfer_settings import File, Files
 
 from .conftest import small
 
@@ -97,7 +97,7 @@ def test_a_target_without_labels_scores_all_its_rows(folder, capsys):
     (folder / "transfer.toml").write_text(own(target=bare).text())
     assert main(["transfer", "transfer.toml", "--out", "run", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["score"] is None
-    from piebald.transfer.store import read
+    from piebald.vertical.party_store import read
 
     assert len(read(Path("run/target/after.safetensors"))["scores"]) == 160
     assert "no label of its rows is known" in Path("run/report.html").read_text()
@@ -124,7 +124,7 @@ def apart(one, other):
 
 
 def runtime(address):
-    from piebald.transfer.settings import Runtime
+    from piebald.vertical.transfer_settings import Runtime
 
     return Runtime(kind="sockets", address=address, timeout=30)
 

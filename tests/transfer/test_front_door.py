@@ -1,4 +1,4 @@
-"""`piebald transfer`, `piebald.transfer.run`, `piebald resume` and `piebald report`, as somebody would use them."""
+"""`piebald transfer`, `piebald.vertical.run`, `piebald resume` and `piebald report`, as somebody would use them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import piebald
 from piebald.cli import main
 from piebald.errors import RunFolderError, SettingError
-from piebald.transfer.store import is_transfer, read_settings
+from piebald.vertical.party_store import is_transfer, read_settings
 
 from .conftest import small
 
@@ -55,15 +55,15 @@ def test_a_finished_run_is_shown_again_and_reported_elsewhere(file, capsys):
 
 
 def test_from_python_with_rows_of_ones_own():
-    from piebald import transfer
-    from piebald.transfer.holdings import load
+    from piebald import vertical as transfer
+    from piebald.vertical.holdings import load
 
     settings = small(steps=2)
     watched = []
     made = transfer.run(settings, load(settings.data, 5), watch=watched.append)
     assert made.folder is None
     assert [line["step"] for line in watched] == [0, 1]
-    assert piebald.transfer is transfer
+    assert piebald.vertical is transfer
 
 
 def test_it_prints_a_table_without_a_terminal(file, capsys):
@@ -111,7 +111,7 @@ def test_a_secret_that_is_none_is_refused(file, capsys, monkeypatch):
 
 
 def test_ctrl_c_says_how_to_go_on(file, capsys, monkeypatch):
-    from piebald.transfer.party import Party
+    from piebald.vertical.party import Party
 
     def interrupted(self, view, answers):
         raise KeyboardInterrupt

@@ -9,15 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from piebald.errors import SettingError
-from piebald.transfer.kernels import (
-    Gaussian,
-    Kernel,
-    MultiGaussian,
-    cross_gradient,
-    mmd2,
-    nodes,
-    pairs,
-)
+from piebald.vertical.kernels import Gaussian, Kernel, MultiGaussian, cross_gradient, mmd2, nodes, pairs
 
 from .conftest import KERNELS, unit
 

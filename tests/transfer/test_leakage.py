@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from piebald.transfer.kernels import Gaussian, Linear, Polynomial, cross_gradient
-from piebald.transfer.protocol import ROLES
-from piebald.transfer.terms import Labels
+from piebald.vertical.kernels import Gaussian, Linear, Polynomial, cross_gradient
+from piebald.vertical.loss_terms import Labels
+from piebald.vertical.protocol import ROLES
 
 from .conftest import play_both, small, unit
 
@@ -69,7 +69,7 @@ def test_the_target_can_read_the_labels_of_co_occurring_rows_off_its_gradients()
 
 def test_ftl_shows_each_party_the_others_hidden_rows():
     parties, _ = play_both(small(backend="plain", steps=1, method={"kind": "ftl"}))
-    from piebald.transfer.ftl import Alignment
+    from piebald.vertical.ftl import Alignment
 
     views = {role: parties[role].view() for role in ROLES}
     share = Alignment("target", 0.5, 18, 8).shares(views["target"])[0]

@@ -13,10 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from piebald.errors import RuntimeFault, SettingError
-from piebald.transfer.backends.base import Garbled, Length
-from piebald.transfer.channel import Channel, Memory, Socket, parse
-from piebald.transfer.messages import HEADER, Ended, Kind, MessageFault, Reason, body_length, seal, unseal
-from piebald.transfer.protocol import SettingsDiffer, receive_numbers, send_numbers
+from piebald.vertical.channel import Channel, Memory, Socket, parse
+from piebald.vertical.encryption.backend import Garbled, Length
+from piebald.vertical.party_messages import (
+    HEADER,
+    Ended,
+    Kind,
+    MessageFault,
+    Reason,
+    body_length,
+    seal,
+    unseal,
+)
+from piebald.vertical.protocol import SettingsDiffer, receive_numbers, send_numbers
 
 from .conftest import play_both, small, talk
 
@@ -142,8 +151,8 @@ def wrong_product(frames: list[bytes]) -> bytes:
     ids=["changed", "truncated", "replayed", "replayed greeting", "wrong key"],
 )
 def test_both_parties_end_with_one_sentence_that_holds_no_values(number, change, said):
-    from piebald.transfer.holdings import load
-    from piebald.transfer.party import Party
+    from piebald.vertical.holdings import load
+    from piebald.vertical.party import Party
 
     settings, (one, other) = small(), Memory.pair()
     held = load(settings.data, 0)
@@ -244,8 +253,8 @@ def test_a_socket_carries_what_memory_does_and_counts_it():
 def test_a_whole_run_over_a_socket_is_the_run_in_memory():
     import torch
 
-    from piebald.transfer.holdings import load
-    from piebald.transfer.party import Party
+    from piebald.vertical.holdings import load
+    from piebald.vertical.party import Party
 
     settings = small()
     held, parties = load(settings.data, 0), {}

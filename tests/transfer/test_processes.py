@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from piebald.runtimes.federation.local import free_port
-from piebald.transfer.runs import resume, run
-from piebald.transfer.store import read_steps
+from piebald.runtimes.federation.local_federation import free_port
+from piebald.vertical.party_store import read_steps
+from piebald.vertical.transfer_runs import resume, run
 
 from .conftest import small
 
@@ -30,7 +30,7 @@ COMMAND = ("-m", "piebald.cli")
 HELD = f"""
 import signal, sys
 from piebald import cli
-from piebald.transfer.store import Store
+from piebald.vertical.party_store import Store
 
 record = Store.record
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from piebald.errors import SettingError
-from piebald.transfer.baselines import together
-from piebald.transfer.holdings import load
-from piebald.transfer.kernels import Gaussian, Polynomial, mmd2
-from piebald.transfer.model import taylor_loss, translator
-from piebald.transfer.protocol import ROLES
-from piebald.transfer.settings import Settings
+from piebald.vertical.baselines import together
+from piebald.vertical.holdings import load
+from piebald.vertical.kernels import Gaussian, Polynomial, mmd2
+from piebald.vertical.networks import taylor_loss, translator
+from piebald.vertical.protocol import ROLES
+from piebald.vertical.transfer_settings import Settings
 
 from .conftest import encrypted, play_both, small
 
@@ -100,7 +100,7 @@ def test_the_target_predicts_alone_with_the_translator_it_was_given():
 
 
 def test_transfer_beats_the_source_alone_on_real_rows():
-    from piebald.transfer.baselines import judge, source_only
+    from piebald.vertical.baselines import judge, source_only
 
     settings = small(steps=60, data={"name": "breast_cancer", "overlap": 100}, batch=64, overlap_batch=64)
     target = play_both(settings)[0]["target"]
@@ -160,7 +160,7 @@ def test_holdings_share_rows_where_they_overlap_and_nothing_else():
 
 def test_a_larger_table_is_divided_in_its_natural_way(monkeypatch):
     from piebald.data import DataSet
-    from piebald.transfer.holdings import division
+    from piebald.vertical.holdings import division
 
     names = ["LIMIT_BAL", "SEX", "EDUCATION", "MARRIAGE", "AGE", "PAY_0", "BILL_AMT1", "PAY_AMT1"]
     credit = DataSet(name="credit", x=torch.zeros(3, 8), y=torch.tensor([0, 1, 0]), classes=["a", "b"], features=names)
@@ -178,7 +178,7 @@ def test_polynomials_without_normalised_rows_keep_their_precision():
 
 
 def _plain():
-    from piebald.transfer.backends import Plain
+    from piebald.vertical.encryption import Plain
 
     return Plain()
 

@@ -17,15 +17,15 @@ from pathlib import Path
 import pytest
 
 from piebald.errors import RuntimeFault, SettingError
-from piebald.runtimes.federation.kits import Description, Kit, provision, read
-from piebald.runtimes.federation.local import free_port
+from piebald.runtimes.federation.credentials import Description, Kit, provision, read
+from piebald.runtimes.federation.local_federation import free_port
 from piebald.runtimes.federation.tls import context
-from piebald.transfer.channel import GONE
-from piebald.transfer.messages import HEADER, Ended, Kind, seal
-from piebald.transfer.runs import run, run_party
-from piebald.transfer.secured import Secured, meet
-from piebald.transfer.settings import Runtime
-from piebald.transfer.store import read_steps
+from piebald.vertical.channel import GONE
+from piebald.vertical.party_messages import HEADER, Ended, Kind, seal
+from piebald.vertical.party_store import read_steps
+from piebald.vertical.secure_channel import Secured, meet
+from piebald.vertical.transfer_runs import run, run_party
+from piebald.vertical.transfer_settings import Runtime
 
 from .test_processes import HELD, KILLED_AFTER, assert_as_undisturbed, settings
 

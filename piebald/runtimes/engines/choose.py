@@ -9,15 +9,16 @@ from collections.abc import Sequence
 
 import torch
 
-from piebald.contracts import Clients, Descent, Work
-from piebald.runtimes.engines.algebra import Walk
-from piebald.runtimes.engines.feed import Feed
-from piebald.runtimes.engines.joined import Joined
-from piebald.runtimes.engines.lean import Lean
-from piebald.runtimes.engines.lowrank import LowRank
+from piebald.client_work import Work
+from piebald.contracts import Clients, Descent
+from piebald.runtimes.engines.batched import Joined
+from piebald.runtimes.engines.model_traits import probe
 from piebald.runtimes.engines.reference import Reference
-from piebald.runtimes.engines.stacked import Stacked
-from piebald.runtimes.engines.traits import probe
+from piebald.runtimes.engines.row_loader import Feed
+from piebald.runtimes.engines.sequential import Lean
+from piebald.runtimes.engines.sgd_step import Walk
+from piebald.runtimes.engines.vmapped import Stacked
+from piebald.runtimes.factored.vectors import LowRank
 
 ENGINES: dict[str, type[Lean]] = {engine.name: engine for engine in (Lean, Stacked, Joined, Reference)}
 STACKS = (1, 5, 25, 50)

@@ -11,11 +11,11 @@ from torch import nn
 
 from piebald.contracts import Descended
 from piebald.randomness import torch_generator
-from piebald.runtimes.engines.algebra import Walk
-from piebald.runtimes.engines.feed import Gathered, Places, batches
-from piebald.runtimes.engines.keyed import KeyedDropout
-from piebald.runtimes.engines.lean import Lean, step_key
-from piebald.runtimes.engines.rowwise import row_keys
+from piebald.runtimes.engines.keyed_dropout import KeyedDropout
+from piebald.runtimes.engines.row_gradients import row_keys
+from piebald.runtimes.engines.row_loader import Gathered, Places, batches
+from piebald.runtimes.engines.sequential import Lean, step_key
+from piebald.runtimes.engines.sgd_step import Walk
 
 
 class Reference(Lean):

@@ -14,6 +14,6 @@
 Nothing here imports NVIDIA FLARE before a connection is made.
 """
 
-from piebald.runtimes.federation.settings import Federation
+from piebald.runtimes.federation.federation_settings import Federation
 
 __all__ = ["Federation"]

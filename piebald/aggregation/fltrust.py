@@ -1,0 +1,59 @@
+"""FLTrust: the centre trains on a few rows of its own and trusts who goes the same way."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from piebald.aggregation.robust import Robust
+from piebald.cohort_matrix import gram
+from piebald.contracts import CENTRE, Centre, Cohort, Question
+from piebald.errors import RuntimeFault
+from piebald.queries.server_rows import RootTraining
+
+
+class Fltrust(Robust):
+    """Updates are trusted by their cosine with the one that the centre's own rows make, and scaled to its length.
+
+    Cao et al. 2021, algorithm 2.  Needs rows that the centre may look at (the partition's `centre`), which it trains on
+    with the recipe's rule at every commit.  Tolerates any share of attackers as far as its own rows go: without a
+    single honest update it still goes no further than these rows say.
+    """
+
+    needs: ClassVar[str] = "a few rows of the centre's own"
+
+    def needs_root(self) -> bool:
+        return True
+
+    def tolerates(self, count: int) -> int:
+        return count
+
+    def combine(self, cohort: Cohort, centre: Centre) -> tuple[Tensor, list[float]]:
+        assert cohort.matrix is not None
+        answer = centre.ask([Question(CENTRE, RootTraining(), {"model": centre.model})])[0]
+        if answer is None:
+            raise RuntimeFault("fltrust could not train on the centre's own rows: the arrivals of the run say why")
+        average, shares = trust(cohort.matrix, answer.parts["model"].to(cohort.matrix))
+        return average, [float(share) for share in shares]
+
+
+def trust(matrix: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
+    """The average change [s] and each update's share [n] (Cao et al. 2021, algorithm 2).
+
+    Trust is max(0, cosine with the root's own change); each update is scaled to the root's length and averaged by
+    trust.  Where nobody is trusted nothing changes and all shares are 0.
+
+    Args:
+        matrix: changes [n, s].
+        root: the change [s] that the centre's own rows make.
+    """
+    inner = gram(torch.cat([root[None], matrix]))
+    lengths = inner.diagonal().clamp(min=1e-60).sqrt()
+    scores = (inner[0, 1:] / (lengths[0] * lengths[1:])).clamp(min=0)
+    whole = float(scores.sum())
+    if whole <= 0 or float(inner[0, 0]) == 0:
+        return torch.zeros_like(root), torch.zeros(len(matrix), dtype=torch.float64)
+    shares = scores / whole
+    return (shares * lengths[0] / lengths[1:]).to(matrix.dtype) @ matrix, shares.cpu()

@@ -1,0 +1,70 @@
+"""FoolsGold: sybils are told by how alike they are."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from piebald.aggregation.robust import Robust
+from piebald.cohort_matrix import gram, mean
+from piebald.contracts import Centre, Cohort
+
+
+class Foolsgold(Robust):
+    """Clients whose updates, summed over all commits, point the same way count less (Fung, Yoon, Beschastnikh 2020).
+
+    Sybils of one attacker push in one direction; honest clients with data of their own do not.  So it stands any number
+    of sybils that are alike, but no single attacker, and honest clients with IID data look like sybils to it.  It needs
+    clients that can be told again from round to round, and keeps `numbers` evenly spread numbers of each client's sum.
+
+    Attributes:
+        numbers: of each client's summed updates, at most.
+    """
+
+    needs: ClassVar[str] = "clients that keep their names, and memory of their sums"
+
+    numbers: int = Field(default=100_000, ge=1)
+
+    def tolerates(self, count: int) -> int:
+        return 0
+
+    def combine(self, cohort: Cohort, centre: Centre) -> tuple[Tensor, list[float]]:
+        assert cohort.matrix is not None
+        size = cohort.matrix.shape[1]
+        spread = torch.linspace(0, size - 1, min(self.numbers, size)).long()
+        if "sums" not in centre.memory:
+            centre.memory["sums"] = torch.zeros(centre.known, len(spread))
+        sums, rows = centre.memory["sums"], torch.tensor(list(cohort.clients))
+        sums[rows] += cohort.matrix[:, spread].cpu()
+        believed = confidence(sums[rows])
+        whole = float(believed.sum())
+        if whole <= 0:  # all look like sybils of one another: nobody is believed
+            return torch.zeros_like(cohort.matrix[0]), [0.0] * len(rows)
+        shares = believed / whole
+        return mean(cohort.matrix, shares.to(cohort.matrix.device)), [float(share) for share in shares]
+
+
+def confidence(history: Tensor) -> Tensor:
+    """How far each client is believed [n], in [0, 1], from its summed updates [n, s] (Fung et al. 2020, algorithm 1).
+
+    cs: cosines; v_i their largest; cs_ij is pardoned by v_i / v_j where v_j > v_i; then alpha = 1 - max_j cs_ij,
+    rescaled to a largest of 1, and stretched by the logit ln(alpha / (1 - alpha)) + 1/2, cut to [0, 1].
+    """
+    if len(history) == 1:
+        return torch.ones(1, dtype=torch.float64)
+    inner = gram(history)
+    lengths = inner.diagonal().clamp(min=1e-60).sqrt()
+    cosines = inner / (lengths[:, None] * lengths[None, :])
+    cosines.fill_diagonal_(-math.inf)
+    most = cosines.max(dim=1).values
+    pardon = torch.where(most[None, :] > most[:, None], most[:, None] / most[None, :], torch.ones_like(cosines))
+    alpha = (1 - (cosines.fill_diagonal_(0) * pardon).fill_diagonal_(-1).max(dim=1).values).clamp(0, 1)
+    if float(alpha.max()) <= 0:
+        return torch.zeros_like(alpha)
+    alpha = alpha / alpha.max()
+    stretched = torch.log(alpha / (1 - alpha).clamp(min=1e-300)) + 0.5
+    return torch.nan_to_num(stretched, nan=0.0, posinf=1.0, neginf=0.0).clamp(0, 1)

@@ -1,0 +1,91 @@
+"""What weighings that stand up to attackers have in common."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from piebald.aggregation.base import Weigh
+from piebald.contracts import Centre, Cohort
+
+
+class Robust(Weigh):
+    """A weighing that looks at single updates.  Subclasses override `merge`, and say in `tolerates` what they stand.
+
+    Attributes:
+        needs: what it must be told or given, in words.
+    """
+
+    axis = "weigh"
+    needs_each: ClassVar[bool] = True
+    needs: ClassVar[str] = "nothing but the updates"
+
+    def tolerates(self, count: int) -> int:
+        """Of `count` updates, how many may be anything at all while the result stays near the others."""
+        raise NotImplementedError
+
+    def merge(self, matrix: Tensor, cohort: Cohort) -> tuple[Tensor, Tensor]:
+        """The average change [s] and shares [n] that sum to one, from the changes [n, s]."""
+        raise NotImplementedError
+
+    def combine(self, cohort: Cohort, centre: Centre) -> tuple[Tensor, list[float]]:
+        assert cohort.matrix is not None
+        average, shares = self.merge(cohort.matrix, cohort)
+        return average, [float(share) for share in shares]
+
+
+class Expecting(Robust):
+    """A weighing that has to be told how many attackers to expect.
+
+    Attributes:
+        attackers: share of the updates, in [0, 0.5), or their number in every commit; rounded up, and cut down to what
+            the method can stand where few updates came.
+    """
+
+    axis = "weigh"
+    needs: ClassVar[str] = "a bound on the number of attackers"
+
+    attackers: int | float = Field(default=0.2, ge=0)
+
+    def model_post_init(self, _: object) -> None:
+        """Refuse a share that no defence of this kind can stand."""
+        if isinstance(self.attackers, float) and not self.attackers < self.most():
+            from piebald.errors import SettingError
+
+            raise SettingError(
+                f"weigh {self.kind!r}: attackers must be a number of updates (2) or a share below {self.most():g}, "
+                f"got {self.attackers}"
+            )
+
+    def most(self) -> float:
+        """The share of attackers that the method stands at most, as the cohort grows."""
+        return 0.5
+
+    def tolerates(self, count: int) -> int:
+        return max(0, math.ceil(self.most() * count) - 1)
+
+    def expected(self, count: int) -> int:
+        """How many attackers to reckon with among `count` updates."""
+        wanted = math.ceil(self.attackers * count - 1e-9) if isinstance(self.attackers, float) else self.attackers
+        return min(int(wanted), self.tolerates(count))
+
+
+Weighting = Literal["equal", "examples"]
+
+
+def shares_of(cohort: Cohort, weighting: Weighting) -> Tensor:
+    """Shares [n] in float64 that sum to one: all alike, or by examples (which attackers can claim as they like)."""
+    sizes = [float(update.examples) if weighting == "examples" else 1.0 for update in cohort.updates]
+    found = torch.tensor(sizes, dtype=torch.float64)
+    return found / found.sum() if float(found.sum()) > 0 else torch.full_like(found, 1 / max(1, len(found)))
+
+
+def even(chosen: Tensor, count: int) -> Tensor:
+    """Equal shares [count] of the chosen rows, 0 for the others."""
+    shares = torch.zeros(count, dtype=torch.float64)
+    shares[chosen] = 1 / len(chosen)
+    return shares

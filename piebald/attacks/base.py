@@ -1,0 +1,78 @@
+"""Attacks on the way: what some clients do to their updates before they leave."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import torch
+from pydantic import Field, field_validator
+from torch import Tensor
+
+from piebald.transforms.base import Stage
+
+
+class Attack(Stage):
+    """Befalls the updates of the clients it names and no others; subclasses say in `turn` what becomes of a change.
+
+    For trying out defences.  Only the change of the shared numbers is touched; other named parts go as they are.
+
+    Attributes:
+        clients: numbers of the attackers.
+    """
+
+    axis = "update"
+
+    clients: tuple[int, ...] = Field(min_length=1)
+
+    @field_validator("clients")
+    @classmethod
+    def _check_clients(cls, clients: tuple[int, ...]) -> tuple[int, ...]:
+        if min(clients) < 0 or len(set(clients)) < len(clients):
+            raise ValueError(f"clients must name each attacker once, from 0 up, got {clients}")
+        return clients
+
+    def send(self, parts: Mapping[str, Tensor], keys: Sequence[int], clients: Sequence[int]) -> Mapping[str, Tensor]:
+        struck = [row for row, client in enumerate(clients) if client in self.clients]
+        if not struck:
+            return parts
+        change = parts["model"].clone()
+        change[struck] = self.turn(change[struck], [keys[row] for row in struck])
+        return {**parts, "model": change}
+
+    def turn(self, change: Tensor, keys: Sequence[int]) -> Tensor:
+        """What the attackers [a, s] send instead, each from its own update and key alone."""
+        raise NotImplementedError
+
+
+class Collusion(Attack):
+    """An attack of clients who know one another's updates; subclasses say in `agree` what all of them send.
+
+    No client can work that out alone, so it is done where all updates of a commit come together, before anything is
+    averaged or weighed.  In a real federation the attackers would meet elsewhere; the centre would see the same.
+    """
+
+    axis = "update"
+    colludes: ClassVar[bool] = True
+
+    def send(self, parts: Mapping[str, Tensor], keys: Sequence[int], clients: Sequence[int]) -> Mapping[str, Tensor]:
+        return parts
+
+    def collude(self, matrix: Tensor, clients: Sequence[int], key: int) -> Tensor:
+        struck = [row for row, client in enumerate(clients) if client in self.clients]
+        if not struck:
+            return matrix
+        matrix = matrix.clone()
+        matrix[struck] = self.agree(matrix[struck], len(clients))
+        return matrix
+
+    def agree(self, own: Tensor, count: int) -> Tensor:
+        """What the attackers send [a, s] or [s], from the updates [a, s] that they would honestly have sent, among
+        `count` updates in all.
+        """
+        raise NotImplementedError
+
+
+def deviation(own: Tensor) -> Tensor:
+    """Standard deviation of each column of [a, s]; 0 where there is but one row."""
+    return own.std(dim=0) if len(own) > 1 else torch.zeros_like(own[0])

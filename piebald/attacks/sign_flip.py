@@ -1,0 +1,23 @@
+"""Sign flip: uphill instead of downhill."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import Field
+from torch import Tensor
+
+from piebald.attacks.base import Attack
+
+
+class SignFlip(Attack):
+    """The attacker's change turned round: -scale times what it honestly is (Li et al. 2019, RSA).
+
+    Attributes:
+        scale: above 0.
+    """
+
+    scale: float = Field(default=1.0, gt=0)
+
+    def turn(self, change: Tensor, keys: Sequence[int]) -> Tensor:
+        return change * -self.scale

@@ -1,0 +1,74 @@
+"""Clustered federated learning: split a group when its members pull apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from piebald.clustering.base import Group
+from piebald.cohort_matrix import gram
+from piebald.contracts import Centre, Cohort
+
+
+class Cfl(Group):
+    """Groups are cut in two by the cosines of updates, again and again (Sattler, Müller, Samek 2020, algorithm 2).
+
+    A group is cut when it has settled and its members have not: the mean update is shorter than `eps1` and the longest
+    one longer than `eps2`.  The cut is the one with the least largest cosine between both sides (algorithm 1: single
+    linkage).  Both halves begin with the group's model.  Groups are never joined again.
+
+    The paper's thresholds are lengths and go with the learning rate and the network, so by default they are taken
+    relative to the longest update of the group's first commit, which is what `relative` says.
+
+    Attributes:
+        eps1: the mean update is shorter.
+        eps2: the longest update is longer.
+        relative: both are shares of the longest update at the group's first commit, else plain lengths.
+        least: fewest clients of a half.
+        after: commits before the first cut.
+    """
+
+    eps1: float = Field(default=0.4, gt=0)
+    eps2: float = Field(default=0.5, ge=0)
+    relative: bool = True
+    least: int = Field(default=2, ge=1)
+    after: int = Field(default=1, ge=0)
+
+    def assign(self, cohort: Cohort, known: Mapping[int, int], centre: Centre) -> list[int]:
+        labels = [known.get(client, 0) for client in cohort.clients]
+        scale: dict[str, float] = centre.memory.setdefault("scale", {})
+        fresh = max([0, *known.values(), *labels]) + 1
+        assert cohort.matrix is not None
+        for label in sorted(set(labels)):
+            rows = [row for row, own in enumerate(labels) if own == label]
+            inner = gram(cohort.matrix[rows])
+            lengths = inner.diagonal().clamp(min=0).sqrt()
+            longest, mean = float(lengths.max()), float(inner.mean().clamp(min=0).sqrt())
+            unit = scale.setdefault(str(label), longest) if self.relative else 1.0
+            if cohort.version < self.after or not (mean < self.eps1 * unit and longest > self.eps2 * unit):
+                continue
+            far = self._half(inner, lengths)
+            if min(len(far), len(rows) - len(far)) >= self.least:
+                for place in far:
+                    labels[rows[place]] = fresh
+                centre.remark("cut", {"group": label, "into": fresh, "mean": mean, "longest": longest})
+                fresh += 1
+        return labels
+
+    def _half(self, inner: torch.Tensor, lengths: torch.Tensor) -> Sequence[int]:
+        """The smaller side of the best cut, as places among the members."""
+        from scipy.cluster.hierarchy import fcluster, linkage
+        from scipy.spatial.distance import squareform
+
+        if len(lengths) < 2:
+            return []
+        cosines = (inner / lengths.clamp(min=1e-30)[:, None] / lengths.clamp(min=1e-30)[None, :]).numpy()
+        away = np.clip(1 - (cosines + cosines.T) / 2, 0, 2)
+        np.fill_diagonal(away, 0)
+        sides = fcluster(linkage(squareform(away, checks=False), method="single"), 2, criterion="maxclust")
+        first, second = np.flatnonzero(sides == 1), np.flatnonzero(sides == 2)
+        smaller = second if len(second) <= len(first) else first
+        return [int(place) for place in smaller]

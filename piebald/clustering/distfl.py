@@ -1,0 +1,346 @@
+"""DistFL: clients whose models know the same distribution are averaged with one another."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from piebald.client_work import Work
+from piebald.clustering.base import Group
+from piebald.clustering.distribution_knowledge import (
+    Synthesis,
+    Target,
+    batch_norm_targets,
+    moment_targets,
+    synthesise,
+)
+from piebald.clustering.partitioning import Found, Matrix, agree, by_gap, by_silhouette, tracked
+from piebald.clustering.response_divergence import divergences, responses, unlikeness
+from piebald.clustering.voting import ballot
+from piebald.contracts import CENTRE, Centre, Cohort, Question
+from piebald.queries.server_rows import RootLoss
+from piebald.randomness import torch_generator
+
+_SHOWN = 200  # clients up to which the divergence matrix is kept for the report
+
+
+class Distfl(Group):
+    """Groups by distribution knowledge (Liu et al. 2021, "DistFL: Distribution-aware federated learning for mobile
+    scenarios").
+
+    At a commit the uploads' mean (eq. 3) is made; `probes` inputs are synthesised from its batch-norm statistics (eq. 2
+    and 4); every upload answers them (eq. 5); the answers' KL divergences (eq. 6) say who belongs together; and each
+    group's models are averaged (eq. 7, with `by_examples`).
+
+    The threshold between near and far is found, not given.  `find = "silhouette"`: divergences are made correlations
+    (`divergence.unlikeness`), the mean over all rounds so far is taken, and average linkage is cut where the silhouette
+    is best.  The cut is believed if the silhouette reaches `accept`, or if the odd and the even rounds, each by
+    themselves, lead to the same groups (adjusted Rand index from `agree` up): what two sets of rounds without a round
+    in common both find is no accident, however faint.  Else there is one group.  `find = "gap"` is the plain reading of
+    the paper: this round's largest gap between sorted divergences.
+
+    A client that was not asked keeps its group and model.  An uploaded model over `reach` times as long as the median
+    one is left out of the mean and trains on alone.  Groups keep their numbers from round to round.  One of them is
+    taken for normal: its model stands for the run, and newcomers start from it.  Private layers keep the run's first
+    numbers in the comparison, since nobody else knows them.  Without batch norm, the rule `with_moments` uploads what
+    is needed.
+
+    Attributes:
+        probes: z, inputs to compare answers on.
+        channels: E, share of channels of each layer that are matched, in (0, 1].
+        knowledge: "synthesis", or "noise" to compare on plain noise (the paper's ablation).
+        statistics: what models' batch norms normalise the probes by: the "probes" themselves, or their own "running"
+            statistics, as a plain reading of the paper has it.  Running statistics of a few rows are mostly noise.
+        steps: of synthesis at a commit, at most.
+        lr: of the synthesis, by Adam.
+        fit: misfit at which the statistics fit, see `knowledge.distance`.
+        every: commits from one grouping to the next; in between groups stay, and newcomers join the normal one.
+        find: "silhouette" or "gap".
+        accept: silhouette from which several groups are believed at once, in [-1, 1].
+        agree: agreement of odd and even rounds from which fainter ones are believed, in (0, 1]; 1 hardly ever.
+        least: fewest clients of a group.
+        groups: this many groups instead.
+        threshold: cut at this average unlikeness instead, in (0, 2].
+        forget: what earlier rounds count from one grouping to the next, in [0, 1]: 1 is the mean of all, 0 this alone.
+        reach: models longer than this many median lengths are left out.
+        normal: which group is normal: "largest"; "vote", see `ballot`; or "root", the one with the least loss on rows
+            of the centre's own.  With half of the clients or more attacking only "root" can tell; nothing that clients
+            send can.
+        voters: with "vote", ask only so many of a commit's clients, a seeded choice; None asks all.
+    """
+
+    from_now: ClassVar[bool] = True
+
+    probes: int = Field(default=200, ge=1)
+    channels: float = Field(default=0.5, gt=0, le=1)
+    knowledge: Literal["synthesis", "noise"] = "synthesis"
+    statistics: Literal["probes", "running"] = "probes"
+    steps: int = Field(default=50, ge=0)
+    lr: float = Field(default=0.1, gt=0)
+    fit: float = Field(default=0.2, ge=0)
+    every: int = Field(default=1, ge=1)
+    find: Literal["silhouette", "gap"] = "silhouette"
+    accept: float = Field(default=0.35, ge=-1, le=1)
+    agree: float = Field(default=0.5, gt=0, le=1)
+    least: int = Field(default=2, ge=1)
+    groups: int | None = Field(default=None, ge=1)
+    threshold: float | None = Field(default=None, gt=0)
+    forget: float = Field(default=1.0, ge=0, le=1)
+    reach: float = Field(default=5.0, gt=1)
+    normal: Literal["largest", "vote", "root"] = "largest"
+    voters: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _check_probes(self) -> Self:
+        if self.statistics == "probes" and self.probes < 2:
+            raise ValueError("probes must be 2 or more to normalise by, got 1: raise it, or statistics = 'running'")
+        return self
+
+    @property
+    def _afresh(self) -> bool:
+        return self.statistics == "probes"
+
+    def needs_root(self) -> bool:
+        return self.normal == "root"
+
+    def validates(self) -> bool:
+        return self.normal == "vote"
+
+    def misfit(self, work: Work) -> str | None:
+        if work.task.name != "classification":
+            return f"distfl compares what models make of classes but this is {work.task.name}: use another group"
+        if (
+            self.knowledge == "noise"
+            or getattr(work.rule, "layers", None)
+            or _shared(batch_norm_targets(work.model, 1.0), work)
+        ):
+            return None
+        why = "keeps its batch norms private" if batch_norm_targets(work.model, 1.0) else "has no batch norm"
+        return (
+            f"distfl reads the statistics of batch norms but this model {why}: let clients upload some with "
+            "learn = { kind = 'with_moments', layers = [...] }, or take a model that shares batch norms"
+        )
+
+    def main(self, memory: Mapping[str, Any]) -> int:
+        return int(memory.get("normal", 0))
+
+    def assign(self, cohort: Cohort, known: Mapping[int, int], centre: Centre) -> list[int]:
+        memory = centre.memory
+        before = [known.get(client) for client in cohort.clients]
+        if cohort.version % self.every:
+            return [self.main(memory) if number is None else number for number in before]
+        began = time.perf_counter()
+        sound, odd = self._told_apart(cohort, centre)
+        used = [int(number) for number in memory.get("used", [0])]
+        labels: dict[int, int] = {}
+        if sound:
+            made, answers, module = self._knowledge(cohort, sound, centre)
+            matrix = divergences(answers)
+            clients = [cohort.clients[row] for row in sound]
+            found = self._found(matrix, clients, centre)
+            names = tracked(found.labels, [before[row] for row in sound] if known else [0] * len(sound), used)
+            names = self._adopted(names, clients, found, answers, known, made.x, module, centre)
+            labels = dict(zip(sound, names, strict=True))
+            memory["normal"] = self._normal(labels, cohort, known, centre)
+            self._report(centre, clients, names, matrix, found, made, began)
+        fresh = max([*used, *labels.values()]) + 1
+        for row in odd:
+            own, client = before[row], cohort.clients[row]
+            alone = own is not None and own not in {number for other, number in known.items() if other != client}
+            labels[row] = own if own is not None and alone and own not in labels.values() else fresh
+            fresh = max(fresh, labels[row] + 1)
+        memory["used"] = sorted({*used, *labels.values()})
+        return [labels[row] for row in range(len(cohort.clients))]
+
+    # -- who is compared
+
+    def _told_apart(self, cohort: Cohort, centre: Centre) -> tuple[list[int], list[int]]:
+        """Rows that count in the mean model, and rows whose model is far too long.
+
+        Whole models are looked at, not changes: where one group has settled and another has not, changes differ by
+        orders of magnitude in all honesty.  So do batch norms' statistics, which are left out.
+        """
+        trained = [part for part in centre.work.layout.trained if part.start < centre.work.layout.shared]
+        models = (cohort.model(row) for row in range(len(cohort.clients)))
+        lengths = [sum(float(model[part].square().sum()) for part in trained) ** 0.5 for model in models]
+        limit = self.reach * float(torch.tensor(lengths).median())
+        odd = [row for row, length in enumerate(lengths) if length > limit > 0]
+        for row in odd:
+            centre.leave_out(
+                cohort.clients[row],
+                f"model of length {lengths[row]:.3g} is over {self.reach:g} times the median one: it trains alone",
+            )
+        return [row for row in range(len(lengths)) if row not in set(odd)], odd
+
+    # -- what they know
+
+    def _knowledge(self, cohort: Cohort, rows: Sequence[int], centre: Centre) -> tuple[Synthesis, Tensor, nn.Module]:
+        """The probes, the answers [n, z, classes] of the uploads in `rows`, and a module to ask others with."""
+        work = centre.work
+        module = copy.deepcopy(work.model).eval()
+        dice = torch_generator("distfl", work.seed, cohort.version)
+        noise = torch.randn((self.probes, *work.shape), generator=dice)
+        if self.knowledge == "noise":
+            made = Synthesis(noise, float("nan"), 0)
+        else:
+            mean = torch.zeros(work.layout.size)
+            for model in self._uploads(cohort, rows, work):
+                mean += model / len(rows)
+            work.layout.load(module, mean)
+            kept = centre.memory.get("probes")
+            start = kept if isinstance(kept, Tensor) and kept.shape == noise.shape else noise
+            made = synthesise(module, self._targets(module, cohort, rows, work), start, self.steps, self.lr, self.fit)
+            centre.memory["probes"] = made.x
+        return made, responses(module, work.layout, self._uploads(cohort, rows, work), made.x, self._afresh), module
+
+    def _uploads(self, cohort: Cohort, rows: Sequence[int], work: Work) -> Iterator[Tensor]:
+        """Whole models [p], one at a time."""
+        for row in rows:
+            yield torch.cat([cohort.model(row), work.initial[work.layout.shared :]])
+
+    def _targets(self, module: nn.Module, cohort: Cohort, rows: Sequence[int], work: Work) -> list[Target]:
+        layers = getattr(work.rule, "layers", None)
+        uploaded = [cohort.updates[row].parts["moments"] for row in rows if "moments" in cohort.updates[row].parts]
+        if layers and len(uploaded) == len(rows):
+            return moment_targets(module, layers, torch.stack(uploaded).mean(0), self.channels)
+        return _shared(batch_norm_targets(module, self.channels), work)
+
+    # -- who belongs together
+
+    def _found(self, matrix: Tensor, clients: Sequence[int], centre: Centre) -> Found:
+        """Groups of these clients, from this round's divergences [n, n] and the rounds before."""
+        if self.find == "gap":
+            return by_gap(matrix.numpy())
+        memory, known, half = centre.memory, centre.known, f"{centre.memory.get('turn', 0) % 2}"
+        memory["turn"] = int(memory.get("turn", 0)) + 1
+        if "sums0" not in memory:
+            for name in ("sums0", "sums1", "counts0", "counts1"):
+                memory[name] = torch.zeros(known, known)
+        places = torch.tensor(list(clients))
+        pairs = (places[:, None], places[None, :])
+        memory[f"sums{half}"][pairs] += unlikeness(matrix).float()
+        memory[f"counts{half}"][pairs] += 1
+        sums, counts = ([memory[f"{name}{side}"][pairs].double() for side in "01"] for name in ("sums", "counts"))
+        for name in ("sums0", "sums1", "counts0", "counts1"):
+            memory[name][pairs] *= self.forget
+        found = self._cut(((sums[0] + sums[1]) / (counts[0] + counts[1])).numpy(), self.accept)
+        if found.labels.any() or self.groups or self.threshold or not all(float(one.min()) > 0 for one in counts):
+            return found
+        halves = [self._cut((one / times).numpy(), -1.0).labels for one, times in zip(sums, counts, strict=True)]
+        agreement = agree(*halves)
+        if agreement < self.agree:
+            return dataclasses.replace(found, agreement=agreement)
+        faint = self._cut(((sums[0] + sums[1]) / (counts[0] + counts[1])).numpy(), -1.0)
+        return dataclasses.replace(faint, agreement=agreement)
+
+    def _cut(self, distances: Matrix, accept: float) -> Found:
+        return by_silhouette(distances, accept, self.least, self.groups, self.threshold)
+
+    def _adopted(
+        self,
+        names: list[int],
+        clients: Sequence[int],
+        found: Found,
+        answers: Tensor,
+        known: Mapping[int, int],
+        probes: Tensor,
+        module: nn.Module,
+        centre: Centre,
+    ) -> list[int]:
+        """The names with those of groups none of whose clients was asked given to newcomers who belong there.
+
+        A new group takes the number of an absent one if its members are no further from that one's model than members
+        of a group are from one another.  A client that is new, or alone of its group this time, goes to an absent group
+        whose model is nearer than the clients it was put with.
+        """
+        absent = sorted(number for number in {*known.values()} if number not in names)
+        if not absent:
+            return names
+        work, count = centre.work, len(names)
+        models = (torch.cat([centre.models[number], work.initial[work.layout.shared :]]) for number in absent)
+        theirs = responses(module, work.layout, models, probes, self._afresh)
+        whole = unlikeness(divergences(torch.cat([answers, theirs])))
+        near, away = whole[:count, :count], whole[:count, count:]
+        taken = list(names)
+        for name in sorted({name for name in names if name not in known.values()}):
+            rows = [row for row, own in enumerate(names) if own == name]
+            best = int(away[rows].mean(0).argmin())
+            free = absent[best] not in taken
+            if free and found.threshold is not None and float(away[rows, best].mean()) <= found.threshold:
+                for row in rows:
+                    taken[row] = absent[best]
+        for row, own in enumerate(taken):
+            others = [other for other, name in enumerate(taken) if name == own and other != row]
+            best = int(away[row].argmin())
+            astray = own not in absent and known.get(clients[row]) in (None, *absent) and others
+            if astray and float(away[row, best]) < float(near[row, others].mean()):
+                taken[row] = absent[best]
+        return taken
+
+    def _normal(self, labels: Mapping[int, int], cohort: Cohort, known: Mapping[int, int], centre: Centre) -> int:
+        """The number of the group that is taken for normal."""
+        now = {**known, **{cohort.clients[row]: number for row, number in labels.items()}}
+        if self.normal == "largest":
+            sizes = [number for number in now.values()]
+            return max(sorted(set(sizes)), key=sizes.count)
+        models = self._candidates(labels, cohort, centre)
+        if self.normal == "root":
+            answers = centre.ask([Question(CENTRE, RootLoss(), {"model": model}) for model in models.values()])
+            losses = dict(
+                zip(models, (math.inf if one is None else one.metrics["loss"] for one in answers), strict=True)
+            )
+        else:
+            clients = [cohort.clients[row] for row in sorted(labels)]
+            losses = ballot(models, clients, self.voters, centre)
+        centre.remark(f"{self.normal}_loss", {str(number): loss for number, loss in losses.items()})
+        return min(losses, key=lambda number: (losses[number], number))
+
+    def _candidates(self, labels: Mapping[int, int], cohort: Cohort, centre: Centre) -> dict[int, Tensor]:
+        """The mean model of each group; of groups that are absent, their model."""
+        models = dict(centre.models)
+        for number in set(labels.values()):
+            own = [row for row, mine in labels.items() if mine == number]
+            models[number] = torch.stack([cohort.model(row) for row in own]).mean(0)
+        return dict(sorted(models.items()))
+
+    # -- what is put on record
+
+    def _report(
+        self,
+        centre: Centre,
+        clients: list[int],
+        names: list[int],
+        matrix: Tensor,
+        found: Found,
+        made: Synthesis,
+        began: float,
+    ) -> None:
+        if len(clients) <= _SHOWN:
+            rounded = [[float(f"{value:.4g}") for value in row] for row in matrix.tolist()]
+            centre.remark("divergence", {"clients": clients, "matrix": rounded})
+        centre.remark("groups", {"clients": clients, "labels": names})
+        centre.remark(
+            "grouping",
+            {
+                "score": found.score,
+                "agreement": found.agreement,
+                "threshold": found.threshold,
+                "tried": {str(count): score for count, score in found.tried.items()},
+                "misfit": made.misfit if made.misfit == made.misfit else None,
+                "steps": made.steps,
+                "seconds": time.perf_counter() - began,
+            },
+        )
+
+
+def _shared(targets: list[Target], work: Work) -> list[Target]:
+    """Those whose statistics leave the clients."""
+    return [target for target in targets if f"{target.layer}.running_mean" not in work.layout.private]

@@ -1,0 +1,136 @@
+"""Distribution knowledge: inputs made so that a model's batch norms see what they saw on the clients' data.
+
+DistFL (Liu et al. 2021), section 3: z noises are optimised until the mean and variance of what goes into each
+batch-norm layer match its running statistics (eq. 2), over the channels with the largest scaling factors (eq. 4).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from piebald.input_statistics import Inputs, mean_and_variance
+
+_PATIENCE, _PROGRESS = 10, 0.98  # steps without getting below this share of the best misfit before
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Target:
+    """What the inputs of one layer should look like: mean and variance [k] of the chosen channels [k]."""
+
+    layer: str
+    chosen: Tensor
+    mean: Tensor
+    variance: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Synthesis:
+    """Synthesised inputs [z, ...], how far their statistics are off at last (`misfit`), and the steps it took."""
+
+    x: Tensor
+    misfit: float
+    steps: int
+
+
+def batch_norm_targets(module: nn.Module, share: float) -> list[Target]:
+    """The running statistics of every batch norm, over a share of its channels, those of the largest scaling factors.
+
+    Args:
+        module: the model.
+        share: E of the paper, in (0, 1]; rounded up to whole channels.
+    """
+    targets = []
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is not None:
+            assert layer.running_var is not None
+            scale = torch.ones_like(layer.running_mean) if layer.weight is None else layer.weight.detach()
+            chosen = largest(scale.abs(), share)
+            targets.append(Target(name, chosen, layer.running_mean[chosen].clone(), layer.running_var[chosen].clone()))
+    return targets
+
+
+def moment_targets(module: nn.Module, layers: Sequence[str], moments: Tensor, share: float) -> list[Target]:
+    """The same from uploaded statistics of layers' inputs, for models without batch norm.
+
+    A channel's scaling factor is here the sum of the absolute weights that the layer has for it.
+
+    Args:
+        module: the model.
+        layers: names, as clients were asked for them.
+        moments: for each layer all means, then all variances, one after another [m].
+        share: as in `batch_norm_targets`.
+    """
+    named = dict(module.named_modules())
+    targets, start = [], 0
+    for name in layers:
+        weight = named[name].weight
+        assert isinstance(weight, Tensor)
+        channels = weight.shape[1]
+        mean, variance = moments[start : start + channels], moments[start + channels : start + 2 * channels]
+        chosen = largest(weight.detach().abs().transpose(0, 1).flatten(1).sum(1), share)
+        targets.append(Target(name, chosen, mean[chosen], variance[chosen].clamp(min=0)))
+        start += 2 * channels
+    return targets
+
+
+def largest(values: Tensor, share: float) -> Tensor:
+    """Places of the largest values [k], at least one, in increasing order; of equal ones the first."""
+    count = max(1, math.ceil(share * len(values) - 1e-9))
+    return values.argsort(descending=True, stable=True)[:count].sort().values
+
+
+def distance(x: Tensor, module: nn.Module, targets: Sequence[Target]) -> tuple[Tensor, float]:
+    """The loss of eq. 2 of inputs [z, ...] (with its gradient) and their misfit.
+
+    The loss is the sum over layers of the squared distances of means and of variances, as published.  The misfit is the
+    mean over all channels of |difference of means| / deviation and |difference of variances| / variance, halved: 0
+    where all fits, whatever the layers' scales, so one limit does for all models.
+    """
+    loss, misfit, count = x.new_zeros(()), 0.0, 0
+    with Inputs(module, [target.layer for target in targets]) as inputs:
+        module(x)
+    for target in targets:
+        mean, variance = mean_and_variance(inputs.seen[target.layer])
+        away, wide = mean[target.chosen] - target.mean, variance[target.chosen] - target.variance
+        loss = loss + away.square().sum() + wide.square().sum()
+        with torch.no_grad():
+            spread = target.variance.clamp(min=1e-6)
+            misfit += float((away.abs() / spread.sqrt() + wide.abs() / spread).sum()) / 2
+        count += len(target.chosen)
+    return loss, misfit / max(count, 1)
+
+
+def synthesise(
+    module: nn.Module, targets: Sequence[Target], start: Tensor, steps: int, lr: float, fit: float
+) -> Synthesis:
+    """Optimise inputs until the statistics fit, until they get no better, or for so many steps, by Adam.
+
+    Args:
+        module: the model, in evaluation mode.
+        targets: what to fit.
+        start: [z, ...], noise, or what was synthesised before (a warm start).
+        steps: at most.
+        lr: Adam's step size.
+        fit: the misfit to stop at.
+    """
+    x = start.clone().requires_grad_()
+    adam = torch.optim.Adam([x], lr=lr)
+    best, best_x, recent, since = math.inf, start, math.inf, 0
+    for step in range(steps + 1):
+        adam.zero_grad()
+        with torch.enable_grad():
+            loss, misfit = distance(x, module, targets)
+        if misfit < best:
+            best, best_x = misfit, x.detach().clone()
+        recent, since = (misfit, 0) if misfit < _PROGRESS * recent else (recent, since + 1)
+        if misfit <= fit or since >= _PATIENCE or step == steps or not math.isfinite(misfit):
+            break
+        (gradient,) = torch.autograd.grad(loss, [x])
+        x.grad = gradient
+        adam.step()
+    return Synthesis(best_x, best, step)

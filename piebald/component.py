@@ -1,0 +1,91 @@
+"""Components: the frozen values that recipes, partitions and runtimes are made of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from piebald.errors import SettingError, unknown
+
+if TYPE_CHECKING:
+    pass
+
+
+class Part(BaseModel):
+    """A frozen value on one axis of a recipe.  Its fields are its settings; its kind is its class name in snake case.
+
+    A subclass registers itself, so a recipe can be rebuilt from (kind, fields) on any machine with nothing pickled.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+
+    axis: ClassVar[str] = ""
+    kind: ClassVar[str] = ""
+    registry: ClassVar[dict[str, dict[str, type[Part]]]] = {}
+
+    def __init__(self, *values: Any, **fields: Any) -> None:
+        if values:
+            names = ", ".join(f"{name}=..." for name in type(self).model_fields) or "nothing"
+            raise SettingError(f"{self.axis} {self.kind!r} takes its settings by name ({names}), got {values[0]!r}")
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise SettingError(sentence(error, f"{self.axis} {self.kind!r}", type(self).model_fields)) from None
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        if "axis" in vars(cls):  # the head of an axis, not a choice on it
+            return
+        cls.kind = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
+        Part.registry.setdefault(cls.axis, {})[cls.kind] = cls
+
+    def needs_root(self) -> bool:
+        """Whether the centre must hold rows of its own (`Clients.root`)."""
+        return False
+
+    def misfit(self, work: Work) -> str | None:
+        """Why this part cannot work with a run's model, task or rule, or None; said before anything is trained."""
+        return None
+
+    def table(self) -> dict[str, Any]:
+        """This part as plain values: its kind and its fields, without those that are None."""
+        return {"kind": self.kind, **self.model_dump(exclude_none=True)}
+
+
+def build(axis: str, table: Mapping[str, Any] | str | Part) -> Part:
+    """A part from its `table`, or from its kind alone; a part is handed back as it is."""
+    if isinstance(table, Part):
+        return table
+    if isinstance(table, str):
+        table = {"kind": table}
+    if not isinstance(table, Mapping) or not isinstance(table.get("kind"), str):
+        raise SettingError(f"{axis} must be a table with a kind, like {{ kind = '...' }}, got {table!r}")
+    fields = dict(table)
+    kind = fields.pop("kind")
+    kinds = Part.registry.get(axis, {})
+    if kind not in kinds:
+        raise unknown(axis, kind, kinds)
+    return kinds[kind](**fields)
+
+
+def sentence(error: ValidationError, what: str, fields: Mapping[str, Any]) -> str:
+    """A pydantic error as one sentence: the first complaint, and the nearest name where a name is unknown."""
+    errors = error.errors()
+    # a name that came mistyped, before the field that is missing because of it
+    first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
+    place = first["loc"]  # a field, then numbers of items and, where several types would do, what pydantic calls them
+    where = ".".join(str(word) for i, word in enumerate(place) if not i or isinstance(word, int) or word in fields)
+    if first["type"] == "extra_forbidden":
+        return str(unknown(f"setting of {what} called", where, fields))
+    if first["type"] == "missing":
+        return f"{what} needs a value for {where}"
+    if first["type"] == "value_error":
+        text = str(first["ctx"]["error"])
+        return f"{what}: {text}" if not where or text.startswith((where, "there is no")) else f"{what}: {where} {text}"
+    text = re.sub(r"^Input should be ", "must be ", first["msg"])
+    text = re.sub(r"^must be a valid dictionary or instance of (\w+).*", r"must be on the axis of \1", text)
+    text = re.sub(r"^must be a valid (\w+).*", r"must be a \1", text).replace("a integer", "an integer")
+    return f"{what}: {where} {text}, got {first['input']!r}"

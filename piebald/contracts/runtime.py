@@ -1,0 +1,49 @@
+"""The contract of a runtime: tasks in, results out, and a clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from piebald.contracts.messages import Arrival, Assignment, Pool
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Something's whole state: named tensors and plain JSON values."""
+
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Runtime(Protocol):
+    """Where clients run: assignments in, arrivals out, and a clock.  Nothing else asks what time it is."""
+
+    def submit(self, assignments: Sequence[Assignment], pool: Pool | None = None) -> None:
+        """Send assignments; their inputs are fixed from now on."""
+
+    def next(self, until: float = float("inf")) -> Arrival | None:
+        """The next arrival in order of time (ties: assignment id), or None when none is due by `until`.
+
+        After None it is `until`; where that is infinite and nothing is under way, it is when the next client can be
+        asked.
+        """
+
+    def clients(self) -> Sequence[int]:
+        """Clients that could be asked now, in increasing order."""
+
+    def now(self) -> float:
+        """Seconds since the run began."""
+
+    def state(self) -> Checkpoint:
+        """All that a resumed run needs and the controller does not know: client memory, clock, what is under way."""
+
+    def restore(self, checkpoint: Checkpoint, assignments: Mapping[int, Assignment]) -> None:
+        """Take up a `state`; `assignments` are the outstanding ones by id."""
+
+    def close(self) -> None:
+        """Let go of processes and files.  May be called twice."""

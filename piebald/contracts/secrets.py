@@ -1,0 +1,40 @@
+"""Contracts of what one client keeps from everybody else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+SIGNATURE = 1024  # bytes of a signature with the certificate behind it
+
+
+class Signer(Protocol):
+    """How a client vouches for what it tells others through the centre, and checks what they tell it."""
+
+    def sign(self, text: bytes) -> bytes:
+        """A signature of `SIGNATURE` bytes."""
+
+    def check(self, client: int, text: bytes, signature: bytes) -> bool:
+        """Whether another client has signed this."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Secrets:
+    """What one client keeps from everybody, for keys and seals.
+
+    Attributes:
+        client: its number.
+        kept: named tensors; what is in it after a call is kept, on disk in a real federation, before anything leaves.
+        draw: so many random bytes: the system's in a real federation, repeatable ones in a simulation.
+        signer: signs and checks, in a real federation; None in a simulation, where nobody could lie.
+    """
+
+    client: int
+    kept: dict[str, Tensor]
+    draw: Callable[[int], bytes]
+    signer: Signer | None = None

@@ -1,0 +1,135 @@
+"""Contracts of training on a client: what a trainer starts from, ends with, and is offered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from piebald.contracts.data import Split
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Start:
+    """What a rule starts from, for a stack of `c` clients.
+
+    Attributes:
+        model: [c, p], the shared numbers as sent and the private ones from the clients' memory.  Not to be written to.
+        shared: `s`, how many of the numbers are shared.
+        memory: what these clients remembered, by name, each [c, ...].
+        parts: what was sent besides the model, by name, each [c, ...].
+        versions: the assignments' versions.
+        committed: [c, 1] float64, the assignments' `committed`.
+        examples: [c, 1], training rows of each client.
+    """
+
+    model: Tensor
+    shared: int
+    memory: Mapping[str, Tensor]
+    parts: Mapping[str, Tensor]
+    versions: Sequence[int]
+    committed: Tensor
+    examples: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Learned:
+    """What a rule ends with: the local model [c, p], further named vectors to send, what to remember, and metrics
+    [c].
+    """
+
+    model: Tensor
+    steps: Tensor
+    parts: Mapping[str, Tensor] = field(default_factory=dict)
+    memory: Mapping[str, Tensor] = field(default_factory=dict)
+    metrics: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Privacy:
+    """How a descent hides single rows (DP-SGD, Abadi et al. 2016, algorithm 1).
+
+    Attributes:
+        clip: C, longest gradient of one row (Euclidean norm over all parameters).
+        noise: sigma, standard deviation of the noise on the sum of a step's rows, in clips.
+    """
+
+    clip: float
+    noise: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Descent:
+    """How to walk downhill on local data.  Metis eq. 2: u <- momentum * u - lr * g;  w <- w + u.
+
+    Attributes:
+        lr: step size, one number or [c, 1].
+        momentum: in [0, 1).
+        weight_decay: added to the gradient as weight_decay * w.
+        clip: longest gradient allowed (Euclidean norm over all parameters), None for no limit.
+        batch: rows a step; the last batch of an epoch is shorter, never dropped.
+        epochs: passes over the client's training rows.
+        steps: if given, exactly this many steps instead of `epochs`.
+        privacy: if given, each row is in a step's batch by itself with probability q = min(1, batch / rows), and the
+            gradient is (sum of the rows' own clipped gradients + noise) / (q rows).  As many steps as otherwise.
+    """
+
+    lr: float | Tensor
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip: float | None = None
+    batch: int = 20
+    epochs: int = 1
+    steps: int | None = None
+    privacy: Privacy | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Descended:
+    """Where a descent ended: model [c, p], steps [c], mean training loss over the steps [c], velocity u [c, p] or
+    None.
+    """
+
+    model: Tensor
+    steps: Tensor
+    loss: Tensor
+    velocity: Tensor | None
+
+
+class Local(Protocol):
+    """What an engine lends to client code: a stack of clients' data behind two verbs."""
+
+    def descend(
+        self,
+        model: Tensor,
+        descent: Descent,
+        *,
+        pull: float = 0.0,
+        anchor: Tensor | None = None,
+        shift: Tensor | None = None,
+        velocity: Tensor | None = None,
+    ) -> Descended:
+        """Walk from `model` [c, p] on mini-batches along  g + pull * (w - anchor) + shift  (parameters only, not
+        buffers).
+
+        The pull belongs to the objective, so `clip` sees it; shift and weight decay are added after clipping.  Each
+        call in one assignment sees the rows in an order of its own.
+        """
+
+    def score(self, model: Tensor, split: Split) -> tuple[dict[str, Tensor], Tensor]:
+        """The loss and the task's metrics by name, each [c] (NaN without rows), and how many rows were counted [c].
+
+        Models are in evaluation mode: no dropout, batch norm with its running statistics.
+        """
+
+    def moments(self, model: Tensor, layers: Sequence[str]) -> Tensor:
+        """Mean and variance of what goes into some layers over the clients' training rows, channel by channel [c, m].
+
+        For each layer all means, then all variances; 0 for a client without rows.  Models are in evaluation mode.
+        """
+
+    def confusion(self, model: Tensor, split: Split) -> Tensor:
+        """Rows by true class and by the class with the largest output, [c, classes, classes]; for classification."""

@@ -1,0 +1,147 @@
+"""A site: its settings, and what it makes of a run's terms."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+import piebald.recipes  # noqa: F401 - so that all that a server may ask for can be named
+from piebald.client_work import Work
+from piebald.deploy.site_rows import Own, Source, own_rows, part_of
+from piebald.errors import SettingError
+from piebald.experiment_file import Settings
+from piebald.objective import task_for
+from piebald.parameters import Layout
+from piebald.runtimes.federation.client_runtime import Site
+from piebald.runtimes.federation.credentials import Kit, read
+from piebald.runtimes.federation.policy import Floor
+from piebald.runtimes.federation.run_terms import Terms
+from piebald.runtimes.federation.task_runner import Prepared
+
+log = logging.getLogger("piebald.federation")
+
+
+class SiteSettings(BaseModel):
+    """What a site settles itself, in the `site.toml` of its kit.
+
+    Attributes:
+        data: where its rows are; None takes those that the experiment's own partition gives it.
+        device: where it computes.
+        floor: what it agrees to at the most.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    data: Source | None = None
+    device: str = "cpu"
+    floor: Floor = Floor()
+
+    @classmethod
+    def load(cls, path: Path) -> SiteSettings:
+        """Settings from a file; the defaults where there is none."""
+        try:
+            return cls.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return cls()
+        except tomllib.TOMLDecodeError as error:
+            raise SettingError(f"{path} is not TOML: {error}") from None
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(word) for word in first["loc"])
+            raise SettingError(f"{path}: {where}: {first['msg'].lower()}, got {first['input']!r}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Preparing:
+    """Makes a run's terms into this site's work."""
+
+    kit: Kit
+    settings: SiteSettings
+    folder: Path
+
+    def __call__(self, values: Mapping[str, Any]) -> Prepared:
+        """See `runtimes.federation.site.Site`.
+
+        Raises:
+            SettingError: this site cannot take part; the sentence goes to the server, so it says nothing of the rows.
+        """
+        terms = Terms.read(values)
+        if self.kit.party not in terms.sites:
+            raise SettingError(f"the run has no place for {self.kit.party}: its sites are {', '.join(terms.sites)}")
+        number = terms.sites.index(self.kit.party)
+        settings = Settings.of_table(terms.experiment, "the server's experiment")
+        try:
+            clients = self._rows(terms, settings, number)
+        except Exception as error:
+            log.warning("the rows cannot be used: %s", error)
+            raise SettingError("its rows cannot be used for this run; the site's own log says why") from None
+        return Prepared(_work(terms, settings, clients, number), clients, number)
+
+    def _rows(self, terms: Terms, settings: Settings, number: int) -> Own:
+        data = self.settings.data
+        if data is not None:
+            return own_rows(data, self.folder, terms.clients, number, terms.classes, terms.experiment)
+        if settings.partition.kind == "sites":
+            raise SettingError(f"say where this site's rows are: [data] in {self.kit.folder / 'site.toml'}, or --data")
+        return part_of(settings.plan().clients, number)
+
+
+def _work(terms: Terms, settings: Settings, clients: Own, number: int) -> Work:
+    """The run's work, rebuilt from names and fields with what is installed here."""
+    rule, stages = terms.learning()
+    module = settings.plan().model(terms.seed)
+    layout = Layout.of(module, terms.private)
+    if [(slot.name, list(slot.shape)) for slot in layout.slots] != terms.layout:
+        raise SettingError("the model that this site builds has other tensors than the server's")
+    rows = clients.rows(number, "train")
+    task = task_for(rows.y, None, settings.evaluate.metrics)
+    if task.name != terms.task or list(rows.x.shape[1:]) != terms.shape:
+        raise SettingError(
+            f"its rows have inputs {list(rows.x.shape[1:])} for {task.name}, "
+            f"the run takes {terms.shape} for {terms.task}"
+        )
+    initial = layout.flatten(module)
+    return Work(module, layout, initial, rule, stages, task, terms.seed, tuple(terms.shape), tuple(terms.outputs))
+
+
+def join(folder: Path, data: str | None, target: str | None, stays: bool, parent: int | None) -> str:
+    """Be a site until the run is over; says why it ended.
+
+    Args:
+        folder: the site's kit.
+        data, target: in place of those of its settings.
+        stays: whether to wait for another run when one is over.
+        parent: a process to end with.
+    """
+    kit = read(folder)
+    settings = SiteSettings.load(folder / "site.toml")
+    place = folder
+    if data is not None:
+        about = settings.data.model_dump() if settings.data else {}
+        settings = settings.model_copy(update={"data": Source(**{**about, "source": data, "target": target})})
+        place = Path()
+    if parent is not None:
+        torch.set_num_threads(1)  # sites on one machine share its cores
+    site = Site(kit, Preparing(kit, settings, place), floor=settings.floor, device=settings.device, stays=stays)
+    if parent is not None:
+        threading.Thread(target=_leave_with, args=(site, parent), daemon=True).start()
+    try:
+        return site.run()
+    except KeyboardInterrupt:
+        return "stopped"
+
+
+def _leave_with(site: Site, parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    site.stop()

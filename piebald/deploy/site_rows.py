@@ -1,0 +1,107 @@
+"""A site's own rows, from where the site says they are."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from piebald.adaptation import from_file
+from piebald.contracts import Clients, Rows, Split
+from piebald.errors import SettingError
+from piebald.partition import LazyClients
+
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+
+
+class Source(BaseModel):
+    """Where a site's rows are.
+
+    Attributes:
+        source: a .csv, .parquet or .npz file, a folder of images or recordings, or "file.py:function" for a function
+            without arguments that returns (x, y) or a pair for each of train, validation and test.
+        target: a table's column to predict.
+        test, validation: shares of the rows, where they are not divided yet.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    source: str
+    target: str | None = None
+    test: float = Field(default=0.2, ge=0, lt=1)
+    validation: float = Field(default=0.1, ge=0, lt=1)
+
+
+class Own:
+    """All clients by name, with the rows of one of them; they are `contracts.Clients`."""
+
+    def __init__(self, names: Sequence[str], number: int, rows: Mapping[Split, Rows], classes: Sequence[str] | None):
+        self.names, self.classes = names, classes
+        self.common: Rows | None = None
+        self._number, self._rows = number, rows
+        self._none = Rows(rows["train"].x[:0], rows["train"].y[:0])
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def rows(self, client: int, split: Split) -> Rows:
+        """The rows of the one client; others have none here."""
+        return self._rows[split] if client == self._number else self._none
+
+    def size(self, client: int, split: Split) -> int:
+        """How many rows."""
+        return len(self.rows(client, split))
+
+    def counts(self, client: int, split: Split) -> Sequence[int] | None:
+        """Not told."""
+        return None
+
+
+def part_of(clients: Clients, number: int) -> Own:
+    """One client's part of a partition; the rest is let go."""
+    rows = {split: clients.rows(number, split) for split in SPLITS}
+    return Own([str(clients.names[n]) for n in range(len(clients))], number, rows, clients.classes)
+
+
+def own_rows(
+    source: Source, folder: Path, names: Sequence[str], number: int, classes: Sequence[str] | None, settings: Any
+) -> Own:
+    """A site's own rows.
+
+    Args:
+        source: where they are; relative to `folder`.
+        names: of all clients.
+        number: this site's.
+        classes: names of the classes, which the run's terms fix.
+        settings: the experiment's settings as plain values.
+
+    Raises:
+        SettingError: they cannot be read, or have another form.
+    """
+    name = str(names[number])
+    path, colon, function = source.source.rpartition(":")
+    if colon and path.endswith(".py"):
+        load = loader(folder / path, function)
+        made: Clients = LazyClients(
+            1, lambda _: load(), names=[name], classes=classes, validation=source.validation, test=source.test
+        )
+    else:
+        meta = {"classes": classes, "settings": settings}
+        made = from_file(folder / source.source, source.target, meta, source.validation, source.test)
+    return Own(names, number, {split: made.rows(0, split) for split in SPLITS}, classes)
+
+
+def loader(path: Path, name: str) -> Callable[[], Any]:
+    """A function out of the site's own Python file."""
+    spec = importlib.util.spec_from_file_location("site_data", path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise SettingError(f"there is no file {str(path)!r} to load the site's data with")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise SettingError(f"{path} has no function {name!r}: name one that returns (x, y)")
+    return found  # type: ignore[no-any-return]

@@ -1,0 +1,62 @@
+"""Carries changes out on clients whose rows lie in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from piebald.data.decoded import Decoded
+from piebald.partition.convert import floats
+from piebald.partition.data_change import Change
+from piebald.partition.pooled_clients import PooledClients
+from piebald.partition.three_way_split import SPLITS
+
+
+def changed(clients: PooledClients, changes: Sequence[Change], x: Tensor | Decoded) -> PooledClients:
+    """These clients with changed rows; they are left as they were, and `common` stays clean.
+
+    Labels, and inputs that change with them, change in training and validation rows only: a poisoned holder still wants
+    to be right.  Other inputs change in all rows of the client, as its camera is what it is.
+
+    Args:
+        clients: who holds what.
+        changes: carried out in this order.
+        x: the inputs as stored.
+
+    Raises:
+        SettingError: a change that does not fit these rows or clients.
+    """
+    y = clients.y.clone()
+    moved = x[:].clone() if any(not change.of_labels for change in changes) else None
+    for change in changes:
+        for client in change.chosen(len(clients)).tolist():
+            poisons = change.of_labels or change.of_both
+            splits = SPLITS[:2] if poisons else SPLITS
+            rows = torch.from_numpy(np.concatenate([clients.indices(client, split) for split in splits]))
+            if poisons and (clients.classes is None or y.dim() != 1):
+                raise change.refuse("rows have no class each, so there is nothing to flip")
+            classes = len(clients.classes or ())
+            if change.of_labels:
+                y[rows] = torch.from_numpy(change.labels(y[rows].numpy(), classes, client))
+            elif moved is not None and change.of_both:
+                inputs, labels = change.rows(floats(moved[rows]), y[rows].numpy(), classes, client)
+                moved[rows], y[rows] = _stored(inputs, moved), torch.from_numpy(labels)
+            elif moved is not None:
+                moved[rows] = _stored(change.inputs(floats(moved[rows]), client), moved)
+    parts = {split: clients.lists(split) for split in SPLITS}
+    x = x if moved is None else moved
+    return PooledClients(
+        x, y, parts, names=clients.names, classes=clients.classes, common=clients.common, root=clients.root
+    )
+
+
+def _stored(values: Tensor, like: Tensor) -> Tensor:
+    """Float inputs as they are stored; images stay in their range."""
+    if like.dtype == torch.uint8:
+        return (values * 255).round().clamp(0, 255).to(torch.uint8)
+    if like.dim() == 4:
+        values = values.clamp(0, 1)
+    return values.to(like.dtype)

@@ -1,0 +1,151 @@
+"""Clients whose rows are loaded when asked for; they are `contracts.Clients`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from piebald.contracts import Rows, Split
+from piebald.errors import SettingError, unknown
+from piebald.partition.convert import floats, inputs, targets
+from piebald.partition.lists import Lists, Numbered
+from piebald.partition.three_way_split import SPLITS, check_shares, three_ways
+
+
+class LazyClients:
+    """Clients whose rows are loaded when they are asked for, and forgotten again.
+
+    Opening a million clients takes no time and touches no data; so `size` and `counts` are not known.
+
+    Args:
+        count: how many clients there are.
+        load: called with a client's number; returns (x, y), which is then divided into train, validation and test, or a
+            mapping from split names to (x, y).  Inputs and targets are converted as `clients_from` does.
+        names: a name for each client, by default its number.
+        classes: names of the classes, None where targets are not classes.
+        common: a test set that belongs to no client.
+        root: rows that the centre keeps for itself.
+        validation: share of a client's rows.
+        test: share of a client's rows.
+        seed: of the division.
+        cache: how many clients' rows are kept in memory.
+        tokens: inputs are whole numbers for an embedding layer and become int64, not float32.
+
+    Raises:
+        SettingError: a setting out of range; later, naming the client, if `load` returns what cannot be used.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        load: Callable[[int], Any],
+        *,
+        names: Sequence[str] | None = None,
+        classes: Sequence[str] | None = None,
+        common: Rows | None = None,
+        root: Rows | None = None,
+        validation: float = 0.0,
+        test: float = 0.2,
+        seed: int = 0,
+        cache: int = 64,
+        tokens: bool = False,
+    ) -> None:
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise SettingError(f"count must be a whole number of clients, at least 1, got {count!r}")
+        if not callable(load):
+            raise SettingError(f"load must be a function from a client's number to its (x, y), got {load!r}")
+        if isinstance(cache, bool) or not isinstance(cache, int) or cache < 1:
+            raise SettingError(f"cache must be a number of clients, at least 1, got {cache!r}")
+        if names is not None and len(names) != count:
+            raise SettingError(f"names must give one name to each of the {count} clients, got {len(names)}")
+        check_shares(validation, test)
+        self._count, self._load = count, load
+        self._names: Sequence[str] = Numbered(count) if names is None else names
+        self._classes, self._common, self._root = classes, common, root
+        self._validation, self._test, self._seed = validation, test, seed
+        self._tokens = tokens
+        self._cache: dict[int, dict[Split, Rows]] = {}  # least recently used first
+        self._room = cache
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def names(self) -> Sequence[str]:
+        """A name for each client."""
+        return self._names
+
+    @property
+    def classes(self) -> Sequence[str] | None:
+        """Names of the classes, or None where targets are not classes."""
+        return self._classes
+
+    @property
+    def common(self) -> Rows | None:
+        """A test set that belongs to no client, or None."""
+        return self._common
+
+    @property
+    def root(self) -> Rows | None:
+        """Rows that the centre keeps for itself, or None."""
+        return self._root
+
+    def rows(self, client: int, split: Split) -> Rows:
+        """The rows of one part, loaded unless they are in the cache; empty where the client has none."""
+        if split not in SPLITS:
+            raise unknown("split", split, SPLITS)
+        if not 0 <= client < self._count:
+            raise IndexError(f"there is no client {client}: they are numbered from 0 to {self._count - 1}")
+        parts = self._cache.pop(client, None) or self._fetch(client)
+        self._cache[client] = parts
+        while len(self._cache) > self._room:
+            self._cache.pop(next(iter(self._cache)), None)
+        return parts[split]
+
+    def size(self, client: int, split: Split) -> None:
+        """Not known without loading."""
+        return None
+
+    def counts(self, client: int, split: Split) -> None:
+        """Not known without loading."""
+        return None
+
+    def _fetch(self, client: int) -> dict[Split, Rows]:
+        got = self._load(client)
+        who = f"client {self._names[client]!r}"
+        if isinstance(got, Mapping):
+            for split in got:
+                if split not in SPLITS:
+                    raise unknown(f"split, which {who} was loaded with, called", split, SPLITS)
+            if "train" not in got:
+                raise SettingError(f"{who} was loaded without rows to train on: load must return a 'train' part")
+            ready = {split: self._rows(pair, f"{who}, {split}") for split, pair in got.items()}
+            self._check(ready["train"], who)
+            none = Rows(ready["train"].x[:0], ready["train"].y[:0])
+            return {split: ready.get(split, none) for split in SPLITS}
+        rows = self._rows(got, who)
+        self._check(rows, who)
+        everything = Lists(np.arange(len(rows)), np.array([0, len(rows)]))
+        label = rows.y.numpy() if rows.y.dim() == 1 and not rows.y.dtype.is_floating_point else None
+        parts = three_ways(everything, label, self._validation, self._test, self._seed, first=client)
+        index = {split: torch.from_numpy(lists.values) for split, lists in parts.items()}
+        return {split: Rows(rows.x[places], rows.y[places]) for split, places in index.items()}
+
+    @staticmethod
+    def _check(rows: Rows, who: str) -> None:
+        if not len(rows):
+            raise SettingError(f"{who} has no rows to train on: leave it out")
+
+    def _rows(self, got: Any, who: str) -> Rows:
+        if isinstance(got, Rows):
+            got = (got.x, got.y)
+        if not isinstance(got, tuple | list) or len(got) != 2:
+            raise SettingError(f"{who}: load must return a pair (x, y), got {type(got).__name__}")
+        x = floats(torch.from_numpy(inputs(got[0], who, self._tokens)))
+        y = torch.from_numpy(targets(got[1], who, self._classes))
+        if len(x) != len(y):
+            raise SettingError(f"{who} has {len(x)} inputs but {len(y)} targets: give each row one of both")
+        return Rows(x, y)

@@ -1,0 +1,239 @@
+"""What all partitions share: which rows are dealt, and how the clients' test parts come about.
+
+A partition deals the rows of a data set to clients (`deal`).  Test parts come about in one of two ways:
+
+- The data set publishes a test part: clients share it out class by class, each in proportion to the training rows it
+  has of that class, so a client is tested on its own mixture.  No test row has two holders, so a client with few rows
+  of a class may get no test row of it.  `common` is the published test part (of the classes that somebody holds).
+- It does not, or `pool` is set, or the test part is by other owners: each client holds out a share of its own rows,
+  spread evenly over its classes.  `common` is all clients' test parts together.
+
+Rows that belong together (`DataSet.together`: windows of one recording, flows of one session) would leak from training
+to test, so for partitions that scatter rows a share of the whole recordings is set aside for testing first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from piebald.component import Part
+from piebald.errors import SettingError
+from piebald.partition.changed_clients import changed
+from piebald.partition.data_change import AnyChange
+from piebald.partition.lists import Lists
+from piebald.partition.pooled_clients import PooledClients
+from piebald.partition.split import Ints, hold_out, thin
+from piebald.partition.three_way_split import three_ways
+from piebald.randomness import generator, key
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
+
+    from piebald.data.dataset import DataSet
+
+NOBODY = -1  # the holder of a row that no client gets
+
+
+class Partition(Part):
+    """Who holds what.
+
+    Attributes:
+        seed: of all choices.
+        validation: share of each client's rows (published test rows apart) for its validation part, in [0, 1).
+        test: share of each client's rows for its test part where the data set publishes none, in [0, 1).
+        pool: deal the published training and test rows as one set.
+        centre: training rows that the centre keeps for itself and no client gets, in proportion from the classes; for
+            methods that need a few trusted rows.
+        limit: use at most this many rows, drawn in proportion from classes and from training and test.
+        changes: what is done to some clients' rows after the deal: flipped labels, noise, blur, ...
+    """
+
+    axis = "partition"
+    scatters: ClassVar[bool] = True  # rows of one owner may go to different clients
+
+    seed: int = 0
+    validation: float = Field(default=0.0, ge=0, lt=1)
+    test: float = Field(default=0.2, ge=0, lt=1)
+    pool: bool = False
+    centre: int = Field(default=0, ge=0)
+    limit: int | None = Field(default=None, ge=1)
+    changes: tuple[AnyChange, ...] | None = None
+
+    @model_validator(mode="after")
+    def _leave_rows(self) -> Self:
+        if self.validation + self.test >= 1:
+            raise ValueError(
+                f"validation = {self.validation} and test = {self.test} leave no rows to train on: "
+                "their sum must be below 1"
+            )
+        return self
+
+    def split(self, data: DataSet) -> PooledClients:
+        """Deal a data set to clients.
+
+        Raises:
+            SettingError: the settings ask for what this data set does not have, or a client would hold no row.
+        """
+        train, test = self._published(data)
+        validation = self.validation
+        if test is None and data.together is not None and self.scatters and self.test:
+            order = np.zeros(len(train), dtype=np.int64)
+            out = hold_out(order, self.test, key(self.seed, "together"), labels(data, train), data.together[train])
+            train, test = train[~out], train[out]
+            validation /= 1 - self.test
+        root, train = self._kept(data, train)
+        client, names = self.deal(data, train)
+        lists = Lists.of(client, len(names), train)
+        if not lists.sizes.all():
+            empty = int(np.argmin(lists.sizes > 0))
+            raise self.refuse(
+                f"client {names[empty]!r} would hold no row of {len(train)}: lower clients or raise limit"
+            )
+        holder = None if test is None else self.follow(data, train, client, test)
+        label = labels(data, np.arange(len(data)))
+        if test is None or holder is None:
+            parts = three_ways(lists, label, self.validation, self.test, self.seed, data.together)
+            common = np.sort(parts["test"].values) if test is None else test
+        else:
+            parts = three_ways(lists, label, validation, 0.0, self.seed, data.together)
+            parts["test"] = Lists.of(holder, len(names), test)
+            common = test[holder != NOBODY]
+        clients = PooledClients(data.x, data.y, parts, names=names, classes=data.classes, common=common, root=root)
+        return changed(clients, self.changes, data.x) if self.changes else clients
+
+    def deal(self, data: DataSet, rows: Ints) -> tuple[Ints, Sequence[str]]:
+        """The client of each of these rows [n] (or `NOBODY`), and the clients' names.
+
+        Args:
+            data: the data set.
+            rows: the training rows' numbers [n], increasing.
+        """
+        raise NotImplementedError
+
+    def follow(self, data: DataSet, train: Ints, client: Ints, test: Ints) -> Ints | None:
+        """The client of each published test row [m], or None if clients must hold out their own rows.
+
+        Args:
+            data: the data set.
+            train: the training rows' numbers [n].
+            client: their clients [n].
+            test: the test rows' numbers [m].
+        """
+        return follow_classes(labels(data, train), client, labels(data, test), self._dice("follow"))
+
+    def strata(self, data: DataSet) -> Ints:
+        """What `limit` keeps in proportion: a number for each row of the data set."""
+        return labels(data, np.arange(len(data)))
+
+    def refuse(self, why: str) -> SettingError:
+        """The error of this partition."""
+        return SettingError(f"partition {self.kind!r}: {why}")
+
+    def class_labels(self, data: DataSet, rows: Ints) -> tuple[Ints, int]:
+        """The class of each row [n] and the number of classes, for partitions that need classes.
+
+        Raises:
+            SettingError: the targets of this data set are not classes.
+        """
+        if data.classes is None or data.y.dim() != 1:
+            raise self.refuse(f"{data.name} has no class for each row to divide by: use iid or by_owner")
+        return labels(data, rows), len(data.classes)
+
+    def check_room(self, clients: int, rows: Ints, least: int = 1) -> None:
+        """Refuse more clients than there are rows for, at `least` rows a client."""
+        if clients * least > len(rows):
+            each = "one row" if least == 1 else f"{least} rows (least)"
+            what = "clients" if least == 1 else "clients or least"
+            more = "" if self.limit is None else ", or raise limit"
+            raise self.refuse(
+                f"{clients} clients of at least {each} need more than the {len(rows)} rows: lower {what}{more}"
+            )
+
+    def _dice(self, purpose: str) -> Generator:
+        return generator(self.seed, "partition", self.kind, purpose)
+
+    def _published(self, data: DataSet) -> tuple[Ints, Ints | None]:
+        """Training and test rows to use, increasing; no test rows where clients hold out their own."""
+        every = np.arange(len(data))
+        train = every if data.train is None else data.train
+        if data.test is None:
+            return np.sort(self._limited(data, train)), None
+        if self.pool:
+            return np.sort(self._limited(data, np.concatenate([train, data.test]))), None
+        if self.limit is None or self.limit >= len(train) + len(data.test):
+            return np.sort(train), np.sort(data.test)
+        kept = self._limited(data, np.concatenate([train, data.test]), np.repeat([0, 1], [len(train), len(data.test)]))
+        is_test = np.isin(kept, data.test)
+        return np.sort(kept[~is_test]), np.sort(kept[is_test])
+
+    def _kept(self, data: DataSet, train: Ints) -> tuple[Ints | None, Ints]:
+        """The rows that the centre keeps, and those to deal."""
+        if not self.centre:
+            return None, train
+        if self.centre >= len(train):
+            raise self.refuse(f"centre must be below the {len(train)} training rows there are, got {self.centre}")
+        kept = train[thin(labels(data, train), self.centre, key(self.seed, "centre"))]
+        return kept, np.setdiff1d(train, kept)
+
+    def _limited(self, data: DataSet, rows: Ints, side: Ints | None = None) -> Ints:
+        if self.limit is None or self.limit >= len(rows):
+            return rows
+        stratum = self.strata(data)[rows]
+        if side is not None:
+            stratum = stratum * 2 + side
+        return rows[thin(stratum, self.limit, key(self.seed, "limit"))]
+
+
+def labels(data: DataSet, rows: Ints) -> Ints:
+    """The class of each row [n]; all 0 where rows do not have one class each."""
+    if data.classes is None or data.y.dim() != 1:
+        return np.zeros(len(rows), dtype=np.int64)
+    return np.asarray(data.y.numpy()[rows], dtype=np.int64)
+
+
+def spread(label: Ints, holders: Sequence[Ints], dice: Generator) -> Ints:
+    """Deal each class's rows evenly over its holders (within one row).
+
+    Args:
+        label: class of each row [n].
+        holders: for each class the clients that hold it.
+        dice: for which row goes where, and which holder gets one more.
+
+    Returns:
+        The client of each row [n]; `NOBODY` for a class without holders.
+    """
+    client = np.full(len(label), NOBODY)
+    for number, members in enumerate(holders):
+        rows = np.flatnonzero(label == number)
+        if len(members):
+            client[dice.permutation(rows)] = dice.permutation(members)[np.arange(len(rows)) % len(members)]
+    return client
+
+
+def follow_classes(label: Ints, client: Ints, test_label: Ints, dice: Generator) -> Ints:
+    """Deal test rows class by class, in proportion to the training rows that each client has of the class.
+
+    Args:
+        label: class of each training row [n].
+        client: client of each training row [n].
+        test_label: class of each test row [m].
+        dice: for which row goes where, and whose fractions are rounded up.
+
+    Returns:
+        The client of each test row [m]; `NOBODY` for a class that nobody trains on.
+    """
+    holder = np.full(len(test_label), NOBODY)
+    for number in np.unique(test_label):
+        members, held = np.unique(client[(label == number) & (client != NOBODY)], return_counts=True)
+        rows = np.flatnonzero(test_label == number)
+        if len(members):
+            # Cut points along the rows, rounded: the parts add up to all rows.  In random order of clients, else the
+            # same small clients would be rounded up in every class.
+            order = dice.permutation(len(members))
+            cuts = np.floor(np.cumsum(held[order]) * (len(rows) / held.sum()) + 0.5)
+            holder[dice.permutation(rows)] = members[order][np.searchsorted(cuts, np.arange(len(rows)), side="right")]
+    return holder

@@ -1,0 +1,140 @@
+"""Clients whose rows lie in memory; they are `contracts.Clients`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from piebald.contracts import Rows, Split
+from piebald.data.decoded import Decoded
+from piebald.errors import SettingError, unknown
+from piebald.partition.convert import floats
+from piebald.partition.lists import Lists, Numbered
+from piebald.partition.split import Ints
+from piebald.partition.three_way_split import SPLITS
+
+
+class PooledClients:
+    """Clients that hold rows of one pool in memory.
+
+    A million clients cost six arrays and no Python objects.  Inputs stay as stored (uint8 images take a quarter of the
+    room) and become float32 when they are read.
+
+    Args:
+        x: inputs [n, ...], float32, or uint8 images that are scaled to [0, 1] when read; `Decoded` ones stay in their
+            files until then.
+        y: targets [n] int64 (classes) or [n, ...] float32.
+        parts: which rows are in each client's train, validation and test part; a missing part is empty.
+        names: a name for each client, by default its number.
+        classes: names of the classes, None where targets are not classes.
+        common: a test set that belongs to no client: rows, or row numbers of the pool.
+        root: rows that the centre keeps for itself: rows, or row numbers of the pool.
+    """
+
+    def __init__(
+        self,
+        x: Tensor | Decoded,
+        y: Tensor,
+        parts: Mapping[Split, Lists],
+        *,
+        names: Sequence[str] | None = None,
+        classes: Sequence[str] | None = None,
+        common: Rows | Ints | None = None,
+        root: Rows | Ints | None = None,
+    ) -> None:
+        count = len(parts["train"])
+        none = Lists(np.zeros(0, dtype=np.int64), np.zeros(count + 1, dtype=np.int64))
+        self._stored, self._y = x, y
+        self._parts = {split: parts.get(split, none) for split in SPLITS}
+        self._names = Numbered(count) if names is None else names
+        self._classes = classes
+        self._common, self._root = common, root
+        self._tables: dict[str, Ints] = {}
+        if len(self._names) != count:
+            raise SettingError(f"names must give one name to each of the {count} clients, got {len(self._names)}")
+
+    def __len__(self) -> int:
+        return len(self._parts["train"])
+
+    @property
+    def names(self) -> Sequence[str]:
+        """A name for each client."""
+        return self._names
+
+    @property
+    def classes(self) -> Sequence[str] | None:
+        """Names of the classes, or None where targets are not classes."""
+        return self._classes
+
+    @cached_property
+    def common(self) -> Rows | None:
+        """A test set that no client trained on, or None."""
+        if isinstance(self._common, np.ndarray):
+            return self._gather(self._common) if len(self._common) else None
+        return self._common
+
+    @property
+    def lazy(self) -> bool:
+        """Whether inputs stay in their files until rows are asked for, so that `x` would decode all of them."""
+        return isinstance(self._stored, Decoded)
+
+    @cached_property
+    def root(self) -> Rows | None:
+        """Rows that the centre keeps for itself, or None."""
+        if isinstance(self._root, np.ndarray):
+            return self._gather(self._root) if len(self._root) else None
+        return self._root
+
+    @cached_property
+    def x(self) -> Tensor:
+        """Inputs of the whole pool [n, ...] float32; `indices` points into them."""
+        return floats(self._stored[:])
+
+    @property
+    def y(self) -> Tensor:
+        """Targets of the whole pool [n, ...]."""
+        return self._y
+
+    def indices(self, client: int, split: Split) -> Ints:
+        """Row numbers of one part of one client, a view."""
+        return self.lists(split)[client]
+
+    def lists(self, split: Split) -> Lists:
+        """Row numbers of one part of every client."""
+        if split not in self._parts:
+            raise unknown("split", split, SPLITS)
+        return self._parts[split]
+
+    def rows(self, client: int, split: Split) -> Rows:
+        """The rows of one part; empty where the client has none."""
+        return self._gather(self.indices(client, split))
+
+    def size(self, client: int, split: Split) -> int:
+        """How many rows."""
+        return len(self.indices(client, split))
+
+    def counts(self, client: int, split: Split) -> list[int] | None:
+        """Rows of each class, or None where targets are not classes."""
+        if self._classes is None or self._y.dim() != 1:
+            return None
+        if split in self._tables:
+            return [int(count) for count in self._tables[split][client]]
+        return [int(n) for n in np.bincount(self._y.numpy()[self.indices(client, split)], minlength=len(self._classes))]
+
+    def table(self, split: Split) -> Ints | None:
+        """Rows of each class of every client [clients, classes] at once; kept, and `counts` reads from it then."""
+        if self._classes is None or self._y.dim() != 1:
+            return None
+        if split not in self._tables:
+            lists, width = self.lists(split), len(self._classes)
+            cell = lists.clients * width + self._y.numpy()[lists.values]
+            self._tables[split] = np.bincount(cell, minlength=len(self) * width).reshape(len(self), width)
+        return self._tables[split]
+
+    def _gather(self, index: Ints) -> Rows:
+        places = torch.from_numpy(index)
+        return Rows(floats(self._stored[places]), self._y[places])

@@ -1,0 +1,121 @@
+"""Two parties that know different things of partly the same people."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from pydantic import Field
+
+from piebald.component import Part
+from piebald.errors import SettingError, unknown
+from piebald.partition.split import Ints
+from piebald.randomness import generator
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from piebald.data.dataset import DataSet
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Party:
+    """What one party holds.
+
+    Attributes:
+        ids: sample ids [n], increasing; the same id is the same person at both parties.
+        x: its features of them [n, f].
+        y: targets [n], None at the party that has none.
+        features: the features' names or numbers [f].
+    """
+
+    ids: Ints
+    x: Tensor
+    y: Tensor | None
+    features: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parties:
+    """The active party, which has the targets, the passive one, and the ids both hold [overlap], increasing."""
+
+    active: Party
+    passive: Party
+    overlap: Ints
+
+
+class Division(Part):
+    """How features are divided between two parties."""
+
+    axis = "vertical"
+
+
+class Vertical(Division):
+    """Features divided between two parties, with a stated number of rows that both hold.
+
+    The other rows are dealt at random: `active_share` of them to the active party, the rest to the passive one.
+
+    Attributes:
+        overlap: rows that both parties hold, None for all.
+        features: names of the active party's features; without names in the data set, their numbers as text.
+        share: share of the features for the active party, drawn, where `features` are not named.
+        active_share: share of the rows outside the overlap that the active party holds.
+        seed: of all choices.
+    """
+
+    overlap: int | None = Field(default=None, ge=1)
+    features: tuple[str, ...] | None = Field(default=None, min_length=1)
+    share: float = Field(default=0.5, gt=0, lt=1)
+    active_share: float = Field(default=0.5, ge=0, le=1)
+    seed: int = 0
+
+    def split(self, data: DataSet, rows: Ints | None = None) -> Parties:
+        """Divide these rows of a data set (by default its training rows); call it again for the test rows.
+
+        Features are divided alike whichever rows are asked for.
+
+        Raises:
+            SettingError: inputs that are no table, features that are not there or all, or too few rows.
+        """
+        rows = (np.arange(len(data)) if data.train is None else data.train) if rows is None else rows
+        if data.x.dim() != 2 or data.x.shape[1] < 2:
+            raise self._refuse(f"inputs must be a table of two features or more, got {list(data.x.shape[1:])}")
+        mine = self._chosen(data)
+        dice = generator(self.seed, "vertical", "rows")
+        both = len(rows) if self.overlap is None else self.overlap
+        if both > len(rows):
+            raise self._refuse(f"overlap must be at most the {len(rows)} rows, got {both}")
+        shuffled = dice.permutation(np.sort(rows))
+        cut = both + math.floor((len(rows) - both) * self.active_share + 0.5)
+        active, passive = np.sort(shuffled[:cut]), np.sort(np.r_[shuffled[:both], shuffled[cut:]])
+        theirs = np.setdiff1d(np.arange(data.x.shape[1]), mine)
+        return Parties(_party(data, active, mine, True), _party(data, passive, theirs, False), np.sort(shuffled[:both]))
+
+    def _refuse(self, why: str) -> SettingError:
+        return SettingError(f"vertical: {why}")
+
+    def _chosen(self, data: DataSet) -> Ints:
+        """Places of the active party's features, increasing."""
+        names = feature_names(data)
+        if self.features is None:
+            count = min(max(math.floor(len(names) * self.share + 0.5), 1), len(names) - 1)
+            return np.sort(generator(self.seed, "vertical", "features").permutation(len(names))[:count])
+        for name in self.features:
+            if name not in names:
+                raise unknown(f"feature of {data.name} called", name, names)
+        if len(set(self.features)) == len(names):
+            raise self._refuse("features must leave at least one to the passive party, got all of them")
+        return np.array(sorted({names.index(name) for name in self.features}), dtype=np.int64)
+
+
+def feature_names(data: DataSet) -> list[str]:
+    """Names of the features, or their numbers as text."""
+    return [str(number) for number in range(data.x.shape[1])] if data.features is None else list(data.features)
+
+
+def _party(data: DataSet, rows: Ints, places: Ints, labelled: bool) -> Party:
+    names = feature_names(data)
+    x = data.x[rows][:, places]
+    return Party(rows, x, data.y[rows] if labelled else None, tuple(names[place] for place in places))

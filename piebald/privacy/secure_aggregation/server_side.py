@@ -1,0 +1,189 @@
+"""The centre's side of a secure sum: it brings keys and shares from client to client, adds up, and opens the sum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from piebald.contracts import Centre, Pooled, Query, Question, Update
+from piebald.errors import Declined
+from piebald.privacy.secure_aggregation import masks as keys
+from piebald.privacy.secure_aggregation import shamir
+from piebald.privacy.secure_aggregation.key_queries import (
+    BOX,
+    BOXES,
+    SENDERS,
+    SHARES,
+    SIGNED,
+    SURVIVORS,
+    SecureKeys,
+    SecureOpening,
+    SecureShares,
+    pair_seed,
+)
+from piebald.privacy.secure_aggregation.masking_graph import CONTEXT, KEYS, Circle, numbers, rows, texts
+from piebald.privacy.secure_aggregation.transform import PROOF, SUM, SecureSum, proof
+
+if TYPE_CHECKING:
+    from piebald.client_work import Work
+
+Vector = np.ndarray[Any, Any]
+
+
+class Summing:
+    """One commit's secure sum (`contracts.Meeting`).
+
+    Attributes:
+        absent: who was asked and takes no part, with the reason.
+        circle: who told their keys, or None where there were too few.
+        boxes: what each client was sent, by sender, for those that take part.
+    """
+
+    def __init__(self, stage: SecureSum, circle: Circle | None, boxes: dict[int, dict[int, bytes]]) -> None:
+        self.stage, self.circle, self.boxes = stage, circle, boxes
+        self.absent: dict[int, str] = {}
+
+    @classmethod
+    def of(cls, stage: SecureSum, clients: Sequence[int], centre: Centre) -> Summing:
+        """Have clients exchange keys and shares."""
+        answers = centre.ask([Question(client, SecureKeys(), {}) for client in clients])
+        told = {client: answer.parts for client, answer in zip(clients, answers, strict=True) if answer is not None}
+        people = sorted(told)
+        try:
+            circle = stage.circle(people, [texts(told[client][KEYS], 2 * keys.KEY)[0] for client in people])
+        except Declined as error:
+            return cls._given_up(stage, clients, f"{len(clients)} clients were asked for keys: {error}")
+        about = dict(circle.parts())
+        if all(SIGNED in parts and len(parts[SIGNED]) == 1 for parts in told.values()):
+            about[SIGNED] = torch.cat([told[client][SIGNED] for client in people])
+        shares = _asked(centre, SecureShares(), dict.fromkeys(people, about), SHARES, BOX)
+        boxes: dict[int, dict[int, bytes]] = {client: {} for client in shares}
+        for sender, sent in shares.items():
+            if len(sent) != len(circle.neighbours[sender]):
+                del boxes[sender]
+        for sender in boxes:
+            for reader, box in zip(circle.neighbours[sender], shares[sender], strict=True):
+                if reader in boxes:
+                    boxes[reader][sender] = box
+        if len(boxes) < max(circle.threshold, stage.least):
+            return cls._given_up(stage, clients, f"only {len(boxes)} of {len(clients)} clients exchanged keys")
+        made = cls(stage, circle, boxes)
+        made.absent = {client: "it did not exchange keys" for client in clients if client not in boxes}
+        return made
+
+    @classmethod
+    def _given_up(cls, stage: SecureSum, clients: Sequence[int], reason: str) -> Summing:
+        made = cls(stage, None, {})
+        made.absent = dict.fromkeys(clients, f"no secure sum: {reason}")
+        return made
+
+    def parts(self, client: int) -> Mapping[str, Tensor]:
+        if self.circle is None or client not in self.boxes:
+            return {}
+        sent = self.boxes[client]
+        return {
+            CONTEXT: rows([self.circle.context], keys.KEY),
+            SENDERS: numbers(sorted(sent)),
+            BOXES: rows([sent[sender] for sender in sorted(sent)], BOX),
+        }
+
+    def open(self, sealed: Mapping[int, Update], centre: Centre) -> Pooled | str:
+        circle = self.circle
+        if circle is None:
+            return "no secure sum: nobody has keys"
+        arrived = sorted(sealed)
+        least = max(circle.threshold, self.stage.least)
+        if len(arrived) < least:
+            return f"no secure sum: {len(arrived)} of {len(self.boxes)} clients arrived, it takes {least}"
+        known = self._shares(arrived, centre)
+        try:
+            total = self._sum(sealed, known)
+        except Declined as error:
+            return f"no secure sum: {error}"
+        return self._pooled(total, len(arrived), centre.work)
+
+    # -- opening
+
+    def _shares(self, arrived: Sequence[int], centre: Centre) -> dict[int, dict[int, bytes]]:
+        """The shares by whose they are and by place: of own masks for those who arrived, of keys for the others."""
+        assert self.circle is not None
+        about = {CONTEXT: rows([self.circle.context], keys.KEY), SURVIVORS: numbers(arrived)}
+        answers = _asked(centre, SecureOpening(), dict.fromkeys(arrived, about), SHARES, shamir.BYTES)
+        known: dict[int, dict[int, bytes]] = {}
+        for holder, given in answers.items():
+            owners = sorted((*self.boxes[holder], holder))
+            if len(owners) == len(given):
+                for owner, share in zip(owners, given, strict=True):
+                    known.setdefault(owner, {})[self.circle.place(holder)] = share
+        return known
+
+    def _sum(self, sealed: Mapping[int, Update], known: Mapping[int, Mapping[int, bytes]]) -> Vector:
+        """The sum of what was sealed, unmasked.
+
+        Raises:
+            Declined: shares are missing or wrong.
+        """
+        circle = self.circle
+        assert circle is not None
+        total = np.zeros(sealed[min(sealed)].parts[SUM].shape, dtype=f"<u{self.stage.bits // 8}")
+        away: list[bytes] = []
+        back: list[bytes] = []
+        for client, update in sealed.items():
+            total += update.parts[SUM].contiguous().numpy().view(total.dtype)
+            seed = self._secret(client, known)
+            if proof(seed) != texts(update.parts[PROOF], keys.KEY)[0]:
+                raise Declined("somebody gave wrong shares")
+            away.append(seed)
+        for lost in self.boxes.keys() - sealed.keys():
+            near = [client for client in circle.neighbours[lost] if client in sealed and lost in self.boxes[client]]
+            if not near:
+                continue
+            private = self._secret(lost, known)
+            if keys.public_key(private) != circle.keys[lost][: keys.KEY]:
+                raise Declined("somebody gave wrong shares")
+            for client in near:  # undo what `seal` did at this client
+                (away if lost > client else back).append(pair_seed(private, circle, lost, client))
+        keys.add_masks(total, back, away)
+        return total
+
+    def _secret(self, owner: int, known: Mapping[int, Mapping[int, bytes]]) -> bytes:
+        assert self.circle is not None
+        shares, wanted = known.get(owner, {}), self.circle.threshold
+        if len(shares) < wanted:
+            raise Declined(f"{len(shares)} shares of a mask came, it takes {wanted}")
+        return shamir.combine(dict(sorted(shares.items())[:wanted]))
+
+    def _pooled(self, total: Vector, arrived: int, work: Work) -> Pooled | str:
+        stage, shared = self.stage, work.layout.shared
+        assert stage.heaviest is not None
+        assert self.circle is not None
+        clients = len(self.circle.people)
+        decoded = torch.from_numpy(stage.decode(total, clients))
+        share, weighted, others = decoded[0].item(), decoded[1 : 2 + shared].abs(), decoded[2 + shared :].abs()
+        off = clients / stage.unit(clients)  # by rounding, at most
+        if share <= 0:
+            return "no secure sum: the weights of those who arrived add up to nothing"
+        if share > arrived + off or bool((weighted > share + 2 * off).any()) or bool((others > arrived + off).any()):
+            return "no secure sum: it is more than clients that keep to the range can add up to"
+        weight = share * stage.heaviest
+        loss = decoded[1].item() / share * stage.range
+        body = decoded[2:] * stage.range
+        parts = {"model": (body[:shared] * stage.heaviest).float()}
+        place = shared
+        for name, like in stage.others(work).items():
+            parts[name] = body[place : place + like.numel()].view(like.shape).float()
+            place += like.numel()
+        return Pooled(weight, parts, True, loss)
+
+
+def _asked(
+    centre: Centre, query: Query, about: Mapping[int, Mapping[str, Tensor]], name: str, length: int
+) -> dict[int, list[bytes]]:
+    """The answers by client, of those that answered."""
+    answers = centre.ask([Question(client, query, parts) for client, parts in about.items()])
+    found = zip(about, answers, strict=True)
+    return {client: texts(answer.parts[name], length) for client, answer in found if answer is not None}

@@ -1,0 +1,242 @@
+"""Secure sums: the centre learns the sum of a commit's updates and nothing about any one of them.
+
+Bonawitz et al. 2017 ("Practical secure aggregation"), with the neighbours of Bell et al. 2020 (SecAgg+).  Client u adds
+to its vector x_u, in the ring Z modulo 2^bits,
+
+    y_u = x_u + PRG(b_u) + sum over neighbours v > u of PRG(s_uv) - sum over neighbours v < u of PRG(s_uv)
+
+where u and v agree on the seed s_uv by X25519 and b_u is u's own.  In the sum over all clients the pairwise masks
+cancel.  Neighbours hold Shamir shares of b_u and of the private key behind the s_uv: of a client that arrived they give
+those of b_u, of one that did not those of its key, and never both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field, field_validator
+from torch import Tensor
+
+from piebald.aggregation.base import Weigh
+from piebald.client_work import Work
+from piebald.component import build
+from piebald.contracts import Assignment, Centre, Meeting, Secrets, Update
+from piebald.errors import Declined
+from piebald.parameters import nbytes
+from piebald.privacy.secure_aggregation import masks as keys
+from piebald.privacy.secure_aggregation.key_queries import (
+    BOX,
+    BOXES,
+    SEALED,
+    SENDERS,
+    check_boxes,
+    known_circle,
+    own_seed,
+    pair_seed,
+    root_of,
+)
+from piebald.privacy.secure_aggregation.masking_graph import Circle, clients_in, numbers, rows, texts
+from piebald.transforms.base import Stage
+
+if TYPE_CHECKING:
+    from piebald.recipe import Recipe
+
+SUM, PROOF = "sum", "proof"  # what a sealed update carries: the masked vector, and a digest of its own mask's seed
+_HEAD = 2  # numbers before the model: the weight, and weight times loss
+_COARSEST = 1 << 12  # the range must be cut into at least so many steps
+_HEAVIEST = 10_000.0
+
+
+class SecureSum(Stage):
+    """The centre sees only sums of updates.
+
+    What is summed are whole numbers: of each number x of an update with weight w, x / range * w / heaviest is rounded
+    to one of 2 * unit + 1 steps, where unit is the largest power of two of which as many as there are clients cannot
+    wrap around.  So the mean is off by at most clients * range * heaviest / (unit * sum of weights), and nothing
+    ever wraps around.  A number outside the range or a larger weight is refused by the client itself, which
+    then counts as one that did not arrive.
+
+    In the sum travel: the weights, the weighted changes, other named parts of an update (SCAFFOLD's), and the weighted
+    training losses (one above `range` counts as `range`).  Nothing else of an update leaves the client: no number of
+    rows or steps, no norm, no metric; the run's tables show 0 for them.  Who took part, and that an update was refused
+    by its client, the centre does see.
+
+    If fewer clients arrive than the threshold asks for, no mask is opened: the commit is without effect, is on record,
+    and the run goes on.
+
+    Attributes:
+        threshold: of the shares of a key how many open it, more than half of those there are (one for each neighbour
+            and one for the client itself): a share of them, or a number.  So many clients must arrive.
+        neighbours: with how many others a client masks, an even number; None for all of them.
+        least: refuse to open sums of fewer clients.
+        range: the largest absolute value of a number of an update.
+        bits: of a number that travels, 32 or 64.
+        heaviest: the largest weight of a client; None is 1 where all weights are equal, otherwise 10,000.
+        weigh: how clients weigh their updates, as a table; set by the recipe.
+    """
+
+    hides_each: ClassVar[bool] = True
+
+    threshold: int | float = Field(default=2 / 3, gt=0)
+    neighbours: int | None = Field(default=None, ge=2, multiple_of=2)
+    least: int = Field(default=2, ge=2)
+    range: float = Field(default=8.0, gt=0)
+    bits: Literal[32, 64] = 32
+    heaviest: float | None = Field(default=None, gt=0)
+    weigh: dict[str, Any] | None = None
+
+    @field_validator("threshold")
+    @classmethod
+    def _check_threshold(cls, threshold: float) -> float:
+        if isinstance(threshold, int) and not isinstance(threshold, bool):
+            if threshold >= 2:
+                return threshold
+        elif 0.5 < threshold <= 1:
+            return threshold
+        raise ValueError(
+            f"threshold must be a share above 0.5 and up to 1.0, or a number of clients from 2 up, got {threshold}"
+        )
+
+    # -- fitting in
+
+    def clash(self, recipe: Recipe) -> str | None:
+        if recipe.update[-1] is not self or [stage.hides_each for stage in recipe.update].count(True) > 1:
+            return "secure_sum hides the update from any stage behind it: put it last, once"
+        if not recipe.pace.rounds:
+            late = ", or set its oldest = 0" if recipe.pace.kind == "deadline" else ""
+            return (
+                f"secure_sum sums clients that agreed on keys beforehand but {recipe.pace.kind} steps with whoever "
+                f"comes: choose pace = 'synchronous'{late}"
+            )
+        if not recipe.weigh.singly():
+            return (
+                f"secure_sum lets each client weigh its own update but {recipe.weigh.kind} compares updates: choose "
+                "weigh = 'by_examples' or 'equal'"
+            )
+        if recipe.learn.kind == "adaptive":
+            return "adaptive goes by the steps of others, which secure_sum hides: choose another rule, or drop it"
+        central = [stage for stage in recipe.update if getattr(stage, "where", None) == "centre"]
+        if central and recipe.weigh.kind != "equal":
+            return (
+                f"{central[0].kind} at the centre needs the largest weight, which secure_sum hides: choose "
+                "weigh = 'equal', or where = 'client'"
+            )
+        return None
+
+    def misfit(self, work: Work) -> str | None:
+        if not keys.installed():
+            return keys.INSTALL
+        sized = work.rule.common(work.layout.shared)
+        for name in work.rule.uploads():
+            if name not in sized:
+                return f"secure_sum must know the length of what is summed but {work.rule.kind} sends {name!r}: drop it"
+        if work.layout.shared == 0:
+            return "secure_sum has nothing to sum: every layer of the model is private"
+        return None
+
+    def settled(self, recipe: Recipe) -> SecureSum:
+        table = recipe.weigh.table()
+        heaviest = self.heaviest or (1.0 if recipe.weigh.kind == "equal" else _HEAVIEST)
+        return self.model_copy(update={"weigh": table, "heaviest": heaviest})
+
+    def circle(self, people: Sequence[int], public: Sequence[bytes]) -> Circle:
+        """The circle of these clients, with all that they must agree on."""
+        made = Circle.of(people, public, self.threshold, self.neighbours, json.dumps(self.table(), sort_keys=True))
+        if self.unit(len(people)) < _COARSEST:
+            raise Declined(f"{len(people)} clients leave too few steps of {self.bits} bits: set bits = 64")
+        return made
+
+    # -- numbers
+
+    def unit(self, clients: int) -> int:
+        """The whole number that stands for a weight of `heaviest`, or for such a client's number at the range's end."""
+        return 1 << (((1 << (self.bits - 1)) - 1) // clients).bit_length() - 1
+
+    def encode(self, update: Update, clients: int) -> np.ndarray[Any, Any]:
+        """An update as whole numbers, for a sum of so many clients.
+
+        Raises:
+            Declined: it does not fit.
+        """
+        weight, heaviest = self._weighing().weight(update), self.heaviest or _HEAVIEST
+        if not 0 <= weight <= heaviest:
+            raise Declined(f"its weight is above secure_sum's heaviest = {heaviest:g}: raise that")
+        share, loss = weight / heaviest, update.metrics.get("loss", 0.0)
+        told = min(max(loss / self.range, -1.0), 1.0) if math.isfinite(loss) else 0.0
+        numbers_of = {name: part.detach().flatten().double() / self.range for name, part in update.parts.items()}
+        if not all(bool((part.abs() <= 1).all()) for part in numbers_of.values()):  # NaN is not, either
+            raise Declined(f"a number of its update is outside secure_sum's range = {self.range:g}: raise that")
+        others = [numbers_of[name] for name in sorted(numbers_of) if name != "model"]
+        head = torch.tensor([share, share * told], dtype=torch.float64)
+        whole = torch.cat([head, numbers_of["model"] * share, *others]) * self.unit(clients)
+        return whole.round_().to(torch.int64).numpy().astype(f"<u{self.bits // 8}")
+
+    def decode(self, total: np.ndarray[Any, Any], clients: int) -> np.ndarray[Any, Any]:
+        """The sum's numbers, in units of `range` (the weight's: of `heaviest`)."""
+        return total.view(f"<i{self.bits // 8}").astype(np.float64) / self.unit(clients)
+
+    def length(self, work: Work) -> int:
+        """Numbers in a sealed update."""
+        return _HEAD + work.layout.shared + sum(part.numel() for part in self.others(work).values())
+
+    @staticmethod
+    def others(work: Work) -> dict[str, Tensor]:
+        """Named parts of an update beside the model, in the order in which they travel."""
+        sized = work.rule.common(work.layout.shared)
+        return {name: sized[name] for name in sorted(work.rule.uploads())}
+
+    def _weighing(self) -> Weigh:
+        made = build("weigh", self.weigh or "equal")
+        assert isinstance(made, Weigh)
+        return made
+
+    # -- the client
+
+    def seal(self, update: Update, assignment: Assignment, secrets: Secrets) -> Update:
+        circle, root = known_circle(secrets, assignment.parts, self), root_of(secrets)
+        senders, boxes = clients_in(assignment.parts.get(SENDERS)), texts(assignment.parts.get(BOXES), BOX)
+        check_boxes(senders, boxes, circle, secrets)
+        vector = self.encode(update, len(circle.people))
+        digest = hashlib.blake2b(vector.tobytes() + str(senders).encode(), digest_size=keys.KEY).digest()
+        if SEALED in secrets.kept and texts(secrets.kept[SEALED], keys.KEY)[0] != digest:
+            raise Declined("its keys have sealed another update already")
+        secrets.kept.update({SEALED: rows([digest], keys.KEY), SENDERS: numbers(senders), BOXES: rows(boxes, BOX)})
+        private, own = keys.private_key(root, "masks"), own_seed(root, circle)
+        seeds = {other: pair_seed(private, circle, secrets.client, other) for other in senders}
+        above = [seed for other, seed in seeds.items() if other > secrets.client]
+        below = [seed for other, seed in seeds.items() if other < secrets.client]
+        keys.add_masks(vector, [own, *above], below)
+        parts = {SUM: torch.from_numpy(vector.view(f"<i{self.bits // 8}")), PROOF: rows([proof(own)], keys.KEY)}
+        return Update(parts, 0, 0, {}, nbytes=nbytes(parts))
+
+    def nbytes(self, parts: Mapping[str, Tensor]) -> int:
+        return (_HEAD + sum(part.numel() for part in parts.values())) * self.bits // 8 + keys.KEY
+
+    # -- the centre
+
+    def meet(self, clients: Sequence[int], centre: Centre) -> Meeting:
+        from piebald.privacy.secure_aggregation.server_side import Summing
+
+        return Summing.of(self, clients, centre)
+
+    def broken(self, update: Update, work: Work) -> str | None:
+        vector, wanted = update.parts.get(SUM), (self.length(work),)
+        kind = torch.int32 if self.bits == 32 else torch.int64
+        if update.parts.keys() != {SUM, PROOF} or vector is None or vector.dtype != kind or vector.shape != wanted:
+            return f"must send {wanted[0]} sealed numbers of {self.bits} bits, sent something else"
+        try:
+            texts(update.parts[PROOF], keys.KEY)
+        except Declined as error:
+            return str(error)
+        return None
+
+
+def proof(seed: bytes) -> bytes:
+    """What tells whether shares of a client's own seed were right."""
+    return keys.derive(seed, "proof")

@@ -1,0 +1,127 @@
+"""Named recipes: made from a name and fields, listed with their paper and settings."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from piebald.component import Part
+from piebald.errors import SettingError, unknown
+from piebald.recipe import Recipe
+from piebald.recipes.describe import allowed, documented, home, kind
+from piebald.toml_document import dumps
+
+_made: dict[str, _Named] = {}
+
+
+class _Named:
+    """A recipe function with what is known about it."""
+
+    def __init__(self, function: Callable[..., Recipe], paper: str, rule: type[Part]) -> None:
+        self.function, self.paper, self.rule = function, paper, rule
+        self.name = function.__name__
+        self.summary = (inspect.getdoc(function) or "").partition("\n")[0]
+        signature = inspect.signature(function, eval_str=False)
+        self.own = {
+            name: parameter.default
+            for name, parameter in signature.parameters.items()
+            if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        }
+        handed_on = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values())
+        self.defaults = dict(self.own)
+        if handed_on:
+            fields = rule.model_fields
+            self.defaults |= {name: field.get_default() for name, field in fields.items() if name not in self.own}
+
+    def make(self, **fields: Any) -> Recipe:
+        for name in fields:
+            if name not in self.defaults:
+                raise unknown(f"setting of recipe {self.name!r} called", name, self.defaults)
+        made = self.function(**fields)
+        plain = {name: _plain(value) for name, value in fields.items()}
+        return made.model_copy(update={"name": self.name, "fields": plain, "paper": self.paper})
+
+
+def recipe(paper: str, rule: type[Part]) -> Callable[[Callable[..., Recipe]], Callable[..., Recipe]]:
+    """Register a function as the recipe of its name.
+
+    Args:
+        paper: the source, as people cite it.
+        rule: the rule whose settings the function hands on through its keyword arguments.
+    """
+
+    def register(function: Callable[..., Recipe]) -> Callable[..., Recipe]:
+        named = _Named(function, paper, rule)
+        _made[named.name] = named
+
+        @functools.wraps(function)
+        def make_named(*positional: Any, **fields: Any) -> Recipe:
+            if len(positional) > len(named.own):
+                own = ", ".join(named.own)
+                raise SettingError(f"{named.name} takes {own} without a name, got {len(positional)}: name the rest")
+            return named.make(**dict(zip(named.own, positional, strict=False)), **fields)
+
+        return make_named
+
+    return register
+
+
+def names() -> list[str]:
+    """All recipe names."""
+    return sorted(_made)
+
+
+def make(name: str, **fields: Any) -> Recipe:
+    """A recipe from its name and fields.
+
+    Raises:
+        SettingError: an unknown name or field, or a value that is not allowed.
+    """
+    if name not in _made:
+        raise unknown("recipe", name, _made)
+    return _made[name].make(**fields)
+
+
+def rebuild(table: Mapping[str, Any]) -> Recipe:
+    """A recipe from what `Recipe.model_dump` gave: name, fields and one table an axis."""
+    try:
+        return Recipe(**table)
+    except TypeError as error:
+        raise SettingError(f"not a recipe: {error}") from None
+
+
+def toml(recipe: Recipe) -> str:
+    """A recipe as the [recipe] section of an experiment file: its name and fields, and the answers that were
+    replaced.
+    """
+    name, fields = (recipe.name, recipe.fields) if recipe.name in _made else ("fedavg", {})
+    base, table = make(name, **fields).model_dump(), recipe.model_dump()
+    replaced = {axis: table[axis] for axis in Recipe.axes if table[axis] != base[axis]}
+    plain = {field: _plain(value) for field, value in fields.items()}
+    return dumps({"recipe": {"name": name, **plain, **replaced}})
+
+
+def listing() -> list[dict[str, Any]]:
+    """All recipes: name, paper, summary, and fields with their default, what is allowed, and what they do."""
+    rows = []
+    for name in names():
+        named = _made[name]
+        fields = {field: _about(named, field, default) for field, default in named.defaults.items()}
+        rows.append({"name": name, "paper": named.paper, "summary": named.summary, "fields": fields})
+    return rows
+
+
+def _about(named: _Named, field: str, default: Any) -> dict[str, Any]:
+    found = (named.rule, field) if field in named.rule.model_fields else home(named.function(), field)
+    if found is None:  # a setting that chooses between parts has its choices in the function's own signature
+        annotation = typing.get_type_hints(named.function)[field]
+        return {"default": _plain(default), "type": kind(annotation), "doc": "which part is chosen"}
+    part, own = found
+    return {"default": _plain(default), "type": allowed(part, own), "doc": documented(part).get(own, "")}
+
+
+def _plain(default: Any) -> Any:
+    return default.table() if isinstance(default, Part) else list(default) if isinstance(default, tuple) else default

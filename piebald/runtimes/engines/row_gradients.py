@@ -1,0 +1,125 @@
+"""Gradients of single rows, clipped and summed: what DP-SGD steps along (Abadi et al. 2016, algorithm 1).
+
+A row's own gradient is that of a batch of one, so `torch.func` makes those of a batch, and of a stack of clients, out
+of the forward pass that every engine has: the client's rule stays one that is written for one client, whatever layers
+a model has.  opacus, which hooks into the layers that it knows, is what the tests compare with; its accountant counts
+beside ours (`update.budget`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from piebald.contracts import Privacy
+from piebald.parameters import Layout
+from piebald.randomness import torch_generator
+from piebald.runtimes.engines.keyed_dropout import KeyedDropout, mix
+
+ROOM = 1 << 25  # numbers that the rows' gradients may have together while they are summed
+
+
+@dataclass(frozen=True, slots=True)
+class Rowwise:
+    """Makes clipped sums.  `module` is in training mode; `loss` is that of the task."""
+
+    module: nn.Module
+    layout: Layout
+    loss: Callable[[Tensor, Tensor], Tensor]
+
+    def one(
+        self,
+        tensors: Mapping[str, Tensor],
+        x: Tensor,
+        y: Tensor,
+        mask: Tensor,
+        keys: Tensor,
+        clip: float,
+        dropout: KeyedDropout | None,
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """The sum of a client's clipped gradients by parameter, and the sum of its losses.
+
+        Args:
+            tensors: the client's numbers, by name.
+            x, y: rows [b, ...].
+            mask: [b], 1 for rows that count and 0 for padding.
+            keys: [b], of dropout.
+            clip: longest gradient of a row.
+            dropout: the mode that is active, if there is any.
+        """
+        slots = self.layout.slots
+        buffers = {slot.name: tensors[slot.name] for slot in slots if slot.buffer}
+
+        def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor, key: Tensor) -> Tensor:
+            if dropout is not None:
+                dropout.start(key)
+            outputs = functional_call(self.module, {**parameters, **buffers}, (x.unsqueeze(0),))
+            return self.loss(outputs, y.unsqueeze(0)).mean()
+
+        parameters = {slot.name: tensors[slot.name].detach() for slot in slots if not slot.buffer}
+        gradients, losses = vmap(grad_and_value(loss), in_dims=(None, 0, 0, 0))(parameters, x, y, keys)
+        square = torch.stack([part.reshape(len(x), -1).square().sum(1) for part in gradients.values()]).sum(0)
+        share = shrink(square.sqrt(), clip) * mask
+        return {name: torch.tensordot(share, part, 1) for name, part in gradients.items()}, (losses * mask).sum()
+
+    def many(
+        self,
+        tensors: Mapping[str, Tensor],
+        x: Tensor,
+        y: Tensor,
+        mask: Tensor,
+        keys: Tensor,
+        clip: float,
+        dropout: KeyedDropout | None,
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """The same for a stack of clients: everything with a leading axis [c]."""
+
+        def one(
+            tensors: dict[str, Tensor], x: Tensor, y: Tensor, mask: Tensor, keys: Tensor
+        ) -> tuple[dict[str, Tensor], Tensor]:
+            return self.one(tensors, x, y, mask, keys, clip, dropout)
+
+        found: tuple[dict[str, Tensor], Tensor] = vmap(one)(dict(tensors), x, y, mask, keys)
+        return found
+
+
+def shrink(norms: Tensor, clip: float) -> Tensor:
+    """By what vectors of these lengths are multiplied, so that none is longer than `clip`."""
+    return (clip / norms.clamp(min=1e-12)).clamp(max=1.0)
+
+
+def row_keys(keys: Tensor, rows: int) -> Tensor:
+    """Dropout keys [c, rows] of single rows, from those of steps [c]."""
+    return mix(keys.unsqueeze(-1) + torch.arange(rows, device=keys.device))
+
+
+def noised(
+    summed: Mapping[str, Tensor],
+    layout: Layout,
+    privacy: Privacy,
+    lots: Sequence[float],
+    step: int,
+    words: Sequence[tuple[int | str, ...]],
+) -> list[Tensor]:
+    """The gradients to step along, in the layout's order of parameters.
+
+    Args:
+        summed: clipped sums [c, ...] by parameter.
+        layout: of the model.
+        privacy: how much noise.
+        lots: rows that a batch of each client has in the mean.
+        step: number of the step.
+        words: what each client's randomness comes from.
+    """
+    first = next(iter(summed.values()))
+    noise = torch.zeros(len(words), layout.size)
+    if privacy.noise:
+        for row, word in enumerate(words):
+            noise[row] = torch.randn(layout.size, generator=torch_generator("hide", step, *word))
+    views = layout.views(noise.mul_(privacy.noise * privacy.clip).to(first.device))
+    share = 1 / first.new_tensor(lots)
+    return [(views[name] + part) * share.view(-1, *[1] * (part.dim() - 1)) for name, part in summed.items()]

@@ -1,0 +1,1 @@
+"""Vectors kept as products of rows, and formed only when somebody reads them."""

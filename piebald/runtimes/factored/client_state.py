@@ -1,0 +1,218 @@
+"""What clients remember of dense layers, as products of rows; and layers that see clients' rows as they are.
+
+What such a layer has moved by is a product of the client's own rows with one number for each row and output.  The rows
+are there anyway, so a variate of SCAFFOLD takes as many numbers as a client has rows and the layer outputs, instead of
+as many as the layer has weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property, partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from piebald.client_work import Work
+from piebald.parameters import Layout, Slot
+from piebald.runtimes.engines.row_loader import Feed, Places
+from piebald.runtimes.factored.factors import Factor, OwnRows, joined
+from piebald.runtimes.factored.vectors import LowRank
+
+_WORTH = 0.5  # of a vector's length: what is packed to more than that stays as it is
+_MOST = 24  # layers: as many bits as a float32 counts exactly
+_OWN = -1.0  # in the place of a number of rows: the client's own
+
+
+class Packer:
+    """Packs what clients remember, vectors [s] of the shared numbers, where training left dense layers as products.
+
+    A packed vector [1, k] begins with which layers those are, and the rows of each; then come all other numbers, and
+    for each such layer the rows' inputs and outputs' gradients.  Of a layer that sees the client's own rows as they
+    are, the inputs are left out, if the rows lie in one pool and so are the same ones the next time.
+    """
+
+    def __init__(self, work: Work, feed: Feed, module: nn.Module) -> None:
+        self.work, self.feed, self.module = work, feed, module
+
+    @cached_property
+    def layers(self) -> list[Seen]:
+        """Dense layers that are used once a pass."""
+        return seen_rows(self.module, self.work.layout, self.feed.sample())
+
+    @cached_property
+    def _slots(self) -> list[Slot]:
+        """The weights that can be packed."""
+        shared = self.work.layout.shared
+        return [one.slot for one in self.layers if one.slot.stop <= shared][:_MOST]
+
+    def pack(self, vectors: LowRank, clients: Sequence[int]) -> list[Tensor] | None:
+        """Each client's vector packed, or None where it cannot be or is not worth it."""
+        slots = sorted((factor.slot for factor, _ in vectors.factors), key=lambda slot: slot.start)
+        known = bool(slots) and len({slot.start for slot in slots}) == len(slots) and set(slots) <= set(self._slots)
+        whole = vectors.shape[1] == self.work.layout.shared and not vectors.matrices
+        if not known or not whole or list(vectors.spans) != self._rest(slots):
+            return None
+        sizes = [self.feed.size(client) for client in clients]
+        bits = float(sum(1 << self._slots.index(slot) for slot in slots))
+        heads, bodies = [[bits] for _ in clients], [[own] for own in vectors.own]
+        for factor, scale in sorted(vectors.factors, key=lambda pair: pair[0].slot.start):
+            if factor.places is not None and self.feed.pooled:
+                for head, body, size, d in zip(heads, bodies, sizes, _by_row(factor, scale, max(sizes)), strict=True):
+                    head.append(_OWN)
+                    body.append(d[:size].flatten())
+                continue
+            for head, body, x, d in zip(heads, bodies, *factor.by_client(scale), strict=True):
+                some = d.abs().sum(1) > 0  # rows that were filled up have no gradient
+                head.append(float(some.sum()))
+                body += [x[some].flatten(), d[some].flatten()]
+        rows = [torch.cat([body[0].new_tensor(head), *body]) for head, body in zip(heads, bodies, strict=True)]
+        return [row.unsqueeze(0) for row in rows] if max(map(len, rows)) <= _WORTH * vectors.shape[1] else None
+
+    def is_packed(self, row: Tensor, name: str) -> bool:
+        """Whether this is what `pack` made of what a rule remembers under a name."""
+        return self._remembered.get(name) == (self.work.layout.shared,) and row.dim() == 2 and len(row) == 1
+
+    @cached_property
+    def _remembered(self) -> dict[str, tuple[int, ...]]:
+        found = self.work.rule.remember(self.work.initial, self.work.layout.shared)
+        return {name: tuple(tensor.shape) for name, tensor in found.items()}
+
+    def unpack(self, rows: Sequence[Tensor], clients: Sequence[int], device: torch.device) -> LowRank | None:
+        """Clients' vectors [c, s] from rows of which some are packed; None where others are not zero, or other layers
+        are products in them.
+        """
+        packed = [row[0] for row in rows if row.dim() == 2]
+        fresh = {row.data_ptr(): row for row in rows if row.dim() == 1}.values()  # most often one for all
+        bits = int(packed[0][0])
+        slots = [slot for place, slot in enumerate(self._slots) if bits >> place & 1]
+        kinds = {(int(row[0]), *(row[1 : 1 + len(slots)] == _OWN).tolist()) for row in packed}
+        if len(kinds) > 1 or any(bool(row.any()) for row in fresh):
+            return None
+        _, *by_row = kinds.pop()
+        taken = [self._apart(row, client, slots, by_row) for row, client in zip(rows, clients, strict=True)]
+        own, *parts = zip(*taken, strict=True)
+        whole, factors = torch.stack(own).to(device), list[tuple[Factor, Tensor]]()
+        for slot, mine, x, d in zip(slots, by_row, parts[::2], parts[1::2], strict=True):
+            inputs, gradients = (pad_sequence([*part], batch_first=True).to(device) for part in (x, d))
+            if mine:
+                made: Factor = OwnRows(slot, gradients, partial(_seen, self.feed, clients))
+            else:
+                made = Factor(slot, [inputs], [gradients], inputs)
+            factors.append((made, whole.new_ones(len(whole), 1)))
+        return LowRank(whole, len(whole), self.work.layout.shared, (), factors, whole, self._rest(slots))
+
+    def _apart(self, row: Tensor, client: int, slots: Sequence[Slot], by_row: Sequence[bool]) -> list[Tensor]:
+        """A client's numbers outside of layers, then each layer's inputs and outputs' gradients; zeros for one that was
+        never asked.
+        """
+        rest, lengths, counts = self._rest(slots), list[int](), list[int]()
+        for place, (slot, own) in enumerate(zip(slots, by_row, strict=True)):
+            count = self.feed.size(client) if own else 0 if row.dim() == 1 else int(row[0, 1 + place])
+            counts.append(count)
+            lengths += [0 if own else count * slot.shape[1], count * slot.shape[0]]
+        lengths.insert(0, rest[-1][1].stop if rest else 0)
+        numbers = row.new_zeros(sum(lengths)) if row.dim() == 1 else row[0, 1 + len(slots) :]
+        own_numbers, *parts = torch.split(numbers, lengths)
+        found = [own_numbers]
+        for place, (slot, own, count) in enumerate(zip(slots, by_row, counts, strict=True)):
+            x, d = parts[2 * place : 2 * place + 2]
+            found += [x.view(0 if own else count, slot.shape[1]), d.view(count, slot.shape[0])]
+        return found
+
+    def _rest(self, slots: Sequence[Slot]) -> list[tuple[slice, slice]]:
+        """Which numbers lie outside of some layers, and where they lie behind one another."""
+        found, at, length = list[tuple[slice, slice]](), 0, 0
+        for stop, after in [*((slot.start, slot.stop) for slot in slots), (self.work.layout.shared, 0)]:
+            if at < stop:
+                found.append((slice(at, stop), slice(length, length + stop - at)))
+                length += stop - at
+            at = after
+        return found
+
+
+def _seen(feed: Feed, clients: Sequence[int]) -> Tensor:
+    """Clients' rows as a layer sees them, [c, n, in]."""
+    pool = feed.gather(clients, "train")
+    parts = [pool.x[torch.from_numpy(places).to(pool.x.device)].flatten(1) for places in pool.places]
+    return pad_sequence(parts, batch_first=True)
+
+
+def _by_row(factor: Factor, scale: Tensor, rows: int) -> Tensor:
+    """A factor's numbers [c, rows, out] for each client's rows in their order."""
+    assert factor.places is not None
+    d = joined(factor.scaled(scale), len(scale))
+    made = d.new_zeros(len(d), rows, d.shape[2])
+    made.scatter_add_(1, factor.places.unsqueeze(2).expand_as(d), d)
+    return made if factor.order is None else made[factor.order.argsort()]
+
+
+def own_places(
+    index: Places, ends: Sequence[int], plans: Sequence[Sequence[Places]], places: Sequence[Places]
+) -> tuple[Tensor, Tensor]:
+    """Which of a client's own rows each row of all steps is [c, r], and where each of them comes first [c, n].
+
+    In no step is -1.
+
+    Args:
+        index, ends: as `laid_out` made them of `plans`.
+        places: where each client's rows lie in the pool.
+    """
+    which = np.zeros(index.shape, dtype=np.int64)
+    first = np.full((len(index), max(map(len, places))), -1)
+    for row, (plan, own) in enumerate(zip(plans, places, strict=True)):
+        order = own.argsort()
+        which[row] = order[np.searchsorted(own, index[row], sorter=order)]
+        for batch, start in zip(reversed(plan), reversed(ends[: len(plan)]), strict=True):
+            first[row, which[row, start : start + len(batch)]] = np.arange(start, start + len(batch))
+    return torch.from_numpy(which), torch.from_numpy(first)
+
+
+def in_steps(factor: OwnRows, x: Tensor, places: Tensor, first: Tensor, order: Tensor | None) -> Factor | None:
+    """What a client's rows add up to, by the rows of its steps x [c, r, in] in `order`; None if some are in no step."""
+    d = factor.d[0] if order is None else factor.d[0][order]
+    first = first[:, : d.shape[1]]
+    if bool((d.abs().sum(2) * (first < 0)).any()):
+        return None
+    made = d.new_zeros(len(d), x.shape[1] + 1, d.shape[2])
+    made.scatter_(1, torch.where(first < 0, x.shape[1], first).unsqueeze(2).expand_as(d), d)
+    return Factor(factor.slot, [x], [made[:, :-1]], x, order, places, factor.key)
+
+
+class Seen(NamedTuple):
+    """The weights of a dense layer, how many rows it sees for one of the model's (more than one in sequences), and
+    whether these are the model's inputs themselves, in another shape at most.
+    """
+
+    slot: Slot
+    rows: int
+    itself: bool
+
+
+def seen_rows(model: nn.Module, layout: Layout, x: Tensor) -> list[Seen]:
+    """What dense layers that are used once a pass see of the inputs x."""
+    slots, seen = {slot.name: slot for slot in layout.slots}, list[Seen]()
+    hooks = []
+    for path, layer in model.named_modules():
+        slot = slots.get(f"{path}.weight")
+        if type(layer) is nn.Linear and slot is not None:
+
+            def note(_: nn.Module, inputs: tuple[Tensor, ...], slot: Slot = slot) -> None:
+                itself = inputs[0].data_ptr() == x.data_ptr() and inputs[0].is_contiguous()
+                itself &= x.is_contiguous() and inputs[0].dtype == x.dtype and inputs[0].numel() == x.numel()
+                seen.append(Seen(slot, inputs[0].shape[:-1].numel() // len(x), itself))
+
+            hooks.append(layer.register_forward_pre_hook(note))
+    was = model.training
+    try:
+        with torch.no_grad():
+            model.eval()(x)
+    finally:
+        model.train(was)
+        for hook in hooks:
+            hook.remove()
+    names = [one.slot.name for one in seen]
+    return [one for one in seen if names.count(one.slot.name) == 1]

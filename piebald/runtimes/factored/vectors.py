@@ -1,0 +1,370 @@
+"""A stack of vectors as sums that are formed only when somebody looks.
+
+What training comes to without forming any client's weights (`factors`) stays that way through the arithmetic of rules:
+sums, differences, a number for each client.  For c clients,
+
+    v_c = sum_i a_ci M_i (or M_ci) + sum_f sum_t b_cft D_cft^T X_cft
+
+and equal terms cancel.  So the updates' weighted mean is one product of all rows, and SCAFFOLD's variate c_k - c +
+(w_t - w) / (K lr) is what it is on paper, the mean of a client's gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from piebald.parameters import Slot
+from piebald.runtimes.factored.factors import Factor, Weights
+from piebald.runtimes.factored.sum_terms import Known, Share, Term, added, once
+
+Factors = Sequence[tuple[Factor, Tensor]]
+Spans = Sequence[tuple[slice, slice]]
+
+
+class LowRank(Tensor):
+    """Vectors [c, p].  Sums, differences and multiples of them are such again; any other operation of torch first forms
+    them, so whoever knows nothing of this class is right.
+
+    Attributes:
+        matrices: terms that are there already; nobody may write to them.
+        factors: layers that are products, each with the factor [c, steps] of every step.
+        own: [c, q], numbers that are there already, in the place of all terms, by `spans`: which slice of p lies in
+            which slice of q.
+        start: what a walk started from, where these are the models that it came to, and `moved`: by where a layer that
+            is a product begins, the square of how far each client's has moved, [c].
+        sliced: whether these are the first numbers of others, which torch would let be written to through them.
+    """
+
+    matrices: Sequence[Term]
+    factors: Factors
+    own: Tensor
+    spans: Spans
+    start: Term | None
+    moved: Mapping[int, Tensor]
+    sliced: bool
+    _formed: Tensor | None
+
+    @staticmethod
+    def __new__(cls, like: Tensor, count: int, size: int, *_: Any, **__: Any) -> Self:
+        made: Self = Tensor._make_wrapper_subclass(cls, (count, size), dtype=like.dtype, device=like.device)
+        return made
+
+    def __init__(
+        self,
+        like: Tensor,
+        count: int,
+        size: int,
+        matrices: Sequence[Term],
+        factors: Factors = (),
+        own: Tensor | None = None,
+        spans: Spans = (),
+        start: Term | None = None,
+        moved: Mapping[int, Tensor] | None = None,
+    ) -> None:
+        super().__init__()
+        self.matrices, self.factors, self.spans = matrices, factors, spans
+        self.own = like.new_empty(count, 0) if own is None else own
+        self.start, self.moved, self.sliced, self._formed = start, moved or {}, False, None
+
+    @classmethod
+    def of(cls, vectors: Tensor) -> LowRank:
+        """Vectors [c, p] that are there already; what all clients share is taken as that."""
+        if isinstance(vectors, LowRank):
+            return vectors
+        shared = len(vectors) == 1 or vectors.stride(0) == 0
+        return cls(vectors, len(vectors), vectors.shape[1], [Term.of(vectors[0] if shared else vectors)])
+
+    @classmethod
+    def zeros(cls, like: Tensor) -> LowRank:
+        """As many zeros."""
+        return cls(like, len(like), like.shape[1], ())
+
+    def like(self, matrices: Sequence[Term], factors: Factors, own: Tensor, spans: Spans | None = None) -> LowRank:
+        """Other terms for as many vectors of the same length."""
+        return LowRank(
+            self.own, len(self), self.shape[1], matrices, factors, own, self.spans if spans is None else spans
+        )
+
+    @classmethod
+    def __torch_function__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # not __torch_dispatch__, whose first call costs a second: it imports all of torch.distributed.tensor
+        name, kwargs = func.__name__, kwargs or {}
+        with torch._C.DisableTorchFunctionSubclass():
+            if name in _ABOUT:
+                return func(*args, **kwargs)
+            linear = _LINEAR.get(name)
+            made = None if linear is None else linear(*args, **kwargs)
+            if made is not None:
+                return made
+            written = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+            if written and isinstance(args[0], LowRank) and args[0].sliced:
+                raise RuntimeError(
+                    "a slice of sums cannot be written to, since they would not notice: take its clone()"
+                )
+            args, kwargs = tree_map_only(LowRank, LowRank.dense, (args, kwargs))
+            return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        args, kwargs = tree_map_only(LowRank, LowRank.dense, (args, kwargs or {}))  # what torch does by itself
+        return func(*args, **kwargs)
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"LowRank({list(self.shape)}, factors={[factor.slot.name for factor, _ in self.factors]})"
+
+    # -- formed
+
+    def dense(self) -> Tensor:
+        """The vectors [c, p] as an ordinary tensor.  They are nothing else from then on: it may be written to."""
+        if self._formed is None:
+            formed = self.columns(0, self.shape[1])
+            self.own, self.spans = formed, [(slice(0, formed.shape[1]), slice(0, formed.shape[1]))]
+            self.matrices, self.factors, self.start, self.moved = (), (), None, {}
+            self._formed = formed
+        return self._formed
+
+    def columns(self, start: int, stop: int) -> Tensor:
+        """Some of their numbers [c, stop - start]; whole layers only."""
+        made = self.own.new_empty(len(self), stop - start)
+        for here, there in _cut(self.spans, start, stop):
+            made[:, here.start - start : here.stop - start] = self.own[:, there]
+        written = set[int]()  # where layers begin that have something in them
+        for gap in _gaps(self.spans, start, stop):
+            self._sum_of_matrices(gap, made[:, gap.start - start : gap.stop - start])
+        for factor, scale in self.factors:
+            slot = factor.slot
+            if not start <= slot.start < stop:
+                continue
+            layer = made[:, slot.start - start : slot.stop - start]
+            if self.matrices or slot.start in written:
+                more = torch.empty_like(layer, memory_format=torch.contiguous_format)
+                factor.into(more, scale)
+                layer += more
+            else:
+                factor.into(layer, scale)
+            written.add(slot.start)
+        return made
+
+    def _sum_of_matrices(self, gap: slice, made: Tensor) -> None:
+        """Write it into `made`; zeros where there is none, unless a factor will write."""
+        if not self.matrices:
+            slots = {factor.slot.start: factor.slot for factor, _ in self.factors}.values()
+            if sum(slot.stop - slot.start for slot in slots) < self.shape[1] - self.own.shape[1]:
+                made.zero_()
+            return
+        first, *others = self.matrices
+        torch.mul(first.part(gap).expand_as(made), first.share, out=made)
+        for term in others:
+            if isinstance(term.share, float):
+                made.add_(term.part(gap), alpha=term.share)
+            else:
+                made.addcmul_(term.part(gap), term.share)
+
+    def first(self, stop: int) -> LowRank:
+        """Their first numbers [c, stop]; whole layers only."""
+        spans = _cut(self.spans, 0, stop)
+        own = self.own[:, : spans[-1][1].stop if spans else 0]
+        factors = [(factor, scale) for factor, scale in self.factors if factor.slot.start < stop]
+        matrices = [Term.of(term.part(slice(0, stop)), term.share) for term in self.matrices]
+        made = LowRank(self.own, len(self), stop, matrices, factors, own, spans, self.start, self.moved)
+        made.sliced = True
+        return made
+
+    # -- summed and measured
+
+    def total(self, weights: Tensor, known: Known | None = None) -> Tensor:
+        """The weighted sum [p], for weights [c]; `known` keeps products for other sums over the same rows."""
+        made = self.own.new_zeros(self.shape[1])
+        for gap in _gaps(self.spans, 0, self.shape[1]):
+            for term in self.matrices:
+                part, share = term.part(gap), term.share
+                mine = weights * (share if isinstance(share, float) else share.flatten())
+                made[gap] += part * mine.sum() if part.dim() == 1 else mine @ part
+        for here, there in self.spans:
+            made[here] = weights @ self.own[:, there]
+        together: dict[tuple[int, int], tuple[Factor, Tensor]] = {}  # factors of the same rows, added up
+        for factor, scale in self.factors:
+            mine, here = scale * weights.unsqueeze(1), slice(factor.slot.start, factor.slot.stop)
+            if factor.whole is None:
+                made[here] += factor.pooled(mine).flatten()
+                continue
+            key, (_, d) = (here.start, id(factor.whole)), factor.rows(mine)
+            together[key] = (factor, together[key][1] + d if key in together else d)
+        for factor, d in together.values():
+            assert factor.whole is not None
+            product = once(factor.whole, d, [] if known is None else known)
+            made[factor.slot.start : factor.slot.stop] += product.flatten()
+        return made
+
+    def lengths(self) -> Tensor:
+        """Lengths [c] of the change since `start`, where these are models that a walk came to."""
+        assert self.start is not None
+        total = self.own.new_zeros(len(self))
+        for here, there in self.spans:
+            total += (self.own[:, there] - self.start.part(here)).square().sum(1)
+        for layer in sorted({factor.slot.start for factor, _ in self.factors}):
+            total += self.moved[layer]
+        return total.clamp(min=0).sqrt()
+
+    def sums(self) -> Tensor:
+        """Numbers [c] that are finite where a client's vector is."""
+        total = self.own.sum(1)
+        for term in self.matrices:
+            share = term.share if isinstance(term.share, float) else term.share.flatten()
+            total = total + term.part(slice(None)).sum(-1) * share
+        for factor, scale in self.factors:
+            total = total + factor.sums(scale)
+        return total
+
+    # -- as the weights of a layer
+
+    @property
+    def alone(self) -> Term | None:
+        """The one matrix that these are, but for numbers of their own; None where they are something else."""
+        if len(self.matrices) != 1 or self.factors:
+            return None
+        (term,) = self.matrices
+        return term if isinstance(term.share, float) and term.share == 1.0 else None
+
+    def has_terms(self, slot: Slot) -> bool:
+        """Whether one layer's weights are such sums, not numbers of their own."""
+        products = any(factor.slot.start == slot.start for factor, _ in self.factors)
+        return not _cut(self.spans, slot.start, slot.stop) and (bool(self.matrices) or products)
+
+    def layer(self, slot: Slot, order: Tensor | None) -> Weights:
+        """One layer's weights, where they `has_terms`, clients in this order."""
+        matrices: list[tuple[Tensor, float | Tensor]] = []
+        for term in self.matrices:
+            part, share = term.part(slice(slot.start, slot.stop)), term.share
+            part = part if order is None or part.dim() == 1 else part[order]
+            if isinstance(share, Tensor):
+                share = (share if order is None else share[order]).unsqueeze(2)
+            matrices.append((part.view(*part.shape[:-1], *slot.shape), share))
+        products = []
+        for factor, scale in self.factors:
+            if factor.slot.start == slot.start:
+                x, d = factor.rows(scale) if factor.order is order else factor.by_client(scale)
+                products.append((x, d) if factor.order is order or order is None else (x[order], d[order]))
+        return Weights(matrices, products)
+
+    def plus(self, other: LowRank, share: float) -> LowRank | None:
+        """The sum of these and `share` times others, or None where their own numbers lie in different places."""
+        spans = self.spans or other.spans
+        if (self.spans and other.spans and list(self.spans) != list(other.spans)) or self.shape != other.shape:
+            return None
+        one, two = (part.own if part.spans or not spans else part._columns_of(spans) for part in (self, other))
+        own = torch.add(one, two, alpha=share)
+        found: dict[Any, Term] = {}
+        for term in (*self.matrices, *(term.times(share) for term in other.matrices)):
+            before = found.get(term.name)
+            found[term.name] = term if before is None else before._replace(share=added(before.share, term.share))
+        matrices = [term for term in found.values() if isinstance(term.share, Tensor) or term.share != 0.0]
+        products: dict[Any, tuple[Factor, Share]] = {}
+        for factor, scale in (*self.factors, *((factor, share * scale) for factor, scale in other.factors)):
+            seen = products.get(factor.key)
+            products[factor.key] = (factor, scale) if seen is None else (seen[0], added(seen[1], scale))
+        factors = [(factor, scale) for factor, scale in products.values() if isinstance(scale, Tensor)]
+        return self.like(matrices, factors, own, spans)
+
+    def _columns_of(self, spans: Spans) -> Tensor:
+        parts = [self.columns(here.start, here.stop) for here, _ in spans]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def scaled(self, share: float | Tensor) -> LowRank:
+        """Multiples, by one number or by one for each client [c, 1]."""
+        return self.like(
+            [term.times(share) for term in self.matrices],
+            [(factor, scale * share) for factor, scale in self.factors],
+            self.own * share,
+        )
+
+
+def _share(value: object, count: int) -> float | Tensor | None:
+    """A number, or a tensor with one number for each client, as a share."""
+    if isinstance(value, int | float):
+        return float(value)
+    if not isinstance(value, Tensor) or isinstance(value, LowRank) or value.dim() > 2:
+        return None
+    if value.dim() == 2 and value.shape[1] == 1 and value.shape[0] in (1, count):
+        return value.float().expand(count, 1)
+    return value.float().expand(count, 1) if value.numel() == 1 and value.dim() < 2 else None
+
+
+def _plus(one: Any, other: Any, *, alpha: float = 1.0) -> LowRank | None:
+    vectors = [part for part in (one, other) if isinstance(part, LowRank)]
+    if not all(isinstance(part, Tensor) and part.shape == vectors[0].shape for part in (one, other)):
+        return None
+    if any(part.dtype != vectors[0].dtype for part in (one, other)):
+        return None
+    return LowRank.of(one).plus(LowRank.of(other), float(alpha))
+
+
+def _times(one: Any, other: Any) -> LowRank | None:
+    vectors, by = (one, other) if isinstance(one, LowRank) else (other, one)
+    share = _share(by, len(vectors))
+    return None if share is None else vectors.scaled(share)
+
+
+def _over(one: Any, other: Any) -> LowRank | None:
+    share = _share(other, len(one)) if isinstance(one, LowRank) else None
+    return None if share is None else one.scaled(1 / share)
+
+
+def _first(vectors: LowRank, key: Any) -> LowRank | None:
+    """`vectors[:, :stop]` or `vectors[..., :stop]`, which cuts no layer."""
+    if not isinstance(key, tuple) or len(key) != 2:
+        return None
+    rows, columns = key
+    if rows is not Ellipsis and not (isinstance(rows, slice) and rows == slice(None)):
+        return None
+    if not isinstance(columns, slice) or columns.start not in (None, 0) or columns.step not in (None, 1):
+        return None
+    stop = len(range(vectors.shape[1])[columns])
+    cuts = any(factor.slot.start < stop < factor.slot.stop for factor, _ in vectors.factors)
+    return None if cuts else vectors.first(stop)
+
+
+# What torch says about a tensor without looking at its numbers.
+_ABOUT = {"__get__", "__len__", "dim", "ndimension", "size", "stride", "numel", "element_size", "is_floating_point"}
+_LINEAR: dict[str, Callable[..., LowRank | None]] = {
+    "add": _plus,
+    "__add__": _plus,
+    "__radd__": _plus,
+    "sub": lambda one, other, *, alpha=1: _plus(one, other, alpha=-alpha),
+    "__sub__": lambda one, other: _plus(one, other, alpha=-1),
+    "rsub": lambda one, other: _plus(other, one, alpha=-1),
+    "__rsub__": lambda one, other: _plus(other, one, alpha=-1),
+    "mul": _times,
+    "__mul__": _times,
+    "__rmul__": _times,
+    "div": _over,
+    "__truediv__": _over,
+    "__getitem__": _first,
+}
+
+
+def _cut(spans: Spans, start: int, stop: int) -> list[tuple[slice, slice]]:
+    """The parts of spans between two places."""
+    found = []
+    for here, there in spans:
+        lo, hi = max(here.start, start), min(here.stop, stop)
+        if lo < hi:
+            found.append((slice(lo, hi), slice(there.start + lo - here.start, there.start + hi - here.start)))
+    return found
+
+
+def _gaps(spans: Spans, start: int, stop: int) -> list[slice]:
+    """What lies between spans."""
+    found, at = [], start
+    for here, _ in _cut(spans, start, stop):
+        if at < here.start:
+            found.append(slice(at, here.start))
+        at = here.stop
+    if at < stop:
+        found.append(slice(at, stop))
+    return found

@@ -1,0 +1,80 @@
+"""A whole federation on one machine: real kits, real processes, real connections; the way to try it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from piebald.errors import RuntimeFault
+from piebald.runtimes.federation.credentials import Description, provision, read
+from piebald.runtimes.federation.flare_link import SERVER
+
+
+class Local:
+    """The sites of a federation on this machine."""
+
+    def __init__(self, folder: Path, sites: list[str], temporary: bool) -> None:
+        self._folder, self._sites, self._temporary = folder, sites, temporary
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    @classmethod
+    def start(cls, sites: int, folder: str | None) -> Local:
+        """Make kits, or take those that are there; the processes start with `open`."""
+        place = Path(tempfile.mkdtemp(prefix="piebald-")) if folder is None else Path(folder)
+        names = [f"site-{number + 1}" for number in range(sites)]
+        port = read(place / SERVER).port if (place / SERVER).exists() else free_port()
+        provision(Description(name="local", host="127.0.0.1", port=port, days=30, sites=names), place)
+        return cls(place, names, folder is None)
+
+    @property
+    def server(self) -> Path:
+        """The server's kit."""
+        return self._folder / SERVER
+
+    def open(self) -> None:
+        """Start a process for each site; they end with this one, however it ends."""
+        environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+        words = [sys.executable, "-m", "piebald.cli", "client"]
+        for name in self._sites:
+            kit = self._folder / name
+            with (kit / "log.txt").open("ab") as output:
+                process = subprocess.Popen(
+                    [*words, str(kit), "--with-parent", str(os.getpid())],
+                    stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True,
+                )  # fmt: skip
+            self._processes.append(process)
+
+    def check(self) -> None:
+        """Say why a site that ended by itself did so."""
+        for name, process in zip(self._sites, self._processes, strict=True):
+            if process.poll() not in (None, 0):
+                lines = (self._folder / name / "log.txt").read_text(errors="replace").strip().splitlines()
+                raise RuntimeFault(f"{name} ended before the run began: {lines[-1] if lines else process.returncode}")
+
+    def close(self) -> None:
+        """End the sites."""
+        until = time.monotonic() + 5
+        for process in self._processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        for process in self._processes:
+            try:
+                process.wait(max(until - time.monotonic(), 0.1))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if self._temporary:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])

@@ -1,0 +1,1 @@
+"""The Ray runtime: the simulator's engines in Ray actors."""

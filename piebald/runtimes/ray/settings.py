@@ -1,0 +1,80 @@
+"""The Ray runtime's settings: the simulator with its engines in Ray actors, on this machine or on a cluster.
+
+Virtual clock and controller stay in this process; `engines.actors` says what travels, `engines.shelves` where clients'
+memory lies.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from piebald.client_work import Work
+from piebald.contracts import Clients
+from piebald.runtimes.ray.actors import RayCrew, measured
+from piebald.runtimes.ray.connection import Session, connected, imported
+from piebald.runtimes.ray.state_actors import Shelves
+from piebald.runtimes.simulation.settings import Simulated, count_cores
+from piebald.runtimes.workers.pool import Crew
+from piebald.runtimes.workers.state_store import Keeper
+
+
+class Ray(Simulated):
+    """How to simulate with Ray (`pip install 'piebald[ray]'`).
+
+    Attributes:
+        workers: actors, each on one core or GPU; None is one for each that Ray offers, at most one for each client that
+            works at a time.
+        device: "cpu", or "cuda" where each actor has a GPU, or a share of one.
+        address: of a running cluster, "auto" for one on this machine; None takes the connection that there is
+            (`ray.init`), or starts a Ray on this machine.
+        gpus: how much of a GPU each actor takes, with device "cuda".
+        memory: bytes of client memory that are kept in RAM on each node; more goes to temporary files there.
+        store: bytes of the object store of a Ray that is started here; None is Ray's default, 30% of the memory.
+    """
+
+    workers: int | None = Field(default=None, ge=1)
+    address: str | None = None
+    gpus: float = Field(default=1.0, gt=0)
+    store: int | None = Field(default=None, ge=100_000_000)
+
+    @model_validator(mode="after")
+    def _check_reach(self) -> Self:
+        if self.device not in ("cpu", "cuda"):
+            raise ValueError(f"device must be 'cpu' or 'cuda', Ray says which GPU an actor has, got {self.device!r}")
+        if self.address is not None and self.address.startswith("ray://"):
+            raise ValueError(
+                f"address must be that of the cluster itself, like '10.0.0.7:6379', got {self.address!r}: start the "
+                "run on one of its nodes"
+            )
+        return self
+
+    def settled(self, work: Work, clients: Clients, expected: int) -> Self:
+        """See `parts.Where`: counted where the actors will be, and measured there."""
+        imported()
+        here = self.address is None and self.device == "cpu" and not connected()
+        workers = self.workers or min(expected, count_cores() if here else self._session().offers()) or 1
+        known = self.model_copy(update={"workers": workers})
+        if here or (self.engine != "auto" and self.onednn is not None):
+            return known.measured(work, clients, expected)
+        made = measured(known, self._session(), work, clients, expected)
+        assert isinstance(made, type(self))
+        return made
+
+    def measured(self, work: Work, clients: Clients, expected: int) -> Self:
+        """The same as `settled`, measured by this very process."""
+        return super().settled(work, clients, expected)
+
+    def crew(self, work: Work, clients: Clients, room: tuple[int, int], keeper: Keeper) -> Crew:
+        """Actors."""
+        return RayCrew(self, self._session(), work, clients, keeper if isinstance(keeper, Shelves) else None)
+
+    def keeper(self, work: Work) -> Keeper:
+        """Shelves, where clients have anything to remember."""
+        here = super().keeper(work)
+        return Shelves(work, self.memory, self._session) if here.needed else here
+
+    def _session(self) -> Session:
+        gpus = self.gpus if self.device == "cuda" else 0.0
+        return Session(self.address, max(self.workers or 1, count_cores()), self.store, gpus)

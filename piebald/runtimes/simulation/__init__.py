@@ -1,0 +1,1 @@
+"""The simulator: clients as data, and a virtual clock."""

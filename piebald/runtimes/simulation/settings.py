@@ -1,0 +1,142 @@
+"""The simulator's settings: which engine, how many clients at once, how many processes, which devices."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any, Literal, Self
+
+import torch
+from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
+
+from piebald.client_work import Work
+from piebald.component import build
+from piebald.contracts import Clients
+from piebald.randomness import generator
+from piebald.runtimes.base import Where
+from piebald.runtimes.engines.choose import STACKS, fastest, make_engine, stack_limit
+from piebald.runtimes.engines.matrix_products import onednn_is_faster, set_onednn
+from piebald.runtimes.simulation.simulation import Simulation
+from piebald.runtimes.workers.pool import Alone, Crew, Workers, can_fork, one_thread
+from piebald.runtimes.workers.state_store import Keeper
+
+_SMALL_ROUND = 0.02  # seconds: rounds shorter than this do not repay worker processes
+
+
+def _fleet(table: Any) -> Any:
+    """A fleet from its table; only parts will do, since a resumed run rebuilds the fleet from its fields."""
+    if table is None:
+        return None
+    made = build("fleet", table)
+    if not hasattr(made, "device") or not hasattr(made, "available"):
+        raise ValueError(f"must be one of piebald.partition's fleets or its table, got {table!r}")
+    return made
+
+
+AnyFleet = Annotated[
+    Any, BeforeValidator(_fleet), PlainSerializer(lambda fleet: None if fleet is None else fleet.table())
+]
+
+
+def count_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Simulated(Where):
+    """What all simulations have in common, wherever their engines run; `crew` says where.
+
+    Attributes:
+        engine: "lean" (one client after another), "joined" (many at once through one module), "stacked" (many at once
+            through vmap), "reference" (slow and plain), or "auto", which measures and takes the fastest.
+        stack: clients trained at once by the joined and the stacked engine; None lets it be measured or chosen.
+        onednn: whether the joined engine multiplies large matrices with oneDNN instead of torch's default; None
+            measures which is faster here.
+        bfloat16: forward and backward passes under autocast.
+        memory: bytes of client memory kept in RAM; more goes to a temporary file.
+        fleet: devices of the clients, instant by default.
+    """
+
+    axis = "runtime"  # not a choice itself
+
+    engine: Literal["auto", "lean", "stacked", "joined", "reference"] = "auto"
+    stack: int | None = Field(default=None, ge=1)
+    workers: int | None = Field(default=None, ge=0)
+    device: str = "cpu"
+    onednn: bool | None = None
+    bfloat16: bool = False
+    memory: int = Field(default=4 << 30, ge=0)
+    fleet: AnyFleet = None
+
+    @model_validator(mode="after")
+    def _check_name(self) -> Self:
+        try:
+            torch.device(self.device)
+        except RuntimeError:
+            raise ValueError(f"device must be 'cpu', 'cuda' or 'cuda:N', got {self.device!r}") from None
+        return self
+
+    def open(self, work: Work, clients: Clients) -> Simulation:
+        """Start simulating."""
+        settled = self.engine != "auto" and self.workers is not None and self.onednn is not None
+        made = self if settled else self.settled(work, clients, len(clients))
+        return Simulation(made, work, clients)
+
+    def crew(self, work: Work, clients: Clients, room: tuple[int, int], keeper: Keeper) -> Crew:
+        """Who trains; `room` is the shared memory of a message, and how many clients' vectors fit into it."""
+        raise NotImplementedError
+
+    def keeper(self, work: Work) -> Keeper:
+        """Who keeps what clients remember: this process."""
+        return Keeper(work, self.memory)
+
+    def settled(self, work: Work, clients: Clients, expected: int) -> Self:
+        """See `parts.Where`: engine, stack and workers are measured or counted where they were left open."""
+        device, engine, stack, workers = torch.device(self.device), self.engine, self.stack, self.workers
+        forks = device.type == "cpu" and can_fork()
+        cores = count_cores()
+        pace, onednn = 0.0, self.onednn
+        if onednn is None:
+            with one_thread(forks):
+                onednn = device.type == "cpu" and onednn_is_faster()
+        set_onednn(onednn)
+        if engine == "auto":
+            count = min(len(clients), max(STACKS))
+            sample = generator("measure", work.seed).choice(len(clients), count, replace=False).tolist()
+            with one_thread(forks):
+                engine, found, pace = fastest(work, clients, device, self.bfloat16, sample)  # type: ignore[assignment]
+            stack = stack or found
+        if stack is None:
+            stack = 8 if engine in ("stacked", "joined") else 1
+        if workers is None:
+            rows = clients.size(sample[0], "train") if self.engine == "auto" else None
+            batch = getattr(work.rule, "batch", 20)
+            seconds = expected * pace * getattr(work.rule, "epochs", 1) * ((rows or 10 * batch) / batch)
+            small = self.engine == "auto" and seconds < _SMALL_ROUND
+            workers = min(cores, expected) if forks and cores > 1 and expected > 1 and not small else 0
+        stack = min(stack, stack_limit(work), -(-expected // max(workers, 1)))
+        return self.model_copy(update={"engine": engine, "stack": stack, "workers": workers, "onednn": onednn})
+
+
+class Simulator(Simulated):
+    """How to simulate.
+
+    Attributes:
+        workers: processes; 0 is this process alone, None decides by the number of cores and the work there is.
+        device: "cpu", "cuda" or "cuda:1".
+    """
+
+    @model_validator(mode="after")
+    def _check_device(self) -> Self:
+        if torch.device(self.device).type != "cuda":
+            return self
+        if not torch.cuda.is_available():
+            raise ValueError("device is 'cuda' but torch finds no GPU here: use device = 'cpu'")
+        if self.workers:
+            raise ValueError("workers are for the CPU: leave them out, or set them to 0, with device = 'cuda'")
+        return self
+
+    def crew(self, work: Work, clients: Clients, room: tuple[int, int], keeper: Keeper) -> Crew:
+        """This process alone, or forked ones."""
+        set_onednn(bool(self.onednn))
+        engine = make_engine(self.engine, work, clients, torch.device(self.device), self.bfloat16)
+        return Workers(engine, self.workers, *room) if self.workers else Alone(engine)

@@ -1,0 +1,1 @@
+"""Worker processes: who trains the stacks of clients."""

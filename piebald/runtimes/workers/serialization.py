@@ -1,0 +1,143 @@
+"""Values and tensors across a process border: plain JSON for the values, raw numbers for the tensors.
+
+Nothing is pickled here.  A tensor that occurs twice is stored once, so a round's one model costs one copy a worker.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from piebald.component import build
+from piebald.contracts import Query
+from piebald.runtimes.engines.serving import Served, Stack
+
+_ALIGN = 64
+_SMALL = 1 << 16  # numbers, up to which a copy costs less than a call
+_DTYPES = {
+    str(dtype): dtype for dtype in (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool)
+}
+
+
+class Store(Protocol):
+    """Where the tensors of a message lie; a place is a plain value."""
+
+    def put(self, tensor: Tensor) -> Any: ...
+
+    def get(self, place: Any) -> Tensor: ...
+
+
+class Arena:
+    """A piece of shared memory that one side fills and the other reads; the pages cost memory only once touched."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._bytes = torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
+        self._free = 0
+        self._stored: dict[int, list[Any]] = {}
+        self._alive: list[Tensor] = []
+
+    def clear(self) -> None:
+        """Begin a new message."""
+        self._free = 0
+        self._stored.clear()
+        self._alive.clear()
+
+    def put(self, tensor: Tensor) -> list[Any]:
+        """Store a tensor; returns where."""
+        if id(tensor) not in self._stored:
+            length = tensor.numel() * tensor.element_size()
+            if self._free + length > self.size:
+                raise MemoryError(f"a message of more than {self.size} bytes")
+            self._stored[id(tensor)] = [self._free, list(tensor.shape), str(tensor.dtype)]
+            self._alive.append(tensor)  # keeps the id from being given to another tensor
+            if length:
+                self._view(self._free, tensor.shape, tensor.dtype).copy_(tensor)
+            self._free += -(-length // _ALIGN) * _ALIGN
+        return self._stored[id(tensor)]
+
+    def get(self, place: list[Any]) -> Tensor:
+        """A view of a stored tensor, good until the next message."""
+        return self._view(place[0], place[1], _DTYPES[place[2]])
+
+    def _view(self, start: int, shape: Any, dtype: torch.dtype) -> Tensor:
+        length = torch.Size(shape).numel() * dtype.itemsize
+        return self._bytes[start : start + length].view(dtype).view(*shape)
+
+
+def pack_stack(stack: Stack, store: Store) -> dict[str, Any]:
+    """A stack as JSON values that point into the store."""
+    return {
+        "clients": list(stack.clients),
+        "versions": list(stack.versions),
+        "moments": list(stack.moments),
+        "committed": list(stack.committed),
+        "models": [store.put(model) for model in stack.models],
+        "parts": {name: [store.put(row) for row in rows] for name, rows in stack.parts.items()},
+        "memory": {name: _put_rows(rows, store) for name, rows in stack.memory.items()},
+        "query": None if stack.query is None else stack.query.table(),
+        "ids": list(stack.ids),
+    }
+
+
+def unpack_stack(values: dict[str, Any], store: Store) -> Stack:
+    """The stack again; equal places become one tensor object."""
+    seen: dict[str, Tensor] = {}
+
+    def get(place: Any) -> Tensor:
+        return seen.setdefault(json.dumps(place), store.get(place))
+
+    query = values["query"]
+    made = build("query", query) if query is not None else None
+    assert made is None or isinstance(made, Query)
+    return Stack(
+        values["clients"],
+        values["versions"],
+        values["moments"],
+        values["committed"],
+        [get(place) for place in values["models"]],
+        {name: [get(place) for place in rows] for name, rows in values["parts"].items()},
+        {name: _get_rows(place, store, get) for name, place in values["memory"].items()},
+        made,
+        values["ids"],
+    )
+
+
+_SCALARS = ("steps", "examples", "norms", "nbytes", "metrics", "failures")
+
+
+def pack_served(served: Served, store: Store) -> dict[str, Any]:
+    """What came of a stack as JSON values that point into the store."""
+    values = {name: getattr(served, name) for name in _SCALARS}
+    values["parts"] = {name: store.put(part) for name, part in served.parts.items()}
+    values["memory"] = {name: _put_rows(part, store) for name, part in served.memory.items()}
+    return values
+
+
+def unpack_served(values: dict[str, Any], store: Store) -> Served:
+    """What came of a stack again, copied out of the store."""
+    parts = {name: store.get(place).clone() for name, place in values["parts"].items()}
+    found = {name: _get_rows(place, store, store.get) for name, place in values["memory"].items()}
+    memory = {name: [row.clone() for row in rows] for name, rows in found.items()}
+    return Served(**{name: values[name] for name in _SCALARS}, parts=parts, memory=memory)
+
+
+def _put_rows(rows: Any, store: Store) -> dict[str, Any]:
+    """Clients' tensors, or what stands for them in this store; many small ones of the same shape lie together."""
+    if not isinstance(rows, Tensor):
+        kinds = {(row.shape, row.dtype) if isinstance(row, Tensor) else None for row in rows}
+        distinct = len({id(row) for row in rows}) == len(rows) > 1
+        if len(kinds) > 1 or None in kinds or not distinct or rows[0].numel() > _SMALL:
+            return {"rows": [store.put(row) for row in rows]}
+        rows = torch.stack([*rows])
+    return {"whole": store.put(rows)}
+
+
+def _get_rows(place: dict[str, Any], store: Store, get: Callable[[Any], Tensor]) -> list[Tensor]:
+    """The tensors again, one for each client; `get` fetches those that lie alone."""
+    return [*store.get(place["whole"]).unbind()] if "whole" in place else [get(where) for where in place["rows"]]

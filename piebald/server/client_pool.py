@@ -1,0 +1,74 @@
+"""Who can be asked: the clients that are there, without those at work and those put aside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from piebald.contracts import Assignment
+from piebald.randomness import generator, select
+
+
+class Roster:
+    """Keeps book of clients' whereabouts.  A choice costs time for the clients chosen, not for those registered.
+
+    Attributes:
+        busy: the training assignment under way of each client at work, at most one each.
+        aside: why a client is not asked any more.
+        welcomed: clients that hold a first model.
+    """
+
+    def __init__(self) -> None:
+        self.busy: dict[int, Assignment] = {}
+        self.aside: dict[int, str] = {}
+        self.welcomed: set[int] = set()
+        self._free: set[int] | None = None  # kept from the first time that most of a range are taken
+        self._range = 0
+
+    def count(self, clients: Sequence[int]) -> tuple[int, int]:
+        """How many of the clients that are there are not put aside, and how many of these are free as well."""
+        if isinstance(clients, range):
+            offered = len(clients) - len(self.aside)
+            return offered, offered - len(self.busy)
+        offered = sum(client not in self.aside for client in clients)
+        return offered, sum(client not in self.aside and client not in self.busy for client in clients)
+
+    def choose(self, clients: Sequence[int], count: int, *words: int | str) -> list[int]:
+        """A seeded choice of free clients, in increasing order."""
+        taken = len(self.busy) + len(self.aside)
+        if not taken:
+            return select(clients, count, *words)
+        if not isinstance(clients, range):
+            return select([c for c in clients if c not in self.busy and c not in self.aside], count, *words)
+        if 2 * (taken + count) <= len(clients):
+            return self._draw(len(clients), count, *words)
+        if self._free is None or self._range != len(clients):
+            self._range = len(clients)
+            self._free = {client for client in clients if client not in self.busy and client not in self.aside}
+        return select(sorted(self._free), count, *words)
+
+    def take(self, assignment: Assignment) -> None:
+        """A client is at work."""
+        self.busy[assignment.client] = assignment
+        if self._free is not None:
+            self._free.discard(assignment.client)
+
+    def give_back(self, client: int) -> None:
+        """A client has ended its work."""
+        self.busy.pop(client, None)
+        if self._free is not None and client not in self.aside and client < self._range:
+            self._free.add(client)
+
+    def put_aside(self, client: int, reason: str) -> None:
+        """A client is not asked any more."""
+        self.aside[client] = reason
+        if self._free is not None:
+            self._free.discard(client)
+
+    def _draw(self, known: int, count: int, *words: int | str) -> list[int]:
+        """Draw until enough free ones were met: most are free, so this ends soon."""
+        draw, chosen = generator("select", *words), set[int]()
+        while len(chosen) < count:
+            for client in draw.integers(known, size=2 * (count - len(chosen))).tolist():
+                if client not in self.busy and client not in self.aside and len(chosen) < count:
+                    chosen.add(client)
+        return sorted(chosen)

@@ -1,0 +1,86 @@
+"""The community cache of Metis: the weighted mean of all learners' last models, kept up to date in O(model).
+
+    W = sum_k p_k w_k,   P = sum_k p_k,   community = W / P
+
+A commit swaps learner k's old contribution for its new one, W += p_k w_k - p_k' w_k', whatever the number of learners.
+W is float64 and the models are float32, so a commit's rounding is about 1e-16 of the largest contribution: a million
+commits drift by less than 1e-12 (`benchmarks/community`), and no refresh is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import repeat
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from piebald.tensor_store import Memory
+
+_PIECE = 1 << 17  # numbers handled at a time, so that what a piece needs stays in the processor's cache
+
+
+class Cache:
+    """The sums of one group.  The learners' last models lie in a store that all groups share.
+
+    Attributes:
+        store: keeps each learner's last model under "model".
+        weights: p_k of each learner in the sums.
+    """
+
+    def __init__(self, size: int, store: Memory) -> None:
+        self.store = store
+        self.weights: dict[int, float] = {}
+        self.whole = 0.0  # P
+        self.sums = torch.zeros(size, dtype=torch.float64)  # W
+
+    def swap(self, learner: int, weight: float, model: Tensor, out: Tensor | None = None) -> None:
+        """Put a learner's new model [s] in the place of its last one and write the community model into `out` [s].
+
+        Args:
+            learner: whose.
+            weight: p_k, 0 or more.
+            model: w_k, which is kept: it must not change afterwards.
+            out: where the community model goes; left alone where nobody has a weight yet, None where nobody asks.
+        """
+        before = self.weights.get(learner, 0.0)
+        old = self.store.get(learner)["model"] if before else None
+        self.weights[learner] = weight
+        self.whole += weight - before
+        self._pass(old, before, model, weight, out if self.whole > 0 else None)
+        self.store.set(learner, {"model": model})
+
+    def drop(self, learner: int, out: Tensor) -> None:
+        """Take a learner out, e.g. because it has moved to another group."""
+        before = self.weights.pop(learner, 0.0)
+        if before:
+            old = self.store.get(learner)["model"]
+            self.whole = self.whole - before if self.weights else 0.0
+            self._pass(old, before, None, 0.0, out if self.whole > 0 else None)
+
+    def _pass(self, old: Tensor | None, before: float, new: Tensor | None, weight: float, out: Tensor | None) -> None:
+        """One walk over memory: every number of W, of the models and of the result is fetched once."""
+        vectors = (self.sums, old, new, out)
+        for sums, away, into, result in [vectors] if self.sums.numel() <= _PIECE else _pieces(vectors):
+            if away is not None:
+                sums.sub_(away, alpha=before)
+            if into is not None and weight:
+                sums.add_(into, alpha=weight)
+            if result is not None:
+                torch.mul(sums, 1.0 / self.whole, out=result)  # in float64, and rounded once
+
+    def state(self) -> tuple[Tensor, dict[str, Any]]:
+        """W, and JSON values."""
+        return self.sums, {"whole": self.whole, "weights": sorted(self.weights.items())}
+
+    def restore(self, sums: Tensor, values: dict[str, Any]) -> None:
+        """Take up what `state` gave."""
+        self.sums.copy_(sums)
+        self.whole = float(values["whole"])
+        self.weights = {int(learner): float(weight) for learner, weight in values["weights"]}
+
+
+def _pieces(vectors: Iterable[Tensor | None]) -> Iterator[tuple[Any, ...]]:
+    """The vectors side by side, a piece at a time; None stays None."""
+    return zip(*(repeat(None) if vector is None else torch.split(vector, _PIECE) for vector in vectors), strict=False)

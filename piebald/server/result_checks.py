@@ -1,0 +1,54 @@
+"""Every arrival is checked before it counts: shape, type, finite, size of step."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from pydantic import Field
+
+from piebald.component import Part
+from piebald.contracts import ONE_WAY, Arrival
+from piebald.parameters import Layout
+
+LONGEST_STEP = 1000.0
+
+
+class Check(Part):
+    """What an update must be to count.
+
+    Attributes:
+        longest_step: refuse a change whose norm is above this many times that of the model (at least of a unit vector).
+    """
+
+    axis = "check"
+
+    longest_step: float = Field(default=LONGEST_STEP, gt=0)
+
+    def limit(self, norm: float) -> float:
+        """The longest step allowed from a model of this length."""
+        return self.longest_step * max(norm, 1.0)
+
+    def complaint(self, arrival: Arrival, layout: Layout, limit: float) -> str | None:
+        """Why an arrival may not count, or None.  A pooled update was checked where it was summed."""
+        if arrival.failure is not None or arrival.update is None:
+            return arrival.failure or "no answer"
+        update = arrival.update
+        if update.pool is not None:
+            return None
+        change = update.parts.get("model")
+        if change is None or change.dtype != torch.float32 or change.shape != (layout.shared,):
+            came = "nothing" if change is None else f"{change.dtype} {list(change.shape)}"
+            return f"must send {layout.shared} float32 numbers, sent {came}"
+        for name, sent in arrival.assignment.parts.items():  # what a rule is sent beside the model, it answers in kind
+            part = update.parts.get(name)
+            if name not in ONE_WAY and (part is None or part.dtype != sent.dtype or part.shape != sent.shape):
+                came = "nothing" if part is None else f"{part.dtype} {list(part.shape)}"
+                return f"must send {name} like the {sent.dtype} {list(sent.shape)} it got, sent {came}"
+        norm = torch.linalg.vector_norm(change).item()
+        if not math.isfinite(norm):
+            return "not finite"
+        for name, part in update.parts.items():
+            if name != "model" and not bool(torch.isfinite(part).all()):
+                return f"{name} is not finite"
+        return f"step of length {norm:.3g} is above the limit of {limit:.3g}" if norm > limit else None

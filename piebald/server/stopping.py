@@ -1,0 +1,82 @@
+"""When a run is over."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from piebald.component import Part
+
+
+@dataclass(slots=True)
+class Tally:
+    """What has been used up so far, and the best score met.
+
+    Attributes:
+        updates: that counted.  nbytes: in both directions.  wall: real seconds, over all sittings.
+        best: the best mean score so far.  since: measurements after it that were no better.
+    """
+
+    updates: int = 0
+    nbytes: int = 0
+    wall: float = 0.0
+    best: float | None = None
+    since: int = 0
+    reached: bool = False
+
+    def plain(self) -> dict[str, float | int | bool | None]:
+        """As JSON values."""
+        return asdict(self)
+
+
+class Stop(Part):
+    """When a run is over: at the first of these limits, or after its rounds.
+
+    Attributes:
+        updates: client updates that counted.
+        seconds: of the runtime's clock.  wall_seconds: of the clock on the wall, over all sittings of a resumed run.
+        bytes: sent in both directions.
+        target: mean score on clients' own rows that is good enough.
+        patience: measurements in a row without a better mean score.
+    """
+
+    axis = "stop"
+
+    updates: int | None = Field(default=None, ge=1)
+    seconds: float | None = Field(default=None, gt=0)
+    wall_seconds: float | None = Field(default=None, gt=0)
+    bytes: int | None = Field(default=None, ge=1)
+    target: float | None = None
+    patience: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _check_some(self) -> Self:
+        if not self.model_dump(exclude_none=True):
+            raise ValueError("must set at least one limit: updates, seconds, wall_seconds, bytes, target or patience")
+        return self
+
+    @property
+    def measures(self) -> bool:
+        """Whether scores decide."""
+        return self.target is not None or self.patience is not None
+
+    def used_up(self, tally: Tally, now: float) -> bool:
+        """Whether a limit that needs no score has been met."""
+        return (
+            (self.updates is not None and tally.updates >= self.updates)
+            or (self.seconds is not None and now >= self.seconds)
+            or (self.wall_seconds is not None and tally.wall >= self.wall_seconds)
+            or (self.bytes is not None and tally.nbytes >= self.bytes)
+        )
+
+    def note(self, tally: Tally, score: float, higher: bool) -> None:
+        """Take a new mean score into account."""
+        sign = 1.0 if higher else -1.0
+        if tally.best is None or sign * score > sign * tally.best:
+            tally.best, tally.since = score, 0
+        else:
+            tally.since += 1
+        good = self.target is not None and sign * score >= sign * self.target
+        tally.reached = tally.reached or good or (self.patience is not None and tally.since >= self.patience)

@@ -1,0 +1,63 @@
+"""DP-SGD: every step hides single rows, by clipping their gradients and adding noise."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+from pydantic import Field
+from torch import nn
+
+from piebald.client_work import Work
+from piebald.contracts import Descent, Learned, Local, Privacy, Start
+from piebald.training.sgd import Sgd
+
+
+class DpSgd(Sgd):
+    """Steps along noisy sums of clipped gradients (Abadi et al. 2016, "Deep learning with differential privacy",
+    algorithm 1).
+
+    A row is in a step's batch by itself with probability q = batch / rows (Poisson sampling, as the accountants assume:
+    batches are of uneven size).  Its own gradient is scaled down to length `clip`; Gaussian noise of deviation noise *
+    clip is added to the sum, and the step goes along that / (q rows).  Momentum, weight decay, a pull (`mu`), and all
+    that befalls the update afterwards use nothing else of the rows, so the guarantee holds for everything that leaves
+    the client, to the centre, too.  What it is over a whole run is counted by `budget`.
+
+    Private layers are clipped and noised together with the shared ones, though they never leave.  The gradients of
+    shared layers are taken through them: a single row that moved a private layer unhidden would move what all other
+    rows send, by more than the noise hides.
+
+    No training loss is told, since it is a plain mean over rows.  The number of rows and of steps is told as ever and
+    not hidden.
+
+    Attributes:
+        clip: C, longest gradient of one row (Euclidean norm over all parameters), above 0.
+        noise: sigma, standard deviation of the noise in clips, at least 0; 0 only clips.
+        batch: rows a step in the mean.
+        mu: pull towards the model that was sent as in FedProx, at least 0.
+    """
+
+    clip: float = Field(default=1.0, gt=0)
+    noise: float = Field(default=1.0, ge=0)
+    mu: float = Field(default=0.0, ge=0)
+
+    def privacy(self) -> Privacy:
+        return Privacy(self.clip, self.noise)
+
+    def misfit(self, work: Work) -> str | None:
+        norms = nn.modules.batchnorm
+        for name, layer in copy.deepcopy(work.model).train().named_modules():  # a frozen one does not go along
+            remembers = isinstance(layer, norms._NormBase) and layer.track_running_stats  # instance norm can, too
+            if layer.training and (isinstance(layer, norms._BatchNorm) or remembers):
+                return (
+                    f"dp_sgd clips each row's own gradient but the norm {name!r} goes by many rows: take group norm "
+                    "(nn.GroupNorm) in its place, or freeze it"
+                )
+        return None
+
+    def learn(self, start: Start, local: Local) -> Learned:
+        done = self.learned(self.descend(start, local, pull=self.mu))
+        return dataclasses.replace(done, metrics={})
+
+    def descent(self, start: Start, epochs: int | None = None) -> Descent:
+        return dataclasses.replace(super().descent(start, epochs), clip=None, privacy=self.privacy())

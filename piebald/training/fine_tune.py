@@ -1,0 +1,28 @@
+"""Fine-tuning: take the community model, train it once more at home, send nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from piebald.contracts import Local, Start
+from piebald.training.sgd import Sgd
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class FineTune(Sgd):
+    """FedAvg whose clients each fine-tune the model they get (LG-Net among the baselines of DistFL, 2021).
+
+    The tuned model is made afresh whenever it is asked for and is never sent.
+
+    Attributes:
+        tune_epochs: passes over the client's own training rows.
+    """
+
+    tune_epochs: int = Field(default=1, ge=1)
+
+    def personal(self, start: Start, local: Local) -> Tensor:
+        return local.descend(start.model, self.descent(start, self.tune_epochs)).model

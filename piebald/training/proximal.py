@@ -1,0 +1,22 @@
+"""FedProx: a pull towards the model that was sent."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from piebald.contracts import Learned, Local, Start
+from piebald.training.sgd import Sgd
+
+
+class Proximal(Sgd):
+    """SGD with mu/2 |w - w_t|^2 added to the loss (Li et al. 2020, "Federated optimization in heterogeneous networks",
+    eq. 2).
+
+    Attributes:
+        mu: strength of the pull, at least 0; 0 is plain SGD.
+    """
+
+    mu: float = Field(default=0.01, ge=0)
+
+    def learn(self, start: Start, local: Local) -> Learned:
+        return self.learned(self.descend(start, local, pull=self.mu))

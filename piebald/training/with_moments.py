@@ -1,0 +1,39 @@
+"""SGD that also tells mean and variance of what went into some layers."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from piebald.client_work import Work
+from piebald.contracts import Learned, Local, Start
+from piebald.training.sgd import Sgd
+
+
+class WithMoments(Sgd):
+    """SGD whose updates carry "moments": what batch norm would know of the data, for models that have none.
+
+    DistFL (Liu et al. 2021) can then group the clients of such models.  For each named layer the means, then the
+    variances, of its input channels over the client's training rows under the trained model: they leave the client, are
+    counted as bytes, and tell more about its data than a model without batch norm does.
+
+    Attributes:
+        layers: convolutions or linear layers, as `named_modules` calls them.
+    """
+
+    layers: tuple[str, ...] = Field(min_length=1)
+
+    def misfit(self, work: Work) -> str | None:
+        named = dict(work.model.named_modules())
+        for name in self.layers:
+            weight = getattr(named.get(name), "weight", None)
+            if weight is None or weight.dim() < 2:
+                fits = [one for one, layer in named.items() if getattr(layer, "weight", None) is not None]
+                return f"with_moments: {name!r} must be a convolution or linear layer, such as {', '.join(fits[:4])}"
+        return None
+
+    def uploads(self) -> tuple[str, ...]:
+        return ("moments",)
+
+    def learn(self, start: Start, local: Local) -> Learned:
+        end = self.descend(start, local)
+        return self.learned(end, parts={"moments": local.moments(end.model, self.layers)})

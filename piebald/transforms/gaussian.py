@@ -1,0 +1,66 @@
+"""Clip every update, add Gaussian noise: at the client (local) or at the centre (central)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from piebald.randomness import torch_generator
+from piebald.transforms.base import Stage
+
+
+class Gaussian(Stage):
+    """The Gaussian mechanism on the change of the shared numbers (McMahan et al. 2018, DP-FedAvg; Geyer et al. 2017).
+
+    Each update is scaled down to norm `clip`.  Noise of standard deviation noise * clip is added to every update before
+    it leaves (where = "client"), or noise * clip * (largest weight) once to their weighted mean (where = "centre"),
+    since that is how far one client can move the mean.  Private layers are never sent and get no noise.  What the noise
+    buys over a whole run is counted by `budget`.
+
+    Instead of `noise` an `epsilon` may be given, as DistFL (2021) does for its local models: the multiplier is then
+    sqrt(2 ln(1.25 / delta)) / epsilon, the classic calibration (Dwork and Roth 2014, theorem A.1).  That epsilon is for
+    ONE upload and for an update being there or not (sensitivity `clip`), and the theorem holds up to epsilon = 1.  Over
+    a run it adds up, and between any two updates the distance is twice the clip: the budget says what comes of that.
+
+    Attributes:
+        clip: largest norm of an update, above 0.
+        noise: multiplier of the noise, at least 0; 0 only clips.
+        epsilon: of one upload, instead of `noise`; above 0.
+        delta: of one upload, where epsilon is given.
+        where: whose end adds the noise.
+    """
+
+    model_only = True
+
+    clip: float = Field(gt=0)
+    noise: float = Field(default=1.0, ge=0)
+    epsilon: float | None = Field(default=None, gt=0)
+    delta: float = Field(default=1e-5, gt=0, lt=1)
+    where: Literal["client", "centre"] = "centre"
+
+    @property
+    def multiplier(self) -> float:
+        """Standard deviation of the noise in clips."""
+        if self.epsilon is None:
+            return self.noise
+        return math.sqrt(2 * math.log(1.25 / self.delta)) / self.epsilon
+
+    def send(self, parts: Mapping[str, Tensor], keys: Sequence[int], clients: Sequence[int]) -> Mapping[str, Tensor]:
+        change = parts["model"]
+        norm = torch.linalg.vector_norm(change, dim=-1, keepdim=True)
+        change = change * (self.clip / norm.clamp(min=1e-12)).clamp(max=1.0)
+        if self.where == "client" and self.multiplier:
+            noise = torch.stack([torch.randn(change.shape[1:], generator=torch_generator(key)) for key in keys])
+            change = change + noise.to(change.device) * (self.multiplier * self.clip)
+        return {**parts, "model": change}
+
+    def receive(self, average: Tensor, count: int, weights: Sequence[float], key: int) -> Tensor:
+        if self.where == "client" or not self.multiplier:
+            return average
+        noise = torch.randn(average.shape, generator=torch_generator(key))
+        return average + noise * (self.multiplier * self.clip * max(weights))

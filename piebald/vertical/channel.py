@@ -1,0 +1,194 @@
+"""How frames travel: between two threads, or between two processes over a socket.
+
+A channel sends whole frames and never waits for the other side to read them, so both parties may send at once.
+"""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+import time
+from abc import ABC, abstractmethod
+from contextlib import suppress
+
+from piebald.errors import RuntimeFault, SettingError
+from piebald.vertical.party_messages import HEADER, Ended, MessageFault, body_length
+
+GONE = "the other party is gone: its process ended or the connection broke"
+
+
+class Channel(ABC):
+    """One end of a connection between two parties.
+
+    Attributes:
+        sent: bytes so far.
+        received: bytes so far.
+    """
+
+    def __init__(self) -> None:
+        self.sent = self.received = 0
+
+    @abstractmethod
+    def send(self, frame: bytes) -> None:
+        """Send a frame, without waiting until it is read."""
+
+    @abstractmethod
+    def receive(self, most: int, timeout: float) -> bytes:
+        """The next frame.
+
+        Args:
+            most: bytes that may follow the header.
+            timeout: seconds to wait.
+
+        Raises:
+            Ended: the other side is gone, or silent for too long.
+            MessageFault: what comes is no frame, or is too long.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Send what is still to be sent, and end the connection.  May be called twice."""
+
+
+class Memory(Channel):
+    """Between two threads of one process; `pair` makes both ends."""
+
+    def __init__(self, inbox: queue.Queue[bytes | None], outbox: queue.Queue[bytes | None]) -> None:
+        super().__init__()
+        self._inbox, self._outbox = inbox, outbox
+
+    @classmethod
+    def pair(cls) -> tuple[Memory, Memory]:
+        """Two ends of one connection."""
+        one: queue.Queue[bytes | None] = queue.Queue()
+        other: queue.Queue[bytes | None] = queue.Queue()
+        return cls(one, other), cls(other, one)
+
+    def send(self, frame: bytes) -> None:
+        self.sent += len(frame)
+        self._outbox.put(frame)
+
+    def receive(self, most: int, timeout: float) -> bytes:
+        try:
+            frame = self._inbox.get(timeout=timeout)
+        except queue.Empty:
+            raise Ended(f"the other party was silent for {timeout:g} seconds") from None
+        if frame is None:
+            raise Ended(GONE)
+        body_length(frame[: HEADER.size], most)
+        self.received += len(frame)
+        return frame
+
+    def close(self) -> None:
+        self._outbox.put(None)
+
+
+class Socket(Channel):
+    """Between two processes, over a connected socket."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__()
+        self._socket = connection
+        self._waiting: queue.Queue[bytes | None] = queue.Queue()
+        self._writer = threading.Thread(target=self._write, name="transfer writer", daemon=True)
+        self._writer.start()
+
+    def _write(self) -> None:
+        while (frame := self._waiting.get()) is not None:
+            try:
+                self._put(frame)
+            except OSError:  # the reader will notice
+                return
+
+    def send(self, frame: bytes) -> None:
+        self.sent += len(frame)
+        self._waiting.put(frame)
+
+    def receive(self, most: int, timeout: float) -> bytes:
+        until = time.monotonic() + timeout
+        head = self._read(HEADER.size, until, timeout)
+        body = self._read(body_length(head, most), until, timeout)
+        self.received += len(head) + len(body)
+        return head + body
+
+    def _read(self, count: int, until: float, timeout: float) -> bytes:
+        found = bytearray()
+        while len(found) < count:
+            try:
+                piece = self._take(min(count - len(found), 1 << 20), max(until - time.monotonic(), 0.001))
+            except TimeoutError:
+                raise Ended(f"the other party was silent for {timeout:g} seconds") from None
+            except OSError:
+                raise Ended(GONE) from None
+            if not piece:
+                if found:
+                    raise MessageFault(f"{GONE} in the middle of a message")
+                raise Ended(GONE)
+            found += piece
+        return bytes(found)
+
+    def _put(self, frame: bytes) -> None:
+        """Send all of a frame."""
+        self._socket.sendall(frame)
+
+    def _take(self, most: int, seconds: float) -> bytes:
+        """What has come, at most so many bytes; none when the other side has ended."""
+        self._socket.settimeout(seconds)
+        return self._socket.recv(most)
+
+    def close(self) -> None:
+        self._waiting.put(None)
+        self._writer.join(timeout=5)
+        with suppress(OSError):  # the other side may have gone first
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+def listen(address: str, timeout: float) -> Socket:
+    """Wait for the other party at "host:port".
+
+    Raises:
+        SettingError: the address cannot be listened on.
+        RuntimeFault: nobody came.
+    """
+    host, port = parse(address)
+    try:
+        with socket.create_server((host, port)) as server:
+            server.settimeout(timeout)
+            connection, _ = server.accept()
+    except TimeoutError:
+        raise RuntimeFault(f"the other party did not come to {address} within {timeout:g} seconds") from None
+    except OSError as error:
+        raise SettingError(f"cannot listen on address {address!r}: {(error.strerror or str(error)).lower()}") from None
+    return Socket(_quick(connection))
+
+
+def connect(address: str, timeout: float) -> Socket:
+    """Go to the other party at "host:port", and try again until it is there.
+
+    Raises:
+        RuntimeFault: it is not there after so many seconds.
+    """
+    target, until = parse(address), time.monotonic() + timeout
+    while True:
+        try:
+            connection = socket.create_connection(target, timeout=max(until - time.monotonic(), 0.1))
+            return Socket(_quick(connection))
+        except OSError:
+            if time.monotonic() > until:
+                raise RuntimeFault(f"the other party was not at {address} for {timeout:g} seconds") from None
+            time.sleep(0.05)
+
+
+def parse(address: str) -> tuple[str, int]:
+    """Host and port of an address."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise SettingError(f"address must be host:port, like 127.0.0.1:7400, got {address!r}")
+    return host, int(port)
+
+
+def _quick(connection: socket.socket) -> socket.socket:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection

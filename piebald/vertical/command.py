@@ -1,0 +1,108 @@
+"""What the command line does with transfers: start, resume, report."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from piebald.errors import PiebaldError, SettingError
+from piebald.vertical import transfer_runs as runs
+from piebald.vertical.party_store import read_settings
+from piebald.vertical.protocol import ROLES
+from piebald.vertical.transfer_page import write_page
+from piebald.vertical.transfer_runs import Result, Watcher
+from piebald.vertical.transfer_settings import Settings
+
+
+class Stopped(PiebaldError):
+    """Somebody pressed Ctrl-C."""
+
+    exit_code = 130
+
+
+def start(
+    file: Path, flags: Sequence[str], out: str | None, role: str | None, bar: bool
+) -> tuple[Result, list[tuple[str, str]]]:
+    """Run a file, both parties or one; the result and its rows for a table."""
+    settings = Settings.load(file, flags, out)
+    folder = Path(settings.out) if settings.out is not None else _free()
+    if role is not None and role not in ROLES:
+        raise SettingError(f"--party must be source or target, got {role!r}")
+    with progress(settings, folder, bar) as watch:
+        if role is None:
+            made = runs.run(settings, out=folder, watch=watch)
+        else:
+            made = runs.run_party("source" if role == "source" else "target", settings, folder, watch)
+    return made, finish(made)
+
+
+def resume(folder: Path, bar: bool) -> tuple[Result, list[tuple[str, str]]]:
+    """Go on with a run that was cut off."""
+    with progress(read_settings(folder), folder, bar) as watch:
+        made = runs.resume(folder, watch)
+    return made, finish(made)
+
+
+def finish(made: Result) -> list[tuple[str, str]]:
+    """Write the page where both parties' folders are, and say what came out."""
+    rows = []
+    if made.score is not None:
+        score = made.score
+        rows += [("AUC", f"{score.auc:.4f}"), ("F1", f"{score.f1:.4f}"), ("precision", f"{score.precision:.4f}")]
+    for name, value in made.last.items():
+        rows.append((f"{name}, first to last", f"{made.first[name]:.4g} to {value:.4g}"))
+    rows += [
+        ("steps", str(made.steps)),
+        ("seconds a step", f"{made.seconds:.3f}"),
+        ("kB a step to the target", f"{made.bytes_to_target / 1000:,.1f}"),
+        ("kB a step to the source", f"{made.bytes_to_source / 1000:,.1f}"),
+        ("privacy", made.statement),
+    ]
+    folder = made.folder
+    if folder is not None:
+        rows.append(("run", str(folder)))
+        if all((folder / role / "after.safetensors").exists() for role in ROLES):
+            rows.append(("page", str(write_page(folder)[0])))
+    return rows
+
+
+@contextmanager
+def progress(settings: Settings, folder: Path, wanted: bool) -> Iterator[Watcher | None]:
+    """A bar with seconds a step and traffic, where there is a terminal to draw on; and what to do after Ctrl-C."""
+    try:
+        with _bar(settings, wanted) as watch:
+            yield watch
+    except KeyboardInterrupt:
+        raise Stopped(f"interrupted; what was kept is safe, go on with: piebald resume {folder}") from None
+
+
+@contextmanager
+def _bar(settings: Settings, wanted: bool) -> Iterator[Watcher | None]:
+    if not (wanted and sys.stderr.isatty()):
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    text = TextColumn("{task.fields[said]}")
+    bar = Progress(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), text, console=Console(stderr=True))
+    with bar:
+        task = bar.add_task("", total=settings.steps, said="keys are made")
+
+        def watch(line: dict[str, Any]) -> None:
+            ways = f"{line['sent'] / 1000:,.0f} kB out, {line['received'] / 1000:,.0f} kB in"
+            losses = "".join(f", {name} {value:.3g}" for name, value in (line["losses"] or {}).items())
+            bar.update(task, completed=line["step"] + 1, said=f"{line['seconds']:.2f} s a step, {ways}{losses}")
+
+        yield watch
+
+
+def _free() -> Path:
+    """The first free name under runs/."""
+    number = 1
+    while (folder := Path("runs") / ("transfer" if number == 1 else f"transfer-{number}")).exists():
+        number += 1
+    return folder

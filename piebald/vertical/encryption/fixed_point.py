@@ -1,0 +1,55 @@
+"""The integers that the encrypted backends compute with, without the encryption: for long experiments and for tests."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from piebald.vertical.encryption.backend import (
+    Evaluator,
+    Ints,
+    Owner,
+    Scale,
+    Unencrypted,
+    exact_product,
+    to_floats,
+    to_integers,
+    uniform,
+)
+from piebald.vertical.kernels import Floats, Size
+
+
+class Fixed(Unencrypted):
+    """Fixed-point integers, masked modulo 2^64 but not encrypted: what `bfv` and `paillier` compute, bit for bit."""
+
+    def owner(self, sizes: list[Size]) -> Owner:
+        return _Owner()
+
+    def evaluator(self, announcement: bytes) -> Evaluator:
+        return _Evaluator()
+
+
+class _Owner(Owner):
+    announcement = b""
+
+    def encrypt(self, statistics: Floats, size: Size) -> bytes:
+        return to_integers(statistics, Scale.of(size).statistics).astype("<i8").tobytes()
+
+    def open(self, masked: bytes, size: Size, constant: Floats) -> bytes:
+        product = np.frombuffer(masked, "<u8").reshape(size.rows, size.width)
+        added = to_integers(constant, Scale.of(size).result).astype(np.uint64)  # arithmetic modulo 2^64
+        return (product + added).astype("<u8").tobytes()
+
+
+class _Evaluator(Evaluator):
+    def prepare(self, coefficients: Floats, size: Size) -> Ints:
+        return to_integers(coefficients, Scale.of(size).coefficients)
+
+    def multiply(self, encrypted: bytes, prepared: Ints, size: Size) -> tuple[bytes, NDArray[np.uint64]]:
+        statistics = np.frombuffer(encrypted, "<i8").reshape(size.inner, size.width)
+        mask = uniform(size.rows * size.width, 1 << 64).reshape(size.rows, size.width)
+        return (exact_product(prepared, statistics).astype(np.uint64) + mask).astype("<u8").tobytes(), mask
+
+    def unmask(self, opened: bytes, mask: NDArray[np.uint64], size: Size) -> Floats:
+        values = np.frombuffer(opened, "<u8").reshape(size.rows, size.width) - mask
+        return to_floats(values.astype(np.int64), size)

@@ -1,0 +1,182 @@
+"""Microsoft SEAL through TenSEAL's low-level module: parameters, bytes in and out, and quick encoding.
+
+TenSEAL saves and loads by file name only, so bytes go through an anonymous file in memory.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import tempfile
+import threading
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from piebald.errors import SettingError
+from piebald.vertical.encryption.backend import Garbled
+
+PRIMES = {8192: (60, 52, 52, 54), 16384: (60, 60, 60, 60, 60)}  # 218 and 300 bits: at least 128-bit security
+PLAIN_BITS = 50
+BLOCKS = 256  # up to so many, their indicators are kept: 34 to 67 MB
+Unsigned = NDArray[np.uint64]
+
+
+def library() -> Any:
+    """TenSEAL's low-level module.
+
+    Raises:
+        SettingError: it is not installed.
+    """
+    try:
+        from tenseal import sealapi
+    except ImportError:
+        raise SettingError("backend 'bfv' needs tenseal, which is not installed: pip install 'piebald[he]'") from None
+    return sealapi
+
+
+class Context:
+    """BFV with exact integers modulo a 50-bit prime `t`, in `degree` slots.
+
+    Args:
+        degree: 8192 or 16384.
+
+    Attributes:
+        row: slots that one rotation moves round, degree / 2.
+    """
+
+    def __init__(self, degree: int) -> None:
+        self.seal = seal = library()
+        self.degree, self.row = degree, degree // 2
+        parameters = seal.EncryptionParameters(seal.SCHEME_TYPE.BFV)
+        parameters.set_poly_modulus_degree(degree)
+        parameters.set_coeff_modulus(seal.CoeffModulus.Create(degree, list(PRIMES[degree])))
+        parameters.set_plain_modulus(seal.PlainModulus.Batching(degree, PLAIN_BITS))
+        self.t = int(parameters.plain_modulus().value())
+        self.context = seal.SEALContext(parameters, True, seal.SEC_LEVEL_TYPE.TC128)
+        self.evaluator, self.encoder = seal.Evaluator(self.context), seal.BatchEncoder(self.context)
+        self.top, self.last = self.context.first_parms_id(), self.context.last_parms_id()
+        self._columns: dict[int, NDArray[np.float64]] = {}
+        self._file, self._one = _memory_file(), threading.Lock()  # both parties may be threads of this process
+        self._version = self.save(parameters)[3:5]
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            os.close(self._file)
+
+    # ------------------------------------------------------------------------------------------------ bytes in and out
+
+    def save(self, thing: Any) -> bytes:
+        """A key, ciphertext or plaintext as bytes."""
+        with self._one:
+            os.ftruncate(self._file, 0)
+            thing.save(f"/dev/fd/{self._file}")
+            return os.pread(self._file, os.fstat(self._file).st_size, 0)
+
+    def load(self, thing: Any, data: bytes | bytearray, what: str) -> Any:
+        """Fill a key or ciphertext from bytes; SEAL checks that it fits these parameters.
+
+        Raises:
+            Garbled: it does not.
+        """
+        try:
+            with self._one:
+                os.ftruncate(self._file, 0)
+                os.pwrite(self._file, data, 0)
+                thing.load(self.context, f"/dev/fd/{self._file}")
+        except (RuntimeError, ValueError, IndexError, MemoryError):
+            raise Garbled(f"the other party's {what} is damaged or made with other parameters") from None
+        return thing
+
+    def ciphertext(self, data: bytes, what: str) -> Any:
+        """A ciphertext from the other party."""
+        return self.load(self.seal.Ciphertext(), data, what)
+
+    # -------------------------------------------------------------------------------------------------------- encoding
+
+    def encode(self, slots: Unsigned | NDArray[np.int64]) -> Any:
+        """A plaintext of any slots [degree], in [0, t)."""
+        plain = self.seal.Plaintext()
+        self.encoder.encode(slots.tolist(), plain)
+        return plain
+
+    def decode(self, plain: Any) -> Unsigned:
+        """The slots of a plaintext [degree]."""
+        return np.array(self.encoder.decode_uint64(plain), dtype=np.uint64)
+
+    def encode_blocks(self, values: NDArray[np.int64], width: int) -> list[Any]:
+        """Plaintexts whose slots are constant over blocks of `width`: values [degree / width, count], small and signed.
+
+        Encoding is linear, so all of them together are one matrix product with the coefficients of the blocks'
+        indicators; they go to SEAL as raw bytes, without a Python list.  Many small blocks would make it large.
+        """
+        if len(values) > BLOCKS:
+            return [self.encode(np.mod(np.repeat(column, width), self.t)) for column in values.T]
+        coefficients = self._times_columns(values, width)
+        return [self._raw(column) for column in np.ascontiguousarray(coefficients.T)]
+
+    def ntt(self, plain: Any) -> Any:
+        """A plaintext ready for products with fresh ciphertexts."""
+        out = self.seal.Plaintext()
+        self.evaluator.transform_to_ntt(plain, self.top, out)
+        return out
+
+    def _times_columns(self, values: NDArray[np.int64], width: int) -> Unsigned:
+        columns, small = self._indicators(width), values.astype(np.float64)
+        low = high = np.zeros((self.degree, values.shape[1]), dtype=np.int64)
+        most = 2**25 * max(int(np.abs(values).max(initial=1)), 1)
+        chunk = max(2**53 // most, 1)  # sums of so many terms are exact in floating point
+        for start in range(0, columns.shape[2], chunk):
+            piece = slice(start, start + chunk)
+            low = low + (columns[0, :, piece] @ small[piece]).astype(np.int64)
+            high = high + (columns[1, :, piece] @ small[piece]).astype(np.int64)
+        # The value is low + 2^25 high, of up to 80 bits.  Its remainder follows from a quotient good to one unit, in
+        # integers that wrap at 2^64.
+        quotient = np.floor((low + high * 2.0**25) / self.t).astype(np.int64)
+        rest = low + (high << 25) - quotient * np.int64(self.t)
+        rest = np.where(rest < 0, rest + self.t, rest)
+        below: Unsigned = np.where(rest >= self.t, rest - self.t, rest).astype(np.uint64)
+        return below
+
+    def _indicators(self, width: int) -> NDArray[np.float64]:
+        """Coefficients [2, degree, degree / width] of plaintexts that are 1 in one block: low 25 bits, and the rest.
+
+        Slots are values at the powers of 3 (first row) and their negatives (second row) of a root of unity, so
+        X -> X^g moves slots: one indicator gives all others by moving coefficients about.
+        """
+        if width not in self._columns:
+            first = np.zeros(self.degree, dtype=np.int64)
+            first[:width] = 1
+            plain = self.encode(first)
+            count = plain.coeff_count()
+            source = np.zeros(self.degree, dtype=np.int64)
+            source[:count] = [plain.data(place) for place in range(count)]
+            blocks, places = self.row // width, np.arange(self.degree)
+            columns = np.empty((self.degree, 2 * blocks), dtype=np.int64)
+            for number in range(2 * blocks):
+                power = pow(3, -(number % blocks) * width, 2 * self.degree) * (-1 if number >= blocks else 1)
+                moved = places * power % (2 * self.degree)
+                negative = moved >= self.degree
+                columns[moved % self.degree, number] = np.where(negative, (self.t - source) % self.t, source)
+            self._columns[width] = np.stack([columns & (2**25 - 1), columns >> 25]).astype(np.float64)
+        return self._columns[width]
+
+    def _raw(self, coefficients: Unsigned) -> Any:
+        """A plaintext from its coefficients [degree], through SEAL's own file format, uncompressed."""
+        inner = self._headed(struct.pack("<Q", self.degree), coefficients.tobytes())
+        whole = self._headed(bytes(32), struct.pack("<Qd", self.degree, 1.0), inner)
+        return self.load(self.seal.Plaintext(), whole, "plaintext")
+
+    def _headed(self, *parts: bytes) -> bytes:
+        """Parts after a header: magic number, its size, SEAL's version, no compression, nothing, size of the whole."""
+        size = 16 + sum(map(len, parts))
+        return b"".join([struct.pack("<HB2sBHQ", 0xA15E, 16, self._version, 0, 0, size), *parts])
+
+
+def _memory_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("piebald")
+    handle, path = tempfile.mkstemp()
+    os.unlink(path)
+    return handle

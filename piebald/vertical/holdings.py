@@ -1,0 +1,125 @@
+"""What each party holds: rows of its own features, the places of co-occurring rows, and rows to be judged on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from piebald import data as shelf
+from piebald.data import DataSet
+from piebald.errors import SettingError, unknown
+from piebald.partition.vertical_split import Vertical, feature_names
+from piebald.randomness import generator
+from piebald.vertical.protocol import Role
+from piebald.vertical.transfer_settings import Data, Settings
+
+CREDIT = ("LIMIT_BAL", "SEX", "EDUCATION", "MARRIAGE", "AGE")
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Holding:
+    """One party's rows.
+
+    Attributes:
+        x: its features [n, f], float64.
+        y: labels, -1 or 1 [n]; None at the target.
+        overlap: places in `x` of the co-occurring rows, in the same order at both parties.
+        features: names.
+        test: the same features of rows that nobody trains on; of all the target's rows where no label is known.
+        test_y: their labels, only to judge the result with; never part of the protocol.  Empty where none is known.
+        keys: a digest of the co-occurring rows' keys, which must be the same at both parties; "" where rows have none.
+    """
+
+    x: Tensor
+    y: Tensor | None
+    overlap: Ints
+    features: tuple[str, ...]
+    test: Tensor
+    test_y: Tensor
+    keys: str = ""
+
+    def check(self, role: Role, settings: Settings) -> None:
+        """Refuse batches that this party cannot fill, and labels of another kind."""
+        if len(self.x) < settings.batch:
+            raise SettingError(f"batch must be at most the {role}'s {len(self.x)} rows, got {settings.batch}")
+        if len(self.overlap) < settings.overlap_batch:
+            raise SettingError(
+                f"overlap_batch must be at most the {len(self.overlap)} co-occurring rows, got {settings.overlap_batch}"
+            )
+        if (self.y is None) != (role == "target"):
+            raise SettingError(f"the source must have labels and the target none, got them the other way at the {role}")
+        if self.y is not None and not bool(torch.isin(self.y, torch.tensor([-1.0, 1.0])).all()):
+            raise SettingError("labels must be -1 or 1")
+
+
+def division(data: DataSet) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The source's features and those that both have, for data sets whose features have a natural division.
+
+    credit: the source knows the person, bills and payments; the target the person and the repayment history.
+    census: the source knows age, sex, race, origin and the household; the target age, sex and race, and work.
+    Other tables: every other feature, nothing in common.
+    """
+    names = feature_names(data)
+    if data.name == "credit":
+        return (*CREDIT, *(name for name in names if "AMT" in name)), CREDIT
+    if data.name == "census":
+        both = tuple(name for name in names if name == "age" or name.startswith(("sex=", "race=")))
+        home = ("marital-status=", "relationship=", "native-country=", "education=")
+        others = tuple(name for name in names if name.startswith(home) or name in ("fnlwgt", "education-num"))
+        return (*both, *others), both
+    return tuple(names[::2]), ()
+
+
+def load(settings: Data, seed: int) -> dict[Role, Holding]:
+    """Both parties' holdings of a data set, for experiments and demonstrations."""
+    data = shelf.load(settings.name)
+    if data.x.dim() != 2 or data.classes is None or len(data.classes) != 2:
+        raise SettingError(f"data.name must be a table with two classes, like credit or census, got {settings.name!r}")
+    return divide(data, settings, seed)
+
+
+def divide(data: DataSet, settings: Data, seed: int) -> dict[Role, Holding]:
+    """Both parties' holdings of any table with two classes; the second class is the positive one."""
+    names = feature_names(data)
+    own, both = division(data)
+    own, both = settings.source or own, settings.common if settings.common is not None else both
+    for name in (*own, *both):
+        if name not in names:
+            raise unknown(f"feature of {data.name} called", name, names)
+    train, test = parts(data, settings.test, seed)
+    if len(train) < settings.overlap:
+        raise SettingError(f"data.overlap must be at most the {len(train)} training rows, got {settings.overlap}")
+    features = tuple(dict.fromkeys((*own, *both)))
+    split = Vertical(overlap=settings.overlap, features=features, active_share=settings.source_share, seed=seed)
+    parties = split.split(data, train)
+    columns: dict[Role, list[int]] = {
+        "source": [names.index(name) for name in names if name in features],
+        "target": [names.index(name) for name in names if name not in features or name in both],
+    }
+    ids: dict[Role, Ints] = {"source": parties.active.ids, "target": parties.passive.ids}
+    signs = 2.0 * data.y.double() - 1
+    return {
+        role: Holding(
+            x=data.x[ids[role]][:, columns[role]].double(),
+            y=signs[ids[role]] if role == "source" else None,
+            overlap=np.searchsorted(ids[role], parties.overlap),
+            features=tuple(names[place] for place in columns[role]),
+            test=data.x[test][:, columns[role]].double(),
+            test_y=signs[test],
+        )
+        for role in ids
+    }
+
+
+def parts(data: DataSet, share: float, seed: int) -> tuple[Ints, Ints]:
+    """Row numbers for training and for testing: the published parts, or a share drawn by the seed."""
+    if data.train is not None and data.test is not None:
+        return data.train, data.test
+    order = generator(seed, "transfer", "test").permutation(len(data))
+    cut = round(len(data) * share)
+    return np.sort(order[cut:]), np.sort(order[:cut])

@@ -1,0 +1,278 @@
+"""Kernels of the maximum mean discrepancy, pairwise and in moment form.
+
+    MMD^2 = K_ss + K_tt - 2 K_st,     K_xy = mean over i, j of k(x_i, y_j)      (all pairs, also i = j: the V-statistic)
+
+K_ss and K_tt are local.  K_st needs both parties, but is linear in moments of y with coefficients that whoever holds x
+knows.  So its gradient is a few products C S + K: the *owner* of y encrypts S and adds K, the *evaluator* knows C.
+
+Shapes: x [n, d] and y [m, d] are rows of an aligned layer.  Pairwise forms are torch and differentiable; moment forms
+are NumPy, float64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+
+from piebald.component import Part
+from piebald.errors import SettingError
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Share:
+    """The owner's half of a product: `matrix` S [p, w], encrypted, and `constant` K [w] or [n, w], added at the end."""
+
+    matrix: Floats
+    constant: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A product's shape: C [rows, inner] S [inner, width], and a `bound` on the size of every entry of C S + K."""
+
+    rows: int
+    inner: int
+    width: int
+    bound: float
+
+
+class Kernel(Part):
+    """How alike two hidden rows are.
+
+    The moment form of a kernel is exact for `expand`, which is `value` but for the Gaussian: there it is the expansion.
+    """
+
+    axis = "kernel"
+    order: ClassVar[int] = 1  # of the moment form as a polynomial in x
+
+    def value(self, x: Tensor, y: Tensor) -> Tensor:
+        """The exact kernel of all pairs [n, m]."""
+        raise NotImplementedError
+
+    def expand(self, x: Tensor, y: Tensor) -> Tensor:
+        """The kernel of all pairs [n, m] as the moment form has it."""
+        return self.value(x, y)
+
+    def shares(self, y: Floats) -> list[Share]:
+        """What the owner of y puts into each product."""
+        raise NotImplementedError
+
+    def questions(self, x: Floats) -> list[Floats]:
+        """The evaluator's coefficients C of each product."""
+        raise NotImplementedError
+
+    def gradient(self, x: Floats, answers: list[Floats]) -> Floats:
+        """The gradient of K_st by x [n, d], from the products C S + K."""
+        raise NotImplementedError
+
+    def sizes(self, rows: int, width: int, longest: float) -> list[Size]:
+        """The shapes of the products for `rows` rows of the evaluator, if no hidden row is longer than `longest`."""
+        raise NotImplementedError
+
+    def at_zero(self, y: Floats) -> float:
+        """K_st where x = 0, which the owner of y knows alone."""
+        return 0.0
+
+    def spread(self, longest: float, rows: int) -> float:
+        """How far all shares together move (Frobenius norm) if one of the owner's `rows` rows is replaced."""
+        raise NotImplementedError
+
+
+class Linear(Kernel):
+    """x.y: MMD compares means."""
+
+    def value(self, x: Tensor, y: Tensor) -> Tensor:
+        return x @ y.T
+
+    def shares(self, y: Floats) -> list[Share]:
+        return [Share(y.mean(0)[None], np.zeros(y.shape[1]))]
+
+    def questions(self, x: Floats) -> list[Floats]:
+        return [np.ones((1, 1))]
+
+    def gradient(self, x: Floats, answers: list[Floats]) -> Floats:
+        return np.repeat(answers[0] / len(x), len(x), axis=0)
+
+    def sizes(self, rows: int, width: int, longest: float) -> list[Size]:
+        return [Size(1, 1, width, longest)]
+
+    def spread(self, longest: float, rows: int) -> float:
+        return 2 * longest / rows
+
+
+class Polynomial(Kernel):
+    """(x.y + c)^degree.
+
+    Attributes:
+        c: at least 0.
+        degree: 2 or 3.  With degree 3 the evaluator learns the third moments, from which single rows may be recovered.
+    """
+
+    c: float = Field(default=0.0, ge=0)
+    degree: Literal[2, 3] = 2
+
+    def value(self, x: Tensor, y: Tensor) -> Tensor:
+        return (x @ y.T + self.c) ** self.degree
+
+    @property
+    def order(self) -> int:  # type: ignore[override]  # a constant of other kernels
+        """The degree."""
+        return self.degree
+
+    def shares(self, y: Floats) -> list[Share]:
+        mean, second = y.mean(0), y.T @ y / len(y)
+        if self.degree == 2:
+            return [Share(second, 2 * self.c * mean)]
+        third = pairs(y).T @ y / len(y)
+        matrix = np.concatenate([third, second]) if self.c else third
+        return [Share(matrix, 3 * self.c**2 * mean)]
+
+    def questions(self, x: Floats) -> list[Floats]:
+        if self.degree == 2:
+            return [2 * x]
+        twice = 3 * pairs(x) * np.where(np.equal(*upper(x.shape[1])), 1.0, 2.0)
+        return [np.concatenate([twice, 6 * self.c * x], axis=1) if self.c else twice]
+
+    def gradient(self, x: Floats, answers: list[Floats]) -> Floats:
+        return answers[0] / len(x)
+
+    def sizes(self, rows: int, width: int, longest: float) -> list[Size]:
+        inner = width if self.degree == 2 else width * (width + 1) // 2 + (width if self.c else 0)
+        return [Size(rows, inner, width, self.degree * longest * (longest**2 + self.c) ** (self.degree - 1))]
+
+    def at_zero(self, y: Floats) -> float:
+        return self.c**self.degree
+
+    def spread(self, longest: float, rows: int) -> float:
+        mean = 2 * longest * self.degree * self.c ** (self.degree - 1)
+        second, third = 2**0.5 * longest**2, 2 * longest**3  # an odd moment of a row turned round changes sign
+        parts = [mean, second] if self.degree == 2 else [mean, third, *([second] if self.c else [])]
+        return float(np.linalg.norm(parts)) / rows
+
+
+class Gaussian(Kernel):
+    """exp(-u) with u = |x - y|^2 / 2 sigma^2; in moment form 1 - u + u^2/2.
+
+    The expansion pulls rows together only where u < 1 and pushes them apart beyond, so rows are brought to length 1
+    first.  It is not positive definite: its MMD^2 can fall below 0.
+
+    Attributes:
+        sigma: the width, above 0.
+    """
+
+    sigma: float = Field(default=1.0, gt=0)
+
+    order: ClassVar[int] = 4
+
+    def value(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.exp(-self._distance(x, y))
+
+    def expand(self, x: Tensor, y: Tensor) -> Tensor:
+        u = self._distance(x, y)
+        return 1 - u + u**2 / 2
+
+    def _distance(self, x: Tensor, y: Tensor) -> Tensor:
+        squares = (x**2).sum(1)[:, None] + (y**2).sum(1) - 2 * x @ y.T
+        return squares / (2 * self.sigma**2)
+
+    def outside(self, x: Tensor) -> float:
+        """The share of a party's own pairs with u > 1, where the expansion repels."""
+        return float((self._distance(x, x) > 1).double().mean())
+
+    def shares(self, y: Floats) -> list[Share]:
+        mean, second, squares = y.mean(0), y.T @ y / len(y), (y**2).sum(1)
+        cubic = (squares[:, None] * y).mean(0)
+        constant = mean - cubic / (2 * self.sigma**2)
+        return [
+            Share(np.concatenate([second, mean[None]]), constant),
+            Share(mean[:, None], np.array([squares.mean()])),
+        ]
+
+    def questions(self, x: Floats) -> list[Floats]:
+        squares = (x**2).sum(1, keepdims=True)
+        return [np.concatenate([x, -squares / 2], axis=1) / self.sigma**2, -2 * x]
+
+    def gradient(self, x: Floats, answers: list[Floats]) -> Floats:
+        # With u_i = mean over j of u(x_i, y_j) = (|x_i|^2 + answers[1]_i) / 2 sigma^2,
+        # n sigma^2 times the gradient is (u_i - 1) x_i + answers[0]_i.
+        mean = ((x**2).sum(1, keepdims=True) + answers[1]) / (2 * self.sigma**2)
+        found: Floats = ((mean - 1) * x + answers[0]) / (self.sigma**2 * len(x))
+        return found
+
+    def sizes(self, rows: int, width: int, longest: float) -> list[Size]:
+        vector = longest + 2 * longest**3 / self.sigma**2
+        return [Size(rows, width + 1, width, vector), Size(rows, width, 1, 3 * longest**2)]
+
+    def at_zero(self, y: Floats) -> float:
+        u = (y**2).sum(1) / (2 * self.sigma**2)
+        return float((1 - u + u**2 / 2).mean())
+
+    def spread(self, longest: float, rows: int) -> float:
+        # Means [twice: in the matrix and alone], second moments, the constants of both products.
+        mean, second = 2 * longest, 2**0.5 * longest**2
+        constant = mean + longest**3 / self.sigma**2
+        return float(np.linalg.norm([mean, mean, second, constant, longest**2])) / rows
+
+
+class MultiGaussian(Kernel):
+    """The mean of Gaussians of several widths, as deep adaptation networks use it (Long et al. 2015); only in plain.
+
+    Attributes:
+        sigmas: the widths, all above 0.
+    """
+
+    sigmas: tuple[float, ...] = Field(default=(0.5, 1.0, 2.0), min_length=1)
+
+    def model_post_init(self, _: object) -> None:
+        if min(self.sigmas) <= 0:
+            raise SettingError(f"kernel 'multi_gaussian': sigmas must all be above 0, got {list(self.sigmas)}")
+
+    def value(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.stack([Gaussian(sigma=sigma).value(x, y) for sigma in self.sigmas]).mean(0)
+
+    def shares(self, y: Floats) -> list[Share]:
+        raise SettingError(
+            "kernel 'multi_gaussian' has no moment form that could be encrypted: use gaussian, or method = \"plain\""
+        )
+
+
+def mmd2(kernel: Kernel, x: Tensor, y: Tensor, exact: bool = True) -> Tensor:
+    """MMD^2 of two sets of hidden rows, over all pairs; with the expansion of the kernel where it is not exact."""
+    k = kernel.value if exact else kernel.expand
+    return k(x, x).mean() + k(y, y).mean() - 2 * k(x, y).mean()
+
+
+def cross_gradient(kernel: Kernel, x: Floats, y: Floats) -> Floats:
+    """The gradient of K_st by x [n, d] through the moments of y, with nothing encrypted."""
+    answers = [c @ s.matrix + s.constant for c, s in zip(kernel.questions(x), kernel.shares(y), strict=True)]
+    return kernel.gradient(x, answers)
+
+
+def nodes(kernel: Kernel) -> tuple[Floats, Floats]:
+    """Places t in (0, 1) and weights with which K_st is at_zero + sum of weight <x, gradient of K_st at t x>.
+
+    K_st is a polynomial in x, so along the line from 0 to x its slope is one of degree `order` - 1, and Gauss' rule
+    gives its integral exactly.  Thus the loss can be watched through products of the same shape as the gradient's.
+    """
+    places, weights = np.polynomial.legendre.leggauss((kernel.order + 1) // 2)
+    return (places + 1) / 2, weights / 2
+
+
+def upper(width: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The pairs b <= c of coordinates."""
+    first, second = np.triu_indices(width)
+    return first.astype(np.int64), second.astype(np.int64)
+
+
+def pairs(x: Floats) -> Floats:
+    """Products of coordinates b <= c [n, d (d + 1) / 2]."""
+    first, second = upper(x.shape[1])
+    return x[:, first] * x[:, second]

@@ -1,0 +1,206 @@
+"""One party: its rows, its network, and one step after another.  Only messages pass between two of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from piebald.errors import RuntimeFault
+from piebald.randomness import generator
+from piebald.vertical.holdings import Holding
+from piebald.vertical.loss_terms import View
+from piebald.vertical.networks import Network, taylor_loss, translator, unit_rows
+from piebald.vertical.party_messages import Kind
+from piebald.vertical.protocol import Products, Role, Session, receive_numbers, send_numbers
+from piebald.vertical.transfer_settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a step left behind: numbers that both parties know, times and traffic.
+
+    Attributes:
+        step: its number, from 0.
+        seconds: it took.
+        sent: bytes by this party.  received: bytes from the other.
+        losses: values of the terms by name, where they were watched.
+    """
+
+    step: int
+    seconds: float
+    sent: int
+    received: int
+    losses: dict[str, float] | None = None
+
+    def table(self) -> dict[str, Any]:
+        """As plain values."""
+        return asdict(self)
+
+
+class Party:
+    """The source or the target.
+
+    Args:
+        role: which of the two.
+        holding: its rows.
+        settings: agreed with the other party.
+    """
+
+    def __init__(self, role: Role, holding: Holding, settings: Settings) -> None:
+        holding.check(role, settings)
+        self.role, self.holding, self.settings = role, holding, settings
+        shape = settings.network
+        self.network = Network(
+            holding.x.shape[1], shape.hidden, shape.aligned, seed=(settings.seed, "transfer", role, "weights")
+        )
+        # beta/2 |w|^2 in the loss, so it goes through Adam like every other gradient
+        self.optimiser = torch.optim.Adam(self.network.parameters(), lr=settings.lr, weight_decay=settings.beta)
+        self.terms = settings.terms(role)
+        self.done = 0
+        self.phi: Tensor | None = None
+        self.rate = 0.5
+
+    def train(self, session: Session, keep: Callable[[Party], None] | None = None) -> Iterator[Step]:
+        """Take all steps that are left, then hand over what the target needs to predict alone.
+
+        Args:
+            session: greeted already.
+            keep: called after each step, to write checkpoints.
+        """
+        owned = [size for term in self.terms for size in term.owned]
+        asked = [size for term in self.terms for size in term.asked]
+        products = Products(session, self.settings.backend, owned, asked)
+        while self.done < self.settings.steps:
+            yield self._step(session, products)
+            if keep is not None:
+                keep(self)
+        self._hand_over(session)
+
+    def predict(self, x: Tensor) -> Tensor:
+        """The target's scores of rows of its features, alone: sigmoid(Phi.u) [n], higher for positives."""
+        if self.phi is None:
+            raise RuntimeFault("the target can predict only after training, when it has the source's translator")
+        with torch.no_grad():
+            return torch.sigmoid(self.network(x)[-1] @ self.phi)
+
+    def aligned(self, x: Tensor) -> Tensor:
+        """The last aligned layer of rows, as the method compares them [n, d]."""
+        with torch.no_grad():
+            rows: Tensor = self.network(x)[-1]
+        return unit_rows(rows) if self.settings.method.unit else rows
+
+    # ---------------------------------------------------------------------------------------------------------- a step
+
+    def _step(self, session: Session, products: Products) -> Step:
+        began, sent, received = time.perf_counter(), session.channel.sent, session.channel.received
+        watch = self.done % self.settings.watch_every == 0 or self.done == self.settings.steps - 1
+        view = self.view()
+        shares = [share for term in self.terms for share in term.shares(view)]
+        questions = [question for term in self.terms for question in term.questions(view)]
+        extra = self._extra() if watch else []
+        if self.role == "source":
+            probes = [question for term in self.terms for question in term.probe(view)] if watch else []
+            answers = products.exchange(shares, [*questions, *probes], repeats=extra)
+        else:
+            answers = products.exchange(shares, questions, repeated=extra)
+        losses = self._watch(session, view, answers) if watch else None
+        self._learn(view, answers)
+        self.done += 1
+        channel = session.channel
+        seconds = time.perf_counter() - began
+        return Step(self.done - 1, seconds, channel.sent - sent, channel.received - received, losses)
+
+    def view(self) -> View:
+        """What this party sees of the step that comes next."""
+        settings, holding, step = self.settings, self.holding, self.done
+        # Co-occurring rows are drawn alike on both sides; a party's own batch is its own affair.
+        both = generator(settings.seed, "transfer", "overlap", step).choice(
+            len(holding.overlap), settings.overlap_batch, replace=False
+        )
+        mine = generator(settings.seed, "transfer", self.role, "batch", step).choice(
+            len(holding.x), settings.batch, replace=False
+        )
+        common = holding.overlap[both]
+        rows = self.network(holding.x[mine])
+        u = self.network(holding.x[common])[-1]
+        layers = [unit_rows(one) for one in rows] if settings.method.unit else rows
+        if holding.y is None:
+            return View(layers, u)
+        phi = translator(rows[-1], holding.y[mine], settings.balanced)
+        own = settings.own * taylor_loss(rows[-1] @ phi, holding.y[mine]) if settings.own else None
+        return View(layers, u, holding.y[common], phi, own)
+
+    def _learn(self, view: View, answers: list[Any]) -> None:
+        tensors: list[Tensor] = []
+        gradients: list[Tensor | None] = []
+        for term in self.terms:
+            own, answers = answers[: len(term.asked)], answers[len(term.asked) :]
+            for tensor, gradient in term.pulls(view, own):
+                tensors.append(tensor)
+                # copied into torch's own memory: where numbers lie in memory can change the last bit of a product
+                gradients.append(torch.tensor(gradient))
+            local = term.local(view)
+            if local is not None:
+                tensors.append(local)
+                gradients.append(None)
+        if view.own is not None:
+            tensors.append(view.own)
+            gradients.append(None)
+        self.optimiser.zero_grad()
+        torch.autograd.backward(tensors, gradients)
+        self.optimiser.step()
+
+    # -------------------------------------------------------------------------------------------------------- watching
+
+    def _extra(self) -> list[int]:
+        """Numbers of the products that the source asks once more: of its `asked`, which the target `owned`."""
+        found, start = [], 0
+        for term in self.terms:
+            found += [start + place for place in term.probes]
+            start += len(term.asked if self.role == "source" else term.owned)
+        return found
+
+    def _watch(self, session: Session, view: View, answers: list[Any]) -> dict[str, float]:
+        """The source works the losses out and tells the target."""
+        names = [term.name for term in self.terms]
+        if self.role == "target":
+            send_numbers(session, Kind.WATCH, np.array([term.aside(view) for term in self.terms]))
+            found = receive_numbers(session, Kind.WATCH, len(names))
+        else:
+            asides = receive_numbers(session, Kind.WATCH, len(names))
+            probed = answers[sum(len(term.asked) for term in self.terms) :]
+            values = []
+            for term, aside in zip(self.terms, asides, strict=True):
+                own, answers = answers[: len(term.asked)], answers[len(term.asked) :]
+                extra, probed = probed[: len(term.probes)], probed[len(term.probes) :]
+                values.append(term.value(view, own, extra, float(aside)))
+            found = np.array(values)
+            send_numbers(session, Kind.WATCH, found)
+        return dict(zip(names, found.tolist(), strict=True))
+
+    # ------------------------------------------------------------------------------------------------------- at the end
+
+    def _hand_over(self, session: Session) -> None:
+        """Give the target the translator of all the source's rows, and its share of positives."""
+        width = self.settings.network.aligned[-1]
+        if self.role == "source":
+            self.phi, self.rate = self.summary()
+            send_numbers(session, Kind.HANDOVER, np.append(self.phi.numpy(), self.rate))
+        else:
+            numbers = receive_numbers(session, Kind.HANDOVER, width + 1)
+            self.phi, self.rate = torch.from_numpy(numbers[:-1]), float(numbers[-1])
+        session.send(Kind.DONE, [])
+        session.receive(Kind.DONE, [])
+
+    def summary(self) -> tuple[Tensor, float]:
+        """The translator of all the source's rows, and its share of positives."""
+        assert self.holding.y is not None, "only the source has labels"
+        with torch.no_grad():
+            phi = translator(self.network(self.holding.x)[-1], self.holding.y, self.settings.balanced)
+        return phi, float((self.holding.y > 0).double().mean())

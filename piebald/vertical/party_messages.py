@@ -1,0 +1,158 @@
+"""What two parties say to one another: declared messages, checked for length before they are read, never pickled.
+
+A frame is a header (magic, kind, session, sequence number, length), the message's parts, each after its length, and a
+tag over everything.  The session is made of both parties' nonces, so nothing from an earlier run or another connection
+is taken; sequence numbers refuse what was sent before.  With a shared secret the tag is a keyed hash (BLAKE2b).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from enum import IntEnum
+
+from piebald.errors import RuntimeFault
+from piebald.vertical.encryption.backend import Garbled, Length
+
+MAGIC = b"PBT1"
+HEADER = struct.Struct("<4sB16sQQ")
+TAG = 16
+
+
+class Kind(IntEnum):
+    """Messages, in the order of a run; their parts are declared where they are used.
+
+    HELLO       version, role, digest of the settings, nonce, steps that can be resumed
+    KEY         the owner's announcement
+    STATISTICS  an encrypted matrix for each product
+    MASKED      a masked product for each
+    OPENED      an opened product for each
+    WATCH       one number for each term: the target's part of the losses, and back: the losses
+    HANDOVER    the source's translator, and its share of positives
+    DONE        nothing
+    ABORT       a reason
+    """
+
+    HELLO = 1
+    KEY = 2
+    STATISTICS = 3
+    MASKED = 4
+    OPENED = 5
+    WATCH = 6
+    HANDOVER = 7
+    DONE = 8
+    ABORT = 9
+
+
+class Reason(IntEnum):
+    """Why a party ends a run.  Only this number crosses, no text, so nothing can leak with it."""
+
+    BROKEN = 1
+    MESSAGE = 2
+    SETTINGS = 3
+    INTERRUPTED = 4
+
+    @property
+    def text(self) -> str:
+        """In words, for the other party."""
+        return {
+            Reason.BROKEN: "something broke there; its own message says what",
+            Reason.MESSAGE: "it refused a message of this party as damaged, replayed or made under another key",
+            Reason.SETTINGS: "its settings differ from this party's",
+            Reason.INTERRUPTED: "somebody interrupted it",
+        }[self]
+
+
+class MessageFault(Garbled):
+    """A message that is not what was declared."""
+
+
+class Ended(RuntimeFault):
+    """The other party ended the run, or is gone; there is nobody left to be told."""
+
+
+def limit(lengths: Sequence[Length]) -> int:
+    """The most bytes that a message with these parts may have behind its header."""
+    return sum(8 + length.most for length in lengths)
+
+
+def seal(kind: Kind, session: bytes, number: int, parts: Sequence[bytes], secret: bytes) -> bytes:
+    """A frame."""
+    body = b"".join(struct.pack("<Q", len(part)) + part for part in parts)
+    head = HEADER.pack(MAGIC, kind, session, number, len(body))
+    return head + body + _tag(head + body, secret)
+
+
+def body_length(head: bytes, most: int) -> int:
+    """Bytes that follow a header, the tag included.
+
+    Raises:
+        MessageFault: it is no header, or announces more than any message that may come now.
+    """
+    if len(head) != HEADER.size or head[:4] != MAGIC:
+        raise MessageFault("what the other party sent is no message of this protocol: check the address on both sides")
+    length = int(HEADER.unpack(head)[4])
+    if length > most:
+        raise MessageFault(f"the other party's message claims {length:,} bytes where at most {most:,} are allowed")
+    return length + TAG
+
+
+def unseal(
+    frame: bytes, kind: Kind, session: bytes, number: int, lengths: Sequence[Length], secret: bytes
+) -> list[bytes]:
+    """The parts of a frame.
+
+    Args:
+        frame: all of it.
+        kind: which message must come now.
+        session: this run's.
+        number: of messages that came before.
+        lengths: of its parts.
+        secret: the shared secret, or nothing.
+
+    Raises:
+        MessageFault: it is damaged, replayed, from another session, or not the message that must come now.
+        Ended: it is the other party's farewell.
+    """
+    head, body, tag = frame[: HEADER.size], frame[HEADER.size : -TAG], frame[-TAG:]
+    magic, found, theirs, counted, length = HEADER.unpack(head) if len(head) == HEADER.size else (b"", 0, b"", 0, 0)
+    if magic != MAGIC or len(body) != length or tag != _tag(head + body, secret):
+        raise MessageFault("a message of the other party is damaged, cut off, or made with another secret")
+    if theirs != session:
+        raise MessageFault("a message of the other party belongs to another session: it is replayed or misdirected")
+    if counted != number:
+        raise MessageFault(
+            f"message {counted} of the other party came where message {number} must: it is replayed or lost"
+        )
+    if found == Kind.ABORT:
+        raise Ended(f"the other party ended the run: {_reason(body)}")
+    if found != kind:
+        raise MessageFault(f"the other party sent message kind {found} where {kind.name} must come")
+    return _parts(body, kind, lengths)
+
+
+def _parts(body: bytes, kind: Kind, lengths: Sequence[Length]) -> list[bytes]:
+    parts: list[bytes] = []
+    place = 0
+    for length in lengths:
+        size = struct.unpack_from("<Q", body, place)[0] if place + 8 <= len(body) else -1
+        place += 8
+        if size < 0 or size > length.most or (length.exact and size != length.most) or place + size > len(body):
+            raise MessageFault(f"part {len(parts) + 1} of the other party's {kind.name} message has the wrong length")
+        parts.append(body[place : place + size])
+        place += size
+    if place != len(body):
+        raise MessageFault(f"the other party's {kind.name} message has more parts than the {len(lengths)} declared")
+    return parts
+
+
+def _reason(body: bytes) -> str:
+    try:
+        return Reason(body[-1]).text
+    except (ValueError, IndexError):
+        return "it gave no reason"
+
+
+def _tag(data: bytes, secret: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=TAG, key=secret).digest()

@@ -1,0 +1,191 @@
+"""What a party keeps on its own disk: its steps, its checkpoints, and at the end what it may show.
+
+    RUN/transfer.toml                      the settings
+    RUN/source/, RUN/target/               each party's own folder; on two machines, each has only one of them
+        steps.jsonl                        a line a step: seconds, bytes, losses
+        checkpoint-00000040.safetensors    weights and optimiser; the last two are kept
+        before.safetensors, after.safetensors    aligned rows for the picture, and scores of test rows at the target
+
+Keys, masks and what the other party sent are never written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from piebald.errors import RunFolderError
+from piebald.report.lock import Lock
+from piebald.toml_document import Document
+from piebald.vertical.party import Party, Step
+from piebald.vertical.protocol import Role
+from piebald.vertical.transfer_settings import Settings
+
+SETTINGS = "transfer.toml"
+KEPT = 2  # the parties' newest checkpoints are at most one apart, so two each always have one in common
+
+
+class Store:
+    """One party's folder.
+
+    Args:
+        run: the run folder.
+        role: whose folder in it.
+
+    Raises:
+        RunFolderError: it cannot be written, or another process writes to it.
+    """
+
+    def __init__(self, run: Path, role: Role) -> None:
+        self.folder = run / role
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunFolderError(f"{self.folder} cannot be written: {(error.strerror or str(error)).lower()}") from None
+        self._lock = Lock(self.folder)
+
+    def close(self) -> None:
+        """Let another process write to it."""
+        self._lock.release()
+
+    def kept(self) -> tuple[int, int]:
+        """The last two steps that can be resumed; 0 is the start."""
+        steps = [0, 0, *self._checkpoints()]
+        return steps[-1], steps[-2]
+
+    def keep(self, party: Party) -> None:
+        """Write a checkpoint, and forget all but the last two."""
+        tensors = {f"network.{name}": tensor for name, tensor in party.network.state_dict().items()}
+        for number, state in party.optimiser.state_dict()["state"].items():
+            tensors |= {f"adam.{number}.{name}": tensor for name, tensor in state.items()}
+        self._write(self._name(party.done), tensors)
+        for step in self._checkpoints()[:-KEPT]:
+            (self.folder / self._name(step)).unlink(missing_ok=True)
+
+    def restore(self, party: Party, step: int) -> None:
+        """Take a party back to a checkpoint, and forget what came after it."""
+        for later in self._checkpoints():
+            if later > step:
+                (self.folder / self._name(later)).unlink()
+        kept = [line for line in self.steps() if line["step"] < step]
+        self._replace("steps.jsonl", "".join(json.dumps(line) + "\n" for line in kept).encode())
+        party.done = step
+        if step == 0:
+            return
+        tensors = read(self.folder / self._name(step))
+        try:
+            party.network.load_state_dict(_below(tensors, "network."))
+            state = party.optimiser.state_dict()
+            numbers = range(len(list(party.network.parameters())))
+            state["state"] = {number: _below(tensors, f"adam.{number}.") for number in numbers}
+            party.optimiser.load_state_dict(state)
+        except (RuntimeError, KeyError, ValueError):
+            raise RunFolderError(f"{self.folder / self._name(step)} is of another network: start again") from None
+
+    def record(self, step: Step) -> None:
+        """Add a line about a step."""
+        with (self.folder / "steps.jsonl").open("a", encoding="utf-8") as opened:
+            opened.write(json.dumps(step.table()) + "\n")
+
+    def steps(self) -> list[dict[str, Any]]:
+        """The lines of all steps; one that a killed process left unfinished is not counted."""
+        return read_steps(self.folder)
+
+    def show(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        """Keep what the party may show: aligned rows, scores."""
+        self._write(f"{name}.safetensors", tensors)
+
+    def _checkpoints(self) -> list[int]:
+        found = (re.fullmatch(r"checkpoint-(\d+)\.safetensors", path.name) for path in self.folder.iterdir())
+        return sorted(int(match[1]) for match in found if match)
+
+    def _name(self, step: int) -> str:
+        return f"checkpoint-{step:08d}.safetensors"
+
+    def _write(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        self._replace(name, save({key: tensor.detach().clone() for key, tensor in tensors.items()}))
+
+    def _replace(self, name: str, data: bytes) -> None:
+        aside = self.folder / f"{name}.new"
+        try:
+            with aside.open("wb") as opened:
+                opened.write(data)
+                opened.flush()
+                os.fsync(opened.fileno())
+            aside.replace(self.folder / name)
+        except OSError as error:
+            raise RunFolderError(f"{aside} cannot be written: {(error.strerror or str(error)).lower()}") from None
+
+
+def read(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file.
+
+    Raises:
+        RunFolderError: it is not there or damaged.
+    """
+    try:
+        return load(path.read_bytes())
+    except (OSError, SafetensorError) as error:
+        raise RunFolderError(f"{path} cannot be read, it may be damaged: {error}") from None
+
+
+def read_steps(folder: Path) -> list[dict[str, Any]]:
+    """The steps that a party recorded in its folder."""
+    path = folder / "steps.jsonl"
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            found.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return found
+
+
+def write_settings(run: Path, settings: Settings) -> None:
+    """Begin a run folder.
+
+    Raises:
+        RunFolderError: it cannot be written, or is one of other settings.
+    """
+    path = run / SETTINGS
+    if path.exists() and read_settings(run).lasting() != settings.lasting():
+        raise RunFolderError(f"{run} holds a transfer with other settings: give another folder with --out")
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        path.write_text(settings.text(), encoding="utf-8")
+    except OSError as error:
+        raise RunFolderError(f"{run} cannot be written: {(error.strerror or str(error)).lower()}") from None
+
+
+def read_settings(run: Path) -> Settings:
+    """The settings of a run folder."""
+    try:
+        return Settings.of(Document((run / SETTINGS).read_text(encoding="utf-8"), str(run / SETTINGS)))
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunFolderError(f"{run} is not the folder of a transfer: {error}") from None
+
+
+def is_transfer(run: Path) -> bool:
+    """Whether a folder is that of a transfer."""
+    return (run / SETTINGS).is_file()
+
+
+def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    found = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    if not found:
+        raise KeyError(prefix)
+    return found
+
+
+def sample(rows: Tensor, most: int = 500) -> Tensor:
+    """The first rows, as many as a picture needs."""
+    return rows[:most].to(torch.float64)

@@ -1,0 +1,33 @@
+"""One party as a process of its own: python -m piebald.vertical.process RUN ROLE PLACE."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from piebald.errors import PiebaldError
+
+
+def main(words: list[str]) -> int:
+    """Play one party, and say in one sentence how it ended if it did not end well."""
+    from piebald.vertical.party_store import read_settings
+    from piebald.vertical.protocol import ROLES
+    from piebald.vertical.transfer_runs import run_party
+    from piebald.vertical.transfer_settings import Runtime
+
+    folder, role, place = words
+    try:
+        settings = read_settings(Path(folder))
+        where = {"kit" if settings.runtime.kind == "federation" else "address": place}
+        runtime = Runtime(kind=settings.runtime.kind, timeout=settings.runtime.timeout, **where)
+        run_party(ROLES[ROLES.index(role)], settings.model_copy(update={"runtime": runtime}), folder)
+    except PiebaldError as error:
+        print(" ".join(str(error).split()), file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,152 @@
+"""A connection between two parties of a federation: encrypted, and each proves by its certificate who it is.
+
+One party has the server's kit and listens, the other has a site's kit and connects; which of them holds the labels does
+not matter.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue
+import select
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
+
+from piebald.errors import RuntimeFault, SettingError
+from piebald.runtimes.federation.credentials import Kit
+from piebald.runtimes.federation.flare_link import SERVER
+from piebald.runtimes.federation.tls import Listener, context, keep_connecting
+from piebald.vertical.channel import Socket
+
+log = logging.getLogger("piebald.vertical")
+Made = TypeVar("Made")
+
+
+class Secured(Socket):
+    """Between two processes, over TLS.
+
+    TLS keeps one state for both directions.  So only one thread at a time may touch it, and none may wait inside.
+
+    Attributes:
+        over: set when the connection has ended here.
+    """
+
+    def __init__(self, connection: ssl.SSLSocket) -> None:
+        connection.setblocking(False)
+        self._secured, self._turn = connection, threading.Lock()
+        self.over = threading.Event()
+        super().__init__(connection)
+
+    def _put(self, frame: bytes) -> None:
+        rest = memoryview(frame)
+        while len(rest):
+            rest = rest[self._try(partial(self._secured.send, rest[: 1 << 20]), math.inf) :]
+
+    def _take(self, most: int, seconds: float) -> bytes:
+        return self._try(partial(self._secured.recv, most), seconds)
+
+    def _try(self, act: Callable[[], Made], seconds: float) -> Made:
+        until = time.monotonic() + seconds
+        while True:
+            reads: list[ssl.SSLSocket] = []
+            writes: list[ssl.SSLSocket] = []
+            with self._turn:
+                try:
+                    return act()
+                except ssl.SSLWantReadError:
+                    reads.append(self._secured)
+                except ssl.SSLWantWriteError:
+                    writes.append(self._secured)
+            left = until - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            select.select(reads, writes, [], min(left, 1.0))
+
+    def close(self) -> None:
+        super().close()
+        self.over.set()
+
+
+def meet(kit: Kit, timeout: float) -> Secured:
+    """The connection with the other party, once it is there.
+
+    Raises:
+        SettingError: the kit lists no other party, or its address cannot be listened on.
+        RuntimeFault: the other party did not come, or is not there.
+    """
+    came: queue.Queue[Secured] = queue.Queue()
+    over = threading.Event()
+    known = kit.sites() if kit.party == SERVER else [SERVER]
+    if not known:
+        raise SettingError(f"the kit in {kit.folder} lists no site that could be the other party")
+
+    def carry(connection: ssl.SSLSocket) -> None:
+        """Hand over the first connection of somebody who is known, and keep it until it ends."""
+        name = _name(connection)
+        if name not in known or over.is_set():
+            log.warning("%s came, where %s is waited for: refused", name, " or ".join(known))
+            return
+        over.set()
+        channel = Secured(connection)
+        came.put(channel)
+        channel.over.wait()
+
+    def refusal(who: str, error: Exception) -> None:
+        if isinstance(error, ssl.SSLError):
+            log.warning("%s did not prove that it belongs to this federation: %s", who, error.reason or "it broke off")
+
+    address = f"{kit.host}:{kit.port}"
+    if kit.party == SERVER:
+        return _listen(kit, carry, refusal, came, timeout)
+    words = (kit.host, kit.port), _context(kit, server=False), carry, refusal, over
+    threading.Thread(target=keep_connecting, args=words, name="transfer connection", daemon=True).start()
+    try:
+        return came.get(timeout=timeout)
+    except queue.Empty:
+        over.set()
+        raise RuntimeFault(f"the other party was not at {address} for {timeout:g} seconds") from None
+
+
+def _listen(
+    kit: Kit,
+    carry: Callable[[ssl.SSLSocket], None],
+    refusal: Callable[[str, Exception], None],
+    came: queue.Queue[Secured],
+    timeout: float,
+) -> Secured:
+    """Wait for the other party."""
+    address = f"{kit.host}:{kit.port}"
+    here = kit.host if kit.host in ("127.0.0.1", "localhost") else "0.0.0.0"
+    try:
+        listener = Listener((here, kit.port), _context(kit, server=True), carry, refusal)
+    except OSError as error:
+        raise SettingError(f"cannot listen on address {address!r}: {(error.strerror or str(error)).lower()}") from None
+    with listener:
+        threading.Thread(target=listener.serve_forever, args=(0.1,), name="transfer listener", daemon=True).start()
+        try:
+            return came.get(timeout=timeout)
+        except queue.Empty:
+            raise RuntimeFault(f"the other party did not come to {address} within {timeout:g} seconds") from None
+        finally:
+            listener.shutdown()
+
+
+def _context(kit: Kit, server: bool) -> ssl.SSLContext:
+    role = "server" if server else "client"
+    files = {"ca_cert": "authority.pem", f"{role}_cert": "certificate.pem", f"{role}_key": "key.pem"}
+    return context({name: str(kit.folder / file) for name, file in files.items()}, server)
+
+
+def _name(connection: ssl.SSLSocket) -> str:
+    """The common name in the other side's certificate."""
+    found = connection.getpeercert() or {}
+    with suppress(TypeError, ValueError):
+        names = dict(pair for group in found.get("subject", ()) for pair in group)  # type: ignore[misc]
+        return str(names.get("commonName", ""))
+    return ""

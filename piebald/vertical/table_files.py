@@ -1,0 +1,181 @@
+"""A party's own table, CSV or Parquet, as its holding.  Each party reads its own file and nobody else's.
+
+Both tables have a key column.  It names the co-occurring rows, alike at both parties, and is empty in all other rows.
+Both parties bring these rows into the order of their keys; what they exchange of them is a digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from piebald.data.encoded_tables import encode
+from piebald.errors import SettingError, unknown
+from piebald.partition.client_tables import read_table
+from piebald.randomness import generator
+from piebald.vertical.holdings import Holding, Ints
+from piebald.vertical.protocol import ROLES, Role
+from piebald.vertical.transfer_settings import File, Files
+
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
+
+VALUES = 100  # a column of words may have so many different ones
+Texts = NDArray[np.str_]
+
+
+def load(files: Files, role: Role, test: float, seed: int) -> Holding:
+    """One party's holding.  Numbers become standard scores, and each value of a column of words a 0/1 column.
+
+    Args:
+        files: of the settings; only this party's is read.
+        role: which party.
+        test: share of the target's labelled rows without a key that is kept to judge the result; without labels, all
+            its rows are scored and nothing is judged.
+        seed: of that choice.
+
+    Raises:
+        SettingError: there is no such file, or a column is missing, has gaps, or holds what cannot be used.
+    """
+    file = getattr(files, role)
+    if file is None:
+        raise SettingError(f"files.{role} is missing: say path and key of the {role}'s table under [files.{role}]")
+    if role == "source" and file.label is None:
+        raise SettingError("files.source.label is missing: say which column of the source's table is to be predicted")
+    frame = read_table(Path(file.path))
+    _check_columns(frame, file)
+    keys, place = _keys(frame[file.key], file)
+    labels = None if file.label is None else _labels(frame[file.label], file, role)
+    judged = np.zeros(len(frame), dtype=bool)
+    if role == "target" and labels is not None:
+        judged[_judged(labels, keys, file, test, seed)] = True
+    x, names = _features(frame, file, ~judged)
+    number = np.cumsum(~judged) - 1  # of a row among those that are trained on
+    nothing = torch.zeros(0, dtype=torch.float64)
+    return Holding(
+        x=x[~judged],
+        y=torch.from_numpy(labels) if role == "source" and labels is not None else None,
+        overlap=number[place],
+        features=tuple(names),
+        test=x[judged] if judged.any() else x if role == "target" else x[:0],
+        test_y=torch.from_numpy(labels[judged]) if judged.any() and labels is not None else nothing,
+        keys=hashlib.blake2b("\n".join(keys[place]).encode(), digest_size=16).hexdigest(),
+    )
+
+
+def both(files: Files, test: float, seed: int) -> dict[Role, Holding]:
+    """Both parties' holdings, where both files are on this machine.
+
+    Raises:
+        SettingError: as for one; or the tables do not name the same co-occurring rows.
+    """
+    held: dict[Role, Holding] = {role: load(files, role, test, seed) for role in ROLES}
+    if held["source"].keys != held["target"].keys:
+        one, other = len(held["source"].overlap), len(held["target"].overlap)
+        counts = f"{one} and {other}" if one != other else f"{one} each, not the same"
+        raise SettingError(
+            f"the two tables must have the same keys in their co-occurring rows, got {counts}: "
+            "leave the key empty in rows that only one party has"
+        )
+    return held
+
+
+def _check_columns(frame: DataFrame, file: File) -> None:
+    if not len(frame):
+        raise SettingError(f"{file.path} must have at least one row, got none")
+    for column in (file.key, file.label, *(file.columns or ())):
+        if column is not None and column not in frame.columns:
+            raise unknown(f"column of {file.path} called", column, map(str, frame.columns))
+    for role, column in (("key", file.key), ("label", file.label)):
+        if column is not None and column in (file.columns or ()):
+            raise SettingError(f"columns of {file.path} must not include the {role} {column!r}: leave it out")
+
+
+def _keys(column: Series[Any], file: File) -> tuple[Texts, Ints]:
+    """The keys [n], "" where there is none, and the places of co-occurring rows in the order of their keys."""
+    keys = _texts(column, file)
+    place = np.flatnonzero(keys != "")
+    place = place[np.argsort(keys[place], kind="stable")]
+    twice = keys[place][:-1][keys[place][1:] == keys[place][:-1]]
+    if len(twice):
+        raise SettingError(
+            f"key {str(twice[0])!r} stands in two rows of {file.path}: each co-occurring row has its own"
+        )
+    return keys, place
+
+
+def _labels(column: Series[Any], file: File, role: Role) -> NDArray[np.float64]:
+    """-1 and 1, and at the target 0 where a row has no label [n]."""
+    texts = _texts(column, file)
+    if role == "source" and (gaps := int((texts == "").sum())):
+        raise SettingError(
+            f"column {file.label!r} of {file.path} has no value in {gaps} of {len(texts)} rows: drop these rows"
+        )
+    values = np.unique(texts[texts != ""]).tolist()
+    positive = values[-1] if file.positive is None and values else str(file.positive)
+    if len(values) != 2 or positive not in values:
+        shown = ", ".join(values[:5]) + (", ..." if len(values) > 5 else "")
+        wanted = "two values" if file.positive is None else f"two values, one of them {positive!r}"
+        raise SettingError(f"column {file.label!r} of {file.path} must have {wanted}, got {shown or 'none'}")
+    signs: NDArray[np.float64] = np.where(texts == "", 0.0, np.where(texts == positive, 1.0, -1.0))
+    return signs
+
+
+def _judged(labels: NDArray[np.float64], keys: Texts, file: File, test: float, seed: int) -> Ints:
+    """The target's rows that nobody trains on: a share of those with a label and without a key."""
+    free = np.flatnonzero((labels != 0) & (keys == ""))
+    chosen = np.sort(generator(seed, "transfer", "test").permutation(free)[: round(len(free) * test)])
+    if len(np.unique(labels[chosen])) != 2:
+        raise SettingError(
+            f"{file.path} must have rows of both labels without a key to judge by, got {len(free)} labelled rows: "
+            "leave files.target.label out, or take a larger data.test"
+        )
+    return chosen
+
+
+def _features(frame: DataFrame, file: File, train: NDArray[np.bool_]) -> tuple[torch.Tensor, list[str]]:
+    """Inputs [n, f] and their names."""
+    chosen = file.columns or [str(name) for name in frame.columns if name not in (file.key, file.label)]
+    numbers, words = [], []
+    for name in chosen:
+        column = frame[name]
+        if gaps := int(column.isna().sum()):
+            raise SettingError(
+                f"column {name!r} of {file.path} has no value in {gaps} of {len(frame)} rows: fill them in, "
+                "or name the other columns in columns"
+            )
+        if column.dtype.kind in "biuf":
+            numbers.append(name)
+            if not np.isfinite(column.to_numpy(dtype=np.float64)).all():
+                raise SettingError(f"column {name!r} of {file.path} holds numbers that are not finite: replace them")
+        else:
+            words.append(name)
+            if (count := column.astype(str).nunique()) > VALUES:
+                raise SettingError(
+                    f"column {name!r} of {file.path} has {count} different values, and words may have {VALUES}: "
+                    "name the other columns in columns"
+                )
+    if not chosen:
+        raise SettingError(f"{file.path} must have a column besides key and label, got none")
+    x, names = encode(frame, numbers, words, train)
+    return x.double(), names
+
+
+def _texts(column: Series[Any], file: File) -> Texts:
+    """A column as text, "" for gaps.  Whole numbers are written without a point: gaps make them floating."""
+    gaps = column.isna().to_numpy()
+    values: list[Any] = column.tolist()
+    if column.dtype.kind == "f":
+        known = np.array([value for value, gap in zip(values, gaps, strict=True) if not gap])
+        if np.any(np.abs(known) >= 2.0**53):
+            raise SettingError(
+                f"column {column.name!r} of {file.path} holds numbers of more than 15 digits: quote them"
+            )
+        if np.all(known == np.rint(known)):
+            values = [0 if gap else int(value) for value, gap in zip(values, gaps, strict=True)]
+    return np.array(["" if gap else str(value).strip() for value, gap in zip(values, gaps, strict=True)], dtype=np.str_)
