@@ -18,7 +18,7 @@ from typing import Any
 
 from piebald.experiment_file import Settings
 from piebald.report.store import RunStore
-from piebald.runtimes.federation import credentials as kits
+from piebald.runtimes.federation import provisioning
 from piebald.runtimes.federation.local_federation import free_port
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -69,7 +69,7 @@ class Parties:
         self.folder, self.out = folder, folder / "run"
         self.names = [f"site-{number + 1}" for number in range(sites)]
         port = free_port()
-        kits.provision(kits.Description(host="127.0.0.1", port=port, sites=self.names), folder / "kits")
+        provisioning.provision(provisioning.Description(host="127.0.0.1", port=port, sites=self.names), folder / "kits")
         self.wire = Wire(port)
         for name in self.names:
             kit = folder / "kits" / name / "kit.json"

@@ -28,9 +28,9 @@ def provision(
     as_json: Json = False,
 ) -> None:
     """Make a kit for the server and one for each site; those that are there stay as they are."""
-    from piebald.runtimes.federation import credentials as kits
+    from piebald.runtimes.federation import provisioning
 
-    made = kits.provision(kits.describe(file), out)
+    made = provisioning.provision(provisioning.describe(file), out)
     if as_json:
         rows = [{"party": kit.party, "kit": str(kit.folder), "expires": kit.expires.isoformat()} for kit in made]
         return print_json({"made": rows, "authority": str(out / "authority")})
@@ -48,7 +48,7 @@ def server(
     quiet: Quiet = False,
 ) -> None:
     """Train with the sites of a federation; the server's kit says who they are."""
-    from piebald.runtimes.federation.credentials import read
+    from piebald.runtimes.federation.provisioning import read
 
     read(kit)
     _speak()
@@ -68,7 +68,7 @@ def client(
 ) -> None:
     """Be a site of a federation, until its run is over."""
     from piebald.deploy.site_process import join
-    from piebald.runtimes.federation.credentials import read
+    from piebald.runtimes.federation.provisioning import read
 
     read(kit)
     _speak()

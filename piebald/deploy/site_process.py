@@ -23,7 +23,7 @@ from piebald.experiment_file import Settings
 from piebald.objective import task_for
 from piebald.parameters import Layout
 from piebald.runtimes.federation.client_runtime import Site
-from piebald.runtimes.federation.credentials import Kit, read
+from piebald.runtimes.federation.provisioning import Kit, read
 from piebald.runtimes.federation.policy import Floor
 from piebald.runtimes.federation.run_terms import Terms
 from piebald.runtimes.federation.task_runner import Prepared

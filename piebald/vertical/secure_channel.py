@@ -19,7 +19,7 @@ from functools import partial
 from typing import TypeVar
 
 from piebald.errors import RuntimeFault, SettingError
-from piebald.runtimes.federation.credentials import Kit
+from piebald.runtimes.federation.provisioning import Kit
 from piebald.runtimes.federation.flare_link import SERVER
 from piebald.runtimes.federation.tls import Listener, context, keep_connecting
 from piebald.vertical.channel import Socket

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from piebald.errors import PiebaldError, RunFolderError, RuntimeFault, SettingError
-from piebald.runtimes.federation.credentials import Description, provision
-from piebald.runtimes.federation.credentials import read as read_kit
+from piebald.runtimes.federation.provisioning import Description, provision
+from piebald.runtimes.federation.provisioning import read as read_kit
 from piebald.runtimes.federation.flare_link import SERVER
 from piebald.runtimes.federation.local_federation import free_port
 from piebald.vertical import holdings as held

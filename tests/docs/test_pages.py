@@ -18,7 +18,7 @@ from piebald.cli import main
 from piebald.component import Part
 from piebald.experiment_file import Settings
 from piebald.runtimes import Simulator
-from piebald.runtimes.federation.credentials import describe
+from piebald.runtimes.federation.provisioning import describe
 from piebald.toml_document import Document
 from piebald.vertical import Settings as Transfer
 

@@ -17,7 +17,7 @@ import piebald
 from piebald import experiment
 from piebald.experiment_file import Settings
 from piebald.report.store import RunStore
-from piebald.runtimes.federation import credentials as kits
+from piebald.runtimes.federation import provisioning
 from piebald.runtimes.federation.local_federation import free_port
 
 pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
@@ -28,8 +28,8 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 def provisioned(folder: Path, sites: list[str] = SITES, name: str = "test", port: int = 0) -> Path:
     """Kits in a folder."""
-    described = kits.Description(name=name, host="127.0.0.1", port=port or free_port(), days=2, sites=sites)
-    kits.provision(described, folder)
+    described = provisioning.Description(name=name, host="127.0.0.1", port=port or free_port(), days=2, sites=sites)
+    provisioning.provision(described, folder)
     return folder
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from piebald.report.store import RunStore
-from piebald.runtimes.federation import credentials as kits
+from piebald.runtimes.federation import provisioning
 
 from .conftest import ENVIRONMENT, Server, Sites, provisioned, settings, until
 
@@ -23,7 +23,7 @@ class Running:
     def __init__(self, folder: Path) -> None:
         self.sites = Sites(provisioned(folder / "kits"))
         self.sites.start("site-1")
-        self.port = kits.read(self.sites.folder / "server").port
+        self.port = provisioning.read(self.sites.folder / "server").port
         flags = {"kind": "federation", "wait_for": 1, "patience": 5.0}
         made = settings({"name": "fedasync", "epochs": 40}, rounds=100_000, runtime=flags, evaluate={"every": 0})
         self.server = Server(made, self.sites.folder / "server", folder / "run")

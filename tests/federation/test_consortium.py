@@ -16,7 +16,7 @@ from piebald.cli import main
 from piebald.deploy.site_process import Preparing, SiteSettings
 from piebald.errors import SettingError
 from piebald.experiment_file import Settings
-from piebald.runtimes.federation import credentials as kits
+from piebald.runtimes.federation import provisioning
 
 from .conftest import Server, Sites, provisioned, until
 
@@ -128,7 +128,7 @@ def test_what_cannot_work_is_said_in_one_sentence(
 
 
 def test_what_is_wrong_with_a_sites_rows_stays_at_the_site(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    kit = kits.read(provisioned(tmp_path / "kits", ["north"]) / "north")
+    kit = provisioning.read(provisioned(tmp_path / "kits", ["north"]) / "north")
     preparing = Preparing(kit, SiteSettings.model_validate({"data": {"source": "patients-of-dr-x.csv"}}), tmp_path)
     terms = {
         "piebald": piebald.__version__, "experiment": described("fedavg").table(), "rule": {}, "stages": [],

@@ -13,8 +13,8 @@ from cryptography.x509.verification import PolicyBuilder, Store
 
 from piebald.cli import main
 from piebald.errors import SettingError
-from piebald.runtimes.federation import credentials as kits
-from piebald.runtimes.federation.credentials import Description, provision
+from piebald.runtimes.federation import provisioning
+from piebald.runtimes.federation.provisioning import Description, provision
 
 from .conftest import provisioned
 
@@ -43,7 +43,7 @@ def test_certificates_say_who_they_are_of_and_for_how_long(tmp_path: Path) -> No
     verifier = PolicyBuilder().store(Store([authority])).build_client_verifier()
     assert verifier.verify(certificate, []).subjects is not None
     assert certificate.subject.rfc4514_string() == "CN=site-1"
-    assert kits.read(folder / "site-1").expires == certificate.not_valid_after_utc
+    assert provisioning.read(folder / "site-1").expires == certificate.not_valid_after_utc
     assert timedelta(days=1) < certificate.not_valid_after_utc - datetime.now(UTC) <= timedelta(days=2)
 
 
@@ -54,8 +54,8 @@ def test_a_site_is_added_later_and_the_rest_is_kept(tmp_path: Path) -> None:
     after = contents(folder)
     changed = {name for name in before if after[name] != before[name]}
     assert changed == {"federation.json", "server/sites.json"}
-    assert kits.read(folder / "server").sites() == ["a", "b", "c"]
-    assert kits.read(folder / "c").party == "c"
+    assert provisioning.read(folder / "server").sites() == ["a", "b", "c"]
+    assert provisioning.read(folder / "c").party == "c"
 
 
 @pytest.mark.parametrize(
@@ -103,17 +103,17 @@ def test_the_command_prints_when_certificates_end(tmp_path: Path, capsys: pytest
     assert main(["provision", str(tmp_path / "federation.toml"), "--out", str(tmp_path / "kits")]) == 0
     said = capsys.readouterr().out
     for party in ("server", "north", "south"):
-        assert f"{kits.read(tmp_path / 'kits' / party).expires:%Y-%m-%d}" in said
+        assert f"{provisioning.read(tmp_path / 'kits' / party).expires:%Y-%m-%d}" in said
 
 
 def test_a_kit_that_ended_or_lies_open_or_is_none_is_refused(tmp_path: Path) -> None:
     folder = provisioned(tmp_path / "kits") / "site-1"
     (folder / "key.pem").chmod(0o644)
     with pytest.raises(SettingError, match="chmod 600"):
-        kits.read(folder)
+        provisioning.read(folder)
     about = json.loads((folder / "kit.json").read_text())
     (folder / "kit.json").write_text(json.dumps(about | {"expires": "2020-01-01T00:00:00+00:00"}))
     with pytest.raises(SettingError, match="ended on 2020-01-01"):
-        kits.read(folder)
+        provisioning.read(folder)
     with pytest.raises(SettingError, match="is no kit"):
-        kits.read(tmp_path)
+        provisioning.read(tmp_path)

@@ -8,7 +8,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from piebald.runtimes.federation import credentials as kits
+from piebald.runtimes.federation import provisioning
 from piebald.runtimes.federation.flare_link import SERVER, Link
 from piebald.runtimes.federation.messages import Wish, Word, decode
 
@@ -18,7 +18,7 @@ from .conftest import ENVIRONMENT, provisioned
 SERVER_SIDE = """
 import sys, threading
 from pathlib import Path
-from piebald.runtimes.federation import credentials as kits
+from piebald.runtimes.federation import provisioning
 from piebald.runtimes.federation.flare_link import Link
 from piebald.runtimes.federation.messages import Wish, Word, encode
 
@@ -28,7 +28,7 @@ def answer(origin, head, body):
         threading.Event().wait()
     return encode(Word(word="known"))
 
-kit = kits.read(Path(sys.argv[1]))
+kit = provisioning.read(Path(sys.argv[1]))
 link = Link(kit.party, ("127.0.0.1", kit.port), kit.folder, {"site-1"}.__contains__, print)
 link.on("hello", Wish, answer)
 link.start()
@@ -43,7 +43,7 @@ def begin(folder: Path, how: str) -> subprocess.Popen[str]:
 
 def test_nobody_waits_for_a_server_that_died_and_the_one_after_it_is_reached(tmp_path: Path) -> None:
     folder = provisioned(tmp_path / "kits", ["site-1"])
-    kit = kits.read(folder / "site-1")
+    kit = provisioning.read(folder / "site-1")
     site = Link(kit.party, (kit.host, kit.port), kit.folder, SERVER.__eq__, lambda sentence: None)
     site.start()
     over = threading.Event()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from piebald.contracts import Assignment
-from piebald.runtimes.federation import credentials as kits
+from piebald.runtimes.federation import provisioning
 from piebald.runtimes.federation.client_runtime import Site
 from piebald.runtimes.federation.client_store import Done
 from piebald.runtimes.federation.messages import Piece, Welcome, Word, decode
@@ -26,7 +26,7 @@ RUN, TERMS = "ab", "cd"
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     """A site that nobody talks to, and that has agreed to a run's terms; its threads do not run."""
-    kit = kits.read(provisioned(tmp_path / "kits") / "site-1")
+    kit = provisioning.read(provisioned(tmp_path / "kits") / "site-1")
     made = Site(kit, lambda terms: pytest.fail("the terms are known"), floor=Floor())
     made._begin(RUN)
     made._welcome = welcome("aa", horizon=9, unsafe=[7])

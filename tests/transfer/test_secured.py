@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from piebald.errors import RuntimeFault, SettingError
-from piebald.runtimes.federation.credentials import Description, Kit, provision, read
+from piebald.runtimes.federation.provisioning import Description, Kit, provision, read
 from piebald.runtimes.federation.local_federation import free_port
 from piebald.runtimes.federation.tls import context
 from piebald.vertical.channel import GONE

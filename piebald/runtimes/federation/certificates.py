@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from piebald.runtimes.federation.credentials import _EARLY, private
+from piebald.runtimes.federation.provisioning import _EARLY, private
 from piebald.runtimes.federation.flare_link import SERVER
 
 _PEM = serialization.Encoding.PEM

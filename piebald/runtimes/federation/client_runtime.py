@@ -23,7 +23,7 @@ from piebald.contracts import Assignment
 from piebald.errors import PiebaldError
 from piebald.privacy.secure_aggregation.client_side import sealing
 from piebald.runtimes.federation.client_store import Done, Vault, secret
-from piebald.runtimes.federation.credentials import Kit, private
+from piebald.runtimes.federation.provisioning import Kit, private
 from piebald.runtimes.federation.flare_link import SERVER, Link
 from piebald.runtimes.federation.messages import (
     PROTOCOL,

@@ -23,7 +23,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from piebald.errors import RuntimeFault
-from piebald.runtimes.federation.credentials import private
+from piebald.runtimes.federation.provisioning import private
 
 _MEMORY = "memory/"
 

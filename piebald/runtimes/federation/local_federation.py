@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from piebald.errors import RuntimeFault
-from piebald.runtimes.federation.credentials import Description, provision, read
+from piebald.runtimes.federation.provisioning import Description, provision, read
 from piebald.runtimes.federation.flare_link import SERVER
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from piebald.contracts import Assignment, Clients
 from piebald.errors import SettingError
-from piebald.runtimes.federation.credentials import Kit
+from piebald.runtimes.federation.provisioning import Kit
 from piebald.runtimes.federation.flare_link import SERVER
 from piebald.runtimes.federation.messages import Hello
 from piebald.runtimes.federation.wire_format import Assembly

@@ -24,7 +24,7 @@ from piebald.errors import SettingError
 from piebald.parameters import nbytes
 from piebald.runtimes.engines.choose import make_engine
 from piebald.runtimes.engines.serving import Engine, Stack, serve
-from piebald.runtimes.federation import credentials as kits
+from piebald.runtimes.federation import provisioning
 from piebald.runtimes.federation.federation_settings import Federation
 from piebald.runtimes.federation.flare_link import SERVER, Link
 from piebald.runtimes.federation.local_federation import Local
@@ -64,7 +64,7 @@ class Coordinator:
 
     def __init__(self, settings: Federation, work: Work, clients: Clients, local: Local | None) -> None:
         self.settings, self.work, self.federation, self._local = settings, work, clients, local
-        kit = kits.read(local.server if local is not None else Path(str(settings.kit)))
+        kit = provisioning.read(local.server if local is not None else Path(str(settings.kit)))
         self.kit, sites = kit, sites_of(kit, clients)
         self._members = [Member(name) for name in sites]
         self._number = {member.name: number for number, member in enumerate(self._members)}
@@ -274,7 +274,7 @@ class Coordinator:
                 "sites": sites,
             }
             status["over"] = self._dismissed
-        kits.private(self.kit.folder / "status.json", json.dumps(status), lasting=False)
+        provisioning.private(self.kit.folder / "status.json", json.dumps(status), lasting=False)
 
     # -- what sites say
 
