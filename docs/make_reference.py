@@ -20,7 +20,7 @@ import piebald.partition
 import piebald.recipes
 import piebald.runtimes
 from piebald import data, models
-from piebald.component import Part
+from piebald.component import Component
 from piebald.recipes import named as registry
 from piebald.recipes.describe import allowed, documented
 
@@ -33,21 +33,23 @@ NONE = "No settings."
 PRIVATE = "[private layers](../howto/private-layers.md)"
 
 AXES = {
-    "learn": ("How does a client learn?", "client"),
+    "training": ("How does a client learn?", "client"),
     "share": ("What leaves the client?", "client"),
     "update": ("What befalls an update on its way?", "update"),
-    "pace": ("When does the centre step?", "controller"),
-    "group": ("Who is averaged with whom?", "controller"),
-    "weigh": ("How much does each update count?", "controller"),
-    "step": ("How does the community model move?", "controller"),
+    "scheduling": ("When does the server step?", "server"),
+    "group": ("Who is averaged with whom?", "server"),
+    "aggregation": ("How much does each update count?", "server"),
+    "step": ("How does the global model move?", "server"),
     "schedule": ("How does the learning rate change? (the `schedule` of a `learn` part)", "client"),
 }
 
 
-def kinds(axis: str) -> list[tuple[str, type[Part]]]:
+def kinds(axis: str) -> list[tuple[str, type[Component]]]:
     """Piebald's own parts of an axis; others may have been registered in this process."""
     return [
-        (name, part) for name, part in sorted(Part.registry[axis].items()) if part.__module__.startswith("piebald.")
+        (name, part)
+        for name, part in sorted(Component.registry[axis].items())
+        if part.__module__.startswith("piebald.")
     ]
 
 
@@ -60,7 +62,7 @@ def summary(thing: Any) -> str:
 
 def written(value: Any) -> str:
     """A default as TOML has it."""
-    if isinstance(value, Part):
+    if isinstance(value, Component):
         value = value.table()
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{key} = {written(one)}" for key, one in value.items()) + " }"
@@ -86,7 +88,7 @@ def rows(lines: list[tuple[str, str, str, str]]) -> str:
     return "\n".join(["| setting | default | allowed | what it does |", "|---|---|---|---|", *body])
 
 
-def part_rows(part: type[Part], skip: frozenset[str] = frozenset()) -> str:
+def part_rows(part: type[Component], skip: frozenset[str] = frozenset()) -> str:
     """The settings of a part."""
     says, lines = documented(part), []
     for name, info in part.model_fields.items():
@@ -140,7 +142,7 @@ def parts_page() -> str:
 
     text = [NOTICE, "# Parts", "", "A recipe is one part for each axis.  A part's kind is what a TOML table names:", ""]
     text += ['```toml\n[recipe]\nname = "fedavg"\nweigh = { kind = "equal" }\n```', ""]
-    text += ["In Python: `recipes.fedavg().with_(weigh=Equal())`, or `with_(weigh={'kind': 'equal'})`."]
+    text += ["In Python: `recipes.fedavg().with_(aggregation=Equal())`, or `with_(aggregation={'kind': 'equal'})`."]
     for axis, (question, folder) in AXES.items():
         text += ["", f"## {axis}: {question}", "", f"In `piebald/{folder}/`."]
         for name, part in kinds(axis):
@@ -160,7 +162,7 @@ def parts_page() -> str:
 
 def partition_page() -> str:
     """docs/reference/partitions.md."""
-    from piebald.partition.data_change import Change
+    from piebald.partition.data_change import DataChange
     from piebald.partition.partition import Partition
 
     shared = frozenset(Partition.model_fields)
@@ -187,8 +189,8 @@ def partition_page() -> str:
         text += ["", f"### sizes = {name}", "", summary(part), "", part_rows(part)]
     text += ["", "## Changes: what is done to clients' rows after the deal?", ""]
     text += ['The setting `changes` of all partitions: `changes = [{ kind = "flip_random", share = 0.3 }]`.', ""]
-    change = frozenset(Change.model_fields)
-    text += ["All of them have these settings:", "", part_rows(Change)]
+    change = frozenset(DataChange.model_fields)
+    text += ["All of them have these settings:", "", part_rows(DataChange)]
     text += [
         "",
         "![flipped labels](../images/partitions/flips.png)",
@@ -267,7 +269,7 @@ def section_rows(section: Any) -> str:
     lines = []
     for name, info in section.model_fields.items():
         default = info.get_default(call_default_factory=True)
-        if isinstance(default, BaseModel) and not isinstance(default, Part):
+        if isinstance(default, BaseModel) and not isinstance(default, Component):
             continue  # a section of its own
         lines.append((name, f"`{written(default)}`", allowed(section, name), says.get(name, "")))
     return rows(lines)

@@ -34,7 +34,7 @@ FEDERATIONS = {
 
 def methods(cohort: int) -> dict[str, piebald.Recipe]:
     return {
-        "Local": recipes.local(cohort=cohort, **TRAINING),
+        "ClientContext": recipes.local(cohort=cohort, **TRAINING),
         "FedAvg": recipes.fedavg(cohort=cohort, **TRAINING),
         "FedAvg, fine-tuned": recipes.fine_tuned(cohort=cohort, **TRAINING),
         "SCAFFOLD": recipes.scaffold(cohort=cohort, **TRAINING),

@@ -1,8 +1,8 @@
 """Piebald: federated learning for clients that are not alike.
 
-    partition -> client -> update -> controller -> report
+    partition -> client -> update -> server -> report
 
-Who holds what; how a client learns and what it keeps; what befalls its update on the way; what the centre does with
+Who holds what; how a client learns and what it keeps; what befalls its update on the way; what the server does with
 it; what is kept and shown.  A recipe is one answer for each, and runs unchanged on every runtime.
 """
 

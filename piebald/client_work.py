@@ -1,26 +1,54 @@
-"""All that a client must know to serve a run."""
+"""Everything a client needs to take part in a run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from piebald.training.base import Rule
-from piebald.transforms.base import Stage
+from piebald.contracts import RowPrivacy
+from piebald.model_spec import ModelSpec
+from piebald.training.base import BoundsSteps, HidesRows, KeepsClientState, KeepsServerVectors, Trainer
+from piebald.transforms.base import MaskingTransform, Transform
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """All that a client must know to serve: the same on every site, rebuilt there, never pickled.
+class ClientWork(ModelSpec):
+    """The model of a run with the components that work at the clients.
 
-    `initial` [p] is the model the run starts from, `shape` that of one input, `outputs` that of what comes out.
+    A site rebuilds it from what it has installed; it is never pickled.
+
+    Attributes:
+        trainer: how clients train.
+        transforms: what is done to their updates, in this order.
     """
 
-    model: nn.Module
-    layout: Layout
-    initial: Tensor
-    rule: Rule
-    stages: tuple[Stage, ...]
-    task: Task
-    seed: int
-    shape: tuple[int, ...] = ()
-    outputs: tuple[int, ...] = ()
+    trainer: Trainer
+    transforms: tuple[Transform, ...]
+
+    @property
+    def masking(self) -> MaskingTransform | None:
+        """The transform that masks updates, which is the last one, or None."""
+        last = self.transforms[-1] if self.transforms else None
+        return last if isinstance(last, MaskingTransform) else None
+
+    @property
+    def row_privacy(self) -> RowPrivacy | None:
+        """How training hides single rows, or None."""
+        return self.trainer.row_privacy() if isinstance(self.trainer, HidesRows) else None
+
+    def initial_state(self) -> dict[str, Tensor]:
+        """A client's state before its first task."""
+        if not isinstance(self.trainer, KeepsClientState):
+            return {}
+        return self.trainer.initial_state(self.initial, self.layout.shared)
+
+    def server_vectors(self) -> dict[str, Tensor]:
+        """What the server sends with a training task besides the model, before the first step."""
+        return self.trainer.server_vectors(self.layout.shared) if isinstance(self.trainer, KeepsServerVectors) else {}
+
+    def min_steps(self, examples: int) -> int:
+        """Steps of a training task on so many rows, at least."""
+        return self.trainer.min_steps(examples) if isinstance(self.trainer, BoundsSteps) else 0

@@ -67,3 +67,11 @@ def mean(matrix: Tensor, shares: Tensor) -> Tensor:
     rows = torch.nonzero(shares).flatten()
     kept = matrix if len(rows) == len(matrix) else matrix[rows]
     return shares[rows].to(matrix.dtype) @ kept
+
+
+def coordinates(matrix: Tensor) -> Tensor:
+    """Points [n, n] in float64 with the distances that the rows [n, s] have (classical scaling, exact)."""
+    inner = gram(matrix, matrix.mean(0))
+    values, vectors = torch.linalg.eigh(inner)
+    points: Tensor = vectors * values.clamp(min=0).sqrt()
+    return points

@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from piebald.errors import SettingError, unknown
 
 if TYPE_CHECKING:
-    pass
+    from piebald.model_spec import ModelSpec
 
 
-class Part(BaseModel):
+class RecipeComponents(Protocol):
+    """The components of a recipe, one for each question; `recipe.Recipe` has them."""
+
+    @property
+    def training(self) -> Component: ...
+    @property
+    def sharing(self) -> Component: ...
+    @property
+    def transforms(self) -> Sequence[Component]: ...
+    @property
+    def scheduling(self) -> Component: ...
+    @property
+    def clustering(self) -> Component: ...
+    @property
+    def aggregation(self) -> Component: ...
+    @property
+    def server_optimizer(self) -> Component: ...
+
+
+class Component(BaseModel):
     """A frozen value on one axis of a recipe.  Its fields are its settings; its kind is its class name in snake case.
 
     A subclass registers itself, so a recipe can be rebuilt from (kind, fields) on any machine with nothing pickled.
@@ -24,7 +43,7 @@ class Part(BaseModel):
 
     axis: ClassVar[str] = ""
     kind: ClassVar[str] = ""
-    registry: ClassVar[dict[str, dict[str, type[Part]]]] = {}
+    registry: ClassVar[dict[str, dict[str, type[Component]]]] = {}
 
     def __init__(self, *values: Any, **fields: Any) -> None:
         if values:
@@ -40,24 +59,36 @@ class Part(BaseModel):
         if "axis" in vars(cls):  # the head of an axis, not a choice on it
             return
         cls.kind = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
-        Part.registry.setdefault(cls.axis, {})[cls.kind] = cls
+        Component.registry.setdefault(cls.axis, {})[cls.kind] = cls
 
-    def needs_root(self) -> bool:
-        """Whether the centre must hold rows of its own (`Clients.root`)."""
+    def needs_server_rows(self) -> bool:
+        """Whether the server must hold rows of its own (`Clients.root`)."""
         return False
 
-    def misfit(self, work: Work) -> str | None:
-        """Why this part cannot work with a run's model, task or rule, or None; said before anything is trained."""
+    def needs_validation_rows(self) -> bool:
+        """Whether clients must hold validation rows."""
+        return False
+
+    def incompatible_with(self, recipe: RecipeComponents) -> str | None:
+        """Why this component cannot work beside the other components of a recipe, or None."""
         return None
+
+    def unsupported_model(self, spec: ModelSpec) -> str | None:
+        """Why this component cannot work with a model or its objective, or None; asked before anything is trained."""
+        return None
+
+    def adapted_to(self, recipe: RecipeComponents, spec: ModelSpec) -> Self:
+        """This component with those settings filled in that follow from the rest of the recipe and from the model."""
+        return self
 
     def table(self) -> dict[str, Any]:
         """This part as plain values: its kind and its fields, without those that are None."""
         return {"kind": self.kind, **self.model_dump(exclude_none=True)}
 
 
-def build(axis: str, table: Mapping[str, Any] | str | Part) -> Part:
+def build(axis: str, table: Mapping[str, Any] | str | Component) -> Component:
     """A part from its `table`, or from its kind alone; a part is handed back as it is."""
-    if isinstance(table, Part):
+    if isinstance(table, Component):
         return table
     if isinstance(table, str):
         table = {"kind": table}
@@ -65,14 +96,14 @@ def build(axis: str, table: Mapping[str, Any] | str | Part) -> Part:
         raise SettingError(f"{axis} must be a table with a kind, like {{ kind = '...' }}, got {table!r}")
     fields = dict(table)
     kind = fields.pop("kind")
-    kinds = Part.registry.get(axis, {})
+    kinds = Component.registry.get(axis, {})
     if kind not in kinds:
         raise unknown(axis, kind, kinds)
     return kinds[kind](**fields)
 
 
 def sentence(error: ValidationError, what: str, fields: Mapping[str, Any]) -> str:
-    """A pydantic error as one sentence: the first complaint, and the nearest name where a name is unknown."""
+    """A pydantic error as one sentence: the first reject_reason, and the nearest name where a name is unknown."""
     errors = error.errors()
     # a name that came mistyped, before the field that is missing because of it
     first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])

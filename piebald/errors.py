@@ -37,7 +37,7 @@ class RunFolderError(PiebaldError):
 
 
 class Declined(PiebaldError):
-    """What a client was asked and does not do.  The centre reads the sentence, so it says nothing about rows."""
+    """What a client was asked and does not do.  The server reads the sentence, so it says nothing about rows."""
 
 
 class RuntimeFault(PiebaldError):

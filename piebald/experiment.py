@@ -14,18 +14,18 @@ import piebald.runtimes  # noqa: F401 - so that runtimes can be named
 from piebald import adaptation as newcomers
 from piebald import recipes
 from piebald.adaptation import Adaptation
-from piebald.component import Part
+from piebald.component import Component
 from piebald.contracts import Clients, Split
 from piebald.errors import RunFolderError, SettingError, unknown
 from piebald.finished_run import Run
 from piebald.partition import clients_from
-from piebald.prepare import Metrics, Model, Options, Prepared, check_repeats, prepare, some_clients
+from piebald.prepare import Metrics, Model, Options, PreparedRun, check_repeats, prepare, some_clients
 from piebald.progress import Bar
 from piebald.recipe import Recipe
 from piebald.report.comparison import Comparison
 from piebald.report.store import RunStore
-from piebald.server import Controller, Stop
-from piebald.server.best_version import Models
+from piebald.server import ServerLoop, StoppingCriteria
+from piebald.server.best_version import ModelSnapshot
 from piebald.server.result_checks import LONGEST_STEP
 from piebald.weight_divergence import Measure, unlike
 
@@ -39,9 +39,9 @@ def run(
     model: Model,
     *,
     rounds: int | None = None,
-    stop: Stop | Mapping[str, Any] | None = None,
+    stop: StoppingCriteria | Mapping[str, Any] | None = None,
     seed: int = 0,
-    runtime: str | Part | Mapping[str, Any] = "simulator",
+    runtime: str | Component | Mapping[str, Any] = "simulator",
     out: Path | str | None = None,
     loss: Any = None,
     metrics: Metrics | None = None,
@@ -63,13 +63,13 @@ def run(
         recipe: a recipe or the name of one.
         clients: a `Clients` value, or anything `clients_from` takes.
         model: any module, or a function of the seed that makes one.  It is copied, not changed.
-        rounds: commits of the community model; 10 by default, or as many as it takes where `stop` says when to stop.
-        stop: other limits, e.g. ``{"seconds": 3600, "target": 0.9}``, see `controller.Stop`; the first that is met ends
+        rounds: commits of the global model; 10 by default, or as many as it takes where `stop` says when to stop.
+        stop: other limits, e.g. ``{"seconds": 3600, "target": 0.9}``, see `server.Stop`; the first that is met ends
             the run.
         seed: of everything random.
-        runtime: a runtime's name, table or value, e.g. ``Simulator(engine="stacked")``.
+        runtime: a runtime's name, table or value, e.g. ``Simulator(engine="vmapped")``.
         out: the run folder, new or empty; None keeps the run in memory, from where it cannot be resumed.
-        loss: a task's name ("classification", "regression", "multilabel") or a function (outputs, targets) -> [batch];
+        loss: a objective's name ("classification", "regression", "multilabel") or a function (outputs, targets) -> [batch];
             None looks at the targets.
         metrics: names ("accuracy", "auc"), or by name functions (outputs, targets) -> [batch] or torchmetrics objects;
             the first is the one that matters.
@@ -110,7 +110,12 @@ def run(
 
 
 def resume(
-    path: Path | str, clients: Clients | Any = None, model: Model | None = None, *, progress: bool = False, **task: Any
+    path: Path | str,
+    clients: Clients | Any = None,
+    model: Model | None = None,
+    *,
+    progress: bool = False,
+    **objective: Any,
 ) -> Run:
     """Go on with a run that was cut off; a finished one is handed back.
 
@@ -118,11 +123,11 @@ def resume(
         path: the run folder.
         clients, model: as given to `run`; None rebuilds them from the settings file that the run was started with.
         progress: show a bar on a terminal.
-        task: `loss` and `metrics`, as given to `run`.
+        objective: `loss` and `metrics`, as given to `run`.
     """
     store = RunStore.open(path)
     try:
-        plan = _again(store.meta, path, clients, model, task)
+        plan = _again(store.meta, path, clients, model, objective)
         store.set_meta(status="running")
     except BaseException:
         store.close()
@@ -170,10 +175,10 @@ def compare(
             federation = some_clients(clients(seed))
         for label, recipe in methods.items():
             folder = None if out is None else Path(out) / _folder_name(label) / f"seed-{seed}"
-            task = {name: options[name] for name in ("loss", "metrics") if name in options}
+            objective = {name: options[name] for name in ("loss", "metrics") if name in options}
             if folder is not None and (folder / "run.db").exists():
                 _check_repeats(folder, recipe, options)
-                runs.append(resume(folder, federation, model, progress=progress, **task))
+                runs.append(resume(folder, federation, model, progress=progress, **objective))
             else:
                 runs.append(
                     run(recipe, federation, model, seed=seed, out=folder, label=label, progress=progress, **options)
@@ -191,11 +196,11 @@ def adapt(
     lr: float | None = None,
     validation: float = 0.2,
     test: float = 0.0,
-    **task: Any,
+    **objective: Any,
 ) -> Adaptation:
     """Fit a finished run to a client that took no part in it, and find which way of doing so is best.
 
-    Tried are the community model as it is, the private layers alone (CGAU's conditioning, HDAFL's head), the last layer
+    Tried are the global model as it is, the private layers alone (CGAU's conditioning, HDAFL's head), the last layer
     alone, everything, and the nearest group where the run found groups.  Nothing of the run is changed.
 
     Args:
@@ -205,13 +210,13 @@ def adapt(
         epochs: passes over the newcomer's training rows at most; the one of least validation loss is kept.
         lr: learning rate, by default that of the run's recipe.
         validation, test: shares of the newcomer's rows, where they are not divided yet.
-        task: `loss` and `metrics`, as given to `run`.
+        objective: `loss` and `metrics`, as given to `run`.
 
     Raises:
         SettingError: the rows do not fit the run's model, or there are too few.
         RunFolderError: there is no finished run in the folder.
     """
-    finished = run if isinstance(run, Run) else opened(run, clients, model, **task)
+    finished = run if isinstance(run, Run) else opened(run, clients, model, **objective)
     if not hasattr(newcomer, "counts"):
         pair = isinstance(newcomer, tuple) and len(newcomer) == 2
         classes = finished.meta.get("classes")
@@ -223,22 +228,22 @@ def adapt(
     return newcomers.fit(finished, newcomer, epochs=epochs, lr=lr)
 
 
-def opened(path: Path | str, clients: Clients | Any = None, model: Model | None = None, **task: Any) -> Run:
+def opened(path: Path | str, clients: Clients | Any = None, model: Model | None = None, **objective: Any) -> Run:
     """A finished run with its models, for reading.
 
     Args:
         path: the run folder.
         clients, model: as given to `run`; None rebuilds them from the settings file that the run was started with.
-        task: `loss` and `metrics`, as given to `run`.
+        objective: `loss` and `metrics`, as given to `run`.
     """
     with RunStore.open_read_only(path) as store:
         meta = store.meta
         if meta.get("status") != "finished":
             raise RunFolderError(f"the run in {path} is not finished: finish it with piebald resume {path}")
-        plan = _again(meta, path, clients, model, task)
+        plan = _again(meta, path, clients, model, objective)
         version = meta.get("best") or store.version
-        models = Models.of(store.centre(version))
-    return Run(Path(path), plan.work, plan.clients, version, models, plan.recipe.share)
+        models = ModelSnapshot.of(store.centre(version))
+    return Run(Path(path), plan.work, plan.clients, version, models, plan.recipe.sharing)
 
 
 # --------------------------------------------------------------------------------------------------------------- inside
@@ -260,14 +265,14 @@ def _client_rows(clients: Clients, runtime: Any) -> Iterator[dict[str, Any]]:
         }
 
 
-def _carry_out(plan: Prepared, store: RunStore, progress: bool) -> Run:
+def _carry_out(plan: PreparedRun, store: RunStore, progress: bool) -> Run:
     """Open the runtime, take up the last checkpoint if there is one, and run to the end."""
     runtime = plan.runtime.open(plan.work, plan.clients)
     with (
         _ending(store, runtime),
-        Bar(plan.meta["label"], plan.meta["seed"], plan.rounds, plan.work.task.metric, progress) as bar,
+        Bar(plan.meta["label"], plan.meta["seed"], plan.rounds, plan.work.objective.metric, progress) as bar,
     ):
-        controller = Controller(
+        server = ServerLoop(
             plan.recipe,
             runtime,
             plan.work,
@@ -282,25 +287,27 @@ def _carry_out(plan: Prepared, store: RunStore, progress: bool) -> Run:
         )
         last = store.last_checkpoint()
         if last is not None:
-            controller.restore(last[1])
-        controller.run()
-        version, models = _kept(store, controller)
+            server.restore(last[1])
+        server.run()
+        version, models = _kept(store, server)
         if plan.strangers is not None:
-            ended = Run(store, plan.work, plan.clients, version, models, plan.recipe.share)
+            ended = Run(store, plan.work, plan.clients, version, models, plan.recipe.sharing)
             every = range(len(plan.strangers))
             store.set_meta(newcomers=[newcomers.fit(ended, plan.strangers, client).table() for client in every])
     if store.path is not None:
         store.close()  # lets go of the lock: from here on the run is only read
-    return Run(store if store.path is None else store.path, plan.work, plan.clients, version, models, plan.recipe.share)
+    return Run(
+        store if store.path is None else store.path, plan.work, plan.clients, version, models, plan.recipe.sharing
+    )
 
 
-def _kept(store: RunStore, controller: Controller) -> tuple[int, Models]:
-    """The version that the run ends with, and its community models."""
-    best = controller.best
+def _kept(store: RunStore, server: ServerLoop) -> tuple[int, ModelSnapshot]:
+    """The version that the run ends with, and its global models."""
+    best = server.best
     if best.version is None:
-        return controller.version, controller.models
+        return server.version, server.models
     store.set_meta(best=best.version)
-    return best.version, best.models or Models.of(store.centre(best.version))
+    return best.version, best.models or ModelSnapshot.of(store.centre(best.version))
 
 
 @contextmanager
@@ -327,12 +334,12 @@ def _ending(store: RunStore, runtime: Any) -> Iterator[None]:
 
 
 def _again(
-    meta: Mapping[str, Any], path: Path | str, clients: Any, model: Model | None, task: Mapping[str, Any]
-) -> Prepared:
+    meta: Mapping[str, Any], path: Path | str, clients: Any, model: Model | None, objective: Mapping[str, Any]
+) -> PreparedRun:
     """The plan of a run that is in a folder."""
     if clients is None or model is None:
         clients, model = _rebuilt(meta, path, clients, model)
-    plan = prepare(recipes.rebuild(meta["recipe"]["table"]), clients, model, Options.of_folder(meta, task))
+    plan = prepare(recipes.rebuild(meta["recipe"]["table"]), clients, model, Options.of_folder(meta, objective))
     _check_same(plan.meta, meta, path)
     return plan
 
@@ -349,7 +356,7 @@ def _check_same(now: Mapping[str, Any], then: Mapping[str, Any], path: Path | st
     for name, what in (
         ("layout", "model"),
         ("clients", "number of clients"),
-        ("task", "loss"),
+        ("objective", "loss"),
         ("metric", "first metric"),
     ):
         if now[name] != then[name]:
@@ -361,9 +368,9 @@ def _rebuilt(meta: Mapping[str, Any], path: Path | str, clients: Any, model: Mod
     """Clients and model again, from the settings file that is kept in the run folder."""
     if meta.get("settings") is None:
         raise SettingError(f"the run in {path} was started from Python: resume it there, with its clients and model")
-    from piebald.experiment_file import Settings
+    from piebald.experiment_file import ExperimentSettings
 
-    plan = Settings.of_table(meta["settings"], f"the settings in {path}").plan()
+    plan = ExperimentSettings.of_table(meta["settings"], f"the settings in {path}").plan()
     return (plan.clients if clients is None else clients), (plan.model if model is None else model)
 
 

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
-from piebald.component import Part, build
+from piebald.component import Component, build
 from piebald.contracts import Clients, Split
 from piebald.errors import SettingError, unknown
 from piebald.recipe import Recipe
-from piebald.runtimes.base import Where
+from piebald.runtimes.base import RuntimeSettings
 from piebald.toml_document import Document, Key, dotted, dumps
 
 if TYPE_CHECKING:
     from torch import nn
 
     from piebald.data import DataSet
-    from piebald.server import Stop
+    from piebald.server import StoppingCriteria
 
 
 class Section(BaseModel):
@@ -77,11 +77,11 @@ class Evaluate(Section):
     metrics: list[str] | None = Field(default=None, min_length=1)
 
 
-class Settings(Section):
+class ExperimentSettings(Section):
     """An experiment as its file says it, checked; `plan` makes the things it names.
 
     Attributes:
-        rounds: commits of the community model, 10 where nothing else ends the run.
+        rounds: commits of the global model, 10 where nothing else ends the run.
         stop: other limits: updates, seconds, wall_seconds, bytes, target, patience.
         checkpoint_every: commits between two that can be resumed; by default as often as costs little.
         seed: of one run.  seeds: of each recipe's runs in a comparison.
@@ -142,7 +142,7 @@ class Settings(Section):
         try:
             settings = cls.model_validate(document.values)
         except ValidationError as error:
-            raise _complaint(error, document) from None
+            raise _reject_reason(error, document) from None
         settings._document = document
         if (settings.recipe is None) == (settings.recipes is None):
             wants = "[recipe] or [[recipes]], not both" if settings.recipe else "a [recipe] with a name, or [[recipes]]"
@@ -227,7 +227,7 @@ class Settings(Section):
         known = {entry["name"]: entry["fields"] for entry in recipes.listing()}
         if name not in known:
             raise SettingError(f"{self._at(*key, 'name')}: {unknown('recipe', name, known)}")
-        # A recipe may have a setting of an axis' name (hdafl: weigh = "gradient_norm"); a table still means the axis.
+        # A recipe may have a setting of an axis' name (hdafl: aggregation = "gradient_norm"); a table still means the axis.
         answers = {
             axis: table.pop(axis)
             for axis in Recipe.axes
@@ -246,11 +246,11 @@ class Settings(Section):
                 raise self._placed(error, (*key, axis), inner) from None
         return made
 
-    def _part(self, section: str, kind: Kind, module: str, **more: Any) -> Part:
+    def _part(self, section: str, kind: Kind, module: str, **more: Any) -> Component:
         """A part from its section; `module` is what registers the kinds."""
         __import__(module)
         table = kind.model_dump()
-        if known := Part.registry.get(section, {}).get(kind.kind):
+        if known := Component.registry.get(section, {}).get(kind.kind):
             # Before the part says that a field is missing: it may be there, misspelt.
             self._check_names((section,), table, ["kind", *known.model_fields], f"{section} {kind.kind!r}")
         try:
@@ -258,28 +258,28 @@ class Settings(Section):
         except SettingError as error:
             raise self._placed(error, (section,), kind) from None
 
-    def _runtime(self) -> Where:
+    def _runtime(self) -> RuntimeSettings:
         if self.runtime.kind == "federation":  # real devices are as fast as they are, so there is no fleet
             own = ("out", "runtime", "fleet")  # what is the server's own business, or only simulated
             more: dict[str, Any] = {"experiment": {key: v for key, v in self.table().items() if key not in own}}
         else:
             more = {} if self.fleet is None else {"fleet": self._part("fleet", self.fleet, "piebald.partition")}
         made = self._part("runtime", self.runtime, "piebald.runtimes", **more)
-        assert isinstance(made, Where)
+        assert isinstance(made, RuntimeSettings)
         return made
 
-    def _stop(self) -> Stop | None:
-        from piebald.server import Stop
+    def _stop(self) -> StoppingCriteria | None:
+        from piebald.server import StoppingCriteria
 
         if self.stop is None:
             return None
-        self._check_names(("stop",), self.stop, [*Stop.model_fields], "stop")
+        self._check_names(("stop",), self.stop, [*StoppingCriteria.model_fields], "stop")
         try:
-            return Stop(**self.stop)
+            return StoppingCriteria(**self.stop)
         except SettingError as error:
             raise self._placed(error, ("stop",), self.stop) from None
 
-    def _dataset(self, partition: Part) -> DataSet:
+    def _dataset(self, partition: Component) -> DataSet:
         from piebald import data
 
         if partition.kind == "sites":
@@ -310,7 +310,7 @@ class Settings(Section):
         return made
 
     def located(self, error: SettingError) -> SettingError:
-        """The same complaint with its place, if it begins with the name of a setting of a recipe."""
+        """The same reject_reason with its place, if it begins with the name of a setting of a recipe."""
         from piebald import recipes
 
         fields = {entry["name"]: entry["fields"] for entry in recipes.listing()}
@@ -338,7 +338,7 @@ class Settings(Section):
     def _placed(
         self, error: SettingError, key: Key, given: Section | Mapping[str, Any], changes: Container[str] = ()
     ) -> SettingError:
-        """The same complaint, with the place of the key it is about, and the key's whole name.
+        """The same reject_reason, with the place of the key it is about, and the key's whole name.
 
         Parts say what is wrong with them and know nothing of files, so the key is found by its name, or else by its
         value, in what they say.
@@ -368,8 +368,8 @@ class Plan:
     recipes: Mapping[str, Recipe]
     clients: Clients
     model: Callable[[int], nn.Module]
-    runtime: Where
-    stop: Stop | None = None
+    runtime: RuntimeSettings
+    stop: StoppingCriteria | None = None
 
 
 def _text(path: str | Path | None) -> str:
@@ -418,15 +418,15 @@ _WORDING = (
 )
 
 
-def _complaint(error: ValidationError, document: Document) -> SettingError:
-    """The first complaint about a document, in one sentence with its place."""
+def _reject_reason(error: ValidationError, document: Document) -> SettingError:
+    """The first reject_reason about a document, in one sentence with its place."""
     # A name that is not known comes first: what seems to be missing may be there, misspelt.
     first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
     key: Key = first["loc"]
     place = document.origin(key)
     if first["type"] == "extra_forbidden":
         sections: dict[str | int, type[Section]] = {"data": Data, "evaluate": Evaluate}
-        fields = (Settings if len(key) == 1 else sections[key[0]]).model_fields
+        fields = (ExperimentSettings if len(key) == 1 else sections[key[0]]).model_fields
         what = "setting or section called" if len(key) == 1 else f"setting of [{dotted(key[:-1])}] called"
         return SettingError(f"{place}: {unknown(what, key[-1], fields)}")
     if first["type"] == "missing" and len(key) == 1:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from piebald.errors import unknown
 
 
-class Inputs:
+class InputHooks:
     """Catches the inputs of some layers while a model runs; a context manager.
 
     Args:
@@ -32,7 +32,7 @@ class Inputs:
             self._layers[name] = layers[name]
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
 
-    def __enter__(self) -> Inputs:
+    def __enter__(self) -> InputHooks:
         for name, layer in self._layers.items():
 
             def catch(_: nn.Module, inputs: tuple[Tensor, ...], name: str = name) -> None:

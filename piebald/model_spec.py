@@ -8,23 +8,27 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from piebald.objective import Task
+    from piebald.objective import Objective
     from piebald.parameters import Layout
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """All that a client must know to serve: the same on every site, rebuilt there, never pickled.
+    """A model with everything that fixes what it computes: the same on the server and on every client.
 
-    `initial` [p] is the model the run starts from, `shape` that of one input, `outputs` that of what comes out.
+    Attributes:
+        model: the module; its own parameters are not used, `initial` is.
+        layout: where each tensor lies in the flat vector, and which are shared.
+        initial: [p], the parameters that the run starts from.
+        objective: the loss and the metrics.
+        seed: of the run.
+        shape: of one input.  outputs: of what the model returns for one input.
     """
 
     model: nn.Module
     layout: Layout
     initial: Tensor
-    rule: Rule
-    stages: tuple[Stage, ...]
-    task: Task
+    objective: Objective
     seed: int
-    shape: tuple[int, ...] = ()
-    outputs: tuple[int, ...] = ()
+    shape: tuple[int, ...]
+    outputs: tuple[int, ...]

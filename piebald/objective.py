@@ -105,7 +105,7 @@ def label_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Task:
+class Objective:
     """A loss and named metrics.  The first metric is the one that progress bars and tables show.
 
     Attributes:
@@ -124,10 +124,10 @@ class Task:
         return next(iter(self.metrics), "loss")
 
 
-TASKS = {
-    "classification": Task("classification", cross_entropy, {"accuracy": accuracy}),
-    "regression": Task("regression", squared_error, {"absolute_error": absolute_error}, higher_is_better=False),
-    "multilabel": Task("multilabel", binary_cross_entropy, {"label_accuracy": label_accuracy}),
+OBJECTIVES = {
+    "classification": Objective("classification", cross_entropy, {"accuracy": accuracy}),
+    "regression": Objective("regression", squared_error, {"absolute_error": absolute_error}, higher_is_better=False),
+    "multilabel": Objective("multilabel", binary_cross_entropy, {"label_accuracy": label_accuracy}),
 }
 
 
@@ -140,34 +140,34 @@ METRICS: dict[str, Any] = {
 }
 
 
-def task_for(
+def objective_for(
     targets: Tensor, loss: Loss | str | None = None, metrics: Mapping[str, Any] | Sequence[str] | None = None
-) -> Task:
-    """The task that fits some targets: whole numbers mean classes, real numbers regression, unless `loss` says
+) -> Objective:
+    """The objective that fits some targets: whole numbers mean classes, real numbers regression, unless `loss` says
     otherwise.
 
     Args:
         targets: any client's targets.
-        loss: None, the name of a task, or a callable (outputs, targets) -> [batch] or a mean.
-        metrics: names out of `METRICS`, or metrics by name, instead of the task's own.
+        loss: None, the name of a objective, or a callable (outputs, targets) -> [batch] or a mean.
+        metrics: names out of `METRICS`, or metrics by name, instead of the objective's own.
     """
     if isinstance(loss, str):
-        if loss not in TASKS:
-            raise unknown("task", loss, TASKS)
-        task = TASKS[loss]
+        if loss not in OBJECTIVES:
+            raise unknown("objective", loss, OBJECTIVES)
+        objective = OBJECTIVES[loss]
     else:
-        task = TASKS["regression" if targets.dtype.is_floating_point else "classification"]
+        objective = OBJECTIVES["regression" if targets.dtype.is_floating_point else "classification"]
         if loss is not None:
             if not callable(loss):
-                raise SettingError(f"loss must be a function of (outputs, targets) or a task's name, got {loss!r}")
-            task = Task("custom", loss, task.metrics, task.higher_is_better)
+                raise SettingError(f"loss must be a function of (outputs, targets) or a objective's name, got {loss!r}")
+            objective = Objective("custom", loss, objective.metrics, objective.higher_is_better)
     if metrics is not None:
         metrics = _named(metrics)
         for name, metric in metrics.items():
             if not callable(metric) and not _gathers(metric):
                 raise SettingError(f"metric {name!r} must be a function or a torchmetrics object, got {metric!r}")
-        task = Task(task.name, task.loss, dict(metrics), _rises(metrics))
-    if task.loss is cross_entropy and targets.dtype not in (
+        objective = Objective(objective.name, objective.loss, dict(metrics), _rises(metrics))
+    if objective.loss is cross_entropy and targets.dtype not in (
         torch.int64,
         torch.int32,
         torch.uint8,
@@ -175,7 +175,7 @@ def task_for(
         torch.int8,
     ):
         raise SettingError(f"classification needs whole-number targets, got {targets.dtype}: pass loss='regression'")
-    return task
+    return objective
 
 
 def _gathers(metric: object) -> bool:

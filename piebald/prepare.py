@@ -16,20 +16,21 @@ from torch import nn
 
 from piebald import __version__, recipes
 from piebald.adaptation import set_apart
-from piebald.client_work import Work
-from piebald.component import Part, build
+from piebald.client_work import ClientWork
+from piebald.component import Component, build
 from piebald.contracts import Clients, Rows, Split
 from piebald.data.dataset import DataSet
 from piebald.errors import SettingError, unknown
-from piebald.objective import Task, task_for
+from piebald.model_spec import ModelSpec
+from piebald.objective import Objective, objective_for
 from piebald.parameters import Layout
 from piebald.partition import clients_from
 from piebald.privacy.accounting import installed, of_run
 from piebald.queries import Evaluate
 from piebald.recipe import Recipe
-from piebald.runtimes.base import Where
+from piebald.runtimes.base import RuntimeSettings
 from piebald.scheduling.cohort import cohort_size
-from piebald.server import Check, Measuring, Stop
+from piebald.server import EvaluationPlan, ResultChecks, StoppingCriteria
 from piebald.server.result_checks import LONGEST_STEP
 
 Model = nn.Module | Callable[[int], nn.Module]
@@ -41,9 +42,9 @@ class Options:
     """What `experiment.run` takes beside recipe, clients, model and folder; its docstring says what each means."""
 
     rounds: int | None = None
-    stop: Stop | Mapping[str, Any] | None = None
+    stop: StoppingCriteria | Mapping[str, Any] | None = None
     seed: int = 0
-    runtime: str | Part | Mapping[str, Any] = "simulator"
+    runtime: str | Component | Mapping[str, Any] = "simulator"
     loss: Any = None
     metrics: Metrics | None = None
     evaluate_every: int = 1
@@ -57,16 +58,16 @@ class Options:
     longest_step: float = LONGEST_STEP
 
     @classmethod
-    def of_folder(cls, meta: Mapping[str, Any], task: Mapping[str, Any]) -> Self:
-        """Those that a run folder was made with; what is no plain value is given anew in `task` (loss, metrics)."""
+    def of_folder(cls, meta: Mapping[str, Any], objective: Mapping[str, Any]) -> Self:
+        """Those that a run folder was made with; what is no plain value is given anew in `objective` (loss, metrics)."""
         every, count, split = meta["evaluate"]
         return cls(
             rounds=meta["rounds"],
             stop=meta.get("stop"),
             seed=meta["seed"],
             runtime=meta["runtime"],
-            loss=task.get("loss"),
-            metrics=task.get("metrics") or meta.get("metrics"),
+            loss=objective.get("loss"),
+            metrics=objective.get("metrics") or meta.get("metrics"),
             evaluate_every=every,
             evaluate_clients=count,
             evaluate_split=split,
@@ -78,10 +79,10 @@ class Options:
             longest_step=meta.get("longest_step", LONGEST_STEP),
         )
 
-    def length(self) -> tuple[int | None, Stop | None]:
+    def length(self) -> tuple[int | None, StoppingCriteria | None]:
         """How long to run: ten rounds where nothing is said."""
-        made = Stop(**self.stop) if isinstance(self.stop, Mapping) else self.stop
-        if made is not None and not isinstance(made, Stop):
+        made = StoppingCriteria(**self.stop) if isinstance(self.stop, Mapping) else self.stop
+        if made is not None and not isinstance(made, StoppingCriteria):
             raise SettingError(f"stop must be a Stop or a table like {{'seconds': 3600}}, got {self.stop!r}")
         return (10 if self.rounds is None and made is None else self.rounds), made
 
@@ -99,41 +100,42 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedRun:
     """Everything of one run but the store."""
 
-    recipe: Recipe
+    recipe: Recipe  # adapted to the model
     clients: Clients
-    work: Work
-    runtime: Where
-    measuring: Measuring
+    work: ClientWork
+    runtime: RuntimeSettings
+    measuring: EvaluationPlan
     rounds: int | None
-    stop: Stop | None
-    check: Check
+    stop: StoppingCriteria | None
+    check: ResultChecks
     checkpoint_every: int | None
     meta: Mapping[str, Any]
     strangers: Clients | None = None
 
 
-def prepare(recipe: Recipe | str, clients: Any, model: Model, options: Options) -> Prepared:
+def prepare(recipe: Recipe | str, clients: Any, model: Model, options: Options) -> PreparedRun:
     """Check everything and make all choices, so that nothing can go wrong in round 90 that could be seen now."""
     options = _whole(options)
     rounds, stop = options.length()
-    check = Check(longest_step=options.longest_step)
+    check = ResultChecks(longest_step=options.longest_step)
     recipe = recipes.make(recipe) if isinstance(recipe, str) else recipe
     if not isinstance(recipe, Recipe):
         raise SettingError(f"recipe must be a Recipe or the name of one, got {type(recipe).__name__}")
     federation, strangers = set_apart(some_clients(clients), options.unseen, options.seed)
-    work, task = _work(recipe, federation, model, options)
+    work, adapted = _work(recipe, federation, model, options)
+    objective = work.objective
     where = _runtime(recipe, federation, work, options.runtime)
     _check_rows_are_here(where, federation, options)
-    _check_fit(recipe, federation, work)
+    _check_fit(adapted, federation, work)
     if options.checkpoint_every is None and not where.repeats:
         options = replace(options, checkpoint_every=1)
-    measuring = _measuring(federation, work, task, options, stop)
-    meta = _meta(recipe, federation, work, task, where, options)
+    measuring = _measuring(federation, work, objective, options, stop)
+    meta = _meta(recipe, federation, work, objective, where, options)
     every = options.checkpoint_every
-    return Prepared(recipe, federation, work, where, measuring, rounds, stop, check, every, meta, strangers)
+    return PreparedRun(adapted, federation, work, where, measuring, rounds, stop, check, every, meta, strangers)
 
 
 def _whole(options: Options) -> Options:
@@ -153,18 +155,18 @@ def _whole(options: Options) -> Options:
     return replace(options, **counts)  # type: ignore[arg-type]
 
 
-def _runtime(recipe: Recipe, clients: Clients, work: Work, runtime: Any) -> Where:
-    cohort = getattr(recipe.pace, "cohort", 1.0)
+def _runtime(recipe: Recipe, clients: Clients, work: ClientWork, runtime: Any) -> RuntimeSettings:
+    cohort = getattr(recipe.scheduling, "cohort", 1.0)
     if isinstance(cohort, int) and cohort > len(clients):
         raise SettingError(
             f"cohort is {cohort} but there are {len(clients)} clients: choose at most that, or a share like 1.0"
         )
     where = build("runtime", {"kind": runtime} if isinstance(runtime, str) else runtime)
-    assert isinstance(where, Where)
-    return where.settled(work, clients, cohort_size(cohort, len(clients)))
+    assert isinstance(where, RuntimeSettings)
+    return where.resolved(work, clients, cohort_size(cohort, len(clients)))
 
 
-def _check_rows_are_here(where: Where, clients: Clients, options: Options) -> None:
+def _check_rows_are_here(where: RuntimeSettings, clients: Clients, options: Options) -> None:
     if where.simulates and getattr(clients, "elsewhere", False):
         raise SettingError(
             "partition 'sites' says that rows are at their sites, so there is nothing to simulate: run it with "
@@ -174,19 +176,21 @@ def _check_rows_are_here(where: Where, clients: Clients, options: Options) -> No
         raise SettingError("unseen holds clients out whose rows are here, in a federation they are not: leave it out")
 
 
-def _check_fit(recipe: Recipe, clients: Clients, work: Work) -> None:
+def _check_fit(recipe: Recipe, clients: Clients, work: ClientWork) -> None:
     """Refuse parts that cannot work with this model, or need rows that nobody has."""
-    for part in (*recipe.update, *(getattr(recipe, axis) for axis in Recipe.axes if axis != "update")):
-        if why := part.misfit(work):
+    for part in recipe.components:
+        if why := part.unsupported_model(work):
             raise SettingError(why)
-        if part.needs_root() and getattr(clients, "root", None) is None:
+        if part.needs_server_rows() and getattr(clients, "root", None) is None:
             raise SettingError(
-                f"{part.axis} {part.kind!r} needs rows that the centre may look at, and there are none: set the "
-                "partition's centre = 100, or root = (x, y) of clients_from"
+                f"{part.axis} {part.kind!r} needs rows that the server may look at, and there are none: set the "
+                "partition's server_rows = 100, or root = (x, y) of clients_from"
             )
 
 
-def _measuring(clients: Clients, work: Work, task: Task, options: Options, stop: Stop | None) -> Measuring:
+def _measuring(
+    clients: Clients, work: ClientWork, objective: Objective, options: Options, stop: StoppingCriteria | None
+) -> EvaluationPlan:
     every = options.evaluate_every
     if stop is not None and stop.measures and not every:
         raise SettingError("stop goes by scores but evaluate_every is 0: set it to 1 or more, or drop the target")
@@ -194,10 +198,12 @@ def _measuring(clients: Clients, work: Work, task: Task, options: Options, stop:
     common = Evaluate(personal=False) if alone else None
     validate = _validate(options.keep, every, clients)
     asked = Evaluate(split=options.evaluate_split)
-    return Measuring(asked, every, options.evaluate_clients, common, task.higher_is_better, validate)
+    return EvaluationPlan(asked, every, options.evaluate_clients, common, objective.higher_is_better, validate)
 
 
-def _meta(recipe: Recipe, clients: Clients, work: Work, task: Task, where: Where, options: Options) -> dict[str, Any]:
+def _meta(
+    recipe: Recipe, clients: Clients, work: ClientWork, objective: Objective, where: RuntimeSettings, options: Options
+) -> dict[str, Any]:
     """What the run folder says of the run, in plain values."""
     rounds, _ = options.length()
     metrics = options.metrics
@@ -209,9 +215,9 @@ def _meta(recipe: Recipe, clients: Clients, work: Work, task: Task, where: Where
         "paper": recipe.paper,
         "label": options.label or recipe.name,
         "seed": options.seed,
-        "task": task.name,
-        "metric": task.metric,
-        "higher_is_better": task.higher_is_better,
+        "objective": objective.name,
+        "metric": objective.metric,
+        "higher_is_better": objective.higher_is_better,
         "model": type(work.model).__name__,
         "parameters": work.layout.size,
         "shared": work.layout.shared,
@@ -255,25 +261,31 @@ def some_clients(clients: Any) -> Clients:
     return made
 
 
-def _work(recipe: Recipe, clients: Clients, model: Model, options: Options) -> tuple[Work, Task]:
+def _work(recipe: Recipe, clients: Clients, model: Model, options: Options) -> tuple[ClientWork, Recipe]:
     module = model if isinstance(model, nn.Module) else model(options.seed) if callable(model) else None
     if not isinstance(module, nn.Module):
         raise SettingError(
             f"model must be an nn.Module or a function of the seed that makes one, got {type(model).__name__}"
         )
-    layout = Layout.of(module, recipe.share.private(module))
+    layout = Layout.of(module, recipe.sharing.private(module))
     first = next((client for client in range(len(clients)) if clients.size(client, "train") != 0), 0)
     rows = clients.rows(first, "train")
     if len(rows) == 0:
         raise SettingError("no client has a training row")
-    task = task_for(rows.y, options.loss, options.metrics)
+    objective = objective_for(rows.y, options.loss, options.metrics)
     _check_validation(recipe, clients)
     initial = layout.flatten(module)
-    recipe.share.first(initial[layout.shared :], layout, len(clients) - 1)  # refuses a model with room for fewer
+    recipe.sharing.initial_private(
+        initial[layout.shared :], layout, len(clients) - 1
+    )  # refuses a model with room for fewer
     module = copy.deepcopy(module).cpu()
     shape, outputs = tuple(rows.x.shape[1:]), _outputs(module, rows)
-    stages = tuple(stage.settled(recipe) for stage in recipe.update)
-    return Work(module, layout, initial, recipe.learn, stages, task, options.seed, shape, outputs), task
+    spec = ModelSpec(module, layout, initial, objective, options.seed, shape, outputs)
+    adapted = recipe.adapted_to(spec)
+    work = ClientWork(
+        module, layout, initial, objective, options.seed, shape, outputs, recipe.training, adapted.transforms
+    )
+    return work, adapted
 
 
 def _outputs(module: nn.Module, rows: Rows) -> tuple[int, ...]:
@@ -290,8 +302,8 @@ def _outputs(module: nn.Module, rows: Rows) -> tuple[int, ...]:
 
 def _check_validation(recipe: Recipe, clients: Clients) -> None:
     """Refuse parts that go by validation rows where no client has any."""
-    for part in (recipe.weigh, recipe.learn, recipe.group):
-        if part.validates() and not _has_validation(clients):
+    for part in (recipe.aggregation, recipe.training, recipe.clustering):
+        if part.needs_validation_rows() and not _has_validation(clients):
             raise SettingError(
                 f"{part.kind} goes by validation rows but clients have none: set validation = 0.05 in the partition"
             )

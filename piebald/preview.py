@@ -19,7 +19,7 @@ OTHERS = ("fleet", "model")  # settings "fleet.slow_factor" and "model.lr"; all 
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class DataPreview:
     """Numbers for the federation and its clients, and the pictures that were drawn.
 
     Attributes:
@@ -45,7 +45,7 @@ def show(
     fleet: str | None = None,
     model: str | None = None,
     out: Path | None = None,
-) -> Shown:
+) -> DataPreview:
     """Deal a data set to clients and measure them.
 
     Args:
@@ -59,7 +59,7 @@ def show(
     Raises:
         SettingError: anything that does not fit.
     """
-    from piebald import data as shelf
+    from piebald import data as actor
     from piebald.component import build
     from piebald.partition import Devices, Partition, collect, measure, pictures
     from piebald.partition.heterogeneity import UNITS
@@ -73,7 +73,7 @@ def show(
     devices = None if fleet is None else build("fleet", {"kind": fleet} | of["fleet"])
     assert isinstance(made, Partition)  # for the type checker; these axes have nothing else
     assert devices is None or isinstance(devices, Devices)
-    dataset = shelf.load(name)
+    dataset = actor.load(name)
     clients = made.split(dataset)
     seconds = None if devices is None else [devices.device(number).seconds_per_step for number in range(len(clients))]
     embed = embedding(clients)
@@ -86,7 +86,7 @@ def show(
         rows = [row | _device(devices, number) for number, row in enumerate(rows)]
     federation = seen.federation
     units = {measured: UNITS[measured] for measured in federation}
-    return Shown(
+    return DataPreview(
         made.table(), None if devices is None else devices.table(), federation, units, rows, list(map(str, drawn))
     )
 

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
-    from piebald.server import Progress
+    from piebald.server import RoundProgress
 
 
 class Bar:
@@ -16,7 +16,7 @@ class Bar:
     Args:
         label: what is running.  seed: its seed.
         total: commits to make, None where that is not known.
-        metric: the metric to show, the mean over clients of the personal model or else the community model.
+        metric: the metric to show, the mean over clients of the personal model or else the global model.
         wanted: False keeps quiet also on a terminal.
     """
 
@@ -48,11 +48,11 @@ class Bar:
         if self._bar is not None:
             self._bar.stop()
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: RoundProgress) -> None:
         """Move on to a commit."""
         if self._bar is None:
             return
-        names = (f"personal/{self.metric}", f"community/{self.metric}")
+        names = (f"personal/{self.metric}", f"global/{self.metric}")
         score = next((progress.scores[name] for name in names if name in progress.scores), None)
         shown = {} if score is None else {"score": f"{self.metric} {score:.3f}"}
         self._bar.update(self._task, completed=progress.version, **shown)

@@ -1,4 +1,4 @@
-"""One answer for each axis: the value that a method is."""
+"""A method: one component for each question."""
 
 from __future__ import annotations
 
@@ -7,22 +7,35 @@ from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_serializer, model_validator
 
-from piebald.aggregation.base import Weigh
-from piebald.clustering.base import Group
-from piebald.component import Part, build, sentence
+from piebald.aggregation.base import Aggregator
+from piebald.aggregation.linear import Linear, computes_from_masked_sum, computes_from_sum
+from piebald.clustering.base import Clustering
+from piebald.component import Component, build, sentence
 from piebald.errors import SettingError, unknown
-from piebald.scheduling.base import Pace
-from piebald.server_optimizer.base import Step
-from piebald.sharing.base import Share
-from piebald.training.base import Rule
-from piebald.transforms.base import Stage
+from piebald.model_spec import ModelSpec
+from piebald.scheduling.base import Scheduler, round_kind
+from piebald.server_optimizer.base import ServerOptimizer
+from piebald.server_optimizer.cached_average import CachedAverage
+from piebald.sharing.base import Sharing
+from piebald.training.base import Trainer
+from piebald.transforms.base import Colludes, MaskingTransform, Transform
 
 
 class Recipe(BaseModel):
-    """One answer for each axis.  Frozen; equal fields mean the same method; a combination that cannot work is refused
-    here.
+    """Seven components, one for each question.  Frozen; combinations that cannot work are refused.
 
-    `name`, `fields` and `paper` say which named recipe it was made by; `with_` replaces answers.
+    Attributes:
+        name, fields, paper: the named recipe it was made by, its settings, and its source.
+        training: how clients train.
+        sharing: which parameters leave a client.
+        transforms: what is done to updates between client and server, in this order.
+        scheduling: when the server requests training, and when it steps.
+        clustering: which clients are aggregated with which.
+        aggregation: how updates are combined.
+        server_optimizer: how the global model moves.
+
+    Raises:
+        SettingError: a component is missing or unknown, or two of them cannot work together.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
@@ -30,15 +43,23 @@ class Recipe(BaseModel):
     name: str = "custom"
     fields: Mapping[str, Any] = {}
     paper: str = ""
-    learn: Rule
-    share: Share
-    update: tuple[Stage, ...] = ()
-    pace: Pace
-    group: Group
-    weigh: Weigh
-    step: Step
+    training: Trainer
+    sharing: Sharing
+    transforms: tuple[Transform, ...] = ()
+    scheduling: Scheduler
+    clustering: Clustering
+    aggregation: Aggregator
+    server_optimizer: ServerOptimizer
 
-    axes: ClassVar[tuple[str, ...]] = ("learn", "share", "update", "pace", "group", "weigh", "step")
+    axes: ClassVar[tuple[str, ...]] = (
+        "training",
+        "sharing",
+        "transforms",
+        "scheduling",
+        "clustering",
+        "aggregation",
+        "server_optimizer",
+    )
 
     def __init__(self, **fields: Any) -> None:
         try:
@@ -51,74 +72,100 @@ class Recipe(BaseModel):
     def _build_tables(cls, fields: Any) -> Any:
         made = dict(fields)
         for axis in cls.axes:
-            if axis == "update":
-                stages: Any = made.get(axis) or ()
-                alone = isinstance(stages, Part | Mapping | str)
-                made[axis] = tuple(build(axis, stage) for stage in ([stages] if alone else stages))
+            if axis == "transforms":
+                given: Any = made.get(axis) or ()
+                alone = isinstance(given, Component | Mapping | str)
+                made[axis] = tuple(build(axis, one) for one in ([given] if alone else given))
             elif axis in made:
                 made[axis] = build(axis, made[axis])
         return made
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
-        hiding = [stage.kind for stage in self.update if stage.hides_each]
-        looking = [part for part in (self.weigh, self.group) if part.needs_each]
-        for part in (*looking, *(stage for stage in self.update if stage.colludes)):
-            if hiding:
-                raise ValueError(
-                    f"{hiding[0]} shows the centre only sums but {part.kind} needs single updates: "
-                    f"choose another {part.axis}, or drop {hiding[0]}"
-                )
+        self._check_masking()
         self._check_cached()
-        extra = self.learn.uploads()
-        for stage in self.update:
-            if stage.model_only and extra:
+        extra = self.training.uploads()
+        for transform in self.transforms:
+            if transform.protects_model_only and extra:
                 raise ValueError(
-                    f"{stage.kind} protects only the model but {self.learn.kind} also sends {extra[0]!r}: "
-                    f"choose another rule, or drop {stage.kind}"
+                    f"{transform.kind} protects only the model but {self.training.kind} also sends {extra[0]!r}: "
+                    f"choose another training, or drop {transform.kind}"
                 )
-            if why := stage.clash(self):
+        for component in self.components:
+            if why := component.incompatible_with(self):
                 raise ValueError(why)
         return self
 
-    def _check_cached(self) -> None:
-        if not self.step.cached:
+    def _check_masking(self) -> None:
+        masking = self.masking
+        if masking is None:
             return
-        if not self.weigh.singly():
+        looking: list[Component] = [] if computes_from_masked_sum(self.aggregation) else [self.aggregation]
+        looking += [self.clustering] if self.clustering.requires_individual_updates else []
+        for component in (*looking, *(one for one in self.transforms if isinstance(one, Colludes))):
             raise ValueError(
-                f"{self.step.kind} gives every learner's last model a weight of its own but {self.weigh.kind} weighs "
-                f"updates together: choose another weigh, or another step"
+                f"{masking.kind} shows the server only sums but {component.kind} needs individual updates: "
+                f"choose another {component.axis}, or drop {masking.kind}"
             )
-        for stage in self.update:
-            if stage.hides_each or type(stage).receive is not Stage.receive:
+
+    def _check_cached(self) -> None:
+        if not isinstance(self.server_optimizer, CachedAverage):
+            return
+        kind = self.server_optimizer.kind
+        if not isinstance(self.aggregation, Linear):
+            raise ValueError(
+                f"{kind} gives every client's last model a weight of its own but {self.aggregation.kind} weighs "
+                f"updates together: choose another aggregation, or another server_optimizer"
+            )
+        for transform in self.transforms:
+            if isinstance(transform, MaskingTransform) or type(transform).on_server is not Transform.on_server:
                 raise ValueError(
-                    f"{self.step.kind} needs every learner's own model but {stage.kind} acts on averages: "
-                    f"drop {stage.kind}, or choose another step"
+                    f"{kind} needs every client's own model but {transform.kind} acts on averages: "
+                    f"drop {transform.kind}, or choose another server_optimizer"
                 )
 
-    @field_serializer("learn", "share", "pace", "group", "weigh", "step")
-    def _part_table(self, part: Part) -> dict[str, Any]:
-        return part.table()
+    @field_serializer("training", "sharing", "scheduling", "clustering", "aggregation", "server_optimizer")
+    def _component_table(self, component: Component) -> dict[str, Any]:
+        return component.table()
 
-    @field_serializer("update")
-    def _stage_tables(self, stages: tuple[Stage, ...]) -> list[dict[str, Any]]:
-        return [stage.table() for stage in stages]
-
-    @property
-    def sealing(self) -> Stage | None:
-        """The stage after which the centre sees only sums, or None."""
-        return next((stage for stage in self.update if stage.hides_each), None)
+    @field_serializer("transforms")
+    def _transform_tables(self, transforms: tuple[Transform, ...]) -> list[dict[str, Any]]:
+        return [transform.table() for transform in transforms]
 
     @property
-    def needs_each(self) -> bool:
-        """Whether single updates must reach the centre."""
-        step = self.step.from_now or self.step.cached or any(stage.colludes for stage in self.update)
-        return step or self.weigh.needs_each or self.group.needs_each or not self.pace.pools
+    def components(self) -> tuple[Component, ...]:
+        """All components, transforms in their order."""
+        found: list[Component] = []
+        for axis in self.axes:
+            found += self.transforms if axis == "transforms" else [getattr(self, axis)]
+        return tuple(found)
 
-    def with_(self, **answers: Any) -> Recipe:
-        """This recipe with other answers on some axes, each a part or its table."""
-        for axis in answers:
+    @property
+    def masking(self) -> MaskingTransform | None:
+        """The transform after which the server sees only sums, or None."""
+        return next((one for one in self.transforms if isinstance(one, MaskingTransform)), None)
+
+    @property
+    def requires_individual_updates(self) -> bool:
+        """Whether individual updates must reach the server, so that they cannot be summed where clients train."""
+        return (
+            not computes_from_sum(self.aggregation)
+            or self.clustering.requires_individual_updates
+            or self.server_optimizer.from_current_model
+            or isinstance(self.server_optimizer, CachedAverage)
+            or any(isinstance(one, Colludes) for one in self.transforms)
+            or round_kind(self.scheduling) != "complete"
+        )
+
+    def adapted_to(self, spec: ModelSpec) -> Recipe:
+        """The recipe with those settings filled in that follow from its components together and from the model."""
+        adapted = {axis: getattr(self, axis).adapted_to(self, spec) for axis in self.axes if axis != "transforms"}
+        return self.with_(**adapted, transforms=tuple(one.adapted_to(self, spec) for one in self.transforms))
+
+    def with_(self, **components: Any) -> Recipe:
+        """This recipe with other components, each given as a component, as its table, or by its kind."""
+        for axis in components:
             if axis not in self.axes:
                 raise unknown("axis", axis, self.axes)
-        parts = {axis: getattr(self, axis) for axis in self.axes} | answers
-        return Recipe(name=self.name, fields=self.fields, paper=self.paper, **parts)
+        made = {axis: getattr(self, axis) for axis in self.axes} | components
+        return Recipe(name=self.name, fields=self.fields, paper=self.paper, **made)

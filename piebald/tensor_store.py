@@ -1,4 +1,4 @@
-"""Vectors that belong to clients, kept between assignments: in RAM, and beyond a budget in a file."""
+"""Vectors that belong to clients, kept between tasks: in RAM, and beyond a budget in a file."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 
-class Memory:
+class TensorStore:
     """Named tensors for each client, the least recently used ones on disk once `budget` bytes are full.
 
     Only clients that took part are here, so it grows with who was asked, not with who is registered.
 
     Args:
         budget: bytes kept in RAM.
-        prefix: what checkpoints call it, "memory" for what clients remember, "last" for what the centre does.
+        prefix: what checkpoints call it, "memory" for what clients remember, "last" for what the server does.
     """
 
     def __init__(self, budget: int = 4 << 30, prefix: str = "memory") -> None:

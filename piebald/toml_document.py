@@ -12,7 +12,7 @@ from typing import Any
 from piebald.errors import SettingError
 
 Key = tuple[str | int, ...]
-Walk = Generator[tuple[Key, int], None, int]  # keys with their lines; returns the place in the text after them
+SgdRun = Generator[tuple[Key, int], None, int]  # keys with their lines; returns the place in the text after them
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _BLANK = re.compile(r"(?:[ \t\r\n,]|#[^\n]*)*")
@@ -162,7 +162,7 @@ def lines(text: str) -> Iterator[tuple[Key, int]]:
         place = text.index("]]" if array else "]", place) + (2 if array else 1)
 
 
-def _assignment(text: str, place: int, table: Key, key: Sequence[str]) -> Walk:
+def _assignment(text: str, place: int, table: Key, key: Sequence[str]) -> SgdRun:
     """What stands after a key: `= value`."""
     line = text.count("\n", 0, place) + 1
     for depth in range(len(key)):
@@ -170,7 +170,7 @@ def _assignment(text: str, place: int, table: Key, key: Sequence[str]) -> Walk:
     return (yield from _walk(text, text.index("=", place) + 1, (*table, *key)))
 
 
-def _walk(text: str, place: int, key: Key) -> Walk:
+def _walk(text: str, place: int, key: Key) -> SgdRun:
     """One value, with the keys inside it."""
     place = _blank(text, place)
     if text[place] in "[{":

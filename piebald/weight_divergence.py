@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from piebald.errors import SettingError
-from piebald.objective import task_for
+from piebald.objective import objective_for
 from piebald.parameters import Layout
 from piebald.partition.heterogeneity import Heterogeneity, weight_divergence
 from piebald.partition.survey import survey
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from piebald.client_work import Work
+    from piebald.client_work import ClientWork
     from piebald.contracts import Clients, Fleet, Rows
-    from piebald.objective import Task
+    from piebald.objective import Objective
 
 Measure = Literal["none", "data", "weights"]
 MOST_NUMBERS = 500_000_000  # of all clients' models together, 2 GB
@@ -82,13 +82,13 @@ def diverge(
     some = [client for client, rows in enumerate(held) if len(rows)]
     if not some:
         raise SettingError("weight divergence needs clients with training rows, and no client has one")
-    task = task_for(held[some[0]].y, loss)
-    trained = [_epoch(model, layout, task, held[client], lr, batch, (seed, client)) for client in some]
+    objective = objective_for(held[some[0]].y, loss)
+    trained = [_epoch(model, layout, objective, held[client], lr, batch, (seed, client)) for client in some]
     centre = None
     if pool:
         x, y = (torch.cat([getattr(held[client], part) for client in some]) for part in ("x", "y"))
         everything = type(held[some[0]])(x, y)
-        centre = _epoch(model, layout, task, everything, lr, batch * len(some), (seed, "pooled")).numpy()
+        centre = _epoch(model, layout, objective, everything, lr, batch * len(some), (seed, "pooled")).numpy()
     models = torch.stack(trained).numpy()
     apart, pooled = weight_divergence(models, np.array([len(held[client]) for client in some]), centre)
     every = np.full(len(clients), np.nan)
@@ -96,7 +96,7 @@ def diverge(
     return Divergence(every, pooled)
 
 
-def unlike(clients: Clients, fleet: Fleet | None, work: Work, how: Measure) -> Heterogeneity | None:
+def unlike(clients: Clients, fleet: Fleet | None, work: ClientWork, how: Measure) -> Heterogeneity | None:
     """How unlike the clients of a run are; None where nothing is asked for, or nothing can be said without loading.
 
     Args:
@@ -108,12 +108,18 @@ def unlike(clients: Clients, fleet: Fleet | None, work: Work, how: Measure) -> H
     seen = None if how == "none" else survey(clients, fleet)
     if seen is None or how == "data":
         return seen
-    apart = diverge(clients, work.model, seed=work.seed, loss=work.task.loss)
+    apart = diverge(clients, work.model, seed=work.seed, loss=work.objective.loss)
     return replace(seen, divergence=apart.clients, pooled_divergence=apart.pooled)
 
 
 def _epoch(
-    model: nn.Module, layout: Layout, task: Task, rows: Rows, lr: float, batch: int, words: tuple[int | str, ...]
+    model: nn.Module,
+    layout: Layout,
+    objective: Objective,
+    rows: Rows,
+    lr: float,
+    batch: int,
+    words: tuple[int | str, ...],
 ) -> Tensor:
     """One epoch of plain SGD from the model; its vector [p] afterwards.  The global random state is left as it was."""
     module = copy.deepcopy(model).train()
@@ -127,6 +133,6 @@ def _epoch(
             if len(places) == 1 and len(rows) > 1:
                 continue  # batch norm cannot learn from one row; a lone last one is left out for all models alike
             optimiser.zero_grad()
-            torch.autograd.backward(task.loss(module(rows.x[places]), rows.y[places]).mean())
+            torch.autograd.backward(objective.loss(module(rows.x[places]), rows.y[places]).mean())
             optimiser.step()
     return layout.flatten(module)

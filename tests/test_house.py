@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import piebald
-from piebald.component import Part
+from piebald.component import Component
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "piebald").rglob("*.py"))
@@ -68,7 +68,7 @@ def test_nothing_is_unpickled(file):
 def test_every_part_has_a_docstring_and_a_kind_of_its_own():
     for module in MODULES:
         importlib.import_module(module)
-    for axis, kinds in Part.registry.items():
+    for axis, kinds in Component.registry.items():
         for kind, part in kinds.items():
             assert part.__doc__, f"{axis} {kind!r} has no docstring"
             assert part.kind == kind

@@ -64,7 +64,7 @@ def measure(out: Path) -> None:
     }
     seconds: dict[str, list[float]] = {name: [] for name in tried}
     table: dict[str, dict[str, float]] = {}
-    for engine, stack in (("lean", 1), ("stacked", 10)):
+    for engine, stack in (("sequential", 1), ("vmapped", 10)):
         seconds = {name: [] for name in tried}
         for _ in range(REPEATS + 1):
             for name, (recipe, model) in tried.items():

@@ -14,7 +14,7 @@ import federations
 import numpy as np
 import settings
 import torch
-from settings import METHODS, SWITCHES, Task
+from settings import METHODS, SWITCHES, Objective
 
 import piebald
 from piebald.partition.pooled_clients import PooledClients
@@ -113,7 +113,7 @@ JOBS: dict[str, Callable[[], Iterator[Job]]] = {
 
 
 @lru_cache(maxsize=2)
-def federation(setting: str, seed: int) -> tuple[PooledClients, Task]:
+def federation(setting: str, seed: int) -> tuple[PooledClients, Objective]:
     """Clients and what is common to their runs."""
     if setting == "by domain":
         return federations.by_domain(seed), settings.OFFICE_TASK
@@ -139,7 +139,7 @@ def carry_out(job: Job, out: Path) -> str:
     return f"{job.part} {job.setting} {job.method} seed {job.seed}: {table['mean']:.4f}, {table['took']:.0f} s"
 
 
-def run_of(job: Job, clients: PooledClients, task: Task, out: Path | None = None) -> piebald.Run:
+def run_of(job: Job, clients: PooledClients, task: Objective, out: Path | None = None) -> piebald.Run:
     """The run itself."""
     method = (METHODS | SWITCHES)[job.method]
     rate = task.rates[method.family] if job.rate is None else job.rate
@@ -152,7 +152,7 @@ def run_of(job: Job, clients: PooledClients, task: Task, out: Path | None = None
         network,
         rounds=job.rounds or task.rounds,
         seed=job.seed,
-        runtime=Simulator(engine="stacked", stack=30, workers=0),
+        runtime=Simulator(engine="vmapped", stack=30, workers=0),
         metrics=["auc", "accuracy"] if job.setting == "by subject" else ["accuracy"],
         evaluate_every=settings.EVERY,
         keep="best",

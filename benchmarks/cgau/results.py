@@ -79,14 +79,14 @@ def image_table(out: Path) -> str:
     for other in (settings.BLIND, settings.RELU, settings.MATCHED, settings.HEAD):
         rows.append([f"*CGAU minus {other}*", *(paired(found[s], settings.CGAU, other) for s in settings.SHUFFLES)])
     distance: list[object] = ["*average Fréchet distance, 32 components*"]
-    floor: list[object] = ["*the same on all 512 numbers, seed 0*"]
+    policy: list[object] = ["*the same on all 512 numbers, seed 0*"]
     for shuffle in settings.SHUFFLES:
         here = [one for one in known if one["setting"] == f"shuffle {shuffle}"]
         middle, half = interval([one["frechet"] for one in here]) if here else (math.nan, math.nan)
         distance.append(f"{middle:.1f} ± {half:.1f}")
-        floor.append("".join(f"{one['frechet_512']:.0f}" for one in here if one["frechet_512"] is not None))
+        policy.append("".join(f"{one['frechet_512']:.0f}" for one in here if one["frechet_512"] is not None))
     counts = [len(found[shuffle].get(settings.CGAU, {})) for shuffle in settings.SHUFFLES]
-    rows += [["*repetitions*", *counts], distance, floor]
+    rows += [["*repetitions*", *counts], distance, policy]
     return table(["shuffled", *(f"{shuffle:.1f}" for shuffle in settings.SHUFFLES)], rows)
 
 
@@ -186,7 +186,7 @@ def newcomer_table(out: Path) -> str:
                                 ways.setdefault("best", []).append(way["test"])
             cells = [
                 f"{100 * sum(ways[name]) / len(ways[name]):.1f}" if name in ways else ""
-                for name in ("community", "private", "head", "fine_tune", "best")
+                for name in ("global", "private", "head", "fine_tune", "best")
             ]
             seen = f"{100 * sum(one['mean'] for one in seeds.values()) / len(seeds):.1f}"
             rows.append([setting, method, seen, *cells, len(ways.get("best", []))])
@@ -194,7 +194,7 @@ def newcomer_table(out: Path) -> str:
         "clients",
         "run",
         "clients seen",
-        "community",
+        "global",
         "private part",
         "head",
         "all",
@@ -210,7 +210,7 @@ def cost_table(out: Path) -> str:
     rows = []
     for name, one in found.items():
         cells = []
-        for engine in ("lean", "stacked"):
+        for engine in ("sequential", "vmapped"):
             low, high = one[f"{engine}_range"]
             cells.append(f"{one[engine]:.2f} s, {one[f'{engine}_ratio']:.2f} ({low:.2f} to {high:.2f})")
         rows.append([name, f"{one['numbers']:,}", one["private"], f"{one['bytes_up']:,.0f}", *cells])

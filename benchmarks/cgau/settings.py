@@ -28,7 +28,7 @@ VALIDATION, TEST = 0.1, 0.2  # shares of each client's rows
 
 
 @dataclass(frozen=True)
-class Task:
+class Objective:
     """What one set of runs has in common.
 
     Attributes:
@@ -68,7 +68,7 @@ class Method:
 
 PLAIN, GATED = "plain_classifier", "gated_classifier"
 CGAU, MATRIX, BLIND = "CGAU", "CGAU, averaged matrix", "gated, no conditioning"
-RELU, MATCHED, HEAD, LOCAL = "plain", "plain, matched capacity", "plain, private head", "Local"
+RELU, MATCHED, HEAD, LOCAL = "plain", "plain, matched capacity", "plain, private head", "ClientContext"
 
 
 def _matrix(**training: object) -> Recipe:
@@ -91,7 +91,7 @@ SWITCHES: dict[str, Method] = {
 }
 
 MOMENTUM = 0.9
-IMAGE_TASK = Task(units=128, rounds=24, batch=50, rates={"gated": 0.1, "plain": 0.05})
-OFFICE_TASK = Task(units=128, rounds=24, batch=20, rates={"gated": 0.05, "plain": 0.02})
-SIGNAL_TASK = Task(units=64, rounds=36, batch=20, rates={"gated": 0.05, "plain": 0.02})
+IMAGE_TASK = Objective(units=128, rounds=24, batch=50, rates={"gated": 0.1, "plain": 0.05})
+OFFICE_TASK = Objective(units=128, rounds=24, batch=20, rates={"gated": 0.05, "plain": 0.02})
+SIGNAL_TASK = Objective(units=64, rounds=36, batch=20, rates={"gated": 0.05, "plain": 0.02})
 EVERY = 4  # rounds between measurements, among which the best is kept

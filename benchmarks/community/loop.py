@@ -1,4 +1,4 @@
-"""How many commits a second the controller's loop manages when training costs nothing."""
+"""How many commits a second the server's loop manages when training costs nothing."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import torch
 from torch import nn
 
 from piebald import recipes
-from piebald.client_work import Work
-from piebald.contracts import Arrival, Assignment, Checkpoint, Pool, Update
-from piebald.objective import TASKS
+from piebald.client_work import ClientWork
+from piebald.contracts import Checkpoint, Result, SumRequest, Task, Update
+from piebald.objective import OBJECTIVES
 from piebald.parameters import Layout
 from piebald.queries import Evaluate
 from piebald.report.store import RunStore
-from piebald.server import Controller, Measuring
-from piebald.server.model_cache import Cache
-from piebald.tensor_store import Memory
+from piebald.server import EvaluationPlan, ServerLoop
+from piebald.server.model_cache import ModelCache
+from piebald.tensor_store import TensorStore
 
 
 class Trivial:
@@ -31,16 +31,16 @@ class Trivial:
     def __init__(self, learners: int, change: torch.Tensor) -> None:
         self.learners = range(learners)
         self.update = Update({"model": change}, 10, 1, {"loss": 1.0}, float(change.norm()), nbytes=4 * len(change))
-        self.due: list[tuple[float, int, Assignment]] = []
+        self.due: list[tuple[float, int, Task]] = []
         self.clock = 0.0
 
-    def submit(self, assignments: Sequence[Assignment], pool: Pool | None = None) -> None:
-        for one in assignments:
+    def submit(self, tasks: Sequence[Task], pool: SumRequest | None = None) -> None:
+        for one in tasks:
             heapq.heappush(self.due, (self.clock + 1.0 + one.client % 97 / 97, one.id, one))
 
-    def next(self, until: float = float("inf")) -> Arrival | None:
-        self.clock, _, assignment = heapq.heappop(self.due)
-        return Arrival(assignment, self.update, self.clock - 1.0, self.clock, 4000, 4000)
+    def next(self, until: float = float("inf")) -> Result | None:
+        self.clock, _, task = heapq.heappop(self.due)
+        return Result(task, self.update, self.clock - 1.0, self.clock, 4000, 4000)
 
     def clients(self) -> Sequence[int]:
         return self.learners
@@ -51,7 +51,7 @@ class Trivial:
     def state(self) -> Checkpoint:
         return Checkpoint()
 
-    def restore(self, checkpoint: Checkpoint, assignments: Mapping[int, Assignment]) -> None:
+    def restore(self, checkpoint: Checkpoint, tasks: Mapping[int, Task]) -> None:
         raise NotImplementedError("this runtime is only timed")
 
     def close(self) -> None:
@@ -61,7 +61,7 @@ class Trivial:
 class Silent:
     """A recorder that writes nothing down."""
 
-    def commit(self, step: Any, arrivals: Any, checkpoint: Any = None, remarks: Any = ()) -> None:
+    def commit(self, step: Any, results: Any, checkpoint: Any = None, notes: Any = ()) -> None:
         return
 
     def scores(self, rows: Any) -> None:
@@ -73,26 +73,26 @@ def commits_a_second(recorder: Any, size: int, learners: int, commits: int) -> f
     module = nn.Linear(size - 1, 1)  # and one bias
     layout = Layout.of(module, ())
     recipe = recipes.async_fedavg()
-    task = TASKS["regression"]
-    work = Work(module, layout, layout.flatten(module), recipe.learn, recipe.update, task, 0)
-    controller = Controller(
+    task = OBJECTIVES["regression"]
+    work = ClientWork(module, layout, layout.flatten(module), recipe.training, recipe.transforms, task, 0)
+    server = ServerLoop(
         recipe,
         Trivial(learners, torch.full((size,), 1e-3)),
         work,
         recorder,
         known=learners,
         rounds=commits,
-        measuring=Measuring(Evaluate(), every=0),
+        measuring=EvaluationPlan(Evaluate(), every=0),
         checkpoint_every=commits,
     )
     began = time.perf_counter()
-    controller.run()
+    server.run()
     return commits / (time.perf_counter() - began)
 
 
 def vectors(size: int, learners: int, commits: int) -> float:
     """Seconds of the operations on vectors that a commit needs: whatever the loop does, it does these."""
-    cache, out = Cache(size, Memory()), torch.empty(size)
+    cache, out = ModelCache(size, TensorStore()), torch.empty(size)
     sent, change = torch.ones(size), torch.full((size,), 1e-3)
     for learner in range(learners):
         cache.swap(learner, 1.0, sent, out)

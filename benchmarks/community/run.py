@@ -1,4 +1,4 @@
-"""The community cache and the loop around it: python benchmarks/community/run.py
+"""The community cache and the loop around it: python benchmarks/global/run.py
 
 Metis, figure 2: seconds a commit over learners and sizes of the model, with the cache and without; the same beside
 what memory allows; the drift after a million commits; and commits a second of the whole loop.  Writes RESULTS.md and
@@ -20,8 +20,8 @@ import matplotlib
 import numpy as np
 import torch
 
-from piebald.server.model_cache import Cache
-from piebald.tensor_store import Memory
+from piebald.server.model_cache import ModelCache
+from piebald.tensor_store import TensorStore
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -58,7 +58,7 @@ def models(size: int, learners: int) -> list[torch.Tensor]:
 def with_cache(size: int, learners: int, repeats: int) -> float:
     """Seconds of a commit that swaps one learner's model."""
     known = models(size, learners)
-    cache, out = Cache(size, Memory(1 << 60)), torch.empty(size)
+    cache, out = ModelCache(size, TensorStore(1 << 60)), torch.empty(size)
     for learner in range(learners):
         cache.weights[learner] = 1.0
         cache.store.set(learner, {"model": known[learner]})
@@ -82,7 +82,7 @@ def without_cache(size: int, learners: int, repeats: int) -> float:
 def drift(commits: int, size: int = 100, learners: int = 100) -> float:
     """Relative distance from one exact sum after many commits, weights over six orders of magnitude."""
     draw = np.random.default_rng(0)
-    cache, out = Cache(size, Memory()), torch.empty(size)
+    cache, out = ModelCache(size, TensorStore()), torch.empty(size)
     pool = torch.from_numpy(draw.normal(size=(1000, size)).astype(np.float32))
     weights, last = {}, {}
     for learner, row, weight in zip(
@@ -145,7 +145,7 @@ def text(
     """RESULTS.md."""
     lines = [
         "# The community cache", "",
-        f"`python benchmarks/community/run.py`, one thread of {processor()}, {os.cpu_count()} cores, medians.  Copying",
+        f"`python benchmarks/global/run.py`, one thread of {processor()}, {os.cpu_count()} cores, medians.  Copying",
         f"large arrays moves {copied / 1e9:.1f} GB/s here, reads and writes counted.", "",
         "Seconds a commit, as in figure 2 of Metis (Stripelis, Ambite 2020): with the cache a commit swaps one",
         "learner's model for its new one, without it all learners' models are added up again.  \"Limit\" is what the",

@@ -34,7 +34,7 @@ def pooled(
     held: Sequence[Sequence[int]] | None = None,
     **more: list[int],
 ) -> PooledClients:
-    """Clients from row numbers; `held` is for validation, `more` names rows of the common test set and the centre's."""
+    """Clients from row numbers; `held` is for validation, `more` names rows of the common test set and the server's."""
     splits = {"train": train, "test": test, "validation": [[] for _ in train] if held is None else held}
     rows, lists = [], {}
     for split, parts in splits.items():
@@ -67,11 +67,11 @@ def dealt(
     kept = [stock[i % 10].pop() for i in range(root)]
     own = [[stock[classes[i % len(classes)]].pop() for i in range(held)] for classes in holders]
     if source.test is None:
-        shelf = stock
+        actor = stock
     else:
-        shelf = {c: [int(row) for row in source.test[y[source.test] == c]] for c in range(10)}
-    test = [[int(draw.choice(shelf[classes[i % len(classes)]])) for i in range(tests)] for classes in holders]
-    return pooled(train, test, source, own, common=list(chain(*shelf.values())), root=kept)
+        actor = {c: [int(row) for row in source.test[y[source.test] == c]] for c in range(10)}
+    test = [[int(draw.choice(actor[classes[i % len(classes)]])) for i in range(tests)] for classes in holders]
+    return pooled(train, test, source, own, common=list(chain(*actor.values())), root=kept)
 
 
 def planted(sizes: list[int], each: int = 40, tests: int = 40, seed: int = 0) -> tuple[PooledClients, Truth]:

@@ -85,7 +85,7 @@ def environment(lines: Sequence[Line], part: str) -> str:
                 interval([one["accuracy"] for one in ones]),
                 f"{100 * worst:.0f} to {100 * best:.0f}",
                 ", ".join(str(one["groups"][-1]) for one in ones),
-                ", ".join(str(settled(one["labels"])) for one in ones),
+                ", ".join(str(resolved(one["labels"])) for one in ones),
                 ", ".join(f"{one['ari'][-1]:.2f}" for one in ones) if part == "domains" else "",
                 f"{len(ones)}",
             ])  # fmt: skip
@@ -96,7 +96,7 @@ def environment(lines: Sequence[Line], part: str) -> str:
     return table(head, rows)
 
 
-def settled(labels: Sequence[Sequence[int]]) -> int:
+def resolved(labels: Sequence[Sequence[int]]) -> int:
     """The first round after which no client changed its group."""
     return max((i + 1 for i, (one, two) in enumerate(pairwise(labels), 1) if one != two), default=1)
 
@@ -144,7 +144,7 @@ def privacy(lines: Sequence[Line], part: str) -> str:
         noise, first = float(case.removeprefix("noise ")), next(iter(methods.values()))[0]
         upload = f"{math.sqrt(2 * math.log(1.25e5)) / noise:.0f}" if noise else "infinite"
         whole = f"{local(noise, first['rounds'], 1e-5).epsilon_rdp:,.0f}" if noise else "infinite"
-        found = [methods.get(method, []) for method in ("DistFL", "FedAvg", "Local")]
+        found = [methods.get(method, []) for method in ("DistFL", "FedAvg", "ClientContext")]
         cells = [interval([one["honest"] for one in ones]) if ones else "" for ones in found]
         rows.append([f"{noise:g}", upload, whole, *cells, f"{found[0][0]['ari'][-1]:.2f}" if found[0] else ""])
     head = ["noise in clips", "epsilon of one upload", "of the run (RDP)", "DistFL, %", "FedAvg, %", "Local, %", "ARI"]

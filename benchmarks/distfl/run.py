@@ -23,14 +23,14 @@ from piebald.models import build_model
 from piebald.objective import accuracy
 from piebald.recipe import Recipe
 
-Training = dict[str, Any]
-TRAINING: Training = {"lr": 0.1, "epochs": 3, "batch": 10}
+SgdSettings = dict[str, Any]
+TRAINING: SgdSettings = {"lr": 0.1, "epochs": 3, "batch": 10}
 PARTS = (
     "study", "category", "vgg", "resnet", "wide", "domains", "people", "attacks", "cifar", "replacement", "privacy",
     "mixed", "rows",
 )  # fmt: skip
-DEEP: Training = {"lr": 0.05, "epochs": 3, "batch": 10}  # a hundred clients of the networks of Table 2
-WIDE: Training = {"lr": 0.05, "epochs": 1, "batch": 20}
+DEEP: SgdSettings = {"lr": 0.05, "epochs": 3, "batch": 10}  # a hundred clients of the networks of Table 2
+WIDE: SgdSettings = {"lr": 0.05, "epochs": 1, "batch": 20}
 
 
 def network(part: str, shape: tuple[int, ...]) -> Callable[[int], Any]:
@@ -52,20 +52,20 @@ def small(shape: tuple[int, ...]) -> Callable[[int], Any]:
     return lambda seed: build_model(name, shape, outputs, seed=seed, **settings)
 
 
-def distfl(training: Training = TRAINING, **group: Any) -> Recipe:
+def distfl(training: SgdSettings = TRAINING, **group: Any) -> Recipe:
     """DistFL with settings of its group part."""
     made = recipes.distfl(**training)
-    return made.with_(group={**made.group.table(), **group})
+    return made.with_(clustering={**made.group.table(), **group})
 
 
-def kcluster(k: int, warm: int = 1, training: Training = TRAINING) -> Recipe:
+def kcluster(k: int, warm: int = 1, training: SgdSettings = TRAINING) -> Recipe:
     """K-Cluster: k-means with ten restarts after the first round, or a cold start."""
     return recipes.ifca(k=k, warm=warm, **training)
 
 
-def plain(weigh: Any = "by_examples", update: Any = ()) -> Recipe:
+def plain(weigh: Any = "example_weighted", update: Any = ()) -> Recipe:
     """FedAvg with another weighing and attacks."""
-    return recipes.fedavg(**TRAINING).with_(weigh=weigh, update=update)
+    return recipes.fedavg(**TRAINING).with_(aggregation=weigh, update=update)
 
 
 DEFENCES: dict[str, Any] = {
@@ -107,14 +107,14 @@ def jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], 
             "CFL": recipes.cfl(eps1=0.6, eps2=0.2, **TRAINING),
             "FedAvg": plain(),
             "Fine-tuning": recipes.fine_tuned(tune_epochs=3, **TRAINING),
-            "Local": recipes.local(**TRAINING),
+            "ClientContext": recipes.local(**TRAINING),
         }
         for method, recipe in methods.items():
             yield "CIFAR-10, 25 clients, 5 types", method, recipe, lambda: fed.planted([5] * 5, seed=seed), 6
     if part in ("domains", "people"):
         epochs = 3 if part == "domains" else 1  # a person has six times the rows
         here = {**TRAINING, "epochs": epochs}
-        methods = {"DistFL": distfl(here), "FedAvg": recipes.fedavg(**here), "Local": recipes.local(**here)}
+        methods = {"DistFL": distfl(here), "FedAvg": recipes.fedavg(**here), "ClientContext": recipes.local(**here)}
         methods |= {"Fine-tuning": recipes.fine_tuned(tune_epochs=epochs, **here)}
         methods |= {f"K-Cluster (K = {k})": kcluster(k, training=here) for k in (2, 3, 4)}
         for method, recipe in methods.items():
@@ -137,8 +137,8 @@ def jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], 
             bound = lambda n=name, c=count, e=each: fed.honest(n, c, 1, each=e, seed=seed, root=60)  # noqa: E731
             attack = lambda n=name, c=count, e=each: fed.attacked(n, c, 1, each=e, seed=seed, root=60)  # noqa: E731
             yield case, "honest clients only", plain(), bound, 8
-            yield case, "FedAvg", plain(update=[stage]), attack, 8
-            yield case, "DistFL", distfl(normal="root").with_(update=[stage]), attack, 8
+            yield case, "FedAvg", plain(transforms=[stage]), attack, 8
+            yield case, "DistFL", distfl(normal="root").with_(transforms=[stage]), attack, 8
             for method in ("IRLS", "GRA", "Credit", "median", "norm clipping", "multi-Krum"):
                 yield case, method, plain(DEFENCES[method], [stage]), attack, 8
     if part == "cifar":
@@ -149,7 +149,7 @@ def jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], 
             attack = lambda n=attackers: fed.attacked("cifar10", 50, n, **more)  # noqa: B023, E731
             yield case, "honest clients only", plain(), bound, 12
             yield case, "FedAvg", plain(), attack, 12
-            yield case, "DistFL, the centre's rows", distfl(probes=100, normal="root"), attack, 12
+            yield case, "DistFL, the server's rows", distfl(probes=100, normal="root"), attack, 12
             yield case, "DistFL, clients vote", distfl(probes=100, normal="vote"), attack, 12
             noise = distfl(probes=100, normal="root", knowledge="noise")
             yield case, "DistFL on plain noise", noise, attack, 12
@@ -161,8 +161,8 @@ def jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], 
             stage = [{"kind": "gaussian", "clip": 5.0, "noise": noise, "where": "client"}]
             methods = {"DistFL": distfl(probes=100), "FedAvg": plain()}
             for method, recipe in methods.items():
-                yield f"noise {noise:g}", method, recipe.with_(update=stage), lambda: federation(seed=seed), 8
-        yield "noise 0", "Local", recipes.local(**TRAINING), lambda: federation(seed=seed), 8
+                yield f"noise {noise:g}", method, recipe.with_(transforms=stage), lambda: federation(seed=seed), 8
+        yield "noise 0", "ClientContext", recipes.local(**TRAINING), lambda: federation(seed=seed), 8
     if part == "rows":
         for noise in (0.0, 0.6, 1.0, 2.0, 4.0):
             recipe = recipes.dp_sgd(lr=2.0, epochs=1, batch=100, clip=1.0, noise=noise)
@@ -170,7 +170,11 @@ def jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], 
         usual = recipes.fedavg(lr=0.5, epochs=1, batch=100)
         yield "not hidden", "FedAvg", usual, lambda: fed.writers(seed), 5
     if part in ("vgg", "resnet"):
-        methods = {"DistFL": distfl(DEEP, probes=100), "FedAvg": recipes.fedavg(**DEEP), "Local": recipes.local(**DEEP)}
+        methods = {
+            "DistFL": distfl(DEEP, probes=100),
+            "FedAvg": recipes.fedavg(**DEEP),
+            "ClientContext": recipes.local(**DEEP),
+        }
         methods |= {"Fine-tuning": recipes.fine_tuned(tune_epochs=3, **DEEP), "K-Cluster (K = 5)": kcluster(5, 1, DEEP)}
         for method, recipe in methods.items():
             yield f"{part}, 100 clients, 5 types", method, recipe, lambda: fed.planted([20] * 5, seed=seed), 12
@@ -193,7 +197,7 @@ def carry_out(part: str, case: str, method: str, recipe: Recipe, federation: Any
     )  # fmt: skip
     seconds = time.perf_counter() - began
     last = [row for row in run.scores if row["version"] == rounds]
-    judged = "personal" if any(row["model"] == "personal" for row in last) else "community"
+    judged = "personal" if any(row["model"] == "personal" for row in last) else "global"
     own = {
         r["client"]: r["value"]
         for r in last
@@ -203,11 +207,11 @@ def carry_out(part: str, case: str, method: str, recipe: Recipe, federation: Any
     found, stays = [], []
     labels = dict.fromkeys(range(len(truth)), 0)
     for version in range(1, rounds + 1):
-        labels |= {r["client"]: r["grp"] for r in run.arrivals if r["version"] == version and r["grp"] is not None}
+        labels |= {r["client"]: r["grp"] for r in run.results if r["version"] == version and r["grp"] is not None}
         stays.append([labels[client] for client in range(len(truth))])
         found.append(adjusted_rand_score(truth, stays[-1]))
-    extraction = sum(row["value"]["seconds"] for row in run.remarks if row["name"] == "grouping")
-    steps = [row["value"]["steps"] for row in run.remarks if row["name"] == "grouping"]
+    extraction = sum(row["value"]["seconds"] for row in run.notes if row["name"] == "grouping")
+    steps = [row["value"]["steps"] for row in run.notes if row["name"] == "grouping"]
     return {
         "part": part, "case": case, "method": method, "seed": seed, "rounds": rounds,
         "accuracy": float(np.mean([*own.values()])), "by_client": [own[client] for client in sorted(own)],
@@ -215,7 +219,7 @@ def carry_out(part: str, case: str, method: str, recipe: Recipe, federation: Any
         "common": common, "ari": found, "groups": [len(set(one)) for one in stays], "labels": stays,
         "seconds": seconds, "extraction": extraction,
         "truth": truth.tolist(), "privacy": run.meta["privacy"], "engine": run.meta["runtime"]["engine"],
-        "steps": steps, "mb": sum(r["bytes_up"] + r["bytes_down"] for r in run.arrivals) / 1e6,
+        "steps": steps, "mb": sum(r["bytes_up"] + r["bytes_down"] for r in run.results) / 1e6,
     }  # fmt: skip
 
 

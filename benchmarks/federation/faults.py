@@ -55,12 +55,12 @@ def compare(run: parties.Parties) -> dict[str, Any]:
         assert found is not None
         version, checkpoint = found
         model = next(t for name, t in checkpoint.tensors.items() if name.startswith("group/0/model"))
-        counted = store.query("SELECT version, client FROM arrival WHERE status = 'ok' AND version <= ?", version)
+        counted = store.query("SELECT version, client FROM result WHERE status = 'ok' AND version <= ?", version)
     plan = parties.experiment(rounds=version).plan()
     recipe = next(iter(plan.recipes.values()))
     simulated = experiment.run(
         recipe, plan.clients, plan.model, rounds=version, seed=1, evaluate_every=0, measure="none",
-        runtime={"kind": "simulator", "engine": "lean", "workers": 0}, out=run.folder / "simulated",
+        runtime={"kind": "simulator", "engine": "sequential", "workers": 0}, out=run.folder / "simulated",
     )  # fmt: skip
     due = {(number, client) for number in range(1, version + 1) for client in range(3)}
     there = [(row["version"], row["client"]) for row in counted]

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from piebald.experiment_file import Settings
+from piebald.experiment_file import ExperimentSettings
 from piebald.report.store import RunStore
 from piebald.runtimes.federation import provisioning
 from piebald.runtimes.federation.local_federation import free_port
@@ -69,18 +69,20 @@ class Parties:
         self.folder, self.out = folder, folder / "run"
         self.names = [f"site-{number + 1}" for number in range(sites)]
         port = free_port()
-        provisioning.provision(provisioning.Description(host="127.0.0.1", port=port, sites=self.names), folder / "kits")
+        provisioning.provision(
+            provisioning.Description(host="127.0.0.1", port=port, sites=self.names), folder / "credentials"
+        )
         self.wire = Wire(port)
         for name in self.names:
-            kit = folder / "kits" / name / "kit.json"
-            kit.write_text(json.dumps(json.loads(kit.read_text()) | {"port": self.wire.port}))
+            credentials = folder / "credentials" / name / "credentials.json"
+            credentials.write_text(json.dumps(json.loads(credentials.read_text()) | {"port": self.wire.port}))
         (folder / "experiment.toml").write_text(made.text())
         self.sites = {name: self.site(name) for name in self.names}
-        self.server = self.spawn("server", str(folder / "kits" / "server"), str(folder / "experiment.toml"))
+        self.server = self.spawn("server", str(folder / "credentials" / "server"), str(folder / "experiment.toml"))
 
     def site(self, name: str) -> subprocess.Popen[bytes]:
         """Start a site."""
-        return self.spawn("client", str(self.folder / "kits" / name), "--stay")
+        return self.spawn("client", str(self.folder / "credentials" / name), "--stay")
 
     def spawn(self, *words: str) -> subprocess.Popen[bytes]:
         """Start a process of the command line."""

@@ -1,9 +1,9 @@
 """A real federation on this machine: python benchmarks/federation/run.py
 
-Seconds of an assignment for three sizes of the model, updates a second over 2 to 16 sites, the most memory, and what
+Seconds of a task for three sizes of the model, updates a second over 2 to 16 sites, the most memory, and what
 faults at random moments cost.  Writes RESULTS.md beside this file, or into --out.
 
---parts speed       only some of it (speed, crowd, secure_sum, faults), each in a process of its own; the others'
+--vectors speed       only some of it (speed, crowd, secure_aggregation, faults), each in a process of its own; the others'
                     numbers are kept
 --times 20          how often each fault is tried
 --faults wire_cut   only these
@@ -23,23 +23,26 @@ from typing import Any
 
 import faults
 import parties
-import secure_sum
+import secure_aggregation
 import speed
 
 HERE = Path(__file__).parent
 TOLERANCE = 1e-4
 
 
-def measure(parts: list[str], times: int, brief: bool, keep: Path, chosen: list[str]) -> dict[str, Any]:
+def measure(vectors: list[str], times: int, brief: bool, keep: Path, chosen: list[str]) -> dict[str, Any]:
     """All numbers; written down after each, since it takes a while."""
     found: dict[str, Any] = json.loads(keep.read_text()) if keep.exists() else {}
     jobs = {
         "speed": [(speed.latency, (size,)) for size in (["tiny", "4 MB"] if brief else speed.SIZES)],
         "crowd": [(speed.updates, (sites,)) for sites in ((2,) if brief else speed.CROWDS)],
-        "secure_sum": [(secure_sum.measure, case) for case in (secure_sum.CASES[:1] if brief else secure_sum.CASES)],
+        "secure_aggregation": [
+            (secure_aggregation.measure, case)
+            for case in (secure_aggregation.CASES[:1] if brief else secure_aggregation.CASES)
+        ],
         "faults": [(faults.disturb, (name, times)) for name in chosen],
     }
-    for part in parts:
+    for part in vectors:
         rows = {str(row[next(iter(row))]): row for row in found.get(part, [])}
         for job, arguments in jobs[part]:
             row = apart(job, arguments)
@@ -54,7 +57,7 @@ def apart(job: Any, arguments: tuple[Any, ...]) -> Any:
     """A measurement in a process of its own, so that its memory is its own."""
     import multiprocessing
 
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
+    with multiprocessing.get_context("spawn").SumRequest(1) as pool:
         return pool.apply(job, arguments)
 
 
@@ -68,7 +71,7 @@ def page(found: dict[str, Any]) -> str:
     ]  # fmt: skip
     if "speed" in found:
         lines += [
-            "## Seconds of an assignment", "",
+            "## Seconds of a task", "",
             "From handing it over to having the update: the model goes down, one optimiser step on ten rows, a change "
             "of the same size comes up and is on the site's disk before.  *Step* is the same without travelling.  "
             "Memory is the most each process ever had.", "",
@@ -80,26 +83,26 @@ def page(found: dict[str, Any]) -> str:
     if "crowd" in found:
         lines += [
             "## Updates a second", "",
-            "A tiny model; each site gets the next assignment as soon as its update is there; all processes share the "
+            "A tiny model; each site gets the next task as soon as its update is there; all processes share the "
             "cores.", "",
             "| sites | updates a second |", "|---|---|",
             *(f"| {r['sites']} | {r['updates']:.0f} |" for r in found["crowd"]), "",
         ]  # fmt: skip
     if "flower" in found:
         lines += flower(found["flower"], found.get("speed", []), found.get("crowd", []))
-    if "secure_sum" in found:
+    if "secure_aggregation" in found:
         lines += [
-            "## Secure sums", "",
+            "## Secure aggregation", "",
             "Milliseconds of CPU time, one thread, for an update of 1,000,000 numbers; the protocol without the "
             "network.  One in ten clients drops out after it has trained.  *Keys*, *shares*, *seal* and *open*: one "
-            "client's parts, medians; *centre*: all of its work for one commit.  Up and down: the key rounds of one "
+            "client's vectors, medians; *centre*: all of its work for one commit.  Up and down: the key rounds of one "
             "client beside its update.  Simulated clients; between sites a signature of 1,024 bytes goes along for "
             "each client.", "",
             "| | keys | shares | seal | open | centre | update MB | up KB | down KB |",
             "|---|---|---|---|---|---|---|---|---|",
             *(f"| {r['case']} | {r['secure_keys']:.1f} | {r['secure_shares']:.1f} | {r['seal']:.0f} | "
-              f"{r['secure_opening']:.1f} | {r['centre']:.0f} | {r['update'] / 1e6:.1f} | {r['up'] / 1e3:.1f} | "
-              f"{r['down'] / 1e3:.1f} |" for r in found["secure_sum"]), "",
+              f"{r['secure_opening']:.1f} | {r['server']:.0f} | {r['update'] / 1e6:.1f} | {r['up'] / 1e3:.1f} | "
+              f"{r['down'] / 1e3:.1f} |" for r in found["secure_aggregation"]), "",
         ]  # fmt: skip
     if "faults" in found:
         lines += [
@@ -122,11 +125,11 @@ def page(found: dict[str, Any]) -> str:
 def flower(theirs: dict[str, Any], speed: list[Any], crowd: list[Any]) -> list[str]:
     """Flower's SuperLink and SuperNodes on the same task."""
     ours = {row["size"]: row["median"] for row in speed} | {row["sites"]: row["updates"] for row in crowd}
-    rows = [("seconds of an assignment, {}", row["size"], row["median"], ".3f") for row in theirs["speed"]]
+    rows = [("seconds of a task, {}", row["size"], row["median"], ".3f") for row in theirs["speed"]]
     rows += [("updates a second, {} sites", row["sites"], row["updates"], ".3g") for row in theirs["crowd"]]
     return [
         "## Beside Flower", "",
-        "`python benchmarks/federation/run.py --parts --flower PYTHON`, where PYTHON is that of an environment with "
+        "`python benchmarks/federation/run.py --vectors --flower PYTHON`, where PYTHON is that of an environment with "
         "flwr 1.41.0 and torch: one SuperLink and a SuperNode for each site, on loopback, without TLS, with Flower's "
         "defaults.  A SuperNode starts a process for each message, which imports torch first, and asks for messages "
         "at intervals; Piebald's sites are processes that stay.  So this compares the two as they come, not their "
@@ -148,7 +151,7 @@ def beside(python: str) -> dict[str, Any]:
 def unmeasured(found: dict[str, Any]) -> list[str]:
     """What the tables above leave out."""
     wanted = {
-        "speed": ("assignments of the sizes", [str(size) for size in speed.SIZES]),
+        "speed": ("tasks of the sizes", [str(size) for size in speed.SIZES]),
         "crowd": ("updates a second over so many sites", [str(sites) for sites in speed.CROWDS]),
         "faults": ("twenty tries of each of these faults", [said(name) for name in parties.FAULTS]),
     }
@@ -176,7 +179,7 @@ def check(found: dict[str, Any]) -> None:
 def main() -> None:
     reader = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     reader.add_argument("--out", type=Path, default=HERE)
-    reader.add_argument("--parts", nargs="*", default=["speed", "crowd", "secure_sum", "faults"])
+    reader.add_argument("--vectors", nargs="*", default=["speed", "crowd", "secure_aggregation", "faults"])
     reader.add_argument("--times", type=int, default=20)
     reader.add_argument("--faults", nargs="+", choices=list(parties.FAULTS))
     reader.add_argument("--flower", metavar="PYTHON", help="measure Flower beside, with this interpreter")
@@ -185,7 +188,7 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     chosen = given.faults or (["site_killed", "server_killed", "wire_cut"] if given.brief else list(parties.FAULTS))
     times = 3 if given.brief else given.times
-    found = measure(given.parts, times, given.brief, given.out / "results.json", chosen)
+    found = measure(given.vectors, times, given.brief, given.out / "results.json", chosen)
     if given.flower:
         found["flower"] = beside(given.flower)
         (given.out / "results.json").write_text(json.dumps(found, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""Seconds of an assignment, updates a second, and memory, over real connections on this machine."""
+"""Seconds of a task, updates a second, and memory, over real connections on this machine."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from piebald.client_work import Work
-from piebald.contracts import Assignment
-from piebald.experiment_file import Settings
+from piebald.client_work import ClientWork
+from piebald.contracts import Task
+from piebald.experiment_file import ExperimentSettings
 from piebald.prepare import Options, prepare
 from piebald.runtimes.federation import Federation
-from piebald.runtimes.federation.policy import Floor
-from piebald.runtimes.federation.server_runtime import Coordinator
-from piebald.runtimes.federation.task_runner import Desk, Prepared
+from piebald.runtimes.federation.policy import Policy
+from piebald.runtimes.federation.server_runtime import FederationServer
+from piebald.runtimes.federation.task_runner import Prepared, TaskRunner
 
 SIZES = {"tiny": [16], "4 MB": [970, 970], "200 MB": [7000, 7000]}  # widths of the hidden layers
 REPEATS = {"tiny": 50, "4 MB": 30, "200 MB": 5}
@@ -34,7 +34,7 @@ def settings(hidden: list[int], sites: int) -> Settings:
     return Settings.of_table(table, "the benchmark's settings")
 
 
-def opened(made: Settings, folder: Path) -> tuple[Any, Coordinator]:
+def opened(made: Settings, folder: Path) -> tuple[Any, FederationServer]:
     """A federation that is ready."""
     plan = made.plan()
     where = plan.runtime
@@ -42,12 +42,12 @@ def opened(made: Settings, folder: Path) -> tuple[Any, Coordinator]:
     options = Options(runtime=where.model_copy(update={"folder": str(folder / "federation")}))
     ready = prepare(next(iter(plan.recipes.values())), plan.clients, plan.model, options)
     runtime = ready.runtime.open(ready.work, ready.clients)
-    assert isinstance(runtime, Coordinator)
+    assert isinstance(runtime, FederationServer)
     return ready, runtime
 
 
 def latency(size: str) -> dict[str, Any]:
-    """Seconds from handing over an assignment to having its update, one site."""
+    """Seconds from handing over a task to having its update, one site."""
     with tempfile.TemporaryDirectory() as place:
         ready, runtime = opened(settings(SIZES[size], 1), Path(place))
         try:
@@ -55,10 +55,10 @@ def latency(size: str) -> dict[str, Any]:
             spent = []
             for turn in range(REPEATS[size] + 1):
                 began = time.perf_counter()
-                runtime.submit([Assignment(turn + 1, 0, turn, {"model": model})])
-                arrival = runtime.next()
-                assert arrival is not None
-                assert arrival.update is not None, arrival.failure
+                runtime.submit([Task(turn + 1, 0, turn, {"model": model})])
+                result = runtime.next()
+                assert result is not None
+                assert result.update is not None, result.failure
                 spent.append(time.perf_counter() - began)
                 runtime.state()  # as at a commit: the site may let go of what came before
             assert runtime._local is not None
@@ -76,33 +76,33 @@ def latency(size: str) -> dict[str, Any]:
             runtime.close()
 
 
-def step(work: Work, clients: Any) -> float:
-    """Seconds of the same assignment without any travelling."""
-    desk = Desk(Prepared(work, clients, 0), Floor(), "cpu", 0)
-    parts = {"model": work.initial[: work.layout.shared]}
+def step(work: ClientWork, clients: Any) -> float:
+    """Seconds of the same task without any travelling."""
+    runner = TaskRunner(Prepared(work, clients, 0), Policy(), "cpu", 0)
+    vectors = {"model": work.initial[: work.layout.shared]}
     spent = []
     for turn in range(4):
         began = time.perf_counter()
-        desk.serve(Assignment(1, 0, turn, parts), None)
+        runner.serve(Task(1, 0, turn, vectors), None)
         spent.append(time.perf_counter() - began)
     return statistics.median(spent[1:])
 
 
 def updates(sites: int, seconds: float = 10.0) -> dict[str, Any]:
-    """Updates a second where every site gets its next assignment as soon as its update is there."""
+    """Updates a second where every site gets its next task as soon as its update is there."""
     with tempfile.TemporaryDirectory() as place:
         ready, runtime = opened(settings(SIZES["tiny"], sites), Path(place))
         try:
             model = ready.work.initial[: ready.work.layout.shared]
-            runtime.submit([Assignment(number + 1, number, 0, {"model": model}) for number in range(sites)])
+            runtime.submit([Task(number + 1, number, 0, {"model": model}) for number in range(sites)])
             count, began = 0, time.perf_counter()
             while time.perf_counter() - began < seconds:
-                arrival = runtime.next()
-                assert arrival is not None
+                result = runtime.next()
+                assert result is not None
                 count += 1
                 if count % sites == 0:
                     runtime.state()
-                runtime.submit([Assignment(sites + count, arrival.assignment.client, count, {"model": model})])
+                runtime.submit([Task(sites + count, result.task.client, count, {"model": model})])
             return {"sites": sites, "updates": count / (time.perf_counter() - began)}
         finally:
             runtime.close()

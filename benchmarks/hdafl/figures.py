@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from piebald.report.comparison import Comparison
 
 COLOURS = {
-    "Local": "#8a8f98", "FedAvg": "#1f6fb4", "FedAvg_tuned": "#5aa9a0", "HDAFL": "#c8401f", "LG-FedAvg": "#a070c0",
+    "ClientContext": "#8a8f98", "FedAvg": "#1f6fb4", "FedAvg_tuned": "#5aa9a0", "HDAFL": "#c8401f", "LG-FedAvg": "#a070c0",
     traffic.CENTRAL: "#14181f",
 }  # fmt: skip
 
@@ -50,7 +50,9 @@ def _panels(curves: dict[str, Comparison], axis: str, name: str, path: Path) -> 
         for label, colour in COLOURS.items():
             if label not in made.labels:
                 continue
-            if label == "Local" and axis == "version":  # its rounds are epochs at home: only where it ends compares
+            if (
+                label == "ClientContext" and axis == "version"
+            ):  # its rounds are epochs at home: only where it ends compares
                 end = made.over_seeds(label, "mean")
                 panel.axhline(100 * end.mean, color=colour, ls="--", label="Local, at its end")
             elif (band := made.band(label, axis)) is not None:

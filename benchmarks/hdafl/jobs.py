@@ -61,7 +61,9 @@ def digit_jobs(scale: Scale, part: str, model: str, where: Sequence[str], seeds:
             for cohort, plan in plans.items():
                 for label in settings.LABELS[1:]:
                     yield Job(part, model, setting, cohort, label, seed, plan, scale.rows, settings.LEARNING_RATE)
-            yield Job(part, model, setting, settings.ALONE, "Local", seed, alone, scale.rows, settings.LEARNING_RATE)
+            yield Job(
+                part, model, setting, settings.ALONE, "ClientContext", seed, alone, scale.rows, settings.LEARNING_RATE
+            )
 
 
 def tuning_jobs(scale: Scale) -> Iterator[Job]:
@@ -120,7 +122,7 @@ def _turn(scale: Scale, job: Job) -> float:
         own += 0.5 * list(scale.traffic_models).index(job.model)
     elif own is None:
         cohorts = list(scale.few_plans if job.setting in settings.FEW else scale.plans)
-        own = 0.55 if job.label == "Local" else (0.0, 0.5, 0.75)[cohorts.index(job.cohort)]
+        own = 0.55 if job.label == "ClientContext" else (0.0, 0.5, 0.75)[cohorts.index(job.cohort)]
     if job.label == "LG-FedAvg" and job.part == "digits" and job.seed > 1:
         own += 0.5  # far behind wherever it is
     return own + 0.3 * job.seed
@@ -151,7 +153,7 @@ def carry_out(job: Job, out: Path) -> str:
         rounds=job.plan.rounds,
         evaluate_every=job.plan.fine if job.label in settings.FINE else job.plan.coarse,
         checkpoint_every=job.plan.rounds if job.part == "leaf" else 10,
-        runtime=piebald.Simulator(engine="lean", workers=0),
+        runtime=piebald.Simulator(engine="sequential", workers=0),
     )
     final = comparison.runs[0].final
     comparison.runs[0].close()

@@ -137,7 +137,7 @@ def overview(out: Path) -> str:
                 next((signed(row) for row in made.paired(label) if row["label"] == OURS), "")
                 if label in made.labels
                 else ""
-                for label in (BASE, "FedAvg_tuned", "LG-FedAvg", "Local")
+                for label in (BASE, "FedAvg_tuned", "LG-FedAvg", "ClientContext")
             ]
             ratio = rounds_ratio(made)
             lines.append(
@@ -244,7 +244,7 @@ def facts(out: Path) -> str:
     ]
     worst, pairs = agreement(out)
     lines.append(
-        f"The community model of the fine-tuned runs is FedAvg's: over {pairs} pairs of runs its final mean accuracy "
+        f"The global model of the fine-tuned runs is FedAvg's: over {pairs} pairs of runs its final mean accuracy "
         f"differs by at most {worst:.2e}."
     )
     return "\n".join(lines)
@@ -266,7 +266,7 @@ def agreement(out: Path) -> tuple[float, int]:
                     last = max(row["version"] for row in run.scores)
                     score = [
                         row["value"] for row in run.scores
-                        if row["version"] == last and row["model"] == "community" and row["metric"] == run.metric
+                        if row["version"] == last and row["model"] == "global" and row["metric"] == run.metric
                         and row["client"] is not None
                     ]  # fmt: skip
                     worst = max(worst, abs(float(np.mean(score)) - runs[BASE, seed].accuracy))

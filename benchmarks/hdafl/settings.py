@@ -148,7 +148,7 @@ def partition(setting: str, rows: int | None, seed: int) -> Partition:
 def compared(cohort: float, **training: object) -> dict[str, Recipe]:
     """The recipes of every table by label, with the same training."""
     return {
-        "Local": recipes.local(cohort=cohort, **training),
+        "ClientContext": recipes.local(cohort=cohort, **training),
         "FedAvg": recipes.fedavg(cohort=cohort, **training),
         "FedAvg_tuned": recipes.fine_tuned(cohort=cohort, **training),
         "HDAFL": recipes.hdafl(cohort=cohort, **training),

@@ -30,7 +30,7 @@ def read(out: Path) -> dict[tuple[str, str, str], list[dict[str, Any]]]:
             times = {0: 0.0} | {row["version"]: row["time"] for row in run.rounds}
             common = [row for row in run.scores if row["split"] == "common" and row["metric"] == "accuracy"]
             curve = sorted((times[row["version"]], row["value"]) for row in common)
-            trained = [row for row in run.arrivals if row["kind"] == "train" and row["status"] == "ok"]
+            trained = [row for row in run.results if row["kind"] == "train" and row["status"] == "ok"]
             size = 4 * run.meta["shared"]
             found[database.parts[-5], database.parts[-4], run.label].append(
                 {
@@ -38,7 +38,7 @@ def read(out: Path) -> dict[tuple[str, str, str], list[dict[str, Any]]]:
                     "curve": curve,
                     "updates": len(trained),
                     "steps": sum(row["steps"] for row in trained) / max(1, len(trained)),
-                    "models": sum(row["bytes_down"] + row["bytes_up"] for row in run.arrivals) / size / len(trained),
+                    "models": sum(row["bytes_down"] + row["bytes_up"] for row in run.results) / size / len(trained),
                     "shares": shares(trained),
                 }
             )
@@ -82,7 +82,7 @@ def text(found: dict[tuple[str, str, str], list[dict[str, Any]]], scale: setting
         f"{'' if scale.side == settings.SIDE else ' (means of squares of the published ones)'},",
         f"`metis_cnn` with {dict(scale.model) or 'its full size'}, SGD {scale.training['lr']} with momentum",
         f"{scale.training['momentum']}, batch {scale.training['batch']}, {scale.training['epochs']} epochs an",
-        "assignment, 5 % of each learner's rows for validation.  Accuracy is the community model's on the common test",
+        "task, 5 % of each learner's rows for validation.  Accuracy is the global model's on the common test",
         "set, in percent: last, the mean over the second half of the measurements, and the best; brackets are ranges",
         "over seeds.  A step takes a fast learner one virtual second.", "",
     ]  # fmt: skip

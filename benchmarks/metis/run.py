@@ -24,7 +24,7 @@ import piebald
 from piebald.models import build_model
 
 PARTS = ("synchronous", "corrupted", "uneven")
-BRIEF = ("FedAvg", "Equal", "DVW", "SyncFedAvg", "FedAsync", "AsyncFedAvg", "AsyncDVW")
+BRIEF = ("FedAvg", "EqualWeighted", "DVW", "SyncFedAvg", "FedAsync", "AsyncFedAvg", "AsyncDVW")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from piebald import recipes
-from piebald.aggregation import Equal
+from piebald.aggregation import EqualWeighted
 from piebald.data import DataSet, cifar10
 from piebald.partition import (
     FastSlow,
@@ -26,7 +26,7 @@ from piebald.partition import (
 )
 from piebald.randomness import generator
 from piebald.recipe import Recipe
-from piebald.server_optimizer import CachedSwap
+from piebald.server_optimizer import CachedAverage
 
 LEARNERS = 10
 SIDE = 32  # pixels of a published image
@@ -98,7 +98,7 @@ def synchronous(**training: Any) -> dict[str, Recipe]:
     """What is compared where all are waited for."""
     return {
         "FedAvg": recipes.fedavg(**training),
-        "Equal": recipes.fedavg(**training).with_(weigh=Equal()),
+        "EqualWeighted": recipes.fedavg(**training).with_(aggregation=EqualWeighted()),
         "DVW": recipes.sync_dvw(**training),
         "DVW, above chance": recipes.sync_dvw(**ABOVE, **training),
         "DVW, sharp": recipes.sync_dvw(**SHARP, **training),
@@ -113,7 +113,9 @@ def asynchronous(**training: Any) -> dict[str, Recipe]:
         "SyncDVW": recipes.sync_dvw(**training),
         "FedAsync": recipes.fedasync(**training),
         "AsyncFedAvg": recipes.async_fedavg(**training),
-        "AsyncEqual": recipes.async_fedavg(**training).with_(weigh=Equal(), step=CachedSwap()),
+        "AsyncEqual": recipes.async_fedavg(**training).with_(
+            aggregation=EqualWeighted(), server_optimizer=CachedAverage()
+        ),
         "AsyncDVW": recipes.async_dvw(**training),
         "AsyncDVW, adaptive": recipes.adaptive_dvw(**frequency),
         "AsyncDVW, sharp": recipes.async_dvw(**SHARP, **training),

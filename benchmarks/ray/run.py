@@ -26,7 +26,7 @@ def runtime(kind: str, workers: int) -> Any:
     """The same engine on either runtime."""
     import piebald
 
-    same = {"engine": "lean", "workers": workers, "onednn": False}
+    same = {"engine": "sequential", "workers": workers, "onednn": False}
     return piebald.Ray(store=STORE, **same) if kind == "ray" else piebald.Simulator(**same)
 
 
@@ -56,7 +56,7 @@ def memory(rounds: int) -> list[dict[str, float]]:
     """Megabytes of this process, of the actors and of Ray's object store, every tenth of a run of Ditto.
 
     Its clients remember a model each, of which 64 MB are kept in RAM; what passed through this process is counted, too:
-    down and up with assignments and updates, and what checkpoints fetched from the shelves.
+    down and up with tasks and updates, and what checkpoints fetched from the state_actors.
     """
     import ray
     from workloads import W1
@@ -93,8 +93,8 @@ def memory(rounds: int) -> list[dict[str, float]]:
             store = ray.cluster_resources()["object_store_memory"] - ray.available_resources()["object_store_memory"]
             row = {"round": step["version"], "driver": own_memory("self"), "store": store / 2**20}
             actors = {f"actor {place}": own_memory(pid) for place, pid in enumerate(processes("Hand"))}
-            shelves = {f"shelf {place}": own_memory(pid) for place, pid in enumerate(processes("Shelf"))}
-            samples.append(row | actors | shelves | {name: count / 2**20 for name, count in sent.items()})
+            state_actors = {f"actor {place}": own_memory(pid) for place, pid in enumerate(processes("Shelf"))}
+            samples.append(row | actors | state_actors | {name: count / 2**20 for name, count in sent.items()})
 
     RunStore.commit, RayCrew._packed, RayCrew._carry_out = commit, packed, carry_out  # type: ignore[method-assign]
     Shelves._given = given  # type: ignore[method-assign]

@@ -23,8 +23,10 @@ def one(what: str, name: str, engine: str) -> float:
     named = "fedavg" if what in ("run folder", "asynchronous") else what
     recipe = piebald.recipes.make(named, cohort=work.cohort, lr=0.05, batch=20)
     if what == "asynchronous":
-        recipe = recipe.with_(pace={"kind": "asynchronous", "cohort": work.cohort})
-    each = work.cohort if recipe.pace.kind == "asynchronous" else 1  # commits that take a round's worth of updates
+        recipe = recipe.with_(scheduling={"kind": "asynchronous", "cohort": work.cohort})
+    each = (
+        work.cohort if recipe.scheduling.kind == "asynchronous" else 1
+    )  # commits that take a round's worth of updates
     devices = piebald.Simulator(fleet={"kind": "homogeneous", "seconds_per_step": 1.0}, engine=engine)
     with tempfile.TemporaryDirectory() as place:
         run = piebald.run(

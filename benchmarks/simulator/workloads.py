@@ -98,23 +98,23 @@ def bare_loop(work: Workload, clients: PooledClients, processes: int = 1) -> flo
     floats = [value for value in model.buffers() if value.is_floating_point()]
     state = torch.cat([state, *(value.flatten() for value in floats)]).share_memory_()
     halves = torch.zeros(processes, len(state)).share_memory_()
-    crew = [_hire(work, clients, state, halves[place]) for place in range(processes)] if processes > 1 else []
+    workers = [_hire(work, clients, state, halves[place]) for place in range(processes)] if processes > 1 else []
     draw = np.random.default_rng(0)
     began = 0.0
     for turn in range(work.rounds + 1):  # the first one is not counted
         began = time.perf_counter() if turn == 1 else began
         cohort = draw.choice(work.clients, work.cohort, replace=False).tolist()
         total = sum(len(clients.indices(client, "train")) for client in cohort)
-        if crew:
-            for place, (pipe, _) in enumerate(crew):
+        if workers:
+            for place, (pipe, _) in enumerate(workers):
                 pipe.send((cohort[place::processes], total))
-            for pipe, _ in crew:
+            for pipe, _ in workers:
                 pipe.recv()
         else:
             _train(work, clients, model, state, halves[0], cohort, total)
         state.copy_(halves.sum(0))
     seconds = (time.perf_counter() - began) / work.rounds
-    for pipe, process in crew:
+    for pipe, process in workers:
         pipe.send(None)
         process.join()
     return seconds

@@ -17,8 +17,8 @@ from tables import KERNELS, read
 
 from piebald.component import build
 from piebald.vertical.encryption.backend import Backend
-from piebald.vertical.kernels import Floats, Kernel, Share, Size
-from piebald.vertical.loss_terms import Labels, View
+from piebald.vertical.kernels import Floats, Kernel, Sharing, Size
+from piebald.vertical.loss_terms import Labels, ServerView
 
 UNITS = 64
 PHASES = ("encrypt", "prepare", "multiply", "open", "unmask")
@@ -34,7 +34,7 @@ BEFORE = {  # the prototype that this follows: seconds, one thread, of the same 
     ("Paillier, 2048 bits", "linear"): 0.007, ("Paillier, 2048 bits", "polynomial (0, 2)"): 0.92,
     ("Paillier, 2048 bits", "Gaussian, sigma 1"): 1.10, ("Paillier, 2048 bits", "polynomial (0, 3)"): 14.4,
 }  # fmt: skip
-Products = list[tuple[Size, Share, Floats]]
+Products = list[tuple[Size, Sharing, Floats]]
 
 
 def unit(seed: int, n: int) -> Floats:
@@ -52,7 +52,7 @@ def of_labels(rows: int) -> Products:
     import torch
 
     u, labels = torch.from_numpy(unit(0, rows)), torch.sign(torch.from_numpy(unit(1, rows)[:, 0]) - 0.12)
-    views = {"source": View([], u, labels, u[0]), "target": View([], u)}
+    views = {"source": ServerView([], u, labels, u[0]), "target": ServerView([], u)}
     terms = {role: Labels(role, rows, UNITS) for role in ("source", "target")}  # type: ignore[arg-type]
     return [
         (terms[owner].owned[0], terms[owner].shares(views[owner])[0], terms[asker].questions(views[asker])[0])

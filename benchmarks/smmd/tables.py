@@ -15,27 +15,27 @@ from piebald import data
 from piebald import vertical as transfer
 from piebald.vertical import baselines, holdings
 from piebald.vertical.baselines import Score, interval
-from piebald.vertical.kernels import Gaussian, Kernel, Linear, MultiGaussian, Polynomial
-from piebald.vertical.transfer_settings import Settings
+from piebald.vertical.kernels import GaussianKernel, Kernel, LinearKernel, MultiGaussianKernel, PolynomialKernel
+from piebald.vertical.transfer_settings import TransferSettings
 
 KERNELS: dict[str, Kernel] = {
-    "linear": Linear(),
-    "polynomial (0, 2)": Polynomial(c=0, degree=2),
-    "polynomial (0, 3)": Polynomial(c=0, degree=3),
-    "Gaussian, sigma 1": Gaussian(sigma=1),
-    "Gaussian, sigma 2": Gaussian(sigma=2),
+    "linear": LinearKernel(),
+    "polynomial (0, 2)": PolynomialKernel(c=0, degree=2),
+    "polynomial (0, 3)": PolynomialKernel(c=0, degree=3),
+    "Gaussian, sigma 1": GaussianKernel(sigma=1),
+    "Gaussian, sigma 2": GaussianKernel(sigma=2),
 }
 SETS = ("credit", "census")
 ENCRYPTED, PLAIN = "encrypted", "without encryption"
 
 
-def settings(name: str, seed: int, **changes: Any) -> Settings:
+def settings(name: str, seed: int, **changes: Any) -> TransferSettings:
     """What all arms share; chosen on seeds 100 and 101, which are in no table."""
     table: dict[str, Any] = {
         "steps": 200, "lr": 0.003, "batch": 256, "overlap_batch": 256, "seed": seed, "backend": "fixed",
         "watch_every": 100, "data": {"name": name, "overlap": 300},
     }  # fmt: skip
-    return Settings(**(table | changes))
+    return TransferSettings(**(table | changes))
 
 
 def smmd(kernel: Kernel, alpha: float = 1.0) -> dict[str, Any]:
@@ -54,21 +54,21 @@ def arms(name: str, seed: int) -> Iterator[tuple[str, str, Callable[[], Score]]]
 
     def together(kernel: Kernel, alpha: float = 1.0) -> Score:
         # MultiGaussian has no moment form, so settings cannot name it
-        _, target = baselines.together(held, settings(name, seed, method=smmd(Linear(), alpha)), kernel)
+        _, target = baselines.together(held, settings(name, seed, method=smmd(LinearKernel(), alpha)), kernel)
         return baselines.judge(target.predict(target.holding.test), target.holding.test_y, target.rate)
 
     for label, kernel in KERNELS.items():
         yield f"SMMD, {label}", ENCRYPTED, lambda kernel=kernel: protocol(smmd(kernel))
         yield f"SMMD, {label}", PLAIN, lambda kernel=kernel: together(kernel)
-    yield "SMMD, several Gaussians (DAN)", PLAIN, lambda: together(MultiGaussian())
-    yield "no alignment (alpha = 0)", PLAIN, lambda: together(Linear(), 0.0)
+    yield "SMMD, several Gaussians (DAN)", PLAIN, lambda: together(MultiGaussianKernel())
+    yield "no alignment (alpha = 0)", PLAIN, lambda: together(LinearKernel(), 0.0)
     yield "FTL", ENCRYPTED, lambda: protocol({"kind": "ftl", "kappa": 0.01})
     yield "source only", PLAIN, lambda: baselines.source_only(held, base)
     yield "co-occurring labels only", PLAIN, lambda: baselines.overlap_only(held, base)
     yield "pooled (upper bound)", PLAIN, lambda: _pooled(name, base)
 
 
-def _pooled(name: str, base: Settings) -> Score:
+def _pooled(name: str, base: TransferSettings) -> Score:
     table = data.load(name)
     train, test = holdings.parts(table, base.data.test, base.seed)
     x, y = table.x.double(), 2.0 * table.y.double() - 1

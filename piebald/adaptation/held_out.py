@@ -14,7 +14,7 @@ from piebald.errors import SettingError
 from piebald.randomness import generator
 
 
-class Some:
+class SomeClients:
     """Some of many clients, numbered from 0 again.
 
     Args:
@@ -43,7 +43,7 @@ class Some:
         return self._clients.counts(self._chosen[client], split)
 
 
-class SomePooled(Some):
+class SomePooledClients(SomeClients):
     """The same of clients that keep their rows in one pool, which engines index."""
 
     @property
@@ -85,5 +85,5 @@ def set_apart(clients: Clients, unseen: float, seed: int) -> tuple[Clients, Clie
     apart = set(generator("unseen", seed).choice(len(clients), count, replace=False).tolist())
     there = [client for client in range(len(clients)) if client not in apart]
     pooled = hasattr(clients, "indices") and not getattr(clients, "lazy", False)
-    some = SomePooled if pooled else Some
+    some = SomePooledClients if pooled else SomeClients
     return some(clients, there), some(clients, sorted(apart))

@@ -1,6 +1,6 @@
 """Fit a finished run to a client that took no part in it, and find which way of doing so is best.
 
-A newcomer starts as every client did, from the community model with the first private numbers.  Each way then fits
+A newcomer starts as every client did, from the global model with the first private numbers.  Each way then fits
 some of the numbers to the newcomer's training rows by plain SGD and keeps the epoch of least loss on its validation
 rows; the least loss over all ways decides between them.
 """
@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from piebald.contracts import Clients, Descent, Split
+from piebald.contracts import Clients, SgdConfig, Split
 from piebald.errors import ParameterError, SettingError
 from piebald.parameters import matching
 from piebald.runtimes.engines.choose import make_engine
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
 from piebald.runtimes.engines.row_loader import batches
-from piebald.runtimes.engines.sequential import Lean, step_key
+from piebald.runtimes.engines.sequential import SequentialEngine, step_key
 
 if TYPE_CHECKING:
     from piebald.finished_run import Run
@@ -32,16 +32,16 @@ _BATCH_NORMS = nn.modules.batchnorm._BatchNorm
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class AdaptationMethod:
     """What one way came to.
 
     Attributes:
-        name: "community" (nothing is fitted), "private" (the private layers alone: CGAU's conditioning, HDAFL's head),
+        name: "global" (nothing is fitted), "private" (the private layers alone: CGAU's conditioning, HDAFL's head),
             "head" (the last linear layer), "fine_tune" (everything), or "group" (nothing is fitted, but the newcomer
             takes the model of the group that suits its training rows best; the other ways then start there).
         fitted: how many numbers were fitted.  epochs: passes over the training rows that were kept, 0 for the start.
         loss: on validation rows.  validation, test: the metric on these rows, None where it cannot be told.
-        gain: of the metric on validation rows over "community", above 0 where this way is better.
+        gain: of the metric on validation rows over "global", above 0 where this way is better.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Adaptation:
 
     client: str
     metric: str
-    ways: tuple[Way, ...]
+    ways: tuple[AdaptationMethod, ...]
     best: str
     group: int
     model: nn.Module
@@ -81,7 +81,7 @@ class Adaptation:
         return {"client": self.client, "metric": self.metric, "best": self.best, "group": self.group, "ways": ways}
 
     @property
-    def chosen(self) -> Way:
+    def chosen(self) -> AdaptationMethod:
         """The best way."""
         return next(way for way in self.ways if way.name == self.best)
 
@@ -115,20 +115,20 @@ class _Trial:
 
     def __init__(self, run: Run, clients: Clients, client: int, epochs: int, lr: float | None) -> None:
         self.run, self.clients, self.client, self.epochs = run, clients, client, epochs
-        rule = run.work.rule
-        self.descent = Descent(
+        rule = run.work.trainer
+        self.descent = SgdConfig(
             lr=getattr(rule, "lr", 0.05) if lr is None else lr,
             momentum=getattr(rule, "momentum", 0.0),
             weight_decay=getattr(rule, "weight_decay", 0.0),
             clip=getattr(rule, "clip", None),
             batch=getattr(rule, "batch", 20),
         )
-        self.engine = make_engine("lean", run.work, clients, torch.device("cpu"), bfloat16=False)
+        self.engine = make_engine("sequential", run.work, clients, torch.device("cpu"), bfloat16=False)
 
     def carried_out(self) -> Adaptation:
         """Try every way and keep the best."""
         start = self.run.start(0)
-        found = {"community": (start, 0, 0)}
+        found = {"global": (start, 0, 0)}
         group = 0
         if len(self.run.groups) > 1:
             group = min(self.run.groups, key=lambda number: self._score(self.run.start(number), "train")["loss"])
@@ -163,9 +163,9 @@ class _Trial:
         except ParameterError:  # no linear layer
             return frozenset()
 
-    def _told(self, found: dict[str, tuple[Tensor, int, int]]) -> list[Way]:
+    def _told(self, found: dict[str, tuple[Tensor, int, int]]) -> list[AdaptationMethod]:
         has_test = bool(len(self.clients.rows(self.client, "test")))
-        ways: list[Way] = []
+        ways: list[AdaptationMethod] = []
         for name, (vector, fitted, epoch) in found.items():
             scores = self._score(vector, "validation")
             value = _number(scores[self.run.metric])
@@ -173,7 +173,7 @@ class _Trial:
             first = ways[0].validation if ways else value
             sign = 1 if self.run.higher_is_better else -1
             gain = None if value is None or first is None else sign * (value - first)
-            ways.append(Way(name, fitted, epoch, scores["loss"], value, test, gain))
+            ways.append(AdaptationMethod(name, fitted, epoch, scores["loss"], value, test, gain))
         return ways
 
     def _score(self, vector: Tensor, split: Split) -> dict[str, float]:
@@ -195,7 +195,7 @@ class _Trial:
 class _Walker:
     """SGD on some tensors of a model while all others, batch norm's statistics among them, stay as they are."""
 
-    def __init__(self, engine: Lean, start: Tensor, fitted: frozenset[str], descent: Descent) -> None:
+    def __init__(self, engine: SequentialEngine, start: Tensor, fitted: frozenset[str], descent: SgdConfig) -> None:
         self.engine, self.descent = engine, descent
         self.module = copy.deepcopy(engine.work.model).train()
         engine.work.layout.load(self.module, start)
@@ -221,7 +221,7 @@ class _Walker:
             for step, batch in enumerate(batches(pool.places[0], self.descent, engine.traits.mixes, *words)):
                 if isinstance(dropout, KeyedDropout):
                     dropout.start(torch.tensor(step_key(words, step)))
-                loss = engine.work.task.loss(self.module(pool.x[batch]), pool.y[batch]).mean()
+                loss = engine.work.objective.loss(self.module(pool.x[batch]), pool.y[batch]).mean()
                 self.optimiser.zero_grad()
                 torch.autograd.backward(loss)
                 if self.descent.clip is not None:

@@ -9,29 +9,29 @@ from piebald.aggregation.geometric_median import GeometricMedian
 from piebald.aggregation.gra import Gra
 from piebald.aggregation.irls import Irls
 from piebald.aggregation.krum import Bulyan, Krum, MultiKrum
-from piebald.aggregation.linear import ByExamples, ByGradientNorm, Equal
+from piebald.aggregation.linear import EqualWeighted, ExampleWeighted, GradientNormWeighted
 from piebald.aggregation.norm_clipping import NormClipping
 from piebald.aggregation.robust import Robust
-from piebald.aggregation.staleness import ByStaleness
+from piebald.aggregation.staleness import StalenessWeighted
 from piebald.queries.validate import Validate
 
 __all__ = [
     "Bulyan",
-    "ByExamples",
-    "ByGradientNorm",
-    "ByStaleness",
     "Credit",
     "Dvw",
-    "Equal",
+    "EqualWeighted",
+    "ExampleWeighted",
     "Fltrust",
     "Foolsgold",
     "GeometricMedian",
     "Gra",
+    "GradientNormWeighted",
     "Irls",
     "Krum",
     "Median",
     "MultiKrum",
     "NormClipping",
     "Robust",
+    "StalenessWeighted",
     "TrimmedMean",
 ]

@@ -1,39 +1,37 @@
-"""The base class of aggregators."""
+"""The base class of aggregators, and what some of them do besides."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from piebald.component import Part
-from piebald.contracts import Centre, Cohort, Update
+from piebald.component import Component
+from piebald.contracts import Cohort, ServerContext
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Weigh(Part):
-    """How much each update counts.  Linear ones say it for one update; robust ones override `combine`."""
+class Aggregator(Component):
+    """How the updates of a step are combined.
 
-    axis = "weigh"
-    needs_each: ClassVar[bool] = False  # True: single updates must reach the centre
+    An aggregator sees single updates, unless it is a `aggregation.Linear`, whose weighted sum may be formed where
+    clients train or under encryption.
+    """
 
-    def prepare(self, cohort: Cohort, centre: Centre) -> Cohort:
-        """The cohort with what the weighing must know first, e.g. scores that clients gave, among updates' metrics."""
-        return cohort
+    axis = "aggregation"
 
-    def weight(self, update: Update, staleness: int = 0) -> float:
-        """How much one update counts, before they are made to sum to one; from its numbers alone, not its vectors."""
+    def aggregate(self, cohort: Cohort, context: ServerContext) -> tuple[Tensor, list[float]]:
+        """Combine the changes of a cohort.
+
+        Returns:
+            The average change [s], and the shares [n], which sum to one, or to less where stale updates are damped.
+        """
         raise NotImplementedError
 
-    def combine(self, cohort: Cohort, centre: Centre) -> tuple[Tensor, list[float]]:
-        """The average change [s] and the weights [n], which sum to one, or to less where stale updates are damped."""
-        raise NotImplementedError
 
-    def validates(self) -> bool:
-        """Whether clients need validation rows."""
-        return False
+@runtime_checkable
+class PreparesCohort(Protocol):
+    """An aggregator that must know something before it weighs updates, e.g. scores that clients give."""
 
-    @classmethod
-    def singly(cls) -> bool:
-        """Whether each update's weight is known without the others (`weight`)."""
-        return cls.weight is not Weigh.weight
+    def prepare(self, cohort: Cohort, context: ServerContext) -> Cohort:
+        """The cohort with what was found out, among its updates' metrics."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from piebald.aggregation.robust import Expecting, Robust
+from piebald.aggregation.robust import ExpectsAttackers, Robust
 from piebald.cohort_matrix import blocks
 from piebald.contracts import Cohort
 
@@ -23,7 +23,7 @@ class Median(Robust):
         return middle(matrix, (len(matrix) - 1) // 2)
 
 
-class TrimmedMean(Expecting):
+class TrimmedMean(ExpectsAttackers):
     """The mean of each coordinate without its lowest and highest values (Yin et al. 2018, definition 2).
 
     As many are cut off at each end as there are attackers expected; so fewer than half are tolerated.  A client's share

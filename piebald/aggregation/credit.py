@@ -19,7 +19,7 @@ class Credit(Robust):
     (the paper's surrogate vector; here evenly spread over all layers), an auto-encoder rebuilds it, the anomaly score A
     is the error, and update k counts n_k A_k^-power.
 
-    The paper trains the auto-encoder beforehand, on the updates of a public data set.  A centre without one has only
+    The paper trains the auto-encoder beforehand, on the updates of a public data set.  A context without one has only
     the updates of this commit, so it is trained on those, each cut to the median length so that a scaled update cannot
     draw the auto-encoder to itself.  So it stands against attackers who are few and unlike one another and the rest;
     many who are alike are learnt as well as the honest.  No share is guaranteed.

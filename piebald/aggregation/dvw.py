@@ -10,7 +10,7 @@ from pydantic import Field
 
 from piebald.aggregation.classification_scores import SCORES
 from piebald.aggregation.linear import Linear
-from piebald.contracts import Centre, Cohort, Question, Update
+from piebald.contracts import Cohort, QueryRequest, ServerContext, Update
 from piebald.queries.validate import Validate
 from piebald.randomness import select
 
@@ -30,27 +30,25 @@ class Dvw(Linear):
         power: raise the score to this power, so that differences count more.  Ours, not the paper's.
     """
 
-    needs_each = True
-
     score: Literal["micro_f1", "accuracy", "macro_f1", "geometric_mean", "matthews"] = "micro_f1"
     evaluators: int | None = Field(default=None, ge=1)
     above_chance: bool = False
     power: float = Field(default=1.0, gt=0)
 
-    def validates(self) -> bool:
+    def needs_validation_rows(self) -> bool:
         return True
 
     def weight(self, update: Update, staleness: int = 0) -> float:
         return update.metrics["validation_weight"]
 
-    def prepare(self, cohort: Cohort, centre: Centre) -> Cohort:
-        classes = _classes(centre)
-        asked = centre.members
+    def prepare(self, cohort: Cohort, context: ServerContext) -> Cohort:
+        classes = _classes(context)
+        asked = context.members
         if self.evaluators is not None:
-            asked = select(asked, self.evaluators, "evaluators", centre.work.seed, centre.version)
+            asked = select(asked, self.evaluators, "evaluators", context.spec.seed, context.version)
         query = Validate(classes=classes)
         models = [cohort.model(row) for row in range(len(cohort.updates))]
-        answers = centre.ask([Question(client, query, {"model": model}) for model in models for client in asked])
+        answers = context.query([QueryRequest(client, query, {"model": model}) for model in models for client in asked])
         updates = []
         for row, update in enumerate(cohort.updates):
             told = [one for one in answers[row * len(asked) : (row + 1) * len(asked)] if one is not None]
@@ -64,7 +62,7 @@ class Dvw(Linear):
         if classes:
             total = torch.zeros(classes**2)
             for answer in answers:
-                total += answer.parts["confusion"]
+                total += answer.vectors["confusion"]
             return max(0.0, SCORES[self.score](total.view(classes, classes)))
         rows = sum(answer.examples for answer in answers)
         loss = sum(answer.metrics["loss"] * answer.examples for answer in answers)
@@ -75,8 +73,8 @@ class Dvw(Linear):
         return float(max(0.0, above) ** self.power)
 
 
-def _classes(centre: Centre) -> int:
-    """C, or 0 for a task without classes."""
-    if centre.work.task.name in ("regression", "multilabel"):
+def _classes(context: ServerContext) -> int:
+    """C, or 0 for a objective without classes."""
+    if context.spec.objective.name in ("regression", "multilabel"):
         return 0
-    return centre.work.outputs[0] if len(centre.work.outputs) else 0
+    return context.spec.outputs[0] if len(context.spec.outputs) else 0

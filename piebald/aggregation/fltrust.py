@@ -1,4 +1,4 @@
-"""FLTrust: the centre trains on a few rows of its own and trusts who goes the same way."""
+"""FLTrust: the server trains on a few rows of its own and trusts who goes the same way."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from torch import Tensor
 
 from piebald.aggregation.robust import Robust
 from piebald.cohort_matrix import gram
-from piebald.contracts import CENTRE, Centre, Cohort, Question
+from piebald.contracts import SERVER_ID, Cohort, QueryRequest, ServerContext
 from piebald.errors import RuntimeFault
 from piebald.queries.server_rows import RootTraining
 
 
 class Fltrust(Robust):
-    """Updates are trusted by their cosine with the one that the centre's own rows make, and scaled to its length.
+    """Updates are trusted by their cosine with the one that the server's own rows make, and scaled to its length.
 
-    Cao et al. 2021, algorithm 2.  Needs rows that the centre may look at (the partition's `centre`), which it trains on
+    Cao et al. 2021, algorithm 2.  Needs rows that the server may look at (the partition's `context`), which it trains on
     with the recipe's rule at every commit.  Tolerates any share of attackers as far as its own rows go: without a
     single honest update it still goes no further than these rows say.
     """
 
-    needs: ClassVar[str] = "a few rows of the centre's own"
+    needs: ClassVar[str] = "a few rows of the server's own"
 
-    def needs_root(self) -> bool:
+    def needs_server_rows(self) -> bool:
         return True
 
     def tolerates(self, count: int) -> int:
         return count
 
-    def combine(self, cohort: Cohort, centre: Centre) -> tuple[Tensor, list[float]]:
+    def aggregate(self, cohort: Cohort, context: ServerContext) -> tuple[Tensor, list[float]]:
         assert cohort.matrix is not None
-        answer = centre.ask([Question(CENTRE, RootTraining(), {"model": centre.model})])[0]
+        answer = context.query([QueryRequest(SERVER_ID, RootTraining(), {"model": context.model})])[0]
         if answer is None:
-            raise RuntimeFault("fltrust could not train on the centre's own rows: the arrivals of the run say why")
-        average, shares = trust(cohort.matrix, answer.parts["model"].to(cohort.matrix))
+            raise RuntimeFault("fltrust could not train on the server's own rows: the results of the run say why")
+        average, shares = trust(cohort.matrix, answer.vectors["model"].to(cohort.matrix))
         return average, [float(share) for share in shares]
 
 
@@ -47,7 +47,7 @@ def trust(matrix: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         matrix: changes [n, s].
-        root: the change [s] that the centre's own rows make.
+        root: the change [s] that the server's own rows make.
     """
     inner = gram(torch.cat([root[None], matrix]))
     lengths = inner.diagonal().clamp(min=1e-60).sqrt()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from piebald.aggregation.robust import Robust
 from piebald.cohort_matrix import gram, mean
-from piebald.contracts import Centre, Cohort
+from piebald.contracts import Cohort, ServerContext
 
 
 class Foolsgold(Robust):
@@ -32,13 +32,13 @@ class Foolsgold(Robust):
     def tolerates(self, count: int) -> int:
         return 0
 
-    def combine(self, cohort: Cohort, centre: Centre) -> tuple[Tensor, list[float]]:
+    def aggregate(self, cohort: Cohort, context: ServerContext) -> tuple[Tensor, list[float]]:
         assert cohort.matrix is not None
         size = cohort.matrix.shape[1]
         spread = torch.linspace(0, size - 1, min(self.numbers, size)).long()
-        if "sums" not in centre.memory:
-            centre.memory["sums"] = torch.zeros(centre.known, len(spread))
-        sums, rows = centre.memory["sums"], torch.tensor(list(cohort.clients))
+        if "sums" not in context.state:
+            context.state["sums"] = torch.zeros(context.known, len(spread))
+        sums, rows = context.state["sums"], torch.tensor(list(cohort.clients))
         sums[rows] += cohort.matrix[:, spread].cpu()
         believed = confidence(sums[rows])
         whole = float(believed.sum())

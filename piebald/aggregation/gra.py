@@ -9,10 +9,9 @@ from pydantic import Field
 from torch import Tensor
 
 from piebald.aggregation.coordinate_wise import middle
-from piebald.aggregation.coordinates import places
 from piebald.aggregation.geometric_median import GeometricMedian
 from piebald.aggregation.robust import Robust
-from piebald.cohort_matrix import mean
+from piebald.cohort_matrix import coordinates, mean
 from piebald.contracts import Cohort
 from piebald.randomness import key
 
@@ -42,14 +41,14 @@ class Gra(Robust):
     def merge(self, matrix: Tensor, cohort: Cohort) -> tuple[Tensor, Tensor]:
         count = len(matrix)
         labels = self._labels(matrix, cohort.version)
-        averages, parts, shares = [], [], torch.zeros(count, dtype=torch.float64)
+        averages, vectors, shares = [], [], torch.zeros(count, dtype=torch.float64)
         for label in sorted(set(labels.tolist())):
             rows = torch.nonzero(labels == label).flatten()
             average, own = self._robust(matrix[rows], cohort)
             averages.append(average)
-            parts.append(len(rows) / count)
-            shares[rows] = own * parts[-1]
-        together = torch.tensor(parts, dtype=torch.float64, device=matrix.device)
+            vectors.append(len(rows) / count)
+            shares[rows] = own * vectors[-1]
+        together = torch.tensor(vectors, dtype=torch.float64, device=matrix.device)
         return mean(torch.stack(averages), together), shares
 
     def _labels(self, matrix: Tensor, version: int) -> Tensor:
@@ -59,7 +58,7 @@ class Gra(Robust):
         if wanted == 1:
             return torch.zeros(len(matrix), dtype=torch.int64)
         # a cohort's rows span at most n dimensions: k-means sees the same distances in n numbers as in s
-        points = places(matrix).cpu().numpy()
+        points = coordinates(matrix).cpu().numpy()
         wanted = min(wanted, len({tuple(point) for point in points.round(12).tolist()}))
         found = KMeans(wanted, n_init=10, random_state=key("gra", version) % 2**32).fit_predict(points)
         return torch.from_numpy(found).long()

@@ -76,8 +76,8 @@ class Irls(Robust):
         residual = y - line
         spread = middle_two(residual.abs().sort(dim=1).values[:, 1:])  # as published, without the smallest
         scale = 1.4826 * (1 + 5 / (count - 1)) * spread + 1e-7
-        centre = (count - 1) / 2
-        leverage = 1 / count + (ranks - centre).square() / (rank - centre).square().sum()
+        context = (count - 1) / 2
+        leverage = 1 / count + (ranks - context).square() / (rank - context).square().sum()
         room = (1 - leverage).clamp(min=0).sqrt() * self.width * (2 / count) ** 0.5
         off = (residual / scale).abs()
         return torch.where(off <= room, torch.ones_like(off), room / off.clamp(min=1e-30)), line

@@ -8,12 +8,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from piebald.aggregation.robust import Expecting, even
+from piebald.aggregation.robust import ExpectsAttackers, even
 from piebald.cohort_matrix import blocks, mean, squared_distances
 from piebald.contracts import Cohort
 
 
-class Krum(Expecting):
+class Krum(ExpectsAttackers):
     """The one update that is nearest to its n - f - 2 nearest others (Blanchard et al. 2017).
 
     Tolerates f of n >= 2 f + 3 updates.  It needs no mean, so it learns from one client a round.
@@ -46,7 +46,7 @@ class MultiKrum(Krum):
         return mean(matrix, shares.to(matrix.device)), shares
 
 
-class Bulyan(Expecting):
+class Bulyan(ExpectsAttackers):
     """Krum chooses n - 2 f updates one by one, then of each coordinate the values next to the median are averaged.
 
     El Mhamdi et al. 2018, "The hidden vulnerability of distributed learning in Byzantium": theta = n - 2 f chosen,

@@ -1,52 +1,58 @@
-"""Weighings that are known from an update's numbers alone, so that sums can be made where the clients are."""
+"""Weighted means, whose weights are known from single updates, so that sums can be formed where the clients are."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from piebald.aggregation.base import Weigh
-from piebald.contracts import Centre, Cohort, Update
+from piebald.aggregation.base import Aggregator, PreparesCohort
+from piebald.contracts import Cohort, ServerContext, Update
 
 
-class Linear(Weigh):
-    """A weighted mean; subclasses say the weight of one update."""
+class Linear(Aggregator):
+    """Weighted mean of the changes; subclasses define the weight of one update."""
 
-    axis = "weigh"
+    axis = "aggregation"
 
-    def undamped(self, update: Update) -> float:
+    def weight(self, update: Update, staleness: int = 0) -> float:
+        """How much one update counts, before weights are made to sum to one; from its numbers, not its vectors."""
+        raise NotImplementedError
+
+    def undamped_weight(self, update: Update) -> float:
         """The weight that shares are measured against: the update's own, unless it is held back on purpose."""
         return self.weight(update)
 
-    def combine(self, cohort: Cohort, centre: Centre) -> tuple[Tensor, list[float]]:
-        pool = cohort.updates[0].pool
+    def aggregate(self, cohort: Cohort, context: ServerContext) -> tuple[Tensor, list[float]]:
+        summed = cohort.updates[0].partial_sum
+        if summed is not None and summed.masked:  # single weights are not known
+            return summed.vectors["model"] / summed.weight, [1 / len(cohort.updates)] * len(cohort.updates)
         weights = [self.weight(u, stale) for u, stale in zip(cohort.updates, cohort.staleness, strict=True)]
-        whole = sum(self.undamped(update) for update in cohort.updates)
-        if whole <= 0:  # nobody counts (all clients without rows): stay where we are
-            shape = (pool.parts["model"] if pool is not None else cohort.updates[0].parts["model"]).shape
-            return torch.zeros(shape), [0.0] * len(weights)
+        whole = sum(self.undamped_weight(update) for update in cohort.updates)
+        if whole <= 0:  # no update counts (no client has rows): the average is no change
+            like = cohort.updates[0].vectors["model"] if summed is None else summed.vectors["model"]
+            return torch.zeros(like.shape), [0.0] * len(weights)
         shares = [weight / whole for weight in weights]
-        if pool is not None:
-            return pool.parts["model"] / pool.weight, shares
+        if summed is not None:
+            return summed.vectors["model"] / whole, shares
         assert cohort.matrix is not None
         return torch.tensor(shares) @ cohort.matrix, shares
 
 
-class ByExamples(Linear):
+class ExampleWeighted(Linear):
     """By training rows (McMahan et al. 2017; HDAFL, algorithm 1)."""
 
     def weight(self, update: Update, staleness: int = 0) -> float:
         return float(update.examples)
 
 
-class Equal(Linear):
+class EqualWeighted(Linear):
     """Every update counts the same."""
 
     def weight(self, update: Update, staleness: int = 0) -> float:
         return 1.0
 
 
-class ByGradientNorm(Linear):
+class GradientNormWeighted(Linear):
     """By the norm of the gradient, which HDAFL names as another choice without a formula.
 
     Our reading: the gradient summed over the local steps, |w_t - w_k| / lr; the learning rate cancels in the shares.
@@ -54,3 +60,20 @@ class ByGradientNorm(Linear):
 
     def weight(self, update: Update, staleness: int = 0) -> float:
         return update.norm
+
+
+def computes_from_sum(aggregator: Aggregator) -> bool:
+    """Whether the aggregator's result follows from the weighted sum of the changes and from each update's numbers.
+
+    True for a `Linear` that neither aggregates in a way of its own nor prepares cohorts.
+    """
+    own = not isinstance(aggregator, Linear) or type(aggregator).aggregate is not Linear.aggregate
+    return not own and not isinstance(aggregator, PreparesCohort)
+
+
+def computes_from_masked_sum(aggregator: Aggregator) -> bool:
+    """Whether the aggregator's result follows from the weighted sum and the sum of weights alone.
+
+    That is all that a server learns under secure aggregation, so an aggregator with damped weights is refused as well.
+    """
+    return computes_from_sum(aggregator) and type(aggregator).undamped_weight is Linear.undamped_weight  # type: ignore[attr-defined]

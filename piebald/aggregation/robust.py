@@ -9,19 +9,18 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from piebald.aggregation.base import Weigh
-from piebald.contracts import Centre, Cohort
+from piebald.aggregation.base import Aggregator
+from piebald.contracts import Cohort, ServerContext
 
 
-class Robust(Weigh):
+class Robust(Aggregator):
     """A weighing that looks at single updates.  Subclasses override `merge`, and say in `tolerates` what they stand.
 
     Attributes:
         needs: what it must be told or given, in words.
     """
 
-    axis = "weigh"
-    needs_each: ClassVar[bool] = True
+    axis = "aggregation"
     needs: ClassVar[str] = "nothing but the updates"
 
     def tolerates(self, count: int) -> int:
@@ -32,13 +31,13 @@ class Robust(Weigh):
         """The average change [s] and shares [n] that sum to one, from the changes [n, s]."""
         raise NotImplementedError
 
-    def combine(self, cohort: Cohort, centre: Centre) -> tuple[Tensor, list[float]]:
+    def aggregate(self, cohort: Cohort, context: ServerContext) -> tuple[Tensor, list[float]]:
         assert cohort.matrix is not None
         average, shares = self.merge(cohort.matrix, cohort)
         return average, [float(share) for share in shares]
 
 
-class Expecting(Robust):
+class ExpectsAttackers(Robust):
     """A weighing that has to be told how many attackers to expect.
 
     Attributes:
@@ -46,7 +45,7 @@ class Expecting(Robust):
             the method can stand where few updates came.
     """
 
-    axis = "weigh"
+    axis = "aggregation"
     needs: ClassVar[str] = "a bound on the number of attackers"
 
     attackers: int | float = Field(default=0.2, ge=0)

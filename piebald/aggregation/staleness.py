@@ -6,27 +6,27 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
 
-from piebald.aggregation.base import Weigh
-from piebald.aggregation.linear import Equal, Linear
+from piebald.aggregation.base import Aggregator, PreparesCohort
+from piebald.aggregation.linear import EqualWeighted, Linear
 from piebald.component import build
-from piebald.contracts import Centre, Cohort, Update
+from piebald.contracts import Cohort, ServerContext, Update
 
 
-def _singly(weigh: Weigh) -> Weigh:
-    if not isinstance(weigh, Linear):
-        raise ValueError(f"must be a weighing that is known for one update alone, got {weigh.kind}")
-    return weigh
+def _linear(aggregator: Aggregator) -> Aggregator:
+    if not isinstance(aggregator, Linear):
+        raise ValueError(f"must be a weighted mean, whose weights are known from single updates, got {aggregator.kind}")
+    return aggregator
 
 
 AnyLinear = Annotated[
-    Weigh,
-    BeforeValidator(lambda table: build("weigh", table)),
-    AfterValidator(_singly),
-    PlainSerializer(lambda weigh: weigh.table()),
+    Linear,
+    BeforeValidator(lambda table: build("aggregation", table)),
+    AfterValidator(_linear),
+    PlainSerializer(lambda aggregator: aggregator.table()),
 ]
 
 
-class ByStaleness(Linear):
+class StalenessWeighted(Linear):
     """Another weighing times s(t), where t is the number of commits that an update missed (Xie et al. 2019, section 5).
 
     Shares are measured against the undamped weights: a stale update is not made up for by others, the community just
@@ -40,18 +40,16 @@ class ByStaleness(Linear):
         a, b: of the functions.
     """
 
-    needs_each = True
-
-    base: AnyLinear = Equal()
+    base: AnyLinear = EqualWeighted()
     function: Literal["constant", "polynomial", "hinge"] = "polynomial"
     a: float = Field(default=0.5, gt=0)
     b: float = Field(default=4, ge=0)
 
-    def prepare(self, cohort: Cohort, centre: Centre) -> Cohort:
-        return self.base.prepare(cohort, centre)
+    def prepare(self, cohort: Cohort, context: ServerContext) -> Cohort:
+        return self.base.prepare(cohort, context) if isinstance(self.base, PreparesCohort) else cohort
 
-    def validates(self) -> bool:
-        return self.base.validates()
+    def needs_validation_rows(self) -> bool:
+        return self.base.needs_validation_rows()
 
     def damping(self, staleness: int) -> float:
         """s(t), in (0, 1]."""
@@ -64,5 +62,5 @@ class ByStaleness(Linear):
     def weight(self, update: Update, staleness: int = 0) -> float:
         return self.damping(staleness) * self.base.weight(update, staleness)
 
-    def undamped(self, update: Update) -> float:
+    def undamped_weight(self, update: Update) -> float:
         return self.base.weight(update)

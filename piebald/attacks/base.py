@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from piebald.transforms.base import Stage
+from piebald.transforms.base import Transform
 
 
-class Attack(Stage):
+class Attack(Transform):
     """Befalls the updates of the clients it names and no others; subclasses say in `turn` what becomes of a change.
 
-    For trying out defences.  Only the change of the shared numbers is touched; other named parts go as they are.
+    For trying out defences.  Only the change of the shared numbers is touched; other named vectors go as they are.
 
     Attributes:
         clients: numbers of the attackers.
     """
 
-    axis = "update"
+    axis = "transforms"
 
     clients: tuple[int, ...] = Field(min_length=1)
 
@@ -32,15 +31,17 @@ class Attack(Stage):
             raise ValueError(f"clients must name each attacker once, from 0 up, got {clients}")
         return clients
 
-    def send(self, parts: Mapping[str, Tensor], keys: Sequence[int], clients: Sequence[int]) -> Mapping[str, Tensor]:
+    def on_client(
+        self, vectors: Mapping[str, Tensor], keys: Sequence[int], clients: Sequence[int]
+    ) -> Mapping[str, Tensor]:
         struck = [row for row, client in enumerate(clients) if client in self.clients]
         if not struck:
-            return parts
-        change = parts["model"].clone()
-        change[struck] = self.turn(change[struck], [keys[row] for row in struck])
-        return {**parts, "model": change}
+            return vectors
+        change = vectors["model"].clone()
+        change[struck] = self.corrupt(change[struck], [keys[row] for row in struck])
+        return {**vectors, "model": change}
 
-    def turn(self, change: Tensor, keys: Sequence[int]) -> Tensor:
+    def corrupt(self, change: Tensor, keys: Sequence[int]) -> Tensor:
         """What the attackers [a, s] send instead, each from its own update and key alone."""
         raise NotImplementedError
 
@@ -49,24 +50,25 @@ class Collusion(Attack):
     """An attack of clients who know one another's updates; subclasses say in `agree` what all of them send.
 
     No client can work that out alone, so it is done where all updates of a commit come together, before anything is
-    averaged or weighed.  In a real federation the attackers would meet elsewhere; the centre would see the same.
+    averaged or weighed.  In a real federation the attackers would meet elsewhere; the server would see the same.
     """
 
-    axis = "update"
-    colludes: ClassVar[bool] = True
+    axis = "transforms"
 
-    def send(self, parts: Mapping[str, Tensor], keys: Sequence[int], clients: Sequence[int]) -> Mapping[str, Tensor]:
-        return parts
+    def on_client(
+        self, vectors: Mapping[str, Tensor], keys: Sequence[int], clients: Sequence[int]
+    ) -> Mapping[str, Tensor]:
+        return vectors
 
     def collude(self, matrix: Tensor, clients: Sequence[int], key: int) -> Tensor:
         struck = [row for row, client in enumerate(clients) if client in self.clients]
         if not struck:
             return matrix
         matrix = matrix.clone()
-        matrix[struck] = self.agree(matrix[struck], len(clients))
+        matrix[struck] = self.colluded_update(matrix[struck], len(clients))
         return matrix
 
-    def agree(self, own: Tensor, count: int) -> Tensor:
+    def colluded_update(self, own: Tensor, count: int) -> Tensor:
         """What the attackers send [a, s] or [s], from the updates [a, s] that they would honestly have sent, among
         `count` updates in all.
         """

@@ -20,5 +20,5 @@ class InnerProduct(Collusion):
 
     scale: float = Field(default=0.5, gt=0)
 
-    def agree(self, own: Tensor, count: int) -> Tensor:
+    def colluded_update(self, own: Tensor, count: int) -> Tensor:
         return -self.scale * own.mean(0)

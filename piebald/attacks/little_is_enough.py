@@ -14,7 +14,7 @@ class LittleIsEnough(Collusion):
     """All attackers send  mean - z * standard deviation, number by number (Baruch et al. 2019, algorithm 3).
 
     Mean and deviation are those of the attackers' own honest updates.  With n updates of which a are theirs,
-    s = floor(n / 2 + 1) - a honest ones must lie further out for theirs to pass as the middle, so z is the point below
+    s = policy(n / 2 + 1) - a honest ones must lie further out for theirs to pass as the middle, so z is the point below
     which a standard normal lies with probability (n - a - s) / (n - a).  Fewer than two attackers in a commit have no
     deviation to hide in and send their mean.
 
@@ -24,7 +24,7 @@ class LittleIsEnough(Collusion):
 
     z: float | None = Field(default=None)
 
-    def agree(self, own: Tensor, count: int) -> Tensor:
+    def colluded_update(self, own: Tensor, count: int) -> Tensor:
         return own.mean(0) - self.reach(count, len(own)) * deviation(own)
 
     def reach(self, count: int, attackers: int) -> float:

@@ -25,7 +25,7 @@ class ModelReplacement(Attack):
     scale: float = Field(default=10.0)
     longest: float | None = Field(default=None, gt=0)
 
-    def turn(self, change: Tensor, keys: Sequence[int]) -> Tensor:
+    def corrupt(self, change: Tensor, keys: Sequence[int]) -> Tensor:
         scaled = change * self.scale
         if self.longest is None:
             return scaled

@@ -21,6 +21,6 @@ class RandomUpdate(Attack):
 
     sigma: float = Field(default=1.0, gt=0)
 
-    def turn(self, change: Tensor, keys: Sequence[int]) -> Tensor:
+    def corrupt(self, change: Tensor, keys: Sequence[int]) -> Tensor:
         noise = [torch.randn(change.shape[1:], generator=torch_generator(key)) for key in keys]
         return self.sigma * torch.stack(noise).to(change)

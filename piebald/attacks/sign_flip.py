@@ -19,5 +19,5 @@ class SignFlip(Attack):
 
     scale: float = Field(default=1.0, gt=0)
 
-    def turn(self, change: Tensor, keys: Sequence[int]) -> Tensor:
+    def corrupt(self, change: Tensor, keys: Sequence[int]) -> Tensor:
         return change * -self.scale

@@ -25,7 +25,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and no
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only what goes wrong.")]
 Out = Annotated[str | None, typer.Option("--out", help="The folder to write; a new one under runs/ by default.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also say how it is computed: engine, stack, workers.")]
-Where = Annotated[str | None, typer.Option("--runtime", help="Where to run: simulator, ray or federation.")]
+RuntimeSettings = Annotated[str | None, typer.Option("--runtime", help="Where to run: simulator, ray or federation.")]
 
 
 class Interrupted(PiebaldError):

@@ -24,41 +24,50 @@ _KIT = typer.Argument(metavar="KIT", help="A folder that piebald provision made.
 @app.command()
 def provision(
     file: Annotated[Path, typer.Argument(metavar="FEDERATION", help="A TOML file: name, host, port, days, sites.")],
-    out: Annotated[Path, typer.Option("--out", help="The folder for the kits.")] = Path("kits"),
+    out: Annotated[Path, typer.Option("--out", help="The folder for the credentials.")] = Path("credentials"),
     as_json: Json = False,
 ) -> None:
-    """Make a kit for the server and one for each site; those that are there stay as they are."""
+    """Make a credentials for the server and one for each site; those that are there stay as they are."""
     from piebald.runtimes.federation import provisioning
 
     made = provisioning.provision(provisioning.describe(file), out)
     if as_json:
-        rows = [{"party": kit.party, "kit": str(kit.folder), "expires": kit.expires.isoformat()} for kit in made]
+        rows = [
+            {
+                "party": credentials.party,
+                "credentials": str(credentials.folder),
+                "expires": credentials.expires.isoformat(),
+            }
+            for credentials in made
+        ]
         return print_json({"made": rows, "authority": str(out / "authority")})
-    print_table(("new kit of", "folder", "expires"), [(k.party, out / k.party, f"{k.expires:%Y-%m-%d}") for k in made])
-    print(f"\nHand each folder to its site alone; keep {out / 'authority'} in a safe: it makes further kits.")
+    print_table(
+        ("new credentials of", "folder", "expires"), [(k.party, out / k.party, f"{k.expires:%Y-%m-%d}") for k in made]
+    )
+    print(f"\nHand each folder to its site alone; keep {out / 'authority'} in a safe: it makes further credentials.")
 
 
 @app.command()
 def server(
-    kit: Annotated[Path, _KIT],
+    credentials: Annotated[Path, _KIT],
     file: Annotated[Path, typer.Argument(metavar="EXPERIMENT", help="A TOML file.")],
     sets: Sets = None,
     out: Out = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train with the sites of a federation; the server's kit says who they are."""
+    """Train with the sites of a federation; the server's credentials says who they are."""
     from piebald.runtimes.federation.provisioning import read
 
-    read(kit)
+    read(credentials)
     _speak()
-    with _Running(kit):
-        run(file, _flags(file, sets, kit=str(kit.resolve())), out, None, as_json, quiet)
+    with _Running(credentials):
+        run(file, _flags(file, sets, credentials=str(credentials.resolve())), out, None, as_json, quiet)
 
 
 @app.command()
 def client(
-    kit: Annotated[Path, _KIT],
+    credentials: Annotated[Path, _KIT],
     data: Annotated[
         str | None, typer.Option("--data", help="The site's rows: a file, a folder, or my_data.py:load.")
     ] = None,
@@ -70,10 +79,10 @@ def client(
     from piebald.deploy.site_process import join
     from piebald.runtimes.federation.provisioning import read
 
-    read(kit)
+    read(credentials)
     _speak()
-    with _Running(kit):
-        print(join(kit, data, target, stay, with_parent))
+    with _Running(credentials):
+        print(join(credentials, data, target, stay, with_parent))
     sys.stdout.flush()
     os._exit(0)  # the layer below keeps threads that nothing ends
 
@@ -87,11 +96,11 @@ def up(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Try a federation on this machine: kits, a server, and a process for each client."""
-    from piebald.experiment_file import Settings
+    """Try a federation on this machine: sets of credentials, a server, and a process for each client."""
+    from piebald.experiment_file import ExperimentSettings
 
     if local is not None:
-        count = len(Settings.load(file, _flags(file, sets)).plan().clients)
+        count = len(ExperimentSettings.load(file, _flags(file, sets)).plan().clients)
         if count != local:
             raise SettingError(
                 f"the experiment has {count} clients, --local says {local}: give the same number, or leave it out"
@@ -102,7 +111,7 @@ def up(
 
 @app.command()
 def status(
-    folder: Annotated[Path, typer.Argument(metavar="RUN|KIT", help="A run's folder, or a kit.")],
+    folder: Annotated[Path, typer.Argument(metavar="RUN|KIT", help="A run's folder, or a credentials.")],
     as_json: Json = False,
 ) -> None:
     """Show who is there, when they were heard last, and what they do."""
@@ -120,7 +129,7 @@ def status(
 
 @app.command()
 def stop(
-    folder: Annotated[Path, typer.Argument(metavar="RUN|KIT", help="A run's folder, or a kit.")],
+    folder: Annotated[Path, typer.Argument(metavar="RUN|KIT", help="A run's folder, or a credentials.")],
     wait: Annotated[float, typer.Option(help="Seconds to wait for it to end.")] = 30.0,
 ) -> None:
     """End a server or a site cleanly; what was committed or finished is safe."""
@@ -140,9 +149,9 @@ def stop(
 
 def _flags(file: Path | None, sets: list[str] | None, **more: str) -> list[str]:
     """Flags that choose the federation, if the file does not; the user's come after, and may be about it."""
-    from piebald.experiment_file import Settings
+    from piebald.experiment_file import ExperimentSettings
 
-    if Settings.load(file).runtime.kind == "federation":
+    if ExperimentSettings.load(file).runtime.kind == "federation":
         chosen = [f"runtime.{name}={json.dumps(value)}" for name, value in more.items()]
     else:
         fields = "".join(f", {name} = {json.dumps(value)}" for name, value in more.items())
@@ -165,12 +174,12 @@ def _speak() -> None:
 
 
 class _Running:
-    """Holds a kit for one process, and ends it on SIGTERM as on Ctrl-C."""
+    """Holds a credentials for one process, and ends it on SIGTERM as on Ctrl-C."""
 
-    def __init__(self, kit: Path) -> None:
-        from piebald.report.lock import Lock
+    def __init__(self, credentials: Path) -> None:
+        from piebald.report.lock import RunLock
 
-        self._lock = Lock(kit)
+        self._lock = RunLock(credentials)
 
     def __enter__(self) -> None:
         end_on_term()

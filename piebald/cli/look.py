@@ -72,15 +72,15 @@ def data(
     as_json: Json = False,
 ) -> None:
     """List the data sets, or show one and what a partition makes of it (--set clients=10, --set fleet.fast=2)."""
-    from piebald import data as shelf
+    from piebald import data as actor
 
     words = list(words or ())
     shown = words[1:] if words[:1] in (["show"], ["list"]) else words
     if len(shown) > 1 or (words[:1] == ["list"] and shown) or (words == ["show"]):
         raise SettingError(f"piebald data takes list, show NAME or a NAME, got {' '.join(words)!r}")
     name = shown[0] if shown else None
-    if name is not None and name not in shelf.names():
-        raise unknown("data set", name, shelf.names())
+    if name is not None and name not in actor.names():
+        raise unknown("data set", name, actor.names())
     if partition is not None:
         if name is None:
             raise SettingError(
@@ -89,7 +89,7 @@ def data(
         return _show(name, partition, sets or [], as_json, fleet=fleet, model=model, out=out)
     if sets or out or fleet or model:
         raise SettingError("--set, --fleet, --model and --out are about a partition: add --partition KIND")
-    listing = [_about(known, name is None) for known in shelf.names() if name in (None, known)]
+    listing = [_about(known, name is None) for known in actor.names() if name in (None, known)]
     if as_json:
         print_json(listing)
     elif name is None:
@@ -132,12 +132,12 @@ def version(as_json: Json = False) -> None:
 
 def _about(name: str, only_here: bool) -> dict[str, Any]:
     """What is known of a data set; why it cannot be loaded, if it cannot."""
-    from piebald import data as shelf
+    from piebald import data as actor
     from piebald.data.download import forbidden
 
     try:
         with forbidden() if only_here else nullcontext():
-            loaded = shelf.load(name)
+            loaded = actor.load(name)
     except SettingError as error:
         return {"name": name, "missing": str(error)}
     return {

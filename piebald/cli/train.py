@@ -14,9 +14,9 @@ from piebald.cli.app import (
     Json,
     Out,
     Quiet,
+    RuntimeSettings,
     Sets,
     Verbose,
-    Where,
     app,
     check_run,
     end_on_term,
@@ -28,7 +28,7 @@ from piebald.cli.printing import facts, print_json, print_run, print_table, prin
 from piebald.errors import SettingError
 
 if TYPE_CHECKING:
-    from piebald.experiment_file import Plan, Settings
+    from piebald.experiment_file import ExperimentSettings, Plan
 
 
 @app.command()
@@ -36,7 +36,7 @@ def run(
     file: Annotated[Path | None, typer.Argument(help="A TOML file; the built-in experiment without one.")] = None,
     sets: Sets = None,
     out: Out = None,
-    runtime: Where = None,
+    runtime: RuntimeSettings = None,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -60,7 +60,7 @@ def run(
             label=settings.label or label,
             out=folder,
             progress=progress(as_json, quiet),
-            **_common(settings, plan) | {"runtime": plan.runtime.beside(folder)},
+            **_common(settings, plan) | {"runtime": plan.runtime.with_folder(folder)},
         )
     print_run(history, as_json, quiet)
 
@@ -70,7 +70,7 @@ def compare(
     file: Annotated[Path, typer.Argument(help="A TOML file with [[recipes]], [grid] or seeds.")],
     sets: Sets = None,
     out: Out = None,
-    runtime: Where = None,
+    runtime: RuntimeSettings = None,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -174,13 +174,13 @@ def adapt(
         print(f"\nbest on the validation rows: {made.best}")
 
 
-def _settings(file: Path | None, sets: list[str] | None, out: str | None, runtime: str | None) -> Settings:
-    from piebald.experiment_file import Settings
+def _settings(file: Path | None, sets: list[str] | None, out: str | None, runtime: str | None) -> ExperimentSettings:
+    from piebald.experiment_file import ExperimentSettings
 
-    return Settings.load(file, sets or (), out=out, runtime=runtime)
+    return ExperimentSettings.load(file, sets or (), out=out, runtime=runtime)
 
 
-def _common(settings: Settings, plan: Plan) -> dict[str, Any]:
+def _common(settings: ExperimentSettings, plan: Plan) -> dict[str, Any]:
     """What a run and a comparison hand on alike."""
     return {
         "rounds": settings.rounds,
@@ -199,7 +199,7 @@ def _common(settings: Settings, plan: Plan) -> dict[str, Any]:
     }
 
 
-def _folder(settings: Settings) -> Path:
+def _folder(settings: ExperimentSettings) -> Path:
     """Where to write: as told, or the first free name under runs/."""
     if settings.out is not None:
         return Path(settings.out)
@@ -214,7 +214,7 @@ def _folder(settings: Settings) -> Path:
 
 
 @contextmanager
-def _kept(folder: Path, again: str, settings: Settings | None = None) -> Iterator[None]:
+def _kept(folder: Path, again: str, settings: ExperimentSettings | None = None) -> Iterator[None]:
     """Say how to go on after Ctrl-C, and where in the settings something stands that does not fit."""
     try:
         yield

@@ -3,6 +3,6 @@
 from piebald.clustering.cfl import Cfl
 from piebald.clustering.distfl import Distfl
 from piebald.clustering.ifca import Ifca
-from piebald.clustering.single_cluster import Together
+from piebald.clustering.single_cluster import SingleCluster
 
-__all__ = ["Cfl", "Distfl", "Ifca", "Together"]
+__all__ = ["Cfl", "Distfl", "Ifca", "SingleCluster"]

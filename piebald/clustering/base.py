@@ -1,39 +1,52 @@
-"""The base class of clusterings."""
+"""The base class of clusterings, and what some of them do besides."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
-from piebald.component import Part
-from piebald.contracts import Centre, Cohort
+from piebald.component import Component
+from piebald.contracts import Cohort, ServerContext
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from piebald.model_spec import ModelSpec
 
-class Group(Part):
-    """Who is averaged with whom."""
 
-    axis = "group"
-    needs_each: ClassVar[bool] = True  # False: one group only, so that updates may be summed before they are grouped
-    from_now: ClassVar[bool] = False  # True: members' models are averaged: changes count from their group's model
+class Clustering(Component):
+    """Which clients are aggregated with which.
 
-    def assign(self, cohort: Cohort, known: Mapping[int, int], centre: Centre) -> list[int]:
-        """A group number for each update; `known` are the groups of clients seen before (others start in group 0).
+    What some clusterings do besides is asked for by type: `ChoosesMainCluster`, `SendsCandidates`.
 
-        A number that is new begins with the mean of the models that its first members were sent.
+    Attributes:
+        requires_individual_updates: False where there is only one cluster, so that updates may be summed before.
+        from_current_model: True where models of members are averaged: changes count from their cluster's model.
+    """
+
+    axis = "clustering"
+    requires_individual_updates: ClassVar[bool] = True
+    from_current_model: ClassVar[bool] = False
+
+    def assign(self, cohort: Cohort, known: Mapping[int, int], context: ServerContext) -> list[int]:
+        """Assign a cluster to each update; `known` are the clusters of clients seen before, others are in cluster 0.
+
+        A cluster that is new begins with the mean of the models that its first members were sent.
         """
         raise NotImplementedError
 
-    def validates(self) -> bool:
-        """Whether clients need validation rows."""
-        return False
 
-    def main(self, memory: Mapping[str, Any]) -> int:
-        """The group whose model stands for the run and that newcomers are in; `memory` is what the part keeps."""
-        return 0
+@runtime_checkable
+class ChoosesMainCluster(Protocol):
+    """A clustering whose main cluster need not be number 0."""
 
-    def offer(self, models: Mapping[int, Tensor], work: Work) -> dict[str, Tensor]:
-        """What a training assignment brings besides the client's own community model, e.g. "candidates" [K, s]."""
-        return {}
+    def main_cluster(self, state: Mapping[str, Any]) -> int:
+        """The cluster whose model stands for the run and that newcomers are in, from the component's state."""
+
+
+@runtime_checkable
+class SendsCandidates(Protocol):
+    """A clustering whose clients choose among several models."""
+
+    def candidates(self, models: Mapping[int, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
+        """What a training task brings besides the client's own cluster model: "candidates" [K, s]."""

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from piebald.clustering.base import Group
+from piebald.clustering.base import Clustering
 from piebald.cohort_matrix import gram
-from piebald.contracts import Centre, Cohort
+from piebald.contracts import Cohort, ServerContext
 
 
-class Cfl(Group):
+class Cfl(Clustering):
     """Groups are cut in two by the cosines of updates, again and again (Sattler, Müller, Samek 2020, algorithm 2).
 
     A group is cut when it has settled and its members have not: the mean update is shorter than `eps1` and the longest
@@ -37,9 +37,9 @@ class Cfl(Group):
     least: int = Field(default=2, ge=1)
     after: int = Field(default=1, ge=0)
 
-    def assign(self, cohort: Cohort, known: Mapping[int, int], centre: Centre) -> list[int]:
+    def assign(self, cohort: Cohort, known: Mapping[int, int], context: ServerContext) -> list[int]:
         labels = [known.get(client, 0) for client in cohort.clients]
-        scale: dict[str, float] = centre.memory.setdefault("scale", {})
+        scale: dict[str, float] = context.state.setdefault("scale", {})
         fresh = max([0, *known.values(), *labels]) + 1
         assert cohort.matrix is not None
         for label in sorted(set(labels)):
@@ -54,7 +54,7 @@ class Cfl(Group):
             if min(len(far), len(rows) - len(far)) >= self.least:
                 for place in far:
                     labels[rows[place]] = fresh
-                centre.remark("cut", {"group": label, "into": fresh, "mean": mean, "longest": longest})
+                context.note("cut", {"group": label, "into": fresh, "mean": mean, "longest": longest})
                 fresh += 1
         return labels
 

@@ -13,32 +13,33 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from piebald.client_work import Work
-from piebald.clustering.base import Group
+from piebald.clustering.base import Clustering
 from piebald.clustering.distribution_knowledge import (
+    BatchNormTarget,
     Synthesis,
-    Target,
     batch_norm_targets,
     moment_targets,
     synthesise,
 )
-from piebald.clustering.partitioning import Found, Matrix, agree, by_gap, by_silhouette, tracked
+from piebald.clustering.partitioning import ClusterSearch, Matrix, agree, by_gap, by_silhouette, tracked
 from piebald.clustering.response_divergence import divergences, responses, unlikeness
 from piebald.clustering.voting import ballot
-from piebald.contracts import CENTRE, Centre, Cohort, Question
+from piebald.component import RecipeComponents
+from piebald.contracts import SERVER_ID, Cohort, QueryRequest, SendsInputMoments, ServerContext
+from piebald.model_spec import ModelSpec
 from piebald.queries.server_rows import RootLoss
 from piebald.randomness import torch_generator
 
 _SHOWN = 200  # clients up to which the divergence matrix is kept for the report
 
 
-class Distfl(Group):
+class Distfl(Clustering):
     """Groups by distribution knowledge (Liu et al. 2021, "DistFL: Distribution-aware federated learning for mobile
     scenarios").
 
     At a commit the uploads' mean (eq. 3) is made; `probes` inputs are synthesised from its batch-norm statistics (eq. 2
     and 4); every upload answers them (eq. 5); the answers' KL divergences (eq. 6) say who belongs together; and each
-    group's models are averaged (eq. 7, with `by_examples`).
+    group's models are averaged (eq. 7, with `example_weighted`).
 
     The threshold between near and far is found, not given.  `find = "silhouette"`: divergences are made correlations
     (`divergence.unlikeness`), the mean over all rounds so far is taken, and average linkage is cut where the silhouette
@@ -72,12 +73,13 @@ class Distfl(Group):
         forget: what earlier rounds count from one grouping to the next, in [0, 1]: 1 is the mean of all, 0 this alone.
         reach: models longer than this many median lengths are left out.
         normal: which group is normal: "largest"; "vote", see `ballot`; or "root", the one with the least loss on rows
-            of the centre's own.  With half of the clients or more attacking only "root" can tell; nothing that clients
+            of the server's own.  With half of the clients or more attacking only "root" can tell; nothing that clients
             send can.
+        layers: whose input moments clients send, where the trainer makes them send some; set by the recipe.
         voters: with "vote", ask only so many of a commit's clients, a seeded choice; None asks all.
     """
 
-    from_now: ClassVar[bool] = True
+    from_current_model: ClassVar[bool] = True
 
     probes: int = Field(default=200, ge=1)
     channels: float = Field(default=0.5, gt=0, le=1)
@@ -97,6 +99,7 @@ class Distfl(Group):
     reach: float = Field(default=5.0, gt=1)
     normal: Literal["largest", "vote", "root"] = "largest"
     voters: int | None = Field(default=None, ge=1)
+    layers: tuple[str, ...] | None = None
 
     @model_validator(mode="after")
     def _check_probes(self) -> Self:
@@ -108,73 +111,73 @@ class Distfl(Group):
     def _afresh(self) -> bool:
         return self.statistics == "probes"
 
-    def needs_root(self) -> bool:
+    def needs_server_rows(self) -> bool:
         return self.normal == "root"
 
-    def validates(self) -> bool:
+    def needs_validation_rows(self) -> bool:
         return self.normal == "vote"
 
-    def misfit(self, work: Work) -> str | None:
-        if work.task.name != "classification":
-            return f"distfl compares what models make of classes but this is {work.task.name}: use another group"
-        if (
-            self.knowledge == "noise"
-            or getattr(work.rule, "layers", None)
-            or _shared(batch_norm_targets(work.model, 1.0), work)
-        ):
+    def unsupported_model(self, spec: ModelSpec) -> str | None:
+        if spec.objective.name != "classification":
+            return f"distfl compares what models make of classes but this is {spec.objective.name}: use another group"
+        if self.knowledge == "noise" or self.layers or _shared(batch_norm_targets(spec.model, 1.0), spec):
             return None
-        why = "keeps its batch norms private" if batch_norm_targets(work.model, 1.0) else "has no batch norm"
+        why = "keeps its batch norms private" if batch_norm_targets(spec.model, 1.0) else "has no batch norm"
         return (
             f"distfl reads the statistics of batch norms but this model {why}: let clients upload some with "
-            "learn = { kind = 'with_moments', layers = [...] }, or take a model that shares batch norms"
+            "training = { kind = 'with_moments', layers = [...] }, or take a model that shares batch norms"
         )
 
-    def main(self, memory: Mapping[str, Any]) -> int:
-        return int(memory.get("normal", 0))
+    def adapted_to(self, recipe: RecipeComponents, spec: ModelSpec) -> Self:
+        layers = recipe.training.layers if isinstance(recipe.training, SendsInputMoments) else None
+        return self.model_copy(update={"layers": layers})
 
-    def assign(self, cohort: Cohort, known: Mapping[int, int], centre: Centre) -> list[int]:
-        memory = centre.memory
+    def main_cluster(self, state: Mapping[str, Any]) -> int:
+        return int(state.get("normal", 0))
+
+    def assign(self, cohort: Cohort, known: Mapping[int, int], context: ServerContext) -> list[int]:
+        state = context.state
         before = [known.get(client) for client in cohort.clients]
         if cohort.version % self.every:
-            return [self.main(memory) if number is None else number for number in before]
+            return [self.main_cluster(state) if number is None else number for number in before]
         began = time.perf_counter()
-        sound, odd = self._told_apart(cohort, centre)
-        used = [int(number) for number in memory.get("used", [0])]
+        sound, odd = self._told_apart(cohort, context)
+        used = [int(number) for number in state.get("used", [0])]
         labels: dict[int, int] = {}
         if sound:
-            made, answers, module = self._knowledge(cohort, sound, centre)
+            made, answers, module = self._knowledge(cohort, sound, context)
             matrix = divergences(answers)
             clients = [cohort.clients[row] for row in sound]
-            found = self._found(matrix, clients, centre)
+            found = self._found(matrix, clients, context)
             names = tracked(found.labels, [before[row] for row in sound] if known else [0] * len(sound), used)
-            names = self._adopted(names, clients, found, answers, known, made.x, module, centre)
+            names = self._adopted(names, clients, found, answers, known, made.x, module, context)
             labels = dict(zip(sound, names, strict=True))
-            memory["normal"] = self._normal(labels, cohort, known, centre)
-            self._report(centre, clients, names, matrix, found, made, began)
+            state["normal"] = self._normal(labels, cohort, known, context)
+            self._report(context, clients, names, matrix, found, made, began)
         fresh = max([*used, *labels.values()]) + 1
         for row in odd:
             own, client = before[row], cohort.clients[row]
             alone = own is not None and own not in {number for other, number in known.items() if other != client}
             labels[row] = own if own is not None and alone and own not in labels.values() else fresh
             fresh = max(fresh, labels[row] + 1)
-        memory["used"] = sorted({*used, *labels.values()})
+        state["used"] = sorted({*used, *labels.values()})
         return [labels[row] for row in range(len(cohort.clients))]
 
     # -- who is compared
 
-    def _told_apart(self, cohort: Cohort, centre: Centre) -> tuple[list[int], list[int]]:
+    def _told_apart(self, cohort: Cohort, context: ServerContext) -> tuple[list[int], list[int]]:
         """Rows that count in the mean model, and rows whose model is far too long.
 
         Whole models are looked at, not changes: where one group has settled and another has not, changes differ by
         orders of magnitude in all honesty.  So do batch norms' statistics, which are left out.
         """
-        trained = [part for part in centre.work.layout.trained if part.start < centre.work.layout.shared]
+        trained = [part for part in context.spec.layout.trained if part.start < context.spec.layout.shared]
         models = (cohort.model(row) for row in range(len(cohort.clients)))
         lengths = [sum(float(model[part].square().sum()) for part in trained) ** 0.5 for model in models]
         limit = self.reach * float(torch.tensor(lengths).median())
         odd = [row for row, length in enumerate(lengths) if length > limit > 0]
         for row in odd:
-            centre.leave_out(
+            context.exclude_update(
                 cohort.clients[row],
                 f"model of length {lengths[row]:.3g} is over {self.reach:g} times the median one: it trains alone",
             )
@@ -182,55 +185,59 @@ class Distfl(Group):
 
     # -- what they know
 
-    def _knowledge(self, cohort: Cohort, rows: Sequence[int], centre: Centre) -> tuple[Synthesis, Tensor, nn.Module]:
+    def _knowledge(
+        self, cohort: Cohort, rows: Sequence[int], context: ServerContext
+    ) -> tuple[Synthesis, Tensor, nn.Module]:
         """The probes, the answers [n, z, classes] of the uploads in `rows`, and a module to ask others with."""
-        work = centre.work
-        module = copy.deepcopy(work.model).eval()
-        dice = torch_generator("distfl", work.seed, cohort.version)
-        noise = torch.randn((self.probes, *work.shape), generator=dice)
+        spec = context.spec
+        module = copy.deepcopy(spec.model).eval()
+        dice = torch_generator("distfl", spec.seed, cohort.version)
+        noise = torch.randn((self.probes, *spec.shape), generator=dice)
         if self.knowledge == "noise":
             made = Synthesis(noise, float("nan"), 0)
         else:
-            mean = torch.zeros(work.layout.size)
-            for model in self._uploads(cohort, rows, work):
+            mean = torch.zeros(spec.layout.size)
+            for model in self._uploads(cohort, rows, spec):
                 mean += model / len(rows)
-            work.layout.load(module, mean)
-            kept = centre.memory.get("probes")
+            spec.layout.load(module, mean)
+            kept = context.state.get("probes")
             start = kept if isinstance(kept, Tensor) and kept.shape == noise.shape else noise
-            made = synthesise(module, self._targets(module, cohort, rows, work), start, self.steps, self.lr, self.fit)
-            centre.memory["probes"] = made.x
-        return made, responses(module, work.layout, self._uploads(cohort, rows, work), made.x, self._afresh), module
+            made = synthesise(module, self._targets(module, cohort, rows, spec), start, self.steps, self.lr, self.fit)
+            context.state["probes"] = made.x
+        return made, responses(module, spec.layout, self._uploads(cohort, rows, spec), made.x, self._afresh), module
 
-    def _uploads(self, cohort: Cohort, rows: Sequence[int], work: Work) -> Iterator[Tensor]:
+    def _uploads(self, cohort: Cohort, rows: Sequence[int], spec: ModelSpec) -> Iterator[Tensor]:
         """Whole models [p], one at a time."""
         for row in rows:
-            yield torch.cat([cohort.model(row), work.initial[work.layout.shared :]])
+            yield torch.cat([cohort.model(row), spec.initial[spec.layout.shared :]])
 
-    def _targets(self, module: nn.Module, cohort: Cohort, rows: Sequence[int], work: Work) -> list[Target]:
-        layers = getattr(work.rule, "layers", None)
-        uploaded = [cohort.updates[row].parts["moments"] for row in rows if "moments" in cohort.updates[row].parts]
+    def _targets(
+        self, module: nn.Module, cohort: Cohort, rows: Sequence[int], spec: ModelSpec
+    ) -> list[BatchNormTarget]:
+        layers = self.layers
+        uploaded = [cohort.updates[row].vectors["moments"] for row in rows if "moments" in cohort.updates[row].vectors]
         if layers and len(uploaded) == len(rows):
             return moment_targets(module, layers, torch.stack(uploaded).mean(0), self.channels)
-        return _shared(batch_norm_targets(module, self.channels), work)
+        return _shared(batch_norm_targets(module, self.channels), spec)
 
     # -- who belongs together
 
-    def _found(self, matrix: Tensor, clients: Sequence[int], centre: Centre) -> Found:
+    def _found(self, matrix: Tensor, clients: Sequence[int], context: ServerContext) -> ClusterSearch:
         """Groups of these clients, from this round's divergences [n, n] and the rounds before."""
         if self.find == "gap":
             return by_gap(matrix.numpy())
-        memory, known, half = centre.memory, centre.known, f"{centre.memory.get('turn', 0) % 2}"
-        memory["turn"] = int(memory.get("turn", 0)) + 1
-        if "sums0" not in memory:
+        state, known, half = context.state, context.known, f"{context.state.get('turn', 0) % 2}"
+        state["turn"] = int(state.get("turn", 0)) + 1
+        if "sums0" not in state:
             for name in ("sums0", "sums1", "counts0", "counts1"):
-                memory[name] = torch.zeros(known, known)
+                state[name] = torch.zeros(known, known)
         places = torch.tensor(list(clients))
         pairs = (places[:, None], places[None, :])
-        memory[f"sums{half}"][pairs] += unlikeness(matrix).float()
-        memory[f"counts{half}"][pairs] += 1
-        sums, counts = ([memory[f"{name}{side}"][pairs].double() for side in "01"] for name in ("sums", "counts"))
+        state[f"sums{half}"][pairs] += unlikeness(matrix).float()
+        state[f"counts{half}"][pairs] += 1
+        sums, counts = ([state[f"{name}{side}"][pairs].double() for side in "01"] for name in ("sums", "counts"))
         for name in ("sums0", "sums1", "counts0", "counts1"):
-            memory[name][pairs] *= self.forget
+            state[name][pairs] *= self.forget
         found = self._cut(((sums[0] + sums[1]) / (counts[0] + counts[1])).numpy(), self.accept)
         if found.labels.any() or self.groups or self.threshold or not all(float(one.min()) > 0 for one in counts):
             return found
@@ -241,19 +248,19 @@ class Distfl(Group):
         faint = self._cut(((sums[0] + sums[1]) / (counts[0] + counts[1])).numpy(), -1.0)
         return dataclasses.replace(faint, agreement=agreement)
 
-    def _cut(self, distances: Matrix, accept: float) -> Found:
+    def _cut(self, distances: Matrix, accept: float) -> ClusterSearch:
         return by_silhouette(distances, accept, self.least, self.groups, self.threshold)
 
     def _adopted(
         self,
         names: list[int],
         clients: Sequence[int],
-        found: Found,
+        found: ClusterSearch,
         answers: Tensor,
         known: Mapping[int, int],
         probes: Tensor,
         module: nn.Module,
-        centre: Centre,
+        context: ServerContext,
     ) -> list[int]:
         """The names with those of groups none of whose clients was asked given to newcomers who belong there.
 
@@ -264,9 +271,9 @@ class Distfl(Group):
         absent = sorted(number for number in {*known.values()} if number not in names)
         if not absent:
             return names
-        work, count = centre.work, len(names)
-        models = (torch.cat([centre.models[number], work.initial[work.layout.shared :]]) for number in absent)
-        theirs = responses(module, work.layout, models, probes, self._afresh)
+        spec, count = context.spec, len(names)
+        models = (torch.cat([context.models[number], spec.initial[spec.layout.shared :]]) for number in absent)
+        theirs = responses(module, spec.layout, models, probes, self._afresh)
         whole = unlikeness(divergences(torch.cat([answers, theirs])))
         near, away = whole[:count, :count], whole[:count, count:]
         taken = list(names)
@@ -285,27 +292,31 @@ class Distfl(Group):
                 taken[row] = absent[best]
         return taken
 
-    def _normal(self, labels: Mapping[int, int], cohort: Cohort, known: Mapping[int, int], centre: Centre) -> int:
+    def _normal(
+        self, labels: Mapping[int, int], cohort: Cohort, known: Mapping[int, int], context: ServerContext
+    ) -> int:
         """The number of the group that is taken for normal."""
         now = {**known, **{cohort.clients[row]: number for row, number in labels.items()}}
         if self.normal == "largest":
             sizes = [number for number in now.values()]
             return max(sorted(set(sizes)), key=sizes.count)
-        models = self._candidates(labels, cohort, centre)
+        models = self._candidates(labels, cohort, context)
         if self.normal == "root":
-            answers = centre.ask([Question(CENTRE, RootLoss(), {"model": model}) for model in models.values()])
+            answers = context.query(
+                [QueryRequest(SERVER_ID, RootLoss(), {"model": model}) for model in models.values()]
+            )
             losses = dict(
                 zip(models, (math.inf if one is None else one.metrics["loss"] for one in answers), strict=True)
             )
         else:
             clients = [cohort.clients[row] for row in sorted(labels)]
-            losses = ballot(models, clients, self.voters, centre)
-        centre.remark(f"{self.normal}_loss", {str(number): loss for number, loss in losses.items()})
+            losses = ballot(models, clients, self.voters, context)
+        context.note(f"{self.normal}_loss", {str(number): loss for number, loss in losses.items()})
         return min(losses, key=lambda number: (losses[number], number))
 
-    def _candidates(self, labels: Mapping[int, int], cohort: Cohort, centre: Centre) -> dict[int, Tensor]:
+    def _candidates(self, labels: Mapping[int, int], cohort: Cohort, context: ServerContext) -> dict[int, Tensor]:
         """The mean model of each group; of groups that are absent, their model."""
-        models = dict(centre.models)
+        models = dict(context.models)
         for number in set(labels.values()):
             own = [row for row, mine in labels.items() if mine == number]
             models[number] = torch.stack([cohort.model(row) for row in own]).mean(0)
@@ -315,19 +326,19 @@ class Distfl(Group):
 
     def _report(
         self,
-        centre: Centre,
+        context: ServerContext,
         clients: list[int],
         names: list[int],
         matrix: Tensor,
-        found: Found,
+        found: ClusterSearch,
         made: Synthesis,
         began: float,
     ) -> None:
         if len(clients) <= _SHOWN:
             rounded = [[float(f"{value:.4g}") for value in row] for row in matrix.tolist()]
-            centre.remark("divergence", {"clients": clients, "matrix": rounded})
-        centre.remark("groups", {"clients": clients, "labels": names})
-        centre.remark(
+            context.note("divergence", {"clients": clients, "matrix": rounded})
+        context.note("groups", {"clients": clients, "labels": names})
+        context.note(
             "grouping",
             {
                 "score": found.score,
@@ -341,6 +352,6 @@ class Distfl(Group):
         )
 
 
-def _shared(targets: list[Target], work: Work) -> list[Target]:
+def _shared(targets: list[BatchNormTarget], spec: ModelSpec) -> list[BatchNormTarget]:
     """Those whose statistics leave the clients."""
-    return [target for target in targets if f"{target.layer}.running_mean" not in work.layout.private]
+    return [target for target in targets if f"{target.layer}.running_mean" not in spec.layout.private]

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from piebald.input_statistics import Inputs, mean_and_variance
+from piebald.input_statistics import InputHooks, mean_and_variance
 
 _PATIENCE, _PROGRESS = 10, 0.98  # steps without getting below this share of the best misfit before
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Target:
+class BatchNormTarget:
     """What the inputs of one layer should look like: mean and variance [k] of the chosen channels [k]."""
 
     layer: str
@@ -37,7 +37,7 @@ class Synthesis:
     steps: int
 
 
-def batch_norm_targets(module: nn.Module, share: float) -> list[Target]:
+def batch_norm_targets(module: nn.Module, share: float) -> list[BatchNormTarget]:
     """The running statistics of every batch norm, over a share of its channels, those of the largest scaling factors.
 
     Args:
@@ -50,11 +50,13 @@ def batch_norm_targets(module: nn.Module, share: float) -> list[Target]:
             assert layer.running_var is not None
             scale = torch.ones_like(layer.running_mean) if layer.weight is None else layer.weight.detach()
             chosen = largest(scale.abs(), share)
-            targets.append(Target(name, chosen, layer.running_mean[chosen].clone(), layer.running_var[chosen].clone()))
+            targets.append(
+                BatchNormTarget(name, chosen, layer.running_mean[chosen].clone(), layer.running_var[chosen].clone())
+            )
     return targets
 
 
-def moment_targets(module: nn.Module, layers: Sequence[str], moments: Tensor, share: float) -> list[Target]:
+def moment_targets(module: nn.Module, layers: Sequence[str], moments: Tensor, share: float) -> list[BatchNormTarget]:
     """The same from uploaded statistics of layers' inputs, for models without batch norm.
 
     A channel's scaling factor is here the sum of the absolute weights that the layer has for it.
@@ -73,7 +75,7 @@ def moment_targets(module: nn.Module, layers: Sequence[str], moments: Tensor, sh
         channels = weight.shape[1]
         mean, variance = moments[start : start + channels], moments[start + channels : start + 2 * channels]
         chosen = largest(weight.detach().abs().transpose(0, 1).flatten(1).sum(1), share)
-        targets.append(Target(name, chosen, mean[chosen], variance[chosen].clamp(min=0)))
+        targets.append(BatchNormTarget(name, chosen, mean[chosen], variance[chosen].clamp(min=0)))
         start += 2 * channels
     return targets
 
@@ -84,7 +86,7 @@ def largest(values: Tensor, share: float) -> Tensor:
     return values.argsort(descending=True, stable=True)[:count].sort().values
 
 
-def distance(x: Tensor, module: nn.Module, targets: Sequence[Target]) -> tuple[Tensor, float]:
+def distance(x: Tensor, module: nn.Module, targets: Sequence[BatchNormTarget]) -> tuple[Tensor, float]:
     """The loss of eq. 2 of inputs [z, ...] (with its gradient) and their misfit.
 
     The loss is the sum over layers of the squared distances of means and of variances, as published.  The misfit is the
@@ -92,7 +94,7 @@ def distance(x: Tensor, module: nn.Module, targets: Sequence[Target]) -> tuple[T
     where all fits, whatever the layers' scales, so one limit does for all models.
     """
     loss, misfit, count = x.new_zeros(()), 0.0, 0
-    with Inputs(module, [target.layer for target in targets]) as inputs:
+    with InputHooks(module, [target.layer for target in targets]) as inputs:
         module(x)
     for target in targets:
         mean, variance = mean_and_variance(inputs.seen[target.layer])
@@ -106,7 +108,7 @@ def distance(x: Tensor, module: nn.Module, targets: Sequence[Target]) -> tuple[T
 
 
 def synthesise(
-    module: nn.Module, targets: Sequence[Target], start: Tensor, steps: int, lr: float, fit: float
+    module: nn.Module, targets: Sequence[BatchNormTarget], start: Tensor, steps: int, lr: float, fit: float
 ) -> Synthesis:
     """Optimise inputs until the statistics fit, until they get no better, or for so many steps, by Adam.
 

@@ -10,17 +10,18 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from piebald.aggregation.coordinates import places
-from piebald.client_work import Work
-from piebald.clustering.base import Group
-from piebald.contracts import Centre, Cohort
+from piebald.clustering.base import Clustering
+from piebald.cohort_matrix import coordinates
+from piebald.component import RecipeComponents
+from piebald.contracts import Cohort, ServerContext
+from piebald.model_spec import ModelSpec
 from piebald.randomness import key
 
 
-class Ifca(Group):
+class Ifca(Clustering):
     """Every client gets all models and trains the one of least loss (Ghosh et al. 2020, IFCA; K-Cluster in DistFL).
 
-    Needs the rule `lowest_loss`.  The first `warm` commits are plain FedAvg; then the models that clients came to are
+    Needs the trainer `lowest_loss`.  The first `warm` commits are plain FedAvg; then the models that clients came to are
     put into groups by k-means, and each group's mean begins as one of the K models.  With warm = 0 the K models are
     drawn like first models, as in the paper's experiments; clients may then all choose the same one.
 
@@ -30,62 +31,63 @@ class Ifca(Group):
         restarts: of k-means from other centres, the best of which is taken.
     """
 
-    from_now: ClassVar[bool] = True
+    from_current_model: ClassVar[bool] = True
 
     k: int = Field(default=5, ge=1)
     warm: int = Field(default=1, ge=0)
     restarts: int = Field(default=10, ge=1)
 
-    def misfit(self, work: Work) -> str | None:
-        if work.rule.kind == "lowest_loss":
+    def incompatible_with(self, recipe: RecipeComponents) -> str | None:
+        kind = recipe.training.kind
+        if kind == "lowest_loss":
             return None
-        return f"ifca needs clients that choose: use learn = {{ kind = 'lowest_loss', ... }}, not {work.rule.kind!r}"
+        return f"ifca needs clients that choose: use training = {{ kind = 'lowest_loss', ... }}, not {kind!r}"
 
-    def assign(self, cohort: Cohort, known: Mapping[int, int], centre: Centre) -> list[int]:
+    def assign(self, cohort: Cohort, known: Mapping[int, int], context: ServerContext) -> list[int]:
         if cohort.version + 1 < self.warm:
             return [0] * len(cohort.clients)
         if cohort.version + 1 == self.warm:
-            return self._first(cohort, centre)
+            return self._first(cohort, context)
         chosen = [int(update.metrics.get("group", -1)) for update in cohort.updates]
         labels = [
             number if 0 <= number < self.k else known.get(client, 0)
             for number, client in zip(chosen, cohort.clients, strict=True)
         ]
         everyone = [*{**known, **dict(zip(cohort.clients, labels, strict=True))}.values()]
-        centre.memory["main"] = max(sorted(set(everyone)), key=everyone.count)
+        context.state["main"] = max(sorted(set(everyone)), key=everyone.count)
         return labels
 
-    def main(self, memory: Mapping[str, Any]) -> int:
-        return int(memory.get("main", 0))
+    def main_cluster(self, state: Mapping[str, Any]) -> int:
+        return int(state.get("main", 0))
 
-    def offer(self, models: Mapping[int, Tensor], work: Work) -> dict[str, Tensor]:
+    def candidates(self, models: Mapping[int, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
         if self.warm and len(models) < 2:
             return {}
         fresh = [models.get(number) for number in range(self.k)]
-        drawn = [one if one is not None else self._drawn(number, models, work) for number, one in enumerate(fresh)]
+        drawn = [one if one is not None else self._drawn(number, models, spec) for number, one in enumerate(fresh)]
         return {"candidates": torch.stack(drawn)}
 
-    def _first(self, cohort: Cohort, centre: Centre) -> list[int]:
+    def _first(self, cohort: Cohort, context: ServerContext) -> list[int]:
         from sklearn.cluster import KMeans
 
         models = torch.stack([cohort.model(row) for row in range(len(cohort.clients))])
-        points = places(models).cpu().numpy()
+        points = coordinates(models).cpu().numpy()
         wanted = min(self.k, len({tuple(point) for point in points.round(12).tolist()}))
-        state = key("ifca", centre.work.seed) % 2**32
+        state = key("ifca", context.spec.seed) % 2**32
         found: list[Any] = KMeans(wanted, n_init=self.restarts, random_state=state).fit_predict(points).tolist()
         return [int(label) for label in found]
 
-    def _drawn(self, number: int, models: Mapping[int, Tensor], work: Work) -> Tensor:
+    def _drawn(self, number: int, models: Mapping[int, Tensor], spec: ModelSpec) -> Tensor:
         """A first model like the run's own, from other random numbers; in a warm run one that k-means left empty."""
-        shared = work.layout.shared
+        shared = spec.layout.shared
         if self.warm:
             return models[0]
         if number == 0:
-            return work.initial[:shared]
-        module = copy.deepcopy(work.model)
+            return spec.initial[:shared]
+        module = copy.deepcopy(spec.model)
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(key("ifca", work.seed, number) >> 1)
+            torch.default_generator.manual_seed(key("ifca", spec.seed, number) >> 1)
             for layer in module.modules():
                 if callable(reset := getattr(layer, "reset_parameters", None)):
                     reset()
-        return work.layout.flatten(module)[:shared]
+        return spec.layout.flatten(module)[:shared]

@@ -16,7 +16,7 @@ _MARGIN = 0.05  # silhouettes so near to the best count as equal: the fewest gro
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ClusterSearch:
     """Groups that were found.
 
     Attributes:
@@ -37,7 +37,7 @@ class Found:
 
 def by_silhouette(
     distances: Matrix, accept: float = 0.35, least: int = 2, groups: int | None = None, threshold: float | None = None
-) -> Found:
+) -> ClusterSearch:
     """Average linkage, cut where the mean silhouette is best; one group where even that is below `accept`.
 
     Of cuts that are hardly worse than the best (by 0.05) the one into the fewest groups is taken: in the first rounds
@@ -58,39 +58,41 @@ def by_silhouette(
     from scipy.spatial.distance import squareform
 
     count = len(distances)
-    alone = Found(np.zeros(count, dtype=np.int64))
+    alone = ClusterSearch(np.zeros(count, dtype=np.int64))
     if count < 2 or groups == 1:
         return alone
     tree = linkage(squareform(distances, checks=False), method="average")
     if threshold is not None:
         labels = dissolved(distances, fcluster(tree, threshold, criterion="distance"), least)
-        return Found(labels, threshold, silhouette(distances, labels))
-    cuts: dict[int, Found] = {}
+        return ClusterSearch(labels, threshold, silhouette(distances, labels))
+    cuts: dict[int, ClusterSearch] = {}
     for wanted in range(2, min(_MOST + count // least, count) + 1):
         labels = dissolved(distances, fcluster(tree, wanted, criterion="maxclust"), least)
         made = int(labels.max()) + 1
         if 2 <= made <= _MOST and made not in cuts:  # the first cut into so many large groups has dissolved the fewest
             height = float(tree[count - wanted - 1, 2] + tree[count - wanted, 2]) / 2 if wanted < count else 0.0
-            cuts[made] = Found(labels, height, silhouette(distances, labels))
+            cuts[made] = ClusterSearch(labels, height, silhouette(distances, labels))
     tried = {made: cut.score for made, cut in sorted(cuts.items())}
     best = max(tried.values(), default=0.0)
     good = [made for made, score in tried.items() if score >= best - _MARGIN]
     chosen = cuts.get(groups, alone) if groups is not None else cuts[good[0]] if good and best >= accept else alone
-    return Found(chosen.labels, chosen.threshold, chosen.score or best, tried)
+    return ClusterSearch(chosen.labels, chosen.threshold, chosen.score or best, tried)
 
 
-def by_gap(divergence: Matrix) -> Found:
+def by_gap(divergence: Matrix) -> ClusterSearch:
     """The plain reading of DistFL: the largest gap between sorted divergences is the threshold, and clients belong
     together that are linked by pairs below it.
     """
     count = len(divergence)
     pairs = np.sort(divergence[~np.eye(count, dtype=bool)])
     if len(pairs) < 2:
-        return Found(np.zeros(count, dtype=np.int64))
+        return ClusterSearch(np.zeros(count, dtype=np.int64))
     gaps = np.diff(pairs)
     place = int(gaps.argmax())
     threshold = float((pairs[place] + pairs[place + 1]) / 2)
-    return Found(_linked(divergence < threshold), threshold, float(gaps[place] / max(pairs[-1] - pairs[0], 1e-30)))
+    return ClusterSearch(
+        _linked(divergence < threshold), threshold, float(gaps[place] / max(pairs[-1] - pairs[0], 1e-30))
+    )
 
 
 def _linked(near: np.ndarray[Any, np.dtype[np.bool_]]) -> Labels:

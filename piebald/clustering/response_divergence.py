@@ -31,8 +31,8 @@ def responses(module: nn.Module, layout: Layout, models: Iterable[Tensor], x: Te
     with torch.no_grad():
         for model in models:
             layout.load(module, model)
-            parts = [x] if afresh else torch.split(x, 256)
-            found.append(torch.cat([module(part).softmax(1) for part in parts]))
+            vectors = [x] if afresh else torch.split(x, 256)
+            found.append(torch.cat([module(part).softmax(1) for part in vectors]))
     return torch.stack(found)
 
 

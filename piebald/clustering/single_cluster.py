@@ -1,17 +1,17 @@
-"""All clients share one community model."""
+"""All clients share one global model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from piebald.clustering.base import Group
-from piebald.contracts import Centre, Cohort
+from piebald.clustering.base import Clustering
+from piebald.contracts import Cohort, ServerContext
 
 
-class Together(Group):
+class SingleCluster(Clustering):
     """One group for everybody (FedAvg)."""
 
-    needs_each = False
+    requires_individual_updates = False
 
-    def assign(self, cohort: Cohort, known: Mapping[int, int], centre: Centre) -> list[int]:
+    def assign(self, cohort: Cohort, known: Mapping[int, int], context: ServerContext) -> list[int]:
         return [0] * len(cohort.clients)

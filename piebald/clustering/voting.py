@@ -1,4 +1,4 @@
-"""A vote of clients on models, for a centre that has no rows of its own."""
+"""A vote of clients on models, for a context that has no rows of its own."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from piebald.contracts import Centre, Question
+from piebald.contracts import QueryRequest, ServerContext
 from piebald.queries.validate import Validate
 from piebald.randomness import select
 
 
 def ballot(
-    models: Mapping[int, Tensor], clients: Sequence[int], voters: int | None, centre: Centre
+    models: Mapping[int, Tensor], clients: Sequence[int], voters: int | None, context: ServerContext
 ) -> dict[int, float]:
     """The median over voters of each model's mean loss on the voter's own validation rows; infinite without a voter.
 
@@ -28,12 +28,12 @@ def ballot(
         models: by number of the group, [s] each.
         clients: who may be asked.
         voters: how many of them are, a seeded choice at each commit; None asks all.
-        centre: what puts the questions; a model to each voter for each answer, which is counted as bytes.
+        context: what puts the questions; a model to each voter for each answer, which is counted as bytes.
     """
-    asked = clients if voters is None else select(clients, voters, "voters", centre.work.seed, centre.version)
+    asked = clients if voters is None else select(clients, voters, "voters", context.spec.seed, context.version)
     order = list(models)
-    questions = [Question(client, Validate(), {"model": models[number]}) for client in asked for number in order]
-    answers = centre.ask(questions)
+    questions = [QueryRequest(client, Validate(), {"model": models[number]}) for client in asked for number in order]
+    answers = context.query(questions)
     said: dict[int, list[float]] = {number: [] for number in order}
     for voter in range(len(asked)):
         told = answers[voter * len(order) : (voter + 1) * len(order)]

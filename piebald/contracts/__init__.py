@@ -1,46 +1,71 @@
-"""The nouns that all stages pass around: data, assignments, arrivals, updates, and the seam to a runtime.
+"""Contracts: what server, clients and runtimes pass to one another, and what components are given.
 
 Shapes: `p` numbers in a whole model, `s` of them shared (they come first, see `parameters.Layout`), `n` updates in a
-cohort, `c` clients in a stack.  Client code is written for ONE client with plain arithmetic on the last axis; an engine
+cohort, `c` clients in a stack.  Client code is written for one client with plain arithmetic on the last axis; an engine
 may hand it a stack of clients, so vectors carry a leading axis of `c` (1 where clients run one after another).
 """
 
-from piebald.contracts.data import CENTRE, Clients, Device, Fleet, Rows, Split
-from piebald.contracts.messages import ONE_WAY, SEALING, Arrival, Assignment, Pool, Pooled, Query, Update
+from piebald.contracts.data import SERVER_ID, Clients, Device, Fleet, Rows, Split
+from piebald.contracts.messages import (
+    MASKING,
+    ONE_WAY,
+    PartialSum,
+    Query,
+    Result,
+    SumRequest,
+    Task,
+    Update,
+    WeighsUpdates,
+)
 from piebald.contracts.runtime import Checkpoint, Runtime
-from piebald.contracts.secrets import SIGNATURE, Secrets, Signer
-from piebald.contracts.server import Centre, Cohort, Meeting, Question, Recorder
-from piebald.contracts.training import Descended, Descent, Learned, Local, Privacy, Start
+from piebald.contracts.secrets import SIGNATURE, ClientSecrets, Signer
+from piebald.contracts.server import Cohort, KeyAgreement, QueryRequest, RunRecorder, ServerContext, StepContext
+from piebald.contracts.training import (
+    ClientContext,
+    Personalizes,
+    RowPrivacy,
+    SendsInputMoments,
+    SgdConfig,
+    SgdOutcome,
+    TrainInput,
+    TrainOutput,
+    Trains,
+)
 
 __all__ = [
-    "CENTRE",
+    "MASKING",
     "ONE_WAY",
-    "SEALING",
+    "SERVER_ID",
     "SIGNATURE",
-    "Arrival",
-    "Assignment",
-    "Centre",
     "Checkpoint",
+    "ClientContext",
+    "ClientSecrets",
     "Clients",
     "Cohort",
-    "Descended",
-    "Descent",
     "Device",
     "Fleet",
-    "Learned",
-    "Local",
-    "Meeting",
-    "Pool",
-    "Pooled",
-    "Privacy",
+    "KeyAgreement",
+    "PartialSum",
+    "Personalizes",
     "Query",
-    "Question",
-    "Recorder",
+    "QueryRequest",
+    "Result",
+    "RowPrivacy",
     "Rows",
+    "RunRecorder",
     "Runtime",
-    "Secrets",
+    "SendsInputMoments",
+    "ServerContext",
+    "SgdConfig",
+    "SgdOutcome",
     "Signer",
     "Split",
-    "Start",
+    "StepContext",
+    "SumRequest",
+    "Task",
+    "TrainInput",
+    "TrainOutput",
+    "Trains",
     "Update",
+    "WeighsUpdates",
 ]

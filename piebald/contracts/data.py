@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 Split = Literal["train", "validation", "test"]
 
 
-CENTRE = -1  # the client number of the centre itself, which may hold a common test set
+SERVER_ID = -1  # the client number of the server itself, which may hold a common test set
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class Rows:
 class Clients(Protocol):
     """Who holds what.  Clients are numbered from 0; their rows are fetched only when asked for.
 
-    They may also have `root`, rows (or None) that the centre keeps for itself and may train on or look at, for the
-    parts that need such rows.  Never those of `common`.
+    They may also have `root`, rows (or None) that the server keeps for itself and may train on or look at, for the
+    vectors that need such rows.  Never those of `common`.
     """
 
     @property
@@ -66,7 +66,7 @@ class Device:
         seconds_per_step: time of one optimiser step.
         down, up: bandwidth in bytes a second.
         latency: seconds before each transfer.
-        dropout: probability that an assignment is lost.
+        dropout: probability that a task is lost.
         on: (start, stop) intervals in seconds when the client can be asked, or None for always.
         seconds_per_row: time to run a model over one row when a question is answered; None takes a sixtieth of a step,
             as if a step had 20 rows and forward were a third of it.

@@ -4,53 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, Protocol
 
-from piebald.component import Part
-from piebald.contracts.training import Learned, Local, Start
+from piebald.component import Component
+from piebald.contracts.training import ClientContext, TrainInput, TrainOutput, Trains
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from piebald.model_spec import ModelSpec
 
 
 ONE_WAY = frozenset({"private", "candidates"})  # named vectors that only travel down, and no update answers in kind
 
 
-SEALING = "sealing/"  # names of what an assignment brings for the stage that seals, and no rule is shown
+MASKING = "masking/"  # names of what a task brings for the masking transform, and no trainer is shown
 
 
-class Query(Part):
-    """A question to a client that is no training: its answer is pure too."""
+class Query(Component):
+    """A question to a client other than to train.  Its answer is a pure function of what the client holds."""
 
     axis = "query"
-    keyed: ClassVar[bool] = False  # about keys: answered by `reply`, from what the client keeps secret
 
-    def reply(self, parts: Mapping[str, Tensor], secrets: Secrets, stage: Stage) -> Mapping[str, Tensor]:
-        """One client's answer to a question about keys, which brought `parts`; `stage` is the one that seals.
-
-        Raises:
-            Declined: the client does not do that.
-        """
+    def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
+        """Answer for a stack of clients."""
         raise NotImplementedError
 
-    def answer(self, start: Start, local: Local, rule: Rule) -> Learned:
-        """The answer of a stack of clients."""
-        raise NotImplementedError
-
-    def complaint(self, answer: Update, work: Work) -> str | None:
-        """Why an answer cannot be used, or None.  Its parts are known to be finite."""
+    def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
+        """Why an answer cannot be used, or None.  Its vectors are known to be finite."""
         return None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Assignment:
-    """One request of the controller to one client.
+class Task:
+    """One request of the server to one client.
 
     Attributes:
         id: unique in the run, increasing.
         client: the client's number.
         version: commits that had been made when this was sent; with the seed and the client it fixes all randomness.
-        parts: named vectors on their way down: "model" [s], "private" [p - s] at the first contact only, what the
+        vectors: named vectors on their way down: "model" [s], "private" [p - s] at the first contact only, what the
             rule asks for (SCAFFOLD's "control") and what the grouping offers ("candidates", other groups' models).
         query: a question to answer; None means: train.
         free: asked for the report only, so it costs neither bytes nor virtual time.
@@ -62,7 +55,7 @@ class Assignment:
     id: int
     client: int
     version: int
-    parts: Mapping[str, Tensor]
+    vectors: Mapping[str, Tensor]
     query: Query | None = None
     free: bool = False
     turn: int = 0
@@ -70,22 +63,22 @@ class Assignment:
 
     @property
     def moment(self) -> int | str:
-        """What tells this assignment's randomness from that of the client's others."""
+        """What tells this task's randomness from that of the client's others."""
         return f"{self.version}.{self.turn}" if self.turn else self.version
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pooled:
-    """A sum over updates, made where they were trained: `weight` = sum of weights, `parts` = weighted sum of "model"
-    [s] and plain sums of the other named parts.
+class PartialSum:
+    """A sum over updates, made where they were trained: `weight` = sum of weights, `vectors` = weighted sum of "model"
+    [s] and plain sums of the other named vectors.
 
-    `sealed` where the updates came under a seal: then no number of a single one is known, and `loss` is their weighted
+    `masked` where the updates came masked: then no number of a single one is known, and `loss` is their weighted
     mean training loss.
     """
 
     weight: float
-    parts: Mapping[str, Tensor]
-    sealed: bool = False
+    vectors: Mapping[str, Tensor]
+    masked: bool = False
     loss: float | None = None
 
 
@@ -94,32 +87,32 @@ class Update:
     """What one client sends back.
 
     Attributes:
-        parts: named vectors; "model" [s] is the change of the shared numbers since the assignment's model.  Empty
-            where the update has been summed into `pool`.
+        vectors: named vectors; "model" [s] is the change of the shared numbers since the task's model.  Empty
+            where the update has been summed into `partial_sum`.
         examples: rows the client trained on (or answered for).
         steps: optimiser steps taken.
         metrics: named numbers, e.g. "loss".
-        norm: Euclidean length of parts["model"].
-        pool: the sum this update is in, shared by all updates of the pool, or None.
+        norm: Euclidean length of vectors["model"].
+        partial_sum: the sum that this update is in, shared by all updates in it, or None.
         nbytes: bytes on the wire.
     """
 
-    parts: Mapping[str, Tensor]
+    vectors: Mapping[str, Tensor]
     examples: int
     steps: int
     metrics: Mapping[str, float]
     norm: float = 0.0
-    pool: Pooled | None = None
+    partial_sum: PartialSum | None = None
     nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Arrival:
-    """The end of an assignment: an update, or the reason why there is none.  Times are seconds of the runtime's
+class Result:
+    """The end of a task: an update, or the reason why there is none.  Times are seconds of the runtime's
     clock.
     """
 
-    assignment: Assignment
+    task: Task
     update: Update | None
     sent: float
     time: float
@@ -128,11 +121,21 @@ class Arrival:
     failure: str | None = None
 
 
+class WeighsUpdates(Protocol):
+    """What weighs one update without looking at the others, e.g. an `aggregation.Linear`."""
+
+    def weight(self, update: Update, staleness: int = 0) -> float:
+        """How much one update counts, from its numbers alone, not from its vectors."""
+
+    def table(self) -> dict[str, Any]:
+        """The component as plain values."""
+
+
 @dataclass(frozen=True, slots=True)
-class Pool:
+class SumRequest:
     """Leave to sum updates where they are made.  `weight` says how much one counts; `limit` is the longest step
     allowed.
     """
 
-    weight: Weigh
+    weight: WeighsUpdates
     limit: float

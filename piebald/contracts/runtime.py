@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from piebald.contracts.messages import Arrival, Assignment, Pool
+from piebald.contracts.messages import Result, SumRequest, Task
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,13 +21,13 @@ class Checkpoint:
 
 
 class Runtime(Protocol):
-    """Where clients run: assignments in, arrivals out, and a clock.  Nothing else asks what time it is."""
+    """Where clients run: tasks in, results out, and a clock.  Nothing else asks what time it is."""
 
-    def submit(self, assignments: Sequence[Assignment], pool: Pool | None = None) -> None:
-        """Send assignments; their inputs are fixed from now on."""
+    def submit(self, tasks: Sequence[Task], pool: SumRequest | None = None) -> None:
+        """Send tasks; their inputs are fixed from now on."""
 
-    def next(self, until: float = float("inf")) -> Arrival | None:
-        """The next arrival in order of time (ties: assignment id), or None when none is due by `until`.
+    def next(self, until: float = float("inf")) -> Result | None:
+        """The next result in order of time (ties: task id), or None when none is due by `until`.
 
         After None it is `until`; where that is infinite and nothing is under way, it is when the next client can be
         asked.
@@ -40,10 +40,10 @@ class Runtime(Protocol):
         """Seconds since the run began."""
 
     def state(self) -> Checkpoint:
-        """All that a resumed run needs and the controller does not know: client memory, clock, what is under way."""
+        """All that a resumed run needs and the server does not know: client memory, clock, what is under way."""
 
-    def restore(self, checkpoint: Checkpoint, assignments: Mapping[int, Assignment]) -> None:
-        """Take up a `state`; `assignments` are the outstanding ones by id."""
+    def restore(self, checkpoint: Checkpoint, tasks: Mapping[int, Task]) -> None:
+        """Take up a `state`; `tasks` are the outstanding ones by id."""
 
     def close(self) -> None:
         """Let go of processes and files.  May be called twice."""

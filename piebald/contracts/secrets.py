@@ -14,7 +14,7 @@ SIGNATURE = 1024  # bytes of a signature with the certificate behind it
 
 
 class Signer(Protocol):
-    """How a client vouches for what it tells others through the centre, and checks what they tell it."""
+    """How a client vouches for what it tells others through the server, and checks what they tell it."""
 
     def sign(self, text: bytes) -> bytes:
         """A signature of `SIGNATURE` bytes."""
@@ -24,7 +24,7 @@ class Signer(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Secrets:
+class ClientSecrets:
     """What one client keeps from everybody, for keys and seals.
 
     Attributes:

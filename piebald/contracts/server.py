@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from piebald.contracts.messages import Pooled, Query, Update
+from piebald.component import Component
+from piebald.contracts.messages import PartialSum, Query, Update
 from piebald.contracts.runtime import Checkpoint
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from piebald.model_spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,7 +41,7 @@ class Cohort:
 
     def model(self, row: int) -> Tensor:
         """The model [s] that one client came to."""
-        return self.sent[row] + self.updates[row].parts["model"]
+        return self.sent[row] + self.updates[row].vectors["model"]
 
     def rows(self, rows: Sequence[int]) -> Cohort:
         """Some of the updates."""
@@ -53,59 +56,83 @@ class Cohort:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Question:
-    """A question that a part of the centre wants put to a client, with the named vectors that go along."""
+class QueryRequest:
+    """A question that a part of the server wants put to a client, with the named vectors that go along."""
 
     client: int
     query: Query
-    parts: Mapping[str, Tensor]
+    vectors: Mapping[str, Tensor]
 
 
-class Centre(Protocol):
-    """What the loop lends to the parts that work at the centre.
+class ServerContext(Protocol):
+    """What the server's loop offers to components that work at the server.
 
     Attributes:
-        work: the model, its layout and the task; `work.seed` is the run's.
+        spec: the model, its layout and the objective; `spec.seed` is the run's.
+        trainer: the recipe's trainer.
         known: clients in the federation.
-        memory: what this part keeps for this group from commit to commit: tensors and JSON values, also in checkpoints.
+        state: what this component keeps for this cluster from step to step: tensors and JSON values, also in
+            checkpoints.
     """
 
-    work: Work
+    spec: ModelSpec
+    trainer: Component
     known: int
-    memory: dict[str, Any]
+    state: dict[str, Any]
 
     @property
     def version(self) -> int:
-        """Commits made."""
+        """Server steps made."""
 
     @property
     def model(self) -> Tensor:
-        """The community model [s] of the group in question."""
+        """The cluster model [s] of the cluster in question."""
 
     @property
     def models(self) -> Mapping[int, Tensor]:
-        """The community models [s] of all groups."""
+        """The cluster models [s] of all clusters."""
 
     @property
     def members(self) -> Sequence[int]:
-        """The clients of the group in question that can be asked now."""
+        """The clients of the cluster in question that can be asked now."""
 
-    def ask(self, questions: Sequence[Question]) -> list[Update | None]:
-        """Put questions to clients and wait for all answers, in the order of the questions.
+    def query(self, requests: Sequence[QueryRequest]) -> list[Update | None]:
+        """Put queries to clients and wait for all answers, in the order of the requests.
 
         Training that ends meanwhile waits its turn.  The exchange costs bytes and time and is recorded; an answer that
-        did not come or that its query's `complaint` refuses is None.
+        did not come or that its query's `reject_reason` refuses is None.
         """
 
-    def leave_out(self, client: int, reason: str) -> None:
-        """Put on record that a sound update does not count in this commit."""
+    def exclude_update(self, client: int, reason: str) -> None:
+        """Record that a sound update does not count in this step."""
 
-    def remark(self, name: str, value: Any) -> None:
-        """Put a JSON value on record for the report, e.g. a divergence matrix."""
+    def note(self, name: str, value: Any) -> None:
+        """Record a JSON value for the report, e.g. a divergence matrix."""
 
 
-class Meeting(Protocol):
-    """Clients that have agreed on keys for one commit, as the centre knows them (`parts.Stage.meet`).
+@dataclass(frozen=True, slots=True, eq=False)
+class StepContext:
+    """What a component that acts on the average of a step's updates is told.
+
+    Attributes:
+        arrived: updates in the average.
+        known: clients in the federation.
+        version: server steps made before this one.
+        shares: how much each update counts in the average; where single weights are hidden, equal shares.
+        rng_key: a key for random numbers that belong to this step, this cluster and this component alone.
+        state: what the component returned as its state at the step before.
+    """
+
+    arrived: int
+    known: int
+    version: int
+    shares: Sequence[float] = ()
+    rng_key: int = 0
+    state: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class KeyAgreement(Protocol):
+    """Clients that have agreed on keys for one commit, as the server knows them (`vectors.Transform.meet`).
 
     `absent` says of each client that was asked and takes no part why not.
     """
@@ -113,15 +140,15 @@ class Meeting(Protocol):
     @property
     def absent(self) -> Mapping[int, str]: ...
 
-    def parts(self, client: int) -> Mapping[str, Tensor]:
-        """What a client's assignment brings for its seal, by names that begin with `SEALING`."""
+    def vectors(self, client: int) -> Mapping[str, Tensor]:
+        """What a client's task brings for its seal, by names that begin with `MASKING`."""
 
-    def open(self, sealed: Mapping[int, Update], centre: Centre) -> Pooled | str:
+    def unmask(self, masked: Mapping[int, Update], context: ServerContext) -> PartialSum | str:
         """The sum of clients' sealed updates, or why there will be none."""
 
 
-class Recorder(Protocol):
-    """Where the controller writes what happened; `report.store` keeps it in a run folder."""
+class RunRecorder(Protocol):
+    """Where the server writes what happened; `report.store` keeps it in a run folder."""
 
     @property
     def lasts(self) -> bool:
@@ -130,11 +157,11 @@ class Recorder(Protocol):
     def commit(
         self,
         step: Mapping[str, Any],
-        arrivals: Sequence[Mapping[str, Any]],
+        results: Sequence[Mapping[str, Any]],
         checkpoint: Checkpoint | None = None,
-        remarks: Sequence[Mapping[str, Any]] = (),
+        notes: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """One commit with the arrivals since the one before and what parts of the centre put on record, in one
+        """One commit with the results since the one before and what parts of the server put on record, in one
         transaction; with the checkpoint, if it is due.
         """
 

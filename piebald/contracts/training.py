@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from piebald.contracts.data import Split
 
@@ -13,43 +13,43 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Start:
+class TrainInput:
     """What a rule starts from, for a stack of `c` clients.
 
     Attributes:
         model: [c, p], the shared numbers as sent and the private ones from the clients' memory.  Not to be written to.
         shared: `s`, how many of the numbers are shared.
         memory: what these clients remembered, by name, each [c, ...].
-        parts: what was sent besides the model, by name, each [c, ...].
-        versions: the assignments' versions.
-        committed: [c, 1] float64, the assignments' `committed`.
+        vectors: what was sent besides the model, by name, each [c, ...].
+        versions: the tasks' versions.
+        committed: [c, 1] float64, the tasks' `committed`.
         examples: [c, 1], training rows of each client.
     """
 
     model: Tensor
     shared: int
-    memory: Mapping[str, Tensor]
-    parts: Mapping[str, Tensor]
+    state: Mapping[str, Tensor]
+    vectors: Mapping[str, Tensor]
     versions: Sequence[int]
     committed: Tensor
     examples: Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Learned:
+class TrainOutput:
     """What a rule ends with: the local model [c, p], further named vectors to send, what to remember, and metrics
     [c].
     """
 
     model: Tensor
     steps: Tensor
-    parts: Mapping[str, Tensor] = field(default_factory=dict)
-    memory: Mapping[str, Tensor] = field(default_factory=dict)
+    vectors: Mapping[str, Tensor] = field(default_factory=dict)
+    state: Mapping[str, Tensor] = field(default_factory=dict)
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Privacy:
+class RowPrivacy:
     """How a descent hides single rows (DP-SGD, Abadi et al. 2016, algorithm 1).
 
     Attributes:
@@ -62,7 +62,7 @@ class Privacy:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Descent:
+class SgdConfig:
     """How to walk downhill on local data.  Metis eq. 2: u <- momentum * u - lr * g;  w <- w + u.
 
     Attributes:
@@ -84,11 +84,11 @@ class Descent:
     batch: int = 20
     epochs: int = 1
     steps: int | None = None
-    privacy: Privacy | None = None
+    privacy: RowPrivacy | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Descended:
+class SgdOutcome:
     """Where a descent ended: model [c, p], steps [c], mean training loss over the steps [c], velocity u [c, p] or
     None.
     """
@@ -99,28 +99,28 @@ class Descended:
     velocity: Tensor | None
 
 
-class Local(Protocol):
+class ClientContext(Protocol):
     """What an engine lends to client code: a stack of clients' data behind two verbs."""
 
-    def descend(
+    def run_sgd(
         self,
         model: Tensor,
-        descent: Descent,
+        descent: SgdConfig,
         *,
-        pull: float = 0.0,
-        anchor: Tensor | None = None,
-        shift: Tensor | None = None,
+        prox: float = 0.0,
+        prox_center: Tensor | None = None,
+        correction: Tensor | None = None,
         velocity: Tensor | None = None,
-    ) -> Descended:
-        """Walk from `model` [c, p] on mini-batches along  g + pull * (w - anchor) + shift  (parameters only, not
+    ) -> SgdOutcome:
+        """Walk from `model` [c, p] on mini-batches along  g + prox * (w - prox_center) + correction  (parameters only, not
         buffers).
 
-        The pull belongs to the objective, so `clip` sees it; shift and weight decay are added after clipping.  Each
-        call in one assignment sees the rows in an order of its own.
+        The proximal term belongs to the objective, so `clip` sees it; correction and weight decay are added after clipping.  Each
+        call in one task sees the rows in an order of its own.
         """
 
     def score(self, model: Tensor, split: Split) -> tuple[dict[str, Tensor], Tensor]:
-        """The loss and the task's metrics by name, each [c] (NaN without rows), and how many rows were counted [c].
+        """The loss and the objective's metrics by name, each [c] (NaN without rows), and how many rows were counted [c].
 
         Models are in evaluation mode: no dropout, batch norm with its running statistics.
         """
@@ -133,3 +133,26 @@ class Local(Protocol):
 
     def confusion(self, model: Tensor, split: Split) -> Tensor:
         """Rows by true class and by the class with the largest output, [c, classes, classes]; for classification."""
+
+
+class Trains(Protocol):
+    """What trains a stack of clients; every trainer does."""
+
+    def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
+        """Train once."""
+
+
+@runtime_checkable
+class Personalizes(Protocol):
+    """A trainer whose clients use another model than the one they were sent, beyond private layers."""
+
+    def personalize(self, inputs: TrainInput, context: ClientContext) -> Tensor:
+        """The models [c, p] that clients use for themselves, given what the server last sent."""
+
+
+@runtime_checkable
+class SendsInputMoments(Protocol):
+    """A trainer whose updates carry "moments" of the inputs of these layers."""
+
+    @property
+    def layers(self) -> tuple[str, ...]: ...

@@ -70,7 +70,7 @@ class DataSet:
         n = len(self.x)
         lengths = {"y": len(self.y)} | {owner: len(owners.codes) for owner, owners in self.owners.items()}
         if self.together is not None:
-            lengths["together"] = len(self.together)
+            lengths["single_cluster"] = len(self.together)
         for what, length in lengths.items():
             if length != n:
                 raise SettingError(

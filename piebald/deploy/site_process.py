@@ -16,39 +16,39 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 import piebald.recipes  # noqa: F401 - so that all that a server may ask for can be named
-from piebald.client_work import Work
-from piebald.deploy.site_rows import Own, Source, own_rows, part_of
+from piebald.client_work import ClientWork
+from piebald.deploy.site_rows import SiteRows, SiteSource, own_rows, part_of
 from piebald.errors import SettingError
-from piebald.experiment_file import Settings
-from piebald.objective import task_for
+from piebald.experiment_file import ExperimentSettings
+from piebald.objective import objective_for
 from piebald.parameters import Layout
-from piebald.runtimes.federation.client_runtime import Site
-from piebald.runtimes.federation.provisioning import Kit, read
-from piebald.runtimes.federation.policy import Floor
-from piebald.runtimes.federation.run_terms import Terms
-from piebald.runtimes.federation.task_runner import Prepared
+from piebald.runtimes.federation.client_runtime import FederationClient
+from piebald.runtimes.federation.policy import Policy
+from piebald.runtimes.federation.provisioning import Credentials, read
+from piebald.runtimes.federation.run_terms import RunTerms
+from piebald.runtimes.federation.task_runner import SiteClient
 
 log = logging.getLogger("piebald.federation")
 
 
 class SiteSettings(BaseModel):
-    """What a site settles itself, in the `site.toml` of its kit.
+    """What a site settles itself, in the `site.toml` of its credentials.
 
     Attributes:
         data: where its rows are; None takes those that the experiment's own partition gives it.
         device: where it computes.
-        floor: what it agrees to at the most.
+        policy: what it agrees to at the most.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    data: Source | None = None
+    data: SiteSource | None = None
     device: str = "cpu"
-    floor: Floor = Floor()
+    policy: Policy = Policy()
 
     @classmethod
     def load(cls, path: Path) -> SiteSettings:
-        """Settings from a file; the defaults where there is none."""
+        """ExperimentSettings from a file; the defaults where there is none."""
         try:
             return cls.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
@@ -62,77 +62,84 @@ class SiteSettings(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Preparing:
+class SiteWork:
     """Makes a run's terms into this site's work."""
 
-    kit: Kit
+    credentials: Credentials
     settings: SiteSettings
     folder: Path
 
-    def __call__(self, values: Mapping[str, Any]) -> Prepared:
+    def __call__(self, values: Mapping[str, Any]) -> SiteClient:
         """See `runtimes.federation.site.Site`.
 
         Raises:
             SettingError: this site cannot take part; the sentence goes to the server, so it says nothing of the rows.
         """
-        terms = Terms.read(values)
-        if self.kit.party not in terms.sites:
-            raise SettingError(f"the run has no place for {self.kit.party}: its sites are {', '.join(terms.sites)}")
-        number = terms.sites.index(self.kit.party)
-        settings = Settings.of_table(terms.experiment, "the server's experiment")
+        terms = RunTerms.read(values)
+        if self.credentials.party not in terms.sites:
+            raise SettingError(
+                f"the run has no place for {self.credentials.party}: its sites are {', '.join(terms.sites)}"
+            )
+        number = terms.sites.index(self.credentials.party)
+        settings = ExperimentSettings.of_table(terms.experiment, "the server's experiment")
         try:
             clients = self._rows(terms, settings, number)
         except Exception as error:
             log.warning("the rows cannot be used: %s", error)
             raise SettingError("its rows cannot be used for this run; the site's own log says why") from None
-        return Prepared(_work(terms, settings, clients, number), clients, number)
+        return SiteClient(_work(terms, settings, clients, number), clients, number)
 
-    def _rows(self, terms: Terms, settings: Settings, number: int) -> Own:
+    def _rows(self, terms: RunTerms, settings: ExperimentSettings, number: int) -> SiteRows:
         data = self.settings.data
         if data is not None:
             return own_rows(data, self.folder, terms.clients, number, terms.classes, terms.experiment)
         if settings.partition.kind == "sites":
-            raise SettingError(f"say where this site's rows are: [data] in {self.kit.folder / 'site.toml'}, or --data")
+            raise SettingError(
+                f"say where this site's rows are: [data] in {self.credentials.folder / 'site.toml'}, or --data"
+            )
         return part_of(settings.plan().clients, number)
 
 
-def _work(terms: Terms, settings: Settings, clients: Own, number: int) -> Work:
+def _work(terms: RunTerms, settings: ExperimentSettings, clients: SiteRows, number: int) -> ClientWork:
     """The run's work, rebuilt from names and fields with what is installed here."""
-    rule, stages = terms.learning()
+    trainer, transforms = terms.client_components()
     module = settings.plan().model(terms.seed)
     layout = Layout.of(module, terms.private)
     if [(slot.name, list(slot.shape)) for slot in layout.slots] != terms.layout:
         raise SettingError("the model that this site builds has other tensors than the server's")
     rows = clients.rows(number, "train")
-    task = task_for(rows.y, None, settings.evaluate.metrics)
-    if task.name != terms.task or list(rows.x.shape[1:]) != terms.shape:
+    objective = objective_for(rows.y, None, settings.evaluate.metrics)
+    if objective.name != terms.objective or list(rows.x.shape[1:]) != terms.shape:
         raise SettingError(
-            f"its rows have inputs {list(rows.x.shape[1:])} for {task.name}, "
-            f"the run takes {terms.shape} for {terms.task}"
+            f"its rows have inputs {list(rows.x.shape[1:])} for {objective.name}, "
+            f"the run takes {terms.shape} for {terms.objective}"
         )
     initial = layout.flatten(module)
-    return Work(module, layout, initial, rule, stages, task, terms.seed, tuple(terms.shape), tuple(terms.outputs))
+    shape, outputs = tuple(terms.shape), tuple(terms.outputs)
+    return ClientWork(module, layout, initial, objective, terms.seed, shape, outputs, trainer, transforms)
 
 
 def join(folder: Path, data: str | None, target: str | None, stays: bool, parent: int | None) -> str:
     """Be a site until the run is over; says why it ended.
 
     Args:
-        folder: the site's kit.
+        folder: the site's credentials.
         data, target: in place of those of its settings.
         stays: whether to wait for another run when one is over.
         parent: a process to end with.
     """
-    kit = read(folder)
+    credentials = read(folder)
     settings = SiteSettings.load(folder / "site.toml")
     place = folder
     if data is not None:
         about = settings.data.model_dump() if settings.data else {}
-        settings = settings.model_copy(update={"data": Source(**{**about, "source": data, "target": target})})
+        settings = settings.model_copy(update={"data": SiteSource(**{**about, "source": data, "target": target})})
         place = Path()
     if parent is not None:
         torch.set_num_threads(1)  # sites on one machine share its cores
-    site = Site(kit, Preparing(kit, settings, place), floor=settings.floor, device=settings.device, stays=stays)
+    site = FederationClient(
+        credentials, SiteWork(credentials, settings, place), policy=settings.policy, device=settings.device, stays=stays
+    )
     if parent is not None:
         threading.Thread(target=_leave_with, args=(site, parent), daemon=True).start()
     try:
@@ -141,7 +148,7 @@ def join(folder: Path, data: str | None, target: str | None, stays: bool, parent
         return "stopped"
 
 
-def _leave_with(site: Site, parent: int) -> None:
+def _leave_with(site: FederationClient, parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
     site.stop()

@@ -17,7 +17,7 @@ from piebald.partition import LazyClients
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 
-class Source(BaseModel):
+class SiteSource(BaseModel):
     """Where a site's rows are.
 
     Attributes:
@@ -35,7 +35,7 @@ class Source(BaseModel):
     validation: float = Field(default=0.1, ge=0, lt=1)
 
 
-class Own:
+class SiteRows:
     """All clients by name, with the rows of one of them; they are `contracts.Clients`."""
 
     def __init__(self, names: Sequence[str], number: int, rows: Mapping[Split, Rows], classes: Sequence[str] | None):
@@ -60,15 +60,15 @@ class Own:
         return None
 
 
-def part_of(clients: Clients, number: int) -> Own:
+def part_of(clients: Clients, number: int) -> SiteRows:
     """One client's part of a partition; the rest is let go."""
     rows = {split: clients.rows(number, split) for split in SPLITS}
-    return Own([str(clients.names[n]) for n in range(len(clients))], number, rows, clients.classes)
+    return SiteRows([str(clients.names[n]) for n in range(len(clients))], number, rows, clients.classes)
 
 
 def own_rows(
-    source: Source, folder: Path, names: Sequence[str], number: int, classes: Sequence[str] | None, settings: Any
-) -> Own:
+    source: SiteSource, folder: Path, names: Sequence[str], number: int, classes: Sequence[str] | None, settings: Any
+) -> SiteRows:
     """A site's own rows.
 
     Args:
@@ -91,7 +91,7 @@ def own_rows(
     else:
         meta = {"classes": classes, "settings": settings}
         made = from_file(folder / source.source, source.target, meta, source.validation, source.test)
-    return Own(names, number, {split: made.rows(0, split) for split in SPLITS}, classes)
+    return SiteRows(names, number, {split: made.rows(0, split) for split in SPLITS}, classes)
 
 
 def loader(path: Path, name: str) -> Callable[[], Any]:

@@ -16,14 +16,14 @@ except ImportError:  # Windows: a process there is stopped by hand
 
 
 def look(folder: Path) -> dict[str, Any]:
-    """How a run or a kit's party stands.
+    """How a run or a credentials's party stands.
 
     Raises:
         SettingError: there is nothing to see.
     """
-    kit = _kit(folder)
+    credentials = _kit(folder)
     try:
-        found: dict[str, Any] = json.loads((kit / "status.json").read_text())
+        found: dict[str, Any] = json.loads((credentials / "status.json").read_text())
     except (OSError, ValueError):
         raise SettingError(f"nothing has run in {folder} yet: start piebald server or piebald client with it") from None
     found["process"] = holder(folder)
@@ -35,7 +35,7 @@ def look(folder: Path) -> dict[str, Any]:
 
 
 def holder(folder: Path) -> int | None:
-    """The process that runs with a kit or writes a run, None where none does."""
+    """The process that runs with a credentials or writes a run, None where none does."""
     if fcntl is None:
         return None
     try:
@@ -51,16 +51,16 @@ def holder(folder: Path) -> int | None:
 
 
 def _kit(folder: Path) -> Path:
-    """The kit that is meant; a run's folder names the one it was run with."""
-    if (folder / "kit.json").exists():
+    """The credentials that is meant; a run's folder names the one it was run with."""
+    if (folder / "credentials.json").exists():
         return folder
-    if (folder / "federation" / "server" / "kit.json").exists():
+    if (folder / "federation" / "server" / "credentials.json").exists():
         return folder / "federation" / "server"
     if (folder / "run.db").exists():
         from piebald.report.store import RunStore
 
         with RunStore.open_read_only(folder) as store:
             runtime = store.meta.get("runtime") or {}
-        if runtime.get("kit"):
-            return Path(runtime["kit"])
-    raise SettingError(f"{str(folder)!r} is no kit and no run of a federation")
+        if runtime.get("credentials"):
+            return Path(runtime["credentials"])
+    raise SettingError(f"{str(folder)!r} is no credentials and no run of a federation")

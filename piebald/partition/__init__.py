@@ -4,7 +4,7 @@ from piebald.partition.backdoor import Backdoor
 from piebald.partition.by_embedding import ByEmbedding
 from piebald.partition.by_owner import ByOwner
 from piebald.partition.corruption import Blur, Contrast, Noise, Sensor
-from piebald.partition.data_change import Change, FlipPairs, FlipRandom, FlipTo
+from piebald.partition.data_change import DataChange, FlipPairs, FlipRandom, FlipTo
 from piebald.partition.devices import Devices, FastSlow, Homogeneous, LogNormal
 from piebald.partition.dirichlet import Dirichlet
 from piebald.partition.disjoint import Disjoint
@@ -29,8 +29,8 @@ __all__ = [
     "Blur",
     "ByEmbedding",
     "ByOwner",
-    "Change",
     "Contrast",
+    "DataChange",
     "Devices",
     "Dirichlet",
     "Disjoint",

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from pydantic import Field
 
-from piebald.partition.data_change import Change, _check_classes
+from piebald.partition.data_change import DataChange, _check_classes
 from piebald.partition.split import Ints
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Backdoor(Change):
+class Backdoor(DataChange):
     """A trigger on some training rows, which get the target's label (Gu et al. 2017, BadNets): poisoned holders.
 
     The trigger is a square in the last corner of images, or the last samples of signals and rows, set to `value`.  A

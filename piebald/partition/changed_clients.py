@@ -10,12 +10,12 @@ from torch import Tensor
 
 from piebald.data.decoded import Decoded
 from piebald.partition.convert import floats
-from piebald.partition.data_change import Change
+from piebald.partition.data_change import DataChange
 from piebald.partition.pooled_clients import PooledClients
 from piebald.partition.three_way_split import SPLITS
 
 
-def changed(clients: PooledClients, changes: Sequence[Change], x: Tensor | Decoded) -> PooledClients:
+def changed(clients: PooledClients, changes: Sequence[DataChange], x: Tensor | Decoded) -> PooledClients:
     """These clients with changed rows; they are left as they were, and `common` stays clean.
 
     Labels, and inputs that change with them, change in training and validation rows only: a poisoned holder still wants

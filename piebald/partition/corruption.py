@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from piebald.partition.data_change import Change
+from piebald.partition.data_change import DataChange
 from piebald.randomness import torch_generator
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Noise(Change):
+class Noise(DataChange):
     """Gaussian noise on the inputs.
 
     Attributes:
@@ -33,7 +33,7 @@ class Noise(Change):
         return x + self.sigma * torch.randn(x.shape, generator=dice)
 
 
-class Contrast(Change):
+class Contrast(DataChange):
     """Contrast of images: distances from a row's own mean times a factor.
 
     Attributes:
@@ -48,7 +48,7 @@ class Contrast(Change):
         return mean + self.factor * (x - mean)
 
 
-class Sensor(Change):
+class Sensor(DataChange):
     """A client's own gain and bias on each channel (axis 1): x * exp(gain * a) + bias * b, a and b standard normal.
 
     Attributes:
@@ -70,7 +70,7 @@ class Sensor(Change):
         return changed
 
 
-class Blur(Change):
+class Blur(DataChange):
     """Blurred by a Gaussian along height and width, or along time; edges are repeated.
 
     Attributes:

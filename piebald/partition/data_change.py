@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import numpy as np
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
-from piebald.component import Part, build
+from piebald.component import Component, build
 from piebald.errors import SettingError
 from piebald.partition.split import Ints
 from piebald.randomness import generator
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Change(Part):
+class DataChange(Component):
     """A change of rows of some clients.  What happens to one client depends on nothing but (seed, client).
 
     Attributes:
@@ -69,7 +69,7 @@ class Change(Part):
         return generator(self.seed, "change", self.kind, *words)
 
 
-class _Flip(Change):
+class _Flip(DataChange):
     """What flips of labels share.
 
     Attributes:
@@ -146,14 +146,14 @@ class FlipTo(_Flip):
         return flipped
 
 
-def _check_classes(change: Change, named: list[int], classes: int) -> None:
+def _check_classes(change: DataChange, named: list[int], classes: int) -> None:
     for number in named:
         if not 0 <= number < classes:
             raise change.refuse(f"classes must be in 0..{classes - 1}, got {number}")
 
 
 AnyChange = Annotated[
-    Change,
+    DataChange,
     BeforeValidator(lambda table: build("change", table)),
     PlainSerializer(lambda change: change.table()),
 ]

@@ -8,19 +8,19 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from piebald.component import Part
+from piebald.component import Component
 from piebald.contracts import Device
 from piebald.randomness import generator
 
 
-class Devices(Part):
+class Devices(Component):
     """The devices of a federation.
 
     Attributes:
         down: bandwidth to the client in bytes a second, None for no limit.
         up: bandwidth from the client in bytes a second, None for no limit.
         latency: seconds before each transfer.
-        dropout: probability that an assignment is lost, in [0, 1].
+        dropout: probability that a task is lost, in [0, 1].
     """
 
     axis = "fleet"

@@ -27,7 +27,7 @@ class LazyClients:
         names: a name for each client, by default its number.
         classes: names of the classes, None where targets are not classes.
         common: a test set that belongs to no client.
-        root: rows that the centre keeps for itself.
+        root: rows that the server keeps for itself.
         validation: share of a client's rows.
         test: share of a client's rows.
         seed: of the division.
@@ -90,7 +90,7 @@ class LazyClients:
 
     @property
     def root(self) -> Rows | None:
-        """Rows that the centre keeps for itself, or None."""
+        """Rows that the server keeps for itself, or None."""
         return self._root
 
     def rows(self, client: int, split: Split) -> Rows:

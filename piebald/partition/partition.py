@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from piebald.component import Part
+from piebald.component import Component
 from piebald.errors import SettingError
 from piebald.partition.changed_clients import changed
 from piebald.partition.data_change import AnyChange
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 NOBODY = -1  # the holder of a row that no client gets
 
 
-class Partition(Part):
+class Partition(Component):
     """Who holds what.
 
     Attributes:
@@ -46,7 +46,7 @@ class Partition(Part):
         validation: share of each client's rows (published test rows apart) for its validation part, in [0, 1).
         test: share of each client's rows for its test part where the data set publishes none, in [0, 1).
         pool: deal the published training and test rows as one set.
-        centre: training rows that the centre keeps for itself and no client gets, in proportion from the classes; for
+        centre: training rows that the server keeps for itself and no client gets, in proportion from the classes; for
             methods that need a few trusted rows.
         limit: use at most this many rows, drawn in proportion from classes and from training and test.
         changes: what is done to some clients' rows after the deal: flipped labels, noise, blur, ...
@@ -82,7 +82,9 @@ class Partition(Part):
         validation = self.validation
         if test is None and data.together is not None and self.scatters and self.test:
             order = np.zeros(len(train), dtype=np.int64)
-            out = hold_out(order, self.test, key(self.seed, "together"), labels(data, train), data.together[train])
+            out = hold_out(
+                order, self.test, key(self.seed, "single_cluster"), labels(data, train), data.together[train]
+            )
             train, test = train[~out], train[out]
             validation /= 1 - self.test
         root, train = self._kept(data, train)
@@ -171,12 +173,12 @@ class Partition(Part):
         return np.sort(kept[~is_test]), np.sort(kept[is_test])
 
     def _kept(self, data: DataSet, train: Ints) -> tuple[Ints | None, Ints]:
-        """The rows that the centre keeps, and those to deal."""
+        """The rows that the server keeps, and those to deal."""
         if not self.centre:
             return None, train
         if self.centre >= len(train):
             raise self.refuse(f"centre must be below the {len(train)} training rows there are, got {self.centre}")
-        kept = train[thin(labels(data, train), self.centre, key(self.seed, "centre"))]
+        kept = train[thin(labels(data, train), self.centre, key(self.seed, "server"))]
         return kept, np.setdiff1d(train, kept)
 
     def _limited(self, data: DataSet, rows: Ints, side: Ints | None = None) -> Ints:

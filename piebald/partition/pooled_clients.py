@@ -32,7 +32,7 @@ class PooledClients:
         names: a name for each client, by default its number.
         classes: names of the classes, None where targets are not classes.
         common: a test set that belongs to no client: rows, or row numbers of the pool.
-        root: rows that the centre keeps for itself: rows, or row numbers of the pool.
+        root: rows that the server keeps for itself: rows, or row numbers of the pool.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class PooledClients:
 
     @cached_property
     def root(self) -> Rows | None:
-        """Rows that the centre keeps for itself, or None."""
+        """Rows that the server keeps for itself, or None."""
         if isinstance(self._root, np.ndarray):
             return self._gather(self._root) if len(self._root) else None
         return self._root

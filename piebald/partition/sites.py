@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from pydantic import Field
 
-from piebald.component import Part
+from piebald.component import Component
 from piebald.contracts import Rows, Split
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Declared:
         return None
 
 
-class Elsewhere(Part):
+class Elsewhere(Component):
     """A partition of rows that never come here."""
 
     axis = "partition"

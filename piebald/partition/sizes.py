@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
-from piebald.component import Part, build
+from piebald.component import Component, build
 from piebald.errors import SettingError
 from piebald.partition.split import Ints
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.random import Generator
 
 
-class Sizes(Part):
+class Sizes(Component):
     """Rows of each client."""
 
     axis = "sizes"

@@ -68,7 +68,7 @@ def clients_from(
         classes: names of the classes in the order of their numbers.
         common: a test set (x, y) that belongs to no client; by default all clients' test parts together.
         tokens: inputs are whole numbers for an embedding layer (words of a text) and become int64, not float32.
-        root: rows (x, y) that the centre keeps for itself, for methods that need a few trusted rows.
+        root: rows (x, y) that the server keeps for itself, for methods that need a few trusted rows.
 
     Raises:
         SettingError: anything that cannot be trained on, in one sentence that names the client or the column.

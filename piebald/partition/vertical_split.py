@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import Field
 
-from piebald.component import Part
+from piebald.component import Component
 from piebald.errors import SettingError, unknown
 from piebald.partition.split import Ints
 from piebald.randomness import generator
@@ -46,7 +46,7 @@ class Parties:
     overlap: Ints
 
 
-class Division(Part):
+class Division(Component):
     """How features are divided between two parties."""
 
     axis = "vertical"

@@ -1,5 +1,5 @@
 """Privacy: accounting, and secure aggregation."""
 
-from piebald.privacy.secure_aggregation import SecureSum
+from piebald.privacy.secure_aggregation import SecureAggregation
 
-__all__ = ["SecureSum"]
+__all__ = ["SecureAggregation"]

@@ -10,9 +10,12 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any, Literal
 
+from piebald.aggregation.linear import Linear
 from piebald.contracts import Clients
 from piebald.errors import SettingError
 from piebald.recipe import Recipe
+from piebald.training.base import HidesRows
+from piebald.training.sgd import Sgd
 from piebald.transforms.gaussian import Gaussian
 
 _USELESS = 100.0  # an epsilon
@@ -21,7 +24,7 @@ ORDERS = (*(1 + x / 10 for x in range(1, 100)), *map(float, range(11, 65)), 128.
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class PrivacyBudget:
     """What a whole run spends.
 
     Attributes:
@@ -49,8 +52,8 @@ class Budget:
         return {name: None if value == math.inf else value for name, value in asdict(self).items()}
 
 
-def central(noise: float, share: float, rounds: int, delta: float) -> Budget:
-    """Clipped updates, noise once on their weighted mean (`gaussian`, where = "centre").
+def central(noise: float, share: float, rounds: int, delta: float) -> PrivacyBudget:
+    """Clipped updates, noise once on their weighted mean (`gaussian`, where = "server").
 
     Args:
         noise: multiplier of the noise.
@@ -59,15 +62,15 @@ def central(noise: float, share: float, rounds: int, delta: float) -> Budget:
         delta: in (0, 1).
     """
     meaning = (
-        "Anyone who sees all community models learns little about whether one client took part at all (client-level, "
-        "add or remove one client). The centre sees every update and must be trusted. Assumed: weights that do not "
+        "Anyone who sees all global models learns little about whether one client took part at all (client-level, "
+        "add or remove one client). The server sees every update and must be trusted. Assumed: weights that do not "
         "depend on the data (equal), and clients drawn independently with the cohort's share; a cohort of fixed size "
         "is accounted as if it were."
     )
     return _spent(noise, share, rounds, delta, meaning)
 
 
-def local(noise: float, rounds: int, delta: float) -> Budget:
+def local(noise: float, rounds: int, delta: float) -> PrivacyBudget:
     """Noise on every clipped update before it leaves (`gaussian`, where = "client").
 
     Args:
@@ -76,14 +79,14 @@ def local(noise: float, rounds: int, delta: float) -> Budget:
         delta: in (0, 1).
     """
     meaning = (
-        "Whoever sees all of one client's uploads, the centre included, learns little about which updates it made "
+        "Whoever sees all of one client's uploads, the server included, learns little about which updates it made "
         "instead of any others of the allowed length (two updates differ by up to twice the clip). Nobody needs to be "
         "trusted, and nothing is gained from being one of many: with useful noise this epsilon is large."
     )
     return replace(_spent(noise / 2, 1.0, rounds, delta, meaning), unit="updates")
 
 
-def rows(noise: float, share: float, steps: int, delta: float, also: str = "") -> Budget:
+def rows(noise: float, share: float, steps: int, delta: float, also: str = "") -> PrivacyBudget:
     """Rows' gradients clipped, noise on their sum in every step (`dp_sgd`).
 
     Args:
@@ -94,7 +97,7 @@ def rows(noise: float, share: float, steps: int, delta: float, also: str = "") -
         also: what else is assumed.
     """
     meaning = (
-        "Whoever sees all that one client ever sends, the centre included, learns little about whether one row is in "
+        "Whoever sees all that one client ever sends, the server included, learns little about whether one row is in "
         "its training part (record-level, add or remove one row; a person with k rows is protected k times less). "
         "Nobody needs to be trusted but the client itself. Assumed: its number of rows is no secret, and noise and "
         "batches come from numbers that only the client knows, as at a real site; in a simulation the seed tells them. "
@@ -105,7 +108,7 @@ def rows(noise: float, share: float, steps: int, delta: float, also: str = "") -
     return replace(found, epsilon_prv=_by_opacus(noise, share, steps, delta) if wanted else None)
 
 
-def of_rows(recipe: Recipe, sizes: Sequence[int], rounds: int, delta: float | None = None) -> Budget:
+def of_rows(recipe: Recipe, sizes: Sequence[int], rounds: int, delta: float | None = None) -> PrivacyBudget:
     """The budget of a recipe whose rule hides rows, for the client that spends most if it is asked in every round.
 
     Args:
@@ -114,12 +117,16 @@ def of_rows(recipe: Recipe, sizes: Sequence[int], rounds: int, delta: float | No
         rounds: commits.
         delta: by default 1 / (10 rows of the largest client), at most 1e-5.
     """
-    privacy, rule = recipe.learn.privacy(), recipe.learn
+    trainer = recipe.training
+    privacy = trainer.row_privacy() if isinstance(trainer, HidesRows) else None
     delta = min(1e-5, 0.1 / max([1, *sizes])) if delta is None else delta
     if privacy is None or not any(sizes):
-        return Budget(math.inf, math.inf, delta, 0, "Nothing is known: no client's number of rows is known.", "row")
-    batch, epochs = int(getattr(rule, "batch", 1)), int(getattr(rule, "epochs", 1))
-    own: int | None = getattr(rule, "steps", None)
+        return PrivacyBudget(
+            math.inf, math.inf, delta, 0, "Nothing is known: no client's number of rows is known.", "row"
+        )
+    if not isinstance(trainer, Sgd):
+        raise SettingError(f"the budget of {trainer.kind!r} is not known: it is no trainer of batches")
+    batch, epochs, own = trainer.batch, trainer.epochs, trainer.steps
     smallest: dict[int, int] = {}  # of the clients that take so many steps, the one whose rows are in most batches
     for size in sorted({size for size in sizes if size}):
         smallest.setdefault(epochs * math.ceil(size / batch) if own is None else own, size)
@@ -134,16 +141,16 @@ def of_rows(recipe: Recipe, sizes: Sequence[int], rounds: int, delta: float | No
     return rows(privacy.noise, min(1.0, batch / least), steps * rounds, delta, also)
 
 
-def of_run(recipe: Recipe, clients: Clients, rounds: int | None) -> list[Budget]:
+def of_run(recipe: Recipe, clients: Clients, rounds: int | None) -> list[PrivacyBudget]:
     """All budgets of a run; none where the number of rounds or of asked clients is open."""
     found = of_recipe(recipe, len(clients), rounds)
-    if recipe.learn.privacy() is not None and rounds is not None and recipe.pace.kind == "synchronous":
+    if isinstance(recipe.training, HidesRows) and rounds is not None and recipe.scheduling.kind == "synchronous":
         sizes = [clients.size(client, "train") or 0 for client in range(len(clients))]
         found.append(of_rows(recipe, sizes, rounds))
     return found
 
 
-def of_recipe(recipe: Recipe, known: int, rounds: int | None, delta: float | None = None) -> list[Budget]:
+def of_recipe(recipe: Recipe, known: int, rounds: int | None, delta: float | None = None) -> list[PrivacyBudget]:
     """The budgets of a recipe's Gaussian stages; none where the number of rounds or of asked clients is open.
 
     Args:
@@ -152,22 +159,22 @@ def of_recipe(recipe: Recipe, known: int, rounds: int | None, delta: float | Non
         rounds: commits.
         delta: by default 1 / (10 known), at most 1e-5.
     """
-    cohort = getattr(recipe.pace, "cohort", None)
-    if rounds is None or cohort is None or recipe.pace.kind != "synchronous":
+    cohort = getattr(recipe.scheduling, "cohort", None)
+    if rounds is None or cohort is None or recipe.scheduling.kind != "synchronous":
         return []
     share = min(1.0, cohort / known if isinstance(cohort, int) else cohort)
     delta = min(1e-5, 0.1 / known) if delta is None else delta
     found = []
-    for stage in recipe.update:
+    for stage in recipe.transforms:
         if not isinstance(stage, Gaussian):
             continue
         if stage.where == "client":
             found.append(local(stage.multiplier, rounds, delta))
-        elif recipe.weigh.singly():
+        elif isinstance(recipe.aggregation, Linear):
             found.append(central(stage.multiplier, share, rounds, delta))
         else:
-            why = f"Nothing is known: {recipe.weigh.kind} is no weighted mean, so one client may move it by more."
-            found.append(Budget(math.inf, math.inf, delta, rounds, why))
+            why = f"Nothing is known: {recipe.aggregation.kind} is no weighted mean, so one client may move it by more."
+            found.append(PrivacyBudget(math.inf, math.inf, delta, rounds, why))
     return found
 
 
@@ -178,15 +185,15 @@ def installed() -> bool:
     return importlib.util.find_spec("dp_accounting") is not None
 
 
-def _spent(noise: float, share: float, releases: int, delta: float, meaning: str) -> Budget:
+def _spent(noise: float, share: float, releases: int, delta: float, meaning: str) -> PrivacyBudget:
     if not 0 < delta < 1:
         raise SettingError(f"delta must be above 0 and below 1, got {delta}")
     if not noise:
-        return Budget(math.inf, math.inf, delta, releases, meaning)
+        return PrivacyBudget(math.inf, math.inf, delta, releases, meaning)
     rough = _renyi(noise, share, releases, delta, ORDERS)
     if rough > _USELESS:
-        return Budget(rough, rough, delta, releases, meaning)
-    return Budget(rough, _by_loss(noise, share, releases, delta), delta, releases, meaning)
+        return PrivacyBudget(rough, rough, delta, releases, meaning)
+    return PrivacyBudget(rough, _by_loss(noise, share, releases, delta), delta, releases, meaning)
 
 
 # What accountants say is kept, since they take seconds and a comparison asks the same of every run.

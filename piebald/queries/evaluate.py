@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from piebald.contracts import Learned, Local, Query, Split, Start
-from piebald.training.base import Rule
+from piebald.contracts import ClientContext, Personalizes, Query, Split, TrainInput, TrainOutput, Trains
 
 
 class Evaluate(Query):
-    """Score the community model and the client's personal model.
+    """Score the global model and the client's personal model.
 
-    Metrics come back as "community/NAME" and "personal/NAME".  Where nothing is private and the rule tailors nothing
-    the two are one model and only "community" is scored; where layers are private there is no community model to use
+    Metrics come back as "global/NAME" and "personal/NAME".  Where nothing is private and the rule personalizes nothing
+    the two are one model and only "global" is scored; where layers are private there is no global model to use
     alone.
 
     Attributes:
@@ -23,13 +22,15 @@ class Evaluate(Query):
     split: Split = "test"
     personal: bool = True
 
-    def answer(self, start: Start, local: Local, rule: Rule) -> Learned:
-        whole = start.shared == start.model.shape[-1]
-        models = {"community": start.model} if whole else {}
-        if self.personal and (rule.tailors() or not whole):
-            models["personal"] = rule.personal(start, local)
+    def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
+        whole = inputs.shared == inputs.model.shape[-1]
+        models = {"global": inputs.model} if whole else {}
+        if self.personal and (isinstance(trainer, Personalizes) or not whole):
+            models["personal"] = (
+                trainer.personalize(inputs, context) if isinstance(trainer, Personalizes) else inputs.model
+            )
         metrics = {}
         for name, model in models.items():
-            scores, metrics["examples"] = local.score(model, self.split)
+            scores, metrics["examples"] = context.score(model, self.split)
             metrics |= {f"{name}/{metric}": value for metric, value in scores.items()}
-        return Learned(start.model, torch.zeros(len(start.versions)), metrics=metrics)
+        return TrainOutput(inputs.model, torch.zeros(len(inputs.versions)), metrics=metrics)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from pydantic import Field
 
-from piebald.contracts import Learned, Local, Query, Split, Start, Update
-from piebald.model_spec import ModelSpec as Work
-from piebald.training.base import Rule
+from piebald.contracts import ClientContext, Query, Split, TrainInput, TrainOutput, Trains, Update
+from piebald.model_spec import ModelSpec
 
 
 class Validate(Query):
@@ -24,20 +23,20 @@ class Validate(Query):
     split: Split = "validation"
     classes: int = Field(default=0, ge=0)
 
-    def answer(self, start: Start, local: Local, rule: Rule) -> Learned:
+    def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
         if not self.classes:
-            scores, rows = local.score(start.model, self.split)
+            scores, rows = context.score(inputs.model, self.split)
             told = {"loss": scores["loss"].nan_to_num(), "examples": rows}
-            return Learned(start.model, torch.zeros(len(rows)), metrics=told)
-        matrix = local.confusion(start.model, self.split).flatten(1)
-        return Learned(
-            start.model, torch.zeros(len(matrix)), parts={"confusion": matrix}, metrics={"examples": matrix.sum(1)}
+            return TrainOutput(inputs.model, torch.zeros(len(rows)), metrics=told)
+        matrix = context.confusion(inputs.model, self.split).flatten(1)
+        return TrainOutput(
+            inputs.model, torch.zeros(len(matrix)), vectors={"confusion": matrix}, metrics={"examples": matrix.sum(1)}
         )
 
-    def complaint(self, answer: Update, work: Work) -> str | None:
+    def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
         if not self.classes:
             return None if "loss" in answer.metrics else "sent no loss"
-        matrix = answer.parts.get("confusion")
+        matrix = answer.vectors.get("confusion")
         if matrix is None or tuple(matrix.shape) != (self.classes**2,):
             came = "nothing" if matrix is None else f"{list(matrix.shape)}"
             return f"must send {self.classes} x {self.classes} counts, sent {came}"

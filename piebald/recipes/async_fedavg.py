@@ -1,4 +1,4 @@
-"""AsyncFedAvg: FedAvg's weighted mean over all learners' last models, renewed at every arrival."""
+"""AsyncFedAvg: FedAvg's weighted mean over all learners' last models, renewed at every result."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from piebald.recipes.fedavg import fedavg
 from piebald.recipes.named import recipe
 from piebald.scheduling.asynchronous import Asynchronous
 from piebald.scheduling.cohort import CohortSize
-from piebald.server_optimizer.cached_average import CachedSwap
-from piebald.training import Sgd, Training
+from piebald.server_optimizer.cached_average import CachedAverage
+from piebald.training import Sgd, SgdSettings
 
 METIS = "Stripelis, Ambite 2020, Accelerating federated learning in heterogeneous data and computational environments"
 
@@ -18,6 +18,8 @@ METIS = "Stripelis, Ambite 2020, Accelerating federated learning in heterogeneou
 @recipe(
     "Stripelis, Ambite 2020, Accelerating federated learning in heterogeneous data and computational environments", Sgd
 )
-def async_fedavg(cohort: CohortSize = 1.0, oldest: int | None = None, **training: Unpack[Training]) -> Recipe:
-    """Step at each arrival: the learner's last model is swapped for its new one in the mean, weighted by examples."""
-    return fedavg(cohort, **training).with_(pace=Asynchronous(cohort=cohort, oldest=oldest), step=CachedSwap())
+def async_fedavg(cohort: CohortSize = 1.0, max_staleness: int | None = None, **training: Unpack[SgdSettings]) -> Recipe:
+    """Step at each result: the learner's last model is swapped for its new one in the mean, weighted by examples."""
+    return fedavg(cohort, **training).with_(
+        scheduling=Asynchronous(cohort=cohort, max_staleness=max_staleness), server_optimizer=CachedAverage()
+    )

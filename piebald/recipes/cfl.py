@@ -9,10 +9,10 @@ from piebald.recipe import Recipe
 from piebald.recipes.fedavg import fedavg
 from piebald.recipes.named import recipe
 from piebald.scheduling.cohort import CohortSize
-from piebald.training import Sgd, Training
+from piebald.training import Sgd, SgdSettings
 
 
 @recipe("Sattler, Müller, Samek 2020, Clustered federated learning", Sgd)
-def cfl(cohort: CohortSize = 1.0, eps1: float = 0.4, eps2: float = 0.5, **training: Unpack[Training]) -> Recipe:
+def cfl(cohort: CohortSize = 1.0, eps1: float = 0.4, eps2: float = 0.5, **training: Unpack[SgdSettings]) -> Recipe:
     """Start as one group; cut it in two by the cosines of updates when its mean stands still and its members do not."""
-    return fedavg(cohort, **training).with_(group=Cfl(eps1=eps1, eps2=eps2))
+    return fedavg(cohort, **training).with_(clustering=Cfl(eps1=eps1, eps2=eps2))

@@ -8,8 +8,8 @@ from piebald.recipe import Recipe
 from piebald.recipes.fedavg import fedavg
 from piebald.recipes.named import recipe
 from piebald.scheduling.cohort import CohortSize
-from piebald.sharing import AllBut, OneHot
-from piebald.training import Sgd, Training
+from piebald.sharing import AllExcept, OneHot
+from piebald.training import Sgd, SgdSettings
 
 
 @recipe("Rieger, Høegh, Hansen 2020, Client adaptation improves federated learning with simulated non-IID clients", Sgd)
@@ -17,11 +17,11 @@ def cgau(
     cohort: CohortSize = 1.0,
     private: str | tuple[str, ...] = "conditioning",
     shared_matrix: bool = False,
-    **training: Unpack[Training],
+    **training: Unpack[SgdSettings],
 ) -> Recipe:
     """FedAvg over a model of gated units; the vectors that condition them on the client never leave it.
 
     Section 3, with models such as `gated_classifier`.  With `shared_matrix` all clients' vectors are columns
     of one matrix that is averaged like the rest, as in the paper's simulation; the model then needs its `clients`.
     """
-    return fedavg(cohort, **training).with_(share=OneHot() if shared_matrix else AllBut(private_layers=private))
+    return fedavg(cohort, **training).with_(sharing=OneHot() if shared_matrix else AllExcept(private_layers=private))

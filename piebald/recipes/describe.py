@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from piebald.component import Part
+from piebald.component import Component
 from piebald.recipe import Recipe
 
 # Settings of recipes that are called otherwise in the part they end up in: (axis, field).
@@ -21,7 +21,7 @@ ALIASES = {
 }
 
 
-def home(recipe: Recipe, setting: str) -> tuple[type[Part], str] | None:
+def home(recipe: Recipe, setting: str) -> tuple[type[Component], str] | None:
     """The part and the field that a recipe's setting ends up in; None for one that chooses between parts."""
     axis, field = ALIASES.get(setting, (None, setting))
     for one in [axis] if axis else [one for one in Recipe.axes if one != "update"]:

@@ -9,7 +9,7 @@ from piebald.recipe import Recipe
 from piebald.recipes.fedavg import fedavg
 from piebald.recipes.named import recipe
 from piebald.scheduling.cohort import CohortSize
-from piebald.training import Sgd, Training
+from piebald.training import Sgd, SgdSettings
 
 
 @recipe("Liu et al. 2021, DistFL: Distribution-aware federated learning for mobile scenarios", Sgd)
@@ -20,11 +20,11 @@ def distfl(
     find: Literal["silhouette", "gap"] = "silhouette",
     normal: Literal["largest", "vote", "root"] = "largest",
     every: int = 1,
-    **training: Unpack[Training],
+    **training: Unpack[SgdSettings],
 ) -> Recipe:
     """Find out from the uploaded models alone whose data are alike, and average each group by itself.
 
     The model needs batch norms that are shared.  More settings are those of the group part `distfl`.
     """
     group = Distfl(probes=probes, channels=channels, find=find, normal=normal, every=every)
-    return fedavg(cohort, **training).with_(group=group)
+    return fedavg(cohort, **training).with_(clustering=group)

@@ -8,12 +8,12 @@ from piebald.recipe import Recipe
 from piebald.recipes.fedavg import fedavg
 from piebald.recipes.named import recipe
 from piebald.scheduling.cohort import CohortSize
-from piebald.training import Ditto, Training
+from piebald.training import Ditto, SgdSettings
 
 
 @recipe("Li et al. 2021, Ditto: fair and robust federated learning through personalization", Ditto)
 def ditto(
-    cohort: CohortSize = 1.0, pull: float = 0.1, personal_epochs: int = 1, **training: Unpack[Training]
+    cohort: CohortSize = 1.0, lam: float = 0.1, personal_epochs: int = 1, **training: Unpack[SgdSettings]
 ) -> Recipe:
-    """FedAvg, and beside it a personal model for each client that is pulled towards the community model."""
-    return fedavg(cohort).with_(learn=Ditto(pull=pull, personal_epochs=personal_epochs, **training))
+    """FedAvg, and beside it a personal model for each client that is pulled towards the global model."""
+    return fedavg(cohort).with_(training=Ditto(lam=lam, personal_epochs=personal_epochs, **training))

@@ -1,4 +1,4 @@
-"""DP-SGD on every client: single rows are hidden from everybody, the centre included."""
+"""DP-SGD on every client: single rows are hidden from everybody, the server included."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from piebald.recipe import Recipe
 from piebald.recipes.fedavg import fedavg
 from piebald.recipes.named import recipe
 from piebald.scheduling.cohort import CohortSize
-from piebald.training import DpSgd, Training
+from piebald.training import DpSgd, SgdSettings
 
 
 @recipe("Abadi et al. 2016, Deep learning with differential privacy", DpSgd)
-def dp_sgd(cohort: CohortSize = 1.0, noise: float = 1.0, mu: float = 0.0, **training: Unpack[Training]) -> Recipe:
+def dp_sgd(cohort: CohortSize = 1.0, noise: float = 1.0, mu: float = 0.0, **training: Unpack[SgdSettings]) -> Recipe:
     """FedAvg whose clients clip each row's gradient and add noise to every step."""
-    return fedavg(cohort).with_(learn=DpSgd(noise=noise, mu=mu, **training))
+    return fedavg(cohort).with_(training=DpSgd(noise=noise, mu=mu, **training))

@@ -11,8 +11,8 @@ from piebald.recipes.fedavg import fedavg
 from piebald.recipes.named import recipe
 from piebald.scheduling.asynchronous import Asynchronous
 from piebald.scheduling.cohort import CohortSize
-from piebald.server_optimizer.cached_average import CachedSwap
-from piebald.training import Adaptive, Sgd, Training
+from piebald.server_optimizer.cached_average import CachedAverage
+from piebald.training import AdaptiveFrequency, Sgd, SgdSettings
 
 Score = Literal["micro_f1", "accuracy", "macro_f1", "geometric_mean", "matthews"]
 
@@ -24,11 +24,11 @@ def sync_dvw(
     evaluators: int | None = None,
     above_chance: bool = False,
     power: float = 1.0,
-    **training: Unpack[Training],
+    **training: Unpack[SgdSettings],
 ) -> Recipe:
     """FedAvg with each model weighted by its score on all learners' validation rows instead of by its examples."""
-    weigh = Dvw(score=score, evaluators=evaluators, above_chance=above_chance, power=power)
-    return fedavg(cohort, **training).with_(weigh=weigh)
+    aggregation = Dvw(score=score, evaluators=evaluators, above_chance=above_chance, power=power)
+    return fedavg(cohort, **training).with_(aggregation=aggregation)
 
 
 @recipe(METIS, Sgd)
@@ -38,15 +38,17 @@ def async_dvw(
     evaluators: int | None = None,
     above_chance: bool = False,
     power: float = 1.0,
-    oldest: int | None = None,
-    **training: Unpack[Training],
+    max_staleness: int | None = None,
+    **training: Unpack[SgdSettings],
 ) -> Recipe:
-    """Step at each arrival: the weighted mean of all learners' last models, weights by validation at their arrival."""
+    """Step at each result: the weighted mean of all learners' last models, weights by validation at their result."""
     base = sync_dvw(cohort, score, evaluators, above_chance, power, **training)
-    return base.with_(pace=Asynchronous(cohort=cohort, oldest=oldest), step=CachedSwap())
+    return base.with_(
+        scheduling=Asynchronous(cohort=cohort, max_staleness=max_staleness), server_optimizer=CachedAverage()
+    )
 
 
-@recipe(METIS, Adaptive)
+@recipe(METIS, AdaptiveFrequency)
 def adaptive_dvw(
     cohort: CohortSize = 1.0,
     cycles: int = 20,
@@ -57,10 +59,10 @@ def adaptive_dvw(
     evaluators: int | None = None,
     above_chance: bool = False,
     power: float = 1.0,
-    oldest: int | None = None,
-    **training: Unpack[Training],
+    max_staleness: int | None = None,
+    **training: Unpack[SgdSettings],
 ) -> Recipe:
     """`async_dvw` whose learners decide by their validation loss and staleness when to send (adaptive frequency)."""
     own = {"cycles": cycles, "vc_loss": vc_loss, "vc_tomb": vc_tomb, "limit_staleness": limit_staleness}
-    base = async_dvw(cohort, score, evaluators, above_chance, power, oldest)
-    return base.with_(learn=Adaptive(**own, **training))
+    base = async_dvw(cohort, score, evaluators, above_chance, power, max_staleness)
+    return base.with_(training=AdaptiveFrequency(**own, **training))

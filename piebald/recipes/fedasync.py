@@ -1,17 +1,17 @@
-"""FedAsync: every update is mixed into the community model, a stale one less."""
+"""FedAsync: every update is mixed into the global model, a stale one less."""
 
 from __future__ import annotations
 
 from typing import Literal, Unpack
 
-from piebald.aggregation import ByStaleness
+from piebald.aggregation import StalenessWeighted
 from piebald.recipe import Recipe
 from piebald.recipes.fedavg import fedavg
 from piebald.recipes.named import recipe
 from piebald.scheduling.asynchronous import Asynchronous
 from piebald.scheduling.cohort import CohortSize
 from piebald.server_optimizer.mixing import Mixing
-from piebald.training import Proximal, Training
+from piebald.training import Proximal, SgdSettings
 
 
 @recipe("Xie et al. 2019, Asynchronous federated optimization", Proximal)
@@ -22,13 +22,13 @@ def fedasync(
     a: float = 0.5,
     b: float = 4,
     mu: float = 0.005,
-    oldest: int | None = None,
-    **training: Unpack[Training],
+    max_staleness: int | None = None,
+    **training: Unpack[SgdSettings],
 ) -> Recipe:
     """Mix each arriving model into the community's with weight alpha * s(staleness); clients are pulled by mu (rho)."""
     return fedavg(cohort).with_(
-        learn=Proximal(mu=mu, **training),
-        pace=Asynchronous(cohort=cohort, oldest=oldest),
-        weigh=ByStaleness(function=function, a=a, b=b),
-        step=Mixing(alpha=alpha),
+        training=Proximal(mu=mu, **training),
+        scheduling=Asynchronous(cohort=cohort, max_staleness=max_staleness),
+        aggregation=StalenessWeighted(function=function, a=a, b=b),
+        server_optimizer=Mixing(alpha=alpha),
     )

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from piebald.aggregation import ByExamples
-from piebald.clustering import Together
+from piebald.aggregation import ExampleWeighted
+from piebald.clustering import SingleCluster
 from piebald.recipe import Recipe
 from piebald.recipes.named import recipe
 from piebald.scheduling.cohort import CohortSize
 from piebald.scheduling.synchronous import Synchronous
-from piebald.server_optimizer.average import ToAverage
-from piebald.sharing import Everything
-from piebald.training import Sgd, Training
+from piebald.server_optimizer.average import ServerSgd
+from piebald.sharing import Full
+from piebald.training import Sgd, SgdSettings
 
 
 @recipe("McMahan et al. 2017, Communication-efficient learning of deep networks from decentralized data", Sgd)
-def fedavg(cohort: CohortSize = 1.0, **training: Unpack[Training]) -> Recipe:
-    """Train locally from the community model, average by examples."""
+def fedavg(cohort: CohortSize = 1.0, **training: Unpack[SgdSettings]) -> Recipe:
+    """Train locally from the global model, average by examples."""
     return Recipe(
-        learn=Sgd(**training),
-        share=Everything(),
-        pace=Synchronous(cohort=cohort),
-        group=Together(),
-        weigh=ByExamples(),
-        step=ToAverage(),
+        training=Sgd(**training),
+        sharing=Full(),
+        scheduling=Synchronous(cohort=cohort),
+        clustering=SingleCluster(),
+        aggregation=ExampleWeighted(),
+        server_optimizer=ServerSgd(),
     )

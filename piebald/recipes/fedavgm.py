@@ -1,4 +1,4 @@
-"""FedAvgM: momentum at the centre."""
+"""FedAvgM: momentum at the server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from piebald.recipes.fedavg import fedavg
 from piebald.recipes.named import recipe
 from piebald.scheduling.cohort import CohortSize
 from piebald.server_optimizer.momentum import Momentum
-from piebald.training import Sgd, Training
+from piebald.training import Sgd, SgdSettings
 
 
 @recipe(
@@ -17,7 +17,7 @@ from piebald.training import Sgd, Training
     Sgd,
 )
 def fedavgm(
-    cohort: CohortSize = 1.0, server_lr: float = 1.0, beta: float = 0.9, **training: Unpack[Training]
+    cohort: CohortSize = 1.0, server_lr: float = 1.0, beta: float = 0.9, **training: Unpack[SgdSettings]
 ) -> Recipe:
     """FedAvg whose centre steps with momentum."""
-    return fedavg(cohort, **training).with_(step=Momentum(lr=server_lr, beta=beta))
+    return fedavg(cohort, **training).with_(server_optimizer=Momentum(lr=server_lr, beta=beta))

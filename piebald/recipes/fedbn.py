@@ -8,11 +8,11 @@ from piebald.recipe import Recipe
 from piebald.recipes.fedavg import fedavg
 from piebald.recipes.named import recipe
 from piebald.scheduling.cohort import CohortSize
-from piebald.sharing import AllBut
-from piebald.training import Sgd, Training
+from piebald.sharing import AllExcept
+from piebald.training import Sgd, SgdSettings
 
 
 @recipe("Li et al. 2021, FedBN: federated learning on non-IID features via local batch normalization", Sgd)
-def fedbn(cohort: CohortSize = 1.0, **training: Unpack[Training]) -> Recipe:
+def fedbn(cohort: CohortSize = 1.0, **training: Unpack[SgdSettings]) -> Recipe:
     """Average everything but batch norm's parameters and statistics.  Refuses a model without batch norm."""
-    return fedavg(cohort, **training).with_(share=AllBut(private_layers="batch_norm"))
+    return fedavg(cohort, **training).with_(sharing=AllExcept(private_layers="batch_norm"))

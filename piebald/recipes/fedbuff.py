@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from piebald.aggregation import ByStaleness
+from piebald.aggregation import StalenessWeighted
 from piebald.recipe import Recipe
 from piebald.recipes.fedavg import fedavg
 from piebald.recipes.named import recipe
 from piebald.scheduling.asynchronous import Buffered
 from piebald.scheduling.cohort import CohortSize
 from piebald.server_optimizer.momentum import Momentum
-from piebald.training import Sgd, Training
+from piebald.training import Sgd, SgdSettings
 
 
 @recipe("Nguyen et al. 2022, Federated learning with buffered asynchronous aggregation", Sgd)
 def fedbuff(
     cohort: CohortSize = 1.0,
-    size: int = 10,
+    buffer_size: int = 10,
     a: float = 0.5,
     server_lr: float = 1.0,
-    oldest: int | None = None,
-    **training: Unpack[Training],
+    max_staleness: int | None = None,
+    **training: Unpack[SgdSettings],
 ) -> Recipe:
-    """Clients train all the time; every `size` arrivals the community moves by their mean, stale ones damped.
+    """Clients train all the time; every `buffer_size` results the community moves by their mean, stale ones damped.
 
     Algorithm 1.  Changes count from the model that was sent, and a client may train twice on one version.
     """
     return fedavg(cohort, **training).with_(
-        pace=Buffered(cohort=cohort, size=size, oldest=oldest),
-        weigh=ByStaleness(a=a),
-        step=Momentum(lr=server_lr, beta=0.0),
+        scheduling=Buffered(cohort=cohort, buffer_size=buffer_size, max_staleness=max_staleness),
+        aggregation=StalenessWeighted(a=a),
+        server_optimizer=Momentum(lr=server_lr, beta=0.0),
     )

@@ -1,4 +1,4 @@
-"""FedYogi: Yogi at the centre."""
+"""FedYogi: Yogi at the server."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from piebald.recipes.fedavg import fedavg
 from piebald.recipes.named import recipe
 from piebald.scheduling.cohort import CohortSize
 from piebald.server_optimizer.adaptive import Yogi
-from piebald.training import Sgd, Training
+from piebald.training import Sgd, SgdSettings
 
 
 @recipe("Reddi et al. 2021, Adaptive federated optimization", Sgd)
 def fedyogi(
     cohort: CohortSize = 1.0, server_lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3,
-    **training: Unpack[Training],
+    **training: Unpack[SgdSettings],
 ) -> Recipe:  # fmt: skip
     """FedAvg whose centre takes the averaged change as Yogi's gradient."""
-    return fedavg(cohort, **training).with_(step=Yogi(lr=server_lr, beta1=beta1, beta2=beta2, tau=tau))
+    return fedavg(cohort, **training).with_(server_optimizer=Yogi(lr=server_lr, beta1=beta1, beta2=beta2, tau=tau))

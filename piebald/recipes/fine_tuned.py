@@ -8,10 +8,10 @@ from piebald.recipe import Recipe
 from piebald.recipes.fedavg import fedavg
 from piebald.recipes.named import recipe
 from piebald.scheduling.cohort import CohortSize
-from piebald.training import FineTune, Training
+from piebald.training import FineTune, SgdSettings
 
 
 @recipe("Liu et al. 2021, DistFL (baseline LG-Net); McMahan et al. 2017", FineTune)
-def fine_tuned(cohort: CohortSize = 1.0, tune_epochs: int = 1, **training: Unpack[Training]) -> Recipe:
-    """FedAvg; each client's personal model is the community model after `tune_epochs` unsent local epochs."""
-    return fedavg(cohort).with_(learn=FineTune(tune_epochs=tune_epochs, **training))
+def fine_tuned(cohort: CohortSize = 1.0, tune_epochs: int = 1, **training: Unpack[SgdSettings]) -> Recipe:
+    """FedAvg; each client's personal model is the global model after `tune_epochs` unsent local epochs."""
+    return fedavg(cohort).with_(training=FineTune(tune_epochs=tune_epochs, **training))

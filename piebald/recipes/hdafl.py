@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Literal, Unpack
 
-from piebald.aggregation import ByExamples, ByGradientNorm
+from piebald.aggregation import ExampleWeighted, GradientNormWeighted
 from piebald.errors import unknown
 from piebald.recipe import Recipe
 from piebald.recipes.fedavg import fedavg
 from piebald.recipes.named import recipe
 from piebald.scheduling.cohort import CohortSize
-from piebald.sharing import AllBut
-from piebald.training import Sgd, Training
+from piebald.sharing import AllExcept
+from piebald.training import Sgd, SgdSettings
 
 
 @recipe("Yang, Beliard, Rossi 2020, Heterogeneous data-aware federated learning", Sgd)
@@ -19,13 +19,13 @@ def hdafl(
     cohort: CohortSize = 1.0,
     private: str | tuple[str, ...] = "classifier",
     weigh: Literal["examples", "gradient_norm"] = "examples",
-    **training: Unpack[Training],
+    **training: Unpack[SgdSettings],
 ) -> Recipe:
     """Average the generic layers; the private ones go out once, at the start, and never come back.
 
     Algorithm 1.  `private` names the layers that stay: the last linear layer by default, see `parameters.matching`.
     """
-    weighings = {"examples": ByExamples(), "gradient_norm": ByGradientNorm()}
+    weighings = {"examples": ExampleWeighted(), "gradient_norm": GradientNormWeighted()}
     if weigh not in weighings:
         raise unknown("weighing of hdafl called", weigh, weighings)
-    return fedavg(cohort, **training).with_(share=AllBut(private_layers=private), weigh=weighings[weigh])
+    return fedavg(cohort, **training).with_(sharing=AllExcept(private_layers=private), aggregation=weighings[weigh])

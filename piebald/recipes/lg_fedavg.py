@@ -9,12 +9,12 @@ from piebald.recipes.fedavg import fedavg
 from piebald.recipes.named import recipe
 from piebald.scheduling.cohort import CohortSize
 from piebald.sharing import Only
-from piebald.training import Sgd, Training
+from piebald.training import Sgd, SgdSettings
 
 
 @recipe("Liang et al. 2020, Think locally, act globally: federated learning with local and global representations", Sgd)
 def lg_fedavg(
-    cohort: CohortSize = 1.0, shared: str | tuple[str, ...] = "classifier", **training: Unpack[Training]
+    cohort: CohortSize = 1.0, shared: str | tuple[str, ...] = "classifier", **training: Unpack[SgdSettings]
 ) -> Recipe:
     """Average the head only; the layers that make representations stay with the client."""
-    return fedavg(cohort, **training).with_(share=Only(shared_layers=shared))
+    return fedavg(cohort, **training).with_(sharing=Only(shared_layers=shared))

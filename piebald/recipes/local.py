@@ -9,10 +9,10 @@ from piebald.recipes.fedavg import fedavg
 from piebald.recipes.named import recipe
 from piebald.scheduling.cohort import CohortSize
 from piebald.sharing import Nothing
-from piebald.training import Sgd, Training
+from piebald.training import Sgd, SgdSettings
 
 
 @recipe("Baseline: every client alone", Sgd)
-def local(cohort: CohortSize = 1.0, **training: Unpack[Training]) -> Recipe:
+def local(cohort: CohortSize = 1.0, **training: Unpack[SgdSettings]) -> Recipe:
     """Every client trains its own model and sends nothing; asked as often as in the other recipes, so results pair."""
-    return fedavg(cohort, **training).with_(share=Nothing())
+    return fedavg(cohort, **training).with_(sharing=Nothing())

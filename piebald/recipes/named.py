@@ -8,7 +8,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from piebald.component import Part
+from piebald.component import Component
 from piebald.errors import SettingError, unknown
 from piebald.recipe import Recipe
 from piebald.recipes.describe import allowed, documented, home, kind
@@ -20,7 +20,7 @@ _made: dict[str, _Named] = {}
 class _Named:
     """A recipe function with what is known about it."""
 
-    def __init__(self, function: Callable[..., Recipe], paper: str, rule: type[Part]) -> None:
+    def __init__(self, function: Callable[..., Recipe], paper: str, rule: type[Component]) -> None:
         self.function, self.paper, self.rule = function, paper, rule
         self.name = function.__name__
         self.summary = (inspect.getdoc(function) or "").partition("\n")[0]
@@ -45,7 +45,7 @@ class _Named:
         return made.model_copy(update={"name": self.name, "fields": plain, "paper": self.paper})
 
 
-def recipe(paper: str, rule: type[Part]) -> Callable[[Callable[..., Recipe]], Callable[..., Recipe]]:
+def recipe(paper: str, rule: type[Component]) -> Callable[[Callable[..., Recipe]], Callable[..., Recipe]]:
     """Register a function as the recipe of its name.
 
     Args:
@@ -124,4 +124,6 @@ def _about(named: _Named, field: str, default: Any) -> dict[str, Any]:
 
 
 def _plain(default: Any) -> Any:
-    return default.table() if isinstance(default, Part) else list(default) if isinstance(default, tuple) else default
+    return (
+        default.table() if isinstance(default, Component) else list(default) if isinstance(default, tuple) else default
+    )

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from piebald.aggregation import Equal
+from piebald.aggregation import EqualWeighted
 from piebald.recipe import Recipe
 from piebald.recipes.fedavg import fedavg
 from piebald.recipes.named import recipe
 from piebald.scheduling.cohort import CohortSize
 from piebald.server_optimizer.momentum import Momentum
-from piebald.training import Scaffold, Training
+from piebald.training import Scaffold, SgdSettings
 
 
 @recipe("Karimireddy et al. 2020, SCAFFOLD: stochastic controlled averaging for federated learning", Scaffold)
-def scaffold(cohort: CohortSize = 1.0, server_lr: float = 1.0, **training: Unpack[Training]) -> Recipe:
-    """Local steps corrected by the difference between the centre's and the client's control variate.
+def scaffold(cohort: CohortSize = 1.0, server_lr: float = 1.0, **training: Unpack[SgdSettings]) -> Recipe:
+    """Local steps corrected by the difference between the server's and the client's control variate.
 
     Algorithm 1, option II.  Clients count equally, as in the paper.
     """
-    return fedavg(cohort).with_(learn=Scaffold(**training), weigh=Equal(), step=Momentum(lr=server_lr, beta=0.0))
+    return fedavg(cohort).with_(
+        training=Scaffold(**training), aggregation=EqualWeighted(), server_optimizer=Momentum(lr=server_lr, beta=0.0)
+    )

@@ -13,7 +13,7 @@ from typing import Any
 from piebald.report import wording
 from piebald.report.comparison import Axis, Band, Comparison
 from piebald.report.tables import History
-from piebald.report.wording import Shown
+from piebald.report.wording import MetricFormat
 
 # Told apart by readers with any kind of colour vision, and at least 3 : 1 against the surface they lie on.
 LIGHT = ("#737a86", "#1569c3", "#cc8251", "#006051", "#5b1576", "#916900", "#4f8bea", "#7b0c00")
@@ -63,7 +63,7 @@ def clock(comparison: Comparison) -> Axis:
 
 def curve(comparison: Comparison, axis: Axis) -> Chart | None:
     """The mean over clients along an axis, a line a label with its seeds as a band."""
-    shown = Shown(comparison.metric)
+    shown = MetricFormat(comparison.metric)
     bands = comparison.bands(axis)
     if not bands:
         return None
@@ -89,7 +89,7 @@ def curve(comparison: Comparison, axis: Axis) -> Chart | None:
     )
 
 
-def _band(labels: list[str], label: str, band: Band, scale: float, shown: Shown) -> list[dict[str, Any]]:
+def _band(labels: list[str], label: str, band: Band, scale: float, shown: MetricFormat) -> list[dict[str, Any]]:
     colour, dash = series(labels, label)
     x = [value * scale for value in band.x]
     line = {
@@ -119,7 +119,7 @@ def _band(labels: list[str], label: str, band: Band, scale: float, shown: Shown)
 
 def distribution(comparison: Comparison) -> Chart | None:
     """The metric of single clients, a box a label."""
-    shown = Shown(comparison.metric)
+    shown = MetricFormat(comparison.metric)
     data = []
     for label in reversed(comparison.ranking()):  # plotly draws from the bottom
         values = [value for final in comparison.finals[label] for value in final["per_client"].values()]
@@ -169,7 +169,7 @@ def _summary(values: list[float]) -> dict[str, Any]:
 
 def gains(comparison: Comparison, base: str) -> Chart | None:
     """Differences of single clients to a base label, in order of size, a line a label."""
-    shown = Shown(comparison.metric)
+    shown = MetricFormat(comparison.metric)
     data = []
     for label in comparison.labels:
         differences = comparison.per_client(label, base) if label != base else []
@@ -263,7 +263,7 @@ def short(text: str, most: int = 20) -> str:
     return html.escape(text if len(text) <= most else text[: most - 1] + "…", quote=False)
 
 
-def _values(shown: Shown) -> dict[str, Any]:
+def _values(shown: MetricFormat) -> dict[str, Any]:
     return {"tickformat": ".0%"} if shown.percent else {}
 
 

@@ -12,7 +12,7 @@ from piebald.report.charts import COLOURS, WIDE, Chart, short
 from piebald.report.comparison import Comparison
 from piebald.report.markup import Cell
 from piebald.report.tables import History, mean
-from piebald.report.wording import NONE, Shown
+from piebald.report.wording import NONE, MetricFormat
 
 _COLUMNS = 12  # rounds that the picture of groups shows at most
 _LISTED = 30  # clients put aside that the table names
@@ -42,7 +42,7 @@ def memberships(history: History) -> dict[int, dict[int, int]]:
     """The group of each client after each commit, as far as it was ever asked: who was not asked stays where it was."""
     now: dict[int, int] = {}
     found: dict[int, dict[int, int]] = {}
-    for row in sorted(history.arrivals, key=lambda row: row["version"]):
+    for row in sorted(history.results, key=lambda row: row["version"]):
         if row["grp"] is None or row["kind"] != "train":
             continue
         now[row["client"]] = row["grp"]
@@ -108,7 +108,7 @@ def flow(history: History, place: int) -> Chart | None:
 
 def divergence(history: History, place: int) -> Chart | None:
     """The last divergence matrix that a method put on record, clients in order of their groups."""
-    rows = [row for row in history.remarks if row["name"] == "divergence"]
+    rows = [row for row in history.notes if row["name"] == "divergence"]
     if not rows:
         return None
     clients, matrix = rows[-1]["value"]["clients"], rows[-1]["value"]["matrix"]
@@ -149,7 +149,7 @@ def divergence(history: History, place: int) -> Chart | None:
 
 def accuracy(history: History, place: int) -> Chart | None:
     """The metric over rounds, the mean over each group's clients."""
-    shown, every = Shown(history.metric), memberships(history)
+    shown, every = MetricFormat(history.metric), memberships(history)
     lines: dict[int, dict[int, list[float]]] = {}
     for row in history.scores:
         wanted = row["client"] is not None and row["metric"] == history.metric and row["value"] is not None
@@ -195,7 +195,7 @@ def accuracy(history: History, place: int) -> Chart | None:
 def _aside(history: History) -> str:
     """Who was left out, how often, and why at first."""
     found: dict[int, list[Mapping[str, Any]]] = {}
-    for row in history.arrivals:
+    for row in history.results:
         if row["status"] in ("aside", "refused") and row["kind"] == "train":
             found.setdefault(row["client"], []).append(row)
     if not found:

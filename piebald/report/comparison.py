@@ -57,7 +57,7 @@ class Band:
 
 
 class Comparison:
-    """Runs of one task, grouped by label.
+    """Runs of one objective, grouped by label.
 
     Args:
         histories: the runs; labels keep the order in which they come, but Local and FedAvg, the baselines, go first.

@@ -17,7 +17,7 @@ from piebald.report.wording import NONE
 UNITS = {"client": "that a client took part", "updates": "what a client's updates are", "row": "that a row is there"}
 
 _FACTS = {
-    "task": "Task",
+    "objective": "Objective",
     "model": "Model",
     "parameters": "Parameters",
     "shared": "of them shared",

@@ -10,7 +10,7 @@ from piebald.report import charts, wording
 from piebald.report.charts import AXES, COLOURS, DASHES, LIGHT
 from piebald.report.comparison import Axis, Comparison
 from piebald.report.schema import explained
-from piebald.report.wording import Shown
+from piebald.report.wording import MetricFormat
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,7 +63,7 @@ def _write(path: Path, plan: Callable[[Axes], bool]) -> Path | None:
 def _curves(ax: Axes, comparison: Comparison, axis: Axis) -> bool:
     from matplotlib.ticker import MaxNLocator
 
-    shown = Shown(comparison.metric)
+    shown = MetricFormat(comparison.metric)
     bands = comparison.bands(axis)
     scale = 1e-6 if axis == "bytes" else 1.0
     for label, band in bands.items():
@@ -84,7 +84,7 @@ def _curves(ax: Axes, comparison: Comparison, axis: Axis) -> bool:
 
 
 def _clients(ax: Axes, comparison: Comparison) -> bool:
-    shown, ranked = Shown(comparison.metric), comparison.ranking()[::-1]
+    shown, ranked = MetricFormat(comparison.metric), comparison.ranking()[::-1]
     if not ranked:
         return False
     values = [[v for final in comparison.finals[label] for v in final["per_client"].values()] for label in ranked]
@@ -103,7 +103,7 @@ def _clients(ax: Axes, comparison: Comparison) -> bool:
 
 
 def _gains(ax: Axes, comparison: Comparison, base: str) -> bool:
-    shown, any_line = Shown(comparison.metric), False
+    shown, any_line = MetricFormat(comparison.metric), False
     for label in comparison.labels:
         differences = comparison.per_client(label, base) if label != base else []
         if differences:
@@ -166,6 +166,6 @@ def _legend(ax: Axes) -> None:
         entry.set_parse_math(False)
 
 
-def _percent(axis: Axis_, shown: Shown) -> None:
+def _percent(axis: Axis_, shown: MetricFormat) -> None:
     if shown.percent:
         axis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%")

@@ -14,7 +14,7 @@ except ImportError:  # Windows: two writers are not told apart there
     fcntl = None  # type: ignore[assignment]
 
 
-_held: weakref.WeakSet[Lock] = weakref.WeakSet()
+_held: weakref.WeakSet[RunLock] = weakref.WeakSet()
 
 
 def _let_go_in_child() -> None:
@@ -27,7 +27,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_let_go_in_child)
 
 
-class Lock:
+class RunLock:
     """Held on `run.lock` until `release`, or until the process dies, however it dies.
 
     Raises:

@@ -78,7 +78,7 @@ def facts(kind: str, pairs: Iterable[tuple[str, Cell]]) -> str:
 
 
 def small(first: str, second: str) -> Markup:
-    """A value with a remark below it."""
+    """A value with a note below it."""
     return Markup(f"{text(first)}<small>{text(second)}</small>")
 
 

@@ -25,7 +25,7 @@ from piebald.report.charts import Chart
 from piebald.report.comparison import Axis, Comparison
 from piebald.report.details import settings, unlike
 from piebald.report.markup import Cell
-from piebald.report.wording import NONE, Shown
+from piebald.report.wording import NONE, MetricFormat
 
 _CLOCKS: dict[Axis, str] = {"seconds": "Run's clock", "wall": "Real time"}
 
@@ -35,7 +35,7 @@ def render(comparison: Comparison, target: float | None = None) -> str:
     drawn: list[Chart] = []
     sections = [
         ("results", "Results", _results(comparison)),
-        ("progress", "Progress", _progress(comparison, drawn)),
+        ("progress", "RoundProgress", _progress(comparison, drawn)),
         ("clients", "Clients", _clients(comparison, drawn)),
         ("groups", "Groups", groups.section(comparison, drawn)),
         ("gains", "Gains", _gains(comparison, drawn)),
@@ -74,7 +74,7 @@ def frame(title: str, top: str, sections: Sequence[tuple[str, str, str]], footer
 
 
 def _top(comparison: Comparison) -> str:
-    shown, ranked = Shown(comparison.metric), comparison.ranking()
+    shown, ranked = MetricFormat(comparison.metric), comparison.ranking()
     clients = sorted({int(history.meta.get("clients") or len(history.clients)) for history in comparison.runs})
     seeds = {history.seed for history in comparison.runs}
     tiles: list[tuple[str, Cell]] = []
@@ -104,7 +104,7 @@ def _top(comparison: Comparison) -> str:
 
 
 def _results(comparison: Comparison) -> str:
-    shown, labels = Shown(comparison.metric), comparison.labels
+    shown, labels = MetricFormat(comparison.metric), comparison.labels
     base, clock = comparison.made_by("fedavg"), charts.clock(comparison)
     differences = {row["label"]: row for row in comparison.paired(base)} if base else {}
     rows: list[list[Cell]] = []
@@ -164,7 +164,7 @@ def _clients(comparison: Comparison, drawn: list[Chart]) -> str:
 
 
 def _gains(comparison: Comparison, drawn: list[Chart]) -> str:
-    shown = Shown(comparison.metric)
+    shown = MetricFormat(comparison.metric)
     bases = [base for recipe in ("local", "fedavg") if (base := comparison.made_by(recipe))]
     figures: list[str] = []
     rows: list[list[Cell]] = []
@@ -215,7 +215,7 @@ def _cost(comparison: Comparison, target: float | None) -> str:
     target = target if target is not None else comparison.target()
     if target is None or not comparison.ranking():
         return ""
-    shown, clock = Shown(comparison.metric), charts.clock(comparison)
+    shown, clock = MetricFormat(comparison.metric), charts.clock(comparison)
     rows = comparison.to_target(target)
     rows.sort(key=lambda row: (-row["reached"] / row["runs"], row["mb"] or 0.0, row["rounds"] or 0.0))
     body: list[list[Cell]] = [
@@ -249,7 +249,7 @@ def _difference(comparison: Comparison, row: dict[str, Any] | None) -> Cell:
     if row is None:
         return NONE
     good = (row["difference"] > 0) == comparison.higher_is_better if wording.sure(row) else None
-    return markup.judged(Shown(comparison.metric).difference(row["difference"]), good)
+    return markup.judged(MetricFormat(comparison.metric).difference(row["difference"]), good)
 
 
 def _rank(comparison: Comparison, label: str) -> int:

@@ -26,7 +26,7 @@ def section(comparison: Comparison, drawn: list[Chart]) -> str:
     told = {
         "requests": ("Updates of each learner", "Updates that counted, first run of a label.", requests),
         "staleness": ("How stale they were", "Commits that a learner's update had missed, mean.", staleness),
-        "idle": ("How long each learner waited", "Share of the run's clock without an assignment of its own.", idle),
+        "idle": ("How long each learner waited", "Share of the run's clock without a task of its own.", idle),
     }
     found = [_bars(comparison, name, *words) for name, words in told.items()]
     found += [_weights(label, history) for label, history in firsts.items() if _moves(history)]
@@ -53,9 +53,9 @@ def staleness(history: History) -> dict[int, float]:
 
 
 def idle(history: History) -> dict[int, float]:
-    """Share of the run's clock that each learner spent without an assignment of its own."""
+    """Share of the run's clock that each learner spent without a task of its own."""
     busy: dict[int, float] = defaultdict(float)
-    for row in history.arrivals:
+    for row in history.results:
         if row["kind"] == "train":
             busy[row["client"]] += (row["time"] or 0.0) - (row["sent"] or 0.0)
     whole = history.final["seconds"]
@@ -64,16 +64,16 @@ def idle(history: History) -> dict[int, float]:
 
 def trained(history: History) -> list[dict[str, Any]]:
     """The rows of updates that counted, in order of commits."""
-    rows = [row for row in history.arrivals if row["kind"] == "train" and row["status"] == "ok"]
+    rows = [row for row in history.results if row["kind"] == "train" and row["status"] == "ok"]
     return sorted(rows, key=lambda row: (row["version"], row["client"]))
 
 
 def shares(history: History) -> tuple[list[float], dict[int, list[float]]]:
-    """Times of commits, and at each of them the share of every learner in the community model.
+    """Times of commits, and at each of them the share of every learner in the global model.
 
     Where the step keeps every learner's last model all of them count at every commit, else those that arrived.
     """
-    keeps = (_table(history).get("step") or {}).get("kind") == "cached_swap"
+    keeps = (_table(history).get("step") or {}).get("kind") == "cached_average"
     times = {row["version"]: row["time"] or 0.0 for row in history.rounds}
     rows = defaultdict(list)
     for row in trained(history):
@@ -95,8 +95,8 @@ def shares(history: History) -> tuple[list[float], dict[int, list[float]]]:
 def _moves(history: History) -> bool:
     """Whether shares differ from commit to commit for another reason than who was asked."""
     table = _table(history)
-    weighed = (table.get("weigh") or {}).get("kind") in ("dvw", "by_staleness")
-    return weighed or (table.get("pace") or {}).get("kind", "synchronous") != "synchronous"
+    weighed = (table.get("aggregation") or {}).get("kind") in ("dvw", "staleness_weighted")
+    return weighed or (table.get("scheduling") or {}).get("kind", "synchronous") != "synchronous"
 
 
 def _table(history: History) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def _bars(comparison: Comparison, name: str, title: str, caption: str, measure: 
 
 
 def _weights(label: str, history: History) -> Chart | None:
-    """The shares of learners in the community model over time, stacked."""
+    """The shares of learners in the global model over time, stacked."""
     moments, found = shares(history)
     if len(moments) < 3 or not 2 <= len(found) <= charts.COLOURS * 4:
         return None
@@ -170,13 +170,13 @@ def _weights(label: str, history: History) -> Chart | None:
     return Chart(
         f"plot-weights-{html.escape(label)}",
         f"{label}: learner {heaviest} counts most",
-        "Share of each learner in the community model over time, learner 0 at the bottom.",
+        "Share of each learner in the global model over time, learner 0 at the bottom.",
         data,
         {
             "height": 320,
             "hovermode": "x unified",
             "xaxis": {"title": {"text": "Seconds on the run's clock"}},
-            "yaxis": {"title": {"text": "Share"}, "tickformat": ".0%", "range": [0, 1]},
+            "yaxis": {"title": {"text": "Sharing"}, "tickformat": ".0%", "range": [0, 1]},
         },
         wide=False,
     )

@@ -1,6 +1,6 @@
 """The tables of a run folder's `run.db`, and opening it.
 
-One row for each commit (`step`), assignment that ended (`arrival`), metric of a model on somebody's rows (`score`),
+One row for each commit (`step`), task that ended (`result`), metric of a model on somebody's rows (`score`),
 client (`client`), measure of how unlike clients are (`measure`; client is NULL for the federation), kept checkpoint
 (`checkpoint`) and tensor that a client remembers (`memory`).  Times are seconds of the runtime's clock
 unless named wall; sizes are bytes.
@@ -30,12 +30,12 @@ TABLES = {
     "measure": "client INTEGER, name TEXT NOT NULL, value REAL",
     "step": "version INTEGER PRIMARY KEY, time REAL, wall REAL, arrived INTEGER, failed INTEGER, groups INTEGER,"
     " bytes_down INTEGER, bytes_up INTEGER, loss REAL, norm REAL",
-    "arrival": "id INTEGER PRIMARY KEY, version INTEGER, client INTEGER, kind TEXT, sent_version INTEGER,"
+    "result": "id INTEGER PRIMARY KEY, version INTEGER, client INTEGER, kind TEXT, sent_version INTEGER,"
     " staleness INTEGER, sent REAL, time REAL, examples INTEGER, steps INTEGER, loss REAL, norm REAL, weight REAL,"
     " raw_weight REAL, grp INTEGER, bytes_down INTEGER, bytes_up INTEGER, status TEXT, reason TEXT",
     "score": "version INTEGER NOT NULL, client INTEGER, model TEXT NOT NULL, split TEXT NOT NULL, metric TEXT NOT NULL,"
     " value REAL, examples INTEGER",
-    "remark": "version INTEGER, axis TEXT, grp INTEGER, name TEXT, value TEXT, PRIMARY KEY (version, axis, grp, name)",
+    "note": "version INTEGER, axis TEXT, grp INTEGER, name TEXT, value TEXT, PRIMARY KEY (version, axis, grp, name)",
     "checkpoint": "version INTEGER PRIMARY KEY, file TEXT, sha256 TEXT, values_json TEXT",
     "memory": "client INTEGER, name TEXT, version INTEGER, file TEXT, bytes INTEGER,"
     " PRIMARY KEY (client, name, version)",

@@ -7,7 +7,7 @@
       run.lock                        held by the one process that writes
 
 A commit writes its files aside, forces them to the disk and renames them; then ONE transaction records the step, its
-arrivals and the checkpoint that names the files; only then are older files deleted.  So whenever the process dies, the
+results and the checkpoint that names the files; only then are older files deleted.  So whenever the process dies, the
 database names files that are whole, and what it does not name is swept away at the next opening.
 """
 
@@ -30,17 +30,17 @@ from torch import Tensor
 from piebald.contracts import Checkpoint
 from piebald.errors import RunFolderError
 from piebald.report import schema, vectors
-from piebald.report.lock import Lock
+from piebald.report.lock import RunLock
 from piebald.report.schema import DATABASE, explained
 
 KEPT = 2  # checkpoints; the second is there for the day the first cannot be read
 _UNFINISHED = DATABASE + ".part"
 _LEFTOVERS = {"run.lock", _UNFINISHED, _UNFINISHED + "-wal", _UNFINISHED + "-shm"}
-_JSON = {"client": ("counts", "device"), "remark": ("value",)}
+_JSON = {"client": ("counts", "device"), "note": ("value",)}
 
 
 class RunStore:
-    """A run folder, or the same tables in memory.  It is the controller's `contracts.Recorder`.
+    """A run folder, or the same tables in memory.  It is the server's `contracts.RunRecorder`.
 
     Make one with `create`, `open` or `open_read_only`; use it as a context manager or call `close`.  Threads may share
     it if they take turns; a second process is refused for writing and welcome for reading.
@@ -50,7 +50,7 @@ class RunStore:
         notes: sentences about what was found wrong and worked around, e.g. a damaged checkpoint that was passed over.
     """
 
-    def __init__(self, db: sqlite3.Connection, path: Path | None, lock: Lock | None) -> None:
+    def __init__(self, db: sqlite3.Connection, path: Path | None, lock: RunLock | None) -> None:
         self.path = path
         self.notes: list[str] = []
         self._db = db
@@ -74,7 +74,7 @@ class RunStore:
         Args:
             path: a folder that is empty or does not exist yet; None keeps the run in memory.
             meta: JSON values that say what the run is: piebald, torch and python (versions), recipe (name, fields,
-                table), label, seed, rounds, task, metric, higher_is_better, model, parameters, shared, settings,
+                table), label, seed, rounds, objective, metric, higher_is_better, model, parameters, shared, settings,
                 classes (their names).
 
         Raises:
@@ -89,7 +89,7 @@ class RunStore:
             with explained(f"a run folder cannot be made at {folder}"):
                 _refuse_occupied(folder)
                 folder.mkdir(parents=True, exist_ok=True)
-                lock = Lock(folder)
+                lock = RunLock(folder)
             try:
                 with explained(f"a run folder cannot be made at {folder}"):
                     (folder / _UNFINISHED).unlink(missing_ok=True)
@@ -112,7 +112,7 @@ class RunStore:
         """
         folder = _existing(Path(path))
         with explained(f"{folder} cannot be opened"):
-            lock = Lock(folder)
+            lock = RunLock(folder)
         try:
             with explained(f"{folder} cannot be opened"):
                 db = _checked(folder, read_only=False)
@@ -141,9 +141,9 @@ class RunStore:
     def commit(
         self,
         step: Mapping[str, Any],
-        arrivals: Sequence[Mapping[str, Any]],
+        results: Sequence[Mapping[str, Any]],
         checkpoint: Checkpoint | None = None,
-        remarks: Sequence[Mapping[str, Any]] = (),
+        notes: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """Record one commit, all of it or nothing.
 
@@ -152,11 +152,11 @@ class RunStore:
 
         Args:
             step: columns of `step`; `wall` is filled in if it is not given.
-            arrivals: columns of `arrival` each; `version` is the step's if it is not given.
+            results: columns of `result` each; `version` is the step's if it is not given.
             checkpoint: the state after this step.  Of its tensors "memory/<client>/<name>" and
                 "last/<client>/<name>" it holds those that changed since the last checkpoint
                 that was committed; all others it holds whole.
-            remarks: columns of `remark` each, JSON values that parts of the centre put on record.
+            notes: columns of `note` each, JSON values that parts of the server put on record.
 
         Raises:
             RunFolderError: nothing was recorded, and what was recorded before is safe.
@@ -171,9 +171,9 @@ class RunStore:
                 if version <= self._version:
                     self._forget_from(version)
                 schema.insert(self._db, "step", [{"wall": self._wall + time.monotonic() - self._opened, **step}])
-                schema.insert(self._db, "arrival", [{"version": version, **arrival} for arrival in arrivals])
-                coded = [{"version": version, **row, "value": json.dumps(row["value"])} for row in remarks]
-                schema.insert(self._db, "remark", coded)
+                schema.insert(self._db, "result", [{"version": version, **result} for result in results])
+                coded = [{"version": version, **row, "value": json.dumps(row["value"])} for row in notes]
+                schema.insert(self._db, "note", coded)
                 if written is not None:
                     self._index_files(written)
             self._version = version
@@ -319,7 +319,7 @@ class RunStore:
         if not memory:
             return _Written(row, None, {})
         name = f"memory-{version}.safetensors"
-        keyed = {vectors.Row(client, part, name).key: tensor for (client, part), tensor in memory.items()}
+        keyed = {vectors.StoredTensor(client, part, name).key: tensor for (client, part), tensor in memory.items()}
         return _Written(row, (name, vectors.write(folder, name, keyed)), memory)
 
     def _index_files(self, written: _Written) -> None:
@@ -329,7 +329,7 @@ class RunStore:
         vectors.forget(self._db, KEPT)
 
     def _forget_from(self, version: int) -> None:
-        for table in ("step", "arrival", "remark", "checkpoint", "memory"):
+        for table in ("step", "result", "note", "checkpoint", "memory"):
             self._db.execute(f"DELETE FROM {table} WHERE version >= ?", (version,))
         self._db.execute("DELETE FROM score WHERE version > ?", (version,))  # this one's may be repeats
         vectors.drop_empty(self._db)

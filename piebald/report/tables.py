@@ -1,6 +1,6 @@
 """What one run came to: its tables, its curve and its final figures, read from the run folder alone.
 
-A client is judged by its personal model where it has one, else by the community model, on its test rows (validation
+A client is judged by its personal model where it has one, else by the global model, on its test rows (validation
 rows where there are no test rows).  The mean over clients counts every client once, however many rows it has.
 """
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 _NO_LIMIT = 2**62  # commits
 
-_TABLES = {"rounds": "step", "clients": "client", "scores": "score", "arrivals": "arrival", "measures": "measure"}
+_TABLES = {"rounds": "step", "clients": "client", "scores": "score", "results": "result", "measures": "measure"}
 
 # one value a client and version: the personal model's where there is one
 _JUDGED = """
     SELECT version, client, coalesce(max(CASE model WHEN 'personal' THEN value END),
-                                     max(CASE model WHEN 'community' THEN value END)) AS value
+                                     max(CASE model WHEN 'global' THEN value END)) AS value
     FROM score WHERE metric = ? AND split = ? AND client IS NOT NULL AND value IS NOT NULL GROUP BY version, client
 """
 
@@ -87,14 +87,14 @@ class History:
         return self._store.rows("score")
 
     @cached_property
-    def remarks(self) -> list[dict[str, Any]]:
-        """What parts of the centre put on record, see `contracts.Centre.remark`; one row a commit, part and name."""
-        return self._store.rows("remark")
+    def notes(self) -> list[dict[str, Any]]:
+        """What parts of the server put on record, see `contracts.ServerContext.note`; one row a commit, part and name."""
+        return self._store.rows("note")
 
     @cached_property
-    def arrivals(self) -> list[dict[str, Any]]:
-        """One row an assignment that ended."""
-        return self._store.rows("arrival")
+    def results(self) -> list[dict[str, Any]]:
+        """One row a task that ended."""
+        return self._store.rows("result")
 
     @cached_property
     def measures(self) -> list[dict[str, Any]]:
@@ -106,7 +106,7 @@ class History:
         return self._store.rows("measure") if there else []
 
     def frame(self, name: str) -> pandas.DataFrame:
-        """One of the tables "rounds", "clients", "scores", "arrivals" and "measures" as a pandas frame."""
+        """One of the tables "rounds", "clients", "scores", "results" and "measures" as a pandas frame."""
         if name not in _TABLES:
             raise unknown("table of a history called", name, _TABLES)
         import pandas
@@ -189,9 +189,9 @@ class History:
 
     @cached_property
     def common(self) -> float | None:
-        """The metric of the community model on the common test set at the last evaluation, None where there is none."""
+        """The metric of the global model on the common test set at the last evaluation, None where there is none."""
         found = self._store.query(
-            "SELECT value FROM score WHERE metric = ? AND client IS NULL AND model = 'community' AND value IS NOT NULL"
+            "SELECT value FROM score WHERE metric = ? AND client IS NULL AND model = 'global' AND value IS NOT NULL"
             " AND version <= ? ORDER BY version DESC LIMIT 1",
             self.metric,
             self._kept,

@@ -1,10 +1,10 @@
 """The tensors of checkpoints, as safetensors files beside `run.db`.
 
-    vectors-<version>.safetensors   the centre's tensors, whole, one file a checkpoint
-    memory-<version>.safetensors    what clients remember, and their last models where the centre keeps them: only the
+    vectors-<version>.safetensors   the server's tensors, whole, one file a checkpoint
+    memory-<version>.safetensors    what clients remember, and their last models where the server keeps them: only the
                                     rows that changed since the checkpoint before
 
-Kept are the newest checkpoints, and the best one where the controller looks for it.  A client's row is found through
+Kept are the newest checkpoints, and the best one where the server looks for it.  A client's row is found through
 the table `memory`: the one with the largest version up to the checkpoint's.  A superseded row stays until no kept
 checkpoint is older than the row that took its place.  A file of which less than half is still current is rewritten:
 its current rows are copied into the file of the checkpoint being written, and it goes when the last checkpoint that
@@ -30,11 +30,11 @@ from piebald.errors import RunFolderError
 from piebald.report.schema import explained, insert
 
 MEMORY = "memory/"
-LAST = "last/"  # what the centre keeps of each client; rows of the same table, their names begin with "last:"
+LAST = "last/"  # what the server keeps of each client; rows of the same table, their names begin with "last:"
 _ASIDE = ".part"
 
 
-class Row(NamedTuple):
+class StoredTensor(NamedTuple):
     """Where one remembered tensor lies: `file` holds it under `key`."""
 
     client: int
@@ -102,14 +102,14 @@ def split_memory(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict
     return whole, memory
 
 
-def current(db: sqlite3.Connection, version: int, client: int | None = None) -> list[Row]:
+def current(db: sqlite3.Connection, version: int, client: int | None = None) -> list[StoredTensor]:
     """The rows of memory as of a version, of one client or of all."""
     found = db.execute(
         "SELECT client, name, file, max(version) FROM memory"
         " WHERE version <= :version AND (:client IS NULL OR client = :client) GROUP BY client, name",
         {"version": version, "client": client},
     )
-    return [Row(row["client"], row["name"], row["file"]) for row in found]
+    return [StoredTensor(row["client"], row["name"], row["file"]) for row in found]
 
 
 def read_memory(db: sqlite3.Connection, folder: Path, version: int) -> dict[str, Tensor]:
@@ -175,7 +175,7 @@ def forget(db: sqlite3.Connection, keep: int) -> None:
 
 
 def _best(values: str) -> int | None:
-    """The best version by what a checkpoint's values say (see the controller's `Best.state`)."""
+    """The best version by what a checkpoint's values say (see the server's `Best.state`)."""
     if '"best": [' not in values:  # nobody looks for it: the values may be long, so they are not read in vain
         return None
     best = json.loads(values).get("best")
@@ -209,7 +209,7 @@ def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return apart
 
 
-def _by_file(rows: Iterable[Row]) -> dict[str, list[str]]:
+def _by_file(rows: Iterable[StoredTensor]) -> dict[str, list[str]]:
     files: dict[str, list[str]] = {}
     for row in rows:
         files.setdefault(row.file, []).append(row.key)

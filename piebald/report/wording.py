@@ -12,7 +12,7 @@ MINUS = "\N{MINUS SIGN}"  # as wide as a plus
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class MetricFormat:
     """How a metric is written: accuracies in percent, anything else to three digits."""
 
     metric: str
@@ -83,7 +83,7 @@ def plural(number: int, thing: str) -> str:
 
 def headline(comparison: Comparison) -> str:
     """What came out, in one sentence."""
-    shown, ranked = Shown(comparison.metric), comparison.ranking()
+    shown, ranked = MetricFormat(comparison.metric), comparison.ranking()
     if not ranked:
         return "No client has been evaluated yet"
     best = ranked[0]
@@ -96,7 +96,7 @@ def headline(comparison: Comparison) -> str:
 
 def lead(comparison: Comparison) -> str:
     """How far the best is ahead of FedAvg, or else of the next, and how sure that is."""
-    shown, ranked = Shown(comparison.metric), comparison.ranking()
+    shown, ranked = MetricFormat(comparison.metric), comparison.ranking()
     if len(ranked) < 2:
         return ""
     fedavg = comparison.made_by("fedavg")
@@ -121,7 +121,7 @@ def sure(row: dict[str, Any]) -> bool:
 
 def progress(comparison: Comparison) -> str:
     """How soon the best is where FedAvg, or else the next, ends."""
-    shown, ranked = Shown(comparison.metric), comparison.ranking()
+    shown, ranked = MetricFormat(comparison.metric), comparison.ranking()
     fedavg = comparison.made_by("fedavg")
     if len(ranked) > 1:
         other = fedavg if fedavg in ranked[1:] else ranked[1]
@@ -134,7 +134,7 @@ def progress(comparison: Comparison) -> str:
 
 def worst_tenth(comparison: Comparison) -> str:
     """For whom the worst-off clients fare best."""
-    shown = Shown(comparison.metric)
+    shown = MetricFormat(comparison.metric)
     tails = {
         label: found.mean for label in comparison.ranking() if (found := comparison.over_seeds(label, "worst_decile"))
     }
@@ -167,7 +167,7 @@ def gaining(comparison: Comparison, label: str, base: str) -> tuple[float, float
 
 def cheapest(comparison: Comparison, target: float) -> str:
     """Who needs the least traffic to come to the target."""
-    shown = Shown(comparison.metric)
+    shown = MetricFormat(comparison.metric)
     alone = comparison.made_by("local")  # it has no traffic worth comparing
     reached = [row for row in comparison.to_target(target) if row["reached"] == row["runs"] and row["mb"]]
     rows = [row for row in reached if row["label"] != alone]

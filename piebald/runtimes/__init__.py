@@ -1,4 +1,4 @@
-"""Where a recipe runs: assignments in, arrivals out, and a clock."""
+"""Where a recipe runs: tasks in, results out, and a clock."""
 
 from piebald.runtimes.federation import Federation
 from piebald.runtimes.ray.settings import Ray

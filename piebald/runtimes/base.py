@@ -3,33 +3,48 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar, Protocol, runtime_checkable
 
-from piebald.client_work import Work
-from piebald.component import Part
-from piebald.contracts import Clients, Runtime
-
-if TYPE_CHECKING:
-    pass
+from piebald.client_work import ClientWork
+from piebald.component import Component
+from piebald.contracts import Clients, Fleet, Runtime
 
 
-class Where(Part):
-    """Settings of a runtime: where a recipe runs."""
+class RuntimeSettings(Component):
+    """Where a recipe runs.
+
+    Attributes:
+        simulates: False where clients' rows are not on this machine.
+        repeats: False where what is lost since the last checkpoint cannot be computed again.
+    """
 
     axis = "runtime"
-    simulates: ClassVar[bool] = True  # False: clients' rows are not here
-    repeats: ClassVar[bool] = True  # False: what is lost since the last checkpoint cannot be computed again
+    simulates: ClassVar[bool] = True
+    repeats: ClassVar[bool] = True
 
-    def settled(self, work: Work, clients: Clients, expected: int) -> Where:
-        """The same with every choice made, so that a resumed run makes the same ones; `expected` clients work at a
-        time.
+    def resolved(self, work: ClientWork, clients: Clients, expected: int) -> RuntimeSettings:
+        """These settings with every choice made, so that a resumed run makes the same ones.
+
+        Args:
+            work: what clients do.
+            clients: who holds what.
+            expected: how many clients work at a time.
         """
         return self
 
-    def beside(self, folder: Path) -> Where:
-        """The same with what it keeps on disk in a run's folder."""
+    def with_folder(self, folder: Path) -> RuntimeSettings:
+        """These settings with what the runtime keeps on disk put into a run's folder."""
         return self
 
-    def open(self, work: Work, clients: Clients) -> Runtime:
-        """Start it."""
+    def open(self, work: ClientWork, clients: Clients) -> Runtime:
+        """Start the runtime."""
         raise NotImplementedError
+
+
+@runtime_checkable
+class SimulatesDevices(Protocol):
+    """Settings of a runtime in which clients have simulated devices."""
+
+    @property
+    def fleet(self) -> Fleet | None:
+        """The devices, or None where all are instant."""

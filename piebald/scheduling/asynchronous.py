@@ -4,59 +4,59 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from piebald.scheduling.base import Pace, View
+from piebald.scheduling.base import Scheduler, ServerView
 from piebald.scheduling.cohort import CohortSize, cohort_size
 
 
-class _AnyTime(Pace):
+class _AnyTime(Scheduler):
     """What the paces share that never wait for one client in particular.
 
     Attributes:
         cohort: clients that work at the same time, a number or a share.
-        oldest: updates that missed more commits than this are not used, None for no limit.
+        max_staleness: updates that missed more commits than this are not used, None for no limit.
     """
 
-    axis = "pace"
+    axis = "scheduling"
 
     cohort: CohortSize = 1.0
-    oldest: int | None = Field(default=None, ge=0)
+    max_staleness: int | None = Field(default=None, ge=0)
 
-    def ask(self, view: View) -> int:
-        return max(0, min(view.free, cohort_size(self.cohort, view.offered) - view.busy))
+    def num_to_request(self, view: ServerView) -> int:
+        return max(0, min(view.idle, cohort_size(self.cohort, view.available) - view.busy))
 
-    def hopeless(self, view: View) -> bool:
+    def hopeless(self, view: ServerView) -> bool:
         """Whether as many have failed since the last commit as there are clients.
 
         A failure alone makes no commit: it would use up a round and make everybody else's update staler.  But where
         everything fails a run has to come to an end, so then a commit without an update is made.
         """
-        return view.failed >= max(1, view.offered)
+        return view.failed >= max(1, view.available)
 
-    def late(self, staleness: int) -> str | None:
-        if self.oldest is not None and staleness > self.oldest:
-            return f"missed {staleness} commits, which is above the limit of {self.oldest}"
+    def reject_reason(self, staleness: int) -> str | None:
+        if self.max_staleness is not None and staleness > self.max_staleness:
+            return f"missed {staleness} commits, which is above the limit of {self.max_staleness}"
         return None
 
 
 class Asynchronous(_AnyTime):
-    """Step at every arrival; whoever is free gets the newest model at once (Metis, section III)."""
+    """Step at every result; whoever is free gets the newest model at once (Metis, section III)."""
 
-    def ask(self, view: View) -> int:
-        return 0 if view.waiting else super().ask(view)
+    def num_to_request(self, view: ServerView) -> int:
+        return 0 if view.waiting else super().num_to_request(view)
 
-    def ready(self, view: View) -> bool:
+    def should_step(self, view: ServerView) -> bool:
         return view.waiting > 0 or self.hopeless(view)
 
 
 class Buffered(_AnyTime):
-    """Step at every `size` arrivals; whoever is free gets the newest model at once (FedBuff, Nguyen et al. 2022).
+    """Step at every `buffer_size` results; whoever is free gets the newest model at once (FedBuff, Nguyen et al. 2022).
 
     Attributes:
-        size: updates a commit (K in the paper).
+        buffer_size: updates a commit (K in the paper).
     """
 
-    size: int = Field(default=10, ge=1)
+    buffer_size: int = Field(default=10, ge=1)
 
-    def ready(self, view: View) -> bool:
-        nobody_else = not view.busy and not view.free and bool(view.waiting or view.failed)
-        return view.waiting >= self.size or nobody_else or (not view.waiting and self.hopeless(view))
+    def should_step(self, view: ServerView) -> bool:
+        nobody_else = not view.busy and not view.idle and bool(view.waiting or view.failed)
+        return view.waiting >= self.buffer_size or nobody_else or (not view.waiting and self.hopeless(view))

@@ -1,67 +1,78 @@
-"""The base class of schedulers."""
+"""The base class of schedulers, and what some of them do besides."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
-from piebald.component import Part
-
-if TYPE_CHECKING:
-    pass
+from piebald.component import Component
 
 
-class View(NamedTuple):  # made for every arrival, and a tuple is made four times as fast as a frozen dataclass
-    """What a pace decides on: numbers only, so that a million clients cost nothing.
+class ServerView(NamedTuple):  # made for every result, and a tuple is made four times as fast as a frozen dataclass
+    """What a scheduler decides on: numbers only, so that a million clients cost nothing.
 
     Attributes:
-        version: commits made.
-        now: seconds on the runtime's clock;  stepped: when the last commit was made.
-        offered: clients that are there now and not put aside, busy or not;  free: of these, not busy.
-        busy: clients with an assignment under way.
-        asked: assignments sent since the last commit;  due: of these, still under way.
-        waiting: arrived updates that no commit has used.
-        failed: assignments since the last commit that ended without a usable update.
+        version: server steps made.
+        now: seconds on the runtime's clock;  stepped: when the last step was made.
+        available: clients that are there now and not excluded, busy or not;  idle: of these, not busy.
+        busy: clients with a task under way.
+        requested: tasks sent since the last step;  outstanding: of these, still under way.
+        waiting: updates that arrived and that no step has used.
+        failed: tasks since the last step that ended without a usable update.
     """
 
     version: int
     now: float
     stepped: float
-    offered: int
-    free: int
+    available: int
+    idle: int
     busy: int
-    asked: int
-    due: int
+    requested: int
+    outstanding: int
     waiting: int
     failed: int
 
 
-class Pace(Part):
-    """When the centre asks, and when it steps.  Whom it asks is a seeded choice among those that are free."""
+class Scheduler(Component):
+    """When the server requests training, and when it steps.  Whom it asks is a seeded choice among idle clients.
 
-    axis = "pace"
+    What some schedulers do besides is asked for by type: `StepsInRounds`, `HasDeadline`, `RejectsLate`.
+    """
 
-    @property
-    def rounds(self) -> bool:
-        """Whether a commit uses updates of one submission only, though it may do without some of them."""
-        return self.pools
+    axis = "scheduling"
 
-    @property
-    def pools(self) -> bool:
-        """Whether a commit uses exactly the updates of one submission, so that they may be summed early."""
-        return False
-
-    def ask(self, view: View) -> int:
-        """How many clients to send an assignment to now."""
+    def num_to_request(self, view: ServerView) -> int:
+        """How many clients to send a training task now."""
         raise NotImplementedError
 
-    def ready(self, view: View) -> bool:
-        """Whether to step with what is waiting."""
+    def should_step(self, view: ServerView) -> bool:
+        """Whether to step with the updates that are waiting."""
         raise NotImplementedError
 
-    def until(self, view: View) -> float:
-        """The time at which `ready` should be asked again even if nothing arrives."""
-        return float("inf")
 
-    def late(self, staleness: int) -> str | None:
-        """Why an update that missed so many commits is not used, or None."""
-        return None
+@runtime_checkable
+class StepsInRounds(Protocol):
+    """A scheduler that may step with updates of one request only."""
+
+    def round_kind(self) -> Literal["complete", "partial"] | None:
+        """Whether a step uses all updates of one request, or some of them; None where it may mix requests."""
+
+
+@runtime_checkable
+class HasDeadline(Protocol):
+    """A scheduler that steps at a time, even if nothing arrives then."""
+
+    def next_check(self, view: ServerView) -> float:
+        """When `should_step` must be asked again."""
+
+
+@runtime_checkable
+class RejectsLate(Protocol):
+    """A scheduler that does not use every update."""
+
+    def reject_reason(self, staleness: int) -> str | None:
+        """Why an update that missed so many steps is not used, or None."""
+
+
+def round_kind(scheduler: Scheduler) -> Literal["complete", "partial"] | None:
+    """The kind of rounds that a scheduler steps in, or None."""
+    return scheduler.round_kind() if isinstance(scheduler, StepsInRounds) else None

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from piebald.scheduling.asynchronous import _AnyTime
-from piebald.scheduling.base import View
+from piebald.scheduling.base import ServerView
 
 
 class Deadline(_AnyTime):
     """Step with what has arrived `seconds` after the last step; late updates count at the next one, by then stale.
 
     Semi-synchronous.  Clients are asked once between two steps.  Where all are in before the deadline it is not waited
-    for; where nothing has come by then the first arrival is awaited, so a step is never empty unless all failed.
+    for; where nothing has come by then the first result is awaited, so a step is never empty unless all failed.
 
     Attributes:
         seconds: of the runtime's clock, from one step to the next.
@@ -20,18 +22,17 @@ class Deadline(_AnyTime):
 
     seconds: float = Field(gt=0)
 
-    @property
-    def rounds(self) -> bool:
-        return self.oldest == 0
+    def round_kind(self) -> Literal["partial"] | None:
+        return "partial" if self.max_staleness == 0 else None
 
-    def ask(self, view: View) -> int:
-        return 0 if view.asked or view.waiting else super().ask(view)
+    def num_to_request(self, view: ServerView) -> int:
+        return 0 if view.requested or view.waiting else super().num_to_request(view)
 
-    def ready(self, view: View) -> bool:
+    def should_step(self, view: ServerView) -> bool:
         if not view.busy:
             return bool(view.waiting or view.failed)
         return view.waiting > 0 and view.now >= view.stepped + self.seconds
 
-    def until(self, view: View) -> float:
+    def next_check(self, view: ServerView) -> float:
         due = view.stepped + self.seconds
         return due if view.waiting and view.now < due else float("inf")

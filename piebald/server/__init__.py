@@ -1,7 +1,7 @@
 """The server: the loop that runs a recipe, its cluster models, checks, records and stopping."""
 
-from piebald.server.loop import Controller, Measuring, Progress
-from piebald.server.result_checks import Check
-from piebald.server.stopping import Stop
+from piebald.server.loop import EvaluationPlan, RoundProgress, ServerLoop
+from piebald.server.result_checks import ResultChecks
+from piebald.server.stopping import StoppingCriteria
 
-__all__ = ["Check", "Controller", "Measuring", "Progress", "Stop"]
+__all__ = ["EvaluationPlan", "ResultChecks", "RoundProgress", "ServerLoop", "StoppingCriteria"]

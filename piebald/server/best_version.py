@@ -12,42 +12,42 @@ from piebald.contracts import Checkpoint
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Models:
-    """Community models [s] by group, and the group of each client that was put into one (others are in `main`)."""
+class ModelSnapshot:
+    """Global models [s] by group, and the group of each client that was put into one (others are in `main`)."""
 
-    groups: Mapping[int, Tensor]
-    group_of: Mapping[int, int]
+    clusters: Mapping[int, Tensor]
+    cluster_of: Mapping[int, int]
     main: int = 0
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint) -> Models:
-        """Those of a controller's checkpoint."""
+    def of(cls, checkpoint: Checkpoint) -> ModelSnapshot:
+        """Those of a server's checkpoint."""
         names = [name.split("/") for name in checkpoint.tensors]
-        groups = {
+        clusters = {
             int(name[1]): checkpoint.tensors["/".join(name)] for name in names if name[0::2] == ["group", "model"]
         }
-        values = checkpoint.values["communities"]
-        return cls(groups, {int(client): int(group) for client, group in values["group_of"]}, values.get("main", 0))
+        values = checkpoint.values["cluster_models"]
+        return cls(clusters, {int(client): int(group) for client, group in values["cluster_of"]}, values.get("main", 0))
 
 
 @dataclass(slots=True, eq=False)
-class Best:
+class BestVersion:
     """The version of least validation loss (CGAU keeps that one), over all measured rows of all clients.
 
-    Its community models are kept here while the run lasts; a run folder has them, and what clients remembered then, in
+    Its global models are kept here while the run lasts; a run folder has them, and what clients remembered then, in
     that version's checkpoint.  A client is judged by its personal model where it has one.  The start is no candidate.
 
     Attributes:
         version: commits made by then, None before the first measurement.
         loss: mean over rows.
-        models: the community models at that version, None after a resume.
+        models: the global models at that version, None after a resume.
     """
 
     version: int | None = None
     loss: float = float("inf")
-    models: Models | None = None
+    models: ModelSnapshot | None = None
 
-    def consider(self, version: int, scores: Sequence[Mapping[str, Any]], models: Models) -> None:
+    def consider(self, version: int, scores: Sequence[Mapping[str, Any]], models: ModelSnapshot) -> None:
         """Take this version if it is better than all before; of equals the earliest is kept."""
         loss = validation_loss(scores)
         if version and loss is not None and loss < self.loss:

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from piebald.contracts import Assignment
+from piebald.contracts import Task
 from piebald.randomness import generator, select
 
 
-class Roster:
+class ClientPool:
     """Keeps book of clients' whereabouts.  A choice costs time for the clients chosen, not for those registered.
 
     Attributes:
-        busy: the training assignment under way of each client at work, at most one each.
+        busy: the training task under way of each client at work, at most one each.
         aside: why a client is not asked any more.
-        welcomed: clients that hold a first model.
+        initialized: clients that hold a first model.
     """
 
     def __init__(self) -> None:
-        self.busy: dict[int, Assignment] = {}
+        self.busy: dict[int, Task] = {}
         self.aside: dict[int, str] = {}
-        self.welcomed: set[int] = set()
+        self.initialized: set[int] = set()
         self._free: set[int] | None = None  # kept from the first time that most of a range are taken
         self._range = 0
 
@@ -46,19 +46,19 @@ class Roster:
             self._free = {client for client in clients if client not in self.busy and client not in self.aside}
         return select(sorted(self._free), count, *words)
 
-    def take(self, assignment: Assignment) -> None:
+    def take(self, task: Task) -> None:
         """A client is at work."""
-        self.busy[assignment.client] = assignment
+        self.busy[task.client] = task
         if self._free is not None:
-            self._free.discard(assignment.client)
+            self._free.discard(task.client)
 
-    def give_back(self, client: int) -> None:
+    def release(self, client: int) -> None:
         """A client has ended its work."""
         self.busy.pop(client, None)
         if self._free is not None and client not in self.aside and client < self._range:
             self._free.add(client)
 
-    def put_aside(self, client: int, reason: str) -> None:
+    def exclude(self, client: int, reason: str) -> None:
         """A client is not asked any more."""
         self.aside[client] = reason
         if self._free is not None:

@@ -1,4 +1,4 @@
-"""What the loop lends to the parts that work at the centre."""
+"""What the loop lends to the components that work at the server."""
 
 from __future__ import annotations
 
@@ -7,43 +7,47 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from piebald.contracts import Question, Update
+from piebald.component import Component
+from piebald.contracts import QueryRequest, Update
+from piebald.model_spec import ModelSpec
 
 if TYPE_CHECKING:
-    from piebald.server.loop import Controller
+    from piebald.server.loop import ServerLoop
 
 
-class Lent:
-    """`contracts.Centre` for the part on one axis and one group."""
+class LoopContext:
+    """`contracts.ServerContext` for the component of one axis and one cluster."""
 
-    def __init__(self, controller: Controller, axis: str, group: int) -> None:
-        self._controller, self._axis, self._group = controller, axis, group
-        self.work, self.known = controller.work, controller.known
-        self.memory = controller.communities.kept.setdefault((axis, group), {})
+    def __init__(self, server: ServerLoop, axis: str, group: int) -> None:
+        self._server, self._axis, self._cluster = server, axis, group
+        self.spec: ModelSpec = server.work
+        self.known = server.known
+        self.trainer: Component = server.recipe.training
+        self.state = server.cluster_models.kept.setdefault((axis, group), {})
 
     @property
     def version(self) -> int:
-        return self._controller.version
+        return self._server.version
 
     @property
     def model(self) -> Tensor:
-        return self._controller.communities.group(self._group).model
+        return self._server.cluster_models.cluster(self._cluster).model
 
     @property
     def models(self) -> Mapping[int, Tensor]:
-        return self._controller.communities.models
+        return self._server.cluster_models.models
 
     @property
     def members(self) -> Sequence[int]:
-        here, aside = self._controller.runtime.clients(), self._controller.roster.aside
-        group_of = self._controller.communities.group_of
-        return [c for c in here if c not in aside and (not group_of or group_of.get(c, 0) == self._group)]
+        here, aside = self._server.runtime.clients(), self._server.client_pool.aside
+        cluster_of = self._server.cluster_models.cluster_of
+        return [c for c in here if c not in aside and (not cluster_of or cluster_of.get(c, 0) == self._cluster)]
 
-    def ask(self, questions: Sequence[Question]) -> list[Update | None]:
-        return self._controller.exchange(questions)
+    def query(self, requests: Sequence[QueryRequest]) -> list[Update | None]:
+        return self._server.exchange(requests)
 
-    def leave_out(self, client: int, reason: str) -> None:
-        self._controller.leave_out(client, reason)
+    def exclude_update(self, client: int, reason: str) -> None:
+        self._server.exclude_update(client, reason)
 
-    def remark(self, name: str, value: Any) -> None:
-        self._controller.remark(self._axis, self._group, name, value)
+    def note(self, name: str, value: Any) -> None:
+        self._server.note(self._axis, self._cluster, name, value)

@@ -1,4 +1,4 @@
-"""The controller: ask, take arrivals one at a time, step, write down what happened.
+"""The server: ask, take results one at a time, step, write down what happened.
 
 It knows the seam to a runtime and nothing behind it.  Its state is a sequence of commits; `resume` takes up the last
 one.
@@ -15,55 +15,58 @@ from typing import Any
 
 from torch import Tensor
 
-from piebald.client_work import Work
+from piebald.aggregation.linear import Linear
+from piebald.client_work import ClientWork
+from piebald.clustering.base import SendsCandidates
 from piebald.contracts import (
-    CENTRE,
-    Arrival,
-    Assignment,
+    SERVER_ID,
     Checkpoint,
     Cohort,
-    Pool,
     Query,
-    Question,
-    Recorder,
+    QueryRequest,
+    Result,
+    RunRecorder,
     Runtime,
+    SumRequest,
+    Task,
     Update,
 )
 from piebald.errors import RuntimeFault
+from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 from piebald.randomness import select
 from piebald.recipe import Recipe
-from piebald.scheduling.base import Pace, View
-from piebald.server.best_version import Best, Models
-from piebald.server.client_pool import Roster
-from piebald.server.cluster_models import Communities
-from piebald.server.context import Lent
-from piebald.server.masked_rounds import Sealed
+from piebald.scheduling.base import HasDeadline, RejectsLate, ServerView
+from piebald.server.best_version import BestVersion, ModelSnapshot
+from piebald.server.client_pool import ClientPool
+from piebald.server.cluster_models import ClusterModels
+from piebald.server.context import LoopContext
+from piebald.server.masked_rounds import MaskedRounds
 from piebald.server.records import (
-    Row,
-    arrival_row,
+    TableRow,
     mean_scores,
-    plain_arrivals,
-    plain_assignments,
+    plain_results,
+    plain_tasks,
+    result_row,
     score_rows,
     step_row,
-    whole_arrival,
-    whole_assignment,
+    whole_result,
+    whole_task,
 )
-from piebald.server.result_checks import Check
-from piebald.server.stopping import Stop, Tally
+from piebald.server.result_checks import ResultChecks
+from piebald.server.stopping import RunTotals, StoppingCriteria
 
 SAVING = 0.02  # the share of a run's time that may go into saving its state, where nobody says how often
 
 
 @dataclass(frozen=True, slots=True)
-class Measuring:
+class EvaluationPlan:
     """When and on whom models are scored for the report.
 
     Attributes:
         query: what clients are asked.
         every: commits between measurements; the last commit is always measured.  0: never.
         clients: how many (seeded choice), None for all.
-        common: what the centre asks of its own test set, None where it has none or there is no model to use alone.
+        common: what the server asks of its own test set, None where it has none or there is no model to use alone.
         higher: whether more is better of the score that matters, the first one that clients give.
         validate: what tells which version is the best, None where the last one is kept.
     """
@@ -77,14 +80,14 @@ class Measuring:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RoundProgress:
     """What the loop tells after each commit: the commit's number, and the newest mean scores by "model/metric"."""
 
     version: int
     scores: Mapping[str, float]
 
 
-class Controller:
+class ServerLoop:
     """Runs one recipe on one runtime, for `rounds` commits or until `stop` says so.
 
     With `checkpoint_every` None the state is saved as often as takes no more than `SAVING` of the run's time.
@@ -94,41 +97,44 @@ class Controller:
         self,
         recipe: Recipe,
         runtime: Runtime,
-        work: Work,
-        recorder: Recorder,
+        work: ClientWork,
+        recorder: RunRecorder,
         *,
         known: int,
         rounds: int | None,
-        measuring: Measuring,
-        stop: Stop | None = None,
+        measuring: EvaluationPlan,
+        stop: StoppingCriteria | None = None,
         checkpoint_every: int | None = 1,
-        check: Check | None = None,
-        watch: Callable[[Progress], None] | None = None,
+        check: ResultChecks | None = None,
+        watch: Callable[[RoundProgress], None] | None = None,
     ) -> None:
         self.recipe, self.runtime, self.work, self.recorder = recipe, runtime, work, recorder
         self.known, self.rounds, self.measuring, self.checkpoint_every = known, rounds, measuring, checkpoint_every
-        self.stop, self.check, self.watch = stop, check or Check(), watch
-        self.communities = Communities(recipe, work.initial[: work.layout.shared].clone(), work.layout.variances)
-        self.roster = Roster()
-        self.tally = Tally()
+        self.stop, self.check, self.watch = stop, check or ResultChecks(), watch
+        self.cluster_models = ClusterModels(recipe, work.initial[: work.layout.shared].clone(), work.layout.variances)
+        self.client_pool = ClientPool()
+        self.tally = RunTotals()
         self.version = 0
-        self.best = Best()
+        self.best = BestVersion()
         self._next_id = 0
         self._stepped = 0.0
-        self._asked = self._due = 0  # assignments sent since the last commit, and those of them under way
+        self._asked = self._due = 0  # tasks sent since the last commit, and those of them under way
         self._turns: dict[int, int] = {}  # how often each client was asked since the last commit
-        self._limits: dict[int, float] = {}  # the longest step allowed, by assignment under way
-        self._waiting: list[Arrival] = []
-        self._ended: list[tuple[Arrival, str, str]] = []  # with status and reason
-        self._exchanged: list[Row] = []  # questions that parts of the centre asked since the last commit
-        self._left_out: dict[int, tuple[str, str]] = {}  # status and reason of sound updates that do not count
-        self._remarks: list[Row] = []
-        self._queue: deque[Arrival] = deque()  # training arrivals that came while answers were awaited
-        self._written: tuple[Row, list[Row], list[Row]] | None = None  # the last commit, until a checkpoint holds it
-        self._lent: dict[tuple[str, int], Lent] = {}
-        self._sealed = Sealed(recipe.sealing and work.stages[-1])  # that of `work` knows how clients weigh
-        self._pools = not recipe.needs_each and recipe.sealing is None
-        self._waits = type(recipe.pace).until is not Pace.until
+        self._limits: dict[int, float] = {}  # the longest step allowed, by task under way
+        self._waiting: list[Result] = []
+        self._ended: list[tuple[Result, str, str]] = []  # with status and reason
+        self._exchanged: list[TableRow] = []  # questions that parts of the server asked since the last commit
+        self._excluded_updates: dict[int, tuple[str, str]] = {}  # status and reason of sound updates that do not count
+        self._remarks: list[TableRow] = []
+        self._queue: deque[Result] = deque()  # training results that came while answers were awaited
+        self._written: tuple[TableRow, list[TableRow], list[TableRow]] | None = (
+            None  # the last commit, until a checkpoint holds it
+        )
+        self._contexts: dict[tuple[str, int], LoopContext] = {}
+        self._masked = MaskedRounds(recipe.masking)
+        early = not recipe.requires_individual_updates and recipe.masking is None
+        self._summed = recipe.aggregation if early and isinstance(recipe.aggregation, Linear) else None
+        self._deadline = recipe.scheduling if isinstance(recipe.scheduling, HasDeadline) else None
         self._began, self._before = time.perf_counter(), 0.0
         self._saving = 0.0  # seconds that saving has taken
 
@@ -139,32 +145,34 @@ class Controller:
         try:
             self._run()
         finally:
-            self._lent.clear()  # they point back here: a circle would keep all clients' rows until Python looks for one
+            self._contexts.clear()  # they point back here: a circle would keep all clients' rows until Python looks for one
 
     def _run(self) -> None:
         self._began, self._before = time.perf_counter(), self.tally.wall
         self._measure_if_due()
-        pace = self.recipe.pace
+        scheduling = self.recipe.scheduling
         while not self._over():
             view = self._view()
-            asked = pace.ask(view)
+            asked = scheduling.num_to_request(view)
             if asked:
-                self._send(self.roster.choose(self.runtime.clients(), asked, self.work.seed, self.version))
+                self._send(self.client_pool.choose(self.runtime.clients(), asked, self.work.seed, self.version))
             if self._queue:
                 self._take(self._queue.popleft())
-            elif (arrival := self.runtime.next(pace.until(self._view()) if self._waits else math.inf)) is not None:
-                self._take(arrival)
-            elif not asked and not self.roster.busy and not self._waiting and self.runtime.now() == view.now:
+            elif (
+                result := self.runtime.next(self._deadline.next_check(self._view()) if self._deadline else math.inf)
+            ) is not None:
+                self._take(result)
+            elif not asked and not self.client_pool.busy and not self._waiting and self.runtime.now() == view.now:
                 self._stop_stuck()
-            if pace.ready(self._view()):
+            if scheduling.should_step(self._view()):
                 self._commit()
         if self._written is not None and self.recorder.lasts:
             # a score ended the run: its last commit still needs a checkpoint
-            step, rows, remarks = self._written
-            self.recorder.commit(step, rows, self.state(), remarks)
+            step, rows, notes = self._written
+            self.recorder.commit(step, rows, self.state(), notes)
         if not self.tally.updates:
             raise RuntimeFault(
-                f"in {self.version} rounds no update counted: the arrivals of the run say why each failed"
+                f"in {self.version} rounds no update counted: the results of the run say why each failed"
             )
 
     def _over(self) -> bool:
@@ -175,15 +183,15 @@ class Controller:
             self.tally.reached or self.stop.used_up(self.tally, self._stepped if self.version else 0.0)
         )
 
-    def _view(self) -> View:
-        offered, free = self.roster.count(self.runtime.clients())
-        return View(
+    def _view(self) -> ServerView:
+        offered, free = self.client_pool.count(self.runtime.clients())
+        return ServerView(
             self.version,
             self.runtime.now(),
             self._stepped,
             offered,
             free,
-            len(self.roster.busy),
+            len(self.client_pool.busy),
             self._asked,
             self._due,
             len(self._waiting),
@@ -191,103 +199,112 @@ class Controller:
         )
 
     def _stop_stuck(self) -> None:
-        if self.roster.aside:
+        if self.client_pool.aside:
             raise RuntimeFault(
-                f"no client is left to ask: all {len(self.roster.aside)} were put aside because their updates were "
-                f"refused, the last one as {list(self.roster.aside.values())[-1]}; a lower learning rate often helps"
+                f"no client is left to ask: all {len(self.client_pool.aside)} were put aside because their updates were "
+                f"refused, the last one as {list(self.client_pool.aside.values())[-1]}; a lower learning rate often helps"
             )
         raise RuntimeFault("no client can be asked and none is under way: look at the devices' on intervals")
 
     # -- asking and taking
 
     def _send(self, clients: Sequence[int]) -> None:
-        offer = self.recipe.group.offer(self.communities.models, self.work)
-        assignments = []
-        self._sealed.meet(clients, self._lend)
+        clustering, offer = self.recipe.clustering, {}
+        if isinstance(clustering, SendsCandidates):
+            offer = clustering.candidates(self.cluster_models.models, self.work)
+        tasks = []
+        self._masked.agree_keys(clients, self._context)
         for client in clients:
-            community, turn = self.communities.of(client), self._turns.get(client, 0)
-            parts = {"model": community.model, **community.common, **offer, **self._sealed.parts(client)}
-            assignment = self._made(client, parts, turn=turn, committed=community.committed)
-            assignments.append(assignment)
-            self.roster.take(assignment)
+            cluster, turn = self.cluster_models.of(client), self._turns.get(client, 0)
+            vectors = {"model": cluster.model, **cluster.server_vectors, **offer, **self._masked.vectors(client)}
+            task = self._made(client, vectors, turn=turn, committed=cluster.committed)
+            tasks.append(task)
+            self.client_pool.take(task)
             self._turns[client] = turn + 1
-            self._limits[assignment.id] = self.check.limit(community.norm)
-        self._asked += len(assignments)
-        self._due += len(assignments)
-        pool = Pool(self.recipe.weigh, self._limits[assignments[0].id]) if self._pools else None
-        absent, now = self._sealed.absent, self.runtime.now()
-        self.runtime.submit([one for one in assignments if one.client not in absent], pool)
-        for one in assignments:
+            self._limits[task.id] = self.check.limit(cluster.norm)
+        self._asked += len(tasks)
+        self._due += len(tasks)
+        pool = SumRequest(self._summed, self._limits[tasks[0].id]) if self._summed else None
+        absent, now = self._masked.absent, self.runtime.now()
+        self.runtime.submit([one for one in tasks if one.client not in absent], pool)
+        for one in tasks:
             if one.client in absent:
-                self._take(Arrival(one, None, now, now, failure=absent[one.client]))
+                self._take(Result(one, None, now, now, failure=absent[one.client]))
 
     def _made(
         self,
         client: int,
-        parts: dict[str, Tensor],
+        vectors: dict[str, Tensor],
         query: Query | None = None,
         free: bool = False,
         turn: int = 0,
         committed: int = 0,
-    ) -> Assignment:
-        """An assignment; at the first contact with the private part's first numbers."""
+    ) -> Task:
+        """An task; at the first contact with the private part's first numbers."""
         shared = self.work.layout.shared
         # where nothing is shared nothing goes out either: such a client starts by itself
         if (
-            (query is None or not query.keyed)
+            not isinstance(query, KeyQuery)
             and 0 < shared < self.work.layout.size
-            and client != CENTRE
-            and client not in self.roster.welcomed
+            and client != SERVER_ID
+            and client not in self.client_pool.initialized
         ):
-            parts["private"] = self.recipe.share.first(self.work.initial[shared:], self.work.layout, client)
+            vectors["private"] = self.recipe.sharing.initial_private(
+                self.work.initial[shared:], self.work.layout, client
+            )
         self._next_id += 1
-        return Assignment(self._next_id, client, self.version, parts, query, free, turn, committed)
+        return Task(self._next_id, client, self.version, vectors, query, free, turn, committed)
 
-    def _take(self, arrival: Arrival) -> None:
-        """Check one arrival; keep it for the next commit, or note why not and put its client aside."""
-        assignment, update = arrival.assignment, arrival.update
-        client = assignment.client
-        self.roster.give_back(client)
-        self._due -= assignment.version == self.version
-        limit = self._limits.pop(assignment.id)
-        if self._sealed.stage is None:
-            reason = self.check.complaint(arrival, self.work.layout, limit)
+    def _take(self, result: Result) -> None:
+        """Check one result; keep it for the next commit, or note why not and put its client aside."""
+        task, update = result.task, result.update
+        client = task.client
+        self.client_pool.release(client)
+        self._due -= task.version == self.version
+        limit = self._limits.pop(task.id)
+        if self._masked.transform is None:
+            reason = self.check.reject_reason(result, self.work.layout, limit)
         else:
-            reason = self._sealed.complaint(arrival, self.work)
+            reason = self._masked.reject_reason(result, self.work)
         if update is not None:
-            self.roster.welcomed.add(client)
+            self.client_pool.initialized.add(client)
         if reason is not None:
-            self._ended.append((arrival, "lost" if update is None else "refused", reason))
+            self._ended.append((result, "lost" if update is None else "refused", reason))
             if update is not None:
-                self.roster.put_aside(client, reason)
-        elif late := self.recipe.pace.late(self.version - assignment.version):
-            self._ended.append((arrival, "late", late))
+                self.client_pool.exclude(client, reason)
+        elif late := self._late(task):
+            self._ended.append((result, "late", late))
         else:
-            self._waiting.append(arrival)
+            self._waiting.append(result)
+
+    def _late(self, task: Task) -> str | None:
+        """Why the update of a task came too late to be used, or None."""
+        scheduler = self.recipe.scheduling
+        return scheduler.reject_reason(self.version - task.version) if isinstance(scheduler, RejectsLate) else None
 
     # -- stepping
 
     def _commit(self) -> None:
-        arrivals = sorted(self._waiting, key=lambda a: (a.assignment.client, a.assignment.id))
+        results = sorted(self._waiting, key=lambda a: (a.task.client, a.task.id))
         self._waiting = []
-        arrivals = self._opened(arrivals)
-        counted = self.communities.commit(self._cohort(arrivals), self._lend) if arrivals else []
+        results = self._opened(results)
+        counted = self.cluster_models.step(self._cohort(results), self._context) if results else []
         self.version += 1
         self._stepped = self.runtime.now()
         rows = []
-        for arrival, how in zip(arrivals, counted, strict=True):
-            status, reason = self._left_out.get(arrival.assignment.client, ("ok", None))
-            rows.append(arrival_row(arrival, self.version, status, reason, how))
-        rows += [arrival_row(a, self.version, status, why) for a, status, why in self._ended]
+        for result, how in zip(results, counted, strict=True):
+            status, reason = self._excluded_updates.get(result.task.client, ("ok", None))
+            rows.append(result_row(result, self.version, status, reason, how))
+        rows += [result_row(a, self.version, status, why) for a, status, why in self._ended]
         rows += self._exchanged
-        remarks = self._remarks
-        self._ended, self._exchanged, self._left_out, self._remarks = [], [], {}, []
+        notes = self._remarks
+        self._ended, self._exchanged, self._excluded_updates, self._remarks = [], [], {}, []
         self._asked = self._due = 0
         self._turns.clear()
-        step = step_row(rows, self.version, self._stepped, self.communities.main.norm)
-        if self._sealed.loss is not None:
-            step["loss"] = self._sealed.loss
-        self.tally.updates += len(arrivals)
+        step = step_row(rows, self.version, self._stepped, self.cluster_models.main.norm)
+        if self._masked.loss is not None:
+            step["loss"] = self._masked.loss
+        self.tally.updates += len(results)
         self.tally.nbytes += step["bytes_down"] + step["bytes_up"]
         over = self._over()
         step["wall"] = self.tally.wall
@@ -296,17 +313,17 @@ class Controller:
         due = due and self.recorder.lasts
         # the checkpoint is made before measuring: a resumed run measures this version again, to the same numbers
         began = time.perf_counter()
-        self.recorder.commit(step, rows, self.state() if due else None, remarks)
+        self.recorder.commit(step, rows, self.state() if due else None, notes)
         self._saving += time.perf_counter() - began if due else 0.0
-        self._written = None if due else (step, rows, remarks)
+        self._written = None if due else (step, rows, notes)
         self._measure_if_due(over)
 
-    def _opened(self, arrivals: list[Arrival]) -> list[Arrival]:
-        """The arrivals that count; none where they were sealed and their sum cannot be opened."""
-        opened, reason = self._sealed.open(arrivals, self._lend)
+    def _opened(self, results: list[Result]) -> list[Result]:
+        """The results that count; none where they were sealed and their sum cannot be opened."""
+        opened, reason = self._masked.unmask(results, self._context)
         if reason is not None:
-            self.remark("update", 0, "abandoned", reason)
-            self._ended += [(arrival, "aside", reason) for arrival in arrivals]
+            self.note("update", 0, "abandoned", reason)
+            self._ended += [(result, "aside", reason) for result in results]
         return opened
 
     def _saves(self) -> bool:
@@ -315,73 +332,75 @@ class Controller:
             return self._saving <= SAVING * (time.perf_counter() - self._began)
         return self.version % self.checkpoint_every == 0
 
-    def _cohort(self, arrivals: Sequence[Arrival]) -> Cohort:
+    def _cohort(self, results: Sequence[Result]) -> Cohort:
         return Cohort(
-            [arrival.assignment.client for arrival in arrivals],
-            [arrival.assignment.version for arrival in arrivals],
-            [arrival.update for arrival in arrivals if arrival.update is not None],
+            [result.task.client for result in results],
+            [result.task.version for result in results],
+            [result.update for result in results if result.update is not None],
             None,
             self.version,
-            [arrival.assignment.parts["model"] for arrival in arrivals],
+            [result.task.vectors["model"] for result in results],
         )
 
     # -- questions
 
-    def _lend(self, axis: str, group: int) -> Lent:
-        if (axis, group) not in self._lent:
-            self._lent[axis, group] = Lent(self, axis, group)
-        return self._lent[axis, group]
+    def _context(self, axis: str, group: int) -> LoopContext:
+        if (axis, group) not in self._contexts:
+            self._contexts[axis, group] = LoopContext(self, axis, group)
+        return self._contexts[axis, group]
 
-    def leave_out(self, client: int, reason: str) -> None:
-        """See `contracts.Centre.leave_out`."""
-        self._left_out[client] = ("aside", reason)
+    def exclude_update(self, client: int, reason: str) -> None:
+        """See `contracts.ServerContext.exclude_update`."""
+        self._excluded_updates[client] = ("aside", reason)
 
-    def remark(self, axis: str, group: int, name: str, value: Any) -> None:
-        """See `contracts.Centre.remark`."""
+    def note(self, axis: str, group: int, name: str, value: Any) -> None:
+        """See `contracts.ServerContext.note`."""
         self._remarks.append({"axis": axis, "grp": group, "name": name, "value": value})
 
-    def exchange(self, questions: Sequence[Question]) -> list[Update | None]:
-        """See `contracts.Centre.ask`."""
-        asked = [self._made(one.client, dict(one.parts), one.query) for one in questions]
+    def exchange(self, questions: Sequence[QueryRequest]) -> list[Update | None]:
+        """See `contracts.ServerContext.ask`."""
+        asked = [self._made(one.client, dict(one.vectors), one.query) for one in questions]
         answers: list[Update | None] = []
-        for arrival in self._answers(asked):
-            reason = self._unusable(arrival)
-            status = "ok" if reason is None else "lost" if arrival.update is None else "refused"
-            self._exchanged.append(arrival_row(arrival, self.version + 1, status, reason))
-            answers.append(arrival.update if reason is None else None)
+        for result in self._answers(asked):
+            reason = self._unusable(result)
+            status = "ok" if reason is None else "lost" if result.update is None else "refused"
+            self._exchanged.append(result_row(result, self.version + 1, status, reason))
+            answers.append(result.update if reason is None else None)
         return answers
 
-    def _unusable(self, arrival: Arrival) -> str | None:
-        query, update = arrival.assignment.query, arrival.update
-        if update is None or arrival.failure is not None or query is None:
-            return arrival.failure or "no answer"
-        for name, part in update.parts.items():
+    def _unusable(self, result: Result) -> str | None:
+        query, update = result.task.query, result.update
+        if update is None or result.failure is not None or query is None:
+            return result.failure or "no answer"
+        for name, part in update.vectors.items():
             if not bool(part.isfinite().all()):
                 return f"{name} is not finite"
-        return query.complaint(update, self.work)
+        return query.reject_reason(update, self.work)
 
-    def _answers(self, asked: Sequence[Assignment]) -> list[Arrival]:
+    def _answers(self, asked: Sequence[Task]) -> list[Result]:
         """Send questions and wait for all answers, in order; training that arrives meanwhile is queued."""
         self.runtime.submit(asked)
-        missing, answers = {assignment.id: assignment for assignment in asked}, []
+        missing, answers = {task.id: task for task in asked}, []
         while missing:
-            arrival = self.runtime.next()
-            if arrival is None:  # nothing is under way any more, so they will never come
+            result = self.runtime.next()
+            if result is None:  # nothing is under way any more, so they will never come
                 now = self.runtime.now()
-                answers += [Arrival(one, None, now, now, failure="no answer") for one in missing.values()]
+                answers += [Result(one, None, now, now, failure="no answer") for one in missing.values()]
                 break
-            if missing.pop(arrival.assignment.id, None) is not None:
-                answers.append(arrival)
+            if missing.pop(result.task.id, None) is not None:
+                answers.append(result)
             else:
-                self._queue.append(arrival)
-        return sorted(answers, key=lambda arrival: arrival.assignment.id)
+                self._queue.append(result)
+        return sorted(answers, key=lambda result: result.task.id)
 
     # -- measuring
 
     @property
-    def models(self) -> Models:
-        """The community models as they are now."""
-        return Models(dict(self.communities.models), dict(self.communities.group_of), self.communities.chief)
+    def models(self) -> ModelSnapshot:
+        """The global models as they are now."""
+        return ModelSnapshot(
+            dict(self.cluster_models.models), dict(self.cluster_models.cluster_of), self.cluster_models.main_number
+        )
 
     def _measures(self, last: bool) -> bool:
         """Whether models are scored at this version."""
@@ -392,7 +411,7 @@ class Controller:
         if self._measures(last):
             self._measure()
         elif self.watch is not None:
-            self.watch(Progress(self.version, {}))
+            self.watch(RoundProgress(self.version, {}))
 
     def _measure(self) -> None:
         """Score models for the report: outside the protocol, so without bytes and without virtual time."""
@@ -404,10 +423,10 @@ class Controller:
         if measuring.validate is not None and measuring.validate != query:
             asked += [self._asking(client, measuring.validate) for client in clients]
         if measuring.common is not None:
-            asked.append(self._asking(CENTRE, measuring.common))
+            asked.append(self._asking(SERVER_ID, measuring.common))
         rows = []
-        for arrival in self._answers(asked):
-            rows += score_rows(arrival, self.version)
+        for result in self._answers(asked):
+            rows += score_rows(result, self.version)
         self.recorder.scores(rows)
         if measuring.validate is not None:
             self.best.consider(self.version, rows, self.models)
@@ -415,17 +434,17 @@ class Controller:
         means = mean_scores([row for row in rows if row["split"] == split])
         self._note(means)
         if self.watch is not None:
-            self.watch(Progress(self.version, means))
+            self.watch(RoundProgress(self.version, means))
 
-    def _asking(self, client: int, query: Query) -> Assignment:
-        """A question for the report about the client's own community model."""
-        community = self.communities.of(client)
-        return self._made(client, {"model": community.model}, query, free=True, committed=community.committed)
+    def _asking(self, client: int, query: Query) -> Task:
+        """A question for the report about the client's own global model."""
+        cluster = self.cluster_models.of(client)
+        return self._made(client, {"model": cluster.model}, query, free=True, committed=cluster.committed)
 
     def _note(self, means: Mapping[str, float]) -> None:
         """Let the score that matters decide whether to go on: of personal models where there are some."""
-        metric = self.work.task.metric
-        found = [means[name] for name in (f"personal/{metric}", f"community/{metric}") if name in means]
+        metric = self.work.objective.metric
+        found = [means[name] for name in (f"personal/{metric}", f"global/{metric}") if name in means]
         if self.stop is not None and found and math.isfinite(found[0]):
             self.stop.note(self.tally, found[0], self.measuring.higher)
 
@@ -433,21 +452,21 @@ class Controller:
 
     def state(self) -> Checkpoint:
         """All that a resumed run needs."""
-        mine, theirs = self.communities.state(), self.runtime.state()
-        outstanding, sent = plain_assignments([*self.roster.busy.values()])
-        queued, brought = plain_arrivals(self._queue)
+        mine, theirs = self.cluster_models.state(), self.runtime.state()
+        outstanding, sent = plain_tasks([*self.client_pool.busy.values()])
+        queued, brought = plain_results(self._queue)
         values = {
             "version": self.version,
             "next_id": self._next_id,
             "stepped": self._stepped,
             "tally": self.tally.plain(),
             "best": self.best.state(),
-            "aside": sorted(self.roster.aside.items()),
-            "welcomed": sorted(self.roster.welcomed),
+            "aside": sorted(self.client_pool.aside.items()),
+            "initialized": sorted(self.client_pool.initialized),
             "limits": sorted(self._limits.items()),
             "outstanding": outstanding,
             "queued": queued,
-            "communities": dict(mine.values),
+            "cluster_models": dict(mine.values),
             "runtime": dict(theirs.values),
         }
         return Checkpoint({**mine.tensors, **sent, **brought, **theirs.tensors}, values)
@@ -455,16 +474,16 @@ class Controller:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Take up what `state` gave."""
         values = checkpoint.values
-        self._lent.clear()
-        self.communities.restore(Checkpoint(checkpoint.tensors, values["communities"]))
+        self._contexts.clear()
+        self.cluster_models.restore(Checkpoint(checkpoint.tensors, values["cluster_models"]))
         self.version, self._next_id = int(values["version"]), int(values["next_id"])
-        self._stepped, self.tally = float(values["stepped"]), Tally(**values["tally"])
+        self._stepped, self.tally = float(values["stepped"]), RunTotals(**values["tally"])
         self.best.restore(values.get("best"))
-        self.roster.aside = {int(client): str(reason) for client, reason in values["aside"]}
-        self.roster.welcomed = set(values["welcomed"])
+        self.client_pool.aside = {int(client): str(reason) for client, reason in values["aside"]}
+        self.client_pool.initialized = set(values["initialized"])
         self._limits = {int(number): float(limit) for number, limit in values["limits"]}
         for row in values["outstanding"]:
-            self.roster.take(whole_assignment(row, checkpoint.tensors))
-        assignments = {assignment.id: assignment for assignment in self.roster.busy.values()}
-        self._queue.extend(whole_arrival(row, checkpoint.tensors, assignments) for row in values["queued"])
-        self.runtime.restore(Checkpoint(checkpoint.tensors, values["runtime"]), assignments)
+            self.client_pool.take(whole_task(row, checkpoint.tensors))
+        tasks = {task.id: task for task in self.client_pool.busy.values()}
+        self._queue.extend(whole_result(row, checkpoint.tensors, tasks) for row in values["queued"])
+        self.runtime.restore(Checkpoint(checkpoint.tensors, values["runtime"]), tasks)

@@ -1,4 +1,4 @@
-"""Commits of which the centre sees the sum alone: agree on keys before training, open the sum at the step."""
+"""Commits of which the server sees the sum alone: agree on keys before training, open the sum at the step."""
 
 from __future__ import annotations
 
@@ -7,59 +7,63 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from piebald.client_work import Work
-from piebald.contracts import Arrival, Meeting
-from piebald.server.cluster_models import Lend
-from piebald.transforms.base import Stage
+from piebald.client_work import ClientWork
+from piebald.contracts import KeyAgreement, Result
+from piebald.server.cluster_models import MakeContext
+from piebald.transforms.base import MaskingTransform
 
 
-class Sealed:
-    """The loop's dealings with the stage that seals updates.
+class MaskedRounds:
+    """The loop's dealings with the transform that seals updates.
 
     Args:
-        stage: that stage, or None where single updates reach the centre: then nothing here does anything.
+        transform: that transform, or None where single updates reach the server: then nothing here does anything.
     """
 
-    def __init__(self, stage: Stage | None) -> None:
-        self.stage = stage
-        self._meeting: Meeting | None = None
+    def __init__(self, transform: MaskingTransform | None) -> None:
+        self.transform = transform
+        self._agreement: KeyAgreement | None = None
         self.loss: float | None = None  # of the sum that was opened last
 
-    def meet(self, clients: Sequence[int], lend: Lend) -> None:
-        """Let clients agree on keys.  A meeting is over with its commit, so no checkpoint holds one."""
-        if self.stage is not None:
-            self._meeting = self.stage.meet(clients, lend("update", 0))
+    def agree_keys(self, clients: Sequence[int], make_context: MakeContext) -> None:
+        """Let clients agree on keys.  A agreement is over with its commit, so no checkpoint holds one."""
+        if self.transform is not None:
+            self._agreement = self.transform.agree_keys(clients, make_context("transforms", 0))
 
-    def parts(self, client: int) -> Mapping[str, Tensor]:
-        """What a client's assignment brings for its seal."""
-        return {} if self._meeting is None else self._meeting.parts(client)
+    def vectors(self, client: int) -> Mapping[str, Tensor]:
+        """What a client's task brings for its seal."""
+        return {} if self._agreement is None else self._agreement.vectors(client)
 
     @property
     def absent(self) -> Mapping[int, str]:
         """Who takes no part in the commit though it was asked, with the reason."""
-        return {} if self._meeting is None else self._meeting.absent
+        return {} if self._agreement is None else self._agreement.absent
 
-    def complaint(self, arrival: Arrival, work: Work) -> str | None:
-        """Why a sealed update may not count, or None."""
-        assert self.stage is not None
-        if arrival.failure is not None or arrival.update is None:
-            return arrival.failure or "no answer"
-        return self.stage.broken(arrival.update, work)
+    def reject_reason(self, result: Result, work: ClientWork) -> str | None:
+        """Why a masked update may not count, or None."""
+        assert self.transform is not None
+        if result.failure is not None or result.update is None:
+            return result.failure or "no answer"
+        return self.transform.masked_reject_reason(result.update, work)
 
-    def open(self, arrivals: list[Arrival], lend: Lend) -> tuple[list[Arrival], str | None]:
-        """The arrivals with their common sum in the place of what was sealed, or none of them and the reason."""
+    def unmask(self, results: list[Result], make_context: MakeContext) -> tuple[list[Result], str | None]:
+        """The results with their common sum in the place of what was masked, or none of them and the reason."""
         self.loss = None
-        if self.stage is None or not arrivals:
-            return arrivals, None
-        meeting, self._meeting = self._meeting, None
-        sealed = {arrival.assignment.client: arrival.update for arrival in arrivals if arrival.update is not None}
-        pool = "no secure sum: nobody has keys" if meeting is None else meeting.open(sealed, lend("update", 0))
+        if self.transform is None or not results:
+            return results, None
+        agreement, self._agreement = self._agreement, None
+        masked = {result.task.client: result.update for result in results if result.update is not None}
+        pool = (
+            "no secure aggregation: nobody has keys"
+            if agreement is None
+            else agreement.unmask(masked, make_context("transforms", 0))
+        )
         if isinstance(pool, str):
             return [], pool
         self.loss = pool.loss
         opened = []
-        for arrival in arrivals:
-            assert arrival.update is not None
-            update = dataclasses.replace(arrival.update, parts={}, pool=pool)
-            opened.append(dataclasses.replace(arrival, update=update))
+        for result in results:
+            assert result.update is not None
+            update = dataclasses.replace(result.update, vectors={}, partial_sum=pool)
+            opened.append(dataclasses.replace(result, update=update))
         return opened, None

@@ -1,10 +1,10 @@
-"""The community cache of Metis: the weighted mean of all learners' last models, kept up to date in O(model).
+"""The cluster cache of Metis: the weighted mean of all learners' last models, kept up to date in O(model).
 
-    W = sum_k p_k w_k,   P = sum_k p_k,   community = W / P
+    W = sum_k p_k w_k,   P = sum_k p_k,   cluster = W / P
 
 A commit swaps learner k's old contribution for its new one, W += p_k w_k - p_k' w_k', whatever the number of learners.
 W is float64 and the models are float32, so a commit's rounding is about 1e-16 of the largest contribution: a million
-commits drift by less than 1e-12 (`benchmarks/community`), and no refresh is needed.
+commits drift by less than 1e-12 (`benchmarks/cluster`), and no refresh is needed.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from piebald.tensor_store import Memory
+from piebald.tensor_store import TensorStore
 
 _PIECE = 1 << 17  # numbers handled at a time, so that what a piece needs stays in the processor's cache
 
 
-class Cache:
+class ModelCache:
     """The sums of one group.  The learners' last models lie in a store that all groups share.
 
     Attributes:
@@ -29,20 +29,20 @@ class Cache:
         weights: p_k of each learner in the sums.
     """
 
-    def __init__(self, size: int, store: Memory) -> None:
+    def __init__(self, size: int, store: TensorStore) -> None:
         self.store = store
         self.weights: dict[int, float] = {}
         self.whole = 0.0  # P
         self.sums = torch.zeros(size, dtype=torch.float64)  # W
 
     def swap(self, learner: int, weight: float, model: Tensor, out: Tensor | None = None) -> None:
-        """Put a learner's new model [s] in the place of its last one and write the community model into `out` [s].
+        """Put a learner's new model [s] in the place of its last one and write the global model into `out` [s].
 
         Args:
             learner: whose.
             weight: p_k, 0 or more.
             model: w_k, which is kept: it must not change afterwards.
-            out: where the community model goes; left alone where nobody has a weight yet, None where nobody asks.
+            out: where the global model goes; left alone where nobody has a weight yet, None where nobody asks.
         """
         before = self.weights.get(learner, 0.0)
         old = self.store.get(learner)["model"] if before else None

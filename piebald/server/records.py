@@ -1,4 +1,4 @@
-"""What the controller writes down: rows of the run folder's tables (`report.schema`), and plain forms of its state."""
+"""What the server writes down: rows of the run folder's tables (`report.schema`), and plain forms of its state."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import Any
 
 from torch import Tensor
 
-from piebald.contracts import CENTRE, Arrival, Assignment, Update
+from piebald.contracts import SERVER_ID, Result, Task, Update
 from piebald.server.cluster_models import Counted
 
-Row = dict[str, Any]
+TableRow = dict[str, Any]
 
 
-def arrival_row(
-    arrival: Arrival, version: int, status: str, reason: str | None = None, counted: Counted | None = None
-) -> Row:
-    """One assignment that has ended; `version` counts the commit that it belongs to."""
-    assignment, update = arrival.assignment, arrival.update
+def result_row(
+    result: Result, version: int, status: str, reason: str | None = None, counted: Counted | None = None
+) -> TableRow:
+    """One task that has ended; `version` counts the commit that it belongs to."""
+    task, update = result.task, result.update
     return {
-        "id": assignment.id,
+        "id": task.id,
         "version": version,
-        "client": assignment.client,
-        "kind": "train" if assignment.query is None else assignment.query.kind,
-        "sent_version": assignment.version,
-        "staleness": version - 1 - assignment.version,
-        "sent": arrival.sent,
-        "time": arrival.time,
+        "client": task.client,
+        "kind": "train" if task.query is None else task.query.kind,
+        "sent_version": task.version,
+        "staleness": version - 1 - task.version,
+        "sent": result.sent,
+        "time": result.time,
         "examples": update.examples if update else 0,
         "steps": update.steps if update else 0,
         "loss": update.metrics.get("loss") if update else None,
@@ -34,15 +34,15 @@ def arrival_row(
         "weight": counted.share if counted else 0.0,
         "raw_weight": counted.weight if counted else None,
         "grp": counted.group if counted else None,
-        "bytes_down": arrival.bytes_down,
-        "bytes_up": arrival.bytes_up,
+        "bytes_down": result.bytes_down,
+        "bytes_up": result.bytes_up,
         "status": status,
         "reason": reason,
     }
 
 
-def step_row(rows: Sequence[Mapping[str, Any]], version: int, time: float, norm: float) -> Row:
-    """One commit, from the rows of its arrivals; without its wall time, which the loop tells when all is done."""
+def step_row(rows: Sequence[Mapping[str, Any]], version: int, time: float, norm: float) -> TableRow:
+    """One commit, from the rows of its results; without its wall time, which the loop tells when all is done."""
     arrived = failed = down = up = counted = 0
     total, groups = 0.0, set()
     for row in rows:
@@ -69,10 +69,10 @@ def step_row(rows: Sequence[Mapping[str, Any]], version: int, time: float, norm:
     }
 
 
-def score_rows(arrival: Arrival, version: int) -> list[Row]:
+def score_rows(result: Result, version: int) -> list[TableRow]:
     """One row for each metric of an answered evaluation."""
-    client, update = arrival.assignment.client, arrival.update
-    split = "common" if client == CENTRE else getattr(arrival.assignment.query, "split", "test")
+    client, update = result.task.client, result.update
+    split = "common" if client == SERVER_ID else getattr(result.task.query, "split", "test")
     if update is None or not update.examples:
         return []
     rows = []
@@ -81,7 +81,7 @@ def score_rows(arrival: Arrival, version: int) -> list[Row]:
         rows.append(
             {
                 "version": version,
-                "client": None if client == CENTRE else client,
+                "client": None if client == SERVER_ID else client,
                 "model": model,
                 "split": split,
                 "metric": metric,
@@ -104,44 +104,44 @@ def mean_scores(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 # ------------------------------------------------------------------------------------------------- plain forms of state
 
 
-def plain_assignments(assignments: Sequence[Assignment]) -> tuple[list[Row], dict[str, Tensor]]:
-    """Assignments as JSON values and the vectors they carry, each once."""
+def plain_tasks(tasks: Sequence[Task]) -> tuple[list[TableRow], dict[str, Tensor]]:
+    """Tasks as JSON values and the vectors they carry, each once."""
     places: dict[int, str] = {}
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     tensors: dict[str, Tensor] = {}
-    for assignment in assignments:
-        for part in assignment.parts.values():
+    for task in tasks:
+        for part in task.vectors.values():
             if id(part) not in places:
                 places[id(part)] = f"sent/{len(places)}"
                 tensors[places[id(part)]] = part
-        fields = {name: getattr(assignment, name) for name in ("id", "client", "version", "turn", "committed")}
-        rows.append({**fields, "parts": {name: places[id(part)] for name, part in assignment.parts.items()}})
+        fields = {name: getattr(task, name) for name in ("id", "client", "version", "turn", "committed")}
+        rows.append({**fields, "parts": {name: places[id(part)] for name, part in task.vectors.items()}})
     return rows, tensors
 
 
-def whole_assignment(row: Row, tensors: Mapping[str, Tensor]) -> Assignment:
-    """An assignment again."""
-    parts = {name: tensors[place] for name, place in row["parts"].items()}
-    return Assignment(row["id"], row["client"], row["version"], parts, turn=row["turn"], committed=row["committed"])
+def whole_task(row: TableRow, tensors: Mapping[str, Tensor]) -> Task:
+    """An task again."""
+    vectors = {name: tensors[place] for name, place in row["parts"].items()}
+    return Task(row["id"], row["client"], row["version"], vectors, turn=row["turn"], committed=row["committed"])
 
 
-def plain_arrivals(arrivals: Sequence[Arrival]) -> tuple[list[Row], dict[str, Tensor]]:
-    """Arrivals that wait to be taken as JSON values, and their vectors."""
+def plain_results(results: Sequence[Result]) -> tuple[list[TableRow], dict[str, Tensor]]:
+    """Results that wait to be taken as JSON values, and their vectors."""
     names = ("examples", "steps", "metrics", "norm", "nbytes")
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     tensors: dict[str, Tensor] = {}
-    for arrival in arrivals:
-        update, own = arrival.update, arrival.assignment.id
-        tensors |= {f"queued/{own}/{n}": part for n, part in (update.parts if update else {}).items()}
-        row = {name: getattr(arrival, name) for name in ("sent", "time", "bytes_down", "bytes_up", "failure")}
+    for result in results:
+        update, own = result.update, result.task.id
+        tensors |= {f"queued/{own}/{n}": part for n, part in (update.vectors if update else {}).items()}
+        row = {name: getattr(result, name) for name in ("sent", "time", "bytes_down", "bytes_up", "failure")}
         answer = None if update is None else {name: getattr(update, name) for name in names}
-        rows.append({"id": own, "update": answer, "arrival": row})
+        rows.append({"id": own, "update": answer, "result": row})
     return rows, tensors
 
 
-def whole_arrival(row: Row, tensors: Mapping[str, Tensor], assignments: Mapping[int, Assignment]) -> Arrival:
-    """An arrival again."""
+def whole_result(row: TableRow, tensors: Mapping[str, Tensor], tasks: Mapping[int, Task]) -> Result:
+    """An result again."""
     prefix = f"queued/{row['id']}/"
-    parts = {name.removeprefix(prefix): part for name, part in tensors.items() if name.startswith(prefix)}
-    update = None if row["update"] is None else Update(parts, **row["update"])
-    return Arrival(assignments[row["id"]], update, **row["arrival"])
+    vectors = {name.removeprefix(prefix): part for name, part in tensors.items() if name.startswith(prefix)}
+    update = None if row["update"] is None else Update(vectors, **row["update"])
+    return Result(tasks[row["id"]], update, **row["result"])

@@ -1,4 +1,4 @@
-"""Every arrival is checked before it counts: shape, type, finite, size of step."""
+"""Every result is checked before it counts: shape, type, finite, size of step."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import math
 import torch
 from pydantic import Field
 
-from piebald.component import Part
-from piebald.contracts import ONE_WAY, Arrival
+from piebald.component import Component
+from piebald.contracts import ONE_WAY, Result
 from piebald.parameters import Layout
 
 LONGEST_STEP = 1000.0
 
 
-class Check(Part):
+class ResultChecks(Component):
     """What an update must be to count.
 
     Attributes:
@@ -29,26 +29,26 @@ class Check(Part):
         """The longest step allowed from a model of this length."""
         return self.longest_step * max(norm, 1.0)
 
-    def complaint(self, arrival: Arrival, layout: Layout, limit: float) -> str | None:
-        """Why an arrival may not count, or None.  A pooled update was checked where it was summed."""
-        if arrival.failure is not None or arrival.update is None:
-            return arrival.failure or "no answer"
-        update = arrival.update
-        if update.pool is not None:
+    def reject_reason(self, result: Result, layout: Layout, limit: float) -> str | None:
+        """Why a result may not count, or None.  A pooled update was checked where it was summed."""
+        if result.failure is not None or result.update is None:
+            return result.failure or "no answer"
+        update = result.update
+        if update.partial_sum is not None:
             return None
-        change = update.parts.get("model")
+        change = update.vectors.get("model")
         if change is None or change.dtype != torch.float32 or change.shape != (layout.shared,):
             came = "nothing" if change is None else f"{change.dtype} {list(change.shape)}"
             return f"must send {layout.shared} float32 numbers, sent {came}"
-        for name, sent in arrival.assignment.parts.items():  # what a rule is sent beside the model, it answers in kind
-            part = update.parts.get(name)
+        for name, sent in result.task.vectors.items():  # what a rule is sent beside the model, it answers in kind
+            part = update.vectors.get(name)
             if name not in ONE_WAY and (part is None or part.dtype != sent.dtype or part.shape != sent.shape):
                 came = "nothing" if part is None else f"{part.dtype} {list(part.shape)}"
                 return f"must send {name} like the {sent.dtype} {list(sent.shape)} it got, sent {came}"
         norm = torch.linalg.vector_norm(change).item()
         if not math.isfinite(norm):
             return "not finite"
-        for name, part in update.parts.items():
+        for name, part in update.vectors.items():
             if name != "model" and not bool(torch.isfinite(part).all()):
                 return f"{name} is not finite"
         return f"step of length {norm:.3g} is above the limit of {limit:.3g}" if norm > limit else None

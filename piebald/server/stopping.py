@@ -7,11 +7,11 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from piebald.component import Part
+from piebald.component import Component
 
 
 @dataclass(slots=True)
-class Tally:
+class RunTotals:
     """What has been used up so far, and the best score met.
 
     Attributes:
@@ -31,7 +31,7 @@ class Tally:
         return asdict(self)
 
 
-class Stop(Part):
+class StoppingCriteria(Component):
     """When a run is over: at the first of these limits, or after its rounds.
 
     Attributes:
@@ -62,7 +62,7 @@ class Stop(Part):
         """Whether scores decide."""
         return self.target is not None or self.patience is not None
 
-    def used_up(self, tally: Tally, now: float) -> bool:
+    def used_up(self, tally: RunTotals, now: float) -> bool:
         """Whether a limit that needs no score has been met."""
         return (
             (self.updates is not None and tally.updates >= self.updates)
@@ -71,7 +71,7 @@ class Stop(Part):
             or (self.bytes is not None and tally.nbytes >= self.bytes)
         )
 
-    def note(self, tally: Tally, score: float, higher: bool) -> None:
+    def note(self, tally: RunTotals, score: float, higher: bool) -> None:
         """Take a new mean score into account."""
         sign = 1.0 if higher else -1.0
         if tally.best is None or sign * score > sign * tally.best:

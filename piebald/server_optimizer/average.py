@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from torch import Tensor
 
-from piebald.server_optimizer.base import Step
+from piebald.contracts import StepContext
+from piebald.server_optimizer.base import ServerOptimizer
 
 
-class ToAverage(Step):
+class ServerSgd(ServerOptimizer):
     """To the average of the clients' models: w <- w + average change (McMahan et al. 2017)."""
 
-    def move(self, model: Tensor, average: Tensor, state: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    def step(self, model: Tensor, average: Tensor, context: StepContext) -> tuple[Tensor, dict[str, Tensor]]:
         return model + average, {}

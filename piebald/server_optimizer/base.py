@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
-from piebald.component import Part
+from piebald.component import Component
+from piebald.contracts import StepContext
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Step(Part):
-    """How the community model moves."""
+class ServerOptimizer(Component):
+    """How the global model moves, given the averaged change.
 
-    axis = "step"
-    from_now: ClassVar[bool] = False  # True: changes are measured from the community model, not from the one sent
-    cached: ClassVar[bool] = False  # True: to the mean of all learners' last models, see `controller.cache`
+    One that keeps a state between steps is a `KeepsServerState`.
 
-    def start(self, model: Tensor) -> dict[str, Tensor]:
-        """The centre's own memory [s] before the first commit."""
-        return {}
+    Attributes:
+        from_current_model: True where changes are measured from the global model, not from the model that was sent.
+    """
 
-    def move(self, model: Tensor, average: Tensor, state: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The new model [s] and memory, from the averaged change [s]."""
+    axis = "server_optimizer"
+    from_current_model: ClassVar[bool] = False
+
+    def step(self, model: Tensor, average: Tensor, context: StepContext) -> tuple[Tensor, dict[str, Tensor]]:
+        """Take one step.
+
+        Args:
+            model: [s], the global model; not to be written to.
+            average: [s], the averaged change.
+            context: how many updates arrived, how many clients there are, the version, and this optimizer's state.
+
+        Returns:
+            The new model [s] and the new state.
+        """
         raise NotImplementedError
+
+
+@runtime_checkable
+class KeepsServerState(Protocol):
+    """A server optimizer that keeps named tensors from step to step."""
+
+    def initial_state(self, model: Tensor) -> dict[str, Tensor]:
+        """The state before the first step; `model` [s] is the one that the run starts from."""

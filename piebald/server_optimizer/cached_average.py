@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from piebald.server_optimizer.base import Step
+from piebald.server_optimizer.base import ServerOptimizer
 
 
-class CachedSwap(Step):
+class CachedAverage(ServerOptimizer):
     """To the weighted mean of the last models of all learners that ever answered (Metis, section III).
 
-    A commit swaps one learner's contribution for its new one in O(model), see `controller.cache`.  Under a synchronous
-    pace with all clients this is `ToAverage`; with some, or asynchronously, those that did not answer still count.
+    A commit swaps one learner's contribution for its new one in O(model), see `server.cache`.  Under a synchronous
+    pace with all clients this is `ServerSgd`; with some, or asynchronously, those that did not answer still count.
 
     Attributes:
         memory: bytes of learners' last models kept in RAM; more goes to a temporary file.
     """
-
-    cached = True
 
     memory: int = Field(default=4 << 30, ge=0)

@@ -1,10 +1,10 @@
 """Which parameters leave a client."""
 
-from piebald.sharing.layers import AllBut, Everything, Nothing, OneHot, Only
+from piebald.sharing.layers import AllExcept, Full, Nothing, OneHot, Only
 
 __all__ = [
-    "AllBut",
-    "Everything",
+    "AllExcept",
+    "Full",
     "Nothing",
     "OneHot",
     "Only",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from piebald.component import Part
+from piebald.component import Component
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -12,19 +12,15 @@ if TYPE_CHECKING:
     from piebald.parameters import Layout
 
 
-class Share(Part):
-    """What leaves the client.  `private` names the layers that stay: patterns or roles that `parameters.Layout`
-    resolves.
-    """
+class Sharing(Component):
+    """Which parameters leave the client, and which stay private."""
 
-    axis = "share"
+    axis = "sharing"
 
     def private(self, model: nn.Module) -> frozenset[str]:
-        """Names of the tensors of the model that never leave the client."""
+        """Names of the model's tensors that never leave the client."""
         raise NotImplementedError
 
-    def first(self, private: Tensor, layout: Layout, client: int) -> Tensor:
-        """The private numbers [p - s] that a client begins with; `private` are those of the model the run starts
-        from.
-        """
+    def initial_private(self, private: Tensor, layout: Layout, client: int) -> Tensor:
+        """The private numbers [p - s] that a client begins with, given those of the model that the run starts from."""
         return private

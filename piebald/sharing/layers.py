@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from piebald.errors import SettingError
 from piebald.parameters import Layout, matching
-from piebald.sharing.base import Share
+from piebald.sharing.base import Sharing
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -18,14 +18,14 @@ def _tuple(patterns: Patterns) -> tuple[str, ...]:
     return (patterns,) if isinstance(patterns, str) else patterns
 
 
-class Everything(Share):
+class Full(Sharing):
     """The whole model is shared."""
 
     def private(self, model: nn.Module) -> frozenset[str]:
         return frozenset()
 
 
-class AllBut(Share):
+class AllExcept(Sharing):
     """Everything but some layers, which stay private: HDAFL's classifier, FedBN's batch norm.
 
     Attributes:
@@ -38,7 +38,7 @@ class AllBut(Share):
         return matching(model, _tuple(self.private_layers))
 
 
-class Only(Share):
+class Only(Sharing):
     """Only some layers are shared: LG-FedAvg's head.
 
     Attributes:
@@ -51,20 +51,20 @@ class Only(Share):
         return frozenset(slot.name for slot in Layout.of(model).slots) - matching(model, _tuple(self.shared_layers))
 
 
-class Nothing(Share):
+class Nothing(Sharing):
     """Nothing is shared: every client learns alone and sends no number."""
 
     def private(self, model: nn.Module) -> frozenset[str]:
         return frozenset(slot.name for slot in Layout.of(model).slots)
 
 
-class OneHot(Share):
+class OneHot(Sharing):
     """Everything is shared but who one is: the buffers called `client`, one-hot, which select a client's columns of
     matrices that all share (`models.Conditioning` with a number of clients).
 
     This is how CGAU's paper simulates conditioning.  A column has a gradient at one client only, so averaging shrinks
     what that client learnt to its weight in the average: with n equal clients, to 1/n of its steps.  A private vector
-    (`all_but` with "conditioning") keeps all of them.
+    (`all_except` with "conditioning") keeps all of them.
     """
 
     def private(self, model: nn.Module) -> frozenset[str]:
@@ -75,7 +75,7 @@ class OneHot(Share):
             )
         return found
 
-    def first(self, private: Tensor, layout: Layout, client: int) -> Tensor:
+    def initial_private(self, private: Tensor, layout: Layout, client: int) -> Tensor:
         own = private.clone()
         for slot in layout.slots:
             if slot.start >= layout.shared:

@@ -9,13 +9,13 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from piebald.contracts import Descended, Learned, Local, Start
+from piebald.contracts import ClientContext, SgdOutcome, TrainInput, TrainOutput
 from piebald.training.sgd import Sgd
 
 REMEMBERED = 20  # validation cycles that set a learner's own measure of staleness (the paper's first 20)
 
 
-class Adaptive(Sgd):
+class AdaptiveFrequency(Sgd):
     """Train in validation cycles of `epochs` epochs and stop as soon as going on does not pay (Metis, section IV).
 
     After each cycle the loss on the learner's validation rows is compared with the one before (before the first cycle:
@@ -24,14 +24,14 @@ class Adaptive(Sgd):
     of the learner's own first 20 cycles (C3), or after `cycles` cycles.
 
     Effective staleness counts the optimiser steps that others have committed since the model was fetched, and the
-    learner's own.  How many others commit meanwhile is not known to a learner at work, in a simulation or in a real
-    federation, without asking; here it is told with each assignment how many steps are behind the model, and takes the
-    pace of the others since its last assignment as their pace now.  Before its second assignment it knows none, and C3
+    learner's own.  How many others commit meanwhile is not known to a learner at spec, in a simulation or in a real
+    federation, without asking; here it is told with each task how many steps are behind the model, and takes the
+    pace of the others since its last task as their pace now.  Before its second task it knows none, and C3
     waits until 20 cycles have been seen.
 
     Attributes:
         steps: not allowed here.
-        cycles: validation cycles an assignment, at most.
+        cycles: validation cycles a task, at most.
         vc_loss: VC_loss, percent by which the validation loss must fall.  vc_tomb: VC_tomb, failures that are forgiven.
         limit_staleness: whether C3 applies; it is for asynchronous paces.
     """
@@ -47,21 +47,21 @@ class Adaptive(Sgd):
             raise ValueError(f"steps must be left out: training is in cycles of epochs, got {self.steps}")
         return self
 
-    def validates(self) -> bool:
+    def needs_validation_rows(self) -> bool:
         return True
 
-    def remember(self, model: Tensor, shared: int) -> dict[str, Tensor]:
+    def initial_state(self, model: Tensor, shared: int) -> dict[str, Tensor]:
         past = {"staleness": torch.zeros(REMEMBERED), "seen": torch.zeros(1), "met": torch.zeros(2).double()}
-        return super().remember(model, shared) | past
+        return super().initial_state(model, shared) | past
 
-    def learn(self, start: Start, local: Local) -> Learned:
-        tail = _Tail.of(start)
-        end = Descended(start.model, tail.zeros(), tail.zeros(), start.memory.get("velocity"))
-        before = local.score(start.model, "validation")[0]["loss"]
+    def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
+        tail = _Tail.of(inputs)
+        end = SgdOutcome(inputs.model, tail.zeros(), tail.zeros(), inputs.state.get("velocity"))
+        before = context.score(inputs.model, "validation")[0]["loss"]
         for _ in range(self.cycles):
-            walked = local.descend(end.model, self.descent(start, self.epochs), velocity=end.velocity)
+            walked = context.run_sgd(end.model, self.sgd_config(inputs, self.epochs), velocity=end.velocity)
             end = _where(tail.active, end, walked)
-            now = local.score(end.model, "validation")[0]["loss"]
+            now = context.score(end.model, "validation")[0]["loss"]
             # written so that a loss that is not a number, as without validation rows, is a failure
             tail.failures += (tail.active & ~((now < before) & (now <= before * (1 - self.vc_loss / 100)))).float()
             stale = tail.note(end.steps)
@@ -71,13 +71,13 @@ class Adaptive(Sgd):
             before = now
             if not bool(tail.active.any()):
                 break
-        met = torch.cat([start.committed, end.steps.double().unsqueeze(1)], dim=1)
-        return self.learned(
+        met = torch.cat([inputs.committed, end.steps.double().unsqueeze(1)], dim=1)
+        return self.output(
             dataclasses.replace(end, loss=end.loss / end.steps.clamp(min=1)),
-            memory={"staleness": tail.past, "seen": tail.seen, "met": met},
+            state={"staleness": tail.past, "seen": tail.seen, "met": met},
         )
 
-    def least_steps(self, examples: int) -> int:
+    def min_steps(self, examples: int) -> int:
         return self.epochs * self.epoch_steps(examples)
 
 
@@ -90,12 +90,12 @@ class _Tail:
         self.failures = self.zeros()
 
     @classmethod
-    def of(cls, start: Start) -> _Tail:
-        """From what the clients remember: steps that others take for each of one's own, since the last assignment."""
-        last, own = start.memory["met"].unbind(1)
-        others = (start.committed.squeeze(1) - last - own).clamp(min=0)
+    def of(cls, inputs: TrainInput) -> _Tail:
+        """From what the clients remember: steps that others take for each of one's own, since the last task."""
+        last, own = inputs.state["met"].unbind(1)
+        others = (inputs.committed.squeeze(1) - last - own).clamp(min=0)
         rate = torch.where(own > 0, others / own.clamp(min=1), 0.0)
-        return cls(start.memory["staleness"], start.memory["seen"], rate)
+        return cls(inputs.state["staleness"], inputs.state["seen"], rate)
 
     def zeros(self) -> Tensor:
         return torch.zeros(len(self.past), device=self.past.device)
@@ -113,13 +113,13 @@ class _Tail:
         return above
 
 
-def _where(active: Tensor, old: Descended, new: Descended) -> Descended:
+def _where(active: Tensor, old: SgdOutcome, new: SgdOutcome) -> SgdOutcome:
     """The new end for those that still train, the old one for the others; losses are summed over steps."""
     rows = active.unsqueeze(1)
     velocity = new.velocity
     if velocity is not None and old.velocity is not None:
         velocity = torch.where(rows, velocity, old.velocity)
-    return Descended(
+    return SgdOutcome(
         torch.where(rows, new.model, old.model),
         old.steps + torch.where(active, new.steps.float(), 0.0),
         old.loss + torch.where(active, (new.loss * new.steps).nan_to_num(), 0.0),

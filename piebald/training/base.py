@@ -1,62 +1,72 @@
-"""The base class of trainers."""
+"""The base class of trainers, and what some of them do besides training."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from piebald.component import Part
-from piebald.contracts import Learned, Local, Privacy, Start
+from piebald.component import Component
+from piebald.contracts import ClientContext, RowPrivacy, StepContext, TrainInput, TrainOutput
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Rule(Part):
-    """How a client learns, and what the centre keeps for it.  Pure: no state but what goes in and out."""
+class Trainer(Component):
+    """How a client trains.  A pure function: no state but what goes in and out.
 
-    axis = "learn"
+    What some trainers do besides is asked for by type: `KeepsClientState`, `KeepsServerVectors`, `HidesRows`,
+    `BoundsSteps`, `contracts.Personalizes`.
+    """
 
-    def remember(self, model: Tensor, shared: int) -> dict[str, Tensor]:
-        """A client's memory before its first assignment; `model` [p] is the one the run starts from, `shared` is
-        `s`.
-        """
-        return {}
+    axis = "training"
 
-    def learn(self, start: Start, local: Local) -> Learned:
-        """One training assignment."""
+    def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
+        """Carry out one training task of a stack of clients."""
         raise NotImplementedError
 
-    def validates(self) -> bool:
-        """Whether clients need validation rows."""
-        return False
-
-    def privacy(self) -> Privacy | None:
-        """How its steps hide single rows, or None; noise must then come from numbers that only the client knows."""
-        return None
-
     def uploads(self) -> tuple[str, ...]:
-        """Names of the vectors that an update carries besides the model, as far as the rule sends any."""
-        return tuple(sorted(self.common(0)))
+        """Names of the vectors that updates carry besides the model.  A vector that is not declared is refused."""
+        return ()
 
-    def least_steps(self, examples: int) -> int:
-        """Steps that an assignment takes at least: a simulator need not compute before so many could be done."""
-        return 0
 
-    def personal(self, start: Start, local: Local) -> Tensor:
-        """The model [c, p] that clients would use for themselves, given what the centre last sent."""
-        return start.model
+@runtime_checkable
+class KeepsClientState(Protocol):
+    """A trainer whose clients keep named tensors from task to task."""
 
-    def tailors(self) -> bool:
-        """Whether `personal` differs from the model sent (beyond private layers)."""
-        return type(self).personal is not Rule.personal
+    def initial_state(self, model: Tensor, shared: int) -> dict[str, Tensor]:
+        """A client's state before its first task.
 
-    def common(self, shared: int) -> dict[str, Tensor]:
-        """What the centre sends besides the model, before the first commit, by name."""
-        return {}
+        Args:
+            model: [p], the model that the run starts from.
+            shared: how many of its numbers are shared.
+        """
 
-    def fold(
-        self, common: Mapping[str, Tensor], mean: Mapping[str, Tensor], arrived: int, known: int
+
+@runtime_checkable
+class KeepsServerVectors(Protocol):
+    """A trainer for which the server keeps named vectors: sent with every training task, renewed at every step."""
+
+    def server_vectors(self, shared: int) -> dict[str, Tensor]:
+        """The vectors before the first step; `shared` is the number of shared numbers."""
+
+    def update_server_vectors(
+        self, vectors: Mapping[str, Tensor], means: Mapping[str, Tensor], context: StepContext
     ) -> dict[str, Tensor]:
-        """The new common parts, from the plain means of the named parts of `arrived` updates out of `known` clients."""
-        return dict(common)
+        """The new vectors, from the plain means of the vectors of these names in the updates."""
+
+
+@runtime_checkable
+class HidesRows(Protocol):
+    """A trainer whose steps hide single rows; the noise must come from numbers that only the client knows."""
+
+    def row_privacy(self) -> RowPrivacy:
+        """How its steps hide them."""
+
+
+@runtime_checkable
+class BoundsSteps(Protocol):
+    """A trainer that knows how many steps a task takes at least, so that a simulator need not compute before that."""
+
+    def min_steps(self, examples: int) -> int:
+        """Steps of a task on so many rows, at least."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from piebald.contracts import Learned, Local, Start
+from piebald.contracts import ClientContext, TrainInput, TrainOutput
 from piebald.training.sgd import Sgd
 
 if TYPE_CHECKING:
@@ -14,25 +14,28 @@ if TYPE_CHECKING:
 
 
 class Ditto(Sgd):
-    """Train the shared model as ever, and a personal one on loss + pull/2 |v - w_t|^2 (Li et al. 2021, algorithm 1).
+    """Train the shared model as ever, and a personal one on loss + lam/2 |v - w_t|^2 (Li et al. 2021, algorithm 1).
 
     Attributes:
-        pull: lambda of the paper, at least 0; 0 is local training.
-        personal_epochs: passes of the personal model an assignment.
+        lam: lambda of the paper, at least 0; 0 is local training.
+        personal_epochs: passes of the personal model a task.
     """
 
-    pull: float = Field(default=0.1, ge=0)
+    lam: float = Field(default=0.1, ge=0)
     personal_epochs: int = Field(default=1, ge=1)
 
-    def remember(self, model: Tensor, shared: int) -> dict[str, Tensor]:
-        return super().remember(model, shared) | {"personal": model}
+    def initial_state(self, model: Tensor, shared: int) -> dict[str, Tensor]:
+        return super().initial_state(model, shared) | {"personal": model}
 
-    def learn(self, start: Start, local: Local) -> Learned:
-        sent = self.descend(start, local)
-        own = local.descend(
-            start.memory["personal"], self.descent(start, self.personal_epochs), pull=self.pull, anchor=start.model
+    def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
+        sent = self.run_sgd(inputs, context)
+        own = context.run_sgd(
+            inputs.state["personal"],
+            self.sgd_config(inputs, self.personal_epochs),
+            prox=self.lam,
+            prox_center=inputs.model,
         )
-        return self.learned(sent, memory={"personal": own.model})
+        return self.output(sent, state={"personal": own.model})
 
-    def personal(self, start: Start, local: Local) -> Tensor:
-        return start.memory["personal"]
+    def personalize(self, inputs: TrainInput, context: ClientContext) -> Tensor:
+        return inputs.state["personal"]

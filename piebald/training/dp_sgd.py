@@ -8,8 +8,8 @@ import dataclasses
 from pydantic import Field
 from torch import nn
 
-from piebald.client_work import Work
-from piebald.contracts import Descent, Learned, Local, Privacy, Start
+from piebald.contracts import ClientContext, RowPrivacy, SgdConfig, TrainInput, TrainOutput
+from piebald.model_spec import ModelSpec
 from piebald.training.sgd import Sgd
 
 
@@ -21,7 +21,7 @@ class DpSgd(Sgd):
     batches are of uneven size).  Its own gradient is scaled down to length `clip`; Gaussian noise of deviation noise *
     clip is added to the sum, and the step goes along that / (q rows).  Momentum, weight decay, a pull (`mu`), and all
     that befalls the update afterwards use nothing else of the rows, so the guarantee holds for everything that leaves
-    the client, to the centre, too.  What it is over a whole run is counted by `budget`.
+    the client, to the server, too.  What it is over a whole run is counted by `budget`.
 
     Private layers are clipped and noised together with the shared ones, though they never leave.  The gradients of
     shared layers are taken through them: a single row that moved a private layer unhidden would move what all other
@@ -41,12 +41,12 @@ class DpSgd(Sgd):
     noise: float = Field(default=1.0, ge=0)
     mu: float = Field(default=0.0, ge=0)
 
-    def privacy(self) -> Privacy:
-        return Privacy(self.clip, self.noise)
+    def row_privacy(self) -> RowPrivacy:
+        return RowPrivacy(self.clip, self.noise)
 
-    def misfit(self, work: Work) -> str | None:
+    def unsupported_model(self, spec: ModelSpec) -> str | None:
         norms = nn.modules.batchnorm
-        for name, layer in copy.deepcopy(work.model).train().named_modules():  # a frozen one does not go along
+        for name, layer in copy.deepcopy(spec.model).train().named_modules():  # a frozen one does not go along
             remembers = isinstance(layer, norms._NormBase) and layer.track_running_stats  # instance norm can, too
             if layer.training and (isinstance(layer, norms._BatchNorm) or remembers):
                 return (
@@ -55,9 +55,9 @@ class DpSgd(Sgd):
                 )
         return None
 
-    def learn(self, start: Start, local: Local) -> Learned:
-        done = self.learned(self.descend(start, local, pull=self.mu))
+    def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
+        done = self.output(self.run_sgd(inputs, context, prox=self.mu))
         return dataclasses.replace(done, metrics={})
 
-    def descent(self, start: Start, epochs: int | None = None) -> Descent:
-        return dataclasses.replace(super().descent(start, epochs), clip=None, privacy=self.privacy())
+    def sgd_config(self, inputs: TrainInput, epochs: int | None = None) -> SgdConfig:
+        return dataclasses.replace(super().sgd_config(inputs, epochs), clip=None, privacy=self.row_privacy())

@@ -1,4 +1,4 @@
-"""Fine-tuning: take the community model, train it once more at home, send nothing."""
+"""Fine-tuning: take the global model, train it once more at home, send nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from piebald.contracts import Local, Start
+from piebald.contracts import ClientContext, TrainInput
 from piebald.training.sgd import Sgd
 
 if TYPE_CHECKING:
@@ -24,5 +24,5 @@ class FineTune(Sgd):
 
     tune_epochs: int = Field(default=1, ge=1)
 
-    def personal(self, start: Start, local: Local) -> Tensor:
-        return local.descend(start.model, self.descent(start, self.tune_epochs)).model
+    def personalize(self, inputs: TrainInput, context: ClientContext) -> Tensor:
+        return context.run_sgd(inputs.model, self.sgd_config(inputs, self.tune_epochs)).model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from piebald.contracts import Learned, Local, Start
+from piebald.contracts import ClientContext, TrainInput, TrainOutput
 from piebald.parameters import pad
 from piebald.training.sgd import Sgd
 
@@ -16,25 +16,25 @@ class LowestLoss(Sgd):
     metric "group", -1 where nothing was offered.  Private layers stay the client's own under every offer.
     """
 
-    def learn(self, start: Start, local: Local) -> Learned:
-        offered = start.parts.get("candidates")
+    def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
+        offered = inputs.vectors.get("candidates")
         if offered is None:
-            end = self.descend(start, local)
-            chosen = torch.full((len(start.versions),), -1.0, device=start.model.device)
+            end = self.run_sgd(inputs, context)
+            chosen = torch.full((len(inputs.versions),), -1.0, device=inputs.model.device)
         else:
-            models = [self._whole(start, offered[:, number]) for number in range(offered.shape[1])]
-            losses = torch.stack([local.score(model, "train")[0]["loss"] for model in models], dim=1)
+            models = [self._whole(inputs, offered[:, number]) for number in range(offered.shape[1])]
+            losses = torch.stack([context.score(model, "train")[0]["loss"] for model in models], dim=1)
             best = torch.nan_to_num(losses, nan=torch.inf).argmin(1)
             stacked = torch.stack(models, dim=1)
             model = stacked[torch.arange(len(best), device=best.device), best]
-            end = local.descend(model, self.descent(start), velocity=start.memory.get("velocity"))
+            end = context.run_sgd(model, self.sgd_config(inputs), velocity=inputs.state.get("velocity"))
             chosen = best.float()
-        done = self.learned(end)
-        return Learned(done.model, done.steps, done.parts, done.memory, {**done.metrics, "group": chosen})
+        done = self.output(end)
+        return TrainOutput(done.model, done.steps, done.vectors, done.state, {**done.metrics, "group": chosen})
 
-    def _whole(self, start: Start, shared: torch.Tensor) -> torch.Tensor:
+    def _whole(self, inputs: TrainInput, shared: torch.Tensor) -> torch.Tensor:
         """Offered numbers [c, s] with the clients' own private ones behind."""
-        size = start.model.shape[-1]
-        own = torch.zeros_like(start.model)
-        own[:, start.shared :] = start.model[:, start.shared :]
+        size = inputs.model.shape[-1]
+        own = torch.zeros_like(inputs.model)
+        own[:, inputs.shared :] = inputs.model[:, inputs.shared :]
         return pad(shared, size) + own

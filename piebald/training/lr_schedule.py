@@ -7,27 +7,27 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, PlainSerializer
 
-from piebald.component import Part, build
+from piebald.component import Component, build
 
 
-class Schedule(Part):
+class LrSchedule(Component):
     """The factor on the learning rate at a version (commits made so far)."""
 
-    axis = "schedule"
+    axis = "lr_schedule"
 
     def factor(self, version: int) -> float:
         """The factor at this version."""
         raise NotImplementedError
 
 
-class Constant(Schedule):
+class Constant(LrSchedule):
     """Always 1."""
 
     def factor(self, version: int) -> float:
         return 1.0
 
 
-class Exponential(Schedule):
+class Exponential(LrSchedule):
     """rate ** version."""
 
     rate: float = Field(gt=0, le=1)
@@ -36,7 +36,7 @@ class Exponential(Schedule):
         return self.rate**version
 
 
-class StepDecay(Schedule):
+class StepDecay(LrSchedule):
     """Multiplied by `rate` every `every` commits."""
 
     every: int = Field(ge=1)
@@ -46,21 +46,21 @@ class StepDecay(Schedule):
         return float(self.rate ** (version // self.every))
 
 
-class Cosine(Schedule):
-    """Half a cosine from 1 down to `floor` over `rounds` commits, then flat (Loshchilov and Hutter 2017, without
+class Cosine(LrSchedule):
+    """Half a cosine from 1 down to `policy` over `rounds` commits, then flat (Loshchilov and Hutter 2017, without
     restarts).
     """
 
     rounds: int = Field(ge=1)
-    floor: float = Field(default=0.0, ge=0, le=1)
+    policy: float = Field(default=0.0, ge=0, le=1)
 
     def factor(self, version: int) -> float:
         done = min(version / self.rounds, 1.0)
-        return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * done))
+        return self.policy + (1 - self.policy) * 0.5 * (1 + math.cos(math.pi * done))
 
 
-AnySchedule = Annotated[
-    Schedule,
-    BeforeValidator(lambda table: build("schedule", table)),
+AnyLrSchedule = Annotated[
+    LrSchedule,
+    BeforeValidator(lambda table: build("lr_schedule", table)),
     PlainSerializer(lambda schedule: schedule.table()),
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from piebald.contracts import Learned, Local, Start
+from piebald.contracts import ClientContext, TrainInput, TrainOutput
 from piebald.training.sgd import Sgd
 
 
@@ -18,5 +18,5 @@ class Proximal(Sgd):
 
     mu: float = Field(default=0.01, ge=0)
 
-    def learn(self, start: Start, local: Local) -> Learned:
-        return self.learned(self.descend(start, local, pull=self.mu))
+    def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
+        return self.output(self.run_sgd(inputs, context, prox=self.mu))

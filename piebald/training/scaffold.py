@@ -1,4 +1,4 @@
-"""SCAFFOLD: local steps steered by control variates, kept by every client and by the centre."""
+"""SCAFFOLD: local steps steered by control variates, kept by every client and by the server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 import torch
 from pydantic import model_validator
 
-from piebald.contracts import Learned, Local, Start
+from piebald.contracts import ClientContext, StepContext, TrainInput, TrainOutput
 from piebald.parameters import pad
 from piebald.training.sgd import Sgd
 
@@ -31,23 +31,26 @@ class Scaffold(Sgd):
                 raise ValueError(f"{name} breaks the control variates of scaffold: leave it out")
         return self
 
-    def remember(self, model: Tensor, shared: int) -> dict[str, Tensor]:
+    def initial_state(self, model: Tensor, shared: int) -> dict[str, Tensor]:
         return {"control": torch.zeros(shared)}
 
-    def common(self, shared: int) -> dict[str, Tensor]:
+    def uploads(self) -> tuple[str, ...]:
+        return ("control",)
+
+    def server_vectors(self, shared: int) -> dict[str, Tensor]:
         return {"control": torch.zeros(shared)}
 
-    def learn(self, start: Start, local: Local) -> Learned:
-        common = start.parts["control"]
-        own = start.memory["control"]
-        end = self.descend(start, local, shift=pad(common - own, start.model.shape[-1]))
-        moved = start.model[..., : start.shared] - end.model[..., : start.shared]
-        change = moved / (end.steps.clamp(min=1).unsqueeze(-1) * self.rate(start)) - common
+    def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
+        common = inputs.vectors["control"]
+        own = inputs.state["control"]
+        end = self.run_sgd(inputs, context, correction=pad(common - own, inputs.model.shape[-1]))
+        moved = inputs.model[..., : inputs.shared] - end.model[..., : inputs.shared]
+        change = moved / (end.steps.clamp(min=1).unsqueeze(-1) * self.rate(inputs)) - common
         change = change * (end.steps > 0).unsqueeze(-1)  # who has no rows learns nothing about its drift
-        return self.learned(end, parts={"control": change}, memory={"control": own + change})
+        return self.output(end, vectors={"control": change}, state={"control": own + change})
 
-    def fold(
-        self, common: Mapping[str, Tensor], mean: Mapping[str, Tensor], arrived: int, known: int
+    def update_server_vectors(
+        self, vectors: Mapping[str, Tensor], means: Mapping[str, Tensor], context: StepContext
     ) -> dict[str, Tensor]:
         """C <- c + |S| / N * mean of the changes."""
-        return {"control": common["control"] + mean["control"] * (arrived / known)}
+        return {"control": vectors["control"] + means["control"] * (context.arrived / context.known)}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from piebald.client_work import Work
-from piebald.contracts import Learned, Local, Start
+from piebald.contracts import ClientContext, TrainInput, TrainOutput
+from piebald.model_spec import ModelSpec
 from piebald.training.sgd import Sgd
 
 
@@ -22,8 +22,8 @@ class WithMoments(Sgd):
 
     layers: tuple[str, ...] = Field(min_length=1)
 
-    def misfit(self, work: Work) -> str | None:
-        named = dict(work.model.named_modules())
+    def unsupported_model(self, spec: ModelSpec) -> str | None:
+        named = dict(spec.model.named_modules())
         for name in self.layers:
             weight = getattr(named.get(name), "weight", None)
             if weight is None or weight.dim() < 2:
@@ -34,6 +34,6 @@ class WithMoments(Sgd):
     def uploads(self) -> tuple[str, ...]:
         return ("moments",)
 
-    def learn(self, start: Start, local: Local) -> Learned:
-        end = self.descend(start, local)
-        return self.learned(end, parts={"moments": local.moments(end.model, self.layers)})
+    def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
+        end = self.run_sgd(inputs, context)
+        return self.output(end, vectors={"moments": context.moments(end.model, self.layers)})

@@ -1,65 +1,71 @@
-"""The base class of transforms of updates."""
+"""The base class of transforms of updates, and what some of them do besides."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
-from piebald.component import Part
-from piebald.contracts import Assignment, Centre, Meeting, Secrets, Update
+from piebald.component import Component
+from piebald.contracts import ClientSecrets, KeyAgreement, ServerContext, StepContext, Task, Update
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from piebald.model_spec import ModelSpec
 
-class Stage(Part):
-    """What befalls an update on its way.  Two ends: on each update before it leaves, on the pooled result at the
-    centre.
+
+class Transform(Component):
+    """Applied to every update before it leaves its client, and to the average at the server.
+
+    Attributes:
+        protects_model_only: the transform protects the change of the model and no other vector of an update, so it is
+            refused beside trainers that send others.
     """
 
-    axis = "update"
-    hides_each: ClassVar[bool] = False  # the centre cannot see single updates (secure sums)
-    colludes: ClassVar[bool] = False  # attackers look at one another's updates, see `collude`
-    model_only: ClassVar[bool] = False  # it protects the model's change and no other named part
+    axis = "transforms"
+    protects_model_only: ClassVar[bool] = False
 
-    def send(self, parts: Mapping[str, Tensor], keys: Sequence[int], clients: Sequence[int]) -> Mapping[str, Tensor]:
-        """The client's end, on named parts [c, ...] with one random key for each of these clients."""
-        return parts
+    def on_client(
+        self, vectors: Mapping[str, Tensor], keys: Sequence[int], clients: Sequence[int]
+    ) -> Mapping[str, Tensor]:
+        """Transform the named vectors [c, ...] of these clients, with one random key for each."""
+        return vectors
 
-    def collude(self, matrix: Tensor, clients: Sequence[int], key: int) -> Tensor:
-        """The changes [n, s] of a commit's clients with those of colluding attackers replaced; in simulations only."""
-        return matrix
-
-    def receive(self, average: Tensor, count: int, weights: Sequence[float], key: int) -> Tensor:
-        """The centre's end, on the averaged change [s] of `count` updates with these weights (they sum to 1)."""
+    def on_server(self, average: Tensor, context: StepContext) -> Tensor:
+        """Transform the averaged change [s]."""
         return average
 
-    def nbytes(self, parts: Mapping[str, Tensor]) -> int:
-        """Bytes on the wire of ONE client's parts, if this stage is the last to touch them."""
-        return sum(part.numel() * part.element_size() for part in parts.values())
+    def nbytes(self, vectors: Mapping[str, Tensor]) -> int:
+        """Bytes on the wire of one client's vectors, if this transform is the last one."""
+        return sum(vector.numel() * vector.element_size() for vector in vectors.values())
 
-    def clash(self, recipe: Recipe) -> str | None:
-        """Why this stage cannot work beside a recipe's other parts, or None."""
-        return None
 
-    def settled(self, recipe: Recipe) -> Stage:
-        """The same with what clients must know of the recipe's other parts."""
-        return self
+@runtime_checkable
+class Colludes(Protocol):
+    """Attackers who know one another's updates; in simulations only."""
 
-    # what follows is for stages that hide each update (`hides_each`)
+    def collude(self, matrix: Tensor, clients: Sequence[int], key: int) -> Tensor:
+        """Replace the changes of colluding clients in the changes [n, s] of a step."""
 
-    def meet(self, clients: Sequence[int], centre: Centre) -> Meeting:
-        """Let the clients of a commit agree on keys, before any of them trains."""
-        raise NotImplementedError
 
-    def seal(self, update: Update, assignment: Assignment, secrets: Secrets) -> Update:
-        """What one client hands out instead of its update.
+class MaskingTransform(Transform):
+    """The last transform of a recipe whose server sees sums of updates and no single one."""
+
+    axis = "transforms"
+
+    @abstractmethod
+    def agree_keys(self, clients: Sequence[int], context: ServerContext) -> KeyAgreement:
+        """Let the clients of a round agree on keys, before any of them trains."""
+
+    @abstractmethod
+    def mask(self, update: Update, task: Task, secrets: ClientSecrets) -> Update:
+        """What one client sends instead of its update.
 
         Raises:
-            Declined: the client does not hand out anything.
+            Declined: the client sends nothing.
         """
-        raise NotImplementedError
 
-    def broken(self, update: Update, work: Work) -> str | None:
-        """Why a sealed update cannot be one, or None."""
-        raise NotImplementedError
+    @abstractmethod
+    def masked_reject_reason(self, update: Update, spec: ModelSpec) -> str | None:
+        """Why a masked update cannot be one, or None."""

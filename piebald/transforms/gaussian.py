@@ -1,4 +1,4 @@
-"""Clip every update, add Gaussian noise: at the client (local) or at the centre (central)."""
+"""Clip every update, add Gaussian noise: at the client (local) or at the server (central)."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from piebald.contracts import StepContext
 from piebald.randomness import torch_generator
-from piebald.transforms.base import Stage
+from piebald.transforms.base import Transform
 
 
-class Gaussian(Stage):
+class Gaussian(Transform):
     """The Gaussian mechanism on the change of the shared numbers (McMahan et al. 2018, DP-FedAvg; Geyer et al. 2017).
 
     Each update is scaled down to norm `clip`.  Noise of standard deviation noise * clip is added to every update before
-    it leaves (where = "client"), or noise * clip * (largest weight) once to their weighted mean (where = "centre"),
+    it leaves (where = "client"), or noise * clip * (largest weight) once to their weighted mean (where = "server"),
     since that is how far one client can move the mean.  Private layers are never sent and get no noise.  What the noise
     buys over a whole run is counted by `budget`.
 
@@ -35,13 +36,13 @@ class Gaussian(Stage):
         where: whose end adds the noise.
     """
 
-    model_only = True
+    protects_model_only = True
 
     clip: float = Field(gt=0)
     noise: float = Field(default=1.0, ge=0)
     epsilon: float | None = Field(default=None, gt=0)
     delta: float = Field(default=1e-5, gt=0, lt=1)
-    where: Literal["client", "centre"] = "centre"
+    where: Literal["client", "server"] = "server"
 
     @property
     def multiplier(self) -> float:
@@ -50,17 +51,19 @@ class Gaussian(Stage):
             return self.noise
         return math.sqrt(2 * math.log(1.25 / self.delta)) / self.epsilon
 
-    def send(self, parts: Mapping[str, Tensor], keys: Sequence[int], clients: Sequence[int]) -> Mapping[str, Tensor]:
-        change = parts["model"]
+    def on_client(
+        self, vectors: Mapping[str, Tensor], keys: Sequence[int], clients: Sequence[int]
+    ) -> Mapping[str, Tensor]:
+        change = vectors["model"]
         norm = torch.linalg.vector_norm(change, dim=-1, keepdim=True)
         change = change * (self.clip / norm.clamp(min=1e-12)).clamp(max=1.0)
         if self.where == "client" and self.multiplier:
             noise = torch.stack([torch.randn(change.shape[1:], generator=torch_generator(key)) for key in keys])
             change = change + noise.to(change.device) * (self.multiplier * self.clip)
-        return {**parts, "model": change}
+        return {**vectors, "model": change}
 
-    def receive(self, average: Tensor, count: int, weights: Sequence[float], key: int) -> Tensor:
+    def on_server(self, average: Tensor, context: StepContext) -> Tensor:
         if self.where == "client" or not self.multiplier:
             return average
-        noise = torch.randn(average.shape, generator=torch_generator(key))
-        return average + noise * (self.multiplier * self.clip * max(weights))
+        noise = torch.randn(average.shape, generator=torch_generator(context.rng_key))
+        return average + noise * (self.multiplier * self.clip * max(context.shares))

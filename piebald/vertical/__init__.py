@@ -13,14 +13,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from piebald.vertical.holdings import Holding
-    from piebald.vertical.transfer_runs import Result, result, resume, run, run_party
-    from piebald.vertical.transfer_settings import Settings
+    from piebald.vertical.holdings import PartyHolding
+    from piebald.vertical.transfer_runs import TransferResult, result, resume, run, run_party
+    from piebald.vertical.transfer_settings import TransferSettings
 
-__all__ = ["Holding", "Result", "Settings", "result", "resume", "run", "run_party"]
+__all__ = ["PartyHolding", "TransferResult", "TransferSettings", "result", "resume", "run", "run_party"]
 
-_HOME_OF = {"Holding": "holdings", "Settings": "settings"} | dict.fromkeys(
-    ("Result", "result", "resume", "run", "run_party"), "runs"
+_HOME_OF = {"PartyHolding": "holdings", "TransferSettings": "settings"} | dict.fromkeys(
+    ("TransferResult", "result", "resume", "run", "run_party"), "runs"
 )
 
 

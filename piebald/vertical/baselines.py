@@ -18,17 +18,17 @@ from torch import Tensor, nn
 
 from piebald.errors import SettingError
 from piebald.randomness import generator
-from piebald.vertical.holdings import Holding
+from piebald.vertical.holdings import PartyHolding
 from piebald.vertical.kernels import Kernel, mmd2
 from piebald.vertical.networks import Network, taylor_loss
 from piebald.vertical.party import Party
 from piebald.vertical.protocol import Role
 from piebald.vertical.transfer_methods import Smmd
-from piebald.vertical.transfer_settings import Settings
+from piebald.vertical.transfer_settings import TransferSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class TransferScore:
     """How well rows nobody trained on are told apart.
 
     Attributes:
@@ -42,14 +42,14 @@ class Score:
     precision: float
 
 
-def judge(scores: Tensor, labels: Tensor, rate: float) -> Score:
+def judge(scores: Tensor, labels: Tensor, rate: float) -> TransferScore:
     """Judge scores [n] by labels -1 or 1 [n]; the highest `rate` of them are called positive."""
     from sklearn.metrics import f1_score, precision_score, roc_auc_score
 
     called = np.zeros(len(scores), dtype=bool)
     called[np.argsort(-scores.numpy(), kind="stable")[: round(rate * len(scores))]] = True
     true = (labels > 0).numpy()
-    return Score(
+    return TransferScore(
         auc=float(roc_auc_score(true, scores.numpy())),
         f1=float(f1_score(true, called, zero_division=0)),
         precision=float(precision_score(true, called, zero_division=0)),
@@ -57,14 +57,14 @@ def judge(scores: Tensor, labels: Tensor, rate: float) -> Score:
 
 
 def together(
-    holdings: Mapping[Role, Holding], settings: Settings, kernel: Kernel | None = None, exact: bool = True
+    holdings: Mapping[Role, PartyHolding], settings: TransferSettings, kernel: Kernel | None = None, exact: bool = True
 ) -> tuple[Party, Party]:
     """Train both parties in one place, with gradients by autograd through both networks.
 
     Args:
         holdings: of both.
         settings: with method smmd; the backend plays no part.
-        kernel: another one than the settings', for instance `MultiGaussian`.
+        kernel: another one than the settings', for instance `MultiGaussianKernel`.
         exact: take kernels as they are; otherwise as their moment forms have them, which the protocol computes.
 
     Returns:
@@ -95,7 +95,7 @@ def together(
     return source, target
 
 
-def source_only(holdings: Mapping[Role, Holding], settings: Settings) -> Score:
+def source_only(holdings: Mapping[Role, PartyHolding], settings: TransferSettings) -> TransferScore:
     """The source's model on the target's test rows: features that the target has not are put at the source's mean."""
     source, target = holdings["source"], holdings["target"]
     assert source.y is not None
@@ -108,7 +108,7 @@ def source_only(holdings: Mapping[Role, Holding], settings: Settings) -> Score:
     return judge(model(rows), target.test_y, float((source.y > 0).double().mean()))
 
 
-def overlap_only(holdings: Mapping[Role, Holding], settings: Settings) -> Score:
+def overlap_only(holdings: Mapping[Role, PartyHolding], settings: TransferSettings) -> TransferScore:
     """The target's network with the source's labels of the co-occurring rows, and no other rows."""
     source, target = holdings["source"], holdings["target"]
     assert source.y is not None
@@ -117,13 +117,13 @@ def overlap_only(holdings: Mapping[Role, Holding], settings: Settings) -> Score:
     return judge(model(target.test), target.test_y, float((labels > 0).double().mean()))
 
 
-def pooled(x: Tensor, y: Tensor, test: Tensor, test_y: Tensor, settings: Settings) -> Score:
+def pooled(x: Tensor, y: Tensor, test: Tensor, test_y: Tensor, settings: TransferSettings) -> TransferScore:
     """One network on all features of both parties and all training labels, for rows of which all features are known."""
     model = supervised(x, y, settings, "pooled")
     return judge(model(test), test_y, float((y > 0).double().mean()))
 
 
-def supervised(x: Tensor, y: Tensor, settings: Settings, name: str) -> Callable[[Tensor], Tensor]:
+def supervised(x: Tensor, y: Tensor, settings: TransferSettings, name: str) -> Callable[[Tensor], Tensor]:
     """A party's network with a logistic classifier on top, trained by cross-entropy with the settings' steps and rates.
 
     Args:

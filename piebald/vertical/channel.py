@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 
 from piebald.errors import RuntimeFault, SettingError
-from piebald.vertical.party_messages import HEADER, Ended, MessageFault, body_length
+from piebald.vertical.party_messages import HEADER, MessageFault, PartyEnded, body_length
 
 GONE = "the other party is gone: its process ended or the connection broke"
 
@@ -51,7 +51,7 @@ class Channel(ABC):
         """Send what is still to be sent, and end the connection.  May be called twice."""
 
 
-class Memory(Channel):
+class InMemoryChannel(Channel):
     """Between two threads of one process; `pair` makes both ends."""
 
     def __init__(self, inbox: queue.Queue[bytes | None], outbox: queue.Queue[bytes | None]) -> None:
@@ -59,7 +59,7 @@ class Memory(Channel):
         self._inbox, self._outbox = inbox, outbox
 
     @classmethod
-    def pair(cls) -> tuple[Memory, Memory]:
+    def pair(cls) -> tuple[InMemoryChannel, InMemoryChannel]:
         """Two ends of one connection."""
         one: queue.Queue[bytes | None] = queue.Queue()
         other: queue.Queue[bytes | None] = queue.Queue()
@@ -73,9 +73,9 @@ class Memory(Channel):
         try:
             frame = self._inbox.get(timeout=timeout)
         except queue.Empty:
-            raise Ended(f"the other party was silent for {timeout:g} seconds") from None
+            raise PartyEnded(f"the other party was silent for {timeout:g} seconds") from None
         if frame is None:
-            raise Ended(GONE)
+            raise PartyEnded(GONE)
         body_length(frame[: HEADER.size], most)
         self.received += len(frame)
         return frame
@@ -84,7 +84,7 @@ class Memory(Channel):
         self._outbox.put(None)
 
 
-class Socket(Channel):
+class SocketChannel(Channel):
     """Between two processes, over a connected socket."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -118,13 +118,13 @@ class Socket(Channel):
             try:
                 piece = self._take(min(count - len(found), 1 << 20), max(until - time.monotonic(), 0.001))
             except TimeoutError:
-                raise Ended(f"the other party was silent for {timeout:g} seconds") from None
+                raise PartyEnded(f"the other party was silent for {timeout:g} seconds") from None
             except OSError:
-                raise Ended(GONE) from None
+                raise PartyEnded(GONE) from None
             if not piece:
                 if found:
                     raise MessageFault(f"{GONE} in the middle of a message")
-                raise Ended(GONE)
+                raise PartyEnded(GONE)
             found += piece
         return bytes(found)
 
@@ -145,7 +145,7 @@ class Socket(Channel):
         self._socket.close()
 
 
-def listen(address: str, timeout: float) -> Socket:
+def listen(address: str, timeout: float) -> SocketChannel:
     """Wait for the other party at "host:port".
 
     Raises:
@@ -161,10 +161,10 @@ def listen(address: str, timeout: float) -> Socket:
         raise RuntimeFault(f"the other party did not come to {address} within {timeout:g} seconds") from None
     except OSError as error:
         raise SettingError(f"cannot listen on address {address!r}: {(error.strerror or str(error)).lower()}") from None
-    return Socket(_quick(connection))
+    return SocketChannel(_quick(connection))
 
 
-def connect(address: str, timeout: float) -> Socket:
+def connect(address: str, timeout: float) -> SocketChannel:
     """Go to the other party at "host:port", and try again until it is there.
 
     Raises:
@@ -174,7 +174,7 @@ def connect(address: str, timeout: float) -> Socket:
     while True:
         try:
             connection = socket.create_connection(target, timeout=max(until - time.monotonic(), 0.1))
-            return Socket(_quick(connection))
+            return SocketChannel(_quick(connection))
         except OSError:
             if time.monotonic() > until:
                 raise RuntimeFault(f"the other party was not at {address} for {timeout:g} seconds") from None

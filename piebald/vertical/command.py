@@ -13,8 +13,8 @@ from piebald.vertical import transfer_runs as runs
 from piebald.vertical.party_store import read_settings
 from piebald.vertical.protocol import ROLES
 from piebald.vertical.transfer_page import write_page
-from piebald.vertical.transfer_runs import Result, Watcher
-from piebald.vertical.transfer_settings import Settings
+from piebald.vertical.transfer_runs import TransferResult, Watcher
+from piebald.vertical.transfer_settings import TransferSettings
 
 
 class Stopped(PiebaldError):
@@ -25,9 +25,9 @@ class Stopped(PiebaldError):
 
 def start(
     file: Path, flags: Sequence[str], out: str | None, role: str | None, bar: bool
-) -> tuple[Result, list[tuple[str, str]]]:
+) -> tuple[TransferResult, list[tuple[str, str]]]:
     """Run a file, both parties or one; the result and its rows for a table."""
-    settings = Settings.load(file, flags, out)
+    settings = TransferSettings.load(file, flags, out)
     folder = Path(settings.out) if settings.out is not None else _free()
     if role is not None and role not in ROLES:
         raise SettingError(f"--party must be source or target, got {role!r}")
@@ -39,14 +39,14 @@ def start(
     return made, finish(made)
 
 
-def resume(folder: Path, bar: bool) -> tuple[Result, list[tuple[str, str]]]:
+def resume(folder: Path, bar: bool) -> tuple[TransferResult, list[tuple[str, str]]]:
     """Go on with a run that was cut off."""
     with progress(read_settings(folder), folder, bar) as watch:
         made = runs.resume(folder, watch)
     return made, finish(made)
 
 
-def finish(made: Result) -> list[tuple[str, str]]:
+def finish(made: TransferResult) -> list[tuple[str, str]]:
     """Write the page where both parties' folders are, and say what came out."""
     rows = []
     if made.score is not None:
@@ -70,7 +70,7 @@ def finish(made: Result) -> list[tuple[str, str]]:
 
 
 @contextmanager
-def progress(settings: Settings, folder: Path, wanted: bool) -> Iterator[Watcher | None]:
+def progress(settings: TransferSettings, folder: Path, wanted: bool) -> Iterator[Watcher | None]:
     """A bar with seconds a step and traffic, where there is a terminal to draw on; and what to do after Ctrl-C."""
     try:
         with _bar(settings, wanted) as watch:
@@ -80,7 +80,7 @@ def progress(settings: Settings, folder: Path, wanted: bool) -> Iterator[Watcher
 
 
 @contextmanager
-def _bar(settings: Settings, wanted: bool) -> Iterator[Watcher | None]:
+def _bar(settings: TransferSettings, wanted: bool) -> Iterator[Watcher | None]:
     if not (wanted and sys.stderr.isatty()):
         yield None
         return

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from piebald.vertical.kernels import Floats, Share, Size
-from piebald.vertical.loss_terms import Pull, Term, View
+from piebald.vertical.kernels import Floats, MatrixShare, Size
+from piebald.vertical.loss_terms import PartyView, Pull, Term
 from piebald.vertical.protocol import Role
 
 
@@ -32,15 +32,15 @@ class Alignment(Term):
         self.owned = self.asked = [Size(rows, 1, width, 1.0)]
         self.probes = []
 
-    def shares(self, view: View) -> list[Share]:
+    def shares(self, view: PartyView) -> list[MatrixShare]:
         rows = view.common.detach().numpy()
-        return [Share(np.zeros((1, rows.shape[1])), -rows)]
+        return [MatrixShare(np.zeros((1, rows.shape[1])), -rows)]
 
-    def questions(self, view: View) -> list[Floats]:
+    def questions(self, view: PartyView) -> list[Floats]:
         return [np.ones((len(view.common), 1))]
 
-    def pulls(self, view: View, answers: list[Floats]) -> list[Pull]:
+    def pulls(self, view: PartyView, answers: list[Floats]) -> list[Pull]:
         return [(view.common, self.kappa * answers[0] / len(view.common))]
 
-    def value(self, view: View, answers: list[Floats], probed: list[Floats], aside: float) -> float:
+    def value(self, view: PartyView, answers: list[Floats], probed: list[Floats], aside: float) -> float:
         return float((answers[0] * view.common.detach().numpy()).sum() / len(view.common))

@@ -9,20 +9,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from piebald import data as shelf
+from piebald import data as actor
 from piebald.data import DataSet
 from piebald.errors import SettingError, unknown
 from piebald.partition.vertical_split import Vertical, feature_names
 from piebald.randomness import generator
 from piebald.vertical.protocol import Role
-from piebald.vertical.transfer_settings import Data, Settings
+from piebald.vertical.transfer_settings import TransferData, TransferSettings
 
 CREDIT = ("LIMIT_BAL", "SEX", "EDUCATION", "MARRIAGE", "AGE")
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class Holding:
+class PartyHolding:
     """One party's rows.
 
     Attributes:
@@ -43,7 +43,7 @@ class Holding:
     test_y: Tensor
     keys: str = ""
 
-    def check(self, role: Role, settings: Settings) -> None:
+    def check(self, role: Role, settings: TransferSettings) -> None:
         """Refuse batches that this party cannot fill, and labels of another kind."""
         if len(self.x) < settings.batch:
             raise SettingError(f"batch must be at most the {role}'s {len(self.x)} rows, got {settings.batch}")
@@ -75,15 +75,15 @@ def division(data: DataSet) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(names[::2]), ()
 
 
-def load(settings: Data, seed: int) -> dict[Role, Holding]:
+def load(settings: TransferData, seed: int) -> dict[Role, PartyHolding]:
     """Both parties' holdings of a data set, for experiments and demonstrations."""
-    data = shelf.load(settings.name)
+    data = actor.load(settings.name)
     if data.x.dim() != 2 or data.classes is None or len(data.classes) != 2:
         raise SettingError(f"data.name must be a table with two classes, like credit or census, got {settings.name!r}")
     return divide(data, settings, seed)
 
 
-def divide(data: DataSet, settings: Data, seed: int) -> dict[Role, Holding]:
+def divide(data: DataSet, settings: TransferData, seed: int) -> dict[Role, PartyHolding]:
     """Both parties' holdings of any table with two classes; the second class is the positive one."""
     names = feature_names(data)
     own, both = division(data)
@@ -104,7 +104,7 @@ def divide(data: DataSet, settings: Data, seed: int) -> dict[Role, Holding]:
     ids: dict[Role, Ints] = {"source": parties.active.ids, "target": parties.passive.ids}
     signs = 2.0 * data.y.double() - 1
     return {
-        role: Holding(
+        role: PartyHolding(
             x=data.x[ids[role]][:, columns[role]].double(),
             y=signs[ids[role]] if role == "source" else None,
             overlap=np.searchsorted(ids[role], parties.overlap),

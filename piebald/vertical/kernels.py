@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from piebald.component import Part
+from piebald.component import Component
 from piebald.errors import SettingError
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Share:
+class MatrixShare:
     """The owner's half of a product: `matrix` S [p, w], encrypted, and `constant` K [w] or [n, w], added at the end."""
 
     matrix: Floats
@@ -44,7 +44,7 @@ class Size:
     bound: float
 
 
-class Kernel(Part):
+class Kernel(Component):
     """How alike two hidden rows are.
 
     The moment form of a kernel is exact for `expand`, which is `value` but for the Gaussian: there it is the expansion.
@@ -61,7 +61,7 @@ class Kernel(Part):
         """The kernel of all pairs [n, m] as the moment form has it."""
         return self.value(x, y)
 
-    def shares(self, y: Floats) -> list[Share]:
+    def shares(self, y: Floats) -> list[MatrixShare]:
         """What the owner of y puts into each product."""
         raise NotImplementedError
 
@@ -86,14 +86,14 @@ class Kernel(Part):
         raise NotImplementedError
 
 
-class Linear(Kernel):
+class LinearKernel(Kernel):
     """x.y: MMD compares means."""
 
     def value(self, x: Tensor, y: Tensor) -> Tensor:
         return x @ y.T
 
-    def shares(self, y: Floats) -> list[Share]:
-        return [Share(y.mean(0)[None], np.zeros(y.shape[1]))]
+    def shares(self, y: Floats) -> list[MatrixShare]:
+        return [MatrixShare(y.mean(0)[None], np.zeros(y.shape[1]))]
 
     def questions(self, x: Floats) -> list[Floats]:
         return [np.ones((1, 1))]
@@ -108,7 +108,7 @@ class Linear(Kernel):
         return 2 * longest / rows
 
 
-class Polynomial(Kernel):
+class PolynomialKernel(Kernel):
     """(x.y + c)^degree.
 
     Attributes:
@@ -127,13 +127,13 @@ class Polynomial(Kernel):
         """The degree."""
         return self.degree
 
-    def shares(self, y: Floats) -> list[Share]:
+    def shares(self, y: Floats) -> list[MatrixShare]:
         mean, second = y.mean(0), y.T @ y / len(y)
         if self.degree == 2:
-            return [Share(second, 2 * self.c * mean)]
+            return [MatrixShare(second, 2 * self.c * mean)]
         third = pairs(y).T @ y / len(y)
         matrix = np.concatenate([third, second]) if self.c else third
-        return [Share(matrix, 3 * self.c**2 * mean)]
+        return [MatrixShare(matrix, 3 * self.c**2 * mean)]
 
     def questions(self, x: Floats) -> list[Floats]:
         if self.degree == 2:
@@ -158,7 +158,7 @@ class Polynomial(Kernel):
         return float(np.linalg.norm(parts)) / rows
 
 
-class Gaussian(Kernel):
+class GaussianKernel(Kernel):
     """exp(-u) with u = |x - y|^2 / 2 sigma^2; in moment form 1 - u + u^2/2.
 
     The expansion pulls rows together only where u < 1 and pushes them apart beyond, so rows are brought to length 1
@@ -187,13 +187,13 @@ class Gaussian(Kernel):
         """The share of a party's own pairs with u > 1, where the expansion repels."""
         return float((self._distance(x, x) > 1).double().mean())
 
-    def shares(self, y: Floats) -> list[Share]:
+    def shares(self, y: Floats) -> list[MatrixShare]:
         mean, second, squares = y.mean(0), y.T @ y / len(y), (y**2).sum(1)
         cubic = (squares[:, None] * y).mean(0)
         constant = mean - cubic / (2 * self.sigma**2)
         return [
-            Share(np.concatenate([second, mean[None]]), constant),
-            Share(mean[:, None], np.array([squares.mean()])),
+            MatrixShare(np.concatenate([second, mean[None]]), constant),
+            MatrixShare(mean[:, None], np.array([squares.mean()])),
         ]
 
     def questions(self, x: Floats) -> list[Floats]:
@@ -222,7 +222,7 @@ class Gaussian(Kernel):
         return float(np.linalg.norm([mean, mean, second, constant, longest**2])) / rows
 
 
-class MultiGaussian(Kernel):
+class MultiGaussianKernel(Kernel):
     """The mean of Gaussians of several widths, as deep adaptation networks use it (Long et al. 2015); only in plain.
 
     Attributes:
@@ -236,9 +236,9 @@ class MultiGaussian(Kernel):
             raise SettingError(f"kernel 'multi_gaussian': sigmas must all be above 0, got {list(self.sigmas)}")
 
     def value(self, x: Tensor, y: Tensor) -> Tensor:
-        return torch.stack([Gaussian(sigma=sigma).value(x, y) for sigma in self.sigmas]).mean(0)
+        return torch.stack([GaussianKernel(sigma=sigma).value(x, y) for sigma in self.sigmas]).mean(0)
 
-    def shares(self, y: Floats) -> list[Share]:
+    def shares(self, y: Floats) -> list[MatrixShare]:
         raise SettingError(
             "kernel 'multi_gaussian' has no moment form that could be encrypted: use gaussian, or method = \"plain\""
         )

@@ -16,14 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from piebald.vertical.kernels import Floats, Gaussian, Kernel, Share, Size, nodes
+from piebald.vertical.kernels import Floats, GaussianKernel, Kernel, MatrixShare, Size, nodes
 from piebald.vertical.protocol import Role
 
 Pull = tuple[Tensor, Floats]  # a tensor and the gradient of the loss by it
 
 
 @dataclass(frozen=True, eq=False)
-class View:
+class PartyView:
     """What one party sees of a step; tensors are differentiable by its weights.
 
     Attributes:
@@ -56,36 +56,36 @@ class Term(ABC):
     asked: list[Size]
     probes: list[int]
 
-    def shares(self, view: View) -> list[Share]:
+    def shares(self, view: PartyView) -> list[MatrixShare]:
         """This party's statistics, one for each of `owned`."""
         raise NotImplementedError
 
-    def questions(self, view: View) -> list[Floats]:
+    def questions(self, view: PartyView) -> list[Floats]:
         """This party's coefficients, one for each of `asked`."""
         raise NotImplementedError
 
     @abstractmethod
-    def pulls(self, view: View, answers: list[Floats]) -> list[Pull]:
+    def pulls(self, view: PartyView, answers: list[Floats]) -> list[Pull]:
         """Gradients from the other party's side of the loss."""
 
-    def local(self, view: View) -> Tensor | None:
+    def local(self, view: PartyView) -> Tensor | None:
         """What this party can compute of the loss alone."""
         return None
 
-    def probe(self, view: View) -> list[Floats]:
+    def probe(self, view: PartyView) -> list[Floats]:
         """The source's coefficients for `probes`."""
         return []
 
-    def aside(self, view: View) -> float:
+    def aside(self, view: PartyView) -> float:
         """The target's own part of the term's value, which it tells the source when the loss is watched."""
         return 0.0
 
     @abstractmethod
-    def value(self, view: View, answers: list[Floats], probed: list[Floats], aside: float) -> float:
+    def value(self, view: PartyView, answers: list[Floats], probed: list[Floats], aside: float) -> float:
         """The term's value, at the source."""
 
 
-class Labels(Term):
+class LabelTerm(Term):
     """The Taylor logistic loss of the target's co-occurring rows, scored by the source's translator.
 
         L = mean over i of log 2 - y_i phi_i / 2 + phi_i^2 / 8,    phi_i = Phi.u_i
@@ -105,36 +105,36 @@ class Labels(Term):
         self.owned, self.asked = ([to_target], [to_source]) if role == "source" else ([to_source], [to_target])
         self.probes = [0]
 
-    def shares(self, view: View) -> list[Share]:
+    def shares(self, view: PartyView) -> list[MatrixShare]:
         if self.role == "target":
             u = _numpy(view.common)
             matrix = np.concatenate([u.T @ u / (4 * len(u)), -u / (2 * len(u))])
-            return [Share(matrix, np.zeros(u.shape[1]))]
+            return [MatrixShare(matrix, np.zeros(u.shape[1]))]
         phi, labels = _numpy(_given(view.phi)), _numpy(_given(view.labels))
-        return [Share(np.outer(phi, phi) / 4, -np.outer(labels, phi) / 2)]
+        return [MatrixShare(np.outer(phi, phi) / 4, -np.outer(labels, phi) / 2)]
 
-    def questions(self, view: View) -> list[Floats]:
+    def questions(self, view: PartyView) -> list[Floats]:
         if self.role == "target":
             return [_numpy(view.common)]
         return [self._coefficients(view, 1.0)]
 
-    def _coefficients(self, view: View, part: float) -> Floats:
+    def _coefficients(self, view: PartyView, part: float) -> Floats:
         return np.concatenate([part * _numpy(_given(view.phi)), _numpy(_given(view.labels))])[None]
 
-    def pulls(self, view: View, answers: list[Floats]) -> list[Pull]:
+    def pulls(self, view: PartyView, answers: list[Floats]) -> list[Pull]:
         if self.role == "target":
             return [(view.common, answers[0] / len(view.common))]
         return [(_given(view.phi), answers[0][0])]
 
-    def probe(self, view: View) -> list[Floats]:
+    def probe(self, view: PartyView) -> list[Floats]:
         # The loss is quadratic in Phi, so its change from Phi = 0 is Phi times the gradient half way.
         return [self._coefficients(view, 0.5)]
 
-    def value(self, view: View, answers: list[Floats], probed: list[Floats], aside: float) -> float:
+    def value(self, view: PartyView, answers: list[Floats], probed: list[Floats], aside: float) -> float:
         return math.log(2) + float(_numpy(_given(view.phi)) @ probed[0][0])
 
 
-class Discrepancy(Term):
+class DiscrepancyTerm(Term):
     """MMD^2 between the parties' aligned layers, summed over layers, times alpha.
 
     Args:
@@ -170,7 +170,7 @@ class Discrepancy(Term):
         self._deviations = [noise * kernel.spread(most, rows) for most in longest]
         self._warned = False
 
-    def shares(self, view: View) -> list[Share]:
+    def shares(self, view: PartyView) -> list[MatrixShare]:
         self._warn(view)
         dice = np.random.default_rng()  # the noise must not be known to the other party: no seed
         found = []
@@ -180,23 +180,23 @@ class Discrepancy(Term):
                     dice.normal(0, deviation, part.shape) if deviation else 0.0
                     for part in (share.matrix, share.constant)
                 ]
-                found.append(Share(share.matrix + noise[0], share.constant + noise[1]))
+                found.append(MatrixShare(share.matrix + noise[0], share.constant + noise[1]))
         return found
 
-    def questions(self, view: View) -> list[Floats]:
+    def questions(self, view: PartyView) -> list[Floats]:
         return [question for rows in view.layers for question in self.kernel.questions(_numpy(rows))]
 
-    def pulls(self, view: View, answers: list[Floats]) -> list[Pull]:
+    def pulls(self, view: PartyView, answers: list[Floats]) -> list[Pull]:
         weight = -2 * self.alpha
         return [
             (rows, weight * self.kernel.gradient(_numpy(rows), part))
             for rows, part in zip(view.layers, self._layers(answers), strict=True)
         ]
 
-    def local(self, view: View) -> Tensor:
+    def local(self, view: PartyView) -> Tensor:
         return self.alpha * torch.stack([self.kernel.expand(rows, rows).mean() for rows in view.layers]).sum()
 
-    def probe(self, view: View) -> list[Floats]:
+    def probe(self, view: PartyView) -> list[Floats]:
         return [
             question
             for place in nodes(self.kernel)[0]
@@ -204,10 +204,10 @@ class Discrepancy(Term):
             for question in self.kernel.questions(place * _numpy(rows))
         ]
 
-    def aside(self, view: View) -> float:
+    def aside(self, view: PartyView) -> float:
         return sum(self._own(rows) - 2 * self.kernel.at_zero(_numpy(rows)) for rows in view.layers)
 
-    def value(self, view: View, answers: list[Floats], probed: list[Floats], aside: float) -> float:
+    def value(self, view: PartyView, answers: list[Floats], probed: list[Floats], aside: float) -> float:
         cross = 0.0
         for number, (place, weight) in enumerate(zip(*nodes(self.kernel), strict=True)):
             part = probed[number * len(self.asked) : (number + 1) * len(self.asked)]
@@ -228,8 +228,8 @@ class Discrepancy(Term):
             start += len(sizes)
         return found
 
-    def _warn(self, view: View) -> None:
-        if self._warned or not isinstance(self.kernel, Gaussian):
+    def _warn(self, view: PartyView) -> None:
+        if self._warned or not isinstance(self.kernel, GaussianKernel):
             return
         share = max(self.kernel.outside(rows.detach()) for rows in view.layers)
         if share > 0:

@@ -13,16 +13,16 @@ from torch import Tensor
 
 from piebald.errors import RuntimeFault
 from piebald.randomness import generator
-from piebald.vertical.holdings import Holding
-from piebald.vertical.loss_terms import View
+from piebald.vertical.holdings import PartyHolding
+from piebald.vertical.loss_terms import PartyView
 from piebald.vertical.networks import Network, taylor_loss, translator, unit_rows
-from piebald.vertical.party_messages import Kind
-from piebald.vertical.protocol import Products, Role, Session, receive_numbers, send_numbers
-from piebald.vertical.transfer_settings import Settings
+from piebald.vertical.party_messages import MessageKind
+from piebald.vertical.protocol import PartySession, Products, Role, receive_numbers, send_numbers
+from piebald.vertical.transfer_settings import TransferSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TransferStep:
     """What a step left behind: numbers that both parties know, times and traffic.
 
     Attributes:
@@ -52,7 +52,7 @@ class Party:
         settings: agreed with the other party.
     """
 
-    def __init__(self, role: Role, holding: Holding, settings: Settings) -> None:
+    def __init__(self, role: Role, holding: PartyHolding, settings: TransferSettings) -> None:
         holding.check(role, settings)
         self.role, self.holding, self.settings = role, holding, settings
         shape = settings.network
@@ -66,7 +66,7 @@ class Party:
         self.phi: Tensor | None = None
         self.rate = 0.5
 
-    def train(self, session: Session, keep: Callable[[Party], None] | None = None) -> Iterator[Step]:
+    def train(self, session: PartySession, keep: Callable[[Party], None] | None = None) -> Iterator[TransferStep]:
         """Take all steps that are left, then hand over what the target needs to predict alone.
 
         Args:
@@ -97,7 +97,7 @@ class Party:
 
     # ---------------------------------------------------------------------------------------------------------- a step
 
-    def _step(self, session: Session, products: Products) -> Step:
+    def _step(self, session: PartySession, products: Products) -> TransferStep:
         began, sent, received = time.perf_counter(), session.channel.sent, session.channel.received
         watch = self.done % self.settings.watch_every == 0 or self.done == self.settings.steps - 1
         view = self.view()
@@ -114,9 +114,9 @@ class Party:
         self.done += 1
         channel = session.channel
         seconds = time.perf_counter() - began
-        return Step(self.done - 1, seconds, channel.sent - sent, channel.received - received, losses)
+        return TransferStep(self.done - 1, seconds, channel.sent - sent, channel.received - received, losses)
 
-    def view(self) -> View:
+    def view(self) -> PartyView:
         """What this party sees of the step that comes next."""
         settings, holding, step = self.settings, self.holding, self.done
         # Co-occurring rows are drawn alike on both sides; a party's own batch is its own affair.
@@ -131,12 +131,12 @@ class Party:
         u = self.network(holding.x[common])[-1]
         layers = [unit_rows(one) for one in rows] if settings.method.unit else rows
         if holding.y is None:
-            return View(layers, u)
+            return PartyView(layers, u)
         phi = translator(rows[-1], holding.y[mine], settings.balanced)
         own = settings.own * taylor_loss(rows[-1] @ phi, holding.y[mine]) if settings.own else None
-        return View(layers, u, holding.y[common], phi, own)
+        return PartyView(layers, u, holding.y[common], phi, own)
 
-    def _learn(self, view: View, answers: list[Any]) -> None:
+    def _learn(self, view: PartyView, answers: list[Any]) -> None:
         tensors: list[Tensor] = []
         gradients: list[Tensor | None] = []
         for term in self.terms:
@@ -166,14 +166,14 @@ class Party:
             start += len(term.asked if self.role == "source" else term.owned)
         return found
 
-    def _watch(self, session: Session, view: View, answers: list[Any]) -> dict[str, float]:
+    def _watch(self, session: PartySession, view: PartyView, answers: list[Any]) -> dict[str, float]:
         """The source works the losses out and tells the target."""
         names = [term.name for term in self.terms]
         if self.role == "target":
-            send_numbers(session, Kind.WATCH, np.array([term.aside(view) for term in self.terms]))
-            found = receive_numbers(session, Kind.WATCH, len(names))
+            send_numbers(session, MessageKind.WATCH, np.array([term.aside(view) for term in self.terms]))
+            found = receive_numbers(session, MessageKind.WATCH, len(names))
         else:
-            asides = receive_numbers(session, Kind.WATCH, len(names))
+            asides = receive_numbers(session, MessageKind.WATCH, len(names))
             probed = answers[sum(len(term.asked) for term in self.terms) :]
             values = []
             for term, aside in zip(self.terms, asides, strict=True):
@@ -181,22 +181,22 @@ class Party:
                 extra, probed = probed[: len(term.probes)], probed[len(term.probes) :]
                 values.append(term.value(view, own, extra, float(aside)))
             found = np.array(values)
-            send_numbers(session, Kind.WATCH, found)
+            send_numbers(session, MessageKind.WATCH, found)
         return dict(zip(names, found.tolist(), strict=True))
 
     # ------------------------------------------------------------------------------------------------------- at the end
 
-    def _hand_over(self, session: Session) -> None:
+    def _hand_over(self, session: PartySession) -> None:
         """Give the target the translator of all the source's rows, and its share of positives."""
         width = self.settings.network.aligned[-1]
         if self.role == "source":
             self.phi, self.rate = self.summary()
-            send_numbers(session, Kind.HANDOVER, np.append(self.phi.numpy(), self.rate))
+            send_numbers(session, MessageKind.HANDOVER, np.append(self.phi.numpy(), self.rate))
         else:
-            numbers = receive_numbers(session, Kind.HANDOVER, width + 1)
+            numbers = receive_numbers(session, MessageKind.HANDOVER, width + 1)
             self.phi, self.rate = torch.from_numpy(numbers[:-1]), float(numbers[-1])
-        session.send(Kind.DONE, [])
-        session.receive(Kind.DONE, [])
+        session.send(MessageKind.DONE, [])
+        session.receive(MessageKind.DONE, [])
 
     def summary(self) -> tuple[Tensor, float]:
         """The translator of all the source's rows, and its share of positives."""

@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from enum import IntEnum
 
 from piebald.errors import RuntimeFault
-from piebald.vertical.encryption.backend import Garbled, Length
+from piebald.vertical.encryption.backend import Garbled, MessageLength
 
 MAGIC = b"PBT1"
 HEADER = struct.Struct("<4sB16sQQ")
 TAG = 16
 
 
-class Kind(IntEnum):
+class MessageKind(IntEnum):
     """Messages, in the order of a run; their parts are declared where they are used.
 
     HELLO       version, role, digest of the settings, nonce, steps that can be resumed
@@ -45,7 +45,7 @@ class Kind(IntEnum):
     ABORT = 9
 
 
-class Reason(IntEnum):
+class EndReason(IntEnum):
     """Why a party ends a run.  Only this number crosses, no text, so nothing can leak with it."""
 
     BROKEN = 1
@@ -57,10 +57,10 @@ class Reason(IntEnum):
     def text(self) -> str:
         """In words, for the other party."""
         return {
-            Reason.BROKEN: "something broke there; its own message says what",
-            Reason.MESSAGE: "it refused a message of this party as damaged, replayed or made under another key",
-            Reason.SETTINGS: "its settings differ from this party's",
-            Reason.INTERRUPTED: "somebody interrupted it",
+            EndReason.BROKEN: "something broke there; its own message says what",
+            EndReason.MESSAGE: "it refused a message of this party as damaged, replayed or made under another key",
+            EndReason.SETTINGS: "its settings differ from this party's",
+            EndReason.INTERRUPTED: "somebody interrupted it",
         }[self]
 
 
@@ -68,16 +68,16 @@ class MessageFault(Garbled):
     """A message that is not what was declared."""
 
 
-class Ended(RuntimeFault):
+class PartyEnded(RuntimeFault):
     """The other party ended the run, or is gone; there is nobody left to be told."""
 
 
-def limit(lengths: Sequence[Length]) -> int:
+def limit(lengths: Sequence[MessageLength]) -> int:
     """The most bytes that a message with these parts may have behind its header."""
     return sum(8 + length.most for length in lengths)
 
 
-def seal(kind: Kind, session: bytes, number: int, parts: Sequence[bytes], secret: bytes) -> bytes:
+def seal(kind: MessageKind, session: bytes, number: int, parts: Sequence[bytes], secret: bytes) -> bytes:
     """A frame."""
     body = b"".join(struct.pack("<Q", len(part)) + part for part in parts)
     head = HEADER.pack(MAGIC, kind, session, number, len(body))
@@ -99,7 +99,7 @@ def body_length(head: bytes, most: int) -> int:
 
 
 def unseal(
-    frame: bytes, kind: Kind, session: bytes, number: int, lengths: Sequence[Length], secret: bytes
+    frame: bytes, kind: MessageKind, session: bytes, number: int, lengths: Sequence[MessageLength], secret: bytes
 ) -> list[bytes]:
     """The parts of a frame.
 
@@ -125,14 +125,14 @@ def unseal(
         raise MessageFault(
             f"message {counted} of the other party came where message {number} must: it is replayed or lost"
         )
-    if found == Kind.ABORT:
-        raise Ended(f"the other party ended the run: {_reason(body)}")
+    if found == MessageKind.ABORT:
+        raise PartyEnded(f"the other party ended the run: {_reason(body)}")
     if found != kind:
         raise MessageFault(f"the other party sent message kind {found} where {kind.name} must come")
     return _parts(body, kind, lengths)
 
 
-def _parts(body: bytes, kind: Kind, lengths: Sequence[Length]) -> list[bytes]:
+def _parts(body: bytes, kind: MessageKind, lengths: Sequence[MessageLength]) -> list[bytes]:
     parts: list[bytes] = []
     place = 0
     for length in lengths:
@@ -149,7 +149,7 @@ def _parts(body: bytes, kind: Kind, lengths: Sequence[Length]) -> list[bytes]:
 
 def _reason(body: bytes) -> str:
     try:
-        return Reason(body[-1]).text
+        return EndReason(body[-1]).text
     except (ValueError, IndexError):
         return "it gave no reason"
 

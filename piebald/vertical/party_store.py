@@ -24,17 +24,17 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from piebald.errors import RunFolderError
-from piebald.report.lock import Lock
+from piebald.report.lock import RunLock
 from piebald.toml_document import Document
-from piebald.vertical.party import Party, Step
+from piebald.vertical.party import Party, TransferStep
 from piebald.vertical.protocol import Role
-from piebald.vertical.transfer_settings import Settings
+from piebald.vertical.transfer_settings import TransferSettings
 
 SETTINGS = "transfer.toml"
 KEPT = 2  # the parties' newest checkpoints are at most one apart, so two each always have one in common
 
 
-class Store:
+class PartyStore:
     """One party's folder.
 
     Args:
@@ -51,7 +51,7 @@ class Store:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunFolderError(f"{self.folder} cannot be written: {(error.strerror or str(error)).lower()}") from None
-        self._lock = Lock(self.folder)
+        self._lock = RunLock(self.folder)
 
     def close(self) -> None:
         """Let another process write to it."""
@@ -91,7 +91,7 @@ class Store:
         except (RuntimeError, KeyError, ValueError):
             raise RunFolderError(f"{self.folder / self._name(step)} is of another network: start again") from None
 
-    def record(self, step: Step) -> None:
+    def record(self, step: TransferStep) -> None:
         """Add a line about a step."""
         with (self.folder / "steps.jsonl").open("a", encoding="utf-8") as opened:
             opened.write(json.dumps(step.table()) + "\n")
@@ -150,7 +150,7 @@ def read_steps(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def write_settings(run: Path, settings: Settings) -> None:
+def write_settings(run: Path, settings: TransferSettings) -> None:
     """Begin a run folder.
 
     Raises:
@@ -166,10 +166,10 @@ def write_settings(run: Path, settings: Settings) -> None:
         raise RunFolderError(f"{run} cannot be written: {(error.strerror or str(error)).lower()}") from None
 
 
-def read_settings(run: Path) -> Settings:
+def read_settings(run: Path) -> TransferSettings:
     """The settings of a run folder."""
     try:
-        return Settings.of(Document((run / SETTINGS).read_text(encoding="utf-8"), str(run / SETTINGS)))
+        return TransferSettings.of(Document((run / SETTINGS).read_text(encoding="utf-8"), str(run / SETTINGS)))
     except (OSError, UnicodeDecodeError) as error:
         raise RunFolderError(f"{run} is not the folder of a transfer: {error}") from None
 

@@ -13,13 +13,13 @@ def main(words: list[str]) -> int:
     from piebald.vertical.party_store import read_settings
     from piebald.vertical.protocol import ROLES
     from piebald.vertical.transfer_runs import run_party
-    from piebald.vertical.transfer_settings import Runtime
+    from piebald.vertical.transfer_settings import TransferRuntime
 
     folder, role, place = words
     try:
         settings = read_settings(Path(folder))
-        where = {"kit" if settings.runtime.kind == "federation" else "address": place}
-        runtime = Runtime(kind=settings.runtime.kind, timeout=settings.runtime.timeout, **where)
+        where = {"credentials" if settings.runtime.kind == "federation" else "address": place}
+        runtime = TransferRuntime(kind=settings.runtime.kind, timeout=settings.runtime.timeout, **where)
         run_party(ROLES[ROLES.index(role)], settings.model_copy(update={"runtime": runtime}), folder)
     except PiebaldError as error:
         print(" ".join(str(error).split()), file=sys.stderr)

@@ -20,14 +20,14 @@ import numpy as np
 
 from piebald.errors import RuntimeFault
 from piebald.vertical.channel import Channel
-from piebald.vertical.encryption.backend import Backend, Garbled, Length
-from piebald.vertical.kernels import Floats, Share, Size
-from piebald.vertical.party_messages import Ended, Kind, MessageFault, Reason, limit, seal, unseal
+from piebald.vertical.encryption.backend import Backend, Garbled, MessageLength
+from piebald.vertical.kernels import Floats, MatrixShare, Size
+from piebald.vertical.party_messages import EndReason, MessageFault, MessageKind, PartyEnded, limit, seal, unseal
 
 VERSION = 1
 Role = Literal["source", "target"]
 ROLES: tuple[Role, Role] = ("source", "target")
-HELLO = [Length(2), Length(1), Length(32), Length(16), Length(16)]
+HELLO = [MessageLength(2), MessageLength(1), MessageLength(32), MessageLength(16), MessageLength(16)]
 NOBODY = bytes(16)  # the session of the first message
 
 
@@ -37,7 +37,7 @@ class SettingsDiffer(RuntimeFault):
     exit_code = 2
 
 
-class Session:
+class PartySession:
     """One party's end of a connection, from the greeting to the farewell.
 
     Args:
@@ -52,12 +52,12 @@ class Session:
         self._secret, self._session = secret, NOBODY
         self._sent = self._received = 0
 
-    def send(self, kind: Kind, parts: Sequence[bytes]) -> None:
+    def send(self, kind: MessageKind, parts: Sequence[bytes]) -> None:
         """Send a message."""
         self.channel.send(seal(kind, self._session, self._sent, parts, self._secret))
         self._sent += 1
 
-    def receive(self, kind: Kind, lengths: Sequence[Length]) -> list[bytes]:
+    def receive(self, kind: MessageKind, lengths: Sequence[MessageLength]) -> list[bytes]:
         """The message that must come now."""
         frame = self.channel.receive(max(limit(lengths), 64), self.timeout)
         parts = unseal(frame, kind, self._session, self._received, lengths, self._secret)
@@ -77,8 +77,8 @@ class Session:
         text = json.dumps(settings, sort_keys=True).encode()
         digest, nonce = hashlib.blake2b(text, digest_size=32).digest(), secrets.token_bytes(16)
         role = bytes([ROLES.index(self.role)])
-        self.send(Kind.HELLO, [struct.pack("<H", VERSION), role, digest, nonce, struct.pack("<2q", *steps)])
-        version, other, theirs, noise, kept = self.receive(Kind.HELLO, HELLO)
+        self.send(MessageKind.HELLO, [struct.pack("<H", VERSION), role, digest, nonce, struct.pack("<2q", *steps)])
+        version, other, theirs, noise, kept = self.receive(MessageKind.HELLO, HELLO)
         if struct.unpack("<H", version)[0] != VERSION:
             raise SettingsDiffer(
                 f"the other party speaks version {struct.unpack('<H', version)[0]} of the protocol and this one "
@@ -105,12 +105,16 @@ class Session:
         """Tell the other party why this one ends, in one number, if it ends before its time."""
         try:
             yield
-        except Ended:
+        except PartyEnded:
             raise
         except (Exception, KeyboardInterrupt) as error:
-            known = {KeyboardInterrupt: Reason.INTERRUPTED, SettingsDiffer: Reason.SETTINGS, Garbled: Reason.MESSAGE}
-            reason = next((reason for kind, reason in known.items() if isinstance(error, kind)), Reason.BROKEN)
-            self.send(Kind.ABORT, [bytes([reason])])
+            known = {
+                KeyboardInterrupt: EndReason.INTERRUPTED,
+                SettingsDiffer: EndReason.SETTINGS,
+                Garbled: EndReason.MESSAGE,
+            }
+            reason = next((reason for kind, reason in known.items() if isinstance(error, kind)), EndReason.BROKEN)
+            self.send(MessageKind.ABORT, [bytes([reason])])
             raise
         finally:
             self.channel.close()
@@ -126,17 +130,17 @@ class Products:
         asked: shapes of those of the other's.
     """
 
-    def __init__(self, session: Session, backend: Backend, owned: Sequence[Size], asked: Sequence[Size]) -> None:
+    def __init__(self, session: PartySession, backend: Backend, owned: Sequence[Size], asked: Sequence[Size]) -> None:
         self._session, self._backend = session, backend
         self.owned, self.asked = list(owned), list(asked)
         self._owner = backend.owner(self.owned)
-        session.send(Kind.KEY, [self._owner.announcement])
-        (announced,) = session.receive(Kind.KEY, [backend.announced()])
+        session.send(MessageKind.KEY, [self._owner.announcement])
+        (announced,) = session.receive(MessageKind.KEY, [backend.announced()])
         self._evaluator = backend.evaluator(announced)
 
     def exchange(
         self,
-        shares: Sequence[Share],
+        shares: Sequence[MatrixShare],
         questions: Sequence[Floats],
         repeats: Sequence[int] = (),
         repeated: Sequence[int] = (),
@@ -154,40 +158,40 @@ class Products:
         """
         session, lengths = self._session, self._backend.lengths
         encrypted = [self._owner.encrypt(share.matrix, size) for share, size in zip(shares, self.owned, strict=True)]
-        session.send(Kind.STATISTICS, encrypted)
+        session.send(MessageKind.STATISTICS, encrypted)
         places = [*range(len(self.asked)), *repeats]
         asked = [self.asked[place] for place in places]
         prepared = [self._evaluator.prepare(c, size) for c, size in zip(questions, asked, strict=True)]
 
-        given = session.receive(Kind.STATISTICS, [lengths(size)[0] for size in self.asked])
+        given = session.receive(MessageKind.STATISTICS, [lengths(size)[0] for size in self.asked])
         masked = [
             self._evaluator.multiply(given[place], ready, size)
             for place, ready, size in zip(places, prepared, asked, strict=True)
         ]
-        session.send(Kind.MASKED, [blob for blob, _ in masked])
+        session.send(MessageKind.MASKED, [blob for blob, _ in masked])
 
         answered = [*range(len(self.owned)), *repeated]
-        theirs = session.receive(Kind.MASKED, [lengths(self.owned[place])[1] for place in answered])
+        theirs = session.receive(MessageKind.MASKED, [lengths(self.owned[place])[1] for place in answered])
         opened = [
             self._owner.open(blob, self.owned[place], shares[place].constant)
             for blob, place in zip(theirs, answered, strict=True)
         ]
-        session.send(Kind.OPENED, opened)
+        session.send(MessageKind.OPENED, opened)
 
-        ours = session.receive(Kind.OPENED, [lengths(size)[2] for size in asked])
+        ours = session.receive(MessageKind.OPENED, [lengths(size)[2] for size in asked])
         return [
             self._evaluator.unmask(blob, mask, size) for blob, (_, mask), size in zip(ours, masked, asked, strict=True)
         ]
 
 
-def send_numbers(session: Session, kind: Kind, numbers: Floats) -> None:
+def send_numbers(session: PartySession, kind: MessageKind, numbers: Floats) -> None:
     """Send plain numbers: those that are meant to be known to both."""
     session.send(kind, [np.asarray(numbers, dtype="<f8").tobytes()])
 
 
-def receive_numbers(session: Session, kind: Kind, count: int) -> Floats:
+def receive_numbers(session: PartySession, kind: MessageKind, count: int) -> Floats:
     """Plain numbers; each must be finite."""
-    (data,) = session.receive(kind, [Length(8 * count)])
+    (data,) = session.receive(kind, [MessageLength(8 * count)])
     numbers = np.frombuffer(data, "<f8").astype(np.float64)
     if not np.isfinite(numbers).all():
         raise MessageFault(f"the other party's {kind.name} message holds numbers that are not finite")

@@ -1,6 +1,6 @@
 """A connection between two parties of a federation: encrypted, and each proves by its certificate who it is.
 
-One party has the server's kit and listens, the other has a site's kit and connects; which of them holds the labels does
+One party has the server's credentials and listens, the other has a site's credentials and connects; which of them holds the labels does
 not matter.
 """
 
@@ -19,16 +19,16 @@ from functools import partial
 from typing import TypeVar
 
 from piebald.errors import RuntimeFault, SettingError
-from piebald.runtimes.federation.provisioning import Kit
 from piebald.runtimes.federation.flare_link import SERVER
+from piebald.runtimes.federation.provisioning import Credentials
 from piebald.runtimes.federation.tls import Listener, context, keep_connecting
-from piebald.vertical.channel import Socket
+from piebald.vertical.channel import SocketChannel
 
 log = logging.getLogger("piebald.vertical")
 Made = TypeVar("Made")
 
 
-class Secured(Socket):
+class SecureChannel(SocketChannel):
     """Between two processes, over TLS.
 
     TLS keeps one state for both directions.  So only one thread at a time may touch it, and none may wait inside.
@@ -73,18 +73,18 @@ class Secured(Socket):
         self.over.set()
 
 
-def meet(kit: Kit, timeout: float) -> Secured:
+def meet(credentials: Credentials, timeout: float) -> SecureChannel:
     """The connection with the other party, once it is there.
 
     Raises:
-        SettingError: the kit lists no other party, or its address cannot be listened on.
+        SettingError: the credentials lists no other party, or its address cannot be listened on.
         RuntimeFault: the other party did not come, or is not there.
     """
-    came: queue.Queue[Secured] = queue.Queue()
+    came: queue.Queue[SecureChannel] = queue.Queue()
     over = threading.Event()
-    known = kit.sites() if kit.party == SERVER else [SERVER]
+    known = credentials.sites() if credentials.party == SERVER else [SERVER]
     if not known:
-        raise SettingError(f"the kit in {kit.folder} lists no site that could be the other party")
+        raise SettingError(f"the credentials in {credentials.folder} lists no site that could be the other party")
 
     def carry(connection: ssl.SSLSocket) -> None:
         """Hand over the first connection of somebody who is known, and keep it until it ends."""
@@ -93,7 +93,7 @@ def meet(kit: Kit, timeout: float) -> Secured:
             log.warning("%s came, where %s is waited for: refused", name, " or ".join(known))
             return
         over.set()
-        channel = Secured(connection)
+        channel = SecureChannel(connection)
         came.put(channel)
         channel.over.wait()
 
@@ -101,10 +101,10 @@ def meet(kit: Kit, timeout: float) -> Secured:
         if isinstance(error, ssl.SSLError):
             log.warning("%s did not prove that it belongs to this federation: %s", who, error.reason or "it broke off")
 
-    address = f"{kit.host}:{kit.port}"
-    if kit.party == SERVER:
-        return _listen(kit, carry, refusal, came, timeout)
-    words = (kit.host, kit.port), _context(kit, server=False), carry, refusal, over
+    address = f"{credentials.host}:{credentials.port}"
+    if credentials.party == SERVER:
+        return _listen(credentials, carry, refusal, came, timeout)
+    words = (credentials.host, credentials.port), _context(credentials, server=False), carry, refusal, over
     threading.Thread(target=keep_connecting, args=words, name="transfer connection", daemon=True).start()
     try:
         return came.get(timeout=timeout)
@@ -114,17 +114,17 @@ def meet(kit: Kit, timeout: float) -> Secured:
 
 
 def _listen(
-    kit: Kit,
+    credentials: Credentials,
     carry: Callable[[ssl.SSLSocket], None],
     refusal: Callable[[str, Exception], None],
-    came: queue.Queue[Secured],
+    came: queue.Queue[SecureChannel],
     timeout: float,
-) -> Secured:
+) -> SecureChannel:
     """Wait for the other party."""
-    address = f"{kit.host}:{kit.port}"
-    here = kit.host if kit.host in ("127.0.0.1", "localhost") else "0.0.0.0"
+    address = f"{credentials.host}:{credentials.port}"
+    here = credentials.host if credentials.host in ("127.0.0.1", "localhost") else "0.0.0.0"
     try:
-        listener = Listener((here, kit.port), _context(kit, server=True), carry, refusal)
+        listener = Listener((here, credentials.port), _context(credentials, server=True), carry, refusal)
     except OSError as error:
         raise SettingError(f"cannot listen on address {address!r}: {(error.strerror or str(error)).lower()}") from None
     with listener:
@@ -137,10 +137,10 @@ def _listen(
             listener.shutdown()
 
 
-def _context(kit: Kit, server: bool) -> ssl.SSLContext:
+def _context(credentials: Credentials, server: bool) -> ssl.SSLContext:
     role = "server" if server else "client"
     files = {"ca_cert": "authority.pem", f"{role}_cert": "certificate.pem", f"{role}_key": "key.pem"}
-    return context({name: str(kit.folder / file) for name, file in files.items()}, server)
+    return context({name: str(credentials.folder / file) for name, file in files.items()}, server)
 
 
 def _name(connection: ssl.SSLSocket) -> str:

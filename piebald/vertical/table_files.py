@@ -18,9 +18,9 @@ from piebald.data.encoded_tables import encode
 from piebald.errors import SettingError, unknown
 from piebald.partition.client_tables import read_table
 from piebald.randomness import generator
-from piebald.vertical.holdings import Holding, Ints
+from piebald.vertical.holdings import Ints, PartyHolding
 from piebald.vertical.protocol import ROLES, Role
-from piebald.vertical.transfer_settings import File, Files
+from piebald.vertical.transfer_settings import PartyFile, PartyFiles
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -29,7 +29,7 @@ VALUES = 100  # a column of words may have so many different ones
 Texts = NDArray[np.str_]
 
 
-def load(files: Files, role: Role, test: float, seed: int) -> Holding:
+def load(files: PartyFiles, role: Role, test: float, seed: int) -> PartyHolding:
     """One party's holding.  Numbers become standard scores, and each value of a column of words a 0/1 column.
 
     Args:
@@ -57,7 +57,7 @@ def load(files: Files, role: Role, test: float, seed: int) -> Holding:
     x, names = _features(frame, file, ~judged)
     number = np.cumsum(~judged) - 1  # of a row among those that are trained on
     nothing = torch.zeros(0, dtype=torch.float64)
-    return Holding(
+    return PartyHolding(
         x=x[~judged],
         y=torch.from_numpy(labels) if role == "source" and labels is not None else None,
         overlap=number[place],
@@ -68,13 +68,13 @@ def load(files: Files, role: Role, test: float, seed: int) -> Holding:
     )
 
 
-def both(files: Files, test: float, seed: int) -> dict[Role, Holding]:
+def both(files: PartyFiles, test: float, seed: int) -> dict[Role, PartyHolding]:
     """Both parties' holdings, where both files are on this machine.
 
     Raises:
         SettingError: as for one; or the tables do not name the same co-occurring rows.
     """
-    held: dict[Role, Holding] = {role: load(files, role, test, seed) for role in ROLES}
+    held: dict[Role, PartyHolding] = {role: load(files, role, test, seed) for role in ROLES}
     if held["source"].keys != held["target"].keys:
         one, other = len(held["source"].overlap), len(held["target"].overlap)
         counts = f"{one} and {other}" if one != other else f"{one} each, not the same"
@@ -85,7 +85,7 @@ def both(files: Files, test: float, seed: int) -> dict[Role, Holding]:
     return held
 
 
-def _check_columns(frame: DataFrame, file: File) -> None:
+def _check_columns(frame: DataFrame, file: PartyFile) -> None:
     if not len(frame):
         raise SettingError(f"{file.path} must have at least one row, got none")
     for column in (file.key, file.label, *(file.columns or ())):
@@ -96,7 +96,7 @@ def _check_columns(frame: DataFrame, file: File) -> None:
             raise SettingError(f"columns of {file.path} must not include the {role} {column!r}: leave it out")
 
 
-def _keys(column: Series[Any], file: File) -> tuple[Texts, Ints]:
+def _keys(column: Series[Any], file: PartyFile) -> tuple[Texts, Ints]:
     """The keys [n], "" where there is none, and the places of co-occurring rows in the order of their keys."""
     keys = _texts(column, file)
     place = np.flatnonzero(keys != "")
@@ -109,7 +109,7 @@ def _keys(column: Series[Any], file: File) -> tuple[Texts, Ints]:
     return keys, place
 
 
-def _labels(column: Series[Any], file: File, role: Role) -> NDArray[np.float64]:
+def _labels(column: Series[Any], file: PartyFile, role: Role) -> NDArray[np.float64]:
     """-1 and 1, and at the target 0 where a row has no label [n]."""
     texts = _texts(column, file)
     if role == "source" and (gaps := int((texts == "").sum())):
@@ -126,7 +126,7 @@ def _labels(column: Series[Any], file: File, role: Role) -> NDArray[np.float64]:
     return signs
 
 
-def _judged(labels: NDArray[np.float64], keys: Texts, file: File, test: float, seed: int) -> Ints:
+def _judged(labels: NDArray[np.float64], keys: Texts, file: PartyFile, test: float, seed: int) -> Ints:
     """The target's rows that nobody trains on: a share of those with a label and without a key."""
     free = np.flatnonzero((labels != 0) & (keys == ""))
     chosen = np.sort(generator(seed, "transfer", "test").permutation(free)[: round(len(free) * test)])
@@ -138,7 +138,7 @@ def _judged(labels: NDArray[np.float64], keys: Texts, file: File, test: float, s
     return chosen
 
 
-def _features(frame: DataFrame, file: File, train: NDArray[np.bool_]) -> tuple[torch.Tensor, list[str]]:
+def _features(frame: DataFrame, file: PartyFile, train: NDArray[np.bool_]) -> tuple[torch.Tensor, list[str]]:
     """Inputs [n, f] and their names."""
     chosen = file.columns or [str(name) for name in frame.columns if name not in (file.key, file.label)]
     numbers, words = [], []
@@ -166,7 +166,7 @@ def _features(frame: DataFrame, file: File, train: NDArray[np.bool_]) -> tuple[t
     return x.double(), names
 
 
-def _texts(column: Series[Any], file: File) -> Texts:
+def _texts(column: Series[Any], file: PartyFile) -> Texts:
     """A column as text, "" for gaps.  Whole numbers are written without a point: gaps make them floating."""
     gaps = column.isna().to_numpy()
     values: list[Any] = column.tolist()

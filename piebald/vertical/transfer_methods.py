@@ -8,15 +8,15 @@ from typing import Any
 
 from pydantic import Field, field_serializer, field_validator
 
-from piebald.component import Part, build
+from piebald.component import Component, build
 from piebald.errors import SettingError
 from piebald.vertical.ftl import Alignment
-from piebald.vertical.kernels import Gaussian, Kernel, MultiGaussian
-from piebald.vertical.loss_terms import Discrepancy, Term
+from piebald.vertical.kernels import GaussianKernel, Kernel, MultiGaussianKernel
+from piebald.vertical.loss_terms import DiscrepancyTerm, Term
 from piebald.vertical.protocol import Role
 
 
-class Method(Part):
+class Method(Component):
     """The alignment term of the loss."""
 
     axis = "method"
@@ -48,7 +48,7 @@ class Smmd(Method):
         delta: of the statement about differential privacy.
     """
 
-    kernel: Kernel = Gaussian()
+    kernel: Kernel = GaussianKernel()
     alpha: float = Field(default=1.0, ge=0)
     normalise: bool = True
     noise: float = Field(default=0.0, ge=0)
@@ -58,7 +58,7 @@ class Smmd(Method):
     @classmethod
     def _kernel(cls, value: Any) -> Any:
         kernel = build("kernel", value)
-        if isinstance(kernel, MultiGaussian):
+        if isinstance(kernel, MultiGaussianKernel):
             raise SettingError(
                 "kernel multi_gaussian has no moment form that could be encrypted: use gaussian, or train both parties "
                 "in one place with piebald.vertical.baselines"
@@ -74,7 +74,7 @@ class Smmd(Method):
         return self.normalise
 
     def term(self, role: Role, batch: int, overlap_batch: int, widths: Sequence[int]) -> Term:
-        return Discrepancy(role, self.kernel, self.alpha, batch, widths, self.unit, self.noise)
+        return DiscrepancyTerm(role, self.kernel, self.alpha, batch, widths, self.unit, self.noise)
 
     def statement(self, widths: Sequence[int], batch: int, steps: int) -> str:
         if self.noise == 0:

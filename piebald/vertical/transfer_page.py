@@ -20,12 +20,12 @@ from piebald.report.markup import Cell
 from piebald.report.page import frame
 from piebald.report.schema import explained
 from piebald.report.wording import duration
-from piebald.vertical.kernels import Polynomial, mmd2
+from piebald.vertical.kernels import PolynomialKernel, mmd2
 from piebald.vertical.party_store import read, read_settings, read_steps
 from piebald.vertical.protocol import ROLES
 from piebald.vertical.transfer_methods import Smmd
-from piebald.vertical.transfer_runs import Result, result
-from piebald.vertical.transfer_settings import Settings
+from piebald.vertical.transfer_runs import TransferResult, result
+from piebald.vertical.transfer_settings import TransferSettings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,7 +64,7 @@ def write_page(run: Path, out: Path | None = None) -> list[Path]:
     return files
 
 
-def _page(run: Path, made: Result, figures: dict[str, bytes]) -> str:
+def _page(run: Path, made: TransferResult, figures: dict[str, bytes]) -> str:
     settings = read_settings(run)
     score = made.score
     tiles: list[tuple[str, Cell]] = (
@@ -96,14 +96,14 @@ def _page(run: Path, made: Result, figures: dict[str, bytes]) -> str:
             "Rows of each party, shown by the two main directions of all of them together (PCA). "
             "Both parties' rows are in one picture only because both folders are on this machine.",
             _image(figures["layers"], "Aligned layers before and after training"))),
-        ("privacy", "Privacy", markup.section("privacy", "What may be claimed", "", privacy)),
-        ("settings", "Settings", markup.section(
-            "settings", "Settings", "", f"<pre>{markup.text(settings.text())}</pre>")),
+        ("privacy", "RowPrivacy", markup.section("privacy", "What may be claimed", "", privacy)),
+        ("settings", "TransferSettings", markup.section(
+            "settings", "TransferSettings", "", f"<pre>{markup.text(settings.text())}</pre>")),
     ]  # fmt: skip
     return frame(title, top, sections, "Made by Piebald from one transfer.", [])
 
 
-def _lead(run: Path, made: Result) -> str:
+def _lead(run: Path, made: TransferResult) -> str:
     before, after = _discrepancy(run, "before"), _discrepancy(run, "after")
     if before is None or after is None:
         return ""
@@ -112,14 +112,14 @@ def _lead(run: Path, made: Result) -> str:
     )
 
 
-def _found(made: Result) -> str:
+def _found(made: TransferResult) -> str:
     if "mmd2" not in made.last:
         return "Losses"
     first, last = made.first["mmd2"], made.last["mmd2"]
     return f"MMD\N{SUPERSCRIPT TWO} went from {first:.3g} at the first step to {last:.3g} at the last"
 
 
-def _privacy(settings: Settings, statement: str) -> str:
+def _privacy(settings: TransferSettings, statement: str) -> str:
     said = [
         "No raw feature was sent, and the owner of a key saw only uniform numbers."
         if settings.backend.hides
@@ -127,7 +127,7 @@ def _privacy(settings: Settings, statement: str) -> str:
     ]
     if isinstance(settings.method, Smmd):
         said.append("Gradients tell each party the moments of the other's batches.")
-        if isinstance(settings.method.kernel, Polynomial) and settings.method.kernel.degree == 3:
+        if isinstance(settings.method.kernel, PolynomialKernel) and settings.method.kernel.degree == 3:
             said.append("With degree 3 these are third moments, from which single hidden rows may be recovered.")
     else:
         said.append("FTL's gradients are the other party's hidden rows of co-occurring samples.")
@@ -151,7 +151,7 @@ def _image(data: bytes, about: str) -> str:
     return f'<figure class="wide"><img alt="{markup.text(about)}" {look} src="data:image/png;base64,{source}"></figure>'
 
 
-def _figure(plan: Callable[[Any], None], made: Result) -> bytes:
+def _figure(plan: Callable[[Any], None], made: TransferResult) -> bytes:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -171,7 +171,7 @@ def _losses(axes: Any, run: Path) -> None:
         values = [line["losses"][name] for line in watched]
         ax.plot(steps, values, color=LIGHT[place + 1], linewidth=1.8, marker="o", markersize=3)
         ax.set_title(NAMES.get(name, name), loc="left", fontsize=11)
-        ax.set_xlabel("Step")
+        ax.set_xlabel("ServerOptimizer")
         if name == "mmd2" and min(values) > 0:
             ax.set_yscale("log")
 

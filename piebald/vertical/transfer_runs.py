@@ -19,28 +19,28 @@ from typing import Any
 import torch
 
 from piebald.errors import PiebaldError, RunFolderError, RuntimeFault, SettingError
-from piebald.runtimes.federation.provisioning import Description, provision
-from piebald.runtimes.federation.provisioning import read as read_kit
 from piebald.runtimes.federation.flare_link import SERVER
 from piebald.runtimes.federation.local_federation import free_port
+from piebald.runtimes.federation.provisioning import Description, provision
+from piebald.runtimes.federation.provisioning import read as read_kit
 from piebald.vertical import holdings as held
 from piebald.vertical import secure_channel as secured
 from piebald.vertical import table_files as files
-from piebald.vertical.baselines import Score, judge
-from piebald.vertical.channel import Channel, Memory, connect, listen, parse
-from piebald.vertical.holdings import Holding
-from piebald.vertical.party import Party, Step
-from piebald.vertical.party_messages import Ended
-from piebald.vertical.party_store import Store, read, read_settings, read_steps, sample, write_settings
-from piebald.vertical.protocol import ROLES, Role, Session
-from piebald.vertical.transfer_settings import Runtime, Settings
+from piebald.vertical.baselines import TransferScore, judge
+from piebald.vertical.channel import Channel, InMemoryChannel, connect, listen, parse
+from piebald.vertical.holdings import PartyHolding
+from piebald.vertical.party import Party, TransferStep
+from piebald.vertical.party_messages import PartyEnded
+from piebald.vertical.party_store import PartyStore, read, read_settings, read_steps, sample, write_settings
+from piebald.vertical.protocol import ROLES, PartySession, Role
+from piebald.vertical.transfer_settings import TransferRuntime, TransferSettings
 
 SECRET = "PIEBALD_TRANSFER_SECRET"  # of both parties, 1 to 64 bytes in hexadecimal; messages are then authenticated
 Watcher = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class TransferResult:
     """A finished transfer.
 
     Attributes:
@@ -55,7 +55,7 @@ class Result:
         folder: the run folder, if one was kept.
     """
 
-    score: Score | None
+    score: TransferScore | None
     first: dict[str, float]
     last: dict[str, float]
     steps: int
@@ -71,11 +71,11 @@ class Result:
 
 
 def run(
-    settings: Settings,
-    holdings: Mapping[Role, Holding] | None = None,
+    settings: TransferSettings,
+    holdings: Mapping[Role, PartyHolding] | None = None,
     out: str | Path | None = None,
     watch: Watcher | None = None,
-) -> Result:
+) -> TransferResult:
     """Train both parties.
 
     Args:
@@ -97,14 +97,14 @@ def run(
     if kind != "memory":
         if folder is None or holdings is not None:
             raise SettingError(f"runtime {kind} needs a run folder (out) and a data set that both processes can load")
-        if settings.runtime.kit is not None:
-            raise SettingError("a kit is one party's: say which with --party source or --party target")
+        if settings.runtime.credentials is not None:
+            raise SettingError("a credentials is one party's: say which with --party source or --party target")
         _two_processes(settings, folder, watch)
         return result(folder)
     return _two_threads(settings, holdings or _both(settings), folder, watch)
 
 
-def resume(folder: str | Path, watch: Watcher | None = None) -> Result:
+def resume(folder: str | Path, watch: Watcher | None = None) -> TransferResult:
     """Go on with a run from its checkpoints: both parties, or the one whose folder is here."""
     folder = Path(folder)
     settings = read_settings(folder)
@@ -116,10 +116,10 @@ def resume(folder: str | Path, watch: Watcher | None = None) -> Result:
     return run(settings, out=folder, watch=watch)
 
 
-def run_party(role: Role, settings: Settings, out: str | Path, watch: Watcher | None = None) -> Result:
+def run_party(role: Role, settings: TransferSettings, out: str | Path, watch: Watcher | None = None) -> TransferResult:
     """Run one party in this process.
 
-    With an address the target listens there and the source goes there; with kits the one who has the server's listens.
+    With an address the target listens there and the source goes there; with credentials the one who has the server's listens.
     The environment variable PIEBALD_TRANSFER_SECRET may hold a secret that both share, in hexadecimal.
     """
     folder = Path(out)
@@ -135,29 +135,29 @@ def run_party(role: Role, settings: Settings, out: str | Path, watch: Watcher | 
     return _result(settings, role, lines, score, folder)
 
 
-def _meeting(role: Role, where: Runtime) -> Callable[[], Channel]:
+def _meeting(role: Role, where: TransferRuntime) -> Callable[[], Channel]:
     """How a party alone meets the other; what cannot be is said before anything is loaded."""
-    if where.kit is not None:
-        kit = read_kit(Path(where.kit))
-        return lambda: secured.meet(kit, where.timeout)
+    if where.credentials is not None:
+        credentials = read_kit(Path(where.credentials))
+        return lambda: secured.meet(credentials, where.timeout)
     if where.address is None:
         raise SettingError(
-            "a party alone needs a place to meet: --set runtime.address=host:port, the same on both sides, or its kit: "
-            "--set runtime.kind=federation --set runtime.kit=FOLDER"
+            "a party alone needs a place to meet: --set runtime.address=host:port, the same on both sides, or its credentials: "
+            "--set runtime.kind=federation --set runtime.credentials=FOLDER"
         )
     address = where.address
     parse(address)
     return lambda: (listen if role == "target" else connect)(address, where.timeout)
 
 
-def _one(settings: Settings, role: Role) -> Holding:
+def _one(settings: TransferSettings, role: Role) -> PartyHolding:
     """One party's holding; of its own file, where there is one, and of nobody else's."""
     if settings.files is not None:
         return files.load(settings.files, role, settings.data.test, settings.seed)
     return held.load(settings.data, settings.seed)[role]
 
 
-def _both(settings: Settings) -> Mapping[Role, Holding]:
+def _both(settings: TransferSettings) -> Mapping[Role, PartyHolding]:
     if settings.files is not None:
         return files.both(settings.files, settings.data.test, settings.seed)
     return held.load(settings.data, settings.seed)
@@ -165,8 +165,8 @@ def _both(settings: Settings) -> Mapping[Role, Holding]:
 
 def play(
     role: Role,
-    settings: Settings,
-    holding: Holding,
+    settings: TransferSettings,
+    holding: PartyHolding,
     channel: Channel,
     folder: Path | None,
     watch: Watcher | None = None,
@@ -174,9 +174,9 @@ def play(
 ) -> Party:
     """One party, from the greeting to the farewell, over a channel that is there."""
     made = Party(role, holding, settings)
-    session = Session(channel, role, settings.runtime.timeout, secret)
+    session = PartySession(channel, role, settings.runtime.timeout, secret)
     with session.farewell():
-        store = None if folder is None else Store(folder, role)
+        store = None if folder is None else PartyStore(folder, role)
         try:
             keys = {"keys": holding.keys} if holding.keys else {}
             made.done = session.greet(settings.agreed() | keys, store.kept() if store else (0, 0))
@@ -214,7 +214,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _keeper(settings: Settings, store: Store | None) -> Callable[[Party], None] | None:
+def _keeper(settings: TransferSettings, store: PartyStore | None) -> Callable[[Party], None] | None:
     """What writes the checkpoints.  The last step has one too: handing over may fail."""
 
     def keep(party: Party) -> None:
@@ -225,7 +225,7 @@ def _keeper(settings: Settings, store: Store | None) -> Callable[[Party], None] 
     return None if store is None else keep
 
 
-def _show(party: Party, store: Store) -> None:
+def _show(party: Party, store: PartyStore) -> None:
     shown = {"rows": sample(party.aligned(party.holding.x))}
     if party.role == "target":
         shown |= {"scores": party.predict(party.holding.test), "labels": party.holding.test_y}
@@ -237,11 +237,11 @@ def _show(party: Party, store: Store) -> None:
 
 
 def _two_threads(
-    settings: Settings, holdings: Mapping[Role, Holding], folder: Path | None, watch: Watcher | None
-) -> Result:
+    settings: TransferSettings, holdings: Mapping[Role, PartyHolding], folder: Path | None, watch: Watcher | None
+) -> TransferResult:
     import torch._dynamo  # what optimisers import when first used; two threads had better not do that at once
 
-    ends = dict(zip(ROLES, Memory.pair(), strict=True))
+    ends = dict(zip(ROLES, InMemoryChannel.pair(), strict=True))
     errors: list[BaseException] = []
     lines: list[dict[str, Any]] = []
 
@@ -262,9 +262,9 @@ def _two_threads(
     try:
         with one_thread():
             target = play("target", settings, holdings["target"], ends["target"], folder, note)
-    except Ended as ended:
+    except PartyEnded as ended:
         other.join()
-        raise next((error for error in errors if not isinstance(error, Ended)), ended) from None
+        raise next((error for error in errors if not isinstance(error, PartyEnded)), ended) from None
     finally:
         other.join()
     if errors:
@@ -279,10 +279,10 @@ def _two_threads(
 # -------------------------------------------------------------------------------------------------------- two processes
 
 
-def _two_processes(settings: Settings, folder: Path, watch: Watcher | None) -> None:
+def _two_processes(settings: TransferSettings, folder: Path, watch: Watcher | None) -> None:
     """Start both parties as processes of their own, which share nothing but a connection, and wait for them."""
-    with TemporaryDirectory(prefix="piebald-") as kits:
-        places = _places(settings.runtime, Path(kits))
+    with TemporaryDirectory(prefix="piebald-") as credentials:
+        places = _places(settings.runtime, Path(credentials))
         environment = os.environ | {SECRET: secrets.token_hex(32)}
         command = [sys.executable, "-m", "piebald.vertical.process", str(folder)]
         begun = {
@@ -292,13 +292,13 @@ def _two_processes(settings: Settings, folder: Path, watch: Watcher | None) -> N
         _wait(begun, folder, watch)
 
 
-def _places(where: Runtime, kits: Path) -> dict[Role, str]:
-    """Where two processes of this machine meet: an address, or a kit for each."""
+def _places(where: TransferRuntime, credentials: Path) -> dict[Role, str]:
+    """Where two processes of this machine meet: an address, or a credentials for each."""
     if where.kind == "sockets":
         return dict.fromkeys(ROLES, where.address or f"127.0.0.1:{free_port()}")
     description = Description(name="transfer", host="127.0.0.1", port=free_port(), days=30, sites=["source"])
-    provision(description, kits)
-    return {"source": str(kits / "source"), "target": str(kits / SERVER)}
+    provision(description, credentials)
+    return {"source": str(credentials / "source"), "target": str(credentials / SERVER)}
 
 
 def _wait(begun: Mapping[Role, subprocess.Popen[str]], folder: Path, watch: Watcher | None) -> None:
@@ -350,7 +350,7 @@ def _secret() -> bytes:
 # -------------------------------------------------------------------------------------------------------------- results
 
 
-def result(folder: str | Path) -> Result:
+def result(folder: str | Path) -> TransferResult:
     """The result of a finished run that has both parties' folders, from what they kept."""
     folder = Path(folder)
     settings = read_settings(folder)
@@ -363,24 +363,28 @@ def result(folder: str | Path) -> Result:
     return made
 
 
-def _finished(settings: Settings, folder: Path, role: Role) -> bool:
+def _finished(settings: TransferSettings, folder: Path, role: Role) -> bool:
     return (folder / role / "after.safetensors").exists() and len(read_steps(folder / role)) == settings.steps
 
 
-def _judge(target: Party) -> Score | None:
+def _judge(target: Party) -> TransferScore | None:
     if not len(target.holding.test_y):  # nobody knows labels of the target's rows
         return None
     return judge(target.predict(target.holding.test), target.holding.test_y, target.rate)
 
 
 def _result(
-    settings: Settings, role: Role, lines: list[dict[str, Any]], score: Score | None, folder: Path | None
-) -> Result:
+    settings: TransferSettings,
+    role: Role,
+    lines: list[dict[str, Any]],
+    score: TransferScore | None,
+    folder: Path | None,
+) -> TransferResult:
     watched = [line["losses"] for line in lines if line["losses"]]
     count = max(len(lines), 1)
     mean = {name: sum(line[name] for line in lines) / count for name in ("seconds", "sent", "received")}
     to_target, to_source = ("received", "sent") if role == "target" else ("sent", "received")
-    return Result(
+    return TransferResult(
         score=score,
         first=watched[0] if watched else {},
         last=watched[-1] if watched else {},
@@ -393,9 +397,9 @@ def _result(
     )
 
 
-def _write_result(made: Result) -> None:
+def _write_result(made: TransferResult) -> None:
     if made.folder is not None:
         (made.folder / "result.json").write_text(json.dumps(made.table(), indent=1) + "\n", encoding="utf-8")
 
 
-__all__ = ["Result", "Step", "play", "result", "resume", "run", "run_party"]
+__all__ = ["TransferResult", "TransferStep", "play", "result", "resume", "run", "run_party"]

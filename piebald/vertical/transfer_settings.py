@@ -22,18 +22,18 @@ from piebald.errors import SettingError, unknown
 from piebald.toml_document import Document, Key, dotted, dumps
 from piebald.vertical import encryption as backends
 from piebald.vertical.encryption.backend import Backend
-from piebald.vertical.loss_terms import Labels, Term
+from piebald.vertical.loss_terms import LabelTerm, Term
 from piebald.vertical.protocol import Role
 from piebald.vertical.transfer_methods import Method, Smmd
 
 
-class Section(BaseModel):
+class TransferSection(BaseModel):
     """A table with fixed keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class Data(Section):
+class TransferData(TransferSection):
     """Who holds what.
 
     Attributes:
@@ -54,7 +54,7 @@ class Data(Section):
     test: float = Field(default=0.2, gt=0, lt=1)
 
 
-class File(Section):
+class PartyFile(TransferSection):
     """A party's own table; each party reads only its own.
 
     Attributes:
@@ -80,14 +80,14 @@ class File(Section):
         return value
 
 
-class Files(Section):
+class PartyFiles(TransferSection):
     """Both parties' own tables, in place of a data set; a party alone needs only its own."""
 
-    source: File | None = None
-    target: File | None = None
+    source: PartyFile | None = None
+    target: PartyFile | None = None
 
 
-class Networks(Section):
+class Networks(TransferSection):
     """Each party's network.
 
     Attributes:
@@ -106,35 +106,35 @@ class Networks(Section):
         return value
 
 
-class Runtime(Section):
+class TransferRuntime(TransferSection):
     """Where the parties run.
 
     Attributes:
         kind: "memory" for two threads, "sockets" for two processes, "federation" for two whose connection is encrypted
             and proves who they are.
         address: for "sockets", host:port at which the target listens; by default a free port of this machine.
-        kit: for "federation", a party's kit, as `piebald provision` makes it; by default kits that last as long as both
+        credentials: for "federation", a party's credentials, as `piebald provision` makes it; by default credentials that last as long as both
             processes on this machine.
         timeout: seconds that a party waits for a message.
     """
 
     kind: Literal["memory", "sockets", "federation"] = "memory"
     address: str | None = None
-    kit: str | None = None
+    credentials: str | None = None
     timeout: float = Field(default=600.0, gt=0)
 
     @model_validator(mode="after")
     def _check_place(self) -> Self:
-        if self.kit is not None and (self.kind != "federation" or self.address is not None):
-            raise ValueError('kit is for kind = "federation", and says the address, too')
+        if self.credentials is not None and (self.kind != "federation" or self.address is not None):
+            raise ValueError('credentials is for kind = "federation", and says the address, too')
         if self.address is not None and self.kind == "federation":
-            raise ValueError('address is for kind = "sockets": with "federation" the kit says it')
+            raise ValueError('address is for kind = "sockets": with "federation" the credentials says it')
         return self
 
     @property
     def apart(self) -> bool:
         """Whether this is one party's, who meets the other somewhere."""
-        return self.address is not None or self.kit is not None
+        return self.address is not None or self.credentials is not None
 
 
 class _Invalid(SettingError):
@@ -145,7 +145,7 @@ class _Invalid(SettingError):
         self.error = error
 
 
-class Settings(Section):
+class TransferSettings(TransferSection):
     """A transfer as its file says it, checked.
 
     Attributes:
@@ -176,12 +176,12 @@ class Settings(Section):
     watch_every: int = Field(default=20, ge=1)
     checkpoint_every: int = Field(default=20, ge=1)
     out: str | None = None
-    data: Data = Data()
-    files: Files | None = None
+    data: TransferData = TransferData()
+    files: PartyFiles | None = None
     network: Networks = Networks()
     method: Method = Smmd()
     backend: Backend = backends.Bfv()
-    runtime: Runtime = Runtime()
+    runtime: TransferRuntime = TransferRuntime()
 
     _document: Document = PrivateAttr(default_factory=lambda: Document("", "settings"))
 
@@ -222,7 +222,7 @@ class Settings(Section):
         try:
             made = cls(**document.values)
         except _Invalid as invalid:
-            raise _complaint(invalid.error, document) from None
+            raise _reject_reason(invalid.error, document) from None
         except SettingError as error:
             word = next((word for word in str(error).split() if word in cls.model_fields), "")
             key = next((key for key in ("method", "backend") if str(error).startswith(key)), word)
@@ -249,7 +249,7 @@ class Settings(Section):
         """The loss, from one party's side."""
         widths = self.network.aligned
         return [
-            Labels(role, self.overlap_batch, widths[-1]),
+            LabelTerm(role, self.overlap_batch, widths[-1]),
             self.method.term(role, self.batch, self.overlap_batch, widths),
         ]
 
@@ -264,7 +264,7 @@ class Settings(Section):
                     "gradients show the other party's moments, and moments of so few rows show single rows"
                 )
         if self.files is not None:
-            if self.data != Data(test=self.data.test):
+            if self.data != TransferData(test=self.data.test):
                 raise SettingError("files take the place of a data set: of data, give only data.test with them")
         elif self.overlap_batch > self.data.overlap:
             raise SettingError(
@@ -275,16 +275,16 @@ class Settings(Section):
                 self.backend.check(size)
 
 
-def _complaint(error: ValidationError, document: Document) -> SettingError:
-    """The first complaint about a document, with its place."""
+def _reject_reason(error: ValidationError, document: Document) -> SettingError:
+    """The first reject_reason about a document, with its place."""
     first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
     key: Key = tuple(word for word in first["loc"])
     place = document.origin(key)
     if first["type"] == "extra_forbidden":
-        sections: Mapping[str | int, type[Section]] = {
-            "data": Data, "files": Files if len(key) == 2 else File, "network": Networks, "runtime": Runtime,
+        sections: Mapping[str | int, type[TransferSection]] = {
+            "data": TransferData, "files": PartyFiles if len(key) == 2 else PartyFile, "network": Networks, "runtime": TransferRuntime,
         }  # fmt: skip
-        fields = Settings.model_fields if len(key) == 1 else sections[key[0]].model_fields
+        fields = TransferSettings.model_fields if len(key) == 1 else sections[key[0]].model_fields
         return SettingError(f"{place}: {unknown('setting of a transfer called', key[-1], fields)}")
     if first["type"] == "missing":
         return SettingError(f"{place}: {dotted(key)} is missing, and {dotted(key[:-1])} needs it")
@@ -294,4 +294,6 @@ def _complaint(error: ValidationError, document: Document) -> SettingError:
         said = str(first["ctx"]["error"])
         whole = said.startswith((str(key[0]), "there is no"))
         return SettingError(f"{place}: {said if whole else f'{dotted(key)} {said}'}")
-    return SettingError(f"{place}: {sentence(error, 'transfer', Settings.model_fields).removeprefix('transfer: ')}")
+    return SettingError(
+        f"{place}: {sentence(error, 'transfer', TransferSettings.model_fields).removeprefix('transfer: ')}"
+    )

@@ -88,7 +88,7 @@ def test_ctrl_c_before_anything_was_written(command, good, monkeypatch):
 
     monkeypatch.setattr(experiment, "run", interrupted)
     assert command("run", good) == (130, "", "interrupted before anything was written\n")
-    monkeypatch.setattr("piebald.experiment_file.Settings.load", interrupted)
+    monkeypatch.setattr("piebald.experiment_file.ExperimentSettings.load", interrupted)
     assert command("run", good) == (130, "", "interrupted\n")
 
 
@@ -134,9 +134,9 @@ def test_all_recipes_with_papers_and_settings(command):
 def test_what_is_printed_of_a_recipe_can_be_put_into_a_file(command, good, name):
     printed = command("recipes", name).out
     good.write_text(good.read_text().partition("[recipe]")[0] + printed)
-    from piebald.experiment_file import Settings
+    from piebald.experiment_file import ExperimentSettings
 
-    recipe = next(iter(Settings.load(good)._recipes().values()))
+    recipe = next(iter(ExperimentSettings.load(good)._recipes().values()))
     assert recipe.model_dump(exclude={"fields"}) == piebald.recipes.make(name).model_dump(exclude={"fields"})
 
 
@@ -193,9 +193,9 @@ def test_whoever_stops_reading_hears_no_complaint(tmp_path):
     code = "import sys; from piebald.cli import main; sys.exit(main(['recipes', '--json']))"
     child = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     child.stdout.close()
-    complaint = child.stderr.read()
+    reject_reason = child.stderr.read()
     child.stderr.close()
-    assert (child.wait(), complaint) == (1, b"")
+    assert (child.wait(), reject_reason) == (1, b"")
 
 
 def test_a_partition_is_shown_with_devices_and_weights(command, tmp_path):
@@ -242,5 +242,5 @@ def test_what_cannot_be_shown_is_one_sentence(command, words, message):
 
 def test_verbose_says_what_computes(tmp_path, good):
     words = ("run", good, "--set", "runtime.kind=simulator", "--set", "runtime.engine=lean")
-    assert '"engine": "lean"' in process(*words, "--verbose", cwd=tmp_path).stderr
+    assert '"engine": "sequential"' in process(*words, "--verbose", cwd=tmp_path).stderr
     assert '"engine"' not in process(*words, cwd=tmp_path).stderr

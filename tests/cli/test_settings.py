@@ -5,59 +5,62 @@ from __future__ import annotations
 import pytest
 
 from piebald.errors import SettingError
-from piebald.experiment_file import Settings, plain
+from piebald.experiment_file import ExperimentSettings, plain
 from piebald.toml_document import Document
 
 
 def changed(good, *lines):
     good.write_text("\n".join(lines) + "\n" + good.read_text())
-    return Settings.load(good)
+    return ExperimentSettings.load(good)
 
 
 def without_recipe(good, text):
     good.write_text(good.read_text().partition("[recipe]")[0] + text)
-    return Settings.load(good)
+    return ExperimentSettings.load(good)
 
 
 def test_a_file_builds_recipe_clients_model_and_runtime(good):
-    plan = Settings.load(good).plan()
-    assert plan.recipes["fedavg"].learn.lr == 0.1
+    plan = ExperimentSettings.load(good).plan()
+    assert plan.recipes["fedavg"].training.lr == 0.1
     assert len(plan.clients) == 10
     assert plan.model(0).classifier.out_features == 10
     assert plan.runtime.kind == "simulator"
 
 
 def test_the_model_depends_on_its_seed_alone(good):
-    model = Settings.load(good).plan().model
+    model = ExperimentSettings.load(good).plan().model
     assert model(1).classifier.weight.equal(model(1).classifier.weight)
     assert not model(1).classifier.weight.equal(model(2).classifier.weight)
 
 
 def test_the_built_in_experiment_works():
-    assert list(Settings.load(None).plan().recipes) == ["hdafl"]
+    assert list(ExperimentSettings.load(None).plan().recipes) == ["hdafl"]
 
 
 def test_settings_read_the_same_after_they_were_written(good):
     settings = changed(good, "fleet = { kind = 'fast_slow' }", "evaluate.every = 2", "runtime.kind = 'simulator'")
-    assert Settings.of(Document(settings.text(), "again")).table() == settings.table()
-    assert Settings.of_table(settings.table(), "again").table() == settings.table()
+    assert ExperimentSettings.of(Document(settings.text(), "again")).table() == settings.table()
+    assert ExperimentSettings.of_table(settings.table(), "again").table() == settings.table()
 
 
 def test_an_axis_table_replaces_an_answer(good):
     settings = without_recipe(good, '[recipe]\nname = "hdafl"\npace = { kind = "asynchronous", cohort = 3 }\n')
     recipe = settings.plan().recipes["hdafl"]
-    assert (recipe.pace.kind, recipe.pace.cohort) == ("asynchronous", 3)
-    assert recipe.share.kind == "all_but"
+    assert (recipe.scheduling.kind, recipe.scheduling.cohort) == ("asynchronous", 3)
+    assert recipe.sharing.kind == "all_except"
 
 
 def test_a_setting_with_the_name_of_an_axis_is_the_recipes_own(good):
     text = '[recipe]\nname = "hdafl"\nweigh = '
-    assert without_recipe(good, text + '"gradient_norm"').plan().recipes["hdafl"].weigh.kind == "by_gradient_norm"
+    assert (
+        without_recipe(good, text + '"gradient_norm"').plan().recipes["hdafl"].aggregation.kind
+        == "gradient_norm_weighted"
+    )
 
 
 def test_a_table_with_the_name_of_an_axis_is_the_axis(good):
-    settings = without_recipe(good, '[recipe]\nname = "hdafl"\n[recipe.weigh]\nkind = "by_examples"\n')
-    assert settings.plan().recipes["hdafl"].weigh.kind == "by_examples"
+    settings = without_recipe(good, '[recipe]\nname = "hdafl"\n[recipe.aggregation]\nkind = "example_weighted"\n')
+    assert settings.plan().recipes["hdafl"].aggregation.kind == "example_weighted"
 
 
 def test_a_grid_makes_every_combination(good):
@@ -68,7 +71,7 @@ def test_a_grid_makes_every_combination(good):
         "fedavg lr=0.2 epochs=1",
         "fedavg lr=0.2 epochs=2",
     ]
-    assert recipes["fedavg lr=0.2 epochs=1"].learn.lr == 0.2
+    assert recipes["fedavg lr=0.2 epochs=1"].training.lr == 0.2
 
 
 def test_several_recipes_go_by_their_labels(good):
@@ -76,7 +79,10 @@ def test_several_recipes_go_by_their_labels(good):
         good, '[[recipes]]\nname = "fedavg"\n[[recipes]]\nname = "fedavg"\nlabel = "b"\nlr = 1.0\n'
     )
     assert settings.compares
-    assert {label: recipe.learn.lr for label, recipe in settings.plan().recipes.items()} == {"fedavg": 0.05, "b": 1.0}
+    assert {label: recipe.training.lr for label, recipe in settings.plan().recipes.items()} == {
+        "fedavg": 0.05,
+        "b": 1.0,
+    }
 
 
 def test_a_fleet_belongs_to_the_runtime(good):
@@ -85,21 +91,21 @@ def test_a_fleet_belongs_to_the_runtime(good):
 
 
 def test_flags_go_on_top_of_the_file(good):
-    settings = Settings.load(good, ["rounds=7", "partition.alpha=9.0"], out="there", runtime="simulator")
+    settings = ExperimentSettings.load(good, ["rounds=7", "partition.alpha=9.0"], out="there", runtime="simulator")
     assert (settings.rounds, settings.partition.model_dump()["alpha"], settings.out) == (7, 9.0, "there")
 
 
 def test_fields_of_a_runtime_without_a_kind_are_the_simulators():
-    assert Settings.load(None, ["runtime.engine=lean"]).plan().runtime.engine == "lean"
+    assert ExperimentSettings.load(None, ["runtime.engine=lean"]).plan().runtime.engine == "sequential"
 
 
 def test_a_flag_for_the_runtime_replaces_its_section(good):
-    settings = Settings.load(good, ["runtime.kind=ray", "runtime.address=auto"], runtime="simulator")
+    settings = ExperimentSettings.load(good, ["runtime.kind=ray", "runtime.address=auto"], runtime="simulator")
     assert settings.runtime.model_dump() == {"kind": "simulator"}
 
 
 def test_what_a_run_complains_of_gets_its_line(good):
-    settings = Settings.load(good)
+    settings = ExperimentSettings.load(good)
     assert str(settings.located(SettingError("lr is odd"))) == f"{good}:17: recipe.lr is odd"
     assert str(settings.located(SettingError("the moon is full"))) == "the moon is full"
 

@@ -31,7 +31,7 @@ long = \'\'\'
 inline = { p = 1, q = "}" }
 [[recipes]]
 name = "a"
-[recipes.pace]
+[recipes.scheduling]
 kind = "x"
 [[recipes]]
 name = "b"
@@ -58,7 +58,7 @@ name = "b"
         (("section", "inline", "q"), 18),
         (("recipes", 0), 19),
         (("recipes", 0, "name"), 20),
-        (("recipes", 0, "pace", "kind"), 22),
+        (("recipes", 0, "scheduling", "kind"), 22),
         (("recipes", 1, "name"), 24),
         (("grid", "recipe.lr"), 26),
         (("grid", "recipe.lr", 1), 27),
@@ -122,7 +122,7 @@ def test_broken_toml_says_line_and_column(text, place):
 
 
 def test_dotted_writes_keys_as_people_do():
-    assert dotted(("recipes", 1, "pace", "kind")) == "recipes[1].pace.kind"
+    assert dotted(("recipes", 1, "scheduling", "kind")) == "recipes[1].scheduling.kind"
 
 
 TEXTS = st.text(st.characters(codec="utf-8"))

@@ -19,7 +19,7 @@ from piebald.partition import Lists, PooledClients
 from piebald.recipe import Recipe
 
 STORE = 80 << 20  # bytes of each Ray node's object store
-TWO: dict[str, Any] = {"engine": "lean", "workers": 2, "onednn": False}
+TWO: dict[str, Any] = {"engine": "sequential", "workers": 2, "onednn": False}
 
 # One row a recipe: its name and settings that make it do something.
 TABLE: dict[str, dict[str, Any]] = {
@@ -50,7 +50,7 @@ TABLE: dict[str, dict[str, Any]] = {
 # Settings of local training, and answers on other axes, that have to hold beside the recipes' defaults.
 VARIANTS: dict[str, dict[str, Any]] = {
     "momentum": {"momentum": 0.9, "keep_momentum": True, "weight_decay": 0.01, "clip": 0.5},
-    "schedule": {"schedule": {"kind": "exponential", "rate": 0.5}, "epochs": 2},
+    "lr_schedule": {"lr_schedule": {"kind": "exponential", "rate": 0.5}, "epochs": 2},
     "steps": {"steps": 5},
 }
 SIZES = (7, 40, 21, 12, 33)  # uneven; with batch 10 most last batches are short, and 21 leaves a lone row
@@ -59,14 +59,14 @@ SIZES = (7, 40, 21, 12, 33)  # uneven; with batch 10 most last batches are short
 def federation(order: tuple[int, ...] = tuple(range(len(SIZES)))) -> PooledClients:
     """Five uneven clients whose data differ; `order` renumbers them, their names go along."""
     draw = np.random.default_rng(5)
-    parts, names, start = [], [], 0
+    vectors, names, start = [], [], 0
     held = sum(SIZES) + 8 * len(SIZES)  # validation rows lie behind all others
     xs, ys = [], []
     for client, size in enumerate(SIZES):
         labels = draw.integers(0, 4, size + 8)
         xs.append((draw.normal(size=(size + 8, 6)) + labels[:, None] * 0.5 + client).astype(np.float32))
         ys.append(labels)
-        parts.append((np.arange(start, start + size), np.arange(start + size, start + size + 8), held + np.arange(6)))
+        vectors.append((np.arange(start, start + size), np.arange(start + size, start + size + 8), held + np.arange(6)))
         held += 6
         names.append(f"site {client}")
         start += size + 8
@@ -76,7 +76,7 @@ def federation(order: tuple[int, ...] = tuple(range(len(SIZES)))) -> PooledClien
         ys.append(labels)
     lists = {}
     for place, split in enumerate(("train", "test", "validation")):
-        own = [parts[client][place] for client in order]
+        own = [vectors[client][place] for client in order]
         lists[split] = Lists(np.concatenate(own), np.cumsum([0, *map(len, own)]))
     x, y = torch.from_numpy(np.concatenate(xs)), torch.from_numpy(np.concatenate(ys))
     return PooledClients(x, y, lists, names=[names[c] for c in order], classes=list("abcd"), common=np.arange(7, 15))
@@ -105,13 +105,13 @@ def method(name: str, **more: Any) -> Recipe:
 
 def fitting(recipe: Recipe) -> Any:
     """The hardest network that a recipe can take."""
-    return network if recipe.learn.privacy() is None else plain_network
+    return network if recipe.training.privacy() is None else plain_network
 
 
 def carry_out(recipe: Recipe, clients: Any = None, model: Any = None, **options: Any) -> Run:
-    """A short run, by default in this process on the lean engine."""
+    """A short run, by default in this process on the sequential engine."""
     model = model or fitting(recipe)
-    where = {"engine": "lean", "workers": 0} | options.pop("simulator", {})
+    where = {"engine": "sequential", "workers": 0} | options.pop("simulator", {})
     return piebald.run(
         recipe, clients or federation(), model, runtime=piebald.Simulator(**where), **{"rounds": 3, "seed": 1} | options
     )
@@ -128,9 +128,9 @@ def vector(run: Run, client: int | None = None) -> Tensor:
 
 
 def assert_same(one: Run, two: Run, atol: float = 1e-5) -> None:
-    """Two runs came to the same: the community model, every score, every loss, every byte."""
+    """Two runs came to the same: the global model, every score, every loss, every byte."""
     torch.testing.assert_close(vector(one), vector(two), atol=atol, rtol=1e-4)
-    for mine, theirs in ((one.scores, two.scores), (one.arrivals, two.arrivals)):
+    for mine, theirs in ((one.scores, two.scores), (one.results, two.results)):
         assert len(mine) == len(theirs)
         for a, b in zip(mine, theirs, strict=True):
             for name, value in a.items():

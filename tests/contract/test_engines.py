@@ -11,18 +11,18 @@ from piebald.partition import FastSlow
 from .conftest import TABLE, VARIANTS, assert_same, carry_out, method, network, plain_network
 
 ENGINES = [
-    {"engine": "lean"},
-    {"engine": "lean", "stack": 3},
-    {"engine": "stacked", "stack": 1},
-    {"engine": "stacked", "stack": 3},
-    {"engine": "stacked", "stack": 8},
-    {"engine": "joined", "stack": 3},
-    {"engine": "lean", "workers": 2},
-    {"engine": "joined", "stack": 2, "workers": 2},
-    {"engine": "stacked", "stack": 2, "workers": 2},
+    {"engine": "sequential"},
+    {"engine": "sequential", "stack": 3},
+    {"engine": "vmapped", "stack": 1},
+    {"engine": "vmapped", "stack": 3},
+    {"engine": "vmapped", "stack": 8},
+    {"engine": "batched", "stack": 3},
+    {"engine": "sequential", "workers": 2},
+    {"engine": "batched", "stack": 2, "workers": 2},
+    {"engine": "vmapped", "stack": 2, "workers": 2},
 ]
-# (networks of every kind meet the joined engine in test_joined.py)
-MANY = [{"engine": "lean"}, {"engine": "stacked", "stack": 3}]
+# (networks of every kind meet the batched engine in test_joined.py)
+MANY = [{"engine": "sequential"}, {"engine": "vmapped", "stack": 3}]
 
 
 def test_the_table_has_every_recipe() -> None:
@@ -46,35 +46,37 @@ def test_settings_of_training(rule: str, variant: str, simulator: dict[str, obje
 # Answers on several axes at once, which no single paper has together.
 COMPOSED = {
     "private heads, asynchronous, noise at the client": method("hdafl").with_(
-        pace={"kind": "asynchronous", "cohort": 3}, update=[{"kind": "gaussian", "clip": 0.1, "where": "client"}]
+        scheduling={"kind": "asynchronous", "cohort": 3},
+        transforms=[{"kind": "gaussian", "clip": 0.1, "where": "client"}],
     ),
-    "private batch norm, momentum at the centre, noise there": method("fedbn").with_(
-        step={"kind": "momentum", "beta": 0.5}, update=[{"kind": "gaussian", "clip": 0.1, "noise": 0.5}]
+    "private batch norm, momentum at the server, noise there": method("fedbn").with_(
+        server_optimizer={"kind": "momentum", "beta": 0.5}, transforms=[{"kind": "gaussian", "clip": 0.1, "noise": 0.5}]
     ),
     "Ditto with private heads, by gradient norm": method("ditto").with_(
-        share={"kind": "all_but", "private_layers": "classifier"}, weigh={"kind": "by_gradient_norm"}
+        sharing={"kind": "all_except", "private_layers": "classifier"}, aggregation={"kind": "gradient_norm_weighted"}
     ),
     "private conditioning, asynchronous, noise at the client": method("cgau").with_(
-        pace={"kind": "asynchronous", "cohort": 3}, update=[{"kind": "gaussian", "clip": 0.1, "where": "client"}]
+        scheduling={"kind": "asynchronous", "cohort": 3},
+        transforms=[{"kind": "gaussian", "clip": 0.1, "where": "client"}],
     ),
     "private conditioning, asynchronous, weighted by validation": method("async_dvw").with_(
-        share={"kind": "all_but", "private_layers": "conditioning"}
+        sharing={"kind": "all_except", "private_layers": "conditioning"}
     ),
-    "SCAFFOLD with a private head, its variates in a secure sum": method("scaffold").with_(
-        share={"kind": "all_but", "private_layers": "classifier"}, update=[{"kind": "secure_sum"}]
+    "SCAFFOLD with a private head, its variates in a secure aggregation": method("scaffold").with_(
+        sharing={"kind": "all_except", "private_layers": "classifier"}, transforms=[{"kind": "secure_aggregation"}]
     ),
     "hidden rows, a pull, a private head, momentum, asynchronous": method("dp_sgd", mu=0.5, momentum=0.5).with_(
-        share={"kind": "all_but", "private_layers": "classifier"}, pace={"kind": "asynchronous", "cohort": 3}
+        sharing={"kind": "all_except", "private_layers": "classifier"}, scheduling={"kind": "asynchronous", "cohort": 3}
     ),
     "DistFL, where clients vote": method("distfl", normal="vote"),
     "SCAFFOLD, asynchronous, with a private head": method("scaffold").with_(
-        share={"kind": "all_but", "private_layers": "classifier"}, pace={"kind": "asynchronous", "cohort": 3}
+        sharing={"kind": "all_except", "private_layers": "classifier"}, scheduling={"kind": "asynchronous", "cohort": 3}
     ),
 }
 
 
 @pytest.mark.parametrize("case", COMPOSED)
-@pytest.mark.parametrize("simulator", [{"engine": "lean", "workers": 2}, *MANY[1:]], ids=str)
+@pytest.mark.parametrize("simulator", [{"engine": "sequential", "workers": 2}, *MANY[1:]], ids=str)
 def test_answers_compose(case: str, simulator: dict[str, object]) -> None:
     fleet = FastSlow(fast=1.0, slow_factor=2.5, share_slow=0.4)
     reference = carry_out(COMPOSED[case], rounds=6, simulator={"engine": "reference", "fleet": fleet})
@@ -85,7 +87,7 @@ def test_answers_compose(case: str, simulator: dict[str, object]) -> None:
 def test_short_batches_are_neither_dropped_nor_counted_twice(model: object) -> None:
     recipe = method("fedavg", batch=9)
     reference = carry_out(recipe, model=model, simulator={"engine": "reference"})
-    assert_same(reference, carry_out(recipe, model=model, simulator={"engine": "stacked", "stack": 5}))
+    assert_same(reference, carry_out(recipe, model=model, simulator={"engine": "vmapped", "stack": 5}))
 
 
 def test_a_model_that_draws_its_own_noise_runs_one_by_one_and_repeats() -> None:
@@ -102,14 +104,14 @@ def test_a_model_that_draws_its_own_noise_runs_one_by_one_and_repeats() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = Noisy()
-    one = carry_out(method("fedavg"), model=model, simulator={"engine": "stacked", "stack": 3})
-    two = carry_out(method("fedavg"), model=model, simulator={"engine": "lean"})
+    one = carry_out(method("fedavg"), model=model, simulator={"engine": "vmapped", "stack": 3})
+    two = carry_out(method("fedavg"), model=model, simulator={"engine": "sequential"})
     assert_same(one, two)
 
 
 def test_auto_settles_on_an_engine_that_a_resumed_run_will_use() -> None:
     run = carry_out(method("fedavg"), simulator={"engine": "auto", "workers": None})
-    assert run.meta["runtime"]["engine"] in ("lean", "stacked", "joined")
+    assert run.meta["runtime"]["engine"] in ("sequential", "vmapped", "batched")
     assert run.meta["runtime"]["workers"] is not None
     assert_same(carry_out(method("fedavg"), simulator={"engine": "reference"}), run)
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import piebald
 from piebald import recipes
-from piebald.contracts import Arrival, Assignment, Device, Pool
+from piebald.contracts import Device, Result, SumRequest, Task
 from piebald.partition.devices import Devices
 from piebald.runtimes.engines.serving import PRIVATE
 from piebald.runtimes.simulation.simulation import Simulation
@@ -28,12 +28,12 @@ NO_EFFECT = {
     "lg_fedavg, all shared": recipes.lg_fedavg(cohort=4, lr=0.1, batch=10, shared="*"),
     "fedavgm, no momentum": recipes.fedavgm(cohort=4, lr=0.1, batch=10, beta=0.0),
     "clipping at a huge norm, no noise": recipes.fedavg(cohort=4, lr=0.1, batch=10).with_(
-        update=[{"kind": "gaussian", "clip": 1e9, "noise": 0.0}]
+        transforms=[{"kind": "gaussian", "clip": 1e9, "noise": 0.0}]
     ),
-    "a constant schedule": recipes.fedavg(cohort=4, lr=0.1, batch=10, schedule={"kind": "exponential", "rate": 1.0}),
+    "a constant schedule": recipes.fedavg(cohort=4, lr=0.1, batch=10, lr_schedule={"kind": "exponential", "rate": 1.0}),
     "sgd clipping at a huge norm": recipes.fedavg(cohort=4, lr=0.1, batch=10, clip=1e9),
 }
-# Recipes whose community model is FedAvg's, with something for each client beside it.
+# Recipes whose global model is FedAvg's, with something for each client beside it.
 BESIDE = {"fine_tuned": {}, "ditto": {"pull": 0.3}}
 
 
@@ -76,7 +76,7 @@ class SiteSpeeds(Devices):
 
 
 def test_a_cohort_of_everybody_needs_no_order(name: str) -> None:
-    """Clients renumbered: the same community model, and each client keeps its own results under its name."""
+    """Clients renumbered: the same global model, and each client keeps its own results under its name."""
     order = (3, 1, 4, 0, 2)
     one = carry_out(method(name, cohort=1.0), rounds=6, simulator={"fleet": SiteSpeeds(order=tuple(range(5)))})
     two = carry_out(method(name, cohort=1.0), federation(order), rounds=6, simulator={"fleet": SiteSpeeds(order=order)})
@@ -102,19 +102,19 @@ class Backwards(Simulation):
 
     def __init__(self, *settings: Any) -> None:
         super().__init__(*settings)
-        self.heard: list[Arrival] = []
+        self.heard: list[Result] = []
         self.private: set[float] = set()
 
-    def submit(self, assignments: Sequence[Assignment], pool: Pool | None = None) -> None:
-        super().submit(list(reversed(assignments)), pool)
+    def submit(self, tasks: Sequence[Task], pool: SumRequest | None = None) -> None:
+        super().submit(list(reversed(tasks)), pool)
 
-    def next(self, until: float = float("inf")) -> Arrival | None:
-        arrival = super().next(until)
-        if arrival is not None:
-            self.heard.append(arrival)
+    def next(self, until: float = float("inf")) -> Result | None:
+        result = super().next(until)
+        if result is not None:
+            self.heard.append(result)
             for client in self.memory.kept:
                 self.private |= set(self.memory.kept.get(client).get(PRIVATE, torch.empty(0)).tolist())
-        return arrival
+        return result
 
 
 @pytest.fixture
@@ -138,19 +138,19 @@ def test_the_order_of_submission_changes_nothing(name: str, listening: list[Back
     assert torch.equal(vector(backwards), vector(forwards))
 
 
-@pytest.mark.parametrize("weigh", ["by_examples", "equal"])
+@pytest.mark.parametrize("aggregation", ["example_weighted", "equal"])
 def test_no_private_number_is_in_an_arrival(name: str, weigh: str, listening: list[Backwards]) -> None:
     """Listen at the seam: everything sent fits the shared slice, and no value of a private layer is in it."""
-    recipe = method(name).with_(weigh={"kind": weigh}, pace={"kind": "asynchronous", "cohort": 4})
+    recipe = method(name).with_(aggregation={"kind": weigh}, scheduling={"kind": "asynchronous", "cohort": 4})
     carry_out(recipe, rounds=6)
     simulation = listening[0]
     shared, size = simulation.work.layout.shared, simulation.work.layout.size
     assert bool(simulation.private) == (size > shared)
-    sent = [arrival for arrival in simulation.heard if arrival.assignment.query is None]
+    sent = [result for result in simulation.heard if result.task.query is None]
     assert len(sent) >= 6
-    for arrival in sent:
-        assert arrival.update is not None
-        for part in arrival.update.parts.values():
+    for result in sent:
+        assert result.update is not None
+        for part in result.update.vectors.values():
             assert part.numel() <= shared
             assert not simulation.private & set(part.flatten().tolist()) - {0.0}
 
@@ -159,7 +159,7 @@ def test_a_personal_model_scores_what_the_run_said(name: str, tmp_path: Path) ->
     """The modules that a user takes home are the ones that were measured."""
     clients = federation()
     run = carry_out(method(name), clients, out=tmp_path / "run")
-    judged = "personal" if any(row["model"] == "personal" for row in run.scores) else "community"
+    judged = "personal" if any(row["model"] == "personal" for row in run.scores) else "global"
     for client in range(len(clients)):
         rows = clients.rows(client, "test")
         with torch.no_grad():
@@ -173,7 +173,9 @@ def test_a_personal_model_scores_what_the_run_said(name: str, tmp_path: Path) ->
 
 
 def test_a_recipe_survives_its_toml(name: str) -> None:
-    recipe = method(name, schedule={"kind": "step_decay", "every": 3}).with_(pace={"kind": "asynchronous", "cohort": 2})
+    recipe = method(name, lr_schedule={"kind": "step_decay", "every": 3}).with_(
+        scheduling={"kind": "asynchronous", "cohort": 2}
+    )
     document = tomllib.loads(recipes.toml(recipe))["recipe"]
     answers = {axis: document.pop(axis) for axis in recipe.axes if axis in document}
     assert recipes.make(document.pop("name"), **document).with_(**answers).model_dump() == recipe.model_dump()

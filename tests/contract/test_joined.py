@@ -1,4 +1,4 @@
-"""The joined engine: many clients' rows in one batch, and dense weights that are never formed."""
+"""The batched engine: many clients' rows in one batch, and dense weights that are never formed."""
 
 from __future__ import annotations
 
@@ -111,12 +111,12 @@ def formed(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def check(model: str, recipe: Any, stack: int = 3, **more: Any) -> None:
-    """The joined engine comes to what the plain reference comes to."""
+    """The batched engine comes to what the plain reference comes to."""
     make, shape = MODELS[model]
     clients, network = federation(shape, model == "tokens"), make()
     runs = [
         carry_out(recipe, clients, network, simulator={"engine": engine, "stack": stack, **more})
-        for engine in ("reference", "joined")
+        for engine in ("reference", "batched")
     ]
     assert_same(*runs)
 
@@ -154,13 +154,13 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "momentum and decay": ("fedavg", {"momentum": 0.5, "weight_decay": 0.1}),
     "pull": ("fedprox", {"mu": 0.7, "momentum": 0.4}),
     "pull and decay": ("fedprox", {"mu": 0.7, "weight_decay": 0.2}),
-    "schedule": ("fedavg", {"schedule": {"kind": "exponential", "rate": 0.5}}),
+    "lr_schedule": ("fedavg", {"lr_schedule": {"kind": "exponential", "rate": 0.5}}),
     "private head": ("hdafl", {}),
     "private head and pull": ("hdafl", {"momentum": 0.3, "weight_decay": 0.1}),
     "validation cycles": ("adaptive_dvw", {"cycles": 3, "vc_tomb": 2, "momentum": 0.5, "limit_staleness": False}),
     "ditto": ("ditto", {"pull": 0.3}),
     "fine-tuned": ("fine_tuned", {"tune_epochs": 2}),
-    "momentum at the centre": ("fedavgm", {}),
+    "momentum at the server": ("fedavgm", {}),
     "control variates": ("scaffold", {}),
     "starts of their own": ("async_fedavg", {}),
     "starts of groups": ("ifca", {"k": 2}),
@@ -176,7 +176,7 @@ def test_what_is_linear_in_gradients_need_not_be_formed(setting: str, workers: i
     clients, model = with_validation(), plain_network()
     runs = [
         carry_out(recipe, clients, model, simulator=where)
-        for where in ({"engine": "reference"}, {"engine": "joined", "stack": 3, "workers": workers})
+        for where in ({"engine": "reference"}, {"engine": "batched", "stack": 3, "workers": workers})
     ]
     assert_same(*runs)
     assert workers or begun
@@ -192,17 +192,17 @@ def test_what_is_not_linear_or_keeps_velocity_is_formed(name: str, fields: dict[
     assert not begun
 
 
-@pytest.mark.parametrize("weigh", ["by_examples", "by_gradient_norm", "equal"])
+@pytest.mark.parametrize("aggregation", ["example_weighted", "gradient_norm_weighted", "equal"])
 def test_an_update_that_cannot_count_is_left_out_of_the_sum(weigh: str, formed: Any) -> None:
     formed(True)
     clients = federation((6,), False)
     clients.x[: SIZES[0]] = float("nan")  # so are this client's gradients
-    recipe = recipes.fedavg(lr=0.1, batch=8).with_(weigh=weigh)
+    recipe = recipes.fedavg(lr=0.1, batch=8).with_(aggregation=weigh)
     runs = [
         carry_out(recipe, clients, plain_network(), rounds=2, measure="none", simulator={"engine": engine, "stack": 4})
-        for engine in ("reference", "joined")
+        for engine in ("reference", "batched")
     ]
-    assert {row["status"] for row in runs[1].arrivals if row["client"] == 0} == {"refused"}
+    assert {row["status"] for row in runs[1].results if row["client"] == 0} == {"refused"}
     assert_same(*runs)
 
 
@@ -220,7 +220,7 @@ def test_a_layer_that_is_used_twice_is_formed(formed: Any) -> None:
     begun, model = formed(True), seeded(Twice)
     clients = federation((6,), False)
     recipe = recipes.fedavg(lr=0.1, batch=8)
-    runs = [carry_out(recipe, clients, model, simulator={"engine": engine}) for engine in ("reference", "joined")]
+    runs = [carry_out(recipe, clients, model, simulator={"engine": engine}) for engine in ("reference", "batched")]
     assert_same(*runs)
     assert set(begun) == {"out.weight"}
 
@@ -249,7 +249,7 @@ class Frozen(nn.Module):
         return self.out(self.norm(self.inner(x)).relu())
 
 
-@pytest.mark.parametrize("engine", ["stacked", "joined"])
+@pytest.mark.parametrize("engine", ["vmapped", "batched"])
 @pytest.mark.parametrize(("make", "shape"), [(Padded, (5,)), (Frozen, (6,))])
 def test_layers_that_are_used_in_a_way_of_their_own(make: Any, shape: tuple[int, ...], engine: str) -> None:
     clients = federation(shape, make is Padded)
@@ -272,20 +272,22 @@ class ByBatch(nn.Module):
         return self.layer(x) * (len(x) / 8)
 
 
-@pytest.mark.parametrize(("make", "chosen"), [(plain_network, ("joined", 5)), (lambda: seeded(ByBatch), ("joined", 1))])
+@pytest.mark.parametrize(
+    ("make", "chosen"), [(plain_network, ("batched", 5)), (lambda: seeded(ByBatch), ("batched", 1))]
+)
 def test_an_engine_that_misreads_the_model_is_not_chosen(
     make: Any, chosen: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measure = choose._measure
 
     def larger_is_faster(engine: Any, clients: Any, stack: int) -> tuple[Tensor, float]:
-        return measure(engine, clients, stack)[0], 1.0 / stack - 0.5 * (engine.name == "joined")
+        return measure(engine, clients, stack)[0], 1.0 / stack - 0.5 * (engine.name == "batched")
 
     monkeypatch.setattr(choose, "_measure", larger_is_faster)
     rows = federation((6,), False)
     train = Lists(np.arange(60), np.arange(0, 61, 12))
     clients = PooledClients(rows.x, rows.y, {"train": train}, classes=list("abcd"))
-    lean = Options(runtime=Simulator(engine="lean", workers=0))
+    lean = Options(runtime=Simulator(engine="sequential", workers=0))
     work = prepare(recipes.fedavg(lr=0.1, batch=8), clients, make(), lean).work
     found = choose.fastest(work, clients, torch.device("cpu"), False, range(5))
     assert found[:2] == chosen

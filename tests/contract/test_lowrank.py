@@ -22,11 +22,11 @@ from piebald.runtimes.engines import batched as joined_engine
 from piebald.runtimes.engines import matrix_products as products
 from piebald.runtimes.engines.choose import make_engine
 from piebald.runtimes.factored import client_state as ownrows
-from piebald.runtimes.factored.client_state import Packer
+from piebald.runtimes.factored.client_state import StatePacker
 from piebald.runtimes.factored.factors import Factor, OwnRows, Weights
 from piebald.runtimes.factored.sum_terms import Term
-from piebald.runtimes.factored.vectors import LowRank
-from piebald.server.loop import Controller
+from piebald.runtimes.factored.vectors import FactoredVectors
+from piebald.server.loop import ServerLoop
 
 from .conftest import assert_same, carry_out, vector
 from .test_joined import MODELS, federation
@@ -61,8 +61,8 @@ def factors(draw: st.DrawFn, made: torch.Generator, order: Tensor | None) -> tup
         formed[sort[: len(one)]] += scale[sort[: len(one)], step].unsqueeze(1) * products_of
     whole = None
     if draw(st.booleans()):
-        parts = [torch.nn.functional.pad(part, (0, 0, 0, 0, 0, 3 - len(part))) for part in x]
-        whole = torch.cat(parts, dim=1)
+        vectors = [torch.nn.functional.pad(part, (0, 0, 0, 0, 0, 3 - len(part))) for part in x]
+        whole = torch.cat(vectors, dim=1)
     return Factor(SLOT, x, d, whole, order), scale, formed
 
 
@@ -72,11 +72,14 @@ def pairs(draw: st.DrawFn) -> list[tuple[Tensor, Tensor]]:
     made = torch.Generator().manual_seed(draw(st.integers(0, 10**6)))
     order = draw(st.sampled_from([None, torch.tensor([2, 0, 1])]))
     start, own = torch.randn(26, generator=made), torch.randn(3, 26, generator=made)
-    found: list[tuple[Tensor, Tensor]] = [(start.expand(3, 26), start.repeat(3, 1)), (LowRank.of(own), own.clone())]
+    found: list[tuple[Tensor, Tensor]] = [
+        (start.expand(3, 26), start.repeat(3, 1)),
+        (FactoredVectors.of(own), own.clone()),
+    ]
     numbers = torch.randn(3, 6, generator=made)
     factor, scale, formed = draw(factors(made, order))
     keep = draw(st.sampled_from([1.0, 0.5, torch.tensor([[0.5], [0.75], [1.0]])]))
-    models = LowRank(own, 3, 26, [Term.of(start, keep)], [(factor, scale)], numbers, SPANS)
+    models = FactoredVectors(own, 3, 26, [Term.of(start, keep)], [(factor, scale)], numbers, SPANS)
     whole = start * keep * torch.ones(3, 1)
     whole[:, 3:23] += formed
     whole[:, :3], whole[:, 23:] = numbers[:, :3], numbers[:, 3:]
@@ -105,7 +108,7 @@ def test_arithmetic_is_that_of_the_vectors_formed(pairs: list[tuple[Tensor, Tens
     weights = torch.tensor([0.5, 2.0, 0.0])
     for vectors, dense in pairs:
         assert vectors.shape == dense.shape
-        if isinstance(vectors, LowRank):
+        if isinstance(vectors, FactoredVectors):
             close(vectors.total(weights), weights @ dense)
             close(vectors.columns(0, 3), dense[:, :3])
             close(vectors[:, :23].total(weights), weights @ dense[:, :23])
@@ -115,12 +118,12 @@ def test_arithmetic_is_that_of_the_vectors_formed(pairs: list[tuple[Tensor, Tens
 
 
 def test_equal_terms_cancel() -> None:
-    start, common, own = torch.randn(8), torch.randn(8), LowRank.of(torch.randn(3, 8))
-    end = LowRank.of(start.expand(3, 8)) - (common.expand(3, 8) - own) * 0.3
+    start, common, own = torch.randn(8), torch.randn(8), FactoredVectors.of(torch.randn(3, 8))
+    end = FactoredVectors.of(start.expand(3, 8)) - (common.expand(3, 8) - own) * 0.3
     change = (start.expand(3, 8) - end) / torch.full((3, 1), 0.3) - common.expand(3, 8)
-    assert isinstance(change, LowRank)
+    assert isinstance(change, FactoredVectors)
     assert [term.matrix.shape for term in change.matrices] == [(3, 8)]  # minus their own, and nothing else
-    assert isinstance(own + change, LowRank)
+    assert isinstance(own + change, FactoredVectors)
     assert not (own + change).matrices
 
 
@@ -140,12 +143,12 @@ def test_any_other_operation_sees_ordinary_vectors(pairs: list[tuple[Tensor, Ten
 
 def test_what_would_be_lost_is_refused() -> None:
     own = torch.randn(3, 26)
-    models = LowRank.of(own)
+    models = FactoredVectors.of(own)
     with pytest.raises(RuntimeError, match="take its clone"):
         models[:, :3] += 1
     with pytest.raises(RuntimeError, match="take its clone"):
         models[:, :3].zero_()
-    later, same = models + torch.ones(3, 26), LowRank.of(own)
+    later, same = models + torch.ones(3, 26), FactoredVectors.of(own)
     own += 1
     with pytest.raises(RuntimeError, match="changed in place"):
         (same - own).clone()  # these are not the same numbers any more
@@ -186,16 +189,16 @@ def test_weights_do_what_the_matrix_does(seed: int, each: bool, ahead: bool) -> 
 def packing(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Factor and pack whatever can be; hands back what was packed."""
     packed: list[Any] = []
-    pack = Packer.pack
+    pack = StatePacker.pack
 
-    def noted(packer: Packer, vectors: LowRank, clients: Any) -> list[Tensor] | None:
+    def noted(packer: StatePacker, vectors: FactoredVectors, clients: Any) -> list[Tensor] | None:
         made = pack(packer, vectors, clients)
         packed.append(made)
         return made
 
     monkeypatch.setattr(joined_engine, "_MULTIPLICATIONS", 1e9)
     monkeypatch.setattr(ownrows, "_WORTH", 1e9)
-    monkeypatch.setattr(Packer, "pack", noted)
+    monkeypatch.setattr(StatePacker, "pack", noted)
     return packed
 
 
@@ -215,7 +218,7 @@ def test_control_variates_are_the_same_ones_packed(model: str, visit: str, packi
     recipe = recipes.scaffold(**{"lr": 0.1, "batch": 8, "cohort": 4} | VISITS[visit])
     runs = [
         carry_out(recipe, clients, network, rounds=5, simulator={"engine": engine, "stack": 3})
-        for engine in ("reference", "joined")
+        for engine in ("reference", "batched")
     ]
     assert_same(*runs)
     assert packing
@@ -228,26 +231,26 @@ def test_a_client_whose_gradients_are_not_finite_is_left_out(packing: list[Any])
     clients.x[: clients.size(0, "train")] = float("nan")
     runs = [
         carry_out(recipes.scaffold(lr=0.1, batch=8), clients, make(), measure="none", simulator=where)
-        for where in ({"engine": "reference"}, {"engine": "joined", "stack": 4})
+        for where in ({"engine": "reference"}, {"engine": "batched", "stack": 4})
     ]
-    assert {row["status"] for row in runs[1].arrivals if row["client"] == 0} == {"refused"}
+    assert {row["status"] for row in runs[1].results if row["client"] == 0} == {"refused"}
     assert_same(*runs)
 
 
 def test_a_private_layer_has_no_variate(packing: list[Any]) -> None:
     make, shape = MODELS["dense"]
-    recipe = recipes.scaffold(lr=0.1, batch=8).with_(share={"kind": "all_but", "private_layers": ["3"]})
+    recipe = recipes.scaffold(lr=0.1, batch=8).with_(sharing={"kind": "all_except", "private_layers": ["3"]})
     runs = [
         carry_out(recipe, federation(shape, False), make(), rounds=3, simulator={"engine": engine, "stack": 3})
-        for engine in ("reference", "joined")
+        for engine in ("reference", "batched")
     ]
     assert_same(*runs)
 
 
 def engines(clients: PooledClients) -> tuple[Any, Any]:
-    """A joined and a lean engine of one federation."""
+    """A joined and a sequential engine of one federation."""
     work = prepare(recipes.scaffold(lr=0.1, batch=8), clients, MODELS["dense"][0](), Options()).work
-    made = [make_engine(name, work, clients, torch.device("cpu"), False) for name in ("joined", "lean")]
+    made = [make_engine(name, work, clients, torch.device("cpu"), False) for name in ("batched", "sequential")]
     return made[0], made[1]
 
 
@@ -272,9 +275,9 @@ def test_what_is_packed_comes_back(seed: int, by_row: bool, beside: str) -> None
         vectors.append((Factor(slot, [x], [d], x, order, which), count))
     rest = packer._rest(slots)
     own = torch.randn(3, rest[-1][1].stop, generator=made)
-    expected = LowRank(own, 3, size, (), vectors, own, rest).clone()
+    expected = FactoredVectors(own, 3, size, (), vectors, own, rest).clone()
     worth, ownrows._WORTH = ownrows._WORTH, 1e9
-    packed = packer.pack(LowRank(own, 3, size, (), vectors, own, rest), [0, 1, 2])
+    packed = packer.pack(FactoredVectors(own, 3, size, (), vectors, own, rest), [0, 1, 2])
     ownrows._WORTH = worth
     assert packed is not None
     assert all(packer.is_packed(row, "control") and not packer.is_packed(row, "other") for row in packed)
@@ -285,7 +288,7 @@ def test_what_is_packed_comes_back(seed: int, by_row: bool, beside: str) -> None
 
     for engine in (joined, lean):
         found = _recalled(engine, [0, 1, 2], "control", packed)
-        assert isinstance(found, LowRank) == (engine is joined)
+        assert isinstance(found, FactoredVectors) == (engine is joined)
         close(found.clone(), expected)
     found = packer.unpack(packed, [0, 1, 2], torch.device("cpu"))
     assert (found is None) == (beside == "formed")
@@ -299,7 +302,7 @@ def test_only_what_is_worth_it_is_packed(width: int, packing: list[Any], monkeyp
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(6, width), torch.nn.ReLU(), torch.nn.Linear(width, 200))
     clients = federation((6,), False)
-    carry_out(recipes.scaffold(lr=0.01, batch=8), clients, model, simulator={"engine": "joined", "stack": 4})
+    carry_out(recipes.scaffold(lr=0.01, batch=8), clients, model, simulator={"engine": "batched", "stack": 4})
     assert all((made is not None) == (width == 400) for made in packing)
     if width == 400:
         sizes = sorted(clients.size(client, "train") for client in range(len(clients)))
@@ -312,19 +315,19 @@ def test_packed_variates_are_on_the_disk_and_come_back(
     packing: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clients, model = federation((6,), False), MODELS["dense"][0]
-    recipe, where = recipes.scaffold(lr=0.1, batch=8, cohort=3), {"engine": "joined", "stack": 2}
+    recipe, where = recipes.scaffold(lr=0.1, batch=8, cohort=3), {"engine": "batched", "stack": 2}
     whole = carry_out(recipe, clients, model(), rounds=6, simulator=where, out=tmp_path / "whole")
-    commit = Controller._commit
+    commit = ServerLoop._commit
 
-    def stopped(controller: Controller, *args: Any) -> None:
-        commit(controller, *args)
-        if controller.version == 4:
+    def stopped(server: ServerLoop, *args: Any) -> None:
+        commit(server, *args)
+        if server.version == 4:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Controller, "_commit", stopped)
+    monkeypatch.setattr(ServerLoop, "_commit", stopped)
     with pytest.raises(KeyboardInterrupt):
         carry_out(recipe, clients, model(), rounds=6, simulator=where, out=tmp_path / "run", checkpoint_every=1)
-    monkeypatch.setattr(Controller, "_commit", commit)
+    monkeypatch.setattr(ServerLoop, "_commit", commit)
     files = sorted((tmp_path / "run").glob("memory-*.safetensors"))
     assert {len(tensor.shape) for file in files for tensor in load_file(file).values()} == {2}
     again = piebald.resume(tmp_path / "run", clients, model())

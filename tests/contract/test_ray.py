@@ -19,7 +19,7 @@ from piebald.partition import FastSlow
 from piebald.report.store import RunStore
 from piebald.runtimes.ray import actors
 from piebald.runtimes.ray.actors import RayCrew
-from piebald.runtimes.ray.connection import Session
+from piebald.runtimes.ray.connection import RayConnection
 
 from .conftest import assert_same, carry_out, federation, method, network, on_ray, plain_network, vector
 from .test_resume import assert_identical
@@ -33,9 +33,9 @@ def test_equals_the_simulator(cluster: Any, name: str) -> None:
 
 def test_many_at_once_on_a_virtual_clock(cluster: Any) -> None:
     fleet = FastSlow(fast=1.0, slow_factor=2.5, share_slow=0.4)
-    recipe = method("hdafl").with_(pace={"kind": "asynchronous", "cohort": 3})
+    recipe = method("hdafl").with_(scheduling={"kind": "asynchronous", "cohort": 3})
     expected = carry_out(recipe, model=plain_network, rounds=6, simulator={"fleet": fleet})
-    ray = {"engine": "joined", "stack": 2, "fleet": fleet}
+    ray = {"engine": "batched", "stack": 2, "fleet": fleet}
     assert_same(expected, on_ray(recipe, model=plain_network, rounds=6, ray=ray))
 
 
@@ -87,13 +87,13 @@ def deadly(mark: Path) -> Callable[..., torch.Tensor]:
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Actors that are started from now on."""
     made: list[Any] = []
-    real = Session.start
+    real = RayConnection.start
 
-    def start(self: Session, kind: type) -> Any:
+    def start(self: RayConnection, kind: type) -> Any:
         made.append(real(self, kind))
         return made[-1]
 
-    monkeypatch.setattr(Session, "start", start)
+    monkeypatch.setattr(RayConnection, "start", start)
     return made
 
 
@@ -130,14 +130,14 @@ def commit(*arguments):
         os.kill(os.getpid(), signal.SIGKILL)
 
 RunStore.commit = commit
-where = piebald.Ray(address=sys.argv[1], engine="lean", workers=2, onednn=False)
+where = piebald.Ray(address=sys.argv[1], engine="sequential", workers=2, onednn=False)
 piebald.run(method("hdafl"), federation(), network, runtime=where, rounds=3, seed=1, out=sys.argv[2])
 """
 
 
 def test_a_killed_driver_is_resumed(cluster: Any, tmp_path: Path) -> None:
     """A driver of its own, which gives an address; its actors end with it, and the run goes on here."""
-    Session(None, 1, None, 0.0).take(0)  # makes room
+    RayConnection(None, 1, None, 0.0).take(0)  # makes room
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-c", DRIVER, cluster.address, str(tmp_path / "killed")]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, cwd=ROOT, timeout=120)
@@ -151,15 +151,15 @@ def test_a_killed_driver_is_resumed(cluster: Any, tmp_path: Path) -> None:
 
 
 def test_ctrl_c_leaves_a_run_that_goes_on(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = Session.first, [0]
+    real, calls = RayConnection.first, [0]
 
-    def interrupted(self: Session, *answers: Any) -> Any:
+    def interrupted(self: RayConnection, *answers: Any) -> Any:
         calls[0] += 1
         if calls[0] == 9:
             raise KeyboardInterrupt
         return real(self, *answers)
 
-    monkeypatch.setattr(Session, "first", interrupted)
+    monkeypatch.setattr(RayConnection, "first", interrupted)
     with pytest.raises(KeyboardInterrupt):
         on_ray(method("hdafl"), out=tmp_path / "stopped")
     resumed = piebald.resume(tmp_path / "stopped", federation(), network)

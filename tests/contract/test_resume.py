@@ -17,7 +17,7 @@ from piebald.errors import RunFolderError, SettingError
 from piebald.recipe import Recipe
 from piebald.report.store import RunStore
 from piebald.runtimes.simulation.simulation import Simulation
-from piebald.server.masked_rounds import Sealed
+from piebald.server.masked_rounds import MaskedRounds
 
 from .conftest import VARIANTS, carry_out, federation, fitting, method, network, plain_network, vector
 
@@ -70,7 +70,7 @@ def killed(folder: Path, recipe: Recipe, moment: tuple[str, type, int, bool], **
 
 
 def assert_identical(one: piebald.Run, two: piebald.Run) -> None:
-    """The same bits: community model, every client's memory, every number in the tables but wall time."""
+    """The same bits: global model, every client's memory, every number in the tables but wall time."""
     assert torch.equal(vector(one), vector(two))
     for client in range(5):
         mine, theirs = one._store.memory(client), two._store.memory(client)
@@ -82,7 +82,7 @@ def assert_identical(one: piebald.Run, two: piebald.Run) -> None:
     assert first[1].tensors.keys() == second[1].tensors.keys()
     assert all(torch.equal(tensor, second[1].tensors[name]) for name, tensor in first[1].tensors.items())
     assert one.scores == two.scores
-    assert one.arrivals == two.arrivals
+    assert one.results == two.results
     assert [_timeless(row) for row in one.rounds] == [_timeless(row) for row in two.rounds]
 
 
@@ -117,7 +117,9 @@ def test_kept_momentum_and_schedules(variant: str, tmp_path: Path) -> None:
     check(tmp_path, method("hdafl", **VARIANTS[variant]), MOMENTS["trained but not committed"])
 
 
-@pytest.mark.parametrize("simulator", [{"engine": "stacked", "stack": 3}, {"engine": "lean", "workers": 2}], ids=str)
+@pytest.mark.parametrize(
+    "simulator", [{"engine": "vmapped", "stack": 3}, {"engine": "sequential", "workers": 2}], ids=str
+)
 def test_engines(simulator: dict[str, Any], tmp_path: Path) -> None:
     check(tmp_path, method("hdafl"), MOMENTS["just committed"], plain_network, simulator=simulator)
 
@@ -130,20 +132,20 @@ def test_asynchronous_with_assignments_under_way(tmp_path: Path) -> None:
     """Devices of different speed, private heads: what is outstanding is in the checkpoint, with its results if it has
     any."""
     fleet = piebald.partition.FastSlow(fast=1.0, slow_factor=3.0, share_slow=0.4)
-    recipe = method("hdafl").with_(pace={"kind": "asynchronous", "cohort": 3})
+    recipe = method("hdafl").with_(scheduling={"kind": "asynchronous", "cohort": 3})
     check(tmp_path, recipe, MOMENTS["just committed"], simulator={"fleet": fleet})
 
 
 PACES = {
     "private heads, validation weighting, adaptive": method("adaptive_dvw").with_(
-        share={"kind": "all_but", "private_layers": "classifier"}
+        sharing={"kind": "all_except", "private_layers": "classifier"}
     ),
     "buffered, a client twice at one version": method("fedbuff", size=3, cohort=5),
-    "a deadline that half of them miss": method("fedavg").with_(pace={"kind": "deadline", "seconds": 4.0}),
-    "over-selection": method("fedavg").with_(pace={"kind": "synchronous", "cohort": 2, "over": 2.0}),
+    "a deadline that half of them miss": method("fedavg").with_(scheduling={"kind": "deadline", "seconds": 4.0}),
+    "over-selection": method("fedavg").with_(scheduling={"kind": "synchronous", "cohort": 2, "over": 2.0}),
     "groups, whose normal one clients vote for": method("distfl", normal="vote"),
     "validation weighting, mixing by staleness": method("fedasync").with_(
-        weigh={"kind": "by_staleness", "base": {"kind": "dvw"}}
+        aggregation={"kind": "staleness_weighted", "base": {"kind": "dvw"}}
     ),
 }
 
@@ -157,16 +159,17 @@ def test_paces_without_rounds(case: str, moment: str, tmp_path: Path) -> None:
 
 
 SEALED = {
-    "all wait": method("fedavg").with_(update=[{"kind": "secure_sum"}]),
+    "all wait": method("fedavg").with_(transforms=[{"kind": "secure_aggregation"}]),
     "late ones, private heads, neighbours": method("hdafl").with_(
-        pace={"kind": "synchronous", "cohort": 3, "over": 1.6}, update=[{"kind": "secure_sum", "neighbours": 2}]
+        scheduling={"kind": "synchronous", "cohort": 3, "over": 1.6},
+        transforms=[{"kind": "secure_aggregation", "neighbours": 2}],
     ),
 }
 KEY_ROUNDS = {
     "keys told": ("_reply", Simulation, 6, True),
     "shares told": ("_reply", Simulation, 14, False),
     "sealed": ("_arrive", Simulation, 40, True),
-    "opening": ("open", Sealed, 2, True),
+    "opening": ("open", MaskedRounds, 2, True),
     "just committed": MOMENTS["just committed"],
 }
 
@@ -223,13 +226,13 @@ def test_clients_may_depend_on_the_seed(tmp_path: Path) -> None:
     def dealt(seed: int) -> Any:
         return federation((0, 1, 2, 3, 4) if seed == 0 else (4, 3, 2, 1, 0))
 
-    options: dict[str, Any] = {"rounds": 1, "runtime": piebald.Simulator(engine="lean", workers=0)}
+    options: dict[str, Any] = {"rounds": 1, "runtime": piebald.Simulator(engine="sequential", workers=0)}
     both = piebald.compare([method("fedavg")], dealt, network, seeds=(0, 1), out=tmp_path, **options)
     assert [run.clients[0]["name"] for run in both.runs] == ["site 0", "site 4"]
 
 
 def test_compare_refuses_what_was_run_otherwise(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"out": tmp_path, "runtime": piebald.Simulator(engine="lean", workers=0)}
+    options: dict[str, Any] = {"out": tmp_path, "runtime": piebald.Simulator(engine="sequential", workers=0)}
     piebald.compare({"A": method("fedavg")}, federation(), network, rounds=1, **options)
     for recipe, rounds, what in ((method("hdafl"), 1, "recipe"), (method("fedavg"), 2, "rounds")):
         with pytest.raises(SettingError, match=f"holds a run with another {what}"):
@@ -242,7 +245,7 @@ def test_compare_goes_on_where_it_was_cut(tmp_path: Path) -> None:
         "rounds": 2,
         "seeds": (0, 1),
         "out": tmp_path,
-        "runtime": piebald.Simulator(engine="lean", workers=0),
+        "runtime": piebald.Simulator(engine="sequential", workers=0),
     }
     whole = piebald.compare(methods, federation(), network, **options)
     import shutil

@@ -1,4 +1,4 @@
-"""Clients' memory on Ray's shelves: the same as in one process, also where shelves are killed."""
+"""Clients' memory on Ray's state_actors: the same as in one process, also where state_actors are killed."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ import torch
 from torch import Tensor
 
 import piebald
-from piebald.contracts import Assignment
+from piebald.contracts import Task
 from piebald.errors import RuntimeFault
 from piebald.partition import FastSlow
 from piebald.report.store import RunStore
-from piebald.runtimes.ray import state_actors as shelves
+from piebald.runtimes.ray import state_actors as state_actors
 from piebald.runtimes.ray.actors import RayCrew
-from piebald.runtimes.ray.connection import Session
-from piebald.runtimes.ray.state_actors import Row, Shelf, Shelves
-from piebald.runtimes.workers.state_store import Keeper
+from piebald.runtimes.ray.connection import RayConnection
+from piebald.runtimes.ray.state_actors import StateActor, StateActorRow, StateActors
+from piebald.runtimes.workers.state_store import ClientStateStore
 
 from .conftest import TWO, assert_same, carry_out, federation, fitting, method, on_ray
 from .test_resume import assert_identical
 
 FLEET = FastSlow(fast=1.0, slow_factor=2.5, share_slow=0.4)
-LATE = method("hdafl").with_(pace={"kind": "asynchronous", "cohort": 3})  # results wait while others arrive
+LATE = method("hdafl").with_(scheduling={"kind": "asynchronous", "cohort": 3})  # results wait while others arrive
 
 # ------------------------------------------------------------------------------------------------------ without a Ray
 
 
 class Gone(Exception):
-    """What a caller meets whose shelf is dead."""
+    """What a caller meets whose actor is dead."""
 
 
 class Ward:
@@ -77,12 +77,12 @@ class Ward:
         if self.calls in self.deadly and self.alive:
             self.alive.remove(self.chance.choice(self.alive))
         lost = handle not in self.alive or any(isinstance(one, Gone) for one in arguments)
-        return Gone() if lost else getattr(handle.shelf, name)(*arguments)
+        return Gone() if lost else getattr(handle.actor, name)(*arguments)
 
 
 class _Handle:
-    def __init__(self, ward: Ward, shelf: Shelf) -> None:
-        self.ward, self.shelf = ward, shelf
+    def __init__(self, ward: Ward, actor: StateActor) -> None:
+        self.ward, self.actor = ward, actor
 
     def __getattr__(self, name: str) -> Any:
         return SimpleNamespace(remote=lambda *arguments: self.ward.call(self, name, arguments))
@@ -94,48 +94,48 @@ def some_work() -> Any:
     return SimpleNamespace(layout=layout, rule=rule, initial=torch.arange(10.0))
 
 
-def train(keeper: Keeper, assignments: Sequence[Assignment]) -> None:
-    """Each client remembers what it did, with its assignment's number behind: on shelves as an actor would do it."""
-    if not isinstance(keeper, Shelves):
-        for one in assignments:
-            keeper.hold(one, {name: tensor + one.id for name, tensor in keeper.recall(one).items()})
+def train(state_store: ClientStateStore, tasks: Sequence[Task]) -> None:
+    """Each client remembers what it did, with its task's number behind: on state_actors as an actor would do it."""
+    if not isinstance(state_store, StateActors):
+        for one in tasks:
+            state_store.hold(one, {name: tensor + one.id for name, tensor in state_store.recall(one).items()})
         return
-    told = [dict(enumerate(keeper.recall(one).values())) for one in assignments]
-    row = Row(keeper.ready().shelves)
-    clients = {~one.id: one.client for one in assignments}
+    told = [dict(enumerate(state_store.recall(one).values())) for one in tasks]
+    row = StateActorRow(state_store.ready().state_actors)
+    clients = {~one.id: one.client for one in tasks}
     while True:
         try:
             seen = [row.fill_in(tensors) for tensors in told]
             entries = {
                 ~one.id: {"control": torch.as_tensor(first) + one.id, "private": torch.as_tensor(second) + one.id}
-                for one, (first, second) in zip(assignments, (each.values() for each in seen), strict=True)
+                for one, (first, second) in zip(tasks, (each.values() for each in seen), strict=True)
             }
             row.ray.get(row.write(entries, clients))
             return
         except Gone:
-            keeper.mend()
-            row = Row(keeper.row.shelves)
+            state_store.mend()
+            row = StateActorRow(state_store.row.state_actors)
 
 
-def story(keeper: Keeper) -> list[dict[str, Tensor]]:
+def story(state_store: ClientStateStore) -> list[dict[str, Tensor]]:
     """Checkpoints of a run in which results arrive late, in disorder, and sometimes do not count."""
     chance, waiting, told = random.Random(3), [], []
-    keeper.restore({"memory/3/control": torch.ones(6), "memory/3/private": torch.ones(4)})
-    early = Assignment(1000, 4, 0, {})
-    keeper.hold(early, {"control": torch.ones(6), "private": torch.ones(4)})
+    state_store.restore({"memory/3/control": torch.ones(6), "memory/3/private": torch.ones(4)})
+    early = Task(1000, 4, 0, {})
+    state_store.hold(early, {"control": torch.ones(6), "private": torch.ones(4)})
     for turn in range(12):
-        asked = [Assignment(10 * turn + place, chance.randrange(7), turn, {}) for place in range(4)]
-        train(keeper, asked)
+        asked = [Task(10 * turn + place, chance.randrange(7), turn, {}) for place in range(4)]
+        train(state_store, asked)
         waiting += asked
         chance.shuffle(waiting)
         for one in waiting[:3]:
-            keeper.settle(one, kept=chance.random() < 0.7)
+            state_store.settle(one, kept=chance.random() < 0.7)
         del waiting[:3]
         if turn % 3 == 2:
-            held = keeper.held([*waiting, early])
+            held = state_store.held([*waiting, early])
             flat = {f"{id}/{name}": tensor for id, own in held.items() for name, tensor in own.items()}
-            told.append(keeper.changed() | flat)
-    keeper.close()
+            told.append(state_store.changed() | flat)
+    state_store.close()
     return told
 
 
@@ -144,14 +144,14 @@ def ward(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ward]:
     def make(nodes: Sequence[str] = ("a", "b", "c"), deadly: Sequence[int] = ()) -> Ward:
         made = Ward(nodes)
         made.deadly = set(deadly)
-        monkeypatch.setattr(shelves, "imported", lambda: made)
+        monkeypatch.setattr(state_actors, "imported", lambda: made)
         return made
 
     return make
 
 
-def shelved(ward: Ward, budget: int = 1 << 20) -> Shelves:
-    return Shelves(some_work(), budget, lambda: ward)  # type: ignore[arg-type, return-value]
+def shelved(ward: Ward, budget: int = 1 << 20) -> StateActors:
+    return StateActors(some_work(), budget, lambda: ward)  # type: ignore[arg-type, return-value]
 
 
 def assert_told(expected: Sequence[dict[str, Tensor]], told: Sequence[dict[str, Tensor]]) -> None:
@@ -162,23 +162,25 @@ def assert_told(expected: Sequence[dict[str, Tensor]], told: Sequence[dict[str, 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
 def test_shelves_tell_what_one_process_would(ward: Callable[..., Ward], count: int) -> None:
-    assert_told(story(Keeper(some_work(), 1 << 20)), story(shelved(ward([str(node) for node in range(count)]))))
+    assert_told(
+        story(ClientStateStore(some_work(), 1 << 20)), story(shelved(ward([str(node) for node in range(count)])))
+    )
 
 
 @pytest.mark.parametrize("budget", [0, 100])
 def test_a_shelf_without_room_writes_to_its_disk(ward: Callable[..., Ward], budget: int) -> None:
     made = ward()
-    keeper = shelved(made, budget)
-    train(keeper, [Assignment(id, id, 0, {}) for id in range(9)])
-    assert all(one.shelf.memory._far for one in made.alive)
-    assert_told(story(Keeper(some_work(), 1 << 20)), story(shelved(ward(), budget)))
+    state_store = shelved(made, budget)
+    train(state_store, [Task(id, id, 0, {}) for id in range(9)])
+    assert all(one.actor.memory._far for one in made.alive)
+    assert_told(story(ClientStateStore(some_work(), 1 << 20)), story(shelved(ward(), budget)))
 
 
 @pytest.mark.parametrize("count", [1, 3, 4])
 def test_any_shelf_may_die_at_any_call(ward: Callable[..., Ward], count: int) -> None:
-    """Deaths far enough from one another to fill the new shelf, at each call in turn."""
+    """Deaths far enough from one another to fill the new actor, at each call in turn."""
     nodes = [str(node) for node in range(count)]
-    expected = story(Keeper(some_work(), 1 << 20))
+    expected = story(ClientStateStore(some_work(), 1 << 20))
     quiet = ward(nodes)
     story(shelved(quiet))
     for first in range(1, quiet.calls, 3):
@@ -189,7 +191,7 @@ def test_any_shelf_may_die_at_any_call(ward: Callable[..., Ward], count: int) ->
 def test_two_that_die_close_together_end_the_run_or_change_nothing(ward: Callable[..., Ward], count: int) -> None:
     """Also where the second dies while the first one's successor is filled from it."""
     nodes, ended = [str(node) for node in range(count)], 0
-    expected = story(Keeper(some_work(), 1 << 20))
+    expected = story(ClientStateStore(some_work(), 1 << 20))
     for first in range(60, 100):
         for apart in (1, 2, 3, 5, 8, 13):
             made = ward(nodes, [first, first + apart])
@@ -205,11 +207,11 @@ def test_two_that_die_close_together_end_the_run_or_change_nothing(ward: Callabl
 
 def test_two_neighbours_at_once_end_the_run_with_one_sentence(ward: Callable[..., Ward]) -> None:
     made = ward(["a", "b"])
-    keeper = shelved(made)
-    train(keeper, [Assignment(0, 0, 0, {})])
+    state_store = shelved(made)
+    train(state_store, [Task(0, 0, 0, {})])
     made.alive.clear()
     with pytest.raises(RuntimeFault, match=r"died at once: continue from the last checkpoint with `piebald resume`"):
-        keeper.ready()
+        state_store.ready()
 
 
 def test_shelves_that_never_live_are_given_up(ward: Callable[..., Ward]) -> None:
@@ -218,35 +220,35 @@ def test_shelves_that_never_live_are_given_up(ward: Callable[..., Ward]) -> None
 
 
 def test_shelves_that_died_while_they_rested(ward: Callable[..., Ward]) -> None:
-    """A run takes up dead ones, with assignments at hand or a checkpoint to restore, and starts others."""
-    expected = story(Keeper(some_work(), 1 << 20))
+    """A run takes up dead ones, with tasks at hand or a checkpoint to restore, and starts others."""
+    expected = story(ClientStateStore(some_work(), 1 << 20))
     for nodes in (["a"], ["a", "b", "c"]):
         made = ward(nodes)
-        made.resting = [_Handle(made, Shelf()) for _ in range(4)]
+        made.resting = [_Handle(made, StateActor()) for _ in range(4)]
         assert_told(expected, story(shelved(made)))
-        made.resting = [_Handle(made, Shelf()) for _ in range(4)]
-        train(shelved(made), [Assignment(0, 0, 0, {})])
+        made.resting = [_Handle(made, StateActor()) for _ in range(4)]
+        train(shelved(made), [Task(0, 0, 0, {})])
 
 
 def test_a_rule_that_stops_remembering_is_told(ward: Callable[..., Ward]) -> None:
-    keeper = shelved(ward())
-    keeper.restore({"memory/3/control": torch.ones(6)})
+    state_store = shelved(ward())
+    state_store.restore({"memory/3/control": torch.ones(6)})
     with pytest.raises(RuntimeFault, match="left without 'private' in its memory"):
-        train(keeper, [Assignment(0, 3, 0, {})])
+        train(state_store, [Task(0, 3, 0, {})])
 
 
 def test_copies_lie_on_different_nodes(ward: Callable[..., Ward]) -> None:
     for count in (2, 3, 4):
-        keeper = shelved(ward([str(node) for node in range(count)]))
-        keeper.ready()
-        assert sorted(keeper._nodes.values()) == [str(node) for node in range(count)]
+        state_store = shelved(ward([str(node) for node in range(count)]))
+        state_store.ready()
+        assert sorted(state_store._nodes.values()) == [str(node) for node in range(count)]
 
 
 # ----------------------------------------------------------------------------------------------------------- on a Ray
 
 
 def shelf_processes() -> list[int]:
-    """The shelves of this machine, by the name that Ray gives their processes."""
+    """The state_actors of this machine, by the name that Ray gives their processes."""
     found = []
     for place in sorted(Path("/proc").glob("[0-9]*/cmdline")):
         try:
@@ -296,15 +298,15 @@ def whole(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> piebald.Run
 
 @pytest.fixture
 def three(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if there were a third node, so that not every shelf has everything."""
-    real = Session.nodes
-    monkeypatch.setattr(Session, "nodes", lambda self: [*real(self), real(self)[0]])
+    """As if there were a third node, so that not every actor has everything."""
+    real = RayConnection.nodes
+    monkeypatch.setattr(RayConnection, "nodes", lambda self: [*real(self), real(self)[0]])
 
 
 MOMENTS = {
     "a chunk is sent": (RayCrew, "_send", 8),
-    "a result counts": (Shelves, "settle", 5),
-    "a checkpoint reads what changed": (Shelves, "_given", 3),
+    "a result counts": (StateActors, "settle", 5),
+    "a checkpoint reads what changed": (StateActors, "_given", 3),
     "actors write": (RayCrew, "_carry_out", 6),
 }
 
@@ -383,7 +385,7 @@ def test_the_driver_carries_no_memory(cluster: Any) -> None:
 
 def test_without_memory_no_shelf_is_started(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The runs before may have left some that rest."""
-    calls = at_call(monkeypatch, Session, "start_on", 1, lambda: None)
+    calls = at_call(monkeypatch, RayConnection, "start_on", 1, lambda: None)
     on_ray(method("fedavg"))
     assert calls[0] == 0
     on_ray(method("ditto"))

@@ -12,48 +12,48 @@ from hypothesis import HealthCheck, settings
 from torch import Tensor, nn
 
 import piebald
-from piebald.aggregation.base import Weigh
-from piebald.client_work import Work
-from piebald.clustering.base import Group
-from piebald.contracts import Arrival, Assignment, Centre, Checkpoint, Cohort, Pool, Rows, Update
-from piebald.objective import TASKS
+from piebald.aggregation.base import Aggregator
+from piebald.client_work import ClientWork
+from piebald.clustering.base import Clustering
+from piebald.contracts import Checkpoint, Cohort, Result, Rows, ServerContext, SumRequest, Task, Update
+from piebald.objective import OBJECTIVES
 from piebald.parameters import Layout
 from piebald.partition import Lists, PooledClients
 from piebald.queries import Evaluate
 from piebald.recipe import Recipe
-from piebald.server import Controller, Measuring
+from piebald.server import EvaluationPlan, ServerLoop
 from piebald.training import Sgd
-from piebald.transforms.base import Stage
+from piebald.transforms.base import Transform
 
 # Hypothesis draws the same examples every time and never fails because a machine is busy.
 few = settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 
-Answer = Callable[[Assignment], Update | None]
+Answer = Callable[[Task], Update | None]
 
 
 class FakeRuntime:
-    """Answers by a function after a delay; arrivals in order of time, then of id.  It never pools."""
+    """Answers by a function after a delay; results in order of time, then of id.  It never pools."""
 
-    def __init__(self, count: int, answer: Answer, delay: Callable[[Assignment], float] = lambda _: 0.0) -> None:
+    def __init__(self, count: int, answer: Answer, delay: Callable[[Task], float] = lambda _: 0.0) -> None:
         self.count, self.answer, self.delay = count, answer, delay
-        self.sent: list[Assignment] = []
-        self._due: list[tuple[float, int, float, Assignment]] = []
+        self.sent: list[Task] = []
+        self._due: list[tuple[float, int, float, Task]] = []
         self._now = 0.0
 
-    def submit(self, assignments: Sequence[Assignment], pool: Pool | None = None) -> None:
-        for assignment in assignments:
-            self.sent.append(assignment)
-            time = self._now + (0.0 if assignment.free else self.delay(assignment))
-            heapq.heappush(self._due, (time, assignment.id, self._now, assignment))
+    def submit(self, tasks: Sequence[Task], pool: SumRequest | None = None) -> None:
+        for task in tasks:
+            self.sent.append(task)
+            time = self._now + (0.0 if task.free else self.delay(task))
+            heapq.heappush(self._due, (time, task.id, self._now, task))
 
-    def next(self, until: float = float("inf")) -> Arrival | None:
+    def next(self, until: float = float("inf")) -> Result | None:
         if not self._due or self._due[0][0] > until:
             self._now = self._now if until == float("inf") else max(self._now, until)
             return None
-        time, _, sent, assignment = heapq.heappop(self._due)
+        time, _, sent, task = heapq.heappop(self._due)
         self._now = max(self._now, time)
-        update = self.answer(assignment)
-        return Arrival(assignment, update, sent, time, failure="lost" if update is None else None)
+        update = self.answer(task)
+        return Result(task, update, sent, time, failure="lost" if update is None else None)
 
     def clients(self) -> Sequence[int]:
         return range(self.count)
@@ -64,9 +64,9 @@ class FakeRuntime:
     def state(self) -> Checkpoint:
         return Checkpoint({}, {"due": [[time, id, sent] for time, id, sent, _ in self._due], "now": self._now})
 
-    def restore(self, checkpoint: Checkpoint, assignments: Mapping[int, Assignment]) -> None:
+    def restore(self, checkpoint: Checkpoint, tasks: Mapping[int, Task]) -> None:
         self._now = checkpoint.values["now"]
-        self._due = [(time, id, sent, assignments[id]) for time, id, sent in checkpoint.values["due"]]
+        self._due = [(time, id, sent, tasks[id]) for time, id, sent in checkpoint.values["due"]]
         heapq.heapify(self._due)
 
     def close(self) -> None:
@@ -88,38 +88,38 @@ class Memo:
     def commit(
         self,
         step: Mapping[str, Any],
-        arrivals: Sequence[Mapping[str, Any]],
+        results: Sequence[Mapping[str, Any]],
         checkpoint: Any = None,
-        remarks: Sequence[Mapping[str, Any]] = (),
+        notes: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         self.steps.append(step)
-        self.rows += arrivals
-        self.remarked += remarks
+        self.rows += results
+        self.remarked += notes
         self.checkpoints.append(checkpoint)
 
     def scores(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self.measured += rows
 
 
-class ByParity(Group):
+class ByParity(Clustering):
     """Even clients in group 0, odd ones in group 1."""
 
-    def assign(self, cohort: Cohort, known: Mapping[int, int], centre: Centre) -> list[int]:
+    def assign(self, cohort: Cohort, known: Mapping[int, int], centre: ServerContext) -> list[int]:
         return [client % 2 for client in cohort.clients]
 
 
-class Blindfold(Stage):
-    """A stand-in for a secure sum: the centre sees no single update."""
+class Blindfold(Transform):
+    """A stand-in for a secure aggregation: the server sees no single update."""
 
-    hides_each: ClassVar[bool] = True
+    masks_updates: ClassVar[bool] = True
 
 
-class Pickiest(Weigh):
+class Pickiest(Aggregator):
     """A stand-in for Krum: it takes the first update as it is."""
 
-    needs_each: ClassVar[bool] = True
+    requires_individual_updates: ClassVar[bool] = True
 
-    def combine(self, cohort: Cohort, centre: Centre) -> tuple[Tensor, list[float]]:
+    def aggregate(self, cohort: Cohort, centre: ServerContext) -> tuple[Tensor, list[float]]:
         assert cohort.matrix is not None
         return cohort.matrix[0], [1.0] + [0.0] * (len(cohort.updates) - 1)
 
@@ -140,23 +140,31 @@ def control(
     every: int = 0,
     seed: int = 0,
     private: Sequence[str] = (),
-) -> tuple[Controller, Memo]:
-    """A controller over a fake runtime, not yet run."""
+) -> tuple[ServerLoop, Memo]:
+    """A server over a fake runtime, not yet run."""
     module = model or parameters()
     layout = Layout.of(module, private)
-    work = Work(module, layout, layout.flatten(module), recipe.learn, recipe.update, TASKS["classification"], seed)
+    work = ClientWork(
+        module, layout, layout.flatten(module), recipe.training, recipe.transforms, OBJECTIVES["classification"], seed
+    )
     memo = Memo()
-    made = Controller(
-        recipe, runtime, work, memo, known=runtime.count, rounds=rounds, measuring=Measuring(Evaluate(), every=every)
+    made = ServerLoop(
+        recipe,
+        runtime,
+        work,
+        memo,
+        known=runtime.count,
+        rounds=rounds,
+        measuring=EvaluationPlan(Evaluate(), every=every),
     )
     return made, memo
 
 
-def update(*numbers: float, examples: int = 1, **parts: Tensor) -> Update:
+def update(*numbers: float, examples: int = 1, **vectors: Tensor) -> Update:
     """An update whose change of the model is these numbers."""
     change = torch.tensor(numbers, dtype=torch.float32)
     norm = float(torch.linalg.vector_norm(change))
-    return Update({"model": change, **parts}, examples, 1, {"loss": 1.0}, norm, nbytes=4 * len(numbers))
+    return Update({"model": change, **vectors}, examples, 1, {"loss": 1.0}, norm, nbytes=4 * len(numbers))
 
 
 def federation(*clients: tuple[Any, Any], classes: Sequence[str] | None = None) -> PooledClients:
@@ -188,8 +196,8 @@ def seeded(make: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
 
 
 def simulate(recipe: Recipe | str, clients: Any, model: nn.Module, **options: Any) -> piebald.Run:
-    """A run in this process, on the lean engine unless `simulator` says otherwise."""
-    where = {"engine": "lean", "workers": 0} | options.pop("simulator", {})
+    """A run in this process, on the sequential engine unless `simulator` says otherwise."""
+    where = {"engine": "sequential", "workers": 0} | options.pop("simulator", {})
     return piebald.run(recipe, clients, model, runtime=piebald.Simulator(**where), **{"rounds": 2} | options)
 
 

@@ -35,11 +35,11 @@ TOGETHER = [InnerProduct(clients=(1, 3)), LittleIsEnough(clients=(1, 3))]
 def test_only_the_named_are_struck_wherever_they_stand(attack: Any, order: list[int], seed: int) -> None:
     change = torch.from_numpy(np.random.default_rng(seed).normal(size=(5, 4)).astype(np.float32))
     other = torch.ones(5, 2)
-    parts = {"model": change[order], "control": other}
-    sent = attack.send(parts, order, order)
+    vectors = {"model": change[order], "control": other}
+    sent = attack.send(vectors, order, order)
     straight = attack.send({"model": change}, range(5), range(5))["model"]
     assert torch.equal(sent["model"], straight[order])
-    assert torch.equal(parts["model"], change[order])  # what came is left alone
+    assert torch.equal(vectors["model"], change[order])  # what came is left alone
     assert sent["control"] is other
     for client in range(5):
         assert torch.equal(straight[client], change[client]) == (client not in (1, 3))
@@ -77,8 +77,8 @@ def test_the_reach_of_a_little_is_the_papers() -> None:
 def test_a_run_under_attack_is_the_same_on_every_engine(attack: Any) -> None:
     model = seeded(lambda: nn.Linear(4, 2))
     ends = []
-    for engine in ("lean", "stacked"):
-        recipe = recipes.fedavg(lr=0.2).with_(update=[attack.table()])
+    for engine in ("sequential", "vmapped"):
+        recipe = recipes.fedavg(lr=0.2).with_(transforms=[attack.table()])
         run = simulate(recipe, classified(9, 8, 12, 7), model, simulator={"engine": engine})
         ends.append(run.work.layout.flatten(run.model()))
     torch.testing.assert_close(*ends, atol=1e-5, rtol=1e-4)
@@ -105,10 +105,10 @@ def test_a_replaced_model_takes_over_the_average() -> None:
     clients = classified(8, 8, 8, 8)
     alone = simulate(recipes.fedavg(lr=0.2), classified(8, 8, 8, 8), model, rounds=1)
     stage = {"kind": "model_replacement", "clients": [0], "scale": 4.0}
-    run = simulate(recipes.fedavg(lr=0.2).with_(update=[stage], weigh="equal"), clients, model, rounds=1)
-    weights = [row["norm"] for row in run.arrivals]
-    assert weights[0] == pytest.approx(4 * alone.arrivals[0]["norm"], rel=1e-5)
-    assert weights[1:] == pytest.approx([row["norm"] for row in alone.arrivals][1:], rel=1e-5)
+    run = simulate(recipes.fedavg(lr=0.2).with_(transforms=[stage], aggregation="equal"), clients, model, rounds=1)
+    weights = [row["norm"] for row in run.results]
+    assert weights[0] == pytest.approx(4 * alone.results[0]["norm"], rel=1e-5)
+    assert weights[1:] == pytest.approx([row["norm"] for row in alone.results][1:], rel=1e-5)
 
 
 @pytest.mark.parametrize("clients", [(), (-1,), (2, 2)])
@@ -119,7 +119,7 @@ def test_attackers_are_named_once(clients: tuple[int, ...]) -> None:
 
 def test_colluders_cannot_meet_in_a_secure_sum() -> None:
     with pytest.raises(SettingError, match="inner_product"):
-        recipes.fedavg().with_(update=[Blindfold(), InnerProduct(clients=(0,))])
+        recipes.fedavg().with_(transforms=[Blindfold(), InnerProduct(clients=(0,))])
     assert issubclass(InnerProduct, Collusion)
 
 

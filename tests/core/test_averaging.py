@@ -1,4 +1,4 @@
-"""How much each update counts and how the community model moves, against loops and formulas written out here."""
+"""How much each update counts and how the global model moves, against loops and formulas written out here."""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piebald.aggregation import ByExamples, ByGradientNorm, Equal
-from piebald.aggregation.base import Weigh
-from piebald.contracts import Cohort, Pooled, Update
+from piebald.aggregation import EqualWeighted, ExampleWeighted, GradientNormWeighted
+from piebald.aggregation.base import Aggregator
+from piebald.contracts import Cohort, PartialSum, Update
 from piebald.errors import SettingError
-from piebald.runtimes.engines.serving import PoolSum
-from piebald.server_optimizer import Adam, Momentum, ToAverage, Yogi
+from piebald.runtimes.engines.serving import RunningSum
+from piebald.server_optimizer import Adam, Momentum, ServerSgd, Yogi
 
 from .fakes import few, update
 
-NOBODY: Any = None  # these weighings ask the centre nothing
-WEIGHINGS = {"by examples": ByExamples(), "equal": Equal(), "by gradient norm": ByGradientNorm()}
+NOBODY: Any = None  # these weighings ask the server nothing
+WEIGHINGS = {"by examples": ExampleWeighted(), "equal": EqualWeighted(), "by gradient norm": GradientNormWeighted()}
 numbers = st.lists(st.floats(-4, 4, width=32), min_size=3, max_size=3)
 cohorts = st.lists(st.tuples(numbers, st.integers(0, 50)), min_size=1, max_size=6)
 weighings = st.sampled_from(list(WEIGHINGS.values()))
 
 
 def cohort_of(updates: list[Update]) -> Cohort:
-    pooled = updates[0].pool is not None
-    matrix = None if pooled else torch.stack([made.parts["model"] for made in updates])
+    pooled = updates[0].partial_sum is not None
+    matrix = None if pooled else torch.stack([made.vectors["model"] for made in updates])
     return Cohort(list(range(len(updates))), [0] * len(updates), updates, matrix, 0)
 
 
-def pooled(updates: list[Update], weigh: Weigh) -> list[Update]:
+def pooled(updates: list[Update], aggregation: Aggregator) -> list[Update]:
     """The same updates summed where they were made."""
-    total = PoolSum()
+    total = RunningSum()
     for made in updates:
-        weight = weigh.weight(made)
-        total.add(weight, {"model": made.parts["model"] * weight})
-    pool = Pooled(total.weight, total.parts)
+        weight = aggregation.weight(made)
+        total.add(weight, {"model": made.vectors["model"] * weight})
+    pool = PartialSum(total.weight, total.vectors)
     return [Update({}, made.examples, made.steps, made.metrics, made.norm, pool, made.nbytes) for made in updates]
 
 
-def naive(drawn: list[tuple[list[float], int]], weigh: Weigh) -> tuple[list[float], list[float]]:
+def naive(drawn: list[tuple[list[float], int]], aggregation: Aggregator) -> tuple[list[float], list[float]]:
     """The weighted mean and the shares, number by number."""
-    if isinstance(weigh, ByExamples):
+    if isinstance(aggregation, ExampleWeighted):
         weights = [float(examples) for _, examples in drawn]
-    elif isinstance(weigh, Equal):
+    elif isinstance(aggregation, EqualWeighted):
         weights = [1.0 for _ in drawn]
     else:
         weights = [math.sqrt(sum(x * x for x in change)) for change, _ in drawn]
@@ -64,10 +64,10 @@ def naive(drawn: list[tuple[list[float], int]], weigh: Weigh) -> tuple[list[floa
 
 @few
 @given(cohorts, weighings)
-def test_the_mean_is_the_loop_anyone_would_write(drawn: list[Any], weigh: Weigh) -> None:
+def test_the_mean_is_the_loop_anyone_would_write(drawn: list[Any], aggregation: Aggregator) -> None:
     updates = [update(*change, examples=examples) for change, examples in drawn]
-    average, weights = weigh.combine(cohort_of(updates), NOBODY)
-    mean, shares = naive(drawn, weigh)
+    average, weights = aggregation.aggregate(cohort_of(updates), NOBODY)
+    mean, shares = naive(drawn, aggregation)
     assert average.tolist() == pytest.approx(mean, abs=1e-5)
     assert weights == pytest.approx(shares, abs=1e-5)
     assert sum(weights) == pytest.approx(1.0) or sum(shares) == 0
@@ -75,45 +75,49 @@ def test_the_mean_is_the_loop_anyone_would_write(drawn: list[Any], weigh: Weigh)
 
 @few
 @given(cohorts, weighings)
-def test_pooled_and_single_updates_come_to_the_same(drawn: list[Any], weigh: Weigh) -> None:
+def test_pooled_and_single_updates_come_to_the_same(drawn: list[Any], aggregation: Aggregator) -> None:
     updates = [update(*change, examples=examples) for change, examples in drawn]
-    one, weights = weigh.combine(cohort_of(updates), NOBODY)
-    two, same = weigh.combine(cohort_of(pooled(updates, weigh)), NOBODY)
+    one, weights = aggregation.aggregate(cohort_of(updates), NOBODY)
+    two, same = aggregation.aggregate(cohort_of(pooled(updates, aggregation)), NOBODY)
     torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-5)
     assert weights == same
 
 
 @few
 @given(cohorts, weighings, st.randoms(use_true_random=False))
-def test_the_order_of_updates_does_not_matter(drawn: list[Any], weigh: Weigh, random: Any) -> None:
+def test_the_order_of_updates_does_not_matter(drawn: list[Any], aggregation: Aggregator, random: Any) -> None:
     order = list(range(len(drawn)))
     random.shuffle(order)
     updates = [update(*change, examples=examples) for change, examples in drawn]
-    one, weights = weigh.combine(cohort_of(updates), NOBODY)
-    two, shuffled = weigh.combine(cohort_of([updates[place] for place in order]), NOBODY)
+    one, weights = aggregation.aggregate(cohort_of(updates), NOBODY)
+    two, shuffled = aggregation.aggregate(cohort_of([updates[place] for place in order]), NOBODY)
     torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-5)
     assert shuffled == pytest.approx([weights[place] for place in order])
 
 
 @few
 @given(numbers, st.lists(st.integers(1, 50), min_size=1, max_size=6), weighings)
-def test_the_mean_of_equal_changes_is_that_change(change: list[float], examples: list[int], weigh: Weigh) -> None:
-    average, _ = weigh.combine(cohort_of([update(*change, examples=count) for count in examples]), NOBODY)
+def test_the_mean_of_equal_changes_is_that_change(
+    change: list[float], examples: list[int], aggregation: Aggregator
+) -> None:
+    average, _ = aggregation.aggregate(cohort_of([update(*change, examples=count) for count in examples]), NOBODY)
     assert average.tolist() == pytest.approx(change, abs=1e-5)
 
 
 @pytest.mark.parametrize("pool", [False, True])
 def test_a_cohort_without_any_weight_stays_put(pool: bool) -> None:
     updates = [update(1.0, 2.0, 3.0, examples=0), update(4.0, 5.0, 6.0, examples=0)]
-    weigh = ByExamples()
-    average, weights = weigh.combine(cohort_of(pooled(updates, weigh) if pool else updates), NOBODY)
+    aggregation = ExampleWeighted()
+    average, weights = aggregation.aggregate(cohort_of(pooled(updates, aggregation) if pool else updates), NOBODY)
     assert average.tolist() == [0.0, 0.0, 0.0]
     assert weights == [0.0, 0.0]
 
 
 def test_the_norm_of_the_gradient_weighs() -> None:
     """Norms 5 and 10 count 1 to 2, whatever the examples."""
-    _, weights = ByGradientNorm().combine(cohort_of([update(3, 4, examples=99), update(6, 8, examples=1)]), NOBODY)
+    _, weights = GradientNormWeighted().aggregate(
+        cohort_of([update(3, 4, examples=99), update(6, 8, examples=1)]), NOBODY
+    )
     assert weights == pytest.approx([1 / 3, 2 / 3])
 
 
@@ -163,13 +167,13 @@ def test_momentum_at_the_centre() -> None:
 
 
 def test_plain_steps_add_the_changes_up() -> None:
-    np.testing.assert_allclose(walked(ToAverage(), CHANGES).numpy(), CHANGES.sum(0), rtol=1e-4, atol=1e-6)
-    assert torch.equal(walked(ToAverage(), CHANGES), walked(Momentum(beta=0.0), CHANGES))
+    np.testing.assert_allclose(walked(ServerSgd(), CHANGES).numpy(), CHANGES.sum(0), rtol=1e-4, atol=1e-6)
+    assert torch.equal(walked(ServerSgd(), CHANGES), walked(Momentum(beta=0.0), CHANGES))
 
 
 def test_steps_leave_the_old_model_alone() -> None:
-    """Assignments under way still hold it."""
-    for step in (ToAverage(), Momentum(), Adam(), Yogi()):
+    """Tasks under way still hold it."""
+    for step in (ServerSgd(), Momentum(), Adam(), Yogi()):
         old = torch.ones(4)
         state = step.start(old)
         kept = {name: tensor.clone() for name, tensor in state.items()}

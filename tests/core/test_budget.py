@@ -67,7 +67,7 @@ def test_a_given_epsilon_is_that_of_the_theorem() -> None:
 
 def test_a_run_says_what_it_spent() -> None:
     stages: list[Any] = [{"kind": "gaussian", "clip": 1.0, "noise": 2.0}]
-    recipe = recipes.fedavg(cohort=2, lr=0.1).with_(update=stages)
+    recipe = recipes.fedavg(cohort=2, lr=0.1).with_(transforms=stages)
     from torch import nn
 
     run = simulate(recipe, classified(8, 8, 8, 8), seeded(lambda: nn.Linear(4, 2)), rounds=3)
@@ -75,13 +75,13 @@ def test_a_run_says_what_it_spent() -> None:
     assert told["epsilon_pld"] == pytest.approx(central(2.0, 0.5, 3, 1e-5).epsilon_pld)
     assert "centre sees every update" in told["meaning"]
     assert (
-        of_recipe(recipe.with_(update=[{"kind": "gaussian", "clip": 1.0, "noise": 0.0}]), 4, 3)[0].plain()[
+        of_recipe(recipe.with_(transforms=[{"kind": "gaussian", "clip": 1.0, "noise": 0.0}]), 4, 3)[0].plain()[
             "epsilon_rdp"
         ]
         is None
     )
     assert of_recipe(recipe, 4, None) == []
-    (unknown,) = of_recipe(recipe.with_(weigh="median"), 4, 3)
+    (unknown,) = of_recipe(recipe.with_(aggregation="median"), 4, 3)
     assert unknown.epsilon_pld == math.inf
     assert "no weighted mean" in unknown.meaning
 
@@ -112,10 +112,10 @@ def test_a_run_that_hides_rows_says_what_the_client_spends_that_spends_most() ->
     assert told["epsilon_pld"] == pytest.approx(rows(2.0, 10 / 25, 12, 1e-5).epsilon_pld)
     assert "client with 25 rows (6 steps a round)" in told["meaning"]
     assert of_rows(recipe, [25, 80], 2).epsilon_pld > of_rows(recipe, [80], 2).epsilon_pld
-    assert of_rows(recipe.with_(learn={**recipe.learn.table(), "noise": 0.0}), [25], 2).epsilon_pld == math.inf
+    assert of_rows(recipe.with_(training={**recipe.training.table(), "noise": 0.0}), [25], 2).epsilon_pld == math.inf
     assert of_rows(recipe, [5], 1).epsilon_pld == pytest.approx(rows(2.0, 1.0, 2, 1e-5).epsilon_pld)  # all in all
     assert "no client's number of rows" in of_rows(recipe, [0, 0], 2).meaning
-    both = recipe.with_(update=[{"kind": "gaussian", "clip": 1.0, "noise": 2.0}])
+    both = recipe.with_(transforms=[{"kind": "gaussian", "clip": 1.0, "noise": 2.0}])
     told = [one.unit for one in of_run(both, classified(25, 80), 2)]
     assert told == ["client", "row"]
 

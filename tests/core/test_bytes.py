@@ -12,7 +12,7 @@ from torch import nn
 
 from piebald import recipes
 from piebald.parameters import Layout
-from piebald.sharing import AllBut
+from piebald.sharing import AllExcept
 
 from .fakes import classified, few, simulate
 
@@ -27,11 +27,11 @@ def network(widths: list[int], norm: bool) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(before, 2))
 
 
-def expected(arrivals: list[dict[str, Any]], layout: Layout, control: bool) -> list[tuple[int, int]]:
+def expected(results: list[dict[str, Any]], layout: Layout, control: bool) -> list[tuple[int, int]]:
     """Down: the shared numbers, at first contact the private ones, and the control variate.  Up: no private number."""
     met: set[int] = set()
     costs = []
-    for row in arrivals:
+    for row in results:
         down = layout.shared * (2 if control else 1)
         if row["client"] not in met and layout.shared:  # where nothing is shared nothing goes out
             down += layout.size - layout.shared
@@ -50,20 +50,20 @@ def test_every_number_that_travels_costs_four_bytes(data: st.DataObject) -> None
     layout = Layout.of(model, private)
     method = data.draw(st.sampled_from(["fedavg", "scaffold", "ditto", "fedadam"]))
     recipe = recipes.make(method, cohort=data.draw(st.integers(1, 4)), batch=3)
-    recipe = recipe.with_(share=AllBut(private_layers=tuple(private)))
+    recipe = recipe.with_(sharing=AllExcept(private_layers=tuple(private)))
     run = simulate(recipe, classified(5, 2, 8, 4), model, rounds=3, evaluate_every=data.draw(st.integers(0, 2)))
-    costs = expected(run.arrivals, layout, control=method == "scaffold")
-    assert [(row["bytes_down"], row["bytes_up"]) for row in run.arrivals] == costs
+    costs = expected(run.results, layout, control=method == "scaffold")
+    assert [(row["bytes_down"], row["bytes_up"]) for row in run.results] == costs
     for commit in run.rounds:
-        rows = [row for row in run.arrivals if row["version"] == commit["version"]]
+        rows = [row for row in run.results if row["version"] == commit["version"]]
         assert commit["bytes_down"] == sum(row["bytes_down"] for row in rows)
         assert commit["bytes_up"] == sum(row["bytes_up"] for row in rows)
 
 
 def test_local_sends_nothing_either_way() -> None:
     run = simulate(recipes.local(cohort=1.0), classified(5, 4), network([3], norm=False), rounds=3)
-    assert len(run.arrivals) == 6
-    assert not any(row["bytes_up"] or row["bytes_down"] for row in run.arrivals)
+    assert len(run.results) == 6
+    assert not any(row["bytes_up"] or row["bytes_down"] for row in run.results)
 
 
 @pytest.mark.parametrize("every", [0, 1])
@@ -79,5 +79,5 @@ def test_evaluation_does_not_count_as_the_first_contact() -> None:
     model = network([3], norm=False)
     run = simulate(recipes.hdafl(cohort=1), classified(5, 4, 6, 7), model, rounds=6)
     layout = Layout.of(model, ["2.weight", "2.bias"])
-    assert [(r["bytes_down"], r["bytes_up"]) for r in run.arrivals] == expected(run.arrivals, layout, control=False)
-    assert len({row["client"] for row in run.arrivals}) < 6
+    assert [(r["bytes_down"], r["bytes_up"]) for r in run.results] == expected(run.results, layout, control=False)
+    assert len({row["client"] for row in run.results}) < 6

@@ -10,7 +10,7 @@ from piebald import data, models, partition, recipes
 from piebald.errors import SettingError
 from piebald.parameters import Layout
 
-HERE = piebald.Simulator(engine="lean", workers=0)
+HERE = piebald.Simulator(engine="sequential", workers=0)
 CLIENTS = 4
 
 
@@ -31,13 +31,11 @@ def test_only_the_conditioning_stays(clients, tmp_path) -> None:
     }
     own = layout.size - layout.shared
     assert own == 2 * (6 + 5)
-    assert {row["bytes_up"] for row in run.arrivals} == {4 * layout.shared}
-    assert [row["bytes_down"] for row in run.arrivals] == CLIENTS * [4 * layout.size] + 2 * CLIENTS * [
-        4 * layout.shared
-    ]
+    assert {row["bytes_up"] for row in run.results} == {4 * layout.shared}
+    assert [row["bytes_down"] for row in run.results] == CLIENTS * [4 * layout.size] + 2 * CLIENTS * [4 * layout.shared]
     vectors = torch.stack([layout.flatten(run.model(client))[layout.shared :] for client in range(CLIENTS)])
     assert (torch.pdist(vectors) > 0).all()  # each has learnt something of its own
-    assert not layout.flatten(run.model())[layout.shared :].any()  # the community model is that of a stranger
+    assert not layout.flatten(run.model())[layout.shared :].any()  # the global model is that of a stranger
 
 
 def test_the_frozen_extractor_never_travels(clients) -> None:
@@ -73,7 +71,7 @@ def test_a_shared_bias_would_tell_the_vector_beside_it(clients, momentum: float,
     """Both have one gradient, so what a client sends of the bias is its private vector; therefore there is none."""
     first = gated(bias=True)
     run = piebald.run(
-        recipes.cgau(lr=0.3, momentum=momentum).with_(weigh={"kind": "equal"}),
+        recipes.cgau(lr=0.3, momentum=momentum).with_(aggregation={"kind": "equal"}),
         clients, first, rounds=1, runtime=HERE, out=tmp_path / "run",
     )  # fmt: skip
     before, after = (dict(model.named_parameters())["features.1.0.bias.gate"] for model in (first, run.model()))
@@ -104,7 +102,7 @@ def test_private_rows_are_the_matrix_if_nothing_is_averaged(clients, tmp_path) -
             ]
         )
     ]
-    mine, theirs = (row.arrivals for row in both)
+    mine, theirs = (row.results for row in both)
     assert [row["loss"] for row in mine] == pytest.approx([row["loss"] for row in theirs], rel=1e-5)
 
 
@@ -126,11 +124,11 @@ def test_a_model_that_does_not_fit_is_refused(clients, recipe, model, message: s
 
 
 def test_other_axes_go_underneath(clients) -> None:
-    """Asynchronous steps, noise on the shared part, another step at the centre."""
+    """Asynchronous steps, noise on the shared part, another step at the server."""
     recipe = recipes.cgau(lr=0.1).with_(
-        pace={"kind": "asynchronous", "cohort": 3},
-        update=[{"kind": "gaussian", "clip": 0.5, "noise": 0.1, "where": "client"}],
-        step={"kind": "momentum", "beta": 0.5},
+        scheduling={"kind": "asynchronous", "cohort": 3},
+        transforms=[{"kind": "gaussian", "clip": 0.5, "noise": 0.1, "where": "client"}],
+        server_optimizer={"kind": "momentum", "beta": 0.5},
     )
     run = piebald.run(recipe, clients, gated, rounds=8, runtime=HERE)
     assert run.final["rounds"] == 8

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from piebald import recipes
-from piebald.aggregation import Equal
+from piebald.aggregation import EqualWeighted
 from piebald.errors import SettingError
 from piebald.scheduling import Synchronous
 from piebald.training import Constant, Cosine, Exponential, Scaffold, StepDecay
@@ -18,7 +18,7 @@ from piebald.training import Constant, Cosine, Exponential, Scaffold, StepDecay
 from .fakes import federation, seeded, simulate
 
 FIRST = 3.0
-ENGINES = [{"engine": "lean"}, {"engine": "stacked", "stack": 4}, {"engine": "reference"}]
+ENGINES = [{"engine": "sequential"}, {"engine": "vmapped", "stack": 4}, {"engine": "reference"}]
 
 
 class Point(nn.Module):
@@ -43,7 +43,7 @@ def bowls(*shapes: tuple[float, float]) -> Any:
 
 
 def end(recipe: Any, clients: Any, **options: Any) -> float:
-    """Where the community model ends."""
+    """Where the global model ends."""
     metrics = {"distance": lambda outputs, targets: (outputs - targets[:, 1]).abs()}
     return float(simulate(recipe, clients, Point(), loss=bowl, metrics=metrics, **options).model().w.detach())
 
@@ -78,7 +78,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "weight decay": {"weight_decay": 0.3},
     "clipping": {"clip": 0.5},
     "clipping that never bites": {"clip": 50.0},
-    "everything": {"momentum": 0.5, "weight_decay": 0.2, "clip": 0.7},
+    "full": {"momentum": 0.5, "weight_decay": 0.2, "clip": 0.7},
 }
 
 
@@ -157,7 +157,7 @@ def test_control_variates_are_the_papers(cohort: float, eta: float, simulator: d
     recipe = recipes.scaffold(cohort=cohort, lr=0.1, steps=3, server_lr=eta)
     metrics = {"distance": lambda outputs, targets: (outputs - targets[:, 1]).abs()}
     run = simulate(recipe, bowls(*shapes), Point(), loss=bowl, metrics=metrics, rounds=4, simulator=simulator)
-    cohorts = [[row["client"] for row in run.arrivals if row["version"] == version] for version in range(1, 5)]
+    cohorts = [[row["client"] for row in run.results if row["version"] == version] for version in range(1, 5)]
     assert all(len(asked) == (3 if cohort == 1.0 else 2) for asked in cohorts)
     assert float(run.model().w.detach()) == pytest.approx(scaffold(shapes, cohorts, 0.1, 3, eta), rel=1e-4)
 
@@ -183,7 +183,7 @@ def test_a_client_without_rows_changes_no_variate() -> None:
     empty = federation(
         *((torch.zeros(1, 1), torch.tensor([shape])) for shape in shapes), (torch.zeros(0, 1), torch.zeros(0, 2))
     )
-    recipe = recipes.scaffold(lr=0.1, steps=3).with_(weigh=Equal(), pace=Synchronous(cohort=1.0))
+    recipe = recipes.scaffold(lr=0.1, steps=3).with_(aggregation=EqualWeighted(), scheduling=Synchronous(cohort=1.0))
     value = end(recipe, empty, rounds=3)
     x, c, own = FIRST, 0.0, [0.0, 0.0]
     for _ in range(3):
@@ -203,7 +203,7 @@ def test_a_client_without_rows_changes_no_variate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "values"),
+    ("lr_schedule", "values"),
     [
         (Constant(), [1, 1, 1, 1, 1, 1]),
         (Exponential(rate=0.5), [1, 1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32]),
@@ -221,7 +221,7 @@ def test_a_schedule_sets_the_rate_of_each_round() -> None:
     w = FIRST
     for version in range(3):
         w, _ = walk(w, 1.0, 0.0, lr=0.4 * 0.5**version, steps=2)
-    recipe = recipes.fedavg(lr=0.4, steps=2, schedule={"kind": "exponential", "rate": 0.5})
+    recipe = recipes.fedavg(lr=0.4, steps=2, lr_schedule={"kind": "exponential", "rate": 0.5})
     assert end(recipe, bowls((1.0, 0.0)), rounds=3) == pytest.approx(w, rel=1e-4)
 
 
@@ -250,7 +250,7 @@ def test_schedules_refuse_what_cannot_work(kind: Any, fields: dict[str, Any]) ->
 def test_every_row_is_used_and_no_batch_is_dropped(rows: int, settings: dict[str, int], steps: int) -> None:
     x, y = torch.zeros(rows, 1), torch.zeros(rows)
     run = simulate(recipes.fedavg(**settings), federation((x, y)), nn.Linear(1, 1), rounds=1)
-    assert (run.arrivals[0]["steps"], run.arrivals[0]["examples"]) == (steps, rows)
+    assert (run.results[0]["steps"], run.results[0]["examples"]) == (steps, rows)
 
 
 def test_the_loss_of_an_arrival_is_the_mean_over_its_steps() -> None:
@@ -261,6 +261,6 @@ def test_the_loss_of_an_arrival_is_the_mean_over_its_steps() -> None:
     metrics = {"distance": lambda outputs, targets: (outputs - targets[:, 1]).abs()}
     recipe = recipes.fedavg(lr=0.1, epochs=4)
     run = simulate(recipe, bowls((2.0, -1.0)), Point(), loss=bowl, metrics=metrics, rounds=1)
-    assert run.arrivals[0]["loss"] == pytest.approx(sum(losses) / 4, rel=1e-4)
-    assert run.arrivals[0]["norm"] == pytest.approx(abs(w - FIRST), rel=1e-4)
-    assert run.rounds[0]["loss"] == run.arrivals[0]["loss"]
+    assert run.results[0]["loss"] == pytest.approx(sum(losses) / 4, rel=1e-4)
+    assert run.results[0]["norm"] == pytest.approx(abs(w - FIRST), rel=1e-4)
+    assert run.rounds[0]["loss"] == run.results[0]["loss"]

@@ -1,4 +1,4 @@
-"""The loop at the centre, driven by a fake runtime whose answers and delays are known."""
+"""The loop at the server, driven by a fake runtime whose answers and delays are known."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ import torch
 from torch import Tensor, nn
 
 from piebald import recipes
-from piebald.aggregation import ByExamples, Equal
-from piebald.clustering import Together
-from piebald.contracts import Assignment, Update
+from piebald.aggregation import EqualWeighted, ExampleWeighted
+from piebald.clustering import SingleCluster
+from piebald.contracts import Task, Update
 from piebald.errors import RuntimeFault
 from piebald.recipe import Recipe
 from piebald.scheduling import Asynchronous, Buffered, Synchronous
-from piebald.server import Check
-from piebald.server_optimizer import Adam, Momentum, ToAverage
-from piebald.sharing import Everything
+from piebald.server import ResultChecks
+from piebald.server_optimizer import Adam, Momentum, ServerSgd
+from piebald.sharing import Full
 from piebald.training import Scaffold
-from piebald.transforms.base import Stage
+from piebald.transforms.base import Transform
 
 from .fakes import SGD, ByParity, FakeRuntime, classified, control, parameters, seeded, simulate, update
 
-PARTS: dict[str, Any] = {"learn": SGD, "share": Everything(), "group": Together(), "weigh": Equal()}
+PARTS: dict[str, Any] = {"training": SGD, "share": Full(), "group": SingleCluster(), "aggregation": EqualWeighted()}
 
 
 def recipe(**answers: Any) -> Recipe:
-    return Recipe(**PARTS | {"pace": Synchronous(cohort=1.0), "step": ToAverage()} | answers)
+    return Recipe(**PARTS | {"scheduling": Synchronous(cohort=1.0), "step": ServerSgd()} | answers)
 
 
 def towards(client: int, model: Tensor) -> Update:
@@ -38,10 +38,10 @@ def towards(client: int, model: Tensor) -> Update:
     return update(*(0.5 * (client - model)).tolist(), examples=client + 1)
 
 
-def answer(assignment: Assignment) -> Update:
-    if assignment.query is not None:
-        return Update({}, 1, 0, {"community/accuracy": 0.5})
-    return towards(assignment.client, assignment.parts["model"])
+def answer(task: Task) -> Update:
+    if task.query is not None:
+        return Update({}, 1, 0, {"global/accuracy": 0.5})
+    return towards(task.client, task.vectors["model"])
 
 
 # ----------------------------------------------------------------------------------------------------------------- pace
@@ -49,20 +49,20 @@ def answer(assignment: Assignment) -> Update:
 
 def test_synchronous_waits_for_the_slowest() -> None:
     runtime = FakeRuntime(3, answer, delay=lambda a: [1.0, 5.0, 2.0][a.client])
-    controller, memo = control(recipe(), runtime, rounds=2)
-    controller.run()
+    server, memo = control(recipe(), runtime, rounds=2)
+    server.run()
     assert [(step["time"], step["arrived"]) for step in memo.steps] == [(5.0, 3), (10.0, 3)]
     # the mean of the clients' numbers is 1: halfway there, and again
-    assert controller.communities.group(0).model.tolist() == pytest.approx([0.75] * 3)
+    assert server.cluster_models.group(0).model.tolist() == pytest.approx([0.75] * 3)
     assert [row["client"] for row in memo.rows] == [0, 1, 2, 0, 1, 2]
     assert all(row["staleness"] == 0 for row in memo.rows)
 
 
 def test_asynchronous_steps_at_each_arrival() -> None:
-    """Delays 1 and 2.5: arrivals of client 0 at 1, 2, 3, 4, 5 and of client 1 at 2.5, 5."""
+    """Delays 1 and 2.5: results of client 0 at 1, 2, 3, 4, 5 and of client 1 at 2.5, 5."""
     runtime = FakeRuntime(2, answer, delay=lambda a: [1.0, 2.5][a.client])
-    controller, memo = control(recipe(pace=Asynchronous()), runtime, rounds=7)
-    controller.run()
+    server, memo = control(recipe(scheduling=Asynchronous()), runtime, rounds=7)
+    server.run()
     assert [(row["time"], row["client"]) for row in memo.rows] == [
         (1.0, 0), (2.0, 0), (2.5, 1), (3.0, 0), (4.0, 0), (5.0, 1), (5.0, 0)
     ]  # fmt: skip
@@ -73,14 +73,14 @@ def test_asynchronous_steps_at_each_arrival() -> None:
         client = row["client"]
         model = model + 0.5 * (client - sent[client])
         sent[client] = model
-    torch.testing.assert_close(controller.communities.group(0).model, model)
+    torch.testing.assert_close(server.cluster_models.group(0).model, model)
 
 
 def test_arrivals_at_one_instant_come_in_the_order_they_were_sent() -> None:
     for every in (0, 1):
         runtime = FakeRuntime(4, answer)
-        controller, memo = control(recipe(pace=Asynchronous()), runtime, rounds=12, every=every)
-        controller.run()
+        server, memo = control(recipe(scheduling=Asynchronous()), runtime, rounds=12, every=every)
+        server.run()
         ids = [row["id"] for row in memo.rows]
         assert ids == sorted(ids)
         assert [row["client"] for row in memo.rows[:4]] == [0, 1, 2, 3]
@@ -89,8 +89,8 @@ def test_arrivals_at_one_instant_come_in_the_order_they_were_sent() -> None:
 
 def test_asynchronous_never_asks_a_client_twice_at_once() -> None:
     runtime = FakeRuntime(5, answer, delay=lambda a: 1.0 + a.client)
-    controller, memo = control(recipe(pace=Asynchronous(cohort=3)), runtime, rounds=20)
-    controller.run()
+    server, memo = control(recipe(scheduling=Asynchronous(cohort=3)), runtime, rounds=20)
+    server.run()
     ended = {row["id"]: row["time"] for row in memo.rows}
     spans = [(row["sent"], ended[row["id"]], row["client"]) for row in memo.rows]
     for sent, end, client in spans:
@@ -99,12 +99,12 @@ def test_asynchronous_never_asks_a_client_twice_at_once() -> None:
         assert sum(sent < moment <= end for sent, end, _ in spans) <= 3
 
 
-@pytest.mark.parametrize("pace", [Synchronous(cohort=1.0), Asynchronous()], ids=str)
+@pytest.mark.parametrize("scheduling", [Synchronous(cohort=1.0), Asynchronous()], ids=str)
 def test_a_lost_arrival_does_not_hang(pace: Any) -> None:
     lost = {2, 5, 6}
     runtime = FakeRuntime(3, lambda a: None if a.id in lost else answer(a), delay=lambda a: 1.0 + a.client)
-    controller, memo = control(recipe(pace=pace), runtime, rounds=16)
-    controller.run()
+    server, memo = control(recipe(scheduling=pace), runtime, rounds=16)
+    server.run()
     assert {row["id"] for row in memo.rows if row["status"] == "lost"} == lost
     assert all(row["reason"] == "lost" and row["weight"] == 0 for row in memo.rows if row["status"] == "lost")
     assert len({row["client"] for row in memo.rows if row["id"] > 6}) == 3  # those who were lost are asked again
@@ -114,14 +114,14 @@ def test_a_lost_arrival_does_not_hang(pace: Any) -> None:
         assert sum(row["weight"] for row in rows) == pytest.approx(1.0 if step["arrived"] else 0.0)
 
 
-@pytest.mark.parametrize("pace", [Asynchronous(), Buffered(size=2)], ids=str)
+@pytest.mark.parametrize("scheduling", [Asynchronous(), Buffered(buffer_size=2)], ids=str)
 def test_without_rounds_a_failure_is_no_commit_of_its_own(pace: Any) -> None:
     """Client 2 fails three times as often as it answers; rounds, and the staleness of others, count updates alone."""
     runtime = FakeRuntime(
         3, lambda a: None if a.client == 2 and a.id % 4 else answer(a), delay=lambda a: 0.6 + 0.2 * (a.client != 2)
     )
-    controller, memo = control(recipe(pace=pace), runtime, rounds=12)
-    controller.run()
+    server, memo = control(recipe(scheduling=pace), runtime, rounds=12)
+    server.run()
     assert len(memo.steps) == 12
     assert all(step["arrived"] for step in memo.steps)
     assert sum(step["failed"] for step in memo.steps) > 3
@@ -132,26 +132,26 @@ def test_without_rounds_a_failure_is_no_commit_of_its_own(pace: Any) -> None:
 def test_too_old_an_update_makes_nobody_else_older() -> None:
     """Four clients of one speed: only one of each wave is fresh, the others are asked again and none is starved."""
     runtime = FakeRuntime(4, answer, delay=lambda a: 1.0)
-    controller, memo = control(recipe(pace=Asynchronous(oldest=2)), runtime, rounds=40)
-    controller.run()
+    server, memo = control(recipe(scheduling=Asynchronous(max_staleness=2)), runtime, rounds=40)
+    server.run()
     assert all(step["arrived"] == 1 for step in memo.steps)
     assert {row["staleness"] for row in memo.rows if row["status"] == "ok"} <= {0, 1, 2}
 
 
-@pytest.mark.parametrize("pace", [Asynchronous(), Buffered(size=2), Buffered(size=9)], ids=str)
+@pytest.mark.parametrize("scheduling", [Asynchronous(), Buffered(buffer_size=2), Buffered(buffer_size=9)], ids=str)
 def test_where_everything_fails_a_run_without_rounds_comes_to_an_end(pace: Any) -> None:
-    controller, memo = control(recipe(pace=pace), FakeRuntime(3, lambda _: None), rounds=4)
+    server, memo = control(recipe(scheduling=pace), FakeRuntime(3, lambda _: None), rounds=4)
     with pytest.raises(RuntimeFault, match="in 4 rounds no update counted"):
-        controller.run()
+        server.run()
     assert [step["failed"] for step in memo.steps] == [3, 3, 3, 3]
 
 
 def test_a_round_of_which_all_are_lost_moves_nothing() -> None:
     runtime = FakeRuntime(3, lambda _: None)
-    controller, memo = control(recipe(step=Momentum(beta=0.9)), runtime, rounds=3)
+    server, memo = control(recipe(server_optimizer=Momentum(beta=0.9)), runtime, rounds=3)
     with pytest.raises(RuntimeFault, match="in 3 rounds no update counted"):
-        controller.run()
-    assert not controller.communities.group(0).model.any()
+        server.run()
+    assert not server.cluster_models.group(0).model.any()
     assert [step["arrived"] for step in memo.steps] == [0, 0, 0]
 
 
@@ -160,33 +160,36 @@ def test_a_round_of_which_all_are_lost_moves_nothing() -> None:
 
 def crooked(**changes: Any) -> Update:
     sound = update(1.0, 1.0, 1.0)
-    return Update(**{"parts": sound.parts, "examples": 1, "steps": 1, "metrics": {}, "norm": 1.0} | changes)
+    return Update(**{"parts": sound.vectors, "examples": 1, "steps": 1, "metrics": {}, "norm": 1.0} | changes)
 
 
 BAD: dict[str, tuple[Update, str]] = {
-    "too short": (crooked(parts={"model": torch.ones(2)}), "must send 3 float32 numbers, sent torch.float32 [2]"),
-    "too long": (crooked(parts={"model": torch.ones(4)}), "sent torch.float32 [4]"),
-    "a matrix": (crooked(parts={"model": torch.ones(1, 3)}), "sent torch.float32 [1, 3]"),
-    "double": (crooked(parts={"model": torch.ones(3).double()}), "sent torch.float64 [3]"),
-    "nothing": (crooked(parts={}), "sent nothing"),
-    "not a number": (crooked(parts={"model": torch.tensor([1.0, math.nan, 0.0])}), "not finite"),
-    "infinite": (crooked(parts={"model": torch.tensor([1.0, 0.0, -math.inf])}), "not finite"),
-    "a leap": (crooked(parts={"model": torch.full((3,), 1e6)}), "step of length 1.73e+06 is above the limit of 1e+03"),
+    "too short": (crooked(vectors={"model": torch.ones(2)}), "must send 3 float32 numbers, sent torch.float32 [2]"),
+    "too long": (crooked(vectors={"model": torch.ones(4)}), "sent torch.float32 [4]"),
+    "a matrix": (crooked(vectors={"model": torch.ones(1, 3)}), "sent torch.float32 [1, 3]"),
+    "double": (crooked(vectors={"model": torch.ones(3).double()}), "sent torch.float64 [3]"),
+    "nothing": (crooked(vectors={}), "sent nothing"),
+    "not a number": (crooked(vectors={"model": torch.tensor([1.0, math.nan, 0.0])}), "not finite"),
+    "infinite": (crooked(vectors={"model": torch.tensor([1.0, 0.0, -math.inf])}), "not finite"),
+    "a leap": (
+        crooked(vectors={"model": torch.full((3,), 1e6)}),
+        "step of length 1.73e+06 is above the limit of 1e+03",
+    ),
     "an extra part that is not finite": (
-        crooked(parts={"model": torch.ones(3), "extra": torch.tensor(math.nan)}),
+        crooked(vectors={"model": torch.ones(3), "extra": torch.tensor(math.nan)}),
         "extra is not finite",
     ),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
-@pytest.mark.parametrize("pace", [Synchronous(cohort=1.0), Asynchronous()], ids=["synchronous", "asynchronous"])
+@pytest.mark.parametrize("scheduling", [Synchronous(cohort=1.0), Asynchronous()], ids=["synchronous", "asynchronous"])
 def test_a_bad_update_is_refused_and_its_client_put_aside(case: str, pace: Any) -> None:
     bad, reason = BAD[case]
     crooked_client = 1
     runtime = FakeRuntime(3, lambda a: bad if a.client == crooked_client else answer(a), delay=lambda a: 1.0 + a.client)
-    controller, memo = control(recipe(pace=pace), runtime, rounds=9)
-    controller.run()
+    server, memo = control(recipe(scheduling=pace), runtime, rounds=9)
+    server.run()
     refused = [row for row in memo.rows if row["status"] != "ok"]
     assert [(row["client"], row["status"], row["weight"]) for row in refused] == [(crooked_client, "refused", 0.0)]
     assert reason in refused[0]["reason"]
@@ -194,9 +197,9 @@ def test_a_bad_update_is_refused_and_its_client_put_aside(case: str, pace: Any) 
     # as if it had never been there
     alone = FakeRuntime(3, lambda a: None if a.client == crooked_client else answer(a), delay=lambda a: 1.0 + a.client)
     alone.answer, alone.clients = answer, lambda: [0, 2]  # type: ignore[method-assign]
-    other, _ = control(recipe(pace=pace), alone, rounds=9)
+    other, _ = control(recipe(scheduling=pace), alone, rounds=9)
     other.run()
-    torch.testing.assert_close(controller.communities.group(0).model, other.communities.group(0).model)
+    torch.testing.assert_close(server.cluster_models.group(0).model, other.cluster_models.group(0).model)
 
 
 @pytest.mark.parametrize(
@@ -209,43 +212,43 @@ def test_a_bad_update_is_refused_and_its_client_put_aside(case: str, pace: Any) 
     ],
 )
 def test_what_a_rule_sends_beside_the_model_is_checked_too(variate: Any, reason: str) -> None:
-    def reply(assignment: Assignment) -> Update:
+    def reply(task: Task) -> Update:
         good = torch.ones(3)
-        sent = variate if assignment.client == 1 else good
+        sent = variate if task.client == 1 else good
         return update(1.0, 1.0, 1.0, **({} if sent is None else {"control": sent}))
 
-    controller, memo = control(recipe(learn=Scaffold()), FakeRuntime(3, reply), rounds=2)
-    controller.run()
+    server, memo = control(recipe(training=Scaffold()), FakeRuntime(3, reply), rounds=2)
+    server.run()
     refused = [row for row in memo.rows if row["status"] == "refused"]
     assert [row["client"] for row in refused] == [1]
     assert reason in refused[0]["reason"]
     # C <- c + |S| / N * mean: twice 2/3 of one
-    assert controller.communities.group(0).common["control"].tolist() == pytest.approx([4 / 3] * 3)
+    assert server.cluster_models.group(0).common["control"].tolist() == pytest.approx([4 / 3] * 3)
 
 
 def test_when_nobody_is_left_it_says_so() -> None:
     runtime = FakeRuntime(3, lambda _: BAD["not a number"][0])
-    controller, memo = control(recipe(), runtime, rounds=5)
+    server, memo = control(recipe(), runtime, rounds=5)
     with pytest.raises(RuntimeFault, match=r"no client is left to ask: all 3 were put aside .* as not finite"):
-        controller.run()
+        server.run()
     assert len(memo.rows) == 3
-    assert not controller.communities.group(0).model.any()
+    assert not server.cluster_models.group(0).model.any()
 
 
 def test_when_nobody_is_there_it_says_so() -> None:
-    controller, _ = control(recipe(), FakeRuntime(0, answer), rounds=5)
+    server, _ = control(recipe(), FakeRuntime(0, answer), rounds=5)
     with pytest.raises(RuntimeFault, match="no client can be asked and none is under way"):
-        controller.run()
+        server.run()
 
 
 def test_the_longest_step_is_that_of_the_model_it_started_from() -> None:
     """A slow client may go as far as the model allowed that it was sent, however short the model is by now."""
     pull = {0: 40.0, 1: -0.5, 2: -0.5}
     runtime = FakeRuntime(3, lambda a: update(*[pull[a.client]] * 3), lambda a: 5.0 if a.client == 0 else 1.0)
-    controller, memo = control(recipe(pace=Asynchronous()), runtime, rounds=9)
-    controller.check = Check(longest_step=10.0)
-    controller.communities.group(0, torch.full((3,), 7.0))
-    controller.run()
+    server, memo = control(recipe(scheduling=Asynchronous()), runtime, rounds=9)
+    server.check = ResultChecks(longest_step=10.0)
+    server.cluster_models.group(0, torch.full((3,), 7.0))
+    server.run()
     slow = next(row for row in memo.rows if row["client"] == 0)
     assert slow["status"] == "ok"
     assert memo.steps[slow["version"] - 2]["norm"] * 10 < slow["norm"] < 70 * math.sqrt(3)
@@ -255,16 +258,16 @@ def test_the_longest_step_is_that_of_the_model_it_started_from() -> None:
 
 
 def test_groups_are_federations_of_their_own() -> None:
-    grouped, memo = control(recipe(group=ByParity(), step=Adam(lr=0.1)), FakeRuntime(6, answer), rounds=4)
+    grouped, memo = control(recipe(group=ByParity(), server_optimizer=Adam(lr=0.1)), FakeRuntime(6, answer), rounds=4)
     grouped.run()
     for parity in (0, 1):
 
-        def own(assignment: Assignment, parity: int = parity) -> Update:
-            return towards(2 * assignment.client + parity, assignment.parts["model"])
+        def own(task: Task, parity: int = parity) -> Update:
+            return towards(2 * task.client + parity, task.vectors["model"])
 
-        alone, _ = control(recipe(step=Adam(lr=0.1)), FakeRuntime(3, own), rounds=4)
+        alone, _ = control(recipe(server_optimizer=Adam(lr=0.1)), FakeRuntime(3, own), rounds=4)
         alone.run()
-        torch.testing.assert_close(grouped.communities.group(parity).model, alone.communities.group(0).model)
+        torch.testing.assert_close(grouped.cluster_models.group(parity).model, alone.cluster_models.group(0).model)
     assert [row["grp"] for row in memo.rows] == [0, 1, 0, 1, 0, 1] * 4
     assert all(step["groups"] == 2 for step in memo.steps)
     for step in memo.steps:
@@ -295,52 +298,52 @@ def test_groups_in_the_simulator_too() -> None:
 # --------------------------------------------------------------------------------------------------------------- stages
 
 
-class Doubled(Stage):
+class Doubled(Transform):
     """Twice as long on its way."""
 
-    def send(self, parts: Any, keys: Any, clients: Any) -> Any:
-        return {**parts, "model": parts["model"] * 2}
+    def send(self, vectors: Any, keys: Any, clients: Any) -> Any:
+        return {**vectors, "model": vectors["model"] * 2}
 
     def receive(self, average: Tensor, count: int, weights: Any, key: int) -> Tensor:
         return average / 2
 
 
-class Shifted(Stage):
+class Shifted(Transform):
     """One more on its way."""
 
-    def send(self, parts: Any, keys: Any, clients: Any) -> Any:
-        return {**parts, "model": parts["model"] + 1}
+    def send(self, vectors: Any, keys: Any, clients: Any) -> Any:
+        return {**vectors, "model": vectors["model"] + 1}
 
     def receive(self, average: Tensor, count: int, weights: Any, key: int) -> Tensor:
         return average - 1
 
 
-class Sixteen(Stage):
+class Sixteen(Transform):
     """Two bytes a number on the wire."""
 
-    def nbytes(self, parts: Any) -> int:
-        return 2 * sum(part.numel() for part in parts.values())
+    def nbytes(self, vectors: Any) -> int:
+        return 2 * sum(part.numel() for part in vectors.values())
 
 
-@pytest.mark.parametrize("weigh", [ByExamples(), Equal()], ids=str)
-@pytest.mark.parametrize("pace", [Synchronous(cohort=2), Asynchronous(cohort=2)], ids=lambda pace: pace.kind)
+@pytest.mark.parametrize("aggregation", [ExampleWeighted(), EqualWeighted()], ids=str)
+@pytest.mark.parametrize("scheduling", [Synchronous(cohort=2), Asynchronous(cohort=2)], ids=lambda pace: pace.kind)
 def test_stages_run_forwards_at_the_client_and_backwards_at_the_centre(weigh: Any, pace: Any) -> None:
     """2x + 1 is undone by (x - 1) / 2 and by nothing else; in both orders, so that neither is a special case."""
     clients, model = classified(5, 9, 4), seeded(lambda: nn.Linear(4, 2))
-    plain = recipes.fedavg(lr=0.2).with_(pace=pace, weigh=weigh)
+    plain = recipes.fedavg(lr=0.2).with_(scheduling=pace, aggregation=weigh)
     expected = simulate(plain, clients, model, rounds=4)
     for stages in ((Doubled(), Shifted()), (Shifted(), Doubled()), (Doubled(), Doubled(), Shifted())):
-        staged = simulate(plain.with_(update=stages), clients, model, rounds=4)
+        staged = simulate(plain.with_(transforms=stages), clients, model, rounds=4)
         torch.testing.assert_close(staged.model().weight, expected.model().weight, atol=1e-5, rtol=1e-4)
-    backwards = simulate(plain.with_(update=(Doubled(),)), clients, model, rounds=4)
-    assert backwards.arrivals[0]["norm"] == pytest.approx(2 * expected.arrivals[0]["norm"], rel=1e-4)
+    backwards = simulate(plain.with_(transforms=(Doubled(),)), clients, model, rounds=4)
+    assert backwards.results[0]["norm"] == pytest.approx(2 * expected.results[0]["norm"], rel=1e-4)
 
 
 def test_the_last_stage_says_what_goes_over_the_wire() -> None:
     clients, model = classified(5, 9), nn.Linear(4, 2)
     for stages, each in (((Sixteen(),), 2), ((Doubled(), Sixteen()), 2), ((Sixteen(), Doubled()), 4)):
-        run = simulate(recipes.fedavg().with_(update=stages), clients, model, rounds=1)
-        assert [row["bytes_up"] for row in run.arrivals] == [10 * each] * 2
+        run = simulate(recipes.fedavg().with_(transforms=stages), clients, model, rounds=1)
+        assert [row["bytes_up"] for row in run.results] == [10 * each] * 2
 
 
 # -------------------------------------------------------------------------------------------- measuring, first contact
@@ -348,8 +351,8 @@ def test_the_last_stage_says_what_goes_over_the_wire() -> None:
 
 @pytest.mark.parametrize(("every", "versions"), [(0, []), (1, [0, 1, 2, 3, 4, 5]), (2, [0, 2, 4, 5]), (9, [0, 5])])
 def test_when_models_are_measured(every: int, versions: list[int]) -> None:
-    controller, memo = control(recipe(), FakeRuntime(3, answer), rounds=5, every=every)
-    controller.run()
+    server, memo = control(recipe(), FakeRuntime(3, answer), rounds=5, every=every)
+    server.run()
     assert sorted({row["version"] for row in memo.measured}) == versions
     assert len(memo.measured) == 3 * len(versions)
 
@@ -360,11 +363,11 @@ def test_private_numbers_go_out_until_the_client_has_answered_once() -> None:
     lost = {1, 3}  # two rounds of two clients: client 0 is lost twice
     runtime = FakeRuntime(2, lambda a: None if a.id in lost else answer(a))
     control(recipe(), runtime, model=model, private=["own"], rounds=4)[0].run()
-    sent = {client: [a.parts.get("private") for a in runtime.sent if a.client == client] for client in (0, 1)}
+    sent = {client: [a.vectors.get("private") for a in runtime.sent if a.client == client] for client in (0, 1)}
     assert [private is not None for private in sent[0]] == [True, True, True, False]
     assert [private is not None for private in sent[1]] == [True, False, False, False]
     assert sent[0][0].tolist() == [7.0, 7.0]
-    assert all(a.parts["model"].shape == (3,) for a in runtime.sent)
+    assert all(a.vectors["model"].shape == (3,) for a in runtime.sent)
 
 
 # --------------------------------------------------------------------------------------------------------------- resume
@@ -372,11 +375,11 @@ def test_private_numbers_go_out_until_the_client_has_answered_once() -> None:
 
 @pytest.mark.parametrize("lasts", [True, False])
 def test_checkpoints_are_made_only_where_they_outlive_the_run(lasts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    controller, memo = control(recipe(), FakeRuntime(3, answer), rounds=3)
+    server, memo = control(recipe(), FakeRuntime(3, answer), rounds=3)
     monkeypatch.setattr(memo, "lasts", lasts)
-    made, state = [], controller.state
-    monkeypatch.setattr(controller, "state", lambda: made.append(1) or state())
-    controller.run()
+    made, state = [], server.state
+    monkeypatch.setattr(server, "state", lambda: made.append(1) or state())
+    server.run()
     assert [checkpoint is not None for checkpoint in memo.checkpoints] == [lasts] * 3
     assert len(made) == 3 * lasts
 
@@ -388,7 +391,7 @@ def test_arrivals_that_wait_to_be_taken_are_in_the_checkpoint(version: int, dela
 
     def fresh() -> tuple[Any, Any]:
         runtime = FakeRuntime(4, answer, delay=lambda a: delays[a.client])
-        return control(recipe(pace=Asynchronous(), step=Momentum()), runtime, rounds=9, every=1)
+        return control(recipe(scheduling=Asynchronous(), server_optimizer=Momentum()), runtime, rounds=9, every=1)
 
     whole, memo = fresh()
     whole.run()
@@ -401,7 +404,7 @@ def test_arrivals_that_wait_to_be_taken_are_in_the_checkpoint(version: int, dela
     ids = [(row["id"], row["client"], row["version"], row["staleness"]) for row in memo.rows]
     resumed = [(row["id"], row["client"], row["version"], row["staleness"]) for row in rest.rows]
     assert [row[1:] for row in resumed] == [row[1:] for row in ids if row[2] > version]
-    assert torch.equal(whole.communities.group(0).model, again.communities.group(0).model)
+    assert torch.equal(whole.cluster_models.group(0).model, again.cluster_models.group(0).model)
 
 
 def test_the_users_model_is_not_touched() -> None:

@@ -17,18 +17,18 @@ from torch import Tensor
 from piebald import aggregation as weigh
 from piebald import cohort_matrix as columns
 from piebald import recipes
-from piebald.aggregation.coordinates import places
+from piebald.cohort_matrix import coordinates
 from piebald.aggregation.fltrust import trust
 from piebald.aggregation.foolsgold import confidence
 from piebald.aggregation.irls import repeated_median
 from piebald.aggregation.robust import Robust
-from piebald.component import Part
+from piebald.component import Component
 from piebald.contracts import Cohort, Update
 from piebald.errors import SettingError
 
 from .fakes import Blindfold
 
-NOBODY: Any = None  # these ask the centre nothing
+NOBODY: Any = None  # these ask the server nothing
 few = settings(max_examples=25, deadline=None, derandomize=True)
 
 DEFENCES = {
@@ -55,7 +55,7 @@ def cohort(matrix: Tensor, examples: list[int] | None = None) -> Cohort:
 
 
 def merged(part: Robust, matrix: Tensor, **more: list[int]) -> tuple[Tensor, list[float]]:
-    return part.combine(cohort(matrix, **more), NOBODY)
+    return part.aggregate(cohort(matrix, **more), NOBODY)
 
 
 def matrices(least: int = 1, most: int = 12) -> st.SearchStrategy[Tensor]:
@@ -145,10 +145,10 @@ def test_memory_is_bounded_by_blocks(name: str, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("name", DEFENCES)
 def test_recipes_can_name_it(name: str) -> None:
     part = DEFENCES[name]
-    assert Part.registry["weigh"][part.kind] is type(part)
-    made = recipes.fedavg().with_(weigh=part.table())
-    assert made.weigh == part
-    assert made.needs_each
+    assert Component.registry["aggregation"][part.kind] is type(part)
+    made = recipes.fedavg().with_(aggregation=part.table())
+    assert made.aggregation == part
+    assert made.requires_individual_updates
 
 
 # --------------------------------------------------------------------------------------------- slow plain references
@@ -291,7 +291,7 @@ def test_irls(matrix: Tensor) -> None:
 @given(matrix=matrices(2))
 def test_places_keep_all_distances(matrix: Tensor) -> None:
     torch.testing.assert_close(
-        torch.cdist(places(matrix), places(matrix)), torch.cdist(matrix.double(), matrix.double()), atol=1e-5, rtol=1e-4
+        torch.cdist(coordinates(matrix), coordinates(matrix)), torch.cdist(matrix.double(), matrix.double()), atol=1e-5, rtol=1e-4
     )
     torch.testing.assert_close(
         columns.squared_distances(matrix), torch.cdist(matrix.double(), matrix.double()) ** 2, atol=1e-6, rtol=1e-6
@@ -400,9 +400,9 @@ def test_foolsgold_shuts_out_sybils() -> None:
 )
 def test_what_cannot_work(kind: str, fields: dict[str, object]) -> None:
     with pytest.raises(SettingError, match=kind):
-        recipes.fedavg().with_(weigh={"kind": kind, **fields})
+        recipes.fedavg().with_(aggregation={"kind": kind, **fields})
 
 
 def test_robust_weighings_see_no_secure_sum() -> None:
     with pytest.raises(SettingError, match="median needs single updates"):
-        recipes.fedavg().with_(update=[Blindfold()], weigh=weigh.Median())
+        recipes.fedavg().with_(transforms=[Blindfold()], aggregation=weigh.Median())

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import piebald
 from piebald import recipes
-from piebald.contracts import Descent, Privacy
+from piebald.contracts import RowPrivacy, SgdConfig
 from piebald.errors import SettingError
 from piebald.parameters import Layout
 from piebald.runtimes.engines.row_loader import batches
@@ -66,10 +66,10 @@ def test_the_clipped_sum_is_that_of_opacus(clip: float) -> None:
     rows = clients.rows(0, "train")
     theirs = opacus.GradSampleModule(seeded(convolutional), loss_reduction="sum")
     nn.functional.cross_entropy(theirs(rows.x.requires_grad_()), rows.y, reduction="sum").backward()
-    parts = [parameter.grad_sample for parameter in theirs.parameters()]
-    norms = torch.stack([part.flatten(1).norm(dim=1) for part in parts]).norm(dim=0)
+    vectors = [parameter.grad_sample for parameter in theirs.parameters()]
+    norms = torch.stack([part.flatten(1).norm(dim=1) for part in vectors]).norm(dim=0)
     share = (clip / norms).clamp(max=1.0)
-    summed = torch.cat([torch.tensordot(share, part, 1).flatten() for part in parts])
+    summed = torch.cat([torch.tensordot(share, part, 1).flatten() for part in vectors])
     torch.testing.assert_close(mine, -summed / ROWS, atol=1e-5, rtol=1e-4)
 
 
@@ -78,7 +78,7 @@ def test_models_that_vmap_cannot_take_give_the_same_one_row_at_a_time() -> None:
     recipe = recipes.dp_sgd(lr=0.2, epochs=2, batch=5, clip=0.3, noise=0.5)
     ends = [
         simulate(recipe, clients, model, rounds=2, simulator={"engine": engine, "stack": stack})
-        for engine, stack in (("reference", 1), ("lean", 1), ("stacked", 2))
+        for engine, stack in (("reference", 1), ("sequential", 1), ("vmapped", 2))
     ]
     first, *others = (run.work.layout.flatten(run.model()) for run in ends)
     for other in others:
@@ -112,7 +112,7 @@ def test_a_private_layer_is_hidden_as_well(tmp_path: Path) -> None:
     """Gradients of shared layers are taken through it."""
     model, clients = seeded(lambda: nn.Sequential(nn.Linear(4, 300), nn.ReLU(), nn.Linear(300, 2))), classified(ROWS)
     recipe = recipes.dp_sgd(lr=1.0, steps=1, batch=ROWS, clip=1e-6, noise=1e6).with_(
-        share={"kind": "all_but", "private_layers": "classifier"}
+        sharing={"kind": "all_except", "private_layers": "classifier"}
     )
     run = simulate(recipe, clients, model, rounds=1, out=tmp_path / "run")
     moved = run.work.layout.flatten(run.model(client=0)) - run.work.initial
@@ -123,7 +123,7 @@ def test_a_private_layer_is_hidden_as_well(tmp_path: Path) -> None:
 
 def test_batches_are_poisson_samples() -> None:
     """Each row by itself with probability batch / rows: sizes are binomial, and some batches are empty."""
-    places, descent = np.arange(100), Descent(lr=0.1, batch=2, steps=4000, privacy=Privacy(1.0, 1.0))
+    places, descent = np.arange(100), SgdConfig(lr=0.1, batch=2, steps=4000, privacy=RowPrivacy(1.0, 1.0))
     drawn = list(batches(places, descent, False, 1, "site", 0))
     sizes = np.array([len(batch) for batch in drawn])
     assert len(drawn) == 4000
@@ -132,7 +132,7 @@ def test_batches_are_poisson_samples() -> None:
     assert (sizes == 0).any()
     per_row = np.bincount(np.concatenate(drawn), minlength=100)
     assert (abs(per_row - 80) < 5 * math.sqrt(4000 * 0.02 * 0.98)).all()
-    whole = batches(np.arange(5), Descent(lr=0.1, batch=20, epochs=3, privacy=Privacy(1.0, 1.0)), False, 1)
+    whole = batches(np.arange(5), SgdConfig(lr=0.1, batch=20, epochs=3, privacy=RowPrivacy(1.0, 1.0)), False, 1)
     assert [batch.tolist() for batch in whole] == [[0, 1, 2, 3, 4]] * 3
 
 
@@ -142,7 +142,7 @@ def test_clients_of_every_size_take_part_in_a_stack() -> None:
     recipe = recipes.dp_sgd(lr=0.3, epochs=3, batch=2, noise=0.7, momentum=0.5, keep_momentum=True, mu=0.3)
     lean, stacked = (
         simulate(recipe, clients, model, rounds=3, simulator={"engine": engine, "stack": 5})
-        for engine in ("lean", "stacked")
+        for engine in ("sequential", "vmapped")
     )
     one, two = (run.work.layout.flatten(run.model()) for run in (lean, stacked))
     torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-4)
@@ -150,8 +150,8 @@ def test_clients_of_every_size_take_part_in_a_stack() -> None:
 
 def test_no_training_loss_leaves_the_client() -> None:
     run = simulate(recipes.dp_sgd(lr=0.1), classified(8, 9), seeded(lambda: nn.Linear(4, 2)), rounds=2)
-    assert all(row["loss"] is None for row in run.arrivals)
-    assert {row["steps"] for row in run.arrivals if row["kind"] == "train"} == {1}
+    assert all(row["loss"] is None for row in run.results)
+    assert {row["steps"] for row in run.results if row["kind"] == "train"} == {1}
 
 
 def test_less_noise_learns_more() -> None:
@@ -202,17 +202,17 @@ def test_the_fastest_engine_is_found_for_it() -> None:
         rounds=1,
         simulator={"engine": "auto"},
     )
-    assert run.meta["runtime"]["engine"] in ("lean", "stacked")
+    assert run.meta["runtime"]["engine"] in ("sequential", "vmapped")
 
 
 def test_a_real_sites_noise_is_not_made_from_the_runs_seed() -> None:
     """The server knows that one, and could subtract the noise."""
-    from piebald.objective import TASKS
-    from piebald.runtimes.federation.policy import Floor
-    from piebald.runtimes.federation.task_runner import Desk, Prepared
+    from piebald.objective import OBJECTIVES
+    from piebald.runtimes.federation.policy import Policy
+    from piebald.runtimes.federation.task_runner import Prepared, TaskRunner
 
     model, rule = seeded(lambda: nn.Linear(4, 2)), DpSgd(noise=1.0)
     layout = Layout.of(model)
-    work = piebald.contracts.Work(model, layout, layout.flatten(model), rule, (), TASKS["classification"], 7)
+    work = piebald.contracts.ClientWork(model, layout, layout.flatten(model), rule, (), OBJECTIVES["classification"], 7)
     prepared = Prepared(work, classified(8, 8), 0)
-    assert Desk(prepared, Floor(), "cpu", secret=12345).work.seed == 12345
+    assert TaskRunner(prepared, Policy(), "cpu", secret=12345).work.seed == 12345

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from piebald import recipes
-from piebald.aggregation import Equal
+from piebald.aggregation import EqualWeighted
 from piebald.errors import SettingError
 from piebald.transforms import Gaussian
 
@@ -68,7 +68,7 @@ def test_noise_at_the_centre_goes_with_the_largest_weight(weights: list[float]) 
 
 def test_each_end_leaves_the_noise_to_the_other() -> None:
     short, average = torch.full((1, 4), 0.1), torch.ones(4)
-    assert torch.equal(Gaussian(clip=1.0, where="centre").send({"model": short}, [1], [0])["model"], short)
+    assert torch.equal(Gaussian(clip=1.0, where="server").send({"model": short}, [1], [0])["model"], short)
     assert torch.equal(Gaussian(clip=1.0, where="client").receive(average, 2, [0.5, 0.5], 1), average)
     assert torch.equal(Gaussian(clip=1.0, noise=0.0).receive(average, 2, [0.5, 0.5], 1), average)
 
@@ -81,12 +81,12 @@ def test_what_cannot_work(fields: dict[str, Any]) -> None:
         Gaussian(**fields)
 
 
-@pytest.mark.parametrize("where", ["client", "centre"])
+@pytest.mark.parametrize("where", ["client", "server"])
 def test_private_layers_get_no_noise(where: str) -> None:
     """With nothing but noise to learn from (a rate of almost nothing), only shared numbers move."""
     model = seeded(lambda: torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2)))
     recipe = recipes.hdafl(lr=1e-9).with_(
-        update=[{"kind": "gaussian", "clip": 1.0, "noise": 0.5, "where": where}], weigh=Equal()
+        transforms=[{"kind": "gaussian", "clip": 1.0, "noise": 0.5, "where": where}], aggregation=EqualWeighted()
     )
     run = simulate(recipe, classified(6, 7), model, rounds=1)
     community = run.model()
@@ -97,20 +97,20 @@ def test_private_layers_get_no_noise(where: str) -> None:
 def test_no_update_of_a_run_is_longer_than_the_clip() -> None:
     model = seeded(lambda: torch.nn.Linear(4, 2))
     free = simulate(recipes.fedavg(lr=0.5), classified(9, 12), model, rounds=2)
-    clip = 0.5 * min(row["norm"] for row in free.arrivals)
+    clip = 0.5 * min(row["norm"] for row in free.results)
     stage = {"kind": "gaussian", "clip": clip, "noise": 0.0}
-    run = simulate(recipes.fedavg(lr=0.5).with_(update=[stage]), classified(9, 12), model, rounds=2)
-    assert [row["norm"] for row in run.arrivals] == pytest.approx([clip] * 4, rel=1e-4)
+    run = simulate(recipes.fedavg(lr=0.5).with_(transforms=[stage]), classified(9, 12), model, rounds=2)
+    assert [row["norm"] for row in run.results] == pytest.approx([clip] * 4, rel=1e-4)
 
 
 @pytest.mark.parametrize(
     "answers",
     [
-        {"update": [{"kind": "gaussian", "clip": 1.0, "noise": 5.0, "where": "centre"}]},
-        {"update": [{"kind": "gaussian", "clip": 1.0, "noise": 5.0, "where": "client"}]},
-        {"step": {"kind": "adam", "lr": 3.0}},
+        {"transforms": [{"kind": "gaussian", "clip": 1.0, "noise": 5.0, "where": "server"}]},
+        {"transforms": [{"kind": "gaussian", "clip": 1.0, "noise": 5.0, "where": "client"}]},
+        {"server_optimizer": {"kind": "adam", "lr": 3.0}},
     ],
-    ids=["noise at the centre", "noise at clients", "Adam"],
+    ids=["noise at the server", "noise at clients", "Adam"],
 )
 def test_running_variances_stay_variances(answers: dict[str, Any]) -> None:
     """Noise, and steps that are not averages, would take batch norm's variances below zero and outputs to NaN."""

@@ -45,8 +45,8 @@ def network(seed: int = 0) -> nn.Module:
 
 
 def grouped(run: Any, version: int) -> list[int]:
-    """The group of each client at a commit, by the run's arrivals."""
-    rows = [row for row in run.arrivals if row["version"] == version and row["grp"] is not None]
+    """The group of each client at a commit, by the run's results."""
+    rows = [row for row in run.results if row["version"] == version and row["grp"] is not None]
     return [row["grp"] for row in sorted(rows, key=lambda row: row["client"])]
 
 
@@ -71,13 +71,13 @@ def test_distfl_finds_planted_groups_and_keeps_their_numbers() -> None:
     }
     own = [last[client] for client in range(12)]
     assert np.mean(own) > np.mean([together[client] for client in range(12)]) + 0.1
-    names = {row["name"] for row in run.remarks}
+    names = {row["name"] for row in run.notes}
     assert {"divergence", "groups", "grouping"} <= names
 
 
 def test_a_groups_model_is_the_mean_of_its_members_models() -> None:
     """Eq. 7, also in the round in which a client changes its group: models are averaged, not changes."""
-    recipe = recipes.distfl(probes=40, **TRAINING).with_(group=Distfl(groups=3, probes=40))
+    recipe = recipes.distfl(probes=40, **TRAINING).with_(clustering=Distfl(groups=3, probes=40))
     one, two = (carry_out(recipe, planted(), rounds=rounds) for rounds in (1, 2))
     layout = one.work.layout
     first = {client: layout.flatten(one.model(client)) for client in range(12)}
@@ -124,9 +124,9 @@ def test_clients_vote_for_the_honest_group_while_most_of_them_are(attackers: int
     run, labels = vote_among(attackers)
     assert adjusted_rand_score([client < attackers for client in range(10)], labels) == 1.0
     assert run.main == labels[-1]
-    (last,) = [row["value"] for row in run.remarks if row["name"] == "vote_loss"][-1:]
+    (last,) = [row["value"] for row in run.notes if row["name"] == "vote_loss"][-1:]
     assert min(last, key=last.__getitem__) == str(labels[-1])
-    asked = [row for row in run.arrivals if row["kind"] == "validate" and row["version"] == 4]
+    asked = [row for row in run.results if row["kind"] == "validate" and row["version"] == 4]
     assert len(asked) == 10 * len(last)
     one = run.work.layout.shared * 4
     assert all(row["bytes_down"] == one for row in asked)
@@ -151,12 +151,12 @@ class Polled:
 
     def __init__(self, said: list[list[float | None]], rows: int = 5) -> None:
         self.said, self.rows, self.asked = said, rows, list[tuple[int, int]]()
-        self.work = type("Work", (), {"seed": 1})
+        self.work = type("ClientWork", (), {"seed": 1})
 
     def ask(self, questions: Any) -> list[Any]:
         found: list[Any] = []
         for question in questions:
-            model = int(question.parts["model"])
+            model = int(question.vectors["model"])
             self.asked.append((question.client, model))
             loss = self.said[question.client][model]
             found.append(None if loss is None else update(examples=self.rows, loss=loss))
@@ -194,13 +194,13 @@ def test_half_a_vote_is_none() -> None:
 def test_a_replaced_model_is_left_out_of_the_mean_and_trains_alone() -> None:
     clients = planted()
     stage = {"kind": "model_replacement", "clients": [5], "scale": 300.0}
-    run = carry_out(recipes.distfl(probes=60, **TRAINING).with_(update=[stage]), clients)
+    run = carry_out(recipes.distfl(probes=60, **TRAINING).with_(transforms=[stage]), clients)
     first = grouped(run, 1)
     others = [client for client in range(12) if client != 5]
     assert first.count(first[5]) == 1
-    last = {row["client"]: row["grp"] for row in run.arrivals if row["version"] == 4 and row["client"] != 5}
+    last = {row["client"]: row["grp"] for row in run.results if row["version"] == 4 and row["client"] != 5}
     assert adjusted_rand_score(TRUTH[others], [last[client] for client in others]) == 1.0
-    rows = [row for row in run.arrivals if row["client"] == 5 and row["version"] == 1]
+    rows = [row for row in run.results if row["client"] == 5 and row["version"] == 1]
     assert rows[0]["status"] == "aside"
     assert "times the median" in rows[0]["reason"]
 
@@ -209,7 +209,7 @@ def test_who_was_not_asked_keeps_group_and_model() -> None:
     run = carry_out(recipes.distfl(cohort=8, probes=60, **TRAINING), planted(), rounds=6)
     seen: dict[int, int] = {}
     for version in range(1, 7):
-        for row in run.arrivals:
+        for row in run.results:
             if row["version"] == version:
                 seen[row["client"]] = row["grp"]
     assert adjusted_rand_score([TRUTH[client] for client in seen], list(seen.values())) == 1.0
@@ -222,7 +222,7 @@ def test_who_was_not_asked_keeps_group_and_model() -> None:
 
 def test_grouping_every_other_round_asks_half_as_often() -> None:
     run = carry_out(recipes.distfl(probes=40, every=2, **TRAINING), planted())
-    made = [row["version"] for row in run.remarks if row["name"] == "groups"]
+    made = [row["version"] for row in run.notes if row["name"] == "groups"]
     assert made == [1, 3]
     assert grouped(run, 2) == grouped(run, 1)
 
@@ -230,17 +230,17 @@ def test_grouping_every_other_round_asks_half_as_often() -> None:
 def test_without_batch_norm_clients_tell_moments_of_their_layers() -> None:
     model = seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.ReLU(), nn.Linear(24, 10)))
     clients = planted()
-    learn = {"kind": "with_moments", "layers": ["1", "3"], **TRAINING}
-    recipe = recipes.distfl(probes=60).with_(learn=learn)
+    training = {"kind": "with_moments", "layers": ["1", "3"], **TRAINING}
+    recipe = recipes.distfl(probes=60).with_(training=training)
     run = carry_out(recipe, clients, model)
     assert adjusted_rand_score(TRUTH, grouped(run, 4)) == 1.0
     bare = carry_out(recipes.fedavg(**TRAINING), clients, model, rounds=1)
-    more = run.arrivals[0]["bytes_up"] - bare.arrivals[0]["bytes_up"]
+    more = run.results[0]["bytes_up"] - bare.results[0]["bytes_up"]
     assert more == 4 * 2 * (64 + 24)
     with pytest.raises(SettingError, match="has no batch norm"):
         carry_out(recipes.distfl(**TRAINING), clients, model)
     with pytest.raises(SettingError, match="must be a convolution or linear layer"):
-        carry_out(recipes.distfl().with_(learn={**learn, "layers": ["2"]}), clients, model)
+        carry_out(recipes.distfl().with_(training={**training, "layers": ["2"]}), clients, model)
 
 
 def test_moments_are_those_of_the_rows() -> None:
@@ -249,7 +249,7 @@ def test_moments_are_those_of_the_rows() -> None:
     run = simulate(recipes.fedavg(), clients, model, rounds=1)
     from piebald.runtimes.engines.choose import make_engine
 
-    engine = make_engine("lean", run.work, clients, torch.device("cpu"), bfloat16=False)
+    engine = make_engine("sequential", run.work, clients, torch.device("cpu"), bfloat16=False)
     found = moments(engine, [0, 1], run.work.initial.expand(2, -1), ["0", "2"])
     for row, client in zip(found, (0, 1), strict=True):
         x = clients.rows(client, "train").x
@@ -262,15 +262,15 @@ def test_moments_are_those_of_the_rows() -> None:
 def test_private_batch_norms_tell_nothing() -> None:
     with pytest.raises(SettingError, match="keeps its batch norms private"):
         carry_out(
-            recipes.distfl(**TRAINING).with_(share={"kind": "all_but", "private_layers": "batch_norm"}), planted()
+            recipes.distfl(**TRAINING).with_(sharing={"kind": "all_except", "private_layers": "batch_norm"}), planted()
         )
 
 
 def test_normal_by_root_needs_rows() -> None:
-    with pytest.raises(SettingError, match="needs rows that the centre may look at"):
+    with pytest.raises(SettingError, match="needs rows that the server may look at"):
         carry_out(recipes.distfl(normal="root", **TRAINING), planted())
     with pytest.raises(SettingError, match="fltrust"):
-        carry_out(recipes.fedavg(**TRAINING).with_(weigh="fltrust"), planted())
+        carry_out(recipes.fedavg(**TRAINING).with_(aggregation="fltrust"), planted())
 
 
 # ---------------------------------------------------------------------------------------------------- IFCA, CFL, ...
@@ -282,7 +282,7 @@ def test_ifca_finds_planted_groups_when_told_how_many(warm: int) -> None:
     if warm:  # cold starts may leave two groups with one model, as the paper says
         assert adjusted_rand_score(TRUTH, grouped(run, 5)) == 1.0
     shared = run.work.layout.shared
-    down = {row["bytes_down"] for row in run.arrivals if row["version"] == 5}
+    down = {row["bytes_down"] for row in run.results if row["version"] == 5}
     assert down == {4 * shared * (1 + 3)}
 
 
@@ -292,7 +292,7 @@ def test_ifca_clients_choose_by_their_own_loss() -> None:
     models = {group: run.work.layout.flatten(run.model(grouped(run, 3).index(group))) for group in set(grouped(run, 3))}
     assert len(models) == 3
     with pytest.raises(SettingError, match="lowest_loss"):
-        carry_out(recipes.fedavg(**TRAINING).with_(group=Ifca(k=2)), planted())
+        carry_out(recipes.fedavg(**TRAINING).with_(clustering=Ifca(k=2)), planted())
 
 
 def test_cfl_cuts_where_updates_pull_apart() -> None:
@@ -330,21 +330,21 @@ def test_fltrust_runs_on_the_centres_rows_under_a_majority_of_attackers() -> Non
     assert len(held) == sum(clients.size(client, "train") for client in range(10))
     stage = {"kind": "sign_flip", "clients": list(range(7)), "scale": 3.0}
     accuracy = {}
-    for weigh in ("by_examples", "fltrust"):
-        recipe = recipes.fedavg(lr=0.1, epochs=2).with_(weigh=weigh, update=[stage])
+    for weigh in ("example_weighted", "fltrust"):
+        recipe = recipes.fedavg(lr=0.1, epochs=2).with_(aggregation=weigh, transforms=[stage])
         run = carry_out(recipe, clients, build_model("mlp", (1, 8, 8), 10), rounds=12)
         accuracy[weigh] = [r["value"] for r in run.scores if r["split"] == "common" and r["metric"] == "accuracy"][-1]
-    assert accuracy["fltrust"] > 0.8 > 0.3 > accuracy["by_examples"]
+    assert accuracy["fltrust"] > 0.8 > 0.3 > accuracy["example_weighted"]
 
 
 def test_foolsgold_remembers_clients() -> None:
     """Sybils with one data set between them end with next to nothing; that takes memory over rounds."""
     clients = planted()
     stage = {"kind": "inner_product", "clients": [0, 1, 2, 3], "scale": 1.0}
-    recipe = recipes.fedavg(**TRAINING).with_(weigh="foolsgold", update=[stage])
+    recipe = recipes.fedavg(**TRAINING).with_(aggregation="foolsgold", transforms=[stage])
     run = carry_out(recipe, clients, rounds=3)
-    last = {row["client"]: row["weight"] for row in run.arrivals if row["version"] == 3}
-    shares = [row for row in run.arrivals if row["version"] == 3]
+    last = {row["client"]: row["weight"] for row in run.results if row["version"] == 3}
+    shares = [row for row in run.results if row["version"] == 3]
     assert max(last[client] or 0.0 for client in range(4)) == 0.0
     assert len(shares) == 12
 
@@ -354,10 +354,10 @@ def every_number(run: Any) -> Tensor:
     return torch.stack([layout.flatten(run.model(client)) for client in range(12)])
 
 
-@pytest.mark.parametrize("engine", ["stacked"])
+@pytest.mark.parametrize("engine", ["vmapped"])
 def test_groups_are_the_same_on_every_engine(engine: str) -> None:
     recipe = recipes.distfl(probes=40, **TRAINING)
-    one, two = (carry_out(recipe, planted(), rounds=3, simulator={"engine": name}) for name in ("lean", engine))
+    one, two = (carry_out(recipe, planted(), rounds=3, simulator={"engine": name}) for name in ("sequential", engine))
     assert grouped(one, 3) == grouped(two, 3)
     torch.testing.assert_close(every_number(one), every_number(two), atol=1e-3, rtol=1e-2)
 

@@ -12,9 +12,9 @@ from piebald import data, models, partition, recipes
 from piebald.contracts import Checkpoint
 from piebald.errors import RunFolderError, SettingError
 from piebald.report.store import RunStore
-from piebald.server.best_version import Best, validation_loss
+from piebald.server.best_version import BestVersion, validation_loss
 
-HERE = piebald.Simulator(engine="lean", workers=0)
+HERE = piebald.Simulator(engine="sequential", workers=0)
 ROUNDS = 6
 
 
@@ -30,20 +30,20 @@ def model(seed: int) -> torch.nn.Module:
 def spoiling(name: str = "hdafl") -> piebald.Recipe:
     """Three good rounds, then ever larger steps, so that the best version is in the middle."""
 
-    class Rising(piebald.training.lr_schedule.Schedule):
+    class Rising(piebald.training.lr_schedule.LrSchedule):
         """Times 40 from version 3 on."""
 
         def factor(self, version: int) -> float:
             return 1.0 if version < 3 else 40.0
 
-    return recipes.make(name, lr=0.3, schedule=Rising())
+    return recipes.make(name, lr=0.3, lr_schedule=Rising())
 
 
 @pytest.fixture(autouse=True)
 def _registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    from piebald.component import Part
+    from piebald.component import Component
 
-    monkeypatch.setattr(Part, "registry", {axis: dict(kinds) for axis, kinds in Part.registry.items()})
+    monkeypatch.setattr(Component, "registry", {axis: dict(kinds) for axis, kinds in Component.registry.items()})
 
 
 def score(row: dict) -> tuple:
@@ -118,14 +118,14 @@ def test_no_more_checkpoints_are_kept_than_are_needed(clients, tmp_path: Path) -
 
 def test_the_earliest_of_equals_and_never_the_start() -> None:
     def rows(loss: float) -> list[dict]:
-        row = {"split": "validation", "metric": "loss", "model": "community", "client": 0, "value": loss, "examples": 3}
+        row = {"split": "validation", "metric": "loss", "model": "global", "client": 0, "value": loss, "examples": 3}
         return [row]
 
-    best = Best()
+    best = BestVersion()
     for version, loss in ((0, 0.125), (1, 0.5), (2, 0.25), (3, 0.25), (4, float("nan"))):
         best.consider(version, rows(loss), Checkpoint())
     assert (best.version, best.loss) == (2, 0.25)
-    again = Best()
+    again = BestVersion()
     again.restore(best.state())
     assert (again.version, again.loss) == (2, 0.25)
 
@@ -134,7 +134,7 @@ def test_rows_weigh_and_personal_models_judge() -> None:
     def row(client: int, name: str, value: float, examples: int, split: str = "validation") -> dict:
         return {"split": split, "metric": "loss", "model": name, "client": client, "value": value, "examples": examples}
 
-    rows = [row(0, "personal", 1.0, 30), row(0, "community", 9.0, 30), row(1, "community", 2.0, 10)]
+    rows = [row(0, "personal", 1.0, 30), row(0, "global", 9.0, 30), row(1, "global", 2.0, 10)]
     assert validation_loss(rows) == pytest.approx((30 * 1.0 + 10 * 2.0) / 40)
     assert validation_loss(rows[::-1]) == pytest.approx(1.25)
     assert validation_loss([row(0, "personal", 1.0, 30, "test")]) is None

@@ -24,7 +24,7 @@ from piebald.clustering.distribution_knowledge import (
 from piebald.clustering.partitioning import by_gap, by_silhouette, dissolved, renumbered, silhouette, tracked
 from piebald.clustering.response_divergence import divergences, responses, symmetric
 from piebald.errors import SettingError
-from piebald.input_statistics import Inputs, mean_and_variance
+from piebald.input_statistics import InputHooks, mean_and_variance
 from piebald.parameters import Layout
 
 few = settings(max_examples=25, deadline=None, derandomize=True)
@@ -110,7 +110,7 @@ def test_moments_stand_in_for_batch_norm() -> None:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
         x = torch.randn(200, 6) + 2
-    with Inputs(model, ["0", "2"]) as seen, torch.no_grad():
+    with InputHooks(model, ["0", "2"]) as seen, torch.no_grad():
         model(x)
     moments = torch.cat([torch.cat(mean_and_variance(seen.seen[name])) for name in ("0", "2")])
     targets = moment_targets(model, ["0", "2"], moments, 0.5)
@@ -119,7 +119,7 @@ def test_moments_stand_in_for_batch_norm() -> None:
     made = synthesise(model, targets, start, 300, 0.05, 0.1)
     assert made.misfit < 0.25 * distance(start, model, targets)[1]
     with pytest.raises(SettingError, match="no layer of this model"):
-        Inputs(model, ["7"])
+        InputHooks(model, ["7"])
 
 
 def test_responses_are_each_models_own() -> None:

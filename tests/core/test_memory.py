@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from piebald.tensor_store import Memory
+from piebald.tensor_store import TensorStore
 
 from .fakes import few
 
@@ -39,7 +39,7 @@ def same(one: Any, two: Any) -> bool:
 @few
 @given(moves, st.sampled_from([0, 16, 100, 1 << 20]))
 def test_it_is_a_dictionary_at_any_budget(sequence: list[Any], budget: int) -> None:
-    memory, plain = Memory(budget), {}
+    memory, plain = TensorStore(budget), {}
     for step, (what, client, kinds) in enumerate(sequence):
         if what == "set":
             plain[client] = filled(kinds, step)
@@ -56,7 +56,7 @@ def test_it_is_a_dictionary_at_any_budget(sequence: list[Any], budget: int) -> N
 @few
 @given(moves, st.sampled_from([0, 100]))
 def test_what_changed_over_all_calls_restores_everything(sequence: list[Any], budget: int) -> None:
-    memory, told, plain = Memory(budget), {}, {}
+    memory, told, plain = TensorStore(budget), {}, {}
     for step, (what, client, _) in enumerate(sequence):
         if what == "set":
             plain[client] = {"private": torch.full((3,), float(step)), "control": torch.full((2, 2), -float(step))}
@@ -65,7 +65,7 @@ def test_what_changed_over_all_calls_restores_everything(sequence: list[Any], bu
             told |= memory.changed()
             assert memory.changed() == {}
     told |= memory.changed()
-    again = Memory(budget)
+    again = TensorStore(budget)
     again.restore(told)
     assert list(again) == sorted(plain)
     assert all(same(again.get(client), kept) for client, kept in plain.items())
@@ -75,7 +75,7 @@ def test_what_changed_over_all_calls_restores_everything(sequence: list[Any], bu
 
 
 def test_beyond_the_budget_it_lies_on_disk_and_holes_are_used_again() -> None:
-    memory = Memory(budget=4 * 100 * 2)
+    memory = TensorStore(budget=4 * 100 * 2)
     for _ in range(5):
         for client in range(50):
             memory.set(client, {"private": torch.full((100,), float(client))})
@@ -91,7 +91,7 @@ def test_beyond_the_budget_it_lies_on_disk_and_holes_are_used_again() -> None:
 
 
 def test_closing_lets_the_file_go() -> None:
-    memory = Memory(budget=0)
+    memory = TensorStore(budget=0)
     memory.set(1, {"private": torch.ones(3)})
     memory.set(2, {"private": torch.ones(3)})  # client 1 has to make room
     file = memory._file

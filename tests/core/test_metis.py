@@ -15,31 +15,31 @@ from torch import Tensor, nn
 
 import piebald
 from piebald import recipes
-from piebald.aggregation import ByExamples, ByStaleness, Dvw, Equal, Validate
+from piebald.aggregation import Dvw, EqualWeighted, ExampleWeighted, StalenessWeighted, Validate
 from piebald.aggregation.classification_scores import SCORES
-from piebald.clustering import Together
-from piebald.contracts import Assignment, Device, Start, Update
+from piebald.clustering import SingleCluster
+from piebald.contracts import Device, Task, TrainInput, Update
 from piebald.errors import SettingError
 from piebald.partition import FastSlow, Lists, PooledClients
 from piebald.partition.devices import Devices
 from piebald.recipe import Recipe
 from piebald.scheduling import Asynchronous, Buffered, Deadline, Synchronous
-from piebald.server.model_cache import Cache
-from piebald.server_optimizer import CachedSwap, Mixing, ToAverage
-from piebald.sharing import Everything
-from piebald.tensor_store import Memory
-from piebald.training import Adaptive, Sgd
+from piebald.server.model_cache import ModelCache
+from piebald.server_optimizer import CachedAverage, Mixing, ServerSgd
+from piebald.sharing import Full
+from piebald.tensor_store import TensorStore
+from piebald.training import AdaptiveFrequency, Sgd
 
 from .fakes import SGD, ByParity, FakeRuntime, classified, control, few, simulate, update
 
-PARTS: dict[str, Any] = {"learn": SGD, "share": Everything(), "group": Together(), "weigh": Equal()}
+PARTS: dict[str, Any] = {"training": SGD, "share": Full(), "group": SingleCluster(), "aggregation": EqualWeighted()}
 
 
 def recipe(**answers: Any) -> Recipe:
-    return Recipe(**PARTS | {"pace": Asynchronous(), "step": ToAverage()} | answers)
+    return Recipe(**PARTS | {"scheduling": Asynchronous(), "step": ServerSgd()} | answers)
 
 
-def ones(assignment: Assignment) -> Update:
+def ones(task: Task) -> Update:
     return update(1.0, 1.0, 1.0)
 
 
@@ -55,24 +55,24 @@ def commits(memo: Any) -> list[tuple[float, list[int]]]:
 def test_learners_last_models_on_disk_change_nothing() -> None:
     model, ends = nn.Linear(4, 2), []
     for memory in (0, 1 << 30):
-        kept = recipes.async_fedavg().with_(step=CachedSwap(memory=memory))
+        kept = recipes.async_fedavg().with_(server_optimizer=CachedAverage(memory=memory))
         ends.append(simulate(kept, classified(5, 6, 7), model, rounds=9).model().weight)
     assert ends[0].equal(ends[1])
 
 
 def test_buffered_steps_at_every_k_arrivals() -> None:
-    """Delays 1, 2 and 5: arrivals at 1 (0), 2 (0, 1), 3 (0), 4 (0, 1), 5 (0, 2)."""
+    """Delays 1, 2 and 5: results at 1 (0), 2 (0, 1), 3 (0), 4 (0, 1), 5 (0, 2)."""
     runtime = FakeRuntime(3, ones, delay=lambda a: [1.0, 2.0, 5.0][a.client])
-    controller, memo = control(recipe(pace=Buffered(size=3)), runtime, rounds=3)
-    controller.run()
+    server, memo = control(recipe(scheduling=Buffered(buffer_size=3)), runtime, rounds=3)
+    server.run()
     assert [time for time, _ in commits(memo)] == [2.0, 4.0, 6.0]
     assert sorted(client for _, clients in commits(memo) for client in clients) == [0] * 5 + [1] * 3 + [2]
 
 
 def test_a_client_that_trains_twice_on_one_version_draws_anew() -> None:
     runtime = FakeRuntime(2, ones, delay=lambda a: [1.0, 10.0][a.client])
-    controller, _ = control(recipe(pace=Buffered(size=4)), runtime, rounds=2)
-    controller.run()
+    server, _ = control(recipe(scheduling=Buffered(buffer_size=4)), runtime, rounds=2)
+    server.run()
     quick = [(a.version, a.turn, a.moment) for a in runtime.sent if a.client == 0]
     assert quick[:5] == [(0, 0, 0), (0, 1, "0.1"), (0, 2, "0.2"), (0, 3, "0.3"), (1, 0, 1)]
     assert len({moment for _, _, moment in quick}) == len(quick)
@@ -81,35 +81,35 @@ def test_a_client_that_trains_twice_on_one_version_draws_anew() -> None:
 def test_deadline_keeps_late_updates_with_their_staleness() -> None:
     """Delays 1, 2, 5, a step every 3 seconds: the slow one counts in the second round, which ends when all are in."""
     runtime = FakeRuntime(3, ones, delay=lambda a: [1.0, 2.0, 5.0][a.client])
-    controller, memo = control(recipe(pace=Deadline(seconds=3.0)), runtime, rounds=4)
-    controller.run()
+    server, memo = control(recipe(scheduling=Deadline(seconds=3.0)), runtime, rounds=4)
+    server.run()
     assert commits(memo) == [(3.0, [0, 1]), (5.0, [0, 1, 2]), (8.0, [0, 1]), (10.0, [0, 1, 2])]
     assert [row["staleness"] for row in memo.rows if row["client"] == 2] == [1, 1]
 
 
 def test_deadline_waits_for_the_first_where_nobody_is_in_time() -> None:
     runtime = FakeRuntime(2, ones, delay=lambda a: [7.0, 8.0][a.client])
-    controller, memo = control(recipe(pace=Deadline(seconds=3.0)), runtime, rounds=2)
-    controller.run()
+    server, memo = control(recipe(scheduling=Deadline(seconds=3.0)), runtime, rounds=2)
+    server.run()
     assert commits(memo) == [(7.0, [0]), (10.0, [1])]
 
 
 def test_over_selection_leaves_stragglers_out() -> None:
     """Four are asked for a cohort of three; the slowest is not used, and is asked again only when it is done."""
     runtime = FakeRuntime(4, ones, delay=lambda a: [1.0, 2.0, 3.0, 10.0][a.client])
-    controller, memo = control(recipe(pace=Synchronous(cohort=3, over=4 / 3)), runtime, rounds=4)
-    controller.run()
+    server, memo = control(recipe(scheduling=Synchronous(cohort=3, over_selection=4 / 3)), runtime, rounds=4)
+    server.run()
     assert commits(memo) == [(3.0, [0, 1, 2]), (6.0, [0, 1, 2]), (9.0, [0, 1, 2]), (12.0, [0, 1, 2])]
     late = [row for row in memo.rows if row["status"] == "late"]
     assert [(row["client"], row["time"], row["weight"]) for row in late] == [(3, 10.0, 0.0)]
     assert sum(a.client == 3 for a in runtime.sent) == 1
 
 
-@pytest.mark.parametrize("pace", [Asynchronous(oldest=2), Buffered(size=1, oldest=2)], ids=lambda pace: pace.kind)
+@pytest.mark.parametrize("scheduling", [Asynchronous(max_staleness=2), Buffered(buffer_size=1, max_staleness=2)], ids=lambda pace: pace.kind)
 def test_updates_that_are_too_old_are_not_used(pace: Any) -> None:
     runtime = FakeRuntime(2, ones, delay=lambda a: [1.0, 4.5][a.client])
-    controller, memo = control(recipe(pace=pace), runtime, rounds=8)
-    controller.run()
+    server, memo = control(recipe(scheduling=pace), runtime, rounds=8)
+    server.run()
     slow = [row for row in memo.rows if row["client"] == 1]
     assert slow
     assert all(row["status"] == "late" and "above the limit of 2" in row["reason"] for row in slow)
@@ -125,14 +125,14 @@ def test_learners_that_vanish_come_back_and_join_late() -> None:
         nn.Linear(3, 2),
         rounds=40,
         evaluate_every=0,
-        runtime=piebald.Simulator(engine="lean", workers=0, fleet=Comings()),
+        runtime=piebald.Simulator(engine="sequential", workers=0, fleet=Comings()),
     )
-    rows = [row for row in run.arrivals if row["client"] == 1]
+    rows = [row for row in run.results if row["client"] == 1]
     gone = [row for row in rows if row["status"] == "lost"]
     assert [(row["time"], row["reason"]) for row in gone] == [(2.5, "the client went away before it was done")]
     assert all(row["sent"] < 2.5 or row["sent"] >= 10 for row in rows)
     assert any(row["sent"] >= 10 and row["status"] == "ok" for row in rows)
-    assert min(row["sent"] for row in run.arrivals if row["client"] == 2) >= 5
+    assert min(row["sent"] for row in run.results if row["client"] == 2) >= 5
 
 
 class Comings(Devices):
@@ -171,31 +171,33 @@ def classified_federation(
 
 def test_staleness_functions_are_those_of_the_paper() -> None:
     """Xie et al. 2019, section 5.2."""
-    polynomial, hinge = ByStaleness(a=0.5), ByStaleness(function="hinge", a=10, b=4)
+    polynomial, hinge = StalenessWeighted(a=0.5), StalenessWeighted(function="hinge", a=10, b=4)
     assert [polynomial.damping(t) for t in (0, 3, 8)] == [1.0, 0.5, pytest.approx(1 / 3)]
     assert [hinge.damping(t) for t in (0, 4, 5, 6)] == [1.0, 1.0, pytest.approx(1 / 11), pytest.approx(1 / 21)]
-    assert ByStaleness(function="constant").damping(99) == 1.0
+    assert StalenessWeighted(function="constant").damping(99) == 1.0
 
 
 def test_fedasync_mixes_models() -> None:
     """w <- (1 - alpha s) w + alpha s w_k, with w_k where the client came to from the model it was sent."""
     runtime = FakeRuntime(2, lambda a: update(*[1.0 + a.client] * 3), delay=lambda a: [1.0, 2.5][a.client])
-    controller, memo = control(recipe(step=Mixing(alpha=0.5), weigh=ByStaleness(a=1.0)), runtime, rounds=6)
-    controller.run()
+    server, memo = control(
+        recipe(server_optimizer=Mixing(alpha=0.5), aggregation=StalenessWeighted(a=1.0)), runtime, rounds=6
+    )
+    server.run()
     models, sent = [0.0], {a.id: a.version for a in runtime.sent}
     for row in memo.rows:
         local = models[sent[row["id"]]] + 1.0 + row["client"]
         alpha = 0.5 / (row["staleness"] + 1)
         models.append((1 - alpha) * models[-1] + alpha * local)
-    assert controller.communities.group(0).model.tolist() == pytest.approx([models[-1]] * 3)
+    assert server.cluster_models.group(0).model.tolist() == pytest.approx([models[-1]] * 3)
 
 
 def test_a_stale_update_moves_the_community_less_and_nobody_makes_up_for_it() -> None:
     runtime = FakeRuntime(2, ones, delay=lambda a: [1.0, 2.5][a.client])
-    controller, memo = control(recipe(weigh=ByStaleness(a=1.0)), runtime, rounds=5)
-    controller.run()
+    server, memo = control(recipe(aggregation=StalenessWeighted(a=1.0)), runtime, rounds=5)
+    server.run()
     assert [row["weight"] for row in memo.rows] == [pytest.approx(1 / (row["staleness"] + 1)) for row in memo.rows]
-    assert controller.communities.group(0).model.tolist() == pytest.approx([sum(r["weight"] for r in memo.rows)] * 3)
+    assert server.cluster_models.group(0).model.tolist() == pytest.approx([sum(r["weight"] for r in memo.rows)] * 3)
 
 
 @few
@@ -204,7 +206,7 @@ def test_a_stale_update_moves_the_community_less_and_nobody_makes_up_for_it() ->
     st.integers(1, 300_000),
 )
 def test_the_cache_is_the_mean_of_last_models(swaps: list[tuple[int, float, float]], size: int) -> None:
-    cache, last, out = Cache(size, Memory()), dict[int, tuple[float, float]](), torch.full((size,), 7.0)
+    cache, last, out = ModelCache(size, TensorStore()), dict[int, tuple[float, float]](), torch.full((size,), 7.0)
     for learner, weight, value in swaps:
         cache.swap(learner, weight, torch.full((size,), value), out)
         last[learner] = weight, value
@@ -217,7 +219,7 @@ def test_the_cache_is_the_mean_of_last_models(swaps: list[tuple[int, float, floa
 def test_the_cache_does_not_drift() -> None:
     """20,000 commits of weights that differ by a factor of a million, against one sum over the last models."""
     draw = np.random.default_rng(0)
-    cache, out, models, weights = Cache(50, Memory()), torch.empty(50), {}, {}
+    cache, out, models, weights = ModelCache(50, TensorStore()), torch.empty(50), {}, {}
     for _ in range(20_000):
         learner, weight = int(draw.integers(20)), float(10 ** draw.uniform(-3, 3))
         models[learner] = torch.from_numpy(draw.normal(size=50).astype(np.float32))
@@ -231,13 +233,13 @@ def test_the_cache_does_not_drift() -> None:
 def test_a_learner_that_moves_takes_its_model_along() -> None:
     """Groups by parity, then everybody in one: the cache of the group that was left forgets who went."""
 
-    def answer(assignment: Assignment) -> Update:
-        return update(*(assignment.client - assignment.parts["model"]).tolist())
+    def answer(task: Task) -> Update:
+        return update(*(task.client - task.vectors["model"]).tolist())
 
     runtime = FakeRuntime(3, answer, delay=lambda a: 1.0 + a.client / 10)
-    controller, _ = control(recipe(step=CachedSwap(), group=ByParity()), runtime, rounds=9)
-    controller.run()
-    groups = controller.communities.groups
+    server, _ = control(recipe(server_optimizer=CachedAverage(), group=ByParity()), runtime, rounds=9)
+    server.run()
+    groups = server.cluster_models.groups
     assert groups[0].model.tolist() == pytest.approx([1.0] * 3)  # of clients 0 and 2
     assert groups[1].model.tolist() == pytest.approx([1.0] * 3)
     assert {number: sorted(group.cache.weights) for number, group in groups.items() if group.cache} == {
@@ -249,8 +251,8 @@ def test_a_learner_that_moves_takes_its_model_along() -> None:
 @pytest.mark.parametrize(
     ("answers", "words"),
     [
-        ({"update": [{"kind": "gaussian", "clip": 1.0, "where": "centre"}]}, "gaussian acts on averages"),
-        ({"weigh": {"kind": "pickiest"}}, "pickiest weighs updates together"),
+        ({"transforms": [{"kind": "gaussian", "clip": 1.0, "where": "server"}]}, "gaussian acts on averages"),
+        ({"aggregation": {"kind": "pickiest"}}, "pickiest weighs updates together"),
     ],
 )
 def test_what_cannot_stand_beside_a_cache_is_refused(answers: Mapping[str, Any], words: str) -> None:
@@ -285,10 +287,10 @@ def test_weights_are_scores_on_everybodys_validation_rows() -> None:
     clients = classified_federation((30, 12, 7), classes=3)
     done = piebald.run(
         recipes.sync_dvw(lr=0.2), clients, nn.Linear(3, 3), rounds=1, evaluate_every=0,
-        runtime=piebald.Simulator(engine="lean", workers=0),
+        runtime=piebald.Simulator(engine="sequential", workers=0),
     )  # fmt: skip
-    trained = [row for row in done.arrivals if row["kind"] == "train"]
-    told = [row for row in done.arrivals if row["kind"] == "validate"]
+    trained = [row for row in done.results if row["kind"] == "train"]
+    told = [row for row in done.results if row["kind"] == "validate"]
     assert len(told) == 9  # three models, three evaluators
     assert [row["raw_weight"] for row in trained] == [pytest.approx(score) for score in separate_scores(clients, done)]
     shares = np.array([row["raw_weight"] for row in trained])
@@ -312,15 +314,15 @@ def separate_scores(clients: PooledClients, done: Any) -> list[float]:
 def trained_alone(clients: PooledClients, done: Any, client: int) -> nn.Module:
     """What one client's training came to, from a federation in which only it counts."""
 
-    class Only(Equal):
+    class Only(EqualWeighted):
         """The update of the client with so many rows counts, and no other."""
 
         def weight(self, update: Update, staleness: int = 0) -> float:
             return float(update.examples == clients.size(client, "train"))
 
     run = piebald.run(
-        recipes.fedavg(lr=0.2).with_(weigh=Only()), clients, done.work.model, rounds=1, evaluate_every=0,
-        runtime=piebald.Simulator(engine="lean", workers=0),
+        recipes.fedavg(lr=0.2).with_(aggregation=Only()), clients, done.work.model, rounds=1, evaluate_every=0,
+        runtime=piebald.Simulator(engine="sequential", workers=0),
     )  # fmt: skip
     return run.model()
 
@@ -331,11 +333,11 @@ def test_the_exchange_is_counted_as_in_the_paper() -> None:
     model = nn.Linear(3, 2)
     run = piebald.run(
         recipes.async_dvw(lr=0.2), clients, model, rounds=5, evaluate_every=0,
-        runtime=piebald.Simulator(engine="lean", workers=0, fleet=FastSlow()),
+        runtime=piebald.Simulator(engine="sequential", workers=0, fleet=FastSlow()),
     )  # fmt: skip
     size = 4 * sum(p.numel() for p in model.parameters())
-    assert sum(row["bytes_down"] for row in run.arrivals) == 5 * 11 * size
-    assert sum(row["bytes_up"] for row in run.arrivals) == 5 * size + 5 * 10 * 4 * 4
+    assert sum(row["bytes_down"] for row in run.results) == 5 * 11 * size
+    assert sum(row["bytes_up"] for row in run.results) == 5 * size + 5 * 10 * 4 * 4
 
 
 def test_evaluations_take_time_beside_training() -> None:
@@ -344,7 +346,7 @@ def test_evaluations_take_time_beside_training() -> None:
     fleet = FastSlow(fast=1.0, slow_factor=60.0, share_slow=0.5, first="fast")
     run = piebald.run(
         recipes.async_dvw(lr=0.2, batch=20), clients, nn.Linear(3, 2), rounds=3, evaluate_every=0,
-        runtime=piebald.Simulator(engine="lean", workers=0, fleet=fleet),
+        runtime=piebald.Simulator(engine="sequential", workers=0, fleet=fleet),
     )  # fmt: skip
     # a step takes 1 and 60 seconds, the slow one's 6 rows 6 seconds: commits at 1 + 6, 1 + 6 later, ...
     assert [row["time"] for row in run.rounds] == pytest.approx([7.0, 14.0, 21.0])
@@ -364,16 +366,16 @@ BAD_ANSWERS = {
 def test_an_evaluator_that_fails_or_lies_is_left_out_and_recorded(case: str) -> None:
     """Evaluators 0 and 1 say 3 of 4 are right; evaluator 2 says nothing that could be used."""
 
-    def answer(assignment: Assignment) -> Update | None:
-        if assignment.query is None:
+    def answer(task: Task) -> Update | None:
+        if task.query is None:
             return update(1.0, 1.0, 1.0)
-        told = (torch.tensor([2.0, 1.0, 0.0, 1.0]), 4) if assignment.client < 2 else BAD_ANSWERS[case]
+        told = (torch.tensor([2.0, 1.0, 0.0, 1.0]), 4) if task.client < 2 else BAD_ANSWERS[case]
         return None if told is None else Update({"confusion": told[0]}, told[1], 0, {})
 
     runtime = FakeRuntime(3, answer, delay=lambda a: 1.0 + a.client)
-    controller, memo = control(recipe(weigh=Dvw(), step=CachedSwap()), runtime, rounds=3)
-    object.__setattr__(controller.work, "outputs", (2,))
-    controller.run()
+    server, memo = control(recipe(aggregation=Dvw(), server_optimizer=CachedAverage()), runtime, rounds=3)
+    object.__setattr__(server.work, "outputs", (2,))
+    server.run()
     told = [row for row in memo.rows if row["kind"] == "validate"]
     assert {(row["client"], row["status"]) for row in told} == {
         (0, "ok"), (1, "ok"), (2, "lost" if BAD_ANSWERS[case] is None else "refused")
@@ -386,10 +388,10 @@ def test_a_subset_of_evaluators_is_a_seeded_choice() -> None:
     clients = classified_federation((12,) * 8)
     run = piebald.run(
         recipes.sync_dvw(lr=0.2, evaluators=3), clients, nn.Linear(3, 2), rounds=4, evaluate_every=0, seed=2,
-        runtime=piebald.Simulator(engine="lean", workers=0),
+        runtime=piebald.Simulator(engine="sequential", workers=0),
     )  # fmt: skip
     asked = [
-        {row["client"] for row in run.arrivals if row["kind"] == "validate" and row["version"] == version}
+        {row["client"] for row in run.results if row["kind"] == "validate" and row["version"] == version}
         for version in range(1, 5)
     ]
     assert all(len(clients) == 3 for clients in asked)
@@ -404,7 +406,7 @@ def test_above_chance_and_power_sharpen() -> None:
 
 
 def test_regression_is_weighed_by_error() -> None:
-    assert Validate(classes=0).complaint(Update({}, 3, 0, {}), None) == "sent no loss"  # type: ignore[arg-type]
+    assert Validate(classes=0).reject_reason(Update({}, 3, 0, {}), None) == "sent no loss"  # type: ignore[arg-type]
     told = [Update({}, 4, 0, {"loss": 0.5}), Update({}, 12, 0, {"loss": 0.1})]
     assert Dvw()._scored(told, 0) == pytest.approx(1 / 0.2)
     assert Dvw()._scored([], 0) == 0.0
@@ -412,7 +414,7 @@ def test_regression_is_weighed_by_error() -> None:
 
 def test_without_validation_rows_the_run_is_refused() -> None:
     clients = classified_federation(validation=0)
-    for made in (recipes.sync_dvw(), recipes.adaptive_dvw().with_(weigh=ByExamples())):
+    for made in (recipes.sync_dvw(), recipes.adaptive_dvw().with_(aggregation=ExampleWeighted())):
         with pytest.raises(SettingError, match=r"set validation = 0\.05 in the partition"):
             piebald.run(made, clients, nn.Linear(3, 2), rounds=1)
 
@@ -421,28 +423,28 @@ def test_without_validation_rows_the_run_is_refused() -> None:
 
 
 class Scripted:
-    """`contracts.Local` whose validation losses are given: one row a client, one column a cycle after the first."""
+    """`contracts.ClientContext` whose validation losses are given: one row a client, one column a cycle after the first."""
 
     def __init__(self, losses: list[list[float]]) -> None:
         self.losses, self.cycle, self.walks = torch.tensor(losses), -1, 0
 
-    def descend(self, model: Tensor, descent: Any, **_: Any) -> Any:
-        from piebald.contracts import Descended
+    def run_sgd(self, model: Tensor, descent: Any, **_: Any) -> Any:
+        from piebald.contracts import SgdOutcome
 
         self.walks += 1
         count = len(model)
-        return Descended(model + 1, torch.full((count,), 4.0), torch.ones(count), None)
+        return SgdOutcome(model + 1, torch.full((count,), 4.0), torch.ones(count), None)
 
     def score(self, model: Tensor, split: str) -> Any:
         self.cycle += 1
         return {"loss": self.losses[:, min(self.cycle, self.losses.shape[1] - 1)]}, None
 
 
-def begin(rule: Adaptive, count: int, committed: float = 0.0, **memory: Tensor) -> Start:
-    kept = rule.remember(torch.zeros(2), 2) | memory
+def begin(rule: AdaptiveFrequency, count: int, committed: float = 0.0, **memory: Tensor) -> TrainInput:
+    kept = rule.initial_state(torch.zeros(2), 2) | memory
     stacked = {name: torch.stack([part] * count) for name, part in kept.items()}
     told = torch.full((count, 1), committed, dtype=torch.float64)
-    return Start(torch.zeros(count, 2), 2, stacked, {}, [0] * count, told, torch.ones(count, 1))
+    return TrainInput(torch.zeros(count, 2), 2, stacked, {}, [0] * count, told, torch.ones(count, 1))
 
 
 @pytest.mark.parametrize(
@@ -459,16 +461,16 @@ def begin(rule: Adaptive, count: int, committed: float = 0.0, **memory: Tensor) 
 def test_a_learner_stops_where_going_on_does_not_pay(
     settings: dict[str, Any], losses: list[float], cycles: int
 ) -> None:
-    rule, local = Adaptive(**settings), Scripted([losses])
-    learned = rule.learn(begin(rule, 1), local)
+    rule, local = AdaptiveFrequency(**settings), Scripted([losses])
+    learned = rule.train(begin(rule, 1), local)
     assert local.walks == cycles
     assert learned.steps.tolist() == [4.0 * cycles]
     assert learned.model.tolist() == [[cycles] * 2]
 
 
 def test_learners_of_a_stack_stop_each_on_their_own() -> None:
-    rule, local = Adaptive(), Scripted([[1.0, 1.1, 0.0, 0.0], [1.0, 0.9, 0.8, 0.8], [1.0, 0.9, 0.9, 0.0]])
-    learned = rule.learn(begin(rule, 3), local)
+    rule, local = AdaptiveFrequency(), Scripted([[1.0, 1.1, 0.0, 0.0], [1.0, 0.9, 0.8, 0.8], [1.0, 0.9, 0.9, 0.0]])
+    learned = rule.train(begin(rule, 3), local)
     assert learned.steps.tolist() == [4.0, 12.0, 8.0]
     assert learned.model[:, 0].tolist() == [1.0, 3.0, 2.0]
     assert learned.memory["seen"].flatten().tolist() == [1.0, 3.0, 2.0]
@@ -479,38 +481,40 @@ def test_staleness_beyond_the_median_of_the_first_cycles_stops() -> None:
     falling = [[1.0 / (1 + cycle) for cycle in range(30)]]
     past = torch.arange(1.0, 21.0) * 10  # median 105
     known = {"staleness": past, "seen": torch.tensor([20.0]), "met": torch.tensor([0.0, 10.0]).double()}
-    rule = Adaptive()
-    learned = rule.learn(begin(rule, 1, committed=100.0, **known), Scripted(falling))
+    rule = AdaptiveFrequency()
+    learned = rule.train(begin(rule, 1, committed=100.0, **known), Scripted(falling))
     assert learned.steps.tolist() == [12.0]  # 40, 80, 120
     assert learned.memory["staleness"][0].tolist() == past.tolist()  # only the first twenty set the measure
     assert learned.memory["met"][0].tolist() == [100.0, 12.0]
-    patient = Adaptive(limit_staleness=False).learn(begin(rule, 1, committed=100.0, **known), Scripted(falling))
+    patient = AdaptiveFrequency(limit_staleness=False).train(
+        begin(rule, 1, committed=100.0, **known), Scripted(falling)
+    )
     assert patient.steps.tolist() == [80.0]  # all 20 cycles
 
 
 def test_the_controller_tells_how_many_steps_are_behind_a_model() -> None:
     runtime = FakeRuntime(
-        2, lambda a: Update(update(1.0, 1.0, 1.0).parts, 1, 5, {}, 1.0), delay=lambda a: 1.0 + a.client
+        2, lambda a: Update(update(1.0, 1.0, 1.0).vectors, 1, 5, {}, 1.0), delay=lambda a: 1.0 + a.client
     )
-    controller, memo = control(recipe(), runtime, rounds=6)
-    controller.run()
+    server, memo = control(recipe(), runtime, rounds=6)
+    server.run()
     steps = {row["id"]: row["version"] for row in memo.rows}
-    for assignment in runtime.sent:
-        assert assignment.committed == 5 * sum(version <= assignment.version for version in steps.values())
+    for task in runtime.sent:
+        assert task.committed == 5 * sum(version <= task.version for version in steps.values())
 
 
 def test_adaptive_training_only_ever_stops_earlier() -> None:
     """On real arithmetic: with everything forgiven it is plain training for as many epochs."""
     clients = classified_federation((30, 12, 7))
-    forgiving = Adaptive(cycles=3, vc_tomb=99, limit_staleness=False, lr=0.1)
-    stop = {"engine": "lean", "workers": 0}
+    forgiving = AdaptiveFrequency(cycles=3, vc_tomb=99, limit_staleness=False, lr=0.1)
+    stop = {"engine": "sequential", "workers": 0}
     runs = [
         piebald.run(
-            recipes.fedavg().with_(learn=rule), clients, nn.Linear(3, 2), rounds=2, runtime=piebald.Simulator(**stop)
+            recipes.fedavg().with_(training=rule), clients, nn.Linear(3, 2), rounds=2, runtime=piebald.Simulator(**stop)
         )
-        for rule in (forgiving, Adaptive(cycles=3, lr=0.1))
+        for rule in (forgiving, AdaptiveFrequency(cycles=3, lr=0.1))
     ]
-    steps = [[row["steps"] for row in run.arrivals if row["kind"] == "train"] for run in runs]
+    steps = [[row["steps"] for row in run.results if row["kind"] == "train"] for run in runs]
     assert steps[0] == [6, 3, 3] * 2
     assert all(mine <= theirs for mine, theirs in zip(steps[1], steps[0], strict=True))
 
@@ -530,14 +534,14 @@ def test_a_run_ends_at_the_first_limit(stop: dict[str, float], versions: int) ->
         classified_federation(),
         nn.Linear(3, 2),
         stop=stop,
-        runtime=piebald.Simulator(engine="lean", workers=0, fleet=FastSlow(fast=1.0, share_slow=0.0)),
+        runtime=piebald.Simulator(engine="sequential", workers=0, fleet=FastSlow(fast=1.0, share_slow=0.0)),
     )
     assert run.rounds[-1]["version"] == versions
     assert {row["version"] for row in run.scores} == set(range(versions + 1))
 
 
 def test_target_and_patience_go_by_scores(tmp_path: Any) -> None:
-    options: dict[str, Any] = {"runtime": piebald.Simulator(engine="lean", workers=0), "checkpoint_every": 7}
+    options: dict[str, Any] = {"runtime": piebald.Simulator(engine="sequential", workers=0), "checkpoint_every": 7}
     clients, model = classified_federation(), nn.Linear(3, 2)
     nn.init.zeros_(model.weight)
     with torch.no_grad():
@@ -568,7 +572,7 @@ def test_limits_that_make_no_sense(stop: Any, words: str) -> None:
 
 
 def test_the_rule_says_how_many_steps_it_takes_at_least() -> None:
-    assert Sgd(batch=10, epochs=2).least_steps(35) == 6
-    assert Sgd(batch=10, steps=4).least_steps(35) == 4
-    assert Sgd(batch=10).least_steps(0) == 0
-    assert Adaptive(batch=10, epochs=2, cycles=9).least_steps(35) == 6
+    assert Sgd(batch=10, epochs=2).min_steps(35) == 6
+    assert Sgd(batch=10, steps=4).min_steps(35) == 4
+    assert Sgd(batch=10).min_steps(0) == 0
+    assert AdaptiveFrequency(batch=10, epochs=2, cycles=9).min_steps(35) == 6

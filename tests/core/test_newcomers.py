@@ -12,11 +12,11 @@ from torch import nn
 import piebald
 from piebald import data, models, partition, recipes
 from piebald.adaptation import set_apart
-from piebald.clustering.base import Group
+from piebald.clustering.base import Clustering
 from piebald.contracts import Rows
 from piebald.errors import RunFolderError, SettingError
 
-HERE = piebald.Simulator(engine="lean", workers=0)
+HERE = piebald.Simulator(engine="sequential", workers=0)
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +43,8 @@ def finished(clients, tmp_path_factory) -> piebald.Run:
 
 def unseen_rows(run: piebald.Run, clients) -> tuple[torch.Tensor, torch.Tensor]:
     number = list(clients.names).index(run.newcomers[0]["client"])
-    parts = [clients.rows(number, split) for split in ("train", "validation")]
-    return torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts])
+    vectors = [clients.rows(number, split) for split in ("train", "validation")]
+    return torch.cat([part.x for part in vectors]), torch.cat([part.y for part in vectors])
 
 
 def test_every_way_fits_what_it_says_and_nothing_else(finished, clients, monkeypatch) -> None:
@@ -61,7 +61,7 @@ def test_every_way_fits_what_it_says_and_nothing_else(finished, clients, monkeyp
     monkeypatch.setattr(ways._Trial, "_fitted", seen)
     made = piebald.adapt(finished, unseen_rows(finished, clients), epochs=3)
     layout, start = finished.work.layout, finished.start()
-    assert [way.name for way in made.ways] == ["community", "private", "head", "fine_tune"]
+    assert [way.name for way in made.ways] == ["global", "private", "head", "fine_tune"]
     assert [way.fitted for way in made.ways] == [0, 2 * 16, 170, layout.size]
     for names, vector in tried.items():
         moved = {s.name for s in layout.slots if not torch.equal(vector[s.start : s.stop], start[s.start : s.stop])}
@@ -75,12 +75,12 @@ def test_the_least_validation_loss_decides_and_gains_are_over_the_community(fini
     ways = {way.name: way for way in made.ways}
     assert made.best == min(ways, key=lambda name: ways[name].loss)
     assert made.chosen is ways[made.best]
-    assert ways["community"].gain == 0
+    assert ways["global"].gain == 0
     for way in made.ways:
-        assert way.loss <= ways["community"].loss  # the start is one of the epochs to choose from
-        assert way.gain == pytest.approx(way.validation - ways["community"].validation)
+        assert way.loss <= ways["global"].loss  # the start is one of the epochs to choose from
+        assert way.gain == pytest.approx(way.validation - ways["global"].validation)
         assert way.test is not None
-    assert made.table()["ways"][0]["name"] == "community"
+    assert made.table()["ways"][0]["name"] == "global"
 
 
 def test_batch_norm_is_left_alone_where_it_is_not_fitted(clients) -> None:
@@ -103,13 +103,13 @@ def test_batch_norm_is_left_alone_where_it_is_not_fitted(clients) -> None:
 
 def test_hdafl_fits_the_head_as_its_private_part(clients) -> None:
     run = piebald.run(recipes.hdafl(lr=0.3), clients, normed, rounds=5, runtime=HERE, unseen=2)
-    assert [way["name"] for way in run.newcomers[0]["ways"]] == ["community", "private", "fine_tune"]
+    assert [way["name"] for way in run.newcomers[0]["ways"]] == ["global", "private", "fine_tune"]
     for newcomer in run.newcomers:
         community, private, *_ = newcomer["ways"]
         assert private["loss"] < community["loss"]  # an untrained head can only get better
 
 
-class Parity(Group):
+class Parity(Clustering):
     """Even and odd clients, for the test of groups."""
 
     def assign(self, cohort, known, centre):
@@ -143,7 +143,7 @@ def test_unseen_clients_take_no_part_and_are_told_at_the_end(finished, clients) 
     name = finished.newcomers[0]["client"]
     assert name not in [row["name"] for row in finished.clients]
     assert len(finished.clients) == 5
-    assert {row["client"] for row in finished.arrivals} == set(range(5))
+    assert {row["client"] for row in finished.results} == set(range(5))
     way = next(way for way in finished.newcomers[0]["ways"] if way["name"] == finished.newcomers[0]["best"])
     assert finished.final["unseen"] == way["test"]
 

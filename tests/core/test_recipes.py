@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from piebald import recipes
-from piebald.aggregation import ByExamples
-from piebald.clustering import Together
+from piebald.aggregation import ExampleWeighted
+from piebald.clustering import SingleCluster
 from piebald.component import build
 from piebald.errors import SettingError
 from piebald.recipe import Recipe
 from piebald.scheduling import Asynchronous, Synchronous
-from piebald.server_optimizer import ToAverage
-from piebald.sharing import Everything
+from piebald.server_optimizer import ServerSgd
+from piebald.sharing import Full
 from piebald.toml_document import dumps
 from piebald.training import Exponential, Sgd
 from piebald.transforms import Gaussian
@@ -39,7 +39,7 @@ schedules = st.one_of(
 FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "cohort": st.one_of(counts, st.floats(0.01, 1.0)),
     "lr": positive,
-    "schedule": schedules,
+    "lr_schedule": schedules,
     "epochs": counts,
     "steps": st.one_of(st.none(), counts),
     "batch": counts,
@@ -69,12 +69,12 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "warm": st.integers(0, 3),
     "eps1": positive,
     "eps2": positive,
-    "weigh": st.sampled_from(["examples", "gradient_norm"]),
+    "aggregation": st.sampled_from(["examples", "gradient_norm"]),
     "alpha": st.floats(0.01, 1.0),
     "function": st.sampled_from(["constant", "polynomial", "hinge"]),
     "a": positive,
     "b": positive,
-    "oldest": st.one_of(st.none(), counts),
+    "max_staleness": st.one_of(st.none(), counts),
     "size": counts,
     "score": st.sampled_from(["micro_f1", "accuracy", "macro_f1", "geometric_mean", "matthews"]),
     "evaluators": st.one_of(st.none(), counts),
@@ -120,7 +120,7 @@ def test_printed_and_rebuilt(drawn: tuple[str, dict[str, Any]]) -> None:
 @settings(few, max_examples=50)
 @given(made())
 def test_name_and_fields_are_enough(drawn: tuple[str, dict[str, Any]]) -> None:
-    """Also after a journey through JSON, which has no tuples and no parts."""
+    """Also after a journey through JSON, which has no tuples and no vectors."""
     name, fields = drawn
     recipe = recipes.make(name, **fields)
     again = recipes.make(name, **plain(dict(recipe.fields)))
@@ -140,12 +140,12 @@ def test_fields_reach_their_part(drawn: tuple[str, dict[str, Any]]) -> None:
     recipe = recipes.make(name, **fields)
     for field in ("lr", "epochs", "steps", "batch", "mu", "pull", "tune_epochs", "personal_epochs", "keep_momentum"):
         if field in fields:
-            assert getattr(recipe.learn, field) == fields[field]
+            assert getattr(recipe.training, field) == fields[field]
     for field, own in (("server_lr", "lr"), ("beta", "beta"), ("beta1", "beta1"), ("beta2", "beta2"), ("tau", "tau")):
         if field in fields:
-            assert getattr(recipe.step, own) == fields[field]
+            assert getattr(recipe.server_optimizer, own) == fields[field]
     if "cohort" in fields:
-        assert getattr(recipe.pace, "cohort", None) == fields["cohort"]
+        assert getattr(recipe.scheduling, "cohort", None) == fields["cohort"]
 
 
 @pytest.mark.parametrize("name", recipes.names())
@@ -166,14 +166,14 @@ def test_the_first_positional_argument_is_the_cohort(name: str) -> None:
     function = getattr(recipes, name)
     assert next(iter(inspect.signature(function).parameters)) == "cohort"
     recipe = function(7)
-    assert getattr(recipe.pace, "cohort", None) == 7
+    assert getattr(recipe.scheduling, "cohort", None) == 7
     assert recipe.fields == {"cohort": 7}
     assert (recipe.name, recipe.paper) == (name, LISTED[name]["paper"])
 
 
 def test_positional_arguments_in_order() -> None:
     recipe = recipes.fedadam(3, 0.5, 0.1, lr=0.2)
-    assert (recipe.step.lr, recipe.step.beta1, recipe.learn.lr) == (0.5, 0.1, 0.2)
+    assert (recipe.server_optimizer.lr, recipe.server_optimizer.beta1, recipe.training.lr) == (0.5, 0.1, 0.2)
     with pytest.raises(SettingError, match="fedavg takes cohort without a name, got 2"):
         recipes.fedavg(10, 0.1)
     with pytest.raises(TypeError, match="cohort"):
@@ -186,20 +186,20 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "a field": ("fedavg", {"leaning_rate": 1}, "no setting of recipe 'fedavg' called 'leaning_rate'"),
     "a near field": ("fedavg", {"epoch": 1}, "did you mean 'epochs'?"),
     "another's field": ("fedavg", {"mu": 1}, "no setting of recipe 'fedavg' called 'mu'"),
-    "a weighing": ("hdafl", {"weigh": "gradient-norm"}, "did you mean 'gradient_norm'?"),
+    "a weighing": ("hdafl", {"aggregation": "gradient-norm"}, "did you mean 'gradient_norm'?"),
     "a rate": ("fedavg", {"lr": 0}, "learn 'sgd': lr must be greater than 0, got 0"),
     "a rate beyond bounds": ("fedavg", {"lr": float("inf")}, "lr must be a finite number, got inf"),
     "a word for a number": ("fedavg", {"lr": "fast"}, "learn 'sgd': lr must be a number"),
     "a cohort": ("fedavg", {"cohort": 2.5}, "pace 'synchronous': cohort must be a number of clients"),
     "a word for a cohort": ("fedavg", {"cohort": "all"}, "pace 'synchronous': cohort must be"),
-    "patterns": ("hdafl", {"private": 5}, "share 'all_but': private_layers must be a string"),
-    "a schedule": ("fedavg", {"schedule": {"kind": "cosin"}}, "there is no schedule 'cosin': did you mean 'cosine'?"),
+    "patterns": ("hdafl", {"private": 5}, "share 'all_except': private_layers must be a string"),
+    "a schedule": ("fedavg", {"lr_schedule": {"kind": "cosin"}}, "there is no schedule 'cosin': did you mean 'cosine'?"),
     "a schedule's field": (
-        "fedavg", {"schedule": {"kind": "exponential", "rat": 0.5}}, "schedule 'exponential' called 'rat'",
+        "fedavg", {"lr_schedule": {"kind": "exponential", "rat": 0.5}}, "schedule 'exponential' called 'rat'",
     ),
-    "a schedule's missing field": ("fedavg", {"schedule": {"kind": "exponential"}}, "needs a value for rate"),
-    "a kind alone": ("fedavg", {"schedule": "cosine"}, "schedule 'cosine' needs a value for rounds"),
-    "no table": ("fedavg", {"schedule": 3}, "schedule must be a table with a kind"),
+    "a schedule's missing field": ("fedavg", {"lr_schedule": {"kind": "exponential"}}, "needs a value for rate"),
+    "a kind alone": ("fedavg", {"lr_schedule": "cosine"}, "schedule 'cosine' needs a value for rounds"),
+    "no table": ("fedavg", {"lr_schedule": 3}, "schedule must be a table with a kind"),
 }  # fmt: skip
 
 
@@ -213,28 +213,28 @@ def test_wrong_names_and_values_in_one_sentence(case: str) -> None:
 
 
 def base(**answers: Any) -> Recipe:
-    parts: dict[str, Any] = {
-        "learn": Sgd(),
-        "share": Everything(),
-        "pace": Synchronous(),
-        "group": Together(),
-        "weigh": ByExamples(),
-        "step": ToAverage(),
+    vectors: dict[str, Any] = {
+        "training": Sgd(),
+        "share": Full(),
+        "scheduling": Synchronous(),
+        "group": SingleCluster(),
+        "aggregation": ExampleWeighted(),
+        "step": ServerSgd(),
     }
-    return Recipe(**parts | answers)
+    return Recipe(**vectors | answers)
 
 
 CLASHES: dict[str, tuple[dict[str, Any], str]] = {
-    "a secure sum and Krum": (
-        {"update": (Blindfold(),), "weigh": Pickiest()},
-        "blindfold shows the centre only sums but pickiest needs single updates: choose another weigh, or drop",
+    "a secure aggregation and Krum": (
+        {"update": (Blindfold(),), "aggregation": Pickiest()},
+        "blindfold shows the server only sums but pickiest needs single updates: choose another weigh, or drop",
     ),
-    "a secure sum and groups": (
-        {"update": [{"kind": "blindfold"}], "group": {"kind": "by_parity"}},
+    "a secure aggregation and groups": (
+        {"transforms": [{"kind": "blindfold"}], "clustering": {"kind": "by_parity"}},
         "but by_parity needs single updates: choose another group, or drop blindfold",
     ),
     "noise on the model beside a bare variate": (
-        {"learn": {"kind": "scaffold"}, "update": [{"kind": "gaussian", "clip": 1.0}]},
+        {"training": {"kind": "scaffold"}, "transforms": [{"kind": "gaussian", "clip": 1.0}]},
         "gaussian protects only the model but scaffold also sends 'control': choose another rule, or drop gaussian",
     ),
 }
@@ -256,32 +256,32 @@ def test_what_cannot_go_together_is_refused_when_it_is_made(case: str) -> None:
     ("answers", "each"),
     [
         ({}, False),
-        ({"weigh": Pickiest()}, True),
+        ({"aggregation": Pickiest()}, True),
         ({"group": ByParity()}, True),
-        ({"pace": Asynchronous()}, True),
+        ({"scheduling": Asynchronous()}, True),
         ({"update": (Gaussian(clip=1.0), Blindfold())}, False),
     ],
     ids=str,
 )
 def test_who_needs_single_updates(answers: dict[str, Any], each: bool) -> None:
-    assert base(**answers).needs_each == each
+    assert base(**answers).requires_individual_updates == each
 
 
 def test_replacing_an_answer() -> None:
     recipe = recipes.fedavg(lr=0.3)
-    other = recipe.with_(pace={"kind": "asynchronous", "cohort": 4})
-    assert (other.pace, other.learn) == (Asynchronous(cohort=4), recipe.learn)
-    assert recipe.pace == Synchronous()
-    with pytest.raises(SettingError, match="no axis 'paces': did you mean 'pace'"):
+    other = recipe.with_(scheduling={"kind": "asynchronous", "cohort": 4})
+    assert (other.scheduling, other.training) == (Asynchronous(cohort=4), recipe.training)
+    assert recipe.scheduling == Synchronous()
+    with pytest.raises(SettingError, match="no axis 'paces': did you mean 'scheduling'"):
         recipe.with_(paces=Asynchronous())
     with pytest.raises(SettingError, match="learn must be on the axis of Rule"):
-        recipe.with_(learn=Everything())
+        recipe.with_(training=Full())
 
 
 def test_parts_are_frozen_and_equal_by_value() -> None:
     assert Sgd(lr=0.1) == Sgd(lr=0.1) != Sgd(lr=0.2)
-    assert build("learn", Sgd(lr=0.1).table()) == Sgd(lr=0.1)
-    for value, field in ((Sgd(), "lr"), (recipes.fedavg(), "learn")):
+    assert build("training", Sgd(lr=0.1).table()) == Sgd(lr=0.1)
+    for value, field in ((Sgd(), "lr"), (recipes.fedavg(), "training")):
         with pytest.raises(Exception, match="frozen"):
             setattr(value, field, None)
 
@@ -289,11 +289,11 @@ def test_parts_are_frozen_and_equal_by_value() -> None:
 @pytest.mark.parametrize("table", [{}, {"kind": 3}, 3, None, ["sgd"]], ids=str)
 def test_what_is_no_table_of_a_part(table: Any) -> None:
     with pytest.raises(SettingError, match="learn must be a table with a kind"):
-        build("learn", table)
+        build("training", table)
 
 
 def test_a_part_without_all_its_axes_is_no_recipe() -> None:
     with pytest.raises(SettingError, match="recipe needs a value for learn"):
         Recipe()
-    with pytest.raises(SettingError, match="no setting of recipe called 'wiegh': did you mean 'weigh'"):
-        base(wiegh=ByExamples())
+    with pytest.raises(SettingError, match="no setting of recipe called 'wiegh': did you mean 'aggregation'"):
+        base(wiegh=ExampleWeighted())

@@ -1,4 +1,4 @@
-"""Secure sums: the mean that comes out, what the centre can see on the way, and what clients do not do for it."""
+"""Secure aggregation: the mean that comes out, what the server can see on the way, and what clients do not do for it."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from torch import Tensor
 
 import piebald
 from piebald import recipes
-from piebald.client_work import Work
-from piebald.contracts import Arrival, Assignment, Meeting, Pooled, Question, Secrets, Update
+from piebald.client_work import ClientWork
+from piebald.contracts import ClientSecrets, KeyAgreement, PartialSum, QueryRequest, Result, Task, Update
 from piebald.errors import Declined, RuntimeFault, SettingError
-from piebald.objective import TASKS
+from piebald.objective import OBJECTIVES
 from piebald.parameters import Layout
 from piebald.partition import Homogeneous
 from piebald.partition.devices import Devices
-from piebald.privacy import SecureSum
+from piebald.privacy import SecureAggregation
 from piebald.privacy.secure_aggregation import masks as keys
 from piebald.privacy.secure_aggregation import shamir
 from piebald.privacy.secure_aggregation.client_side import repeatable, replied, sealed
-from piebald.privacy.secure_aggregation.key_queries import SHARES, SURVIVORS, SecureOpening, SecureShares
+from piebald.privacy.secure_aggregation.key_queries import SHARES, SURVIVORS, ShareKeys, Unmasking
 from piebald.privacy.secure_aggregation.masking_graph import CONTEXT, numbers, texts
 from piebald.privacy.secure_aggregation.transform import SUM
 from piebald.runtimes.simulation.simulation import Simulation
@@ -41,25 +41,27 @@ ROUNDS = ("secure_keys", "secure_shares", "upload", "secure_opening")
 SIZE = 3
 
 
-def work(stage: SecureSum, size: int = SIZE) -> Work:
+def work(stage: SecureAggregation, size: int = SIZE) -> ClientWork:
     module = parameters(size)
     layout = Layout.of(module, ())
-    return Work(module, layout, layout.flatten(module), SGD, (stage,), TASKS["classification"], 0)
+    return ClientWork(module, layout, layout.flatten(module), SGD, (stage,), OBJECTIVES["classification"], 0)
 
 
-def summing(**fields: Any) -> SecureSum:
+def summing(**fields: Any) -> SecureAggregation:
     """A stage that knows its weighing."""
-    return SecureSum(**{"weigh": {"kind": "by_examples"}, "heaviest": 100.0} | fields)
+    return SecureAggregation(**{"aggregation": {"kind": "example_weighted"}, "heaviest": 100.0} | fields)
 
 
 class Room:
-    """A centre of a few lines, and clients that answer it; everything that the centre is told is kept.
+    """A centre of a few lines, and clients that answer it; everything that the server is told is kept.
 
     `away` says from which of the rounds on a client is not there.
     """
 
-    def __init__(self, stage: SecureSum, updates: Mapping[int, Update], away: Mapping[int, str] | None = None) -> None:
-        size = next(iter(updates.values())).parts["model"].numel()
+    def __init__(
+        self, stage: SecureAggregation, updates: Mapping[int, Update], away: Mapping[int, str] | None = None
+    ) -> None:
+        size = next(iter(updates.values())).vectors["model"].numel()
         self.stage, self.updates, self.work = stage, dict(updates), work(stage, size)
         self.known, self.memory = len(updates), {}
         self.away = {client: ROUNDS.index(name) for client, name in (away or {}).items()}
@@ -69,38 +71,38 @@ class Room:
         self.roots: dict[int, bytes] = {}
         self.seed = 0
 
-    def secrets(self, client: int) -> Secrets:
-        return Secrets(client, self.kept[client], repeatable(self.seed, client))
+    def secrets(self, client: int) -> ClientSecrets:
+        return ClientSecrets(client, self.kept[client], repeatable(self.seed, client))
 
     def there(self, client: int, name: str) -> bool:
         return self.away.get(client, len(ROUNDS)) > ROUNDS.index(name)
 
-    def ask(self, questions: Sequence[Question]) -> list[Update | None]:
+    def ask(self, questions: Sequence[QueryRequest]) -> list[Update | None]:
         return [self._one(one) if self.there(one.client, one.query.kind) else None for one in questions]
 
-    def _one(self, one: Question) -> Update | None:
+    def _one(self, one: QueryRequest) -> Update | None:
         answer, self.refusals[one.client] = replied(
-            Assignment(1, one.client, 0, one.parts, one.query), self.work, self.secrets(one.client)
+            Task(1, one.client, 0, one.vectors, one.query), self.work, self.secrets(one.client)
         )
         if answer is not None:
-            assert one.query.complaint(answer, self.work) is None
-            self.told.append((one.client, one.query.kind, answer.parts))
+            assert one.query.reject_reason(answer, self.work) is None
+            self.told.append((one.client, one.query.kind, answer.vectors))
         return answer
 
-    def upload(self, meeting: Meeting) -> dict[int, Update]:
+    def upload(self, meeting: KeyAgreement) -> dict[int, Update]:
         """Everybody who is there seals and sends."""
         arrived = {}
         for client in sorted(self.updates.keys() - meeting.absent.keys()):
-            asked = Assignment(2, client, 0, {"model": torch.zeros(SIZE), **meeting.parts(client)})
+            asked = Task(2, client, 0, {"model": torch.zeros(SIZE), **meeting.vectors(client)})
             self.roots[client] = texts(self.kept[client]["root"], keys.KEY)[0]
             made, self.refusals[client] = sealed(self.updates[client], asked, self.work, self.secrets(client))
             if made is not None and self.there(client, "upload"):
                 assert self.stage.broken(made, self.work) is None
-                self.told.append((client, "upload", made.parts))
+                self.told.append((client, "upload", made.vectors))
                 arrived[client] = made
         return arrived
 
-    def sum(self) -> Pooled | str:
+    def sum(self) -> PartialSum | str:
         meeting = self.stage.meet(sorted(self.updates), self)  # type: ignore[arg-type]
         return meeting.open(self.upload(meeting), self)  # type: ignore[arg-type]
 
@@ -144,11 +146,11 @@ def test_the_mean_of_those_who_arrived_or_nothing(data: st.DataObject) -> None:
     assert min(map(len, there[:3])) >= wanted
     arrived = there[2]
     weights = torch.tensor([updates[c].examples for c in arrived], dtype=torch.float64)
-    matrix = torch.stack([updates[c].parts["model"] for c in arrived]).double()
+    matrix = torch.stack([updates[c].vectors["model"] for c in arrived]).double()
     n, step = len(there[0]), stage.range * 100.0 / stage.unit(len(there[0]))
     bound = n * step / float(weights.sum()) + 1e-6
     torch.testing.assert_close(
-        found.parts["model"].double() / found.weight, weights @ matrix / weights.sum(), rtol=0, atol=bound
+        found.vectors["model"].double() / found.weight, weights @ matrix / weights.sum(), rtol=0, atol=bound
     )
     assert found.weight == pytest.approx(float(weights.sum()), abs=n * 100.0 / stage.unit(n) + 1e-9)
     assert found.loss == pytest.approx(1.0, abs=2 * bound)
@@ -165,8 +167,8 @@ def test_the_largest_numbers_add_up() -> None:
     for bits, sign in itertools.product((32, 64), (1.0, -1.0)):
         stage = summing(bits=bits, range=2.0, heaviest=5.0)
         found = Room(stage, {client: update(torch.full((SIZE,), 2 * sign), 5) for client in range(7)}).sum()
-        assert isinstance(found, Pooled)
-        assert found.parts["model"] / found.weight == pytest.approx([2 * sign] * SIZE, rel=1e-6)
+        assert isinstance(found, PartialSum)
+        assert found.vectors["model"] / found.weight == pytest.approx([2 * sign] * SIZE, rel=1e-6)
 
 
 @few
@@ -196,7 +198,7 @@ def lagrange(points: Mapping[int, int], x: int) -> int:
     return value % shamir.PRIME
 
 
-# ---------------------------------------------------------------------------------------------- what the centre can see
+# ---------------------------------------------------------------------------------------------- what the server can see
 
 
 def uniform(vector: np.ndarray[Any, Any]) -> float:
@@ -218,7 +220,7 @@ def test_what_arrives_is_uniform_whatever_was_sent(bits: int) -> None:
         room = Room(stage, {client: update(torch.full((MANY,), fill), 100) for client in range(3)})
         room.sum()
         assert uniform(stage.encode(room.updates[0], 3)) > 1000
-        seen = [parts[SUM].numpy() for _, name, parts in room.told if name == "upload"]
+        seen = [vectors[SUM].numpy() for _, name, vectors in room.told if name == "upload"]
         assert all(abs(uniform(vector)) < 4.5 for vector in seen)
         assert all(abs(uniform(one - other)) < 4.5 for one, other in itertools.combinations(seen, 2))
         views.append(seen[0].view(f"<u{bits // 8}"))
@@ -232,7 +234,7 @@ def test_masks_are_fresh_for_every_commit() -> None:
     room = Room(summing(), {client: update(torch.zeros(MANY)) for client in range(3)})
     for room.seed in (1, 2):
         room.sum()
-    first, second = (parts[SUM].numpy() for client, name, parts in room.told if (client, name) == (0, "upload"))
+    first, second = (vectors[SUM].numpy() for client, name, vectors in room.told if (client, name) == (0, "upload"))
     assert abs(uniform(first - second)) < 4.5
 
 
@@ -242,10 +244,10 @@ def test_nothing_on_the_wire_is_a_plain_number() -> None:
     stage = summing(neighbours=4, threshold=0.51)
     updates = {client: update(torch.rand(500, generator=draw) * 2 - 1, client + 1) for client in range(6)}
     room = Room(stage, updates, {1: "upload", 4: "secure_opening"})
-    assert isinstance(room.sum(), Pooled)
-    wire = b"|".join(bytes(part.numpy().tobytes()) for _, _, parts in room.told for part in parts.values())
+    assert isinstance(room.sum(), PartialSum)
+    wire = b"|".join(bytes(part.numpy().tobytes()) for _, _, vectors in room.told for part in vectors.values())
     for client, own in updates.items():
-        plain = own.parts["model"].numpy().tobytes()
+        plain = own.vectors["model"].numpy().tobytes()
         whole = stage.encode(own, 6).tobytes()
         pieces = [text[at : at + 8] for text in (plain, whole) for at in range(0, len(text) - 8, 4)]
         assert not any(piece in wire for piece in pieces)
@@ -257,7 +259,7 @@ def test_nothing_on_the_wire_is_a_plain_number() -> None:
 def test_too_few_arrive_and_nobody_opens_anything() -> None:
     room = Room(summing(), {client: update(torch.ones(SIZE)) for client in range(5)}, {0: "upload", 3: "upload"})
     found = room.sum()
-    assert found == "no secure sum: 3 of 5 clients arrived, it takes 4"
+    assert found == "no secure aggregation: 3 of 5 clients arrived, it takes 4"
     assert {name for _, name, _ in room.told} == {"secure_keys", "secure_shares", "upload"}
 
 
@@ -268,11 +270,11 @@ def test_drop_outs_at_every_stage(stage: str, lost: int) -> None:
     updates = {client: update(torch.full((SIZE,), float(client))) for client in range(5)}
     found = Room(summing(), updates, dict.fromkeys(range(lost), stage)).sum()
     if lost == 1:
-        assert isinstance(found, Pooled)
+        assert isinstance(found, PartialSum)
         left = [0, 1, 2, 3, 4] if stage == "secure_opening" else [1, 2, 3, 4]
-        assert found.parts["model"] / found.weight == pytest.approx([sum(left) / len(left)] * SIZE, abs=1e-5)
+        assert found.vectors["model"] / found.weight == pytest.approx([sum(left) / len(left)] * SIZE, abs=1e-5)
     elif lost == 2 and stage == "secure_keys":
-        assert isinstance(found, Pooled)  # three told keys, and of three it takes two
+        assert isinstance(found, PartialSum)  # three told keys, and of three it takes two
     else:
         assert isinstance(found, str)
 
@@ -281,19 +283,19 @@ def test_drop_outs_at_every_stage(stage: str, lost: int) -> None:
 
 
 @pytest.fixture
-def room() -> tuple[Room, Meeting, dict[int, Update]]:
+def room() -> tuple[Room, KeyAgreement, dict[int, Update]]:
     """Five clients that have sealed and sent; nothing is opened yet."""
     made = Room(summing(), {client: update(torch.full((SIZE,), 0.5 * client)) for client in range(5)})
     meeting = made.stage.meet(range(5), made)  # type: ignore[arg-type]
     return made, meeting, made.upload(meeting)
 
 
-def open_for(room: Room, meeting: Meeting, client: int, survivors: Sequence[int]) -> Mapping[str, Tensor]:
-    parts = {CONTEXT: meeting.parts(client)[CONTEXT], SURVIVORS: numbers(survivors)}
-    return SecureOpening().reply(parts, room.secrets(client), room.stage)
+def open_for(room: Room, meeting: KeyAgreement, client: int, survivors: Sequence[int]) -> Mapping[str, Tensor]:
+    vectors = {CONTEXT: meeting.vectors(client)[CONTEXT], SURVIVORS: numbers(survivors)}
+    return Unmasking().reply(vectors, room.secrets(client), room.stage)
 
 
-def test_nobody_gives_both_kinds_of_shares(room: tuple[Room, Meeting, dict[int, Update]]) -> None:
+def test_nobody_gives_both_kinds_of_shares(room: tuple[Room, KeyAgreement, dict[int, Update]]) -> None:
     """Whatever lists of survivors a client is told, and in whatever order, it answers for one of them."""
     made, meeting, _ = room
     lists = [some for size in range(6) for some in itertools.combinations(range(5), size)]
@@ -312,7 +314,7 @@ def test_nobody_gives_both_kinds_of_shares(room: tuple[Room, Meeting, dict[int, 
             open_for(made, meeting, client, (0, 1, 2, 3) if answered[0] != (0, 1, 2, 3) else (0, 1, 2, 3, 4))
 
 
-def test_telling_half_of_them_another_list_opens_nobody(room: tuple[Room, Meeting, dict[int, Update]]) -> None:
+def test_telling_half_of_them_another_list_opens_nobody(room: tuple[Room, KeyAgreement, dict[int, Update]]) -> None:
     """Client 4 arrived for some and did not for others: of either kind of its shares too few come."""
     made, _, _ = room
     for ways in itertools.product((True, False), repeat=4):
@@ -326,7 +328,7 @@ def test_telling_half_of_them_another_list_opens_nobody(room: tuple[Room, Meetin
     assert Room(made.stage, made.updates).stage.circle(range(5), [bytes([c]) * 64 for c in range(5)]).threshold == 4
 
 
-def test_what_else_a_client_does_not_do(room: tuple[Room, Meeting, dict[int, Update]]) -> None:
+def test_what_else_a_client_does_not_do(room: tuple[Room, KeyAgreement, dict[int, Update]]) -> None:
     made, meeting, _ = room
     with pytest.raises(Declined, match="the list of survivors is not of this sum"):
         open_for(made, meeting, 0, (1, 2, 3, 4))
@@ -335,8 +337,8 @@ def test_what_else_a_client_does_not_do(room: tuple[Room, Meeting, dict[int, Upd
     with pytest.raises(Declined, match="not of this sum"):
         open_for(made, meeting, 0, (0, 1, 2, 3, 4, 9))
     with pytest.raises(Declined, match="keys are of another sum"):
-        SecureOpening().reply({CONTEXT: torch.zeros(1, 32, dtype=torch.uint8)}, made.secrets(0), made.stage)
-    asked = Assignment(3, 0, 0, {"model": torch.zeros(SIZE), **meeting.parts(0)})
+        Unmasking().reply({CONTEXT: torch.zeros(1, 32, dtype=torch.uint8)}, made.secrets(0), made.stage)
+    asked = Task(3, 0, 0, {"model": torch.zeros(SIZE), **meeting.vectors(0)})
     again, refused = sealed(made.updates[0], asked, made.work, made.secrets(0))
     assert refused is None  # the same vector under the same keys is the same message
     assert again is not None
@@ -344,11 +346,11 @@ def test_what_else_a_client_does_not_do(room: tuple[Room, Meeting, dict[int, Upd
     assert refused == "its keys have sealed another update already"
 
 
-def test_keys_are_forgotten_once_a_sum_is_open(room: tuple[Room, Meeting, dict[int, Update]]) -> None:
+def test_keys_are_forgotten_once_a_sum_is_open(room: tuple[Room, KeyAgreement, dict[int, Update]]) -> None:
     made, meeting, _ = room
     open_for(made, meeting, 0, range(5))
     assert made.roots[0] not in b"".join(part.numpy().tobytes() for part in made.kept[0].values())
-    asked = Assignment(3, 0, 0, {"model": torch.zeros(SIZE), **meeting.parts(0)})
+    asked = Task(3, 0, 0, {"model": torch.zeros(SIZE), **meeting.vectors(0)})
     _, refused = sealed(made.updates[0], asked, made.work, made.secrets(0))
     assert refused == "this client has no keys for that"
 
@@ -360,15 +362,15 @@ def test_nothing_is_opened_before_it_is_sealed() -> None:
         open_for(made, meeting, 0, (0, 1, 2, 3))
 
 
-def test_one_list_of_clients_for_one_set_of_keys(room: tuple[Room, Meeting, dict[int, Update]]) -> None:
+def test_one_list_of_clients_for_one_set_of_keys(room: tuple[Room, KeyAgreement, dict[int, Update]]) -> None:
     made, meeting, _ = room
     circle = meeting.circle  # type: ignore[attr-defined]
     shorter = made.stage.circle(range(4), [circle.keys[client] for client in range(4)])
     with pytest.raises(Declined, match="another list of clients for the same keys"):
-        SecureShares().reply(shorter.parts(), made.secrets(0), made.stage)
+        ShareKeys().reply(shorter.vectors(), made.secrets(0), made.stage)
     swapped = made.stage.circle(range(5), [circle.keys[client] for client in (1, 0, 2, 3, 4)])
     with pytest.raises(Declined, match="does not have this client's newest keys"):
-        SecureShares().reply(swapped.parts(), made.secrets(0), made.stage)
+        ShareKeys().reply(swapped.vectors(), made.secrets(0), made.stage)
 
 
 def test_other_lists_for_other_clients_are_noticed() -> None:
@@ -380,34 +382,34 @@ def test_other_lists_for_other_clients_are_noticed() -> None:
         public[client] = texts(_keys(secrets, stage), 64)[0]
     circle = stage.circle(range(4), [public[client] for client in range(4)])
     other = stage.circle([0, 1, 2, 3, 9], [*(public[client] for client in range(4)), keys.public_key(bytes(32)) * 2])
-    sent = {c: SecureShares().reply((other if c == 0 else circle).parts(), made.secrets(c), stage) for c in range(4)}
+    sent = {c: ShareKeys().reply((other if c == 0 else circle).vectors(), made.secrets(c), stage) for c in range(4)}
     boxes = {c: texts(sent[c][SHARES], 82)[circle.neighbours[c].index(0)] for c in (1, 2, 3)}
     about = {CONTEXT: torch.frombuffer(bytearray(other.context), dtype=torch.uint8).view(1, -1)}
-    about |= {"sealing/senders": numbers([1, 2, 3])}
-    about |= {"sealing/boxes": torch.frombuffer(bytearray(b"".join(boxes.values())), dtype=torch.uint8).view(3, -1)}
-    _, refused = sealed(made.updates[0], Assignment(1, 0, 0, about), made.work, made.secrets(0))
+    about |= {"masking/senders": numbers([1, 2, 3])}
+    about |= {"masking/boxes": torch.frombuffer(bytearray(b"".join(boxes.values())), dtype=torch.uint8).view(3, -1)}
+    _, refused = sealed(made.updates[0], Task(1, 0, 0, about), made.work, made.secrets(0))
     assert refused == "a share was changed on its way, or made for another list of clients"
 
 
-def _keys(secrets: Secrets, stage: SecureSum) -> Tensor:
-    from piebald.privacy.secure_aggregation.key_queries import KEYS, SecureKeys
+def _keys(secrets: ClientSecrets, stage: SecureAggregation) -> Tensor:
+    from piebald.privacy.secure_aggregation.key_queries import KEYS, AdvertiseKeys
 
-    return SecureKeys().reply({}, secrets, stage)[KEYS]
+    return AdvertiseKeys().reply({}, secrets, stage)[KEYS]
 
 
 def test_wrong_shares_are_noticed() -> None:
     """A client that lies about shares spoils the commit, and no wrong mean comes out."""
 
     class Liar(Room):
-        def ask(self, questions: Sequence[Question]) -> list[Update | None]:
+        def ask(self, questions: Sequence[QueryRequest]) -> list[Update | None]:
             answers = super().ask(questions)
             if questions[0].query.kind == "secure_opening" and answers[0] is not None:
-                answers[0].parts[SHARES][:] = 1  # type: ignore[index]
+                answers[0].vectors[SHARES][:] = 1  # type: ignore[index]
             return answers
 
     for away in ({}, {4: "upload"}):
         assert Liar(summing(), {c: update(torch.ones(SIZE)) for c in range(5)}, away).sum() == (
-            "no secure sum: somebody gave wrong shares"
+            "no secure aggregation: somebody gave wrong shares"
         )
 
 
@@ -420,12 +422,12 @@ def test_a_garbled_update_moves_the_mean_no_further_than_the_range(place: int) -
         room = Room(summing(), updates)
         meeting = room.stage.meet(range(5), room)  # type: ignore[arg-type]
         arrived = room.upload(meeting)
-        arrived[0].parts[SUM][place] += 1 << exponent
+        arrived[0].vectors[SUM][place] += 1 << exponent
         found = meeting.open(arrived, room)  # type: ignore[arg-type]
         outcomes.append(found)
-        if isinstance(found, Pooled):
-            assert bool((found.parts["model"].abs() / found.weight <= 8.001).all())
-    assert any(isinstance(found, Pooled) for found in outcomes)
+        if isinstance(found, PartialSum):
+            assert bool((found.vectors["model"].abs() / found.weight <= 8.001).all())
+    assert any(isinstance(found, PartialSum) for found in outcomes)
     assert place == 0 or any(isinstance(found, str) for found in outcomes)  # five weights of `heaviest` may be true
 
 
@@ -435,18 +437,21 @@ def test_a_garbled_update_moves_the_mean_no_further_than_the_range(place: int) -
 @pytest.mark.parametrize(
     ("bad", "says"),
     [
-        (update(torch.tensor([0.0, 8.1, 0.0])), "a number of its update is outside secure_sum's range = 8: raise that"),
-        (update(torch.tensor([0.0, math.nan, 0.0])), "outside secure_sum's range"),
-        (update(torch.tensor([0.0, math.inf, 0.0])), "outside secure_sum's range"),
-        (update(torch.zeros(SIZE), 101), "its weight is above secure_sum's heaviest = 100: raise that"),
+        (
+            update(torch.tensor([0.0, 8.1, 0.0])),
+            "a number of its update is outside secure_aggregation's range = 8: raise that",
+        ),
+        (update(torch.tensor([0.0, math.nan, 0.0])), "outside secure_aggregation's range"),
+        (update(torch.tensor([0.0, math.inf, 0.0])), "outside secure_aggregation's range"),
+        (update(torch.zeros(SIZE), 101), "its weight is above secure_aggregation's heaviest = 100: raise that"),
     ],
     ids=["a number", "not a number", "infinite", "a weight"],
 )
 def test_what_is_out_of_range_is_refused_by_its_client(bad: Update, says: str) -> None:
     room = Room(summing(), {0: bad, **{client: update(torch.ones(SIZE)) for client in range(1, 5)}})
     found = room.sum()
-    assert isinstance(found, Pooled)
-    assert found.parts["model"] / found.weight == pytest.approx([1.0] * SIZE, abs=1e-5)
+    assert isinstance(found, PartialSum)
+    assert found.vectors["model"] / found.weight == pytest.approx([1.0] * SIZE, abs=1e-5)
     assert 0 not in {client for client, name, _ in room.told if name == "upload"}
 
 
@@ -462,35 +467,43 @@ def test_what_is_out_of_range_is_refused_by_its_client(bad: Update, says: str) -
 )
 def test_settings_that_cannot_work(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(SettingError, match=says.replace("(", r"\(")):
-        SecureSum(**fields)
+        SecureAggregation(**fields)
 
 
 CLASHES: dict[str, tuple[Any, str]] = {
-    "a median": (lambda: recipes.fedavg().with_(weigh="median", update=[SecureSum()]), "needs single updates"),
-    "Krum": (lambda: recipes.fedavg().with_(weigh="krum", update=[SecureSum()]), "needs single updates"),
-    "groups": (lambda: recipes.distfl().with_(update=[SecureSum()]), "needs single updates"),
-    "K clusters": (lambda: recipes.ifca().with_(update=[SecureSum()]), "needs single updates"),
-    "no rounds": (
-        lambda: recipes.fedavg().with_(pace={"kind": "buffered", "size": 3}, update=[SecureSum()]),
-        "choose pace = 'synchronous'",
+    "a median": (
+        lambda: recipes.fedavg().with_(aggregation="median", transforms=[SecureAggregation()]),
+        "needs single updates",
     ),
-    "one at a time": (lambda: recipes.fedasync().with_(update=[SecureSum()]), "secure_sum"),
-    "the cache": (lambda: recipes.async_fedavg().with_(update=[SecureSum()]), "drop secure_sum"),
+    "Krum": (
+        lambda: recipes.fedavg().with_(aggregation="krum", transforms=[SecureAggregation()]),
+        "needs single updates",
+    ),
+    "groups": (lambda: recipes.distfl().with_(transforms=[SecureAggregation()]), "needs single updates"),
+    "K clusters": (lambda: recipes.ifca().with_(transforms=[SecureAggregation()]), "needs single updates"),
+    "no rounds": (
+        lambda: recipes.fedavg().with_(scheduling={"kind": "buffered", "size": 3}, transforms=[SecureAggregation()]),
+        "choose scheduling = 'synchronous'",
+    ),
+    "one at a time": (lambda: recipes.fedasync().with_(transforms=[SecureAggregation()]), "secure_aggregation"),
+    "the cache": (lambda: recipes.async_fedavg().with_(transforms=[SecureAggregation()]), "drop secure_aggregation"),
     "late updates": (
-        lambda: recipes.fedavg().with_(pace={"kind": "deadline", "seconds": 1.0}, update=[SecureSum()]),
-        "set its oldest = 0",
+        lambda: recipes.fedavg().with_(
+            scheduling={"kind": "deadline", "seconds": 1.0}, transforms=[SecureAggregation()]
+        ),
+        "set its max_staleness = 0",
     ),
     "something behind it": (
-        lambda: recipes.fedavg().with_(update=[SecureSum(), Gaussian(clip=1.0, where="client")]),
+        lambda: recipes.fedavg().with_(transforms=[SecureAggregation(), Gaussian(clip=1.0, where="client")]),
         "put it last",
     ),
     "noise that needs the largest weight": (
-        lambda: recipes.fedavg().with_(update=[Gaussian(clip=1.0), SecureSum()]),
-        "choose weigh = 'equal', or where = 'client'",
+        lambda: recipes.fedavg().with_(transforms=[Gaussian(clip=1.0), SecureAggregation()]),
+        "choose aggregation = 'equal', or where = 'client'",
     ),
     "a rule that goes by others' steps": (
-        lambda: recipes.fedavg().with_(learn="adaptive", update=[SecureSum()]),
-        "which secure_sum hides",
+        lambda: recipes.fedavg().with_(training="adaptive", transforms=[SecureAggregation()]),
+        "which secure_aggregation hides",
     ),
 }
 
@@ -507,7 +520,7 @@ def test_what_cannot_go_together(case: str) -> None:
 def test_without_the_package_there_is_an_instruction(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "installed", lambda: False)
     with pytest.raises(SettingError, match=r"pip install 'piebald\[secure\]'"):
-        simulate(recipes.fedavg().with_(update=[SecureSum()]), CLIENTS, model())
+        simulate(recipes.fedavg().with_(transforms=[SecureAggregation()]), CLIENTS, model())
 
 
 # ----------------------------------------------------------------------------------------------------------- whole runs
@@ -525,15 +538,15 @@ def test_a_run_comes_to_the_same_model(name: str, fields: dict[str, Any]) -> Non
     made = seeded(lambda: torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2)))
     recipe = recipes.make(name, lr=0.1)
     plain = simulate(recipe, CLIENTS, made, rounds=3)
-    summed = simulate(recipe.with_(update=[SecureSum(**fields)]), CLIENTS, made, rounds=3)
+    summed = simulate(recipe.with_(transforms=[SecureAggregation(**fields)]), CLIENTS, made, rounds=3)
     torch.testing.assert_close(summed.groups[0], plain.groups[0], atol=1e-4, rtol=1e-4)
     for mine, theirs in zip(plain.rounds, summed.rounds, strict=True):
         assert theirs["arrived"] == mine["arrived"]
 
 
 def test_of_single_updates_the_tables_know_nothing() -> None:
-    run = simulate(recipes.fedavg(lr=0.1).with_(update=[SecureSum()]), CLIENTS, model(), rounds=2)
-    trained = [row for row in run.arrivals if row["kind"] == "train"]
+    run = simulate(recipes.fedavg(lr=0.1).with_(transforms=[SecureAggregation()]), CLIENTS, model(), rounds=2)
+    trained = [row for row in run.results if row["kind"] == "train"]
     assert len(trained) == 12
     for row in trained:
         assert (row["examples"], row["steps"], row["loss"], row["raw_weight"]) == (0, 0, None, None)
@@ -541,50 +554,52 @@ def test_of_single_updates_the_tables_know_nothing() -> None:
     plain = simulate(recipes.fedavg(lr=0.1), CLIENTS, model(), rounds=2)
     for mine, theirs in zip(plain.rounds, run.rounds, strict=True):
         assert theirs["loss"] == pytest.approx(mine["loss"], rel=1e-3)
-    kinds = {row["kind"] for row in run.arrivals}
+    kinds = {row["kind"] for row in run.results}
     assert kinds == {"secure_keys", "secure_shares", "train", "secure_opening"}
 
 
 def test_nothing_plain_leaves_a_simulated_client(monkeypatch: pytest.MonkeyPatch) -> None:
     """What crosses the seam is sealed, and the plain change of no client is in any of it."""
-    crossed: list[Arrival] = []
+    crossed: list[Result] = []
     plain: list[Tensor] = []
-    real, whole = Simulation.next, SecureSum.seal
+    real, whole = Simulation.next, SecureAggregation.seal
 
-    def spied(self: Simulation, until: float = float("inf")) -> Arrival | None:
-        arrival = real(self, until)
-        crossed.extend([arrival] if arrival is not None else [])
-        return arrival
+    def spied(self: Simulation, until: float = float("inf")) -> Result | None:
+        result = real(self, until)
+        crossed.extend([result] if result is not None else [])
+        return result
 
-    def sealing(self: SecureSum, one: Update, assignment: Assignment, secrets: Secrets) -> Update:
-        plain.append(one.parts["model"].clone())
-        return whole(self, one, assignment, secrets)
+    def sealing(self: SecureAggregation, one: Update, task: Task, secrets: ClientSecrets) -> Update:
+        plain.append(one.vectors["model"].clone())
+        return whole(self, one, task, secrets)
 
     monkeypatch.setattr(Simulation, "next", spied)
-    monkeypatch.setattr(SecureSum, "seal", sealing)
-    simulate(recipes.fedavg(lr=0.1).with_(update=[SecureSum()]), CLIENTS, model(), rounds=2, evaluate_every=0)
-    trained = [arrival for arrival in crossed if arrival.assignment.query is None]
+    monkeypatch.setattr(SecureAggregation, "seal", sealing)
+    simulate(
+        recipes.fedavg(lr=0.1).with_(transforms=[SecureAggregation()]), CLIENTS, model(), rounds=2, evaluate_every=0
+    )
+    trained = [result for result in crossed if result.task.query is None]
     assert len(plain) == len(trained) == 12
     wire = b"|".join(
         part.contiguous().numpy().tobytes()
-        for arrival in crossed
-        if arrival.update is not None
-        for part in arrival.update.parts.values()
+        for result in crossed
+        if result.update is not None
+        for part in result.update.vectors.values()
     )
     for change in plain:
         text = change.numpy().tobytes()
         assert not any(text[at : at + 8] in wire for at in range(0, len(text) - 8, 4))
-    for arrival in trained:
-        assert arrival.update is not None
-        assert (arrival.update.examples, arrival.update.steps, arrival.update.metrics) == (0, 0, {})
+    for result in trained:
+        assert result.update is not None
+        assert (result.update.examples, result.update.steps, result.update.metrics) == (0, 0, {})
 
 
 def test_commits_of_too_few_are_abandoned_and_the_run_goes_on() -> None:
     """Devices drop out in every round of a commit; whatever comes of it, the model moves only with whole sums."""
     fleet = Homogeneous(dropout=0.1)
-    recipe = recipes.fedavg(lr=0.1).with_(update=[SecureSum(threshold=0.8)])
+    recipe = recipes.fedavg(lr=0.1).with_(transforms=[SecureAggregation(threshold=0.8)])
     run = simulate(recipe, CLIENTS, model(), rounds=12, simulator={"fleet": fleet}, evaluate_every=0)
-    reasons = [row["reason"] or "" for row in run.arrivals]
+    reasons = [row["reason"] or "" for row in run.results]
     norms = [row["norm"] for row in run.rounds]
     assert len(norms) == 12
     whole = [row["arrived"] > 0 for row in run.rounds]
@@ -592,40 +607,40 @@ def test_commits_of_too_few_are_abandoned_and_the_run_goes_on() -> None:
     assert not all(whole)
     for before, after, step in zip(norms, norms[1:], whole[1:], strict=False):
         assert (before != after) == step
-    assert any("no secure sum" in reason for reason in reasons)
+    assert any("no secure aggregation" in reason for reason in reasons)
     assert "it did not exchange keys" in reasons
     assert "lost" in reasons
     again = simulate(recipe, CLIENTS, model(), rounds=12, simulator={"fleet": fleet}, evaluate_every=0)
-    assert again.arrivals == run.arrivals
+    assert again.results == run.results
 
 
 def test_all_commits_abandoned_is_an_error() -> None:
     with pytest.raises(RuntimeFault, match="no update counted"):
-        simulate(recipes.fedavg(lr=0.1, cohort=1).with_(update=[SecureSum()]), CLIENTS, model(), rounds=2)
+        simulate(recipes.fedavg(lr=0.1, cohort=1).with_(transforms=[SecureAggregation()]), CLIENTS, model(), rounds=2)
 
 
 @pytest.mark.parametrize(
-    "pace",
+    "scheduling",
     [
         {"kind": "synchronous", "cohort": 3, "over": 2.0},
-        {"kind": "deadline", "seconds": 8.0, "oldest": 0},
+        {"kind": "deadline", "seconds": 8.0, "max_staleness": 0},
     ],
     ids=lambda pace: pace["kind"],
 )
 def test_late_updates_stay_sealed(pace: dict[str, Any]) -> None:
     fleet: Devices = piebald.partition.FastSlow(fast=1.0, slow_factor=4.0, share_slow=0.4)
-    recipe = recipes.fedavg(lr=0.1).with_(pace=pace, update=[SecureSum(threshold=0.51)])
+    recipe = recipes.fedavg(lr=0.1).with_(scheduling=pace, transforms=[SecureAggregation(threshold=0.51)])
     run = simulate(recipe, CLIENTS, model(), rounds=5, simulator={"fleet": fleet})
-    assert {"ok", "late"} <= {row["status"] for row in run.arrivals}
+    assert {"ok", "late"} <= {row["status"] for row in run.results}
     assert sum(row["arrived"] > 0 for row in run.rounds) >= 3
 
 
 def test_noise_of_the_clients_and_noise_of_the_centre() -> None:
     for update, weigh in (
-        ([Gaussian(clip=0.5, noise=1.0, where="client"), SecureSum()], "by_examples"),
-        ([Gaussian(clip=0.5, noise=1.0, where="centre"), SecureSum()], "equal"),
+        ([Gaussian(clip=0.5, noise=1.0, where="client"), SecureAggregation()], "example_weighted"),
+        ([Gaussian(clip=0.5, noise=1.0, where="server"), SecureAggregation()], "equal"),
     ):
-        recipe = recipes.fedavg(lr=0.1).with_(weigh=weigh)
+        recipe = recipes.fedavg(lr=0.1).with_(aggregation=weigh)
         plain = simulate(recipe.with_(update=update[:1]), CLIENTS, model(), rounds=3)
         summed = simulate(recipe.with_(update=update), CLIENTS, model(), rounds=3)
         torch.testing.assert_close(summed.groups[0], plain.groups[0], atol=1e-4, rtol=1e-4)

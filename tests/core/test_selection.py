@@ -9,23 +9,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piebald.contracts import Assignment
+from piebald.contracts import Task
 from piebald.errors import SettingError
 from piebald.randomness import select
 from piebald.scheduling import Asynchronous, Synchronous
-from piebald.scheduling.base import View
+from piebald.scheduling.base import ServerView
 from piebald.scheduling.cohort import cohort_size
-from piebald.server.client_pool import Roster
+from piebald.server.client_pool import ClientPool
 
 from .fakes import few
 
 NO: st.SearchStrategy[list[int]] = st.just([])
 
 
-def view(offered: int, busy: int = 0, waiting: int = 0, failed: int = 0, asked: int | None = None) -> View:
+def view(offered: int, busy: int = 0, waiting: int = 0, failed: int = 0, asked: int | None = None) -> ServerView:
     """Nothing was committed yet, so everybody at work was asked since the last commit."""
     asked = busy + waiting + failed if asked is None else asked
-    return View(0, 0.0, 0.0, offered, offered - busy, busy, asked, busy, waiting, failed)
+    return ServerView(0, 0.0, 0.0, offered, offered - busy, busy, asked, busy, waiting, failed)
 
 
 @few
@@ -81,18 +81,18 @@ def test_sizes_that_make_no_sense(cohort: Any) -> None:
 
 
 def test_nobody_is_there() -> None:
-    for pace in (Synchronous(cohort=0.5), Synchronous(cohort=3), Asynchronous()):
-        assert pace.ask(view(0)) == 0
+    for scheduling in (Synchronous(cohort=0.5), Synchronous(cohort=3), Asynchronous()):
+        assert scheduling.ask(view(0)) == 0
 
 
 def test_synchronous_waits_for_all_of_a_cohort() -> None:
-    pace = Synchronous(cohort=3)
-    assert not pace.ask(view(9, busy=1))
-    assert not pace.ask(view(9, waiting=1))
-    assert not pace.ready(view(9, busy=1, waiting=2))
-    assert pace.ready(view(9, waiting=2))
-    assert pace.ready(view(9, failed=3))
-    assert not pace.ready(view(9))
+    scheduling = Synchronous(cohort=3)
+    assert not scheduling.ask(view(9, busy=1))
+    assert not scheduling.ask(view(9, waiting=1))
+    assert not scheduling.ready(view(9, busy=1, waiting=2))
+    assert scheduling.ready(view(9, waiting=2))
+    assert scheduling.ready(view(9, failed=3))
+    assert not scheduling.ready(view(9))
 
 
 @few
@@ -108,41 +108,47 @@ class TestRoster:
     @few
     @given(st.integers(1, 40), st.data())
     def test_a_choice_is_among_the_free(self, known: int, data: st.DataObject) -> None:
-        roster, clients = Roster(), range(known)
+        client_pool, clients = ClientPool(), range(known)
         for version in range(12):  # clients go to work, come back, and are put aside
-            free = [c for c in clients if c not in roster.busy and c not in roster.aside]
-            assert roster.count(clients) == roster.count(list(clients)) == (known - len(roster.aside), len(free))
-            chosen = roster.choose(clients, data.draw(st.integers(0, len(free))), 3, version)
+            free = [c for c in clients if c not in client_pool.busy and c not in client_pool.aside]
+            assert (
+                client_pool.count(clients)
+                == client_pool.count(list(clients))
+                == (known - len(client_pool.aside), len(free))
+            )
+            chosen = client_pool.choose(clients, data.draw(st.integers(0, len(free))), 3, version)
             assert chosen == sorted(set(chosen))
             assert set(chosen) <= set(free)
             for client in chosen:
-                roster.take(Assignment(version, client, version, {}))
-            for client in data.draw(st.lists(st.sampled_from(sorted(roster.busy)), unique=True) if roster.busy else NO):
-                roster.give_back(client)
+                client_pool.take(Task(version, client, version, {}))
+            for client in data.draw(
+                st.lists(st.sampled_from(sorted(client_pool.busy)), unique=True) if client_pool.busy else NO
+            ):
+                client_pool.release(client)
                 if data.draw(st.integers(0, 9)) == 0:
-                    roster.put_aside(client, "not finite")
+                    client_pool.exclude(client, "not finite")
 
     def test_everybody_free_has_the_same_chance(self) -> None:
         """2000 draws of 1 among 15 of 20: binomial(2000, 1/15), of standard deviation 11.2; five of those."""
-        roster = Roster()
+        client_pool = ClientPool()
         for client in range(0, 20, 4):
-            roster.take(Assignment(client, client, 0, {}))
+            client_pool.take(Task(client, client, 0, {}))
         counts = [0] * 20
         for version in range(2000):
-            counts[roster.choose(range(20), 1, 5, version)[0]] += 1
+            counts[client_pool.choose(range(20), 1, 5, version)[0]] += 1
         free = [count for client, count in enumerate(counts) if client % 4]
         assert sum(counts) == sum(free)
         assert max(abs(count - 2000 / 15) for count in free) < 5 * 11.2
 
     def test_a_million_clients_are_cheap(self) -> None:
         """Time goes with the cohort: 20 asynchronous choices cost less than listing the federation 20 times would."""
-        everybody, roster = range(1_000_000), Roster()
+        everybody, client_pool = range(1_000_000), ClientPool()
         for client in range(0, 500, 5):
-            roster.take(Assignment(client, client, 0, {}))
+            client_pool.take(Task(client, client, 0, {}))
         began = time.process_time()
         for version in range(20):
-            assert len(roster.choose(everybody, 100, 0, version)) == 100
-            assert roster.count(everybody) == (1_000_000, 999_900)
+            assert len(client_pool.choose(everybody, 100, 0, version)) == 100
+            assert client_pool.count(everybody) == (1_000_000, 999_900)
         chosen = time.process_time() - began
         began = time.process_time()
         for _ in range(20):
@@ -152,7 +158,7 @@ class TestRoster:
 
 def test_a_late_arrival_alone_makes_no_round() -> None:
     """Everybody else is still busy with the round before, so nobody could be asked."""
-    pace = Synchronous(cohort=2, over=1.5)
+    scheduling = Synchronous(cohort=2, over_selection=1.5)
     alone = view(3)._replace(version=1, free=0, busy=2, failed=1)
-    assert not pace.ready(alone)
-    assert pace.ready(alone._replace(asked=1))
+    assert not scheduling.ready(alone)
+    assert scheduling.ready(alone._replace(asked=1))

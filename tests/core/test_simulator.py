@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import piebald
 from piebald import recipes
-from piebald.contracts import Device, Learned
+from piebald.contracts import Device, TrainOutput
 from piebald.errors import RuntimeFault, SettingError
 from piebald.objective import cross_entropy
 from piebald.partition import Devices, FastSlow, Homogeneous, PooledClients
@@ -51,7 +51,7 @@ def timed(recipe: Any, fleet: Any, *, sizes: tuple[int, ...] = SIZES, model: Any
 # ---------------------------------------------------------------------------------------------------------------- clock
 
 
-@pytest.mark.parametrize("engine", ["lean", "stacked"])
+@pytest.mark.parametrize("engine", ["sequential", "vmapped"])
 def test_arrival_times_by_hand(engine: str) -> None:
     """Latency, 40 bytes down, the steps, latency, 40 bytes up; the next round begins when the slowest is there."""
     fleet = Listed(seconds=(1.0, 2.0, 0.5), down=20.0, up=8.0, latency=0.25)
@@ -60,7 +60,7 @@ def test_arrival_times_by_hand(engine: str) -> None:
     run = simulate(recipe, classified(*SIZES), MODEL, simulator={"fleet": fleet, "engine": engine}, rounds=3)
     for number, commit in enumerate(run.rounds):
         began = number * max(spent)
-        rows = [row for row in run.arrivals if row["version"] == commit["version"]]
+        rows = [row for row in run.results if row["version"] == commit["version"]]
         assert [(row["sent"], row["time"]) for row in rows] == [
             (pytest.approx(began), pytest.approx(began + own)) for own in spent
         ]
@@ -70,11 +70,11 @@ def test_arrival_times_by_hand(engine: str) -> None:
 def test_asynchronous_clients_keep_their_own_time() -> None:
     fleet = Listed(seconds=(1.0, 2.03, 0.51), latency=0.25)  # never two at one instant
     spent = [0.5 + steps * each for steps, each in zip(STEPS, fleet.seconds, strict=True)]  # 3.5, 2.53, 3.05
-    run = timed(recipes.fedavg(batch=2).with_(pace=ASYNCHRONOUS), fleet, rounds=20)
+    run = timed(recipes.fedavg(batch=2).with_(scheduling=ASYNCHRONOUS), fleet, rounds=20)
     for client, own in enumerate(spent):
-        times = [row["time"] for row in run.arrivals if row["client"] == client]
+        times = [row["time"] for row in run.results if row["client"] == client]
         assert times == pytest.approx([own * (count + 1) for count in range(len(times))])
-    rows = sorted(run.arrivals, key=lambda row: row["version"])
+    rows = sorted(run.results, key=lambda row: row["version"])
     assert [row["time"] for row in rows] == sorted(row["time"] for row in rows)
     version_at = {0.0: 0}
     for row in rows:
@@ -87,15 +87,15 @@ def test_private_numbers_take_time_at_the_first_contact_only() -> None:
     model = seeded(lambda: nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)))  # 15 shared numbers, 8 private ones
     run = timed(recipes.hdafl(batch=2), Homogeneous(down=10.0, up=20.0), model=model, rounds=2)
     first, second = (15 + 8) * 4 / 10 + 15 * 4 / 20, 15 * 4 / 10 + 15 * 4 / 20
-    assert [row["time"] for row in run.arrivals] == pytest.approx([first] * 3 + [first + second] * 3)
+    assert [row["time"] for row in run.results] == pytest.approx([first] * 3 + [first + second] * 3)
 
 
-@pytest.mark.parametrize("pace", [{"kind": "synchronous"}, ASYNCHRONOUS], ids=lambda pace: pace["kind"])
+@pytest.mark.parametrize("scheduling", [{"kind": "synchronous"}, ASYNCHRONOUS], ids=lambda pace: pace["kind"])
 def test_measuring_takes_no_time_and_changes_nothing(pace: dict[str, Any]) -> None:
     fleet = FastSlow(fast=1.0, slow_factor=2.0, latency=0.5, down=100.0)
-    recipe = recipes.ditto(batch=2).with_(pace=pace)
+    recipe = recipes.ditto(batch=2).with_(scheduling=pace)
     runs = [timed(recipe, fleet, rounds=6, evaluate_every=every) for every in (0, 1, 4)]
-    assert len({tuple((row["client"], row["sent"], row["time"]) for row in run.arrivals) for run in runs}) == 1
+    assert len({tuple((row["client"], row["sent"], row["time"]) for row in run.results) for run in runs}) == 1
     assert all(torch.equal(run.model().weight, runs[0].model().weight) for run in runs)
     assert not runs[0].scores
     assert {row["version"] for row in runs[2].scores} == {0, 4, 6}
@@ -103,10 +103,10 @@ def test_measuring_takes_no_time_and_changes_nothing(pace: dict[str, Any]) -> No
 
 def test_a_slow_device_takes_its_factor() -> None:
     fleet = FastSlow(fast=1.0, slow_factor=3.0, share_slow=0.5)
-    run = timed(recipes.fedavg(batch=2).with_(pace=ASYNCHRONOUS), fleet, sizes=(4, 4, 4, 4), rounds=60)
-    counts = [sum(row["client"] == client for row in run.arrivals) for client in range(4)]
+    run = timed(recipes.fedavg(batch=2).with_(scheduling=ASYNCHRONOUS), fleet, sizes=(4, 4, 4, 4), rounds=60)
+    counts = [sum(row["client"] == client for row in run.results) for client in range(4)]
     for client in range(4):
-        ends = [row["time"] for row in run.arrivals if row["client"] == client]
+        ends = [row["time"] for row in run.results if row["client"] == client]
         assert ends[0] == (6.0 if fleet.is_slow(client) else 2.0)
     slow = [counts[client] for client in range(4) if fleet.is_slow(client)]
     fast = [counts[client] for client in range(4) if not fleet.is_slow(client)]
@@ -119,7 +119,7 @@ def test_clients_are_asked_within_their_intervals_only() -> None:
     on = ((2.0, 4.0), (10.0, 11.0), (30.0, 99.0))
     run = timed(recipes.fedavg(batch=9), Homogeneous(seconds_per_step=1.5, on=on), rounds=5)
     # 2 and 3.5 in the first interval, 10 in the second, 30 and 31.5 in the third; a step from 3.5 or 10 is too late
-    assert sorted({row["sent"] for row in run.arrivals}) == [2.0, 3.5, 10.0, 30.0, 31.5]
+    assert sorted({row["sent"] for row in run.results}) == [2.0, 3.5, 10.0, 30.0, 31.5]
     assert [row["time"] for row in run.rounds] == [3.5, 4.0, 11.0, 31.5, 33.0]
     assert [row["arrived"] > 0 for row in run.rounds] == [True, False, False, True, True]
 
@@ -142,24 +142,24 @@ def test_all_are_lost(tmp_path: Path) -> None:
         )
     run = History(tmp_path / "run")
     assert run.meta["status"] == "failed"
-    assert all((row["status"], row["reason"]) == ("lost", "lost") for row in run.arrivals)
-    assert all((row["bytes_down"], row["bytes_up"]) == (40, 0) for row in run.arrivals)
+    assert all((row["status"], row["reason"]) == ("lost", "lost") for row in run.results)
+    assert all((row["bytes_down"], row["bytes_up"]) == (40, 0) for row in run.results)
     assert [row["time"] for row in run.rounds] == pytest.approx([2.5, 5.0, 7.5])
     assert {(row["version"], row["client"]) for row in run.scores} == {(v, c) for v in range(4) for c in range(3)}
 
 
 def test_the_share_that_is_lost_and_that_it_belongs_to_client_and_round() -> None:
-    """400 assignments at 0.3: 120 are lost, give or take 5 standard deviations of 9.2; the same for every recipe."""
+    """400 tasks at 0.3: 120 are lost, give or take 5 standard deviations of 9.2; the same for every recipe."""
     fleet = Homogeneous(dropout=0.3)
     lost = []
     for method in ("fedavg", "scaffold"):
         run = timed(recipes.make(method, batch=2), fleet, sizes=(2,) * 40, rounds=10, evaluate_every=0)
-        lost.append({(row["version"], row["client"]) for row in run.arrivals if row["status"] == "lost"})
+        lost.append({(row["version"], row["client"]) for row in run.results if row["status"] == "lost"})
     assert lost[0] == lost[1]
     assert abs(len(lost[0]) - 120) < 5 * 9.2
     assert len({client for _, client in lost[0]}) > 30
     other = timed(recipes.fedavg(batch=2), fleet, sizes=(2,) * 40, rounds=10, evaluate_every=0, seed=1)
-    assert {(row["version"], row["client"]) for row in other.arrivals if row["status"] == "lost"} != lost[0]
+    assert {(row["version"], row["client"]) for row in other.results if row["status"] == "lost"} != lost[0]
 
 
 # --------------------------------------------------------------------------------------------------------------- memory
@@ -192,12 +192,12 @@ clients = piebald.LazyClients(1_000_000, load)
 model = torch.nn.Sequential(torch.nn.Linear(20, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
 run = piebald.run(
     recipes.hdafl(cohort=100), clients, model, rounds=2, evaluate_clients=50, evaluate_every=9,
-    runtime=piebald.Simulator(engine="lean", workers=0),
+    runtime=piebald.Simulator(engine="sequential", workers=0),
 )
-took = {row["client"] for row in run.arrivals}
+took = {row["client"] for row in run.results}
 scored = {row["client"] for row in run.scores if row["client"] is not None}
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-print(json.dumps([len(run.arrivals), len(took), len(scored), sorted(asked - took - scored), peak]))
+print(json.dumps([len(run.results), len(took), len(scored), sorted(asked - took - scored), peak]))
 """
 
 
@@ -206,8 +206,8 @@ def test_a_million_clients_of_which_a_hundred_take_part() -> None:
     """Only those that took part or were scored are loaded (and the first, to see what rows look like)."""
     code = [sys.executable, "-c", POPULATION]
     done = subprocess.run(code, cwd=ROOT, capture_output=True, text=True, check=True)
-    arrivals, took, scored, others, peak = json.loads(done.stdout)
-    assert (arrivals, scored) == (200, 50)
+    results, took, scored, others, peak = json.loads(done.stdout)
+    assert (results, scored) == (200, 50)
     assert 190 < took <= 200
     assert set(others) <= {0}
     assert peak < 4 << 30
@@ -240,7 +240,7 @@ def stumbling(outputs: Tensor, targets: Tensor) -> Tensor:
     return cross_entropy(outputs, targets)
 
 
-WHERE = [{"engine": "lean"}, {"engine": "lean", "stack": 3}, {"engine": "lean", "workers": 2}]
+WHERE = [{"engine": "sequential"}, {"engine": "sequential", "stack": 3}, {"engine": "sequential", "workers": 2}]
 
 
 @pytest.mark.parametrize("simulator", WHERE, ids=str)
@@ -310,17 +310,17 @@ def test_a_worker_that_is_killed_names_resume() -> None:
 
 
 @pytest.mark.parametrize("stack", [1, 3])
-@pytest.mark.parametrize("pace", [{"kind": "synchronous"}, ASYNCHRONOUS], ids=lambda pace: pace["kind"])
+@pytest.mark.parametrize("scheduling", [{"kind": "synchronous"}, ASYNCHRONOUS], ids=lambda pace: pace["kind"])
 def test_a_client_that_diverges_is_refused_and_put_aside(pace: dict[str, Any], stack: int) -> None:
     """In a pool of sums, too: nothing of it is in the sum."""
     clients = classified(5, 6, 7)
     clients.x[5:11] *= 1e25  # client 1
-    recipe = recipes.fedavg(batch=2, epochs=3).with_(pace=pace)
+    recipe = recipes.fedavg(batch=2, epochs=3).with_(scheduling=pace)
     run = simulate(recipe, clients, MODEL, rounds=6, simulator={"stack": stack})
-    refused = [row for row in run.arrivals if row["status"] == "refused"]
+    refused = [row for row in run.results if row["status"] == "refused"]
     assert [row["client"] for row in refused] == [1]
     assert refused[0]["reason"] == "not finite" or "above the limit" in refused[0]["reason"]
-    assert [row["client"] for row in run.arrivals].count(1) == 1
+    assert [row["client"] for row in run.results].count(1) == 1
     assert bool(torch.isfinite(run.model().weight).all())
 
 
@@ -331,30 +331,30 @@ def test_the_longest_step_can_be_set() -> None:
     refused = {}
     for longest in (1.0, 1e6):
         run = simulate(recipes.fedavg(batch=2), clients, MODEL, rounds=2, longest_step=longest)
-        refused[longest] = {row["client"] for row in run.arrivals if row["status"] == "refused"}
+        refused[longest] = {row["client"] for row in run.results if row["status"] == "refused"}
     assert refused == {1.0: {1}, 1e6: set()}
 
 
 class Gauge(Sgd):
     """Sends one more number, which is not finite for the client with six rows."""
 
-    def common(self, shared: int) -> dict[str, Tensor]:
+    def server_vectors(self, shared: int) -> dict[str, Tensor]:
         return {"gauge": torch.zeros(1)}
 
-    def fold(self, common: Any, mean: Any, arrived: int, known: int) -> dict[str, Tensor]:
+    def update_server_vectors(self, common: Any, mean: Any, arrived: int, known: int) -> dict[str, Tensor]:
         return dict(mean)
 
-    def learn(self, start: Any, local: Any) -> Learned:
+    def train(self, start: Any, local: Any) -> TrainOutput:
         gauge = torch.where(start.examples == 6, torch.nan, start.examples)
-        return self.learned(self.descend(start, local), parts={"gauge": gauge})
+        return self.output(self.run_sgd(start, local), vectors={"gauge": gauge})
 
 
 @pytest.mark.parametrize("stack", [1, 3])
-@pytest.mark.parametrize("pace", [{"kind": "synchronous"}, ASYNCHRONOUS], ids=lambda pace: pace["kind"])
+@pytest.mark.parametrize("scheduling", [{"kind": "synchronous"}, ASYNCHRONOUS], ids=lambda pace: pace["kind"])
 def test_other_parts_are_checked_in_a_pool_too(pace: dict[str, Any], stack: int) -> None:
-    recipe = recipes.fedavg().with_(learn=Gauge(), pace=pace)
+    recipe = recipes.fedavg().with_(training=Gauge(), scheduling=pace)
     run = simulate(recipe, classified(5, 6, 7), MODEL, rounds=4, simulator={"stack": stack})
-    refused = [(row["client"], row["reason"]) for row in run.arrivals if row["status"] == "refused"]
+    refused = [(row["client"], row["reason"]) for row in run.results if row["status"] == "refused"]
     assert refused == [(1, "gauge is not finite")]
     assert bool(torch.isfinite(run.model().weight).all())
 

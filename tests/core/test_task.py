@@ -13,7 +13,7 @@ from torch.nn import functional
 import piebald
 from piebald import recipes
 from piebald.errors import SettingError
-from piebald.objective import METRICS, TASKS, accuracy, squared_error, task_for
+from piebald.objective import METRICS, OBJECTIVES, accuracy, objective_for, squared_error
 
 from .fakes import classified, federation, seeded, simulate
 
@@ -22,24 +22,24 @@ CLASSES, REALS = torch.tensor([0, 1, 2]), torch.tensor([0.5, 1.0, -2.0])
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.int16, torch.int8])
 def test_whole_numbers_are_classes(dtype: torch.dtype) -> None:
-    assert task_for(CLASSES.to(dtype)) is TASKS["classification"]
-    assert task_for(CLASSES.to(dtype)).metric == "accuracy"
+    assert objective_for(CLASSES.to(dtype)) is OBJECTIVES["classification"]
+    assert objective_for(CLASSES.to(dtype)).metric == "accuracy"
 
 
 def test_real_numbers_are_numbers_to_predict() -> None:
-    task = task_for(REALS)
-    assert (task.name, task.metric, task.higher_is_better) == ("regression", "absolute_error", False)
+    objective = objective_for(REALS)
+    assert (objective.name, objective.metric, objective.higher_is_better) == ("regression", "absolute_error", False)
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", OBJECTIVES)
 def test_a_task_by_name(name: str) -> None:
     targets = CLASSES if name == "classification" else REALS
-    assert task_for(targets, name) is TASKS[name]
+    assert objective_for(targets, name) is OBJECTIVES[name]
 
 
 def test_your_own_loss_keeps_the_metrics_that_fit_the_targets() -> None:
-    task = task_for(CLASSES, functional.cross_entropy)
-    assert (task.name, task.metric, task.loss) == ("custom", "accuracy", functional.cross_entropy)
+    objective = objective_for(CLASSES, functional.cross_entropy)
+    assert (objective.name, objective.metric, objective.loss) == ("custom", "accuracy", functional.cross_entropy)
 
 
 @pytest.mark.parametrize(
@@ -52,23 +52,23 @@ def test_your_own_loss_keeps_the_metrics_that_fit_the_targets() -> None:
     ],
 )
 def test_which_way_the_metric_that_matters_is_better(metrics: dict[str, Any], name: str, higher: bool) -> None:
-    task = task_for(CLASSES, metrics=metrics)
-    assert (task.metric, task.higher_is_better) == (name, higher)
+    objective = objective_for(CLASSES, metrics=metrics)
+    assert (objective.metric, objective.higher_is_better) == (name, higher)
 
 
 @pytest.mark.parametrize(
     ("targets", "options", "message"),
     [
         (REALS, {"loss": "classification"}, "classification needs whole-number targets, got torch.float32"),
-        (CLASSES, {"loss": "regresion"}, "there is no task 'regresion': did you mean 'regression'?"),
-        (CLASSES, {"loss": 3}, "loss must be a function of (outputs, targets) or a task's name, got 3"),
+        (CLASSES, {"loss": "regresion"}, "there is no objective 'regresion': did you mean 'regression'?"),
+        (CLASSES, {"loss": 3}, "loss must be a function of (outputs, targets) or a objective's name, got 3"),
         (CLASSES, {"metrics": {"f1": 0.5}}, "metric 'f1' must be a function or a torchmetrics object, got 0.5"),
     ],
     ids=str,
 )
 def test_what_cannot_be_meant(targets: Tensor, options: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingError) as caught:
-        task_for(targets, **options)
+        objective_for(targets, **options)
     assert message in str(caught.value)
 
 
@@ -86,7 +86,7 @@ def test_losses_and_metrics_give_a_value_an_example(name: str, shapes: tuple[tup
     outputs = torch.from_numpy(draw.normal(size=shapes[0])).float()
     whole = torch.from_numpy(draw.integers(0, 3 if name == "classification" else 2, shapes[1]))
     targets = whole if name == "classification" else whole.float()
-    for function in (TASKS[name].loss, *TASKS[name].metrics.values()):
+    for function in (OBJECTIVES[name].loss, *OBJECTIVES[name].metrics.values()):
         values = function(outputs, targets)
         assert values.shape == (4,)
         alone = torch.cat([function(outputs[row : row + 1], targets[row : row + 1]) for row in range(4)])
@@ -95,20 +95,20 @@ def test_losses_and_metrics_give_a_value_an_example(name: str, shapes: tuple[tup
 
 def test_values_by_hand() -> None:
     outputs, targets = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0])
-    loss = TASKS["classification"].loss(outputs, targets)
+    loss = OBJECTIVES["classification"].loss(outputs, targets)
     assert loss.tolist() == pytest.approx([np.log1p(np.exp(-2.0)), np.log1p(np.exp(1.0))])
     assert accuracy(outputs, targets).tolist() == [1.0, 0.0]
     pair = torch.tensor([[1.0, 3.0]]), torch.tensor([[0.0, 1.0]])
     assert squared_error(*pair).item() == pytest.approx((1 + 4) / 2)
-    assert TASKS["regression"].metrics["absolute_error"](*pair).item() == pytest.approx(1.5)
-    assert TASKS["multilabel"].metrics["label_accuracy"](*pair).item() == pytest.approx(0.5)
+    assert OBJECTIVES["regression"].metrics["absolute_error"](*pair).item() == pytest.approx(1.5)
+    assert OBJECTIVES["multilabel"].metrics["label_accuracy"](*pair).item() == pytest.approx(0.5)
     expected = (np.log1p(np.exp(1.0)) + np.log1p(np.exp(-3.0))) / 2
-    assert TASKS["multilabel"].loss(*pair).item() == pytest.approx(expected)
+    assert OBJECTIVES["multilabel"].loss(*pair).item() == pytest.approx(expected)
 
 
 # ---------------------------------------------------------------------------------------------------------------- runs
 
-ENGINES = [{"engine": "lean"}, {"engine": "stacked", "stack": 4}]
+ENGINES = [{"engine": "sequential"}, {"engine": "vmapped", "stack": 4}]
 
 
 def planes(count: int, outputs: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -168,7 +168,7 @@ def test_a_loss_that_is_one_mean_trains_to_the_same(simulator: dict[str, Any]) -
     each = simulate(recipe, clients, model, simulator=simulator)
     mean = simulate(recipe, clients, model, loss=nn.CrossEntropyLoss(), simulator=simulator)
     torch.testing.assert_close(each.model().weight, mean.model().weight)
-    assert mean.meta["task"] == "custom"
+    assert mean.meta["objective"] == "custom"
 
 
 def test_a_loss_of_another_shape_is_refused() -> None:
@@ -206,8 +206,8 @@ def test_torchmetrics_objects() -> None:
 
 def test_torchmetrics_say_which_way_is_better() -> None:
     torchmetrics = pytest.importorskip("torchmetrics", reason="needs torchmetrics")
-    assert not task_for(REALS, metrics={"error": torchmetrics.MeanSquaredError()}).higher_is_better
-    assert task_for(REALS, metrics={"fit": torchmetrics.R2Score()}).higher_is_better
+    assert not objective_for(REALS, metrics={"error": torchmetrics.MeanSquaredError()}).higher_is_better
+    assert objective_for(REALS, metrics={"fit": torchmetrics.R2Score()}).higher_is_better
 
 
 def test_your_own_metric_is_a_mean_over_rows() -> None:
@@ -253,11 +253,11 @@ def test_auc_of_logits_and_of_one_class_alone() -> None:
 
 
 def test_metrics_by_name() -> None:
-    task = task_for(CLASSES, metrics=["auc", "accuracy"])
-    assert (task.metric, list(task.metrics), task.higher_is_better) == ("auc", ["auc", "accuracy"], True)
+    objective = objective_for(CLASSES, metrics=["auc", "accuracy"])
+    assert (objective.metric, list(objective.metrics), objective.higher_is_better) == ("auc", ["auc", "accuracy"], True)
     for wrong, message in (("auc", "write metrics="), (["acuracy"], "did you mean 'accuracy'")):
         with pytest.raises(SettingError, match=message):
-            task_for(CLASSES, metrics=wrong)
+            objective_for(CLASSES, metrics=wrong)
 
 
 def test_clients_without_a_positive_have_no_auc() -> None:

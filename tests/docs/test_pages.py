@@ -15,12 +15,12 @@ import pytest
 
 from piebald import experiment, recipes
 from piebald.cli import main
-from piebald.component import Part
-from piebald.experiment_file import Settings
+from piebald.component import Component
+from piebald.experiment_file import ExperimentSettings
 from piebald.runtimes import Simulator
 from piebald.runtimes.federation.provisioning import describe
 from piebald.toml_document import Document
-from piebald.vertical import Settings as Transfer
+from piebald.vertical import ExperimentSettings as Transfer
 
 sys.path.insert(0, str(Path(__file__).parent))
 import pages
@@ -33,7 +33,7 @@ RUN = [page for page in pages.PAGES if any(b.language in ("python", "console", "
 def test_code_on_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(experiment, "run", brief)
-    monkeypatch.setattr(Part, "registry", {axis: dict(kinds) for axis, kinds in Part.registry.items()})
+    monkeypatch.setattr(Component, "registry", {axis: dict(kinds) for axis, kinds in Component.registry.items()})
     module = ModuleType("page")
     monkeypatch.setitem(sys.modules, "page", module)
     for block in pages.blocks(page):
@@ -51,7 +51,7 @@ def test_code_on_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.M
 def brief(*arguments: Any, rounds: int | None = None, runtime: Any = None, **options: Any) -> experiment.Run:
     """A run of few rounds in this process: enough to see that what is written works."""
     where = runtime if isinstance(runtime, Simulator) else Simulator()
-    plain = where.model_copy(update={"engine": "lean", "workers": 0})
+    plain = where.model_copy(update={"engine": "sequential", "workers": 0})
     return LONG(*arguments, rounds=min(rounds or 2, 2), runtime=plain, **options)
 
 
@@ -64,10 +64,10 @@ def check_toml(block: pages.Block, page: Path) -> object:
     if "sites" in given:
         keep_file(block)
         return describe(Path(block.text.split()[1]))
-    rest = Settings.load(None).table()
+    rest = ExperimentSettings.load(None).table()
     if "recipes" in given:
         del rest["recipe"]
-    Settings.of(Document.of(rest | given, f"{pages.name(page)}:{block.line}")).plan()
+    ExperimentSettings.of(Document.of(rest | given, f"{pages.name(page)}:{block.line}")).plan()
     keep_file(block)
 
 
@@ -121,7 +121,7 @@ def test_example_files_are_settings(file: Path) -> None:
     if "method" in tomllib.loads(file.read_text("utf-8")):
         assert Transfer.load(file).steps > 0
     else:
-        assert Settings.load(file).plan().recipes
+        assert ExperimentSettings.load(file).plan().recipes
 
 
 def test_the_demo_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ from piebald import __version__
 from piebald.contracts import Update
 from piebald.runtimes.federation.messages import LONGEST, Hello, Piece, Welcome, Wish, Word, decode, encode
 from piebald.runtimes.federation.tls import SCHEME, context, make_driver
-from piebald.runtimes.federation.wire_format import digest, pack_update, unpack_assignment
+from piebald.runtimes.federation.wire_format import digest, pack_update, unpack_task
 
 logging.getLogger("nvflare").setLevel(logging.CRITICAL + 1)
 HELLO = encode(Hello(protocol=1, version=__version__, incarnation="ab"))
@@ -33,9 +33,9 @@ CREDENTIALS = {"ca_cert": "authority.pem", "client_cert": "certificate.pem", "cl
 class Attacker:
     """A cell that does as it likes."""
 
-    def __init__(self, kit: Path, name: str, port: int) -> None:
-        self.kit, self.name, self.port = kit, name, port
-        self.credentials: dict[str, Any] = {key: str(kit / file) for key, file in CREDENTIALS.items()}
+    def __init__(self, credentials: Path, name: str, port: int) -> None:
+        self.credentials, self.name, self.port = credentials, name, port
+        self.credentials: dict[str, Any] = {key: str(credentials / file) for key, file in CREDENTIALS.items()}
         communicator.driver_mgr.register(make_driver())
         self.cell = CoreCell(
             name, f"{SCHEME}://127.0.0.1:{port}", True, {**self.credentials, "connection_security": "mtls"}
@@ -118,11 +118,11 @@ class Attacker:
         """Wait for training, and answer with garbage or with a model of another length."""
         tasks.clear()
         until = time.monotonic() + 60
-        while not any(unpack_assignment(task).query is None for task in tasks) and time.monotonic() < until:
+        while not any(unpack_task(task).query is None for task in tasks) and time.monotonic() < until:
             self.ask(encode(ready))
             time.sleep(0.1)
-        task = next(one for one in map(unpack_assignment, tasks) if one.query is None)
-        wrong = Update({"model": task.parts["model"][:7]}, 10**9, 1, {"loss": 0.0}, 0.0, None, 10**12)
+        task = next(one for one in map(unpack_task, tasks) if one.query is None)
+        wrong = Update({"model": task.vectors["model"][:7]}, 10**9, 1, {"loss": 0.0}, 0.0, None, 10**12)
         body = b"not a result" if garbage else pack_update(wrong, None)
         answer = self.ask(encode(self.piece(welcome, task.id, body), body), "result")
         return decode(Word, bytes.fromhex(answer or ""))[0].word
@@ -164,8 +164,8 @@ class Attacker:
 
 
 if __name__ == "__main__":
-    attack, kit, name, port = sys.argv[1:]
-    attacker = Attacker(Path(kit), name, int(port))
+    attack, credentials, name, port = sys.argv[1:]
+    attacker = Attacker(Path(credentials), name, int(port))
     if attack not in ("frame", "nameless"):
         attacker.start()
     print(json.dumps(getattr(attacker, attack)()), flush=True)

@@ -15,7 +15,7 @@ import pytest
 
 import piebald
 from piebald import experiment
-from piebald.experiment_file import Settings
+from piebald.experiment_file import ExperimentSettings
 from piebald.report.store import RunStore
 from piebald.runtimes.federation import provisioning
 from piebald.runtimes.federation.local_federation import free_port
@@ -27,13 +27,13 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def provisioned(folder: Path, sites: list[str] = SITES, name: str = "test", port: int = 0) -> Path:
-    """Kits in a folder."""
+    """Credentials in a folder."""
     described = provisioning.Description(name=name, host="127.0.0.1", port=port or free_port(), days=2, sites=sites)
     provisioning.provision(described, folder)
     return folder
 
 
-def settings(recipe: dict[str, Any], **more: Any) -> Settings:
+def settings(recipe: dict[str, Any], **more: Any) -> ExperimentSettings:
     """A small experiment that three sites can carry out in a moment."""
     table: dict[str, Any] = {
         "rounds": 3,
@@ -43,13 +43,13 @@ def settings(recipe: dict[str, Any], **more: Any) -> Settings:
         "partition": {"kind": "dirichlet", "clients": 3, "alpha": 0.5, "validation": 0.1, "limit": 300},
         "recipe": {"lr": 0.1, "batch": 10} | recipe,
     }
-    return Settings.of_table(table | more, "the test's settings")
+    return ExperimentSettings.of_table(table | more, "the test's settings")
 
 
-def carry_out(made: Settings, out: Path | None = None, **runtime: Any) -> piebald.Run:
+def carry_out(made: ExperimentSettings, out: Path | None = None, **runtime: Any) -> piebald.Run:
     """Run an experiment, by default on the simulator."""
-    kind = {"kind": "federation", **runtime} if runtime else {"kind": "simulator", "engine": "lean", "workers": 0}
-    made = Settings.of_table(made.table() | {"runtime": kind}, "the test's settings")
+    kind = {"kind": "federation", **runtime} if runtime else {"kind": "simulator", "engine": "sequential", "workers": 0}
+    made = ExperimentSettings.of_table(made.table() | {"runtime": kind}, "the test's settings")
     plan = made.plan()
     recipe = next(iter(plan.recipes.values()))
     return experiment.run(
@@ -99,11 +99,11 @@ class Sites:
 class Server:
     """A server process over one run folder, which can be killed and resumed."""
 
-    def __init__(self, made: Settings, kit: Path, out: Path) -> None:
+    def __init__(self, made: ExperimentSettings, credentials: Path, out: Path) -> None:
         self.out, self.log = out, out.with_suffix(".log")
         file = out.with_suffix(".toml")
         file.write_text(made.text())
-        self.process = self._start("server", str(kit), str(file), "--out", str(out))
+        self.process = self._start("server", str(credentials), str(file), "--out", str(out))
 
     def _start(self, *words: str) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as log:
@@ -139,7 +139,7 @@ class Server:
 @pytest.fixture(scope="session")
 def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
     """Three sites that are there for all tests of a session."""
-    made = Sites(provisioned(tmp_path_factory.mktemp("kits")))
+    made = Sites(provisioned(tmp_path_factory.mktemp("credentials")))
     for name in SITES:
         made.start(name)
     yield made

@@ -18,19 +18,19 @@ from .conftest import ENVIRONMENT, Server, Sites, provisioned, settings, until
 
 
 class Running:
-    """A run in a process of its own, with one honest site and another one whose kit the attacker has."""
+    """A run in a process of its own, with one honest site and another one whose credentials the attacker has."""
 
     def __init__(self, folder: Path) -> None:
-        self.sites = Sites(provisioned(folder / "kits"))
+        self.sites = Sites(provisioned(folder / "credentials"))
         self.sites.start("site-1")
         self.port = provisioning.read(self.sites.folder / "server").port
         flags = {"kind": "federation", "wait_for": 1, "patience": 5.0}
         made = settings({"name": "fedasync", "epochs": 40}, rounds=100_000, runtime=flags, evaluate={"every": 0})
         self.server = Server(made, self.sites.folder / "server", folder / "run")
 
-    def attack(self, attack: str, kit: Path | None = None, name: str = "site-3") -> Any:
+    def attack(self, attack: str, credentials: Path | None = None, name: str = "site-3") -> Any:
         """What an attacker got."""
-        words = [attack, str(kit or self.sites.folder / "site-3"), name, str(self.port)]
+        words = [attack, str(credentials or self.sites.folder / "site-3"), name, str(self.port)]
         script = Path(__file__).with_name("attacker.py")
         done = subprocess.run(
             [sys.executable, str(script), *words], capture_output=True, text=True, env=ENVIRONMENT, timeout=180
@@ -98,8 +98,8 @@ def test_replayed_results_are_dropped(running: Running) -> None:
 
 def test_garbage_ends_an_assignment_and_another_shape_puts_its_site_aside(running: Running) -> None:
     assert running.attack("liar") == ["refused", "done"]
-    until(lambda: running.query("SELECT 1 FROM arrival WHERE client = 2 AND reason LIKE 'sent a body that%'"))
-    (refused,) = until(lambda: running.query("SELECT client, reason FROM arrival WHERE status = 'refused'"))
+    until(lambda: running.query("SELECT 1 FROM result WHERE client = 2 AND reason LIKE 'sent a body that%'"))
+    (refused,) = until(lambda: running.query("SELECT client, reason FROM result WHERE status = 'refused'"))
     assert refused["client"] == 2
     assert "must send" in refused["reason"]
 
@@ -108,7 +108,7 @@ def test_after_all_this_the_run_goes_on_with_the_honest_site(running: Running) -
     before = running.server.version()
     until(lambda: running.server.version() > before + 3)
     assert not running.server.over()
-    counted = running.query("SELECT DISTINCT client FROM arrival WHERE status = 'ok' ORDER BY client")
+    counted = running.query("SELECT DISTINCT client FROM result WHERE status = 'ok' ORDER BY client")
     assert [row["client"] for row in counted] == [0]
 
 

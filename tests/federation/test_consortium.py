@@ -1,4 +1,4 @@
-"""Three organisations with rows of their own: a file each, a function, a floor; and all of it on one machine."""
+"""Three organisations with rows of their own: a file each, a function, a policy; and all of it on one machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from piebald import experiment
 from piebald.cli import main
 from piebald.deploy.site_process import Preparing, SiteSettings
 from piebald.errors import SettingError
-from piebald.experiment_file import Settings
+from piebald.experiment_file import ExperimentSettings
 from piebald.runtimes.federation import provisioning
 
 from .conftest import Server, Sites, provisioned, until
@@ -35,17 +35,17 @@ def organisations(folder: Path) -> Sites:
     table = load_breast_cancer(as_frame=True).frame
     table.iloc[:, :-1] = np.log1p(table.iloc[:, :-1])
     x, y = table.iloc[:, :-1].to_numpy(np.float32), table["target"].to_numpy()
-    made = Sites(provisioned(folder / "kits", NAMES))
+    made = Sites(provisioned(folder / "credentials", NAMES))
     table.iloc[0::3].to_csv(made.folder / "north" / "rows.csv", index=False)
     (made.folder / "north" / "site.toml").write_text(
-        "[data]\nsource = 'rows.csv'\ntarget = 'target'\n[floor]\nprivate = ['classifier']\n"
+        "[data]\nsource = 'rows.csv'\ntarget = 'target'\n[policy]\nprivate = ['classifier']\n"
     )
     np.savez(folder / "rows.npz", x=x[1::3], y=y[1::3])
     (folder / "rows.py").write_text(FUNCTION.format(path=str(folder / "rows.npz")))
     return made
 
 
-def described(recipe: str) -> Settings:
+def described(recipe: str) -> ExperimentSettings:
     table: dict[str, Any] = {
         "rounds": 3,
         "partition": {"kind": "sites", "clients": NAMES, "inputs": [30], "classes": ["0", "1"]},
@@ -53,7 +53,7 @@ def described(recipe: str) -> Settings:
         "recipe": {"name": recipe, "lr": 0.1},
         "runtime": {"kind": "federation"},
     }
-    return Settings.of_table(table, "the test's settings")
+    return ExperimentSettings.of_table(table, "the test's settings")
 
 
 def test_organisations_train_on_rows_of_their_own(tmp_path: Path) -> None:
@@ -65,16 +65,16 @@ def test_organisations_train_on_rows_of_their_own(tmp_path: Path) -> None:
     try:
         until(server.over)
         run = experiment.opened(server.out)
-        assert {row["client"] for row in run.arrivals if row["status"] == "ok"} == {0, 1, 2}
+        assert {row["client"] for row in run.results if row["status"] == "ok"} == {0, 1, 2}
         models = [until(lambda name=name: kept(sites, name)) for name in NAMES]
         for name in ("features.1.0.weight", "classifier.weight"):
             alike = bool((models[0][name] == models[1][name]).all())
             assert alike == (not name.startswith("classifier"))
         with pytest.raises(SettingError, match="never left its site"):
             run.model(0)
-        floor = Server(described("fedavg"), sites.folder / "server", tmp_path / "refused")
-        assert floor.process.wait(180) == 2
-        assert "north: classifier.bias must stay at this site but the recipe would send it" in floor.log.read_text()
+        policy = Server(described("fedavg"), sites.folder / "server", tmp_path / "refused")
+        assert policy.process.wait(180) == 2
+        assert "north: classifier.bias must stay at this site but the recipe would send it" in policy.log.read_text()
     finally:
         sites.close()
         server.close()
@@ -105,11 +105,11 @@ def test_all_on_one_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["run", "sites.toml"], "nothing to simulate"),
         (["run", "sites.toml", "--runtime", "federation"], "cannot be tried on this machine alone"),
         (["run", "--runtime", "federation", "--set", "unseen=1"], "unseen holds clients out"),
-        (["server", "kits/site-1", "sites.toml"], "the server needs the kit of the server"),
-        (["server", "kits/server", "sites.toml"], "provision one site for each client"),
-        (["client", "nowhere"], "is no kit"),
-        (["status", "kits/server"], "nothing has run"),
-        (["status", "."], "no kit and no run"),
+        (["server", "credentials/site-1", "sites.toml"], "the server needs the credentials of the server"),
+        (["server", "credentials/server", "sites.toml"], "provision one site for each client"),
+        (["client", "nowhere"], "is no credentials"),
+        (["status", "credentials/server"], "nothing has run"),
+        (["status", "."], "no credentials and no run"),
     ],
     ids=str,
 )
@@ -117,10 +117,10 @@ def test_what_cannot_work_is_said_in_one_sentence(
     words: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    provisioned(tmp_path / "kits", ["site-1"])
+    provisioned(tmp_path / "credentials", ["site-1"])
     table = described("fedavg").table()
     del table["runtime"]
-    Path("sites.toml").write_text(Settings.of_table(table, "").text())
+    Path("sites.toml").write_text(ExperimentSettings.of_table(table, "").text())
     assert main(words) == 2
     said = capsys.readouterr().err
     assert says in said
@@ -128,8 +128,10 @@ def test_what_cannot_work_is_said_in_one_sentence(
 
 
 def test_what_is_wrong_with_a_sites_rows_stays_at_the_site(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    kit = provisioning.read(provisioned(tmp_path / "kits", ["north"]) / "north")
-    preparing = Preparing(kit, SiteSettings.model_validate({"data": {"source": "patients-of-dr-x.csv"}}), tmp_path)
+    credentials = provisioning.read(provisioned(tmp_path / "credentials", ["north"]) / "north")
+    preparing = Preparing(
+        credentials, SiteSettings.model_validate({"data": {"source": "patients-of-dr-x.csv"}}), tmp_path
+    )
     terms = {
         "piebald": piebald.__version__, "experiment": described("fedavg").table(), "rule": {}, "stages": [],
         "private": [], "layout": [], "task": "classification", "metrics": [], "seed": 0, "shape": [30], "outputs": [2],

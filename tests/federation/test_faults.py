@@ -24,14 +24,14 @@ ROUNDS = 6
 @pytest.fixture
 def crowd(tmp_path: Path) -> Iterator[Sites]:
     """Three sites of this test alone."""
-    made = Sites(provisioned(tmp_path / "kits"))
+    made = Sites(provisioned(tmp_path / "credentials"))
     for name in SITES:
         made.start(name)
     yield made
     made.close()
 
 
-@pytest.mark.parametrize("update", [[], [{"kind": "secure_sum"}]], ids=["plain", "secure sum"])
+@pytest.mark.parametrize("update", [[], [{"kind": "secure_aggregation"}]], ids=["plain", "secure aggregation"])
 @pytest.mark.parametrize("seed", [0])
 def test_kills_at_random_change_nothing(seed: int, update: list[Any], crowd: Sites, tmp_path: Path) -> None:
     """HDAFL with momentum: what sites remember must move on exactly once for each commit."""
@@ -67,11 +67,11 @@ def disturb(server: Server, crowd: Sites, dice: random.Random) -> None:
 
 
 def assert_same_run(simulated: experiment.Run, out: Path, crowd: Sites) -> None:
-    """The same community model, the same private numbers at the sites, and one update from each client a commit."""
+    """The same global model, the same private numbers at the sites, and one update from each client a commit."""
     real = experiment.opened(out)
     torch.testing.assert_close(real.groups[0], simulated.groups[0], atol=1e-4, rtol=1e-4)
     trained = [
-        (row["version"], row["client"]) for row in real.arrivals if (row["kind"], row["status"]) == ("train", "ok")
+        (row["version"], row["client"]) for row in real.results if (row["kind"], row["status"]) == ("train", "ok")
     ]
     assert trained == [(version, client) for version in range(1, ROUNDS + 1) for client in range(3)]
     for client, name in enumerate(SITES):
@@ -85,7 +85,7 @@ def assert_same_run(simulated: experiment.Run, out: Path, crowd: Sites) -> None:
 
 
 def test_a_site_joins_late_another_is_gone_for_good_and_the_run_is_stopped(tmp_path: Path) -> None:
-    crowd = Sites(provisioned(tmp_path / "kits"))
+    crowd = Sites(provisioned(tmp_path / "credentials"))
     crowd.start("site-1")
     crowd.start("site-2")
     flags = {"kind": "federation", "wait_for": 2, "patience": 3.0, "silence": 2.0}
@@ -103,11 +103,11 @@ def test_a_site_joins_late_another_is_gone_for_good_and_the_run_is_stopped(tmp_p
         server.close()
     with RunStore.open_read_only(server.out) as store:
         assert store.meta["status"] == "stopped"
-        (lost,) = store.query("SELECT reason FROM arrival WHERE status = 'lost'")
+        (lost,) = store.query("SELECT reason FROM result WHERE status = 'lost'")
     assert "silent for more than 3 seconds" in lost["reason"]
 
 
 def ended(out: Path, client: int, status: str) -> bool:
-    """Whether an assignment of a client has ended in this way."""
+    """Whether a task of a client has ended in this way."""
     with RunStore.open_read_only(out) as store:
-        return bool(store.query("SELECT 1 FROM arrival WHERE client = ? AND status = ? LIMIT 1", client, status))
+        return bool(store.query("SELECT 1 FROM result WHERE client = ? AND status = ? LIMIT 1", client, status))

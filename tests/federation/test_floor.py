@@ -1,4 +1,4 @@
-"""A site's floor: recipes that would share more than it allows are refused, with the reason; noise is its own."""
+"""A site's policy: recipes that would share more than it allows are refused, with the reason; noise is its own."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from piebald.client_work import Work
-from piebald.contracts import Assignment
+from piebald.client_work import ClientWork
+from piebald.contracts import Task
 from piebald.prepare import Options, prepare
 from piebald.queries import Evaluate
 from piebald.queries.validate import Validate
-from piebald.runtimes.federation.policy import Floor
-from piebald.runtimes.federation.task_runner import Desk, Prepared
+from piebald.runtimes.federation.policy import Policy
+from piebald.runtimes.federation.task_runner import SiteClient, TaskRunner
 
 from .conftest import settings
 
@@ -30,20 +30,20 @@ def _prepared(recipe: str) -> Any:
     return prepare(next(iter(plan.recipes.values())), plan.clients, plan.model, Options(seed=1))
 
 
-def work(recipe: dict[str, Any]) -> Work:
+def work(recipe: dict[str, Any]) -> ClientWork:
     return prepared(recipe).work  # type: ignore[no-any-return]
 
 
 def noisy(**more: Any) -> dict[str, Any]:
-    return {"name": "fedavg", "update": [{"kind": "gaussian", "clip": 1.0, "noise": 1.0, "where": "client"} | more]}
+    return {"name": "fedavg", "transforms": [{"kind": "gaussian", "clip": 1.0, "noise": 1.0, "where": "client"} | more]}
 
 
 def summed(*before: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    return {"name": "fedavg", "update": [*before, {"kind": "secure_sum", **fields}]}
+    return {"name": "fedavg", "transforms": [*before, {"kind": "secure_aggregation", **fields}]}
 
 
 @pytest.mark.parametrize(
-    ("floor", "recipe", "says"),
+    ("policy", "recipe", "says"),
     [
         ({}, {"name": "fedavg"}, None),
         ({"private": ["classifier"]}, {"name": "hdafl"}, None),
@@ -55,39 +55,39 @@ def summed(*before: dict[str, Any], **fields: Any) -> dict[str, Any]:
         ({"clip": 0.5}, noisy(), "clipped to norm 1, this site allows at most 0.5"),
         ({"noise": 1.0}, noisy(), None),
         ({"noise": 1.5}, noisy(), "noise of 1 clips, this site asks for at least 1.5"),
-        ({"noise": 1.0}, noisy(where="centre"), "at the centre"),
-        ({"secure_sum": 3}, {"name": "fedavg"}, "only inside secure sums but the recipe has none"),
-        ({"secure_sum": 3}, summed(), "sums could be of 2 clients, this site asks for 3"),
-        ({"secure_sum": 3}, summed(least=3), None),
+        ({"noise": 1.0}, noisy(where="server"), "at the server"),
+        ({"secure_aggregation": 3}, {"name": "fedavg"}, "only inside secure aggregation but the recipe has none"),
+        ({"secure_aggregation": 3}, summed(), "sums could be of 2 clients, this site asks for 3"),
+        ({"secure_aggregation": 3}, summed(least=3), None),
         ({"noise": 1.0}, summed(*noisy()["update"]), None),
         ({"noise": 1.0}, summed(), "the recipe does not do that"),
     ],
     ids=str,
 )
-def test_what_a_floor_refuses(floor: dict[str, Any], recipe: dict[str, Any], says: str | None) -> None:
-    complaint = Floor(**floor).complaint(work(recipe))
-    assert complaint is None if says is None else complaint is not None and says in complaint
+def test_what_a_floor_refuses(policy: dict[str, Any], recipe: dict[str, Any], says: str | None) -> None:
+    reject_reason = Policy(**policy).reject_reason(work(recipe))
+    assert reject_reason is None if says is None else reject_reason is not None and says in reject_reason
 
 
-def update(floor: Floor, secret: int, query: Any = None) -> tuple[Any, str | None]:
+def update(policy: Policy, secret: int, query: Any = None) -> tuple[Any, str | None]:
     plan = prepared(noisy())
-    desk = Desk(Prepared(plan.work, plan.clients, 0), floor, "cpu", secret)
-    parts = {"model": plan.work.initial[: plan.work.layout.shared]}
-    made, failure, _ = desk.serve(Assignment(1, 0, 0, parts, query), None)
+    runner = TaskRunner(SiteClient(plan.work, plan.clients, 0), policy, "cpu", secret)
+    vectors = {"model": plan.work.initial[: plan.work.layout.shared]}
+    made, failure, _ = runner.serve(Task(1, 0, 0, vectors, query), None)
     return made, failure
 
 
 def test_noise_that_is_asked_for_comes_from_what_only_the_site_knows() -> None:
-    def change(floor: Floor, secret: int) -> torch.Tensor:
-        return update(floor, secret)[0].parts["model"]  # type: ignore[no-any-return]
+    def change(policy: Policy, secret: int) -> torch.Tensor:
+        return update(policy, secret)[0].vectors["model"]  # type: ignore[no-any-return]
 
-    assert torch.equal(change(Floor(), 11), change(Floor(), 12))  # the server could make it again
-    demanding = Floor(noise=1.0)
-    assert not torch.allclose(change(demanding, 11), change(Floor(), 11), atol=0.1)
+    assert torch.equal(change(Policy(), 11), change(Policy(), 12))  # the server could make it again
+    demanding = Policy(noise=1.0)
+    assert not torch.allclose(change(demanding, 11), change(Policy(), 11), atol=0.1)
     assert not torch.allclose(change(demanding, 11), change(demanding, 12), atol=0.1)
 
 
 def test_questions_that_are_not_allowed_get_no_answer() -> None:
-    floor = Floor(questions=["evaluate"])
-    assert update(floor, 0, Evaluate())[1] is None
-    assert update(floor, 0, Validate(classes=10)) == (None, "this site does not answer 'validate'")
+    policy = Policy(questions=["evaluate"])
+    assert update(policy, 0, Evaluate())[1] is None
+    assert update(policy, 0, Validate(classes=10)) == (None, "this site does not answer 'validate'")

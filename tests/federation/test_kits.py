@@ -1,4 +1,4 @@
-"""Kits: keys stay in theirs, a site can be added, and what is wrong is said in one sentence."""
+"""Credentials: keys stay in theirs, a site can be added, and what is wrong is said in one sentence."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_keys_are_in_their_kit_alone_and_readable_by_their_owner_alone(tmp_path: Path) -> None:
-    found = contents(provisioned(tmp_path / "kits"))
+    found = contents(provisioned(tmp_path / "credentials"))
     keys = {name: data for name, data in found.items() if name.endswith("key.pem")}
     assert sorted(keys) == [
         "authority/key.pem",
@@ -33,11 +33,11 @@ def test_keys_are_in_their_kit_alone_and_readable_by_their_owner_alone(tmp_path:
     for name, key in keys.items():
         assert [other for other, data in found.items() if key in data] == [name]
     for name in found:
-        assert stat.S_IMODE((tmp_path / "kits" / name).stat().st_mode) == 0o600, name
+        assert stat.S_IMODE((tmp_path / "credentials" / name).stat().st_mode) == 0o600, name
 
 
 def test_certificates_say_who_they_are_of_and_for_how_long(tmp_path: Path) -> None:
-    folder = provisioned(tmp_path / "kits")
+    folder = provisioned(tmp_path / "credentials")
     authority = x509.load_pem_x509_certificate((folder / "site-1" / "authority.pem").read_bytes())
     certificate = x509.load_pem_x509_certificate((folder / "site-1" / "certificate.pem").read_bytes())
     verifier = PolicyBuilder().store(Store([authority])).build_client_verifier()
@@ -48,7 +48,7 @@ def test_certificates_say_who_they_are_of_and_for_how_long(tmp_path: Path) -> No
 
 
 def test_a_site_is_added_later_and_the_rest_is_kept(tmp_path: Path) -> None:
-    folder = provisioned(tmp_path / "kits", ["a", "b"], port=8400)
+    folder = provisioned(tmp_path / "credentials", ["a", "b"], port=8400)
     before = contents(folder)
     provisioned(folder, ["a", "b", "c"], port=8400)
     after = contents(folder)
@@ -70,9 +70,9 @@ def test_a_site_is_added_later_and_the_rest_is_kept(tmp_path: Path) -> None:
 )
 def test_two_federations_do_not_mix(change: dict[str, object], says: str, tmp_path: Path) -> None:
     given = {"host": "localhost", "port": 8400, "sites": ["a", "b"]}
-    provision(Description.model_validate(given), tmp_path / "kits")
+    provision(Description.model_validate(given), tmp_path / "credentials")
     with pytest.raises(SettingError, match=says):
-        provision(Description.model_validate(given | change), tmp_path / "kits")
+        provision(Description.model_validate(given | change), tmp_path / "credentials")
 
 
 @pytest.mark.parametrize(
@@ -91,29 +91,29 @@ def test_a_wrong_description_is_refused_in_one_sentence(
     text: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "federation.toml").write_text(text)
-    assert main(["provision", str(tmp_path / "federation.toml"), "--out", str(tmp_path / "kits")]) == 2
+    assert main(["provision", str(tmp_path / "federation.toml"), "--out", str(tmp_path / "credentials")]) == 2
     said = capsys.readouterr().err
     assert says in said
     assert said.count("\n") == 1
-    assert not (tmp_path / "kits").exists()
+    assert not (tmp_path / "credentials").exists()
 
 
 def test_the_command_prints_when_certificates_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "federation.toml").write_text("host = 'example.org'\ndays = 30\nsites = ['north', 'south']\n")
-    assert main(["provision", str(tmp_path / "federation.toml"), "--out", str(tmp_path / "kits")]) == 0
+    assert main(["provision", str(tmp_path / "federation.toml"), "--out", str(tmp_path / "credentials")]) == 0
     said = capsys.readouterr().out
     for party in ("server", "north", "south"):
-        assert f"{provisioning.read(tmp_path / 'kits' / party).expires:%Y-%m-%d}" in said
+        assert f"{provisioning.read(tmp_path / 'credentials' / party).expires:%Y-%m-%d}" in said
 
 
 def test_a_kit_that_ended_or_lies_open_or_is_none_is_refused(tmp_path: Path) -> None:
-    folder = provisioned(tmp_path / "kits") / "site-1"
+    folder = provisioned(tmp_path / "credentials") / "site-1"
     (folder / "key.pem").chmod(0o644)
     with pytest.raises(SettingError, match="chmod 600"):
         provisioning.read(folder)
-    about = json.loads((folder / "kit.json").read_text())
-    (folder / "kit.json").write_text(json.dumps(about | {"expires": "2020-01-01T00:00:00+00:00"}))
+    about = json.loads((folder / "credentials.json").read_text())
+    (folder / "credentials.json").write_text(json.dumps(about | {"expires": "2020-01-01T00:00:00+00:00"}))
     with pytest.raises(SettingError, match="ended on 2020-01-01"):
         provisioning.read(folder)
-    with pytest.raises(SettingError, match="is no kit"):
+    with pytest.raises(SettingError, match="is no credentials"):
         provisioning.read(tmp_path)

@@ -28,8 +28,8 @@ def answer(origin, head, body):
         threading.Event().wait()
     return encode(Word(word="known"))
 
-kit = provisioning.read(Path(sys.argv[1]))
-link = Link(kit.party, ("127.0.0.1", kit.port), kit.folder, {"site-1"}.__contains__, print)
+credentials = provisioning.read(Path(sys.argv[1]))
+link = Link(credentials.party, ("127.0.0.1", credentials.port), credentials.folder, {"site-1"}.__contains__, print)
 link.on("hello", Wish, answer)
 link.start()
 threading.Event().wait()
@@ -42,9 +42,15 @@ def begin(folder: Path, how: str) -> subprocess.Popen[str]:
 
 
 def test_nobody_waits_for_a_server_that_died_and_the_one_after_it_is_reached(tmp_path: Path) -> None:
-    folder = provisioned(tmp_path / "kits", ["site-1"])
-    kit = provisioning.read(folder / "site-1")
-    site = Link(kit.party, (kit.host, kit.port), kit.folder, SERVER.__eq__, lambda sentence: None)
+    folder = provisioned(tmp_path / "credentials", ["site-1"])
+    credentials = provisioning.read(folder / "site-1")
+    site = Link(
+        credentials.party,
+        (credentials.host, credentials.port),
+        credentials.folder,
+        SERVER.__eq__,
+        lambda sentence: None,
+    )
     site.start()
     over = threading.Event()
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piebald.contracts import Assignment, Update
+from piebald.contracts import Task, Update
 from piebald.errors import SettingError
 from piebald.queries import Evaluate
 from piebald.runtimes.federation.messages import (
@@ -27,16 +27,16 @@ from piebald.runtimes.federation.messages import (
     decode,
     encode,
 )
-from piebald.runtimes.federation.run_terms import Terms
+from piebald.runtimes.federation.run_terms import RunTerms
 from piebald.runtimes.federation.wire_format import (
     Assembly,
     digest,
     pack,
-    pack_assignment,
+    pack_task,
     pack_update,
     pieces,
     unpack,
-    unpack_assignment,
+    unpack_task,
     unpack_update,
 )
 from tests.core.fakes import few
@@ -96,13 +96,13 @@ def test_too_long_a_message_is_refused() -> None:
 
 
 def test_assignments_and_updates_are_read_back() -> None:
-    parts = {"model": torch.randn(5), "control": torch.randn(5), "candidates": torch.randn(2, 5)}
-    sent = Assignment(7, 1, 3, parts, Evaluate(split="validation"), turn=2, committed=9)
-    got = unpack_assignment(pack_assignment(sent))
+    vectors = {"model": torch.randn(5), "control": torch.randn(5), "candidates": torch.randn(2, 5)}
+    sent = Task(7, 1, 3, vectors, Evaluate(split="validation"), turn=2, committed=9)
+    got = unpack_task(pack_task(sent))
     assert (got.id, got.client, got.version, got.query, got.turn, got.committed) == (7, 1, 3, sent.query, 2, 9)
-    assert all(torch.equal(got.parts[name], part) for name, part in parts.items())
+    assert all(torch.equal(got.vectors[name], part) for name, part in vectors.items())
     update, failure = unpack_update(
-        pack_update(Update(parts, 10, 4, {"loss": 0.5, "auc": float("nan")}, 2.0, None, 60), None)
+        pack_update(Update(vectors, 10, 4, {"loss": 0.5, "auc": float("nan")}, 2.0, None, 60), None)
     )
     assert failure is None
     assert update is not None
@@ -120,10 +120,10 @@ def test_an_update_cannot_claim_more_bytes_than_it_has() -> None:
 @few
 @given(data=st.binary(min_size=1, max_size=300), cut=st.integers(0, 200))
 def test_damaged_bodies_are_refused(data: bytes, cut: int) -> None:
-    whole = pack_assignment(Assignment(1, 0, 0, {"model": torch.zeros(3)}))
+    whole = pack_task(Task(1, 0, 0, {"model": torch.zeros(3)}))
     for body in (data, whole[: cut % len(whole)], whole[:40] + data + whole[40:]):
         with pytest.raises(Refused):
-            unpack_assignment(body)
+            unpack_task(body)
 
 
 def test_nothing_is_unpickled() -> None:
@@ -171,4 +171,4 @@ def test_an_assembly_makes_no_room_on_a_claim_and_refuses_what_is_not_as_said() 
 
 def test_terms_of_another_version_are_refused_with_both_versions_named() -> None:
     with pytest.raises(SettingError, match=r"Piebald 0\.1\.0, the server 9\.9"):
-        Terms.read({"piebald": "9.9"})
+        RunTerms.read({"piebald": "9.9"})

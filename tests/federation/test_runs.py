@@ -1,4 +1,4 @@
-"""One experiment, simulated and in a real federation: the same community model, the same scores, the same bytes."""
+"""One experiment, simulated and in a real federation: the same global model, the same scores, the same bytes."""
 
 from __future__ import annotations
 
@@ -34,18 +34,21 @@ def test_noise_at_the_client_is_the_same_too(sites: Sites) -> None:
 
 
 def test_buffered_and_deadline_paces_end(sites: Sites) -> None:
-    for recipe in ({"name": "fedbuff", "size": 2}, {"name": "fedavg", "pace": {"kind": "deadline", "seconds": 0.5}}):
-        run = carry_out(settings(recipe), kit=str(sites.folder / "server"))
+    for recipe in (
+        {"name": "fedbuff", "size": 2},
+        {"name": "fedavg", "scheduling": {"kind": "deadline", "seconds": 0.5}},
+    ):
+        run = carry_out(settings(recipe), credentials=str(sites.folder / "server"))
         assert len(run.rounds) == 3
-        assert all(row["status"] in ("ok", "late") for row in run.arrivals)
+        assert all(row["status"] in ("ok", "late") for row in run.results)
 
 
 def assert_same(made: Any, sites: Sites) -> None:
     simulated = carry_out(made)
-    real = carry_out(made, kit=str(sites.folder / "server"))
+    real = carry_out(made, credentials=str(sites.folder / "server"))
     for group, vector in simulated.groups.items():
         torch.testing.assert_close(real.groups[group], vector, atol=1e-4, rtol=1e-4)
-    for name in ("scores", "arrivals"):
+    for name in ("scores", "results"):
         mine, theirs = getattr(simulated, name), getattr(real, name)
         assert len(mine) == len(theirs)
         for a, b in zip(mine, theirs, strict=True):

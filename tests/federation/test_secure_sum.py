@@ -1,4 +1,4 @@
-"""A secure sum among real processes: sites die between sending and opening, and nothing plain is on the wire."""
+"""A secure aggregation among real processes: sites die between sending and opening, and nothing plain is on the wire."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 import torch
 
-from piebald.contracts import SIGNATURE, Assignment, Secrets, Update
+from piebald.contracts import SIGNATURE, ClientSecrets, Task, Update
 from piebald.errors import Declined, SettingError
 from piebald.privacy.secure_aggregation.client_side import repeatable
-from piebald.privacy.secure_aggregation.key_queries import SIGNED, SecureKeys, SecureShares, public_keys
+from piebald.privacy.secure_aggregation.key_queries import SIGNED, AdvertiseKeys, ShareKeys, public_keys
 from piebald.privacy.secure_aggregation.masking_graph import KEYS, texts
-from piebald.privacy.secure_aggregation.server_side import Summing
-from piebald.privacy.secure_aggregation.transform import SecureSum
+from piebald.privacy.secure_aggregation.server_side import SecureRound
+from piebald.privacy.secure_aggregation.transform import SecureAggregation
 from piebald.runtimes.federation.messages import Piece
-from piebald.runtimes.federation.server_runtime import Coordinator
+from piebald.runtimes.federation.server_runtime import FederationServer
 from piebald.runtimes.federation.signing import Signer
 
 from .conftest import SITES, Sites, carry_out, provisioned, settings
 
-SEALED = {"name": "fedavg", "update": [{"kind": "secure_sum"}]}
+SEALED = {"name": "fedavg", "transforms": [{"kind": "secure_aggregation"}]}
 
 
 def test_a_site_that_dies_before_the_opening(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,9 +31,9 @@ def test_a_site_that_dies_before_the_opening(sites: Sites, monkeypatch: pytest.M
     plain = plain_changes(made, monkeypatch)
     undisturbed = carry_out(settings({"name": "fedavg"}, rounds=2, evaluate={"every": 0}))
     wire = captured(monkeypatch)
-    real, calls = Summing._shares, []
+    real, calls = SecureRound._shares, []
 
-    def dying(self: Summing, arrived: Any, centre: Any) -> Any:
+    def dying(self: SecureRound, arrived: Any, centre: Any) -> Any:
         calls.append(list(arrived))
         sites.kill("site-2")
         if len(calls) == 1:
@@ -43,15 +43,15 @@ def test_a_site_that_dies_before_the_opening(sites: Sites, monkeypatch: pytest.M
             runtime.settings = runtime.settings.model_copy(update={"silence": 2.0})
         return real(self, arrived, centre)
 
-    monkeypatch.setattr(Summing, "_shares", dying)
+    monkeypatch.setattr(SecureRound, "_shares", dying)
     try:
-        run = carry_out(made, kit=str(sites.folder / "server"), silence=120.0)
+        run = carry_out(made, credentials=str(sites.folder / "server"), silence=120.0)
     finally:
         if "site-2" not in sites.running:  # other tests need it
             sites.start("site-2")
     assert calls == [[0, 1, 2], [0, 1, 2]]
     torch.testing.assert_close(run.groups[0], undisturbed.groups[0], atol=1e-4, rtol=1e-4)
-    opened = [(row["version"], row["client"], row["status"]) for row in run.arrivals if row["kind"] == "secure_opening"]
+    opened = [(row["version"], row["client"], row["status"]) for row in run.results if row["kind"] == "secure_opening"]
     assert opened == [(1, 0, "ok"), (1, 1, "ok"), (1, 2, "ok"), (2, 0, "ok"), (2, 1, "lost"), (2, 2, "ok")]
     assert not found(plain, b"|".join(wire))
 
@@ -59,21 +59,21 @@ def test_a_site_that_dies_before_the_opening(sites: Sites, monkeypatch: pytest.M
 def test_what_is_looked_for_on_the_wire_is_there_without_a_seal(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = plain_changes(settings(SEALED, rounds=1, evaluate={"every": 0}), monkeypatch)
     wire = captured(monkeypatch)
-    carry_out(settings({"name": "fedavg"}, rounds=1, evaluate={"every": 0}), kit=str(sites.folder / "server"))
+    carry_out(settings({"name": "fedavg"}, rounds=1, evaluate={"every": 0}), credentials=str(sites.folder / "server"))
     assert found(plain, b"|".join(wire))
 
 
 def plain_changes(made: Any, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """What the clients would send unsealed, from a simulation of the same run."""
     plain: list[bytes] = []
-    real = SecureSum.seal
+    real = SecureAggregation.seal
 
-    def seal(self: SecureSum, update: Update, assignment: Assignment, secrets: Secrets) -> Update:
-        plain.append(update.parts["model"].numpy().tobytes())
-        return real(self, update, assignment, secrets)
+    def seal(self: SecureAggregation, update: Update, task: Task, secrets: ClientSecrets) -> Update:
+        plain.append(update.vectors["model"].numpy().tobytes())
+        return real(self, update, task, secrets)
 
     with monkeypatch.context() as patch:
-        patch.setattr(SecureSum, "seal", seal)
+        patch.setattr(SecureAggregation, "seal", seal)
         carry_out(made)
     assert len(plain) == 3 * made.rounds
     return plain
@@ -82,13 +82,13 @@ def plain_changes(made: Any, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 def captured(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """All that sites deliver to the server from now on."""
     wire: list[bytes] = []
-    real = Coordinator._receive
+    real = FederationServer._receive
 
-    def receive(self: Coordinator, origin: str, piece: Piece, data: memoryview) -> bytes:
+    def receive(self: FederationServer, origin: str, piece: Piece, data: memoryview) -> bytes:
         wire.append(bytes(data))
         return real(self, origin, piece, data)
 
-    monkeypatch.setattr(Coordinator, "_receive", receive)
+    monkeypatch.setattr(FederationServer, "_receive", receive)
     return wire
 
 
@@ -102,51 +102,51 @@ def found(plain: list[bytes], wire: bytes) -> bool:
 
 
 @pytest.fixture(scope="module")
-def kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def credentials(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return provisioned(tmp_path_factory.mktemp("signing"))
 
 
-def signer(kits: Path, name: str, run: str = "ab") -> Signer:
-    return Signer(kits / name, SITES, run)
+def signer(credentials: Path, name: str, run: str = "ab") -> Signer:
+    return Signer(credentials / name, SITES, run)
 
 
-def test_a_site_vouches_for_its_own_keys_in_one_run(kits: Path) -> None:
-    signed = signer(kits, "site-2").sign(b"keys")
+def test_a_site_vouches_for_its_own_keys_in_one_run(credentials: Path) -> None:
+    signed = signer(credentials, "site-2").sign(b"keys")
     assert len(signed) == SIGNATURE
-    reader = signer(kits, "site-1")
+    reader = signer(credentials, "site-1")
     assert reader.check(1, b"keys", signed)
     assert not reader.check(0, b"keys", signed)
     assert not reader.check(7, b"keys", signed)
     assert not reader.check(1, b"other keys", signed)
-    assert not signer(kits, "site-1", run="cd").check(1, b"keys", signed)
+    assert not signer(credentials, "site-1", run="cd").check(1, b"keys", signed)
     for place in (0, 40, 700):
         broken = bytes(255 - byte if at == place else byte for at, byte in enumerate(signed))
         assert not reader.check(1, b"keys", broken) or not any(signed[place:])
     assert not reader.check(1, b"keys", bytes(SIGNATURE))
 
 
-def test_nobody_else_can(kits: Path, tmp_path: Path) -> None:
+def test_nobody_else_can(credentials: Path, tmp_path: Path) -> None:
     """Neither the server, whose certificate is of the same authority, nor a site of the right name with another."""
-    reader = signer(kits, "site-1")
-    assert not reader.check(1, b"keys", signer(kits, "server").sign(b"keys"))
-    assert not reader.check(1, b"keys", signer(kits, "site-3").sign(b"keys"))
+    reader = signer(credentials, "site-1")
+    assert not reader.check(1, b"keys", signer(credentials, "server").sign(b"keys"))
+    assert not reader.check(1, b"keys", signer(credentials, "site-3").sign(b"keys"))
     assert not reader.check(1, b"keys", signer(provisioned(tmp_path / "strangers"), "site-2").sign(b"keys"))
     with pytest.raises(SettingError, match="one site for several clients"):
-        Signer(kits / "site-1", ["site-1", "site-2", "site-2"], "ab")
+        Signer(credentials / "site-1", ["site-1", "site-2", "site-2"], "ab")
 
 
-def test_keys_that_the_server_made_up_are_refused(kits: Path) -> None:
+def test_keys_that_the_server_made_up_are_refused(credentials: Path) -> None:
     """A server in the middle gives site-1 keys of its own as those of the others; it has no signatures for them."""
-    stage = SecureSum(weigh={"kind": "equal"}, heaviest=1.0)
-    held = [Secrets(c, {}, repeatable(c), signer(kits, name)) for c, name in enumerate(SITES)]
-    told = [SecureKeys().reply({}, one, stage) for one in held]
+    stage = SecureAggregation(aggregation={"kind": "equal"}, heaviest=1.0)
+    held = [ClientSecrets(c, {}, repeatable(c), signer(credentials, name)) for c, name in enumerate(SITES)]
+    told = [AdvertiseKeys().reply({}, one, stage) for one in held]
     public = [texts(one[KEYS], 64)[0] for one in told]
     signed = torch.cat([one[SIGNED] for one in told])
-    SecureShares().reply({**stage.circle(range(3), public).parts(), SIGNED: signed}, held[0], stage)
-    SecureKeys().reply({}, held[0], stage)
-    fresh = SecureKeys().reply({}, held[0], stage)
+    ShareKeys().reply({**stage.circle(range(3), public).vectors(), SIGNED: signed}, held[0], stage)
+    AdvertiseKeys().reply({}, held[0], stage)
+    fresh = AdvertiseKeys().reply({}, held[0], stage)
     false = [texts(fresh[KEYS], 64)[0], public_keys(bytes(32)), public[2]]
-    mixed = stage.circle(range(3), false).parts()
+    mixed = stage.circle(range(3), false).vectors()
     for some in ({SIGNED: torch.cat([fresh[SIGNED], signed[1:]])}, {}, {SIGNED: signed[:2]}):
         with pytest.raises(Declined, match=r"not signed by its site|signatures came|something else"):
-            SecureShares().reply({**mixed, **some}, held[0], stage)
+            ShareKeys().reply({**mixed, **some}, held[0], stage)

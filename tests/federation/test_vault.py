@@ -12,70 +12,72 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from piebald.runtimes.federation.client_store import Done, Vault, secret
+from piebald.runtimes.federation.client_store import ClientStore, FinishedTask, secret
 
 
-def finish(vault: Vault, id: int, value: float | None) -> None:
-    vault.finish(Done(id, "ab", "epoch", 3), b"abc", None if value is None else {"private": torch.tensor([value])})
+def finish(store: ClientStore, id: int, value: float | None) -> None:
+    store.finish(
+        FinishedTask(id, "ab", "epoch", 3), b"abc", None if value is None else {"private": torch.tensor([value])}
+    )
 
 
-def remembered(vault: Vault, before: int = 1 << 50) -> float | None:
-    memory: dict[str, Tensor] | None = vault.memory(before)
+def remembered(store: ClientStore, before: int = 1 << 50) -> float | None:
+    memory: dict[str, Tensor] | None = store.memory(before)
     return None if memory is None else float(memory["private"])
 
 
 def test_results_wait_until_they_are_settled_and_survive_a_restart(tmp_path: Path) -> None:
-    vault = Vault(tmp_path / "state" / "run")
-    assert remembered(vault) is None
+    store = ClientStore(tmp_path / "state" / "run")
+    assert remembered(store) is None
     for id in (3, 5, 7):
-        finish(vault, id, float(id))
-    for again in (vault, Vault(vault.folder)):
+        finish(store, id, float(id))
+    for again in (store, ClientStore(store.folder)):
         assert [done.id for done in again.done] == [3, 5, 7]
         assert again.result(5) == b"abc"
         assert remembered(again) == 7.0
         assert remembered(again, before=7) == 5.0  # what a question of before is answered with
         assert remembered(again, before=3) is None
-    vault.settle(5)
-    for again in (vault, Vault(vault.folder)):
+    store.settle(5)
+    for again in (store, ClientStore(store.folder)):
         assert [done.id for done in again.done] == [7]
         assert remembered(again, before=7) == 5.0
 
 
 def test_what_never_happened_is_taken_back(tmp_path: Path) -> None:
-    vault = Vault(tmp_path / "state" / "run")
+    store = ClientStore(tmp_path / "state" / "run")
     for id in (3, 5, 7):
-        finish(vault, id, float(id))
-    vault.take_back(5)
-    for again in (vault, Vault(vault.folder)):
+        finish(store, id, float(id))
+    store.take_back(5)
+    for again in (store, ClientStore(store.folder)):
         assert [done.id for done in again.done] == [3]
         assert remembered(again) == 3.0
 
 
 def test_training_whose_update_cannot_count_is_forgotten_and_yet_told(tmp_path: Path) -> None:
-    vault = Vault(tmp_path / "state" / "run")
-    finish(vault, 1, 1.0)
-    finish(vault, 2, None)
-    assert remembered(Vault(vault.folder)) == 1.0
-    vault.settle(2)
-    assert remembered(Vault(vault.folder)) == 1.0
-    assert not vault.done
+    store = ClientStore(tmp_path / "state" / "run")
+    finish(store, 1, 1.0)
+    finish(store, 2, None)
+    assert remembered(ClientStore(store.folder)) == 1.0
+    store.settle(2)
+    assert remembered(ClientStore(store.folder)) == 1.0
+    assert not store.done
 
 
 def test_another_process_of_the_server_asks_for_the_same(tmp_path: Path) -> None:
-    vault = Vault(tmp_path / "state" / "run")
-    finish(vault, 1, 1.0)
-    vault.adopt(1, "another")
-    (done,) = Vault(vault.folder).done
+    store = ClientStore(tmp_path / "state" / "run")
+    finish(store, 1, 1.0)
+    store.adopt(1, "another")
+    (done,) = ClientStore(store.folder).done
     assert (done.epoch, done.asked) == ("another", "ab")
-    assert vault.result(1) == b"abc"
+    assert store.result(1) == b"abc"
 
 
 def _work(folder: Path) -> None:
-    vault = Vault(folder)
+    store = ClientStore(folder)
     while True:
-        id = int(remembered(vault) or 0) + 1
-        finish(vault, id, float(id))
-        vault.settle(id)
+        id = int(remembered(store) or 0) + 1
+        finish(store, id, float(id))
+        store.settle(id)
 
 
 def test_killed_at_any_moment_every_file_is_whole(tmp_path: Path) -> None:
@@ -86,7 +88,7 @@ def test_killed_at_any_moment_every_file_is_whole(tmp_path: Path) -> None:
         time.sleep(dice.uniform(0.01, 0.06))
         os.kill(process.pid or 0, signal.SIGKILL)
         process.join()
-        now = remembered(Vault(folder)) or 0.0
+        now = remembered(ClientStore(folder)) or 0.0
         assert now >= last  # nothing that was finished is lost
         last = now
     assert last > 0

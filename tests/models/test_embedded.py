@@ -59,7 +59,7 @@ def test_every_row_becomes_its_embedding_once(clients, cache: Path) -> None:
 def test_training_over_embeddings_repeats_and_runs_on_every_engine(clients) -> None:
     behind = embedded(clients, Counting())
     ends = []
-    for engine in ("lean", "stacked"):
+    for engine in ("sequential", "vmapped"):
         run = piebald.run(
             "cgau", behind, build_model("gated_classifier", (3,), 10, units=(4,)), rounds=2,
             runtime=piebald.Simulator(engine=engine, workers=0),
@@ -69,7 +69,7 @@ def test_training_over_embeddings_repeats_and_runs_on_every_engine(clients) -> N
 
 
 def test_settings_name_the_extractor(tmp_path: Path) -> None:
-    from piebald.experiment_file import Settings
+    from piebald.experiment_file import ExperimentSettings
 
     file = tmp_path / "run.toml"
     text = """
@@ -84,17 +84,17 @@ def test_settings_name_the_extractor(tmp_path: Path) -> None:
     """
     file.write_text(text.format("nonsense"))
     with pytest.raises(SettingError, match=r"run.toml:4: there is no extractor 'nonsense'"):
-        Settings.load(file).plan()
+        ExperimentSettings.load(file).plan()
     file.write_text(text.format("log_mel"))
     with pytest.raises(SettingError, match=r"run.toml:4: log_mel reads recordings"):
-        Settings.load(file).plan()
+        ExperimentSettings.load(file).plan()
 
 
 @pytest.mark.skipif(
     "PIEBALD_DATA" not in __import__("os").environ, reason="PIEBALD_DATA is not set: it has the weights"
 )
 def test_a_run_from_settings_over_squeezenet(tmp_path: Path) -> None:
-    from piebald.experiment_file import Settings
+    from piebald.experiment_file import ExperimentSettings
 
     file = tmp_path / "run.toml"
     file.write_text("""
@@ -104,6 +104,6 @@ def test_a_run_from_settings_over_squeezenet(tmp_path: Path) -> None:
         model = { name = "gated_classifier", units = [4] }
         recipe = { name = "cgau" }
     """)
-    plan = Settings.load(file).plan()
+    plan = ExperimentSettings.load(file).plan()
     assert plan.clients.rows(0, "train").x.shape[1:] == (512,)
     assert plan.model(0)(plan.clients.rows(1, "test").x).shape[1] == 10

@@ -12,8 +12,8 @@ from piebald.data import DataSet
 from piebald.errors import SettingError
 from piebald.partition import (
     Blur,
-    Change,
     Contrast,
+    DataChange,
     FlipPairs,
     FlipRandom,
     FlipTo,
@@ -32,12 +32,12 @@ LABELS = [
 INPUTS = [Noise(share=0.4), Contrast(share=0.4), Sensor(share=0.4), Blur(share=0.4)]
 
 
-def dealt(*changes: Change, **fields: object) -> PooledClients:
+def dealt(*changes: DataChange, **fields: object) -> PooledClients:
     return Iid(clients=5, validation=0.1, changes=changes or None, **fields).split(data.digits())
 
 
 @pytest.mark.parametrize("change", LABELS + INPUTS, ids=lambda change: change.kind)
-def test_only_the_chosen_clients_change_and_never_what_all_are_tested_on(change: Change) -> None:
+def test_only_the_chosen_clients_change_and_never_what_all_are_tested_on(change: DataChange) -> None:
     clean, after, again = dealt(), dealt(change), dealt(change)
     chosen = change.chosen(5).tolist()
     assert len(chosen) == 2

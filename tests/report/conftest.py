@@ -43,13 +43,13 @@ def make_run(
             "name": recipe,
             "fields": {"lr": 0.05, "epochs": 1},
             "table": {
-                "learn": {"kind": "sgd", "lr": 0.05, "epochs": 1},
-                "share": {"kind": "all_but", "layers": ["classifier"]} if personal else {"kind": "everything"},
-                "update": [],
-                "pace": {"kind": "synchronous", "cohort": 10},
-                "group": {"kind": "together"},
-                "weigh": {"kind": "by_examples"},
-                "step": {"kind": "replace"},
+                "training": {"kind": "sgd", "lr": 0.05, "epochs": 1},
+                "sharing": {"kind": "all_except", "layers": ["classifier"]} if personal else {"kind": "full"},
+                "transforms": [],
+                "scheduling": {"kind": "synchronous", "cohort": 10},
+                "clustering": {"kind": "single_cluster"},
+                "aggregation": {"kind": "example_weighted"},
+                "server_optimizer": {"kind": "replace"},
             },
         },
         "label": label or recipe,
@@ -117,9 +117,9 @@ def make_run(
         if version % every == 0:
             row = {"version": version, "split": "test", "metric": "accuracy", "examples": 20}
             values = [accuracy(recipe, seed, client, version) for client in range(clients)]
-            model = "personal" if personal else "community"
+            model = "personal" if personal else "global"
             store.scores([row | {"client": c, "model": model, "value": value} for c, value in enumerate(values)])
-            common = {"client": None, "model": "community", "value": accuracy("fedavg", seed, 0, version)}
+            common = {"client": None, "model": "global", "value": accuracy("fedavg", seed, 0, version)}
             store.scores([row | common])
     if finish:
         store.finish("finished")

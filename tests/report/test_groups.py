@@ -28,10 +28,10 @@ def grouped(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     stage = {"kind": "model_replacement", "clients": [5], "scale": 300.0}
     made = {
         "fedavg": recipes.fedavg(**TRAINING),
-        "distfl": recipes.distfl(probes=40, **TRAINING).with_(update=[stage]),
+        "distfl": recipes.distfl(probes=40, **TRAINING).with_(transforms=[stage]),
     }
     out = tmp_path_factory.mktemp("runs")
-    options: dict[str, Any] = {"rounds": 3, "runtime": piebald.Simulator(workers=0, engine="lean")}
+    options: dict[str, Any] = {"rounds": 3, "runtime": piebald.Simulator(workers=0, engine="sequential")}
     model = build_model("cnn_bn", (1, 8, 8), 10, channels=(8, 8))
     return piebald.compare(made, clients, model, out=out, **options)
 
@@ -60,7 +60,7 @@ def test_a_heat_map_is_the_matrix_in_order_of_groups(grouped: Comparison) -> Non
     history = grouped.groups["distfl"][0]
     chart = groups.divergence(history, 0)
     assert chart is not None
-    told = [row for row in history.remarks if row["name"] == "divergence"][-1]["value"]
+    told = [row for row in history.notes if row["name"] == "divergence"][-1]["value"]
     place = {str(client): row for row, client in enumerate(told["clients"])}
     order = [place[name] for name in chart.data[0]["x"]]
     assert np.array_equal(np.array(chart.data[0]["z"]), np.array(told["matrix"])[np.ix_(order, order)])
@@ -76,7 +76,7 @@ def test_the_budget_of_noise_is_in_the_settings() -> None:
     stage = {"kind": "gaussian", "clip": 1.0, "noise": 1.0}
     clients = Iid(clients=3, changes=(FlipPairs(pairs=((0, 1),), clients=(0,)),)).split(data.digits())
     run = piebald.run(
-        recipes.fedavg(lr=0.1).with_(update=[stage]), clients, build_model("logistic", (1, 8, 8), 10), rounds=2
+        recipes.fedavg(lr=0.1).with_(transforms=[stage]), clients, build_model("logistic", (1, 8, 8), 10), rounds=2
     )
     html = page.render(Comparison([History(run._store)]))
     assert "Epsilon (PLD)" in html

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(os, "fork"), reas
 
 def contents(store):
     version, checkpoint = store.last_checkpoint()
-    tables = {name: store.rows(name) for name in ("step", "arrival", "score")}
+    tables = {name: store.rows(name) for name in ("step", "result", "score")}
     return version, checkpoint, tables
 
 

@@ -1,4 +1,4 @@
-"""The page's section on learners, from arrivals that can be worked out by hand."""
+"""The page's section on learners, from results that can be worked out by hand."""
 
 from __future__ import annotations
 
@@ -11,31 +11,34 @@ from piebald.report.store import RunStore
 from piebald.report.tables import History
 
 
-def arrival(number, version, client, sent, time, **more):
+def result(number, version, client, sent, time, **more):
     row = {"id": number, "version": version, "client": client, "kind": "train", "sent_version": version - 1}
     return row | {"sent": sent, "time": time, "status": "ok", "staleness": 0, "examples": 1, "steps": 1} | more
 
 
-def history(step="cached_swap"):
+def history(server_optimizer="cached_average"):
     """Client 0 ends tasks at 1 and 4, client 1 one of four seconds at 4; a lost one, a question in between."""
     store = RunStore.create(
         None,
         {
-            "recipe": {"name": "x", "table": {"step": {"kind": step}, "pace": {"kind": "asynchronous"}}},
+            "recipe": {
+                "name": "x",
+                "table": {"server_optimizer": {"kind": server_optimizer}, "scheduling": {"kind": "asynchronous"}},
+            },
             "label": "x",
             "seed": 0,
         },
     )
-    store.commit({"version": 1, "time": 1.0}, [arrival(1, 1, 0, 0.0, 1.0, weight=1.0, raw_weight=3.0)])
+    store.commit({"version": 1, "time": 1.0}, [result(1, 1, 0, 0.0, 1.0, weight=1.0, raw_weight=3.0)])
     store.commit(
         {"version": 2, "time": 4.0},
         [
-            arrival(2, 2, 1, 0.0, 4.0, weight=0.25, raw_weight=1.0, staleness=1),
-            arrival(3, 2, 1, 1.0, 2.0, kind="validate", staleness=9),
-            arrival(4, 2, 2, 1.0, 2.0, status="lost"),
+            result(2, 2, 1, 0.0, 4.0, weight=0.25, raw_weight=1.0, staleness=1),
+            result(3, 2, 1, 1.0, 2.0, kind="validate", staleness=9),
+            result(4, 2, 2, 1.0, 2.0, status="lost"),
         ],
     )
-    store.commit({"version": 3, "time": 5.0}, [arrival(5, 3, 0, 3.0, 5.0, weight=0.8, raw_weight=4.0, staleness=2)])
+    store.commit({"version": 3, "time": 5.0}, [result(5, 3, 0, 3.0, 5.0, weight=0.8, raw_weight=4.0, staleness=2)])
     return History(store)
 
 
@@ -54,7 +57,7 @@ def test_weights_stay_where_last_models_are_kept() -> None:
 
 
 def test_else_those_count_that_arrived() -> None:
-    _, shares = learners.shares(history("to_average"))
+    _, shares = learners.shares(history("server_sgd"))
     assert shares == {0: [1.0, 0.0, 1.0], 1: [0.0, 1.0, 0.0]}
 
 

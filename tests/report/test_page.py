@@ -205,7 +205,7 @@ def test_an_error_is_better_when_small(run):
     assert "hdafl serves" in text
     assert "A line is below zero for those who gain" in text
     assert "squared error" in text
-    assert "%" not in text.partition("Final figures")[2].partition("Progress")[0].split("95% interval")[0]
+    assert "%" not in text.partition("Final figures")[2].partition("RoundProgress")[0].split("95% interval")[0]
 
 
 def test_many_clients_are_summed_up_and_many_labels_told_apart(run):

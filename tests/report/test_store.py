@@ -29,7 +29,7 @@ def state(version, memory=()):
     return Checkpoint(tensors, {"version": version, "limit": math.inf})
 
 
-def arrivals(version, count=3):
+def results(version, count=3):
     return [
         {"id": 1000 * version + client, "client": client, "kind": "train", "sent_version": version - 1, "staleness": 0}
         | {
@@ -68,14 +68,14 @@ def one_sentence(*words):
 
 
 def test_remarks_are_of_a_commit_and_go_with_it(tmp_path: Path) -> None:
-    def remark(name: str, value: object) -> dict[str, object]:
+    def note(name: str, value: object) -> dict[str, object]:
         return {"axis": "group", "grp": 0, "name": name, "value": value}
 
     with RunStore.create(tmp_path / "run", {}) as store:
-        store.commit({"version": 1}, [], state(1), [remark("groups", [[0], [1]])])
-        store.commit({"version": 2}, [], None, [remark("groups", [[0, 1]]), remark("divergence", None)])
-        store.commit({"version": 2}, [], None, [remark("groups", [[1]])])  # as a resumed run repeats it
-        found = [(row["version"], row["name"], row["value"]) for row in store.rows("remark")]
+        store.commit({"version": 1}, [], state(1), [note("groups", [[0], [1]])])
+        store.commit({"version": 2}, [], None, [note("groups", [[0, 1]]), note("divergence", None)])
+        store.commit({"version": 2}, [], None, [note("groups", [[1]])])  # as a resumed run repeats it
+        found = [(row["version"], row["name"], row["value"]) for row in store.rows("note")]
     assert found == [(1, "groups", [[0], [1]]), (2, "groups", [[1]])]
 
 
@@ -84,12 +84,12 @@ def test_rows_come_back(tmp_path, where):
     with RunStore.create(where and tmp_path / "a" / "b", {"seed": 1, "recipe": {"name": "fedavg"}}) as store:
         store.clients([{"client": 0, "name": "anna", "train": 5, "counts": [2, 3], "device": Device(down=10.0)}])
         store.clients([{"client": 1, "name": "björn", "device": {"up": 3}}])
-        store.commit({"version": 1, "time": 3.5, "loss": math.nan}, arrivals(1))
+        store.commit({"version": 1, "time": 3.5, "loss": math.nan}, results(1))
         store.scores(
-            [{"version": 1, "client": None, "model": "community", "split": "test", "metric": "accuracy", "value": 0.5}]
+            [{"version": 1, "client": None, "model": "global", "split": "test", "metric": "accuracy", "value": 0.5}]
         )
         store.scores(
-            [{"version": 1, "client": None, "model": "community", "split": "test", "metric": "accuracy", "value": 0.6}]
+            [{"version": 1, "client": None, "model": "global", "split": "test", "metric": "accuracy", "value": 0.6}]
         )
         store.set_meta(label="x", seed=2)
         store.finish("finished")
@@ -103,7 +103,7 @@ def test_rows_come_back(tmp_path, where):
         assert step["time"] == 3.5
         assert step["loss"] is None  # SQLite has no NaN
         assert 0 <= step["wall"] < 60
-        assert [row["version"] for row in store.rows("arrival")] == [1, 1, 1]
+        assert [row["version"] for row in store.rows("result")] == [1, 1, 1]
         assert [row["value"] for row in store.rows("score")] == [0.6]
 
 
@@ -134,7 +134,7 @@ def test_a_commit_is_quick(tmp_path):
         spent = []
         for version in range(1, 101):
             began = time.perf_counter()
-            store.commit({"version": version}, arrivals(version, 100))
+            store.commit({"version": version}, results(version, 100))
             spent.append(time.perf_counter() - began)
     assert min(spent) < 0.001
 
@@ -183,7 +183,7 @@ def test_a_damaged_checkpoint_falls_back_with_the_memory_of_its_day(store):
     assert len(store.notes) == 1
     assert "commit 3 was passed over" in store.notes[0]
     # the run goes on from there, in place of what came after
-    store.commit({"version": 3, "loss": 9.0}, arrivals(3), state(3, [(0, 33.0)]))
+    store.commit({"version": 3, "loss": 9.0}, results(3), state(3, [(0, 33.0)]))
     store.commit({"version": 4}, [], state(4, [(0, 4.0)]))
     assert [row["loss"] for row in store.rows("step")] == [None, None, 9.0, None]
     damage(store.path / "vectors-4.safetensors")
@@ -272,7 +272,7 @@ def test_a_newer_schema_is_refused_naming_both(store, opening):
 
 def test_a_damaged_database_is_refused(store):
     for version in range(1, 200):
-        store.commit({"version": version}, arrivals(version))
+        store.commit({"version": version}, results(version))
     store.close()
     content = (store.path / "run.db").read_bytes()
     (store.path / "run.db").write_bytes(content[:8192] + b"\xff" * 8192 + content[16384:])
@@ -322,7 +322,7 @@ FAULTS = {errno.ENOSPC: "the disk is full", errno.EROFS: "cannot be written", er
 @pytest.mark.parametrize("where", ["os.fsync", "os.replace", "save_file", "end"])
 def test_a_failing_disk_costs_one_commit_and_nothing_before_it(store, monkeypatch, code, where):
     for version in (1, 2):
-        store.commit({"version": version}, arrivals(version), state(version, [(0, float(version))]))
+        store.commit({"version": version}, results(version), state(version, [(0, float(version))]))
 
     def fail(*_):
         raise OSError(code, os.strerror(code))
@@ -331,22 +331,22 @@ def test_a_failing_disk_costs_one_commit_and_nothing_before_it(store, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(owner, where.rpartition(".")[2], fail)
         with one_sentence("commit 3 could not be recorded", "what was recorded before is safe", FAULTS[code]):
-            store.commit({"version": 3}, arrivals(3), state(3, [(0, 3.0)]))
+            store.commit({"version": 3}, results(3), state(3, [(0, 3.0)]))
     assert not list(store.path.glob("*.part"))
     assert store.version == 2
-    assert len(store.rows("arrival")) == 6
+    assert len(store.rows("result")) == 6
     assert store.last_checkpoint()[1].tensors["memory/0/private"][0] == 2.0
-    store.commit({"version": 3}, arrivals(3), state(3, [(0, 3.0)]))  # there is room again
+    store.commit({"version": 3}, results(3), state(3, [(0, 3.0)]))  # there is room again
     assert store.last_checkpoint()[0] == 3
-    assert len(store.rows("arrival")) == 9
+    assert len(store.rows("result")) == 9
 
 
 def test_a_disk_that_is_full_for_the_database(store):
-    store.commit({"version": 1}, arrivals(1), state(1))
+    store.commit({"version": 1}, results(1), state(1))
     pages = store._db.execute("PRAGMA page_count").fetchone()[0]
     store._db.execute(f"PRAGMA max_page_count = {pages}")
     with one_sentence("could not be recorded", "the disk is full"):
-        store.commit({"version": 2}, arrivals(2, 5000), state(2))
+        store.commit({"version": 2}, results(2, 5000), state(2))
     assert store.last_checkpoint()[0] == 1
     assert len(store.rows("step")) == 1
 

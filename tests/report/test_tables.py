@@ -17,7 +17,7 @@ def tiny(label, seed, values, *, sent=500_000, recipe=None, **meta):
     for version, row in enumerate(values, 1):
         step = {"version": version, "time": 2.0 * version, "wall": 1.0, "bytes_down": sent, "bytes_up": sent}
         store.commit(step, [])
-        head = {"version": version, "model": "community", "split": "test", "metric": described["metric"]}
+        head = {"version": version, "model": "global", "split": "test", "metric": described["metric"]}
         store.scores([head | {"client": client, "value": value} for client, value in enumerate(row)])
     return History(store)
 
@@ -30,13 +30,13 @@ def test_a_history_has_the_tables_and_the_final_figures():
             {"version": version, "time": 5.0 * version, "wall": version, "bytes_down": 100, "bytes_up": 30}, []
         )
     row = {"version": 2, "split": "test", "metric": "accuracy"}
-    store.scores([row | {"client": c, "model": "community", "value": c / 20} for c in range(20)])
+    store.scores([row | {"client": c, "model": "global", "value": c / 20} for c in range(20)])
     store.scores(
         [row | {"client": 19, "model": "personal", "value": 1.0}]
-    )  # counts in place of the community model's 0.95
-    store.scores([row | {"client": 3, "model": "community", "split": "validation", "value": 0.0}])
-    store.scores([row | {"client": 3, "model": "community", "metric": "loss", "value": 9.0}])
-    store.scores([row | {"client": None, "model": "community", "value": 0.7}])
+    )  # counts in place of the global model's 0.95
+    store.scores([row | {"client": 3, "model": "global", "split": "validation", "value": 0.0}])
+    store.scores([row | {"client": 3, "model": "global", "metric": "loss", "value": 9.0}])
+    store.scores([row | {"client": None, "model": "global", "value": 0.7}])
     history = History(store)
     final = history.final
     mean = (sum(c / 20 for c in range(19)) + 1) / 20
@@ -59,7 +59,7 @@ def test_a_history_has_the_tables_and_the_final_figures():
     assert (final["bytes_down"], final["bytes_up"]) == (200, 60)
     assert len(history.scores) == 24
     assert history.frame("rounds")["bytes_up"].sum() == 60
-    assert list(history.frame("arrivals").columns)[:3] == ["id", "version", "client"]
+    assert list(history.frame("results").columns)[:3] == ["id", "version", "client"]
     with pytest.raises(SettingError, match="did you mean 'scores'"):
         history.frame("score")
 
@@ -77,7 +77,7 @@ def test_an_empty_run_has_no_figures_and_no_errors():
 def test_validation_rows_judge_where_there_are_no_test_rows():
     store = RunStore.create(None, {"metric": "accuracy"})
     store.commit({"version": 1}, [])
-    row = {"version": 1, "client": 0, "model": "community", "metric": "accuracy"}
+    row = {"version": 1, "client": 0, "model": "global", "metric": "accuracy"}
     store.scores([row | {"split": "train", "value": 0.9}, row | {"split": "validation", "value": 0.5}])
     assert History(store).accuracy == 0.5
 
@@ -196,7 +196,7 @@ def test_seeds_evaluated_at_different_versions_have_one_point():
         store = RunStore.create(None, {"label": "a", "seed": version, "metric": "accuracy"})
         for commit in range(1, version + 1):
             store.commit({"version": commit, "time": float(commit)}, [])
-        row = {"version": version, "client": 0, "model": "community", "split": "test", "metric": "accuracy"}
+        row = {"version": version, "client": 0, "model": "global", "split": "test", "metric": "accuracy"}
         store.scores([row | {"value": version / 10}])
         stores.append(store)
     band = Comparison([History(store) for store in stores]).band("a", "seconds")

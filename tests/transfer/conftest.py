@@ -9,12 +9,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from piebald.vertical.channel import Channel, Memory
-from piebald.vertical.holdings import Holding, load
-from piebald.vertical.kernels import Floats, Gaussian, Linear, Polynomial
-from piebald.vertical.party import Party, Step
-from piebald.vertical.protocol import ROLES, Role, Session
-from piebald.vertical.transfer_settings import Settings
+from piebald.vertical.channel import Channel, InMemoryChannel
+from piebald.vertical.holdings import PartyHolding, load
+from piebald.vertical.kernels import Floats, GaussianKernel, LinearKernel, PolynomialKernel
+from piebald.vertical.party import Party, ServerOptimizer
+from piebald.vertical.protocol import ROLES, PartySession, Role
+from piebald.vertical.transfer_settings import TransferSettings
 
 LIBRARY = {"bfv": "tenseal", "paillier": "gmpy2"}
 
@@ -27,13 +27,13 @@ def encrypted(kind: str, **settings: object) -> object:
 
 
 KERNELS = [
-    Linear(),
-    Polynomial(),
-    Polynomial(c=0.7),
-    Polynomial(degree=3),
-    Polynomial(c=0.7, degree=3),
-    Gaussian(),
-    Gaussian(sigma=2),
+    LinearKernel(),
+    PolynomialKernel(),
+    PolynomialKernel(c=0.7),
+    PolynomialKernel(degree=3),
+    PolynomialKernel(c=0.7, degree=3),
+    GaussianKernel(),
+    GaussianKernel(sigma=2),
 ]
 
 
@@ -43,7 +43,7 @@ def unit(seed: int, n: int, d: int) -> Floats:
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
-def small(**changes: object) -> Settings:
+def small(**changes: object) -> TransferSettings:
     """A quick transfer on a real table of 569 rows: 8 aligned units, batches of 20."""
     table: dict[str, object] = {
         "steps": 3,
@@ -56,19 +56,19 @@ def small(**changes: object) -> Settings:
         "network": {"hidden": [10], "aligned": [8]},
         "backend": "fixed",
     }
-    return Settings(**(table | changes))
+    return TransferSettings(**(table | changes))
 
 
-Played = tuple[dict[Role, Party], dict[Role, list[Step]]]
+Played = tuple[dict[Role, Party], dict[Role, list[ServerOptimizer]]]
 
 
-def play_both(settings: Settings, holdings: dict[Role, Holding] | None = None) -> Played:
+def play_both(settings: TransferSettings, holdings: dict[Role, PartyHolding] | None = None) -> Played:
     """Both parties, in two threads; an error of either is raised."""
     held = holdings or load(settings.data, settings.seed)
     parties = {role: Party(role, held[role], settings) for role in ROLES}
-    steps: dict[Role, list[Step]] = {}
+    steps: dict[Role, list[ServerOptimizer]] = {}
 
-    def one(role: Role, session: Session) -> None:
+    def one(role: Role, session: PartySession) -> None:
         session.greet(settings.agreed())
         steps[role] = list(parties[role].train(session))
 
@@ -79,7 +79,7 @@ def play_both(settings: Settings, holdings: dict[Role, Holding] | None = None) -
 
 
 def talk(
-    act: Callable[[Role, Session], None],
+    act: Callable[[Role, PartySession], None],
     ends: tuple[Channel, Channel] | None = None,
     secrets: tuple[bytes, bytes] = (b"", b""),
 ) -> dict[Role, BaseException]:
@@ -90,7 +90,7 @@ def talk(
 
     def guarded(role: Role, channel: Channel, secret: bytes) -> None:
         torch.set_num_threads(1)  # the number is each thread's own
-        session = Session(channel, role, timeout=20, secret=secret)
+        session = PartySession(channel, role, timeout=20, secret=secret)
         try:
             with session.farewell():
                 act(role, session)
@@ -99,7 +99,7 @@ def talk(
 
     threads = [
         threading.Thread(target=guarded, args=given)
-        for given in zip(ROLES, ends or Memory.pair(), secrets, strict=True)
+        for given in zip(ROLES, ends or InMemoryChannel.pair(), secrets, strict=True)
     ]
     for thread in threads:
         thread.start()

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from piebald.component import build
 from piebald.errors import SettingError
-from piebald.vertical.encryption.backend import Garbled, Scale, exact_product, to_floats, to_integers, uniform
+from piebald.vertical.encryption.backend import FixedPointScale, Garbled, exact_product, to_floats, to_integers, uniform
 from piebald.vertical.ftl import Alignment
-from piebald.vertical.kernels import Polynomial, Size
-from piebald.vertical.loss_terms import Labels, View
+from piebald.vertical.kernels import PolynomialKernel, Size
+from piebald.vertical.loss_terms import LabelTerm, PartyView
 from piebald.vertical.protocol import ROLES
 
 from .conftest import KERNELS, encrypted, unit
@@ -60,8 +60,8 @@ def test_the_same_integers_for_every_kernel_and_shape(backend, kernel, seed, n, 
 def test_the_same_integers_for_the_loss_on_co_occurring_rows_and_for_ftl(backend, seed, n, d):
     u, v, phi = (torch.from_numpy(unit(seed + place, n, d)) for place in range(3))
     labels = torch.sign(phi[:, 0] - phi[:, 0].median() + 1e-9)
-    views = {"source": View([], u, labels, phi[0]), "target": View([], v)}
-    for make in (lambda role: Labels(role, n, d), lambda role: Alignment(role, 0.5, n, d)):
+    views = {"source": PartyView([], u, labels, phi[0]), "target": PartyView([], v)}
+    for make in (lambda role: LabelTerm(role, n, d), lambda role: Alignment(role, 0.5, n, d)):
         terms = {role: make(role) for role in ROLES}
         for owner, asker in (ROLES, ROLES[::-1]):
             (size,), (share,) = terms[owner].owned, terms[owner].shares(views[owner])
@@ -181,7 +181,7 @@ def test_noise_leaves_room_in_the_largest_product(backend):
     from piebald.vertical.encryption.bfv import part
 
     made = build("backend", backend)
-    size = Polynomial(degree=3).sizes(8, 64, 1.0)[0]
+    size = PolynomialKernel(degree=3).sizes(8, 64, 1.0)[0]
     owner = made.owner([size])
     evaluator = made.evaluator(owner.announcement)
     dice = np.random.default_rng(0)
@@ -243,9 +243,9 @@ def test_the_longer_key_computes_the_same(backend):
 
 def test_digits_after_the_point_use_the_room_that_a_bound_leaves():
     for bound in (0.5, 1.0, 3.0, 64.0, 98304.0):
-        scale = Scale.of(Size(1, 1, 1, bound))
+        scale = FixedPointScale.of(Size(1, 1, 1, bound))
         assert math.ldexp(bound, scale.result) <= 2**48
-    assert Scale.of(Size(1, 1, 1, 1.0)) == Scale(18, 30)
+    assert FixedPointScale.of(Size(1, 1, 1, 1.0)) == FixedPointScale(18, 30)
 
 
 def test_integers_are_exact_beyond_what_floating_point_holds():

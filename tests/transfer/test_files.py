@@ -17,7 +17,7 @@ from piebald.errors import PiebaldError, SettingError
 from piebald.runtimes.federation.local_federation import free_port
 from piebald.vertical import table_files as files
 from piebald.vertical.transfer_runs import run, run_party
-from piebald.vertical.transfer_settings import File, Files
+from piebald.vertical.transfer_settings import PartyFile, PartyFiles
 
 from .conftest import small
 
@@ -124,9 +124,9 @@ def apart(one, other):
 
 
 def runtime(address):
-    from piebald.vertical.transfer_settings import Runtime
+    from piebald.vertical.transfer_settings import TransferRuntime
 
-    return Runtime(kind="sockets", address=address, timeout=30)
+    return TransferRuntime(kind="sockets", address=address, timeout=30)
 
 
 def test_each_party_names_and_reads_its_own_file_only(folder):
@@ -196,7 +196,7 @@ def test_bad_files_are_one_sentence_and_exit_code_2(folder, capsys, flag, said):
 def test_a_party_without_its_own_file_or_label_is_told(folder):
     with pytest.raises(SettingError, match=r"files.target is missing: say path and key"):
         files.load(own(target=False).files, "target", test=0.2, seed=0)
-    bare = Files(source=File(path="bank.csv", key="customer"))
+    bare = PartyFiles(source=PartyFile(path="bank.csv", key="customer"))
     with pytest.raises(SettingError, match=r"files.source.label is missing"):
         files.load(bare, "source", test=0.2, seed=0)
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from piebald.errors import SettingError
-from piebald.vertical.kernels import Gaussian, Kernel, MultiGaussian, cross_gradient, mmd2, nodes, pairs
+from piebald.vertical.kernels import GaussianKernel, Kernel, MultiGaussianKernel, cross_gradient, mmd2, nodes, pairs
 
 from .conftest import KERNELS, unit
 
@@ -85,7 +85,7 @@ def test_replacing_a_row_moves_the_shares_by_no_more_than_is_said(kernel, seed, 
 
 def test_mmd_is_zero_for_the_same_rows_and_positive_for_others():
     x, y = torch.from_numpy(unit(0, 30, 4)), torch.from_numpy(unit(1, 30, 4) * np.array([1, 1, 0.2, 0.1]))
-    for kernel in (*KERNELS, MultiGaussian()):
+    for kernel in (*KERNELS, MultiGaussianKernel()):
         assert float(mmd2(kernel, x, x)) == pytest.approx(0, abs=1e-14)
         assert float(mmd2(kernel, x, y)) > 1e-4
 
@@ -93,29 +93,29 @@ def test_mmd_is_zero_for_the_same_rows_and_positive_for_others():
 def test_the_expansion_is_the_second_order_one():
     x, y = torch.zeros(1, 2, dtype=torch.float64), torch.tensor([[0.3, 0.4]], dtype=torch.float64)
     u = 0.25 / 2
-    assert float(Gaussian().value(x, y)) == pytest.approx(np.exp(-u))
-    assert float(Gaussian().expand(x, y)) == pytest.approx(1 - u + u**2 / 2)
-    assert float(Gaussian(sigma=2).expand(x, y)) == pytest.approx(1 - u / 4 + (u / 4) ** 2 / 2)
+    assert float(GaussianKernel().value(x, y)) == pytest.approx(np.exp(-u))
+    assert float(GaussianKernel().expand(x, y)) == pytest.approx(1 - u + u**2 / 2)
+    assert float(GaussianKernel(sigma=2).expand(x, y)) == pytest.approx(1 - u / 4 + (u / 4) ** 2 / 2)
 
 
 def test_the_expansion_repels_beyond_its_range_and_says_how_much_lies_there():
     y = torch.zeros(1, 1, dtype=torch.float64)
     near, far = (torch.tensor([[place]], dtype=torch.float64, requires_grad=True) for place in (1.0, 2.0))
     for x in (near, far):
-        Gaussian().expand(x, y).sum().backward()
+        GaussianKernel().expand(x, y).sum().backward()
     assert near.grad.item() < 0  # moving away makes it less alike
     assert far.grad.item() > 0  # u = 2: moving away makes it "more alike"
-    assert Gaussian().outside(torch.tensor([[0.0], [2.0]], dtype=torch.float64)) == 0.5
+    assert GaussianKernel().outside(torch.tensor([[0.0], [2.0]], dtype=torch.float64)) == 0.5
 
 
 def test_several_widths_are_the_mean_of_gaussians_and_have_no_moment_form():
     x, y = torch.from_numpy(unit(0, 3, 4)), torch.from_numpy(unit(1, 5, 4))
-    mean = (Gaussian(sigma=0.5).value(x, y) + Gaussian(sigma=3).value(x, y)) / 2
-    torch.testing.assert_close(MultiGaussian(sigmas=(0.5, 3)).value(x, y), mean)
+    mean = (GaussianKernel(sigma=0.5).value(x, y) + GaussianKernel(sigma=3).value(x, y)) / 2
+    torch.testing.assert_close(MultiGaussianKernel(sigmas=(0.5, 3)).value(x, y), mean)
     with pytest.raises(SettingError, match="no moment form"):
-        MultiGaussian().shares(y.numpy())
+        MultiGaussianKernel().shares(y.numpy())
     with pytest.raises(SettingError, match="sigmas must all be above 0"):
-        MultiGaussian(sigmas=(1, 0))
+        MultiGaussianKernel(sigmas=(1, 0))
 
 
 def test_pairs_are_all_products_of_two_coordinates_once():

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from piebald.vertical.kernels import Gaussian, Linear, Polynomial, cross_gradient
-from piebald.vertical.loss_terms import Labels
+from piebald.vertical.kernels import GaussianKernel, LinearKernel, PolynomialKernel, cross_gradient
+from piebald.vertical.loss_terms import LabelTerm
 from piebald.vertical.protocol import ROLES
 
 from .conftest import play_both, small, unit
@@ -15,12 +15,12 @@ from .conftest import play_both, small, unit
 
 def test_a_linear_gradient_is_the_other_partys_mean():
     x, y = unit(0, 4, 6), unit(1, 30, 6)
-    np.testing.assert_allclose(cross_gradient(Linear(), x, y)[0] * 4, y.mean(0))
+    np.testing.assert_allclose(cross_gradient(LinearKernel(), x, y)[0] * 4, y.mean(0))
 
 
 def test_a_quadratic_gradient_gives_the_second_moments_from_as_many_rows_as_units():
     x, y = unit(0, 6, 6), unit(1, 30, 6)
-    found = np.linalg.solve(x, cross_gradient(Polynomial(), x, y) * 6 / 2)
+    found = np.linalg.solve(x, cross_gradient(PolynomialKernel(), x, y) * 6 / 2)
     np.testing.assert_allclose(found, y.T @ y / 30, atol=1e-9)
 
 
@@ -43,9 +43,9 @@ def test_a_gaussian_gradient_gives_mean_and_second_moments_from_one_row_more():
     count = 2 * d + len(places)
     start = build(np.zeros(count))
     system = np.stack([build(one) - start for one in np.eye(count)], 1)
-    found = np.linalg.lstsq(system, cross_gradient(Gaussian(), x, y).ravel() - start, rcond=None)[0]
+    found = np.linalg.lstsq(system, cross_gradient(GaussianKernel(), x, y).ravel() - start, rcond=None)[0]
     # On unit rows the trace is known to be 1, which the rank shows; second moments come out on top of it.
-    np.testing.assert_allclose(build(found), cross_gradient(Gaussian(), x, y).ravel(), atol=1e-12)
+    np.testing.assert_allclose(build(found), cross_gradient(GaussianKernel(), x, y).ravel(), atol=1e-12)
     shift = np.zeros(count)
     shift[d : d + len(places)] = [float(a == b) for a, b in places]
     loose = np.linalg.matrix_rank(system, tol=1e-10)
@@ -58,7 +58,7 @@ def test_the_target_can_read_the_labels_of_co_occurring_rows_off_its_gradients()
     for party in parties.values():
         party.done = 0
     source, target = (parties[role].view() for role in ROLES)
-    terms = {role: Labels(role, settings.overlap_batch, 8) for role in ROLES}
+    terms = {role: LabelTerm(role, settings.overlap_batch, 8) for role in ROLES}
     (share,) = terms["source"].shares(source)
     gradients = terms["target"].questions(target)[0] @ share.matrix + share.constant
     # every row is a multiple of Phi: its sign along any of them is the label, up to one sign for all

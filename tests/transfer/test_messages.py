@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from piebald.errors import RuntimeFault, SettingError
-from piebald.vertical.channel import Channel, Memory, Socket, parse
-from piebald.vertical.encryption.backend import Garbled, Length
+from piebald.vertical.channel import Channel, InMemoryChannel, SocketChannel, parse
+from piebald.vertical.encryption.backend import Garbled, MessageLength
 from piebald.vertical.party_messages import (
     HEADER,
-    Ended,
-    Kind,
+    EndReason,
     MessageFault,
-    Reason,
+    MessageKind,
+    PartyEnded,
     body_length,
     seal,
     unseal,
@@ -30,15 +30,15 @@ from piebald.vertical.protocol import SettingsDiffer, receive_numbers, send_numb
 from .conftest import play_both, small, talk
 
 SESSION = bytes(range(16))
-TWO = [Length(3), Length(10, exact=False)]
+TWO = [MessageLength(3), MessageLength(10, exact=False)]
 
 
-def frame(parts=(b"abc", b"defg"), kind=Kind.MASKED, session=SESSION, number=5, secret=b"") -> bytes:
+def frame(parts=(b"abc", b"defg"), kind=MessageKind.MASKED, session=SESSION, number=5, secret=b"") -> bytes:
     return seal(kind, session, number, parts, secret)
 
 
 def opened(data, secret=b"") -> list[bytes]:
-    return unseal(data, Kind.MASKED, SESSION, 5, TWO, secret)
+    return unseal(data, MessageKind.MASKED, SESSION, 5, TWO, secret)
 
 
 @given(st.binary(min_size=3, max_size=3), st.binary(max_size=10), st.binary(max_size=64))
@@ -56,7 +56,7 @@ def test_a_message_comes_out_as_it_went_in(one, other, secret):
         (frame(secret=b"other"), "another secret"),
         (frame(session=bytes(16)), "another session"),
         (frame(number=4), "message 4 of the other party came where message 5 must: it is replayed"),
-        (frame(kind=Kind.OPENED), "kind 5 where MASKED must come"),
+        (frame(kind=MessageKind.OPENED), "kind 5 where MASKED must come"),
         (frame((b"ab", b"")), "part 1 of the other party's MASKED message has the wrong length"),
         (frame((b"abc", b"x" * 11)), "part 2 of the other party's MASKED message has the wrong length"),
         (frame((b"abc",)), "part 2 of the other party's MASKED message has the wrong length"),
@@ -91,10 +91,10 @@ def test_lengths_are_checked_before_anything_is_read():
 
 
 def test_a_farewell_carries_a_reason_and_no_text():
-    with pytest.raises(Ended, match="somebody interrupted it"):
-        opened(frame((bytes([Reason.INTERRUPTED]),), kind=Kind.ABORT))
-    with pytest.raises(Ended, match="it gave no reason"):
-        opened(frame((b"\xff",), kind=Kind.ABORT))
+    with pytest.raises(PartyEnded, match="somebody interrupted it"):
+        opened(frame((bytes([EndReason.INTERRUPTED]),), kind=MessageKind.ABORT))
+    with pytest.raises(PartyEnded, match="it gave no reason"):
+        opened(frame((b"\xff",), kind=MessageKind.ABORT))
 
 
 # ----------------------------------------------------------------------------------------------------------- both sides
@@ -136,7 +136,7 @@ def wrong_product(frames: list[bytes]) -> bytes:
         size = struct.unpack_from("<Q", rest)[0]
         parts.append(rest[8 : 8 + size])
         rest = rest[8 + size :]
-    return seal(Kind(head[1]), head[2], head[3], parts, b"")
+    return seal(MessageKind(head[1]), head[2], head[3], parts, b"")
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_both_parties_end_with_one_sentence_that_holds_no_values(number, change,
     from piebald.vertical.holdings import load
     from piebald.vertical.party import Party
 
-    settings, (one, other) = small(), Memory.pair()
+    settings, (one, other) = small(), InMemoryChannel.pair()
     held = load(settings.data, 0)
 
     def act(role, session):
@@ -228,8 +228,8 @@ def test_an_error_here_is_only_a_number_there():
 def test_numbers_meant_for_both_must_be_finite():
     def act(role, session):
         if role == "source":
-            send_numbers(session, Kind.WATCH, np.array([1.0, np.nan]))
-        receive_numbers(session, Kind.WATCH, 2)
+            send_numbers(session, MessageKind.WATCH, np.array([1.0, np.nan]))
+        receive_numbers(session, MessageKind.WATCH, 2)
 
     assert "not finite" in str(talk(act)["target"])
 
@@ -238,7 +238,7 @@ def test_numbers_meant_for_both_must_be_finite():
 
 
 def test_a_socket_carries_what_memory_does_and_counts_it():
-    one, other = (Socket(end) for end in socket.socketpair())
+    one, other = (SocketChannel(end) for end in socket.socketpair())
     large = frame((b"abc", b""), number=0) * 30_000  # more than the system holds: sending must not wait
     one.send(frame())
     one.send(large)
@@ -264,7 +264,7 @@ def test_a_whole_run_over_a_socket_is_the_run_in_memory():
         parties[role] = Party(role, held[role], settings)
         list(parties[role].train(session))
 
-    assert talk(act, tuple(Socket(end) for end in socket.socketpair())) == {}
+    assert talk(act, tuple(SocketChannel(end) for end in socket.socketpair())) == {}
     for role, party in play_both(settings)[0].items():
         for found, expected in zip(parties[role].network.parameters(), party.network.parameters(), strict=True):
             assert torch.equal(found, expected)
@@ -273,7 +273,7 @@ def test_a_whole_run_over_a_socket_is_the_run_in_memory():
 @pytest.mark.parametrize(
     ("data", "error", "said"),
     [
-        (b"", Ended, "the other party is gone"),
+        (b"", PartyEnded, "the other party is gone"),
         (frame()[:20], MessageFault, "in the middle of a message"),
         (frame()[:-3], MessageFault, "in the middle of a message"),
         (b"\x00" * 60, MessageFault, "no message of this protocol"),
@@ -283,7 +283,7 @@ def test_a_broken_connection_is_one_sentence(data, error, said):
     one, other = socket.socketpair()
     other.sendall(data)
     other.close()
-    channel = Socket(one)
+    channel = SocketChannel(one)
     with pytest.raises(error, match=said):
         channel.receive(100, 5)
     channel.close()
@@ -291,13 +291,13 @@ def test_a_broken_connection_is_one_sentence(data, error, said):
 
 def test_silence_ends_the_wait():
     one, other = socket.socketpair()
-    channel = Socket(one)
-    with pytest.raises(Ended, match=r"silent for 0.05 seconds"):
+    channel = SocketChannel(one)
+    with pytest.raises(PartyEnded, match=r"silent for 0.05 seconds"):
         channel.receive(100, 0.05)
     channel.close()
     other.close()
-    with pytest.raises(Ended, match=r"silent for 0.05 seconds"):
-        Memory.pair()[0].receive(100, 0.05)
+    with pytest.raises(PartyEnded, match=r"silent for 0.05 seconds"):
+        InMemoryChannel.pair()[0].receive(100, 0.05)
 
 
 @pytest.mark.parametrize("address", ["", "localhost", "localhost:", "localhost:0", "localhost:65536", ":80", "a:b"])
@@ -308,4 +308,4 @@ def test_addresses_that_are_none_are_refused(address):
 
 def test_errors_of_a_run_are_faults_that_can_be_resumed():
     assert issubclass(Garbled, RuntimeFault)
-    assert issubclass(Ended, RuntimeFault)
+    assert issubclass(PartyEnded, RuntimeFault)

@@ -9,10 +9,10 @@ import torch
 from piebald.errors import SettingError
 from piebald.vertical.baselines import together
 from piebald.vertical.holdings import load
-from piebald.vertical.kernels import Gaussian, Polynomial, mmd2
+from piebald.vertical.kernels import GaussianKernel, PolynomialKernel, mmd2
 from piebald.vertical.networks import taylor_loss, translator
 from piebald.vertical.protocol import ROLES
-from piebald.vertical.transfer_settings import Settings
+from piebald.vertical.transfer_settings import TransferSettings
 
 from .conftest import encrypted, play_both, small
 
@@ -71,7 +71,7 @@ def test_watched_losses_are_those_of_the_batches():
             party.done = number
         source, target = (parties[role].view() for role in ROLES)
         loss = taylor_loss(target.common @ source.phi, source.labels)
-        moment = mmd2(Gaussian(sigma=2), source.layers[0], target.layers[0], exact=False)
+        moment = mmd2(GaussianKernel(sigma=2), source.layers[0], target.layers[0], exact=False)
         for role in ROLES:
             found = steps[role][number].losses
             assert found["loss"] == pytest.approx(loss.item(), abs=1e-12)
@@ -174,7 +174,7 @@ def test_polynomials_without_normalised_rows_keep_their_precision():
     settings = small(method={"kind": "smmd", "kernel": {"kind": "polynomial", "degree": 3}, "normalise": False})
     fixed, plain = (play_both(settings.model_copy(update={"backend": made})) for made in (settings.backend, _plain()))
     torch.testing.assert_close(weights(fixed[0]["source"]), weights(plain[0]["source"]), rtol=0, atol=0.01)
-    assert isinstance(settings.method.kernel, Polynomial)
+    assert isinstance(settings.method.kernel, PolynomialKernel)
 
 
 def _plain():
@@ -205,4 +205,4 @@ def test_what_cannot_work_is_refused_with_its_reason(changes, said):
 def test_settings_survive_their_file(tmp_path):
     settings = small(method=SMMD[1], backend={"kind": "fixed"})
     (tmp_path / "a.toml").write_text(settings.text())
-    assert Settings.load(tmp_path / "a.toml").agreed() == settings.agreed()
+    assert TransferSettings.load(tmp_path / "a.toml").agreed() == settings.agreed()

@@ -17,34 +17,34 @@ from pathlib import Path
 import pytest
 
 from piebald.errors import RuntimeFault, SettingError
-from piebald.runtimes.federation.provisioning import Description, Kit, provision, read
 from piebald.runtimes.federation.local_federation import free_port
+from piebald.runtimes.federation.provisioning import Credentials, Description, provision, read
 from piebald.runtimes.federation.tls import context
 from piebald.vertical.channel import GONE
-from piebald.vertical.party_messages import HEADER, Ended, Kind, seal
+from piebald.vertical.party_messages import HEADER, MessageKind, PartyEnded, seal
 from piebald.vertical.party_store import read_steps
-from piebald.vertical.secure_channel import Secured, meet
+from piebald.vertical.secure_channel import SecureChannel, meet
 from piebald.vertical.transfer_runs import run, run_party
-from piebald.vertical.transfer_settings import Runtime
+from piebald.vertical.transfer_settings import TransferRuntime
 
 from .test_processes import HELD, KILLED_AFTER, assert_as_undisturbed, settings
 
-pytest.importorskip("cryptography", reason="kits need pip install 'piebald[federation]'")
+pytest.importorskip("cryptography", reason="credentials need pip install 'piebald[federation]'")
 
 
-def kits(folder: Path, port: int | None = None) -> dict[str, Kit]:
+def credentials(folder: Path, port: int | None = None) -> dict[str, Credentials]:
     described = Description(name="two", host="127.0.0.1", port=port or free_port(), days=2, sites=["bank"])
     provision(described, folder)
     return {party: read(folder / party) for party in ("server", "bank")}
 
 
-def met(found: dict[str, Kit]) -> list[Secured]:
+def met(found: dict[str, Credentials]) -> list[SecureChannel]:
     with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(lambda kit: meet(kit, 30.0), found.values()))
+        return list(pool.map(lambda credentials: meet(credentials, 30.0), found.values()))
 
 
 def frame(number: int, size: int) -> bytes:
-    return seal(Kind.MASKED, bytes(16), number, [bytes([number % 256]) * size], b"")
+    return seal(MessageKind.MASKED, bytes(16), number, [bytes([number % 256]) * size], b"")
 
 
 @pytest.fixture(scope="module")
@@ -55,11 +55,11 @@ def undisturbed(tmp_path_factory) -> Path:
 
 
 def test_both_may_send_long_frames_at_once_in_both_directions(tmp_path) -> None:
-    ends = met(kits(tmp_path))
+    ends = met(credentials(tmp_path))
     sizes = [1, 3_000_000, 17, 5_000_000, 70_000]
     frames = [frame(number, size) for number, size in enumerate(sizes)]
 
-    def talk(end: Secured) -> list[bytes]:
+    def talk(end: SecureChannel) -> list[bytes]:
         for one in frames:
             end.send(one)
         return [end.receive(10_000_000, 30.0) for _ in frames]
@@ -68,14 +68,14 @@ def test_both_may_send_long_frames_at_once_in_both_directions(tmp_path) -> None:
         assert list(pool.map(talk, ends)) == [frames, frames]
     assert [end.sent for end in ends] == [end.received for end in ends] == [sum(map(len, frames))] * 2
     ends[0].close()
-    with pytest.raises(Ended, match=GONE):
+    with pytest.raises(PartyEnded, match=GONE):
         ends[1].receive(100, 10.0)
     ends[1].close()
 
 
 def test_silence_ends_after_the_timeout(tmp_path) -> None:
-    one, other = met(kits(tmp_path))
-    with pytest.raises(Ended, match="silent for 0"):
+    one, other = met(credentials(tmp_path))
+    with pytest.raises(PartyEnded, match="silent for 0"):
         one.receive(100, 0.2)
     one.close()
     other.close()
@@ -83,7 +83,7 @@ def test_silence_ends_after_the_timeout(tmp_path) -> None:
 
 def test_nothing_on_the_wire_can_be_read(tmp_path) -> None:
     """A listener in between hands on what it hears: no frame of ours, and no word of one, is among it."""
-    found = kits(tmp_path)
+    found = credentials(tmp_path)
     here, heard = free_port(), bytearray()
 
     def carry(taken: socket.socket, given: socket.socket) -> None:
@@ -107,7 +107,7 @@ def test_nothing_on_the_wire_can_be_read(tmp_path) -> None:
             tapped = pool.submit(between)
             bank = pool.submit(meet, replace(found["bank"], port=here), 30.0)
             server = pool.submit(meet, found["server"], 30.0).result()
-            secret = seal(Kind.MASKED, bytes(16), 1, [b"moments of hidden rows" * 50], b"")
+            secret = seal(MessageKind.MASKED, bytes(16), 1, [b"moments of hidden rows" * 50], b"")
             server.send(secret)
             assert bank.result().receive(10_000, 30.0) == secret
             server.close()
@@ -118,17 +118,17 @@ def test_nothing_on_the_wire_can_be_read(tmp_path) -> None:
     assert secret[: HEADER.size] not in heard
 
 
-def other_federation(folder: Path, port: int) -> Kit:
-    return kits(folder / "other", port)["bank"]
+def other_federation(folder: Path, port: int) -> Credentials:
+    return credentials(folder / "other", port)["bank"]
 
 
-def unlisted(folder: Path, port: int) -> Kit:
-    """A kit of the same authority, of a party that the server does not know."""
+def unlisted(folder: Path, port: int) -> Credentials:
+    """A credentials of the same authority, of a party that the server does not know."""
     described = Description(name="two", host="127.0.0.1", port=port, days=2, sites=["bank", "thief"])
-    listed = (folder / "kits" / "server" / "sites.json").read_text()
-    provision(described, folder / "kits")
-    (folder / "kits" / "server" / "sites.json").write_text(listed)
-    return read(folder / "kits" / "thief")
+    listed = (folder / "credentials" / "server" / "sites.json").read_text()
+    provision(described, folder / "credentials")
+    (folder / "credentials" / "server" / "sites.json").write_text(listed)
+    return read(folder / "credentials" / "thief")
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def unlisted(folder: Path, port: int) -> Kit:
     [(other_federation, "did not prove that it belongs"), (unlisted, "thief came, where bank is waited for: refused")],
 )
 def test_strangers_are_refused_and_the_right_party_is_served_after_them(tmp_path, caplog, stranger, said: str) -> None:
-    found = kits(tmp_path / "kits")
+    found = credentials(tmp_path / "credentials")
     thief = stranger(tmp_path, found["server"].port)
     files = {"ca_cert": "authority.pem", "client_cert": "certificate.pem", "client_key": "key.pem"}
     made = context({name: str(thief.folder / file) for name, file in files.items()}, server=False)
@@ -170,7 +170,7 @@ def turned_away(connection: ssl.SSLSocket) -> bool:
 
 
 def test_a_silent_stranger_holds_up_nobody(tmp_path) -> None:
-    found = kits(tmp_path)
+    found = credentials(tmp_path)
     with ThreadPoolExecutor(1) as pool:
         server = pool.submit(meet, found["server"], 30.0)
         with connected(found["server"].port):
@@ -186,15 +186,15 @@ def test_two_processes_with_kits_end_with_the_weights_of_two_threads(tmp_path, u
 
 
 def test_killed_with_a_kit_and_resumed_without_naming_it(tmp_path, undisturbed) -> None:
-    """The source has the server's kit here: who listens is no matter of roles."""
-    found = kits(tmp_path / "kits")
+    """The source has the server's credentials here: who listens is no matter of roles."""
+    found = credentials(tmp_path / "credentials")
     file = tmp_path / "transfer.toml"
     file.write_text(settings().text())
     begun = {}
     for role, party in (("source", "server"), ("target", "bank")):
         how = ("-c", HELD) if role == "target" else ("-m", "piebald.cli")
         words = [sys.executable, *how, "transfer", file, "--party", role, "--out", tmp_path / role]
-        sets = ["--set", "runtime.kind=federation", "--set", f"runtime.kit={found[party].folder}"]
+        sets = ["--set", "runtime.kind=federation", "--set", f"runtime.credentials={found[party].folder}"]
         begun[role] = process([*words, *sets])
     assert begun["target"].stdout.readline() == "held\n", begun["target"].communicate()[1]
     begun["target"].send_signal(signal.SIGKILL)
@@ -219,7 +219,7 @@ def process(words: list[object]) -> subprocess.Popen[str]:
 @pytest.mark.parametrize(
     ("runtime", "message"),
     [
-        ({"kind": "sockets", "kit": "kits/bank"}, 'kit is for kind = "federation"'),
+        ({"kind": "sockets", "credentials": "credentials/bank"}, 'credentials is for kind = "federation"'),
         ({"kind": "federation", "address": "127.0.0.1:7400"}, 'address is for kind = "sockets"'),
     ],
 )
@@ -229,26 +229,26 @@ def test_what_cannot_be_is_one_sentence(runtime: dict[str, str], message: str) -
 
 
 def test_a_kit_is_one_partys(tmp_path) -> None:
-    runtime = {"kind": "federation", "kit": str(kits(tmp_path)["bank"].folder)}
-    with pytest.raises(SettingError, match="a kit is one party's: say which with --party"):
+    runtime = {"kind": "federation", "credentials": str(credentials(tmp_path)["bank"].folder)}
+    with pytest.raises(SettingError, match="a credentials is one party's: say which with --party"):
         run(settings(runtime=runtime), out=tmp_path / "run")
-    with pytest.raises(SettingError, match="is no kit"):
-        run_party("source", settings(runtime={**runtime, "kit": "nowhere"}), tmp_path / "run")
+    with pytest.raises(SettingError, match="is no credentials"):
+        run_party("source", settings(runtime={**runtime, "credentials": "nowhere"}), tmp_path / "run")
 
 
 @pytest.mark.parametrize(("party", "message"), [("bank", "was not at"), ("server", "did not come to")])
 def test_nobody_there(tmp_path, party: str, message: str) -> None:
     with pytest.raises(RuntimeFault, match=message):
-        meet(kits(tmp_path)[party], 0.3)
+        meet(credentials(tmp_path)[party], 0.3)
 
 
 def test_two_cannot_listen_at_one_place(tmp_path) -> None:
-    found = kits(tmp_path)
+    found = credentials(tmp_path)
     with socket.create_server(("127.0.0.1", found["server"].port)), pytest.raises(SettingError, match="cannot listen"):
         meet(found["server"], 5.0)
 
 
 def test_the_runtime_says_whether_it_is_one_partys() -> None:
-    assert not Runtime(kind="federation").apart
-    assert Runtime(kind="federation", kit="kits/bank").apart
-    assert Runtime(kind="sockets", address="127.0.0.1:7400").apart
+    assert not TransferRuntime(kind="federation").apart
+    assert TransferRuntime(kind="federation", credentials="credentials/bank").apart
+    assert TransferRuntime(kind="sockets", address="127.0.0.1:7400").apart

@@ -1,44 +1,39 @@
-"""The client's end of secure sums, the same wherever a client runs: questions about keys, and sealing what leaves."""
+"""The client's end of secure aggregation, the same wherever a client runs: questions about keys, and masking what leaves."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
 
-from piebald.client_work import Work
-from piebald.contracts import Assignment, Secrets, Update
+from piebald.client_work import ClientWork
+from piebald.contracts import ClientSecrets, Task, Update
 from piebald.errors import Declined
 from piebald.parameters import nbytes
+from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 from piebald.randomness import key
-from piebald.transforms.base import Stage
 
 Outcome = tuple[Update | None, str | None]  # an update, or why there is none
 
 
-def sealing(work: Work) -> Stage | None:
-    """The stage that seals updates, or None."""
-    return work.stages[-1] if work.stages and work.stages[-1].hides_each else None
-
-
-def replied(assignment: Assignment, work: Work, secrets: Secrets) -> Outcome:
+def replied(task: Task, work: ClientWork, secrets: ClientSecrets) -> Outcome:
     """The answer to a question about keys."""
-    stage, query = sealing(work), assignment.query
-    if stage is None or query is None:
-        return None, "this run seals nothing"
+    masking, query = work.masking, task.query
+    if masking is None or not isinstance(query, KeyQuery):
+        return None, "this run masks nothing"
     try:
-        parts = query.reply(assignment.parts, secrets, stage)
+        vectors = query.reply(task.vectors, secrets, masking)
     except Declined as error:
         return None, str(error)
-    return Update(parts, 0, 0, {}, nbytes=nbytes(parts)), None
+    return Update(vectors, 0, 0, {}, nbytes=nbytes(vectors)), None
 
 
-def sealed(update: Update, assignment: Assignment, work: Work, secrets: Secrets) -> Outcome:
-    """What leaves instead of a trained update: the update itself where nothing seals."""
-    stage = sealing(work)
-    if stage is None:
+def masked(update: Update, task: Task, work: ClientWork, secrets: ClientSecrets) -> Outcome:
+    """What leaves instead of a trained update: the update itself where nothing masks."""
+    masking = work.masking
+    if masking is None:
         return update, None
     try:
-        return stage.seal(update, assignment, secrets), None
+        return masking.mask(update, task, secrets), None
     except Declined as error:
         return None, str(error)
 

@@ -1,13 +1,13 @@
-"""What the centre asks clients around a secure sum, and what a client answers: keys, shares, and the opening.
+"""What the server asks clients around a secure aggregation, and what a client answers: keys, shares, and the opening.
 
 A client's side of it is a small state machine over `Secrets.kept`:
 
     keys      a fresh root; what was kept before is gone
     shares    one list of clients for a root, ever (the same list is answered the same way)
-    seal      one vector for a root, ever (`secure_sum.SecureSum.seal`)
+    seal      one vector for a root, ever (`secure_aggregation.SecureAggregation.seal`)
     opening   one list of survivors for a root, ever, and only after sealing; then the root is forgotten
 
-so nobody gives the shares of both a client's own mask and its pairwise masks, whatever the centre says.
+so nobody gives the shares of both a client's own mask and its pairwise masks, whatever the server says.
 """
 
 from __future__ import annotations
@@ -17,60 +17,73 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
-from piebald.client_work import Work
-from piebald.contracts import SEALING, SIGNATURE, Query, Secrets, Update
+from piebald.contracts import MASKING, SIGNATURE, ClientSecrets, Query, Update
 from piebald.errors import Declined
+from piebald.model_spec import ModelSpec
 from piebald.privacy.secure_aggregation import masks as keys
 from piebald.privacy.secure_aggregation import shamir
 from piebald.privacy.secure_aggregation.masking_graph import (
     CONTEXT,
     KEYS,
     PEOPLE,
-    Circle,
+    MaskingGraph,
     clients_in,
     numbers,
     rows,
     texts,
 )
-from piebald.transforms.base import Stage
+from piebald.transforms.base import MaskingTransform
 
 if TYPE_CHECKING:
-    from piebald.privacy.secure_aggregation.transform import SecureSum
+    from piebald.privacy.secure_aggregation.transform import SecureAggregation
 
 BOX = 2 * shamir.BYTES + keys.TAG  # bytes of two shares for one neighbour
-SENDERS, BOXES, SHARES = SEALING + "senders", SEALING + "boxes", SEALING + "shares"
-SURVIVORS = SEALING + "survivors"
-SIGNED = SEALING + "signed"  # signatures of keys
+SENDERS, BOXES, SHARES = MASKING + "senders", MASKING + "boxes", MASKING + "shares"
+SURVIVORS = MASKING + "survivors"
+SIGNED = MASKING + "signed"  # signatures of keys
 # what a client keeps
 ROOT, SEALED, OPENED = "root", "sealed", "opened"
 
 
-class _Keyed(Query):
+class KeyQuery(Query):
+    """A question about keys, answered by each client from what it keeps secret."""
+
     axis = "query"
-    keyed: ClassVar[bool] = True
     answers: ClassVar[tuple[str, int]]  # the name of what is answered, and the bytes of a row
     alone: ClassVar[bool] = False  # whether it is one row
 
-    def complaint(self, answer: Update, work: Work) -> str | None:
+    def reply(
+        self, vectors: Mapping[str, Tensor], secrets: ClientSecrets, masking: MaskingTransform
+    ) -> Mapping[str, Tensor]:
+        """One client's answer to a question that brought these `vectors`; `masking` is the recipe's.
+
+        Raises:
+            Declined: the client does not do that.
+        """
+        raise NotImplementedError
+
+    def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
         name, length = self.answers
-        if answer.parts.keys() - {SIGNED} != {name}:
-            return f"answered with {', '.join(answer.parts) or 'nothing'}"
+        if answer.vectors.keys() - {SIGNED} != {name}:
+            return f"answered with {', '.join(answer.vectors) or 'nothing'}"
         try:
-            count = len(texts(answer.parts[name], length))
-            if SIGNED in answer.parts:
-                texts(answer.parts[SIGNED], SIGNATURE)
+            count = len(texts(answer.vectors[name], length))
+            if SIGNED in answer.vectors:
+                texts(answer.vectors[SIGNED], SIGNATURE)
         except Declined as error:
             return str(error)
         return f"answered with {count} rows" if self.alone and count != 1 else None
 
 
-class SecureKeys(_Keyed):
+class AdvertiseKeys(KeyQuery):
     """The first round: a client makes fresh keys and tells the public ones."""
 
     answers = (KEYS, 2 * keys.KEY)
     alone = True
 
-    def reply(self, parts: Mapping[str, Tensor], secrets: Secrets, stage: Stage) -> Mapping[str, Tensor]:
+    def reply(
+        self, vectors: Mapping[str, Tensor], secrets: ClientSecrets, masking: MaskingTransform
+    ) -> Mapping[str, Tensor]:
         root = secrets.draw(keys.KEY)
         secrets.kept.clear()
         secrets.kept[ROOT] = rows([root], keys.KEY)
@@ -81,22 +94,24 @@ class SecureKeys(_Keyed):
         return made
 
 
-class SecureShares(_Keyed):
+class ShareKeys(KeyQuery):
     """The second round: a client gets everybody's public keys and sends its neighbours shares of its own secrets.
 
-    They are the key of its pairwise masks and the seed of its own mask, in boxes that the centre cannot open.
+    They are the key of its pairwise masks and the seed of its own mask, in boxes that the server cannot open.
     """
 
     answers = (SHARES, BOX)
 
-    def reply(self, parts: Mapping[str, Tensor], secrets: Secrets, stage: Stage) -> Mapping[str, Tensor]:
-        circle, root = _listed(parts, stage), root_of(secrets)
+    def reply(
+        self, vectors: Mapping[str, Tensor], secrets: ClientSecrets, masking: MaskingTransform
+    ) -> Mapping[str, Tensor]:
+        circle, root = _listed(vectors, masking), root_of(secrets)
         if circle.keys.get(secrets.client) != public_keys(root):
             raise Declined("the list of clients does not have this client's newest keys")
         if CONTEXT in secrets.kept and secrets.kept[CONTEXT].numpy().tobytes() != circle.context:
             raise Declined("there was another list of clients for the same keys")
-        _check_signatures(parts, circle, secrets)
-        secrets.kept.update({CONTEXT: rows([circle.context], keys.KEY), **circle.parts()})
+        _check_signatures(vectors, circle, secrets)
+        secrets.kept.update({CONTEXT: rows([circle.context], keys.KEY), **circle.vectors()})
         client, made = secrets.client, []
         shares = [own_shares(which, circle, client, root) for which in ("masks", "self")]
         for to in circle.neighbours[client]:
@@ -105,7 +120,7 @@ class SecureShares(_Keyed):
         return {SHARES: rows(made, BOX)}
 
 
-class SecureOpening(_Keyed):
+class Unmasking(KeyQuery):
     """The last round: a client hears whose vectors arrived, and gives shares that open their sum.
 
     Of those who arrived the share of their own mask, of its other neighbours that of their pairwise masks.
@@ -113,26 +128,28 @@ class SecureOpening(_Keyed):
 
     answers = (SHARES, shamir.BYTES)
 
-    def reply(self, parts: Mapping[str, Tensor], secrets: Secrets, stage: Stage) -> Mapping[str, Tensor]:
-        check_context(secrets, parts)
-        kept, survivors = secrets.kept, clients_in(parts.get(SURVIVORS))
+    def reply(
+        self, vectors: Mapping[str, Tensor], secrets: ClientSecrets, masking: MaskingTransform
+    ) -> Mapping[str, Tensor]:
+        check_context(secrets, vectors)
+        kept, survivors = secrets.kept, clients_in(vectors.get(SURVIVORS))
         if OPENED in kept:
             if clients_in(kept[OPENED]) != survivors:
                 raise Declined("this sum was opened already, for another list of survivors")
             return {SHARES: kept[SHARES]}  # the first answer may have been lost
         if SEALED not in kept:
             raise Declined("nothing was sealed under these keys, so nothing is opened")
-        given = self._shares(survivors, secrets, stage)
+        given = self._shares(survivors, secrets, masking)
         context = kept[CONTEXT]
         kept.clear()  # the root, too: nobody can open this client's boxes later
         kept.update({CONTEXT: context, OPENED: numbers(survivors), SHARES: given})
         return {SHARES: given}
 
-    def _shares(self, survivors: list[int], secrets: Secrets, stage: Stage) -> Tensor:
+    def _shares(self, survivors: list[int], secrets: ClientSecrets, masking: MaskingTransform) -> Tensor:
         """A share for the client itself and for everybody it masked with, in order of their numbers."""
-        circle, root, client = _listed(secrets.kept, stage), root_of(secrets), secrets.client
+        circle, root, client = _listed(secrets.kept, masking), root_of(secrets), secrets.client
         senders = clients_in(secrets.kept[SENDERS])
-        self._check(survivors, [client, *senders], circle, stage)
+        self._check(survivors, [client, *senders], circle, masking)
         given = {client: own_shares("self", circle, client, root)[circle.place(client)]}
         for sender, box in zip(senders, texts(secrets.kept[BOXES], BOX), strict=True):
             both = keys.open_box(_box_key(root, circle, sender, sender, client), box)
@@ -140,11 +157,11 @@ class SecureOpening(_Keyed):
         return rows([given[one] for one in sorted(given)], shamir.BYTES)
 
     @staticmethod
-    def _check(survivors: list[int], partners: list[int], circle: Circle, stage: Stage) -> None:
+    def _check(survivors: list[int], partners: list[int], circle: MaskingGraph, masking: MaskingTransform) -> None:
         """Refuse lists of survivors that are none; `partners` are the client and whom it masked with."""
         if partners[0] not in survivors or not {*survivors} <= {*circle.people}:
             raise Declined("the list of survivors is not of this sum")
-        least, near = max(circle.threshold, _stage(stage).least), len({*survivors} & {*partners})
+        least, near = max(circle.threshold, _stage(masking).least), len({*survivors} & {*partners})
         if len(survivors) < least or near < circle.threshold:
             raise Declined(
                 f"{len(survivors)} clients arrived, {near} of them masked together here, too few for a sum of at "
@@ -160,7 +177,7 @@ def public_keys(root: bytes) -> bytes:
     return b"".join(keys.public_key(keys.private_key(root, purpose)) for purpose in ("masks", "boxes"))
 
 
-def own_shares(which: str, circle: Circle, client: int, root: bytes) -> dict[int, bytes]:
+def own_shares(which: str, circle: MaskingGraph, client: int, root: bytes) -> dict[int, bytes]:
     """Shares by place of a client's key of pairwise masks ("masks") or of the seed of its own ("self")."""
     secret = keys.private_key(root, "masks") if which == "masks" else own_seed(root, circle)
     size = (shamir.BYTES + 16) * (circle.threshold - 1)
@@ -169,17 +186,17 @@ def own_shares(which: str, circle: Circle, client: int, root: bytes) -> dict[int
     return shamir.share(secret, places, circle.threshold, lambda count: bytes(next(stream) for _ in range(count)))
 
 
-def own_seed(root: bytes, circle: Circle) -> bytes:
+def own_seed(root: bytes, circle: MaskingGraph) -> bytes:
     """The seed of a client's own mask."""
     return keys.derive(root, "self", circle.context)
 
 
-def pair_seed(private: bytes, circle: Circle, client: int, other: int) -> bytes:
+def pair_seed(private: bytes, circle: MaskingGraph, client: int, other: int) -> bytes:
     """The seed of the mask that two neighbours share, from one's private and the other's public key."""
     return keys.agree(private, circle.keys[other][: keys.KEY], "pair", circle.context, *sorted((client, other)))
 
 
-def root_of(secrets: Secrets) -> bytes:
+def root_of(secrets: ClientSecrets) -> bytes:
     """What a client's secrets of this sum come from.
 
     Raises:
@@ -190,21 +207,21 @@ def root_of(secrets: Secrets) -> bytes:
     return texts(secrets.kept[ROOT], keys.KEY)[0]
 
 
-def known_circle(secrets: Secrets, parts: Mapping[str, Tensor], stage: Stage) -> Circle:
-    """The circle that a client gave shares to, if the centre means the same one and it is not open yet."""
-    check_context(secrets, parts)
+def known_circle(secrets: ClientSecrets, vectors: Mapping[str, Tensor], masking: MaskingTransform) -> MaskingGraph:
+    """The circle that a client gave shares to, if the server means the same one and it is not open yet."""
+    check_context(secrets, vectors)
     root_of(secrets)
-    return _listed(secrets.kept, stage)
+    return _listed(secrets.kept, masking)
 
 
-def check_context(secrets: Secrets, parts: Mapping[str, Tensor]) -> None:
+def check_context(secrets: ClientSecrets, vectors: Mapping[str, Tensor]) -> None:
     """Refuse what is about another sum than the client's keys."""
-    came = texts(parts.get(CONTEXT), keys.KEY)
+    came = texts(vectors.get(CONTEXT), keys.KEY)
     if CONTEXT not in secrets.kept or texts(secrets.kept[CONTEXT], keys.KEY) != came:
         raise Declined("this client's keys are of another sum")
 
 
-def check_boxes(senders: list[int], boxes: list[bytes], circle: Circle, secrets: Secrets) -> None:
+def check_boxes(senders: list[int], boxes: list[bytes], circle: MaskingGraph, secrets: ClientSecrets) -> None:
     """Refuse boxes that are not from neighbours of this circle, or too few of them."""
     if len(senders) != len(boxes) or not {*senders} <= {*circle.neighbours[secrets.client]}:
         raise Declined("shares came from clients that are no neighbours")
@@ -215,7 +232,7 @@ def check_boxes(senders: list[int], boxes: list[bytes], circle: Circle, secrets:
         keys.open_box(_box_key(root, circle, sender, sender, secrets.client), box)
 
 
-def _box_key(root: bytes, circle: Circle, other: int, sender: int, reader: int) -> bytes:
+def _box_key(root: bytes, circle: MaskingGraph, other: int, sender: int, reader: int) -> bytes:
     """The key of the box from `sender` to `reader`; `root` is that of one of them, `other` the other one."""
     theirs = circle.keys[other][keys.KEY :]
     return keys.agree(keys.private_key(root, "boxes"), theirs, "box", circle.context, sender, reader)
@@ -226,11 +243,11 @@ def _claim(client: int, public: bytes) -> bytes:
     return b"%d:" % client + public
 
 
-def _check_signatures(parts: Mapping[str, Tensor], circle: Circle, secrets: Secrets) -> None:
+def _check_signatures(vectors: Mapping[str, Tensor], circle: MaskingGraph, secrets: ClientSecrets) -> None:
     """Refuse a list in which not everybody has signed for their keys, where clients can sign."""
     if secrets.signer is None:
         return
-    signed = texts(parts.get(SIGNED), SIGNATURE)
+    signed = texts(vectors.get(SIGNED), SIGNATURE)
     if len(signed) != len(circle.people):
         raise Declined(f"{len(signed)} signatures came with the keys of {len(circle.people)} clients")
     for client, signature in zip(circle.people, signed, strict=True):
@@ -238,13 +255,13 @@ def _check_signatures(parts: Mapping[str, Tensor], circle: Circle, secrets: Secr
             raise Declined(f"the keys of client {client} are not signed by its site")
 
 
-def _listed(parts: Mapping[str, Tensor], stage: Stage) -> Circle:
-    return _stage(stage).circle(clients_in(parts.get(PEOPLE)), texts(parts.get(KEYS), 2 * keys.KEY))
+def _listed(vectors: Mapping[str, Tensor], masking: MaskingTransform) -> MaskingGraph:
+    return _stage(masking).circle(clients_in(vectors.get(PEOPLE)), texts(vectors.get(KEYS), 2 * keys.KEY))
 
 
-def _stage(stage: Stage) -> SecureSum:
-    from piebald.privacy.secure_aggregation.transform import SecureSum
+def _stage(masking: MaskingTransform) -> SecureAggregation:
+    from piebald.privacy.secure_aggregation.transform import SecureAggregation
 
-    if not isinstance(stage, SecureSum):
-        raise Declined("this run has no secure sum")
-    return stage
+    if not isinstance(masking, SecureAggregation):
+        raise Declined("this run has no secure aggregation")
+    return masking

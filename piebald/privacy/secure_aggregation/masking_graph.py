@@ -1,4 +1,4 @@
-"""The clients of one secure sum and who of them are neighbours: worked out alike by the centre and by every client."""
+"""The clients of one secure aggregation and who of them are neighbours: worked out alike by the server and by every client."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from piebald.contracts import SEALING
+from piebald.contracts import MASKING
 from piebald.errors import Declined
 from piebald.privacy.secure_aggregation.masks import KEY, derive
 
-PEOPLE, KEYS, CONTEXT = SEALING + "people", SEALING + "keys", SEALING + "context"
+PEOPLE, KEYS, CONTEXT = MASKING + "people", MASKING + "keys", MASKING + "context"
 
 
 @dataclass(frozen=True, slots=True)
-class Circle:
+class MaskingGraph:
     """Clients with their public keys.
 
     Neighbours mask pairwise and hold shares of one another's keys.  With k neighbours the clients lie on a ring, in an
@@ -41,7 +41,9 @@ class Circle:
     context: bytes
 
     @classmethod
-    def of(cls, people: Sequence[int], keys: Sequence[bytes], threshold: float, k: int | None, settings: str) -> Circle:
+    def of(
+        cls, people: Sequence[int], keys: Sequence[bytes], threshold: float, k: int | None, settings: str
+    ) -> MaskingGraph:
         """The circle of these clients.
 
         Args:
@@ -76,7 +78,7 @@ class Circle:
         """The x of a client's shares."""
         return self.people.index(client) + 1
 
-    def parts(self) -> dict[str, Tensor]:
+    def vectors(self) -> dict[str, Tensor]:
         """The list as it travels."""
         return {PEOPLE: numbers(self.people), KEYS: rows([self.keys[client] for client in self.people], 2 * KEY)}
 

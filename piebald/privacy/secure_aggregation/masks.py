@@ -18,7 +18,7 @@ from piebald.errors import Declined, SettingError
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-INSTALL = "secure sums need the package cryptography: pip install 'piebald[secure]'"
+INSTALL = "secure aggregation need the package cryptography: pip install 'piebald[secure]'"
 KEY = 32  # bytes of a key
 TAG = 16  # bytes that a box is longer than what is in it
 _PIECE = 1 << 16  # numbers masked at a time, so that what a piece needs stays in the processor's cache
@@ -36,7 +36,7 @@ def installed() -> bool:
 def derive(secret: bytes, *words: Words, length: int = KEY) -> bytes:
     """Bytes that belong to a secret and these words alone (SHAKE256 over both, each with its length)."""
     made = hashlib.shake_256()
-    for word in (b"piebald secure sum", secret, *words):
+    for word in (b"piebald secure aggregation", secret, *words):
         plain = word.encode() if isinstance(word, str) else str(word).encode() if isinstance(word, int) else word
         made.update(struct.pack("<Q", len(plain)) + plain)
     return made.digest(length)

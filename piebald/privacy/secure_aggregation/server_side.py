@@ -1,7 +1,8 @@
-"""The centre's side of a secure sum: it brings keys and shares from client to client, adds up, and opens the sum."""
+"""The server's side of a secure aggregation: it brings keys and shares from client to client, adds up, and opens the sum."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from piebald.contracts import Centre, Pooled, Query, Question, Update
+from piebald.contracts import PartialSum, Query, QueryRequest, ServerContext, Update
 from piebald.errors import Declined
 from piebald.privacy.secure_aggregation import masks as keys
 from piebald.privacy.secure_aggregation import shamir
@@ -20,22 +21,22 @@ from piebald.privacy.secure_aggregation.key_queries import (
     SHARES,
     SIGNED,
     SURVIVORS,
-    SecureKeys,
-    SecureOpening,
-    SecureShares,
+    AdvertiseKeys,
+    ShareKeys,
+    Unmasking,
     pair_seed,
 )
-from piebald.privacy.secure_aggregation.masking_graph import CONTEXT, KEYS, Circle, numbers, rows, texts
-from piebald.privacy.secure_aggregation.transform import PROOF, SUM, SecureSum, proof
+from piebald.privacy.secure_aggregation.masking_graph import CONTEXT, KEYS, MaskingGraph, numbers, rows, texts
+from piebald.privacy.secure_aggregation.transform import PROOF, SUM, SecureAggregation, proof
 
 if TYPE_CHECKING:
-    from piebald.client_work import Work
+    from piebald.model_spec import ModelSpec
 
 Vector = np.ndarray[Any, Any]
 
 
-class Summing:
-    """One commit's secure sum (`contracts.Meeting`).
+class SecureRound:
+    """One commit's secure aggregation (`contracts.KeyAgreement`).
 
     Attributes:
         absent: who was asked and takes no part, with the reason.
@@ -43,24 +44,26 @@ class Summing:
         boxes: what each client was sent, by sender, for those that take part.
     """
 
-    def __init__(self, stage: SecureSum, circle: Circle | None, boxes: dict[int, dict[int, bytes]]) -> None:
+    def __init__(
+        self, stage: SecureAggregation, circle: MaskingGraph | None, boxes: dict[int, dict[int, bytes]]
+    ) -> None:
         self.stage, self.circle, self.boxes = stage, circle, boxes
         self.absent: dict[int, str] = {}
 
     @classmethod
-    def of(cls, stage: SecureSum, clients: Sequence[int], centre: Centre) -> Summing:
+    def of(cls, stage: SecureAggregation, clients: Sequence[int], context: ServerContext) -> SecureRound:
         """Have clients exchange keys and shares."""
-        answers = centre.ask([Question(client, SecureKeys(), {}) for client in clients])
-        told = {client: answer.parts for client, answer in zip(clients, answers, strict=True) if answer is not None}
+        answers = context.query([QueryRequest(client, AdvertiseKeys(), {}) for client in clients])
+        told = {client: answer.vectors for client, answer in zip(clients, answers, strict=True) if answer is not None}
         people = sorted(told)
         try:
             circle = stage.circle(people, [texts(told[client][KEYS], 2 * keys.KEY)[0] for client in people])
         except Declined as error:
             return cls._given_up(stage, clients, f"{len(clients)} clients were asked for keys: {error}")
-        about = dict(circle.parts())
-        if all(SIGNED in parts and len(parts[SIGNED]) == 1 for parts in told.values()):
+        about = dict(circle.vectors())
+        if all(SIGNED in vectors and len(vectors[SIGNED]) == 1 for vectors in told.values()):
             about[SIGNED] = torch.cat([told[client][SIGNED] for client in people])
-        shares = _asked(centre, SecureShares(), dict.fromkeys(people, about), SHARES, BOX)
+        shares = _asked(context, ShareKeys(), dict.fromkeys(people, about), SHARES, BOX)
         boxes: dict[int, dict[int, bytes]] = {client: {} for client in shares}
         for sender, sent in shares.items():
             if len(sent) != len(circle.neighbours[sender]):
@@ -76,12 +79,12 @@ class Summing:
         return made
 
     @classmethod
-    def _given_up(cls, stage: SecureSum, clients: Sequence[int], reason: str) -> Summing:
+    def _given_up(cls, stage: SecureAggregation, clients: Sequence[int], reason: str) -> SecureRound:
         made = cls(stage, None, {})
-        made.absent = dict.fromkeys(clients, f"no secure sum: {reason}")
+        made.absent = dict.fromkeys(clients, f"no secure aggregation: {reason}")
         return made
 
-    def parts(self, client: int) -> Mapping[str, Tensor]:
+    def vectors(self, client: int) -> Mapping[str, Tensor]:
         if self.circle is None or client not in self.boxes:
             return {}
         sent = self.boxes[client]
@@ -91,28 +94,28 @@ class Summing:
             BOXES: rows([sent[sender] for sender in sorted(sent)], BOX),
         }
 
-    def open(self, sealed: Mapping[int, Update], centre: Centre) -> Pooled | str:
+    def unmask(self, masked: Mapping[int, Update], context: ServerContext) -> PartialSum | str:
         circle = self.circle
         if circle is None:
-            return "no secure sum: nobody has keys"
-        arrived = sorted(sealed)
+            return "no secure aggregation: nobody has keys"
+        arrived = sorted(masked)
         least = max(circle.threshold, self.stage.least)
         if len(arrived) < least:
-            return f"no secure sum: {len(arrived)} of {len(self.boxes)} clients arrived, it takes {least}"
-        known = self._shares(arrived, centre)
+            return f"no secure aggregation: {len(arrived)} of {len(self.boxes)} clients arrived, it takes {least}"
+        known = self._shares(arrived, context)
         try:
-            total = self._sum(sealed, known)
+            total = self._sum(masked, known)
         except Declined as error:
-            return f"no secure sum: {error}"
-        return self._pooled(total, len(arrived), centre.work)
+            return f"no secure aggregation: {error}"
+        return self._pooled(total, len(arrived), context.spec)
 
     # -- opening
 
-    def _shares(self, arrived: Sequence[int], centre: Centre) -> dict[int, dict[int, bytes]]:
+    def _shares(self, arrived: Sequence[int], context: ServerContext) -> dict[int, dict[int, bytes]]:
         """The shares by whose they are and by place: of own masks for those who arrived, of keys for the others."""
         assert self.circle is not None
         about = {CONTEXT: rows([self.circle.context], keys.KEY), SURVIVORS: numbers(arrived)}
-        answers = _asked(centre, SecureOpening(), dict.fromkeys(arrived, about), SHARES, shamir.BYTES)
+        answers = _asked(context, Unmasking(), dict.fromkeys(arrived, about), SHARES, shamir.BYTES)
         known: dict[int, dict[int, bytes]] = {}
         for holder, given in answers.items():
             owners = sorted((*self.boxes[holder], holder))
@@ -121,25 +124,25 @@ class Summing:
                     known.setdefault(owner, {})[self.circle.place(holder)] = share
         return known
 
-    def _sum(self, sealed: Mapping[int, Update], known: Mapping[int, Mapping[int, bytes]]) -> Vector:
-        """The sum of what was sealed, unmasked.
+    def _sum(self, masked: Mapping[int, Update], known: Mapping[int, Mapping[int, bytes]]) -> Vector:
+        """The sum of what was masked, unmasked.
 
         Raises:
             Declined: shares are missing or wrong.
         """
         circle = self.circle
         assert circle is not None
-        total = np.zeros(sealed[min(sealed)].parts[SUM].shape, dtype=f"<u{self.stage.bits // 8}")
+        total = np.zeros(masked[min(masked)].vectors[SUM].shape, dtype=f"<u{self.stage.bits // 8}")
         away: list[bytes] = []
         back: list[bytes] = []
-        for client, update in sealed.items():
-            total += update.parts[SUM].contiguous().numpy().view(total.dtype)
+        for client, update in masked.items():
+            total += update.vectors[SUM].contiguous().numpy().view(total.dtype)
             seed = self._secret(client, known)
-            if proof(seed) != texts(update.parts[PROOF], keys.KEY)[0]:
+            if proof(seed) != texts(update.vectors[PROOF], keys.KEY)[0]:
                 raise Declined("somebody gave wrong shares")
             away.append(seed)
-        for lost in self.boxes.keys() - sealed.keys():
-            near = [client for client in circle.neighbours[lost] if client in sealed and lost in self.boxes[client]]
+        for lost in self.boxes.keys() - masked.keys():
+            near = [client for client in circle.neighbours[lost] if client in masked and lost in self.boxes[client]]
             if not near:
                 continue
             private = self._secret(lost, known)
@@ -157,8 +160,8 @@ class Summing:
             raise Declined(f"{len(shares)} shares of a mask came, it takes {wanted}")
         return shamir.combine(dict(sorted(shares.items())[:wanted]))
 
-    def _pooled(self, total: Vector, arrived: int, work: Work) -> Pooled | str:
-        stage, shared = self.stage, work.layout.shared
+    def _pooled(self, total: Vector, arrived: int, spec: ModelSpec) -> PartialSum | str:
+        stage, shared = self.stage, spec.layout.shared
         assert stage.heaviest is not None
         assert self.circle is not None
         clients = len(self.circle.people)
@@ -166,24 +169,25 @@ class Summing:
         share, weighted, others = decoded[0].item(), decoded[1 : 2 + shared].abs(), decoded[2 + shared :].abs()
         off = clients / stage.unit(clients)  # by rounding, at most
         if share <= 0:
-            return "no secure sum: the weights of those who arrived add up to nothing"
+            return "no secure aggregation: the weights of those who arrived add up to nothing"
         if share > arrived + off or bool((weighted > share + 2 * off).any()) or bool((others > arrived + off).any()):
-            return "no secure sum: it is more than clients that keep to the range can add up to"
+            return "no secure aggregation: it is more than clients that keep to the range can add up to"
         weight = share * stage.heaviest
         loss = decoded[1].item() / share * stage.range
         body = decoded[2:] * stage.range
-        parts = {"model": (body[:shared] * stage.heaviest).float()}
+        vectors = {"model": (body[:shared] * stage.heaviest).float()}
         place = shared
-        for name, like in stage.others(work).items():
-            parts[name] = body[place : place + like.numel()].view(like.shape).float()
-            place += like.numel()
-        return Pooled(weight, parts, True, loss)
+        for name, shape in (stage.vectors or {}).items():
+            count = math.prod(shape)
+            vectors[name] = body[place : place + count].view(shape).float()
+            place += count
+        return PartialSum(weight, vectors, True, loss)
 
 
 def _asked(
-    centre: Centre, query: Query, about: Mapping[int, Mapping[str, Tensor]], name: str, length: int
+    context: ServerContext, query: Query, about: Mapping[int, Mapping[str, Tensor]], name: str, length: int
 ) -> dict[int, list[bytes]]:
     """The answers by client, of those that answered."""
-    answers = centre.ask([Question(client, query, parts) for client, parts in about.items()])
+    answers = context.query([QueryRequest(client, query, vectors) for client, vectors in about.items()])
     found = zip(about, answers, strict=True)
-    return {client: texts(answer.parts[name], length) for client, answer in found if answer is not None}
+    return {client: texts(answer.vectors[name], length) for client, answer in found if answer is not None}

@@ -1,4 +1,4 @@
-"""Secure sums: the centre learns the sum of a commit's updates and nothing about any one of them.
+"""Secure aggregation: the server learns the sum of a commit's updates and nothing about any one of them.
 
 Bonawitz et al. 2017 ("Practical secure aggregation"), with the neighbours of Bell et al. 2020 (SecAgg+).  Client u adds
 to its vector x_u, in the ring Z modulo 2^bits,
@@ -16,20 +16,20 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from piebald.aggregation.base import Weigh
-from piebald.client_work import Work
-from piebald.component import build
-from piebald.contracts import Assignment, Centre, Meeting, Secrets, Update
-from piebald.errors import Declined
+from piebald.aggregation.linear import Linear
+from piebald.component import RecipeComponents, build
+from piebald.contracts import ClientSecrets, KeyAgreement, ServerContext, Task, Update, WeighsUpdates
+from piebald.errors import Declined, SettingError
+from piebald.model_spec import ModelSpec
 from piebald.parameters import nbytes
-from piebald.privacy.secure_aggregation import masks as keys
+from piebald.privacy.secure_aggregation import masks
 from piebald.privacy.secure_aggregation.key_queries import (
     BOX,
     BOXES,
@@ -41,11 +41,11 @@ from piebald.privacy.secure_aggregation.key_queries import (
     pair_seed,
     root_of,
 )
-from piebald.privacy.secure_aggregation.masking_graph import Circle, clients_in, numbers, rows, texts
-from piebald.transforms.base import Stage
-
-if TYPE_CHECKING:
-    from piebald.recipe import Recipe
+from piebald.privacy.secure_aggregation.masking_graph import MaskingGraph, clients_in, numbers, rows, texts
+from piebald.scheduling.base import Scheduler, round_kind
+from piebald.training.base import KeepsServerVectors, Trainer
+from piebald.transforms.base import MaskingTransform
+from piebald.transforms.gaussian import Gaussian
 
 SUM, PROOF = "sum", "proof"  # what a sealed update carries: the masked vector, and a digest of its own mask's seed
 _HEAD = 2  # numbers before the model: the weight, and weight times loss
@@ -53,8 +53,8 @@ _COARSEST = 1 << 12  # the range must be cut into at least so many steps
 _HEAVIEST = 10_000.0
 
 
-class SecureSum(Stage):
-    """The centre sees only sums of updates.
+class SecureAggregation(MaskingTransform):
+    """The server sees only sums of updates.
 
     What is summed are whole numbers: of each number x of an update with weight w, x / range * w / heaviest is rounded
     to one of 2 * unit + 1 steps, where unit is the largest power of two of which as many as there are clients cannot
@@ -65,7 +65,7 @@ class SecureSum(Stage):
     In the sum travel: the weights, the weighted changes, other named parts of an update (SCAFFOLD's), and the weighted
     training losses (one above `range` counts as `range`).  Nothing else of an update leaves the client: no number of
     rows or steps, no norm, no metric; the run's tables show 0 for them.  Who took part, and that an update was refused
-    by its client, the centre does see.
+    by its client, the server does see.
 
     If fewer clients arrive than the threshold asks for, no mask is opened: the commit is without effect, is on record,
     and the run goes on.
@@ -78,10 +78,9 @@ class SecureSum(Stage):
         range: the largest absolute value of a number of an update.
         bits: of a number that travels, 32 or 64.
         heaviest: the largest weight of a client; None is 1 where all weights are equal, otherwise 10,000.
-        weigh: how clients weigh their updates, as a table; set by the recipe.
+        aggregation: how clients weigh their updates, as a table; set by the recipe.
+        vectors: shapes of the other vectors of an update, by name; set by the recipe.
     """
-
-    hides_each: ClassVar[bool] = True
 
     threshold: int | float = Field(default=2 / 3, gt=0)
     neighbours: int | None = Field(default=None, ge=2, multiple_of=2)
@@ -89,7 +88,8 @@ class SecureSum(Stage):
     range: float = Field(default=8.0, gt=0)
     bits: Literal[32, 64] = 32
     heaviest: float | None = Field(default=None, gt=0)
-    weigh: dict[str, Any] | None = None
+    aggregation: dict[str, Any] | None = None
+    vectors: dict[str, tuple[int, ...]] | None = None
 
     @field_validator("threshold")
     @classmethod
@@ -105,49 +105,56 @@ class SecureSum(Stage):
 
     # -- fitting in
 
-    def clash(self, recipe: Recipe) -> str | None:
-        if recipe.update[-1] is not self or [stage.hides_each for stage in recipe.update].count(True) > 1:
-            return "secure_sum hides the update from any stage behind it: put it last, once"
-        if not recipe.pace.rounds:
-            late = ", or set its oldest = 0" if recipe.pace.kind == "deadline" else ""
+    def incompatible_with(self, recipe: RecipeComponents) -> str | None:
+        if recipe.transforms[-1] is not self or sum(isinstance(one, MaskingTransform) for one in recipe.transforms) > 1:
+            return "secure_aggregation hides the update from any transform behind it: put it last, once"
+        scheduler, aggregator = recipe.scheduling, recipe.aggregation
+        if not isinstance(scheduler, Scheduler) or round_kind(scheduler) is None:
+            late = ", or set its max_staleness = 0" if scheduler.kind == "deadline" else ""
             return (
-                f"secure_sum sums clients that agreed on keys beforehand but {recipe.pace.kind} steps with whoever "
-                f"comes: choose pace = 'synchronous'{late}"
+                f"secure_aggregation sums clients that agreed on keys beforehand but {scheduler.kind} steps with whoever "
+                f"comes: choose scheduling = 'synchronous'{late}"
             )
-        if not recipe.weigh.singly():
+        if recipe.training.kind == "adaptive_frequency":
             return (
-                f"secure_sum lets each client weigh its own update but {recipe.weigh.kind} compares updates: choose "
-                "weigh = 'by_examples' or 'equal'"
+                "adaptive_frequency goes by the steps of others, which secure_aggregation hides: choose another "
+                "training, or drop it"
             )
-        if recipe.learn.kind == "adaptive":
-            return "adaptive goes by the steps of others, which secure_sum hides: choose another rule, or drop it"
-        central = [stage for stage in recipe.update if getattr(stage, "where", None) == "centre"]
-        if central and recipe.weigh.kind != "equal":
+        central = [one for one in recipe.transforms if isinstance(one, Gaussian) and one.where == "server"]
+        if central and aggregator.kind != "equal_weighted":
             return (
-                f"{central[0].kind} at the centre needs the largest weight, which secure_sum hides: choose "
-                "weigh = 'equal', or where = 'client'"
+                f"{central[0].kind} at the server needs the largest weight, which secure_aggregation hides: choose "
+                "aggregation = 'equal_weighted', or where = 'client'"
             )
         return None
 
-    def misfit(self, work: Work) -> str | None:
-        if not keys.installed():
-            return keys.INSTALL
-        sized = work.rule.common(work.layout.shared)
-        for name in work.rule.uploads():
+    def unsupported_model(self, spec: ModelSpec) -> str | None:
+        if not masks.installed():
+            return masks.INSTALL
+        if spec.layout.shared == 0:
+            return "secure_aggregation has nothing to sum: every layer of the model is private"
+        return None
+
+    def adapted_to(self, recipe: RecipeComponents, spec: ModelSpec) -> Self:
+        trainer, sized = recipe.training, dict[str, Tensor]()
+        assert isinstance(trainer, Trainer)
+        if isinstance(trainer, KeepsServerVectors):
+            sized = trainer.server_vectors(spec.layout.shared)
+        for name in trainer.uploads():
             if name not in sized:
-                return f"secure_sum must know the length of what is summed but {work.rule.kind} sends {name!r}: drop it"
-        if work.layout.shared == 0:
-            return "secure_sum has nothing to sum: every layer of the model is private"
-        return None
+                raise SettingError(
+                    f"secure_aggregation must know the length of what is summed but {trainer.kind} sends {name!r}: drop it"
+                )
+        heaviest = self.heaviest or (1.0 if recipe.aggregation.kind == "equal_weighted" else _HEAVIEST)
+        shapes = {name: tuple(sized[name].shape) for name in sorted(trainer.uploads())}
+        filled = {"aggregation": recipe.aggregation.table(), "heaviest": heaviest, "vectors": shapes}
+        return self.model_copy(update=filled)
 
-    def settled(self, recipe: Recipe) -> SecureSum:
-        table = recipe.weigh.table()
-        heaviest = self.heaviest or (1.0 if recipe.weigh.kind == "equal" else _HEAVIEST)
-        return self.model_copy(update={"weigh": table, "heaviest": heaviest})
-
-    def circle(self, people: Sequence[int], public: Sequence[bytes]) -> Circle:
+    def circle(self, people: Sequence[int], public: Sequence[bytes]) -> MaskingGraph:
         """The circle of these clients, with all that they must agree on."""
-        made = Circle.of(people, public, self.threshold, self.neighbours, json.dumps(self.table(), sort_keys=True))
+        made = MaskingGraph.of(
+            people, public, self.threshold, self.neighbours, json.dumps(self.table(), sort_keys=True)
+        )
         if self.unit(len(people)) < _COARSEST:
             raise Declined(f"{len(people)} clients leave too few steps of {self.bits} bits: set bits = 64")
         return made
@@ -164,14 +171,14 @@ class SecureSum(Stage):
         Raises:
             Declined: it does not fit.
         """
-        weight, heaviest = self._weighing().weight(update), self.heaviest or _HEAVIEST
+        weight, heaviest = self._weights().weight(update), self.heaviest or _HEAVIEST
         if not 0 <= weight <= heaviest:
-            raise Declined(f"its weight is above secure_sum's heaviest = {heaviest:g}: raise that")
+            raise Declined(f"its weight is above secure_aggregation's heaviest = {heaviest:g}: raise that")
         share, loss = weight / heaviest, update.metrics.get("loss", 0.0)
         told = min(max(loss / self.range, -1.0), 1.0) if math.isfinite(loss) else 0.0
-        numbers_of = {name: part.detach().flatten().double() / self.range for name, part in update.parts.items()}
+        numbers_of = {name: part.detach().flatten().double() / self.range for name, part in update.vectors.items()}
         if not all(bool((part.abs() <= 1).all()) for part in numbers_of.values()):  # NaN is not, either
-            raise Declined(f"a number of its update is outside secure_sum's range = {self.range:g}: raise that")
+            raise Declined(f"a number of its update is outside secure_aggregation's range = {self.range:g}: raise that")
         others = [numbers_of[name] for name in sorted(numbers_of) if name != "model"]
         head = torch.tensor([share, share * told], dtype=torch.float64)
         whole = torch.cat([head, numbers_of["model"] * share, *others]) * self.unit(clients)
@@ -181,57 +188,51 @@ class SecureSum(Stage):
         """The sum's numbers, in units of `range` (the weight's: of `heaviest`)."""
         return total.view(f"<i{self.bits // 8}").astype(np.float64) / self.unit(clients)
 
-    def length(self, work: Work) -> int:
-        """Numbers in a sealed update."""
-        return _HEAD + work.layout.shared + sum(part.numel() for part in self.others(work).values())
+    def length(self, spec: ModelSpec) -> int:
+        """Numbers in a masked update."""
+        return _HEAD + spec.layout.shared + sum(math.prod(shape) for shape in (self.vectors or {}).values())
 
-    @staticmethod
-    def others(work: Work) -> dict[str, Tensor]:
-        """Named parts of an update beside the model, in the order in which they travel."""
-        sized = work.rule.common(work.layout.shared)
-        return {name: sized[name] for name in sorted(work.rule.uploads())}
-
-    def _weighing(self) -> Weigh:
-        made = build("weigh", self.weigh or "equal")
-        assert isinstance(made, Weigh)
+    def _weights(self) -> WeighsUpdates:
+        made = build("aggregation", self.aggregation or "equal_weighted")
+        assert isinstance(made, Linear)
         return made
 
     # -- the client
 
-    def seal(self, update: Update, assignment: Assignment, secrets: Secrets) -> Update:
-        circle, root = known_circle(secrets, assignment.parts, self), root_of(secrets)
-        senders, boxes = clients_in(assignment.parts.get(SENDERS)), texts(assignment.parts.get(BOXES), BOX)
+    def mask(self, update: Update, task: Task, secrets: ClientSecrets) -> Update:
+        circle, root = known_circle(secrets, task.vectors, self), root_of(secrets)
+        senders, boxes = clients_in(task.vectors.get(SENDERS)), texts(task.vectors.get(BOXES), BOX)
         check_boxes(senders, boxes, circle, secrets)
         vector = self.encode(update, len(circle.people))
-        digest = hashlib.blake2b(vector.tobytes() + str(senders).encode(), digest_size=keys.KEY).digest()
-        if SEALED in secrets.kept and texts(secrets.kept[SEALED], keys.KEY)[0] != digest:
+        digest = hashlib.blake2b(vector.tobytes() + str(senders).encode(), digest_size=masks.KEY).digest()
+        if SEALED in secrets.kept and texts(secrets.kept[SEALED], masks.KEY)[0] != digest:
             raise Declined("its keys have sealed another update already")
-        secrets.kept.update({SEALED: rows([digest], keys.KEY), SENDERS: numbers(senders), BOXES: rows(boxes, BOX)})
-        private, own = keys.private_key(root, "masks"), own_seed(root, circle)
+        secrets.kept.update({SEALED: rows([digest], masks.KEY), SENDERS: numbers(senders), BOXES: rows(boxes, BOX)})
+        private, own = masks.private_key(root, "masks"), own_seed(root, circle)
         seeds = {other: pair_seed(private, circle, secrets.client, other) for other in senders}
         above = [seed for other, seed in seeds.items() if other > secrets.client]
         below = [seed for other, seed in seeds.items() if other < secrets.client]
-        keys.add_masks(vector, [own, *above], below)
-        parts = {SUM: torch.from_numpy(vector.view(f"<i{self.bits // 8}")), PROOF: rows([proof(own)], keys.KEY)}
-        return Update(parts, 0, 0, {}, nbytes=nbytes(parts))
+        masks.add_masks(vector, [own, *above], below)
+        vectors = {SUM: torch.from_numpy(vector.view(f"<i{self.bits // 8}")), PROOF: rows([proof(own)], masks.KEY)}
+        return Update(vectors, 0, 0, {}, nbytes=nbytes(vectors))
 
-    def nbytes(self, parts: Mapping[str, Tensor]) -> int:
-        return (_HEAD + sum(part.numel() for part in parts.values())) * self.bits // 8 + keys.KEY
+    def nbytes(self, vectors: Mapping[str, Tensor]) -> int:
+        return (_HEAD + sum(part.numel() for part in vectors.values())) * self.bits // 8 + masks.KEY
 
-    # -- the centre
+    # -- the server
 
-    def meet(self, clients: Sequence[int], centre: Centre) -> Meeting:
-        from piebald.privacy.secure_aggregation.server_side import Summing
+    def agree_keys(self, clients: Sequence[int], context: ServerContext) -> KeyAgreement:
+        from piebald.privacy.secure_aggregation.server_side import SecureRound
 
-        return Summing.of(self, clients, centre)
+        return SecureRound.of(self, clients, context)
 
-    def broken(self, update: Update, work: Work) -> str | None:
-        vector, wanted = update.parts.get(SUM), (self.length(work),)
+    def masked_reject_reason(self, update: Update, spec: ModelSpec) -> str | None:
+        vector, wanted = update.vectors.get(SUM), (self.length(spec),)
         kind = torch.int32 if self.bits == 32 else torch.int64
-        if update.parts.keys() != {SUM, PROOF} or vector is None or vector.dtype != kind or vector.shape != wanted:
+        if update.vectors.keys() != {SUM, PROOF} or vector is None or vector.dtype != kind or vector.shape != wanted:
             return f"must send {wanted[0]} sealed numbers of {self.bits} bits, sent something else"
         try:
-            texts(update.parts[PROOF], keys.KEY)
+            texts(update.vectors[PROOF], masks.KEY)
         except Declined as error:
             return str(error)
         return None
@@ -239,4 +240,4 @@ class SecureSum(Stage):
 
 def proof(seed: bytes) -> bytes:
     """What tells whether shares of a client's own seed were right."""
-    return keys.derive(seed, "proof")
+    return masks.derive(seed, "proof")

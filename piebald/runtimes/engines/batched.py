@@ -1,7 +1,7 @@
-"""The joined engine: the rows of many clients in one batch through one module, see `layers`.
+"""The batched engine: the rows of many clients in one batch through one module, see `layers`.
 
 Dense layers need not form any client's weights (`factors`), whether all clients start from the same ones or not; which
-layers that pays for is decided by counting.  Clients of unequal size are treated as in `stacked`.
+layers that pays for is decided by counting.  Clients of unequal size are treated as in `vmapped`.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from piebald.contracts import Descended, Descent
+from piebald.contracts import SgdConfig, SgdOutcome
 from piebald.parameters import Layout, Slot
-from piebald.runtimes.engines.batched_layers import Factored, Turn, join
+from piebald.runtimes.engines.batched_layers import BatchedPass, Factored, join
 from piebald.runtimes.engines.row_loader import Gathered, Places
-from piebald.runtimes.engines.sequential import Lean
-from piebald.runtimes.engines.sgd_step import Walk
-from piebald.runtimes.engines.vmapped import Leaves, Stacked, Words, descended, laid_out, pad_rows, rows_of
+from piebald.runtimes.engines.sequential import SequentialEngine
+from piebald.runtimes.engines.sgd_step import SgdRun
+from piebald.runtimes.engines.vmapped import Leaves, VmappedEngine, Words, descended, laid_out, pad_rows, rows_of
 from piebald.runtimes.factored.client_state import in_steps, own_places
 from piebald.runtimes.factored.factors import OwnRows
-from piebald.runtimes.factored.vectors import LowRank
+from piebald.runtimes.factored.vectors import FactoredVectors
 
 # Keeping factors costs products of a client's rows with one another, R^2 (in + out) multiplications each way for R rows
 # in all; forming the weights costs steps * in * out numbers read and written several times over.  One of these is about
@@ -32,24 +32,27 @@ _MULTIPLICATIONS = 24
 _FORMED = 1 << 23  # numbers of a stack whose weights are formed; beyond, one client after another is kinder to memory
 
 
-class Joined(Stacked):
+class BatchedEngine(VmappedEngine):
     """Trains all clients of a stack at once, in one pass of a joined module."""
 
-    name = "joined"
+    name = "batched"
     lazy = True
 
-    def walk(self, walk: Walk) -> Descended:
+    def walk(self, walk: SgdRun) -> SgdOutcome:
         if self.traits.random or not self.traits.each or walk.descent.privacy is not None:
             return super().walk(walk)
         pool, plans, words, order = self.planned(walk)
-        start, shift = LowRank.of(walk.model), None if walk.shift is None else LowRank.of(walk.shift)
-        factored = self._worth_factoring(walk, start, shift, plans)
+        start, correction = (
+            FactoredVectors.of(walk.model),
+            None if walk.correction is None else FactoredVectors.of(walk.correction),
+        )
+        factored = self._worth_factoring(walk, start, correction, plans)
         form = self._form(factored)
         if form is None or not plans[0]:
             return super().walk(walk)
         if not factored and len(plans) * self.work.layout.size > _FORMED:
-            return Lean.walk(self, walk)
-        journey = _Journey(self, form, walk, order, start, shift)
+            return SequentialEngine.walk(self, walk)
+        journey = _Journey(self, form, walk, order, start, correction)
         journey.begin(pool, plans)
         for step in range(len(plans[0])):
             journey.step(step, pool, plans, words)
@@ -65,20 +68,28 @@ class Joined(Stacked):
         return not self.traits.random and self.traits.each and self._form(()) is not None
 
     def _worth_factoring(
-        self, walk: Walk, start: LowRank, shift: LowRank | None, plans: Sequence[Sequence[Places]]
+        self,
+        walk: SgdRun,
+        start: FactoredVectors,
+        correction: FactoredVectors | None,
+        plans: Sequence[Sequence[Places]],
     ) -> list[Slot]:
         """Dense layers whose weights need not be formed: their steps are linear in gradients, and it is cheaper."""
         descent = walk.descent
         nonlinear = descent.clip is not None or isinstance(descent.lr, Tensor)
-        apart = walk.velocity is not None or (walk.pull and walk.anchor is not walk.model) or start.factors
-        twice = shift is not None and (walk.pull or descent.weight_decay)  # the start and the shift, see `moved`
+        apart = walk.velocity is not None or (walk.prox and walk.prox_center is not walk.model) or start.factors
+        twice = correction is not None and (
+            walk.prox or descent.weight_decay
+        )  # the start and the correction, see `moved`
         if nonlinear or apart or twice or (self.traits.mixes and len(plans) > 1):
             return []
         found, steps = [], len(plans[0])
         for layer in self.packer.layers:
             (out, inside), rows = layer.slot.shape, layer.rows * sum(len(batch) for batch in plans[0])
-            free = all(one is None or one.has_terms(layer.slot) for one in (start, shift))
-            products = [] if shift is None else [factor for factor, _ in shift.factors if factor.slot == layer.slot]
+            free = all(one is None or one.has_terms(layer.slot) for one in (start, correction))
+            products = (
+                [] if correction is None else [factor for factor, _ in correction.factors if factor.slot == layer.slot]
+            )
             others = rows * (1 + len(products))  # those of a product are as many, more or less
             if free and rows * others * (out + inside) < _MULTIPLICATIONS * steps * out * inside:
                 found.append(layer.slot)
@@ -115,7 +126,7 @@ class _Form:
     """
 
     module: nn.Module
-    turn: Turn
+    turn: BatchedPass
     factored: list[Factored]
     rest: tuple[Layout, list[tuple[slice, slice]]]
     direct: set[str]
@@ -132,21 +143,27 @@ class _Ahead(NamedTuple):
 class _Journey:
     """One walk of one stack: own numbers [c, q] step by step, and scalars that say what became of factored layers.
 
-    With g_t the gradient of step t and S the shift, a factored layer's weights and velocity are
+    With g_t the gradient of step t and S the correction, a factored layer's weights and velocity are
     keep W0 + drift S + sum_t scale_t g_t  and  swing W0 + tow S + sum_t push_t g_t; Metis' eq. 2 with weight decay,
-    pull and shift is a recursion of these numbers alone.
+    prox and correction is a recursion of these numbers alone.
     """
 
     def __init__(
-        self, engine: Joined, form: _Form, walk: Walk, order: list[int], start: LowRank, shift: LowRank | None
+        self,
+        engine: BatchedEngine,
+        form: _Form,
+        walk: SgdRun,
+        order: list[int],
+        start: FactoredVectors,
+        correction: FactoredVectors | None,
     ) -> None:
-        self.engine, self.form, self.order, self.start, self.shift = engine, form, order, start, shift
+        self.engine, self.form, self.order, self.start, self.correction = engine, form, order, start, correction
         layout, self.spans = form.rest
         own = dataclasses.replace(
             walk,
             model=self._own(walk.model),
-            anchor=None if walk.anchor is None else self._own(walk.anchor),
-            shift=None if walk.shift is None else self._own(walk.shift),
+            prox_center=None if walk.prox_center is None else self._own(walk.prox_center),
+            correction=None if walk.correction is None else self._own(walk.correction),
             velocity=None if walk.velocity is None else self._own(walk.velocity),
         )
         self.walk = rows_of(own, order)
@@ -169,13 +186,13 @@ class _Journey:
 
     def _own(self, matrix: Tensor) -> Tensor:
         """The numbers of a [c, p] matrix that are not factored."""
-        if isinstance(matrix, LowRank):
-            parts = [matrix.columns(here.start, here.stop) for here, _ in self.spans]
+        if isinstance(matrix, FactoredVectors):
+            vectors = [matrix.columns(here.start, here.stop) for here, _ in self.spans]
         else:
-            parts = [matrix[:, here] for here, _ in self.spans]
-        if len(parts) == 1:
-            return parts[0]
-        return torch.cat(parts, dim=1) if parts else self.engine.vector.new_zeros(len(matrix), 0)
+            vectors = [matrix[:, here] for here, _ in self.spans]
+        if len(vectors) == 1:
+            return vectors[0]
+        return torch.cat(vectors, dim=1) if vectors else self.engine.vector.new_zeros(len(matrix), 0)
 
     def begin(self, pool: Gathered, plans: Sequence[Sequence[Places]]) -> None:
         """Tell the factored layers what they start from.  Where one sees the rows as they are, fetch those of all steps
@@ -189,23 +206,23 @@ class _Journey:
             inside = direct[0].slot.shape[1]
             self.ahead = _Ahead(rows.view(*index.shape, *rows.shape[1:]), ends, rows[0].numel() // inside)
             seen = rows.view(len(index), -1, inside)
-            if self.shift is not None and self.engine.feed.pooled and self.ahead.each == 1:
+            if self.correction is not None and self.engine.feed.pooled and self.ahead.each == 1:
                 places = [pool.places[row] for row in self.order]
                 self.places, first = (part.to(self.w.device) for part in own_places(index, ends, plans, places))
-                self.shift = self._by_steps(self.shift, seen, self.places, first)
-        starts = [self.start] if self.shift is None else [self.start, self.shift]
+                self.correction = self._by_steps(self.correction, seen, self.places, first)
+        starts = [self.start] if self.correction is None else [self.start, self.correction]
         for layer in self.form.factored:
             layer.begin([one.layer(layer.slot, self.sorted) for one in starts])
         for layer in direct:
             layer.look_ahead(seen)
 
-    def _by_steps(self, shift: LowRank, x: Tensor, places: Tensor, first: Tensor) -> LowRank:
-        """The shift, with sums over a client's rows by the rows of its steps x [c, r, in]."""
+    def _by_steps(self, correction: FactoredVectors, x: Tensor, places: Tensor, first: Tensor) -> FactoredVectors:
+        """The correction, with sums over a client's rows by the rows of its steps x [c, r, in]."""
         factors = []
-        for factor, scale in shift.factors:
+        for factor, scale in correction.factors:
             made = in_steps(factor, x, places, first, self.sorted) if isinstance(factor, OwnRows) else None
             factors.append((made or factor, scale))
-        return shift.like(shift.matrices, factors, shift.own)
+        return correction.like(correction.matrices, factors, correction.own)
 
     def _inputs(self, step: int, pool: Gathered, flat: Tensor, active: int) -> Tensor:
         """The rows of a step."""
@@ -239,31 +256,31 @@ class _Journey:
 
     def _losses(self, lo: int, hi: int, x: Tensor, y: Tensor, keys: Tensor | None, mask: Tensor | None) -> Tensor:
         """The mean loss [c] of each client's rows in x and y [c * b, ...]."""
-        turn, task = self.form.turn, self.engine.work.task
+        turn, objective = self.form.turn, self.engine.work.objective
         turn.count, turn.tensors = hi - lo, self.leaves(lo, hi)[0]
         with self.engine.precision(), self.engine.dropping(keys):
-            losses = task.loss(self.form.module(self.engine.shaped(x)), y).view(hi - lo, -1)
+            losses = objective.loss(self.form.module(self.engine.shaped(x)), y).view(hi - lo, -1)
         return losses.mean(1) if mask is None else (losses * mask).sum(1) / mask.sum(1)
 
     def _shares(self) -> list[float]:
         """Of the starts of factored layers."""
-        return [self.at.keep] if self.shift is None else [self.at.keep, self.at.drift]
+        return [self.at.keep] if self.correction is None else [self.at.keep, self.at.drift]
 
-    def _advance(self, descent: Descent) -> None:
+    def _advance(self, descent: SgdConfig) -> None:
         """The recursion of the factored layers' scalars."""
         if not self.form.factored:
             return
-        at, lr, decay, pull = self.at, self.walk.rate, descent.weight_decay, self.walk.pull
-        swing = descent.momentum * at.swing - lr * (decay * at.keep + pull * (at.keep - 1))
-        tow = descent.momentum * at.tow - lr * (self.shift is not None)
-        push = [descent.momentum * e - lr * (decay + pull) * c for e, c in zip(at.push, at.scale, strict=True)]
+        at, lr, decay, prox = self.at, self.walk.rate, descent.weight_decay, self.walk.prox
+        swing = descent.momentum * at.swing - lr * (decay * at.keep + prox * (at.keep - 1))
+        tow = descent.momentum * at.tow - lr * (self.correction is not None)
+        push = [descent.momentum * e - lr * (decay + prox) * c for e, c in zip(at.push, at.scale, strict=True)]
         push.append(-lr)
         scale = [c + e for c, e in zip([*at.scale, 0.0], push, strict=True)]
         self.at = _Scalars(at.keep + swing, swing, at.drift + tow, tow, scale, push)
         self.form.turn.shares, self.form.turn.scale = self._shares(), self.at.scale
         self.past.append(self.at)
 
-    def end(self, taken: Sequence[int]) -> Descended:
+    def end(self, taken: Sequence[int]) -> SgdOutcome:
         """Where the clients ended; `taken` says how many steps each took."""
         self.leaves.finish()
         steps = torch.tensor([float(count) for count in taken], device=self.w.device)
@@ -277,12 +294,12 @@ class _Journey:
             """A number for each client [c, 1], one for all where they are equal."""
             return values[0] if len(set(values)) == 1 else self.w.new_tensor(values)[back].unsqueeze(1)
 
-        def ended(own: Tensor, kept: Sequence[float], drift: Sequence[float], scale: Tensor) -> LowRank:
+        def ended(own: Tensor, kept: Sequence[float], drift: Sequence[float], scale: Tensor) -> FactoredVectors:
             terms = [term.times(by_client(kept)) for term in self.start.matrices]
             found = [(factor, scale[back]) for factor in factors]
-            if self.shift is not None:
-                terms += [term.times(by_client(drift)) for term in self.shift.matrices]
-                found += [(factor, own * by_client(drift)) for factor, own in self.shift.factors]
+            if self.correction is not None:
+                terms += [term.times(by_client(drift)) for term in self.correction.matrices]
+                found += [(factor, own * by_client(drift)) for factor, own in self.correction.factors]
             return self.start.like(
                 [term for term in terms if isinstance(term.share, Tensor) or term.share], found, own[back], self.spans
             )
@@ -295,7 +312,7 @@ class _Journey:
         velocity = None
         if self.u is not None:
             velocity = ended(self.u, [at.swing for at in ends], [at.tow for at in ends], push)
-        return Descended(model, steps[back], (self.total / steps)[back], velocity)
+        return SgdOutcome(model, steps[back], (self.total / steps)[back], velocity)
 
     def _rectangle(self, rows: Sequence[Sequence[float]], width: int) -> Tensor:
         """Rows of unequal length, with zeros behind."""

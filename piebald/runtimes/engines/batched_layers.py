@@ -24,7 +24,7 @@ from piebald.runtimes.factored.factors import Factor, Weights
 
 
 @dataclass(slots=True, eq=False)
-class Turn:
+class BatchedPass:
     """What the layers of one module are told about the step under way.
 
     Attributes:
@@ -49,7 +49,7 @@ class Turn:
 class Layer(nn.Module):
     """A layer in its joined form; its tensors come from the turn, under the names they have in the layout."""
 
-    def __init__(self, prefix: str, original: nn.Module, turn: Turn) -> None:
+    def __init__(self, prefix: str, original: nn.Module, turn: BatchedPass) -> None:
         super().__init__()
         self.prefix, self.turn = prefix, turn
         self.original = [original]  # in a list, so that its parameters are not ours
@@ -98,7 +98,7 @@ class Factored(Layer):
     came since (see `lowrank`).
     """
 
-    def __init__(self, prefix: str, original: nn.Module, turn: Turn, slot: Slot) -> None:
+    def __init__(self, prefix: str, original: nn.Module, turn: BatchedPass, slot: Slot) -> None:
         super().__init__(prefix, original, turn)
         self.slot = slot
 
@@ -288,7 +288,9 @@ _FORMS: dict[type[nn.Module], type[Layer]] = {
 }
 
 
-def join(model: nn.Module, layout: Layout, factored: Sequence[str]) -> tuple[nn.Module, Turn, list[Factored]] | None:
+def join(
+    model: nn.Module, layout: Layout, factored: Sequence[str]
+) -> tuple[nn.Module, BatchedPass, list[Factored]] | None:
     """A module's joined form with the turn that its layers follow, or None where a layer has none.
 
     Args:
@@ -296,7 +298,7 @@ def join(model: nn.Module, layout: Layout, factored: Sequence[str]) -> tuple[nn.
         layout: its layout.
         factored: names of the weights of dense layers that are not to be formed.
     """
-    module, turn, made = copy.deepcopy(model), Turn(), list[Factored]()
+    module, turn, made = copy.deepcopy(model), BatchedPass(), list[Factored]()
     slots = {slot.name: slot for slot in layout.slots}
     covered: set[str] = set()
     for path, layer in list(module.named_modules()):

@@ -9,18 +9,21 @@ from collections.abc import Sequence
 
 import torch
 
-from piebald.client_work import Work
-from piebald.contracts import Clients, Descent
-from piebald.runtimes.engines.batched import Joined
+from piebald.client_work import ClientWork
+from piebald.contracts import Clients, SgdConfig
+from piebald.runtimes.engines.batched import BatchedEngine
 from piebald.runtimes.engines.model_traits import probe
-from piebald.runtimes.engines.reference import Reference
-from piebald.runtimes.engines.row_loader import Feed
-from piebald.runtimes.engines.sequential import Lean
-from piebald.runtimes.engines.sgd_step import Walk
-from piebald.runtimes.engines.vmapped import Stacked
-from piebald.runtimes.factored.vectors import LowRank
+from piebald.runtimes.engines.reference import ReferenceEngine
+from piebald.runtimes.engines.row_loader import RowLoader
+from piebald.runtimes.engines.sequential import SequentialEngine
+from piebald.runtimes.engines.sgd_step import SgdRun
+from piebald.runtimes.engines.vmapped import VmappedEngine
+from piebald.runtimes.factored.vectors import FactoredVectors
+from piebald.training.sgd import Sgd
 
-ENGINES: dict[str, type[Lean]] = {engine.name: engine for engine in (Lean, Stacked, Joined, Reference)}
+ENGINES: dict[str, type[SequentialEngine]] = {
+    engine.name: engine for engine in (SequentialEngine, VmappedEngine, BatchedEngine, ReferenceEngine)
+}
 STACKS = (1, 5, 25, 50)
 _STACK_NUMBERS = 64_000_000  # a measured stack holds at most this many numbers, so that trying never costs much memory
 _STEPS = 4
@@ -29,21 +32,23 @@ _MARGIN = 0.85  # another engine must be this much faster than one client after 
 _CLOSE = 1e-3  # how far another engine's first losses may be from the lean one's, relative
 
 
-def make_engine(name: str, work: Work, clients: Clients, device: torch.device, bfloat16: bool) -> Lean:
-    """An engine by name ("lean", "stacked", "joined" or "reference"), ready for these clients."""
-    feed = Feed(clients, device)
+def make_engine(
+    name: str, work: ClientWork, clients: Clients, device: torch.device, bfloat16: bool
+) -> SequentialEngine:
+    """An engine by name ("sequential", "vmapped", "batched" or "reference"), ready for these clients."""
+    feed = RowLoader(clients, device)
     first = next((c for c in range(len(clients)) if clients.size(c, "train") != 0), 0)
     rows = clients.rows(first, "train")
     return ENGINES[name](work, feed, probe(work, rows), device, bfloat16)
 
 
-def stack_limit(work: Work) -> int:
+def stack_limit(work: ClientWork) -> int:
     """The largest stack that keeps one stack's vectors within a modest piece of memory."""
     return max(1, _STACK_NUMBERS // max(work.layout.size, 1))
 
 
 def fastest(
-    work: Work, clients: Clients, device: torch.device, bfloat16: bool, sample: Sequence[int]
+    work: ClientWork, clients: Clients, device: torch.device, bfloat16: bool, sample: Sequence[int]
 ) -> tuple[str, int, float]:
     """Try the engines on some clients' own rows.
 
@@ -54,14 +59,14 @@ def fastest(
         The name and the stack size of the fastest, and its seconds for one client and step.
     """
     sample = [client for client in sample if clients.size(client, "train") != 0] or list(sample)
-    lean = make_engine("lean", work, clients, device, bfloat16)
+    lean = make_engine("sequential", work, clients, device, bfloat16)
     expected, seconds = _measure(lean, sample[:2], 1)
-    best = ("lean", 1, seconds)
+    best = ("sequential", 1, seconds)
     if lean.traits.random:
         return best
-    for kind in (Joined, Stacked):
+    for kind in (BatchedEngine, VmappedEngine):
         engine = kind(work, lean.feed, lean.traits, device, bfloat16)
-        if isinstance(engine, Joined) and (not engine.joins or work.rule.privacy() is not None):
+        if isinstance(engine, BatchedEngine) and (not engine.joins or work.row_privacy is not None):
             continue
         for stack in STACKS:
             if stack > min(len(sample), stack_limit(work)):
@@ -75,28 +80,28 @@ def fastest(
                 break  # a model that cannot be taken this way
             if not torch.allclose(found[:2], expected, rtol=0.02 if bfloat16 else _CLOSE, equal_nan=True):
                 break
-            if seconds < (_MARGIN * best[2] if best[0] == "lean" else best[2]):
+            if seconds < (_MARGIN * best[2] if best[0] == "sequential" else best[2]):
                 best = (kind.name, stack, seconds)
-        if best[0] == Joined.name:
+        if best[0] == BatchedEngine.name:
             break  # many clients through vmap would not be faster
     return best
 
 
-def _measure(engine: Lean, clients: Sequence[int], stack: int) -> tuple[torch.Tensor, float]:
+def _measure(engine: SequentialEngine, clients: Sequence[int], stack: int) -> tuple[torch.Tensor, float]:
     """The clients' mean losses, and seconds for one client and step."""
-    batch = getattr(engine.work.rule, "batch", 20)
-    descent = Descent(lr=0.01, batch=batch, steps=_STEPS, privacy=engine.work.rule.privacy())
+    batch = engine.work.trainer.batch if isinstance(engine.work.trainer, Sgd) else 20
+    descent = SgdConfig(lr=0.01, batch=batch, steps=_STEPS, privacy=engine.work.row_privacy)
     start = engine.work.initial.to(engine.device)
     times: list[float] = []
     losses: list[torch.Tensor] = []
-    engine.walk(Walk(clients[:1], [0], 0, start.expand(1, -1), dataclasses.replace(descent, steps=1)))  # warm up
+    engine.walk(SgdRun(clients[:1], [0], 0, start.expand(1, -1), dataclasses.replace(descent, steps=1)))  # warm up
     while len(times) < _GOES and sum(times) < _SECONDS:
         began, losses = time.perf_counter(), []
         for lo in range(0, len(clients), stack):
             chosen = clients[lo : lo + stack]
-            end = engine.walk(Walk(chosen, [0] * len(chosen), 0, start.expand(len(chosen), -1), descent))
-            if isinstance(end.model, LowRank):  # what is not formed while training must be summed afterwards
-                change = LowRank.of(end.model - start.expand(len(chosen), -1))
+            end = engine.walk(SgdRun(chosen, [0] * len(chosen), 0, start.expand(len(chosen), -1), descent))
+            if isinstance(end.model, FactoredVectors):  # what is not formed while training must be summed afterwards
+                change = FactoredVectors.of(end.model - start.expand(len(chosen), -1))
                 change.total(start.new_ones(len(chosen)))
             losses.append(end.loss)
         if engine.device.type == "cuda":

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from piebald.client_work import Work
+from piebald.client_work import ClientWork
 from piebald.contracts import Rows
 from piebald.errors import SettingError
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
@@ -29,7 +29,7 @@ class Traits:
     each: bool
 
 
-def probe(work: Work, rows: Rows) -> Traits:
+def probe(work: ClientWork, rows: Rows) -> Traits:
     """Try the model on a few rows.
 
     Raises:
@@ -48,7 +48,7 @@ def probe(work: Work, rows: Rows) -> Traits:
         x, y = x.repeat(2, *[1] * (x.dim() - 1)), y.repeat(2, *[1] * (y.dim() - 1))
     with torch.no_grad(), torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
         try:
-            loss = work.task.loss(_run(module, x, 0), y)
+            loss = work.objective.loss(_run(module, x, 0), y)
         except Exception as error:  # whatever the user's own code may raise
             raise SettingError(
                 f"the model cannot be trained on these rows (inputs {list(x.shape)}, targets {list(y.shape)} "

@@ -9,27 +9,27 @@ import copy
 import torch
 from torch import nn
 
-from piebald.contracts import Descended
+from piebald.contracts import SgdOutcome
 from piebald.randomness import torch_generator
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
 from piebald.runtimes.engines.row_gradients import row_keys
 from piebald.runtimes.engines.row_loader import Gathered, Places, batches
-from piebald.runtimes.engines.sequential import Lean, step_key
-from piebald.runtimes.engines.sgd_step import Walk
+from piebald.runtimes.engines.sequential import SequentialEngine, step_key
+from piebald.runtimes.engines.sgd_step import SgdRun
 
 
-class Reference(Lean):
+class ReferenceEngine(SequentialEngine):
     """A fresh copy of the module for every client, `backward`, and an update written out tensor by tensor."""
 
     name = "reference"
 
-    def walk(self, walk: Walk) -> Descended:
+    def walk(self, walk: SgdRun) -> SgdOutcome:
         ends = [self._walk_plainly(walk, row) for row in range(len(walk.clients))]
         models, steps, losses, velocities = zip(*ends, strict=True)
         velocity = torch.stack(velocities) if walk.velocity is not None or walk.descent.momentum else None
-        return Descended(torch.stack(models), torch.tensor(steps), torch.tensor(losses), velocity)
+        return SgdOutcome(torch.stack(models), torch.tensor(steps), torch.tensor(losses), velocity)
 
-    def _walk_plainly(self, walk: Walk, row: int) -> tuple[torch.Tensor, float, float, torch.Tensor]:
+    def _walk_plainly(self, walk: SgdRun, row: int) -> tuple[torch.Tensor, float, float, torch.Tensor]:
         layout, descent = self.work.layout, walk.descent
         module = copy.deepcopy(self.work.model).train()
         layout.load(module, walk.model[row])
@@ -44,7 +44,7 @@ class Reference(Lean):
                 if isinstance(dropout, KeyedDropout):
                     dropout.start(torch.tensor(step_key(words, len(losses))))
                 if descent.privacy is None:
-                    loss = self.work.task.loss(module(pool.x[batch]), pool.y[batch]).mean()
+                    loss = self.work.objective.loss(module(pool.x[batch]), pool.y[batch]).mean()
                     module.zero_grad()
                     torch.autograd.backward(loss)
                     losses.append(loss.item())
@@ -52,11 +52,11 @@ class Reference(Lean):
                     losses.append(self._hide_plainly(module, pool, batch, row, walk, len(losses), dropout))
                 with torch.no_grad():
                     for slot in layout.slots:
-                        if slot.buffer or not walk.pull or walk.anchor is None:
+                        if slot.buffer or not walk.prox or walk.prox_center is None:
                             continue
-                        away = parameters[slot.name] - walk.anchor[row][slot.start : slot.stop].view(slot.shape)
+                        away = parameters[slot.name] - walk.prox_center[row][slot.start : slot.stop].view(slot.shape)
                         grad = parameters[slot.name].grad
-                        parameters[slot.name].grad = walk.pull * away if grad is None else grad + walk.pull * away
+                        parameters[slot.name].grad = walk.prox * away if grad is None else grad + walk.prox * away
                 if descent.clip is not None:
                     torch.nn.utils.clip_grad_norm_(list(parameters.values()), descent.clip)
                 with torch.no_grad():
@@ -66,8 +66,8 @@ class Reference(Lean):
                         here, w = slice(slot.start, slot.stop), parameters[slot.name]
                         g = torch.zeros_like(w) if w.grad is None else w.grad
                         g = g + descent.weight_decay * w
-                        if walk.shift is not None:
-                            g = g + walk.shift[row][here].view(slot.shape)
+                        if walk.correction is not None:
+                            g = g + walk.correction[row][here].view(slot.shape)
                         velocity[here] = descent.momentum * velocity[here] - lr * g.flatten()
                         w.add_(velocity[here].view(slot.shape))
         mean = sum(losses) / len(losses) if losses else float("nan")
@@ -79,7 +79,7 @@ class Reference(Lean):
         pool: Gathered,
         batch: Places,
         row: int,
-        walk: Walk,
+        walk: SgdRun,
         step: int,
         dropout: KeyedDropout | None,
     ) -> float:
@@ -91,7 +91,7 @@ class Reference(Lean):
         for place, one in enumerate(batch):
             if dropout is not None:
                 dropout.start(row_keys(torch.tensor([step_key(words, step)]), len(batch))[0, place])
-            loss = self.work.task.loss(module(pool.x[one : one + 1]), pool.y[one : one + 1]).mean()
+            loss = self.work.objective.loss(module(pool.x[one : one + 1]), pool.y[one : one + 1]).mean()
             module.zero_grad()
             torch.autograd.backward(loss)
             grads = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from piebald.contracts import Privacy
+from piebald.contracts import RowPrivacy
 from piebald.parameters import Layout
 from piebald.randomness import torch_generator
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout, mix
@@ -25,7 +25,7 @@ ROOM = 1 << 25  # numbers that the rows' gradients may have together while they 
 
 @dataclass(frozen=True, slots=True)
 class Rowwise:
-    """Makes clipped sums.  `module` is in training mode; `loss` is that of the task."""
+    """Makes clipped sums.  `module` is in training mode; `loss` is that of the objective."""
 
     module: nn.Module
     layout: Layout
@@ -100,7 +100,7 @@ def row_keys(keys: Tensor, rows: int) -> Tensor:
 def noised(
     summed: Mapping[str, Tensor],
     layout: Layout,
-    privacy: Privacy,
+    privacy: RowPrivacy,
     lots: Sequence[float],
     step: int,
     words: Sequence[tuple[int | str, ...]],

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from piebald.contracts import CENTRE, Clients, Descent, Rows, Split
+from piebald.contracts import SERVER_ID, Clients, Rows, SgdConfig, Split
 from piebald.errors import RuntimeFault
 from piebald.randomness import generator
 
@@ -28,7 +28,7 @@ class Gathered(NamedTuple):
     places: list[Places]
 
 
-class Feed:
+class RowLoader:
     """Fetches rows.  Clients that keep theirs in one pool are indexed there; others are fetched and joined, and those
     of the next stack while this one trains.
     """
@@ -56,7 +56,7 @@ class Feed:
         if self._fetcher is None:
             self._fetcher = ThreadPoolExecutor(1, "piebald-rows")
         run = self._fetcher.submit
-        self._coming.append({client: run(self._fetch, client, "train") for client in clients if client != CENTRE})
+        self._coming.append({client: run(self._fetch, client, "train") for client in clients if client != SERVER_ID})
 
     def close(self) -> None:
         """Fetch no more; what is being fetched is waited for, since clients are never asked by two threads at once."""
@@ -71,8 +71,8 @@ class Feed:
         return len(self._rows(client, "train")) if size is None else size
 
     def gather(self, clients: Sequence[int], split: Split) -> Gathered:
-        """The rows of some clients, on the device; of the `CENTRE` the common test set, or training rows of its own."""
-        if self._pool is not None and CENTRE not in clients:
+        """The rows of some clients, on the device; of the `SERVER_ID` the common test set, or training rows of its own."""
+        if self._pool is not None and SERVER_ID not in clients:
             places = [self.clients.indices(client, split) for client in clients]  # type: ignore[attr-defined]
             return Gathered(self._pool.x, self._pool.y, places)
         rows = [self._rows(client, split) for client in clients]
@@ -91,17 +91,17 @@ class Feed:
 
     def words(self, seed: int, client: int, moment: int | str, phase: int) -> tuple[int | str, ...]:
         """What a client's randomness comes from.  Its name, not its number: numbers depend on who joined first."""
-        return (seed, self.clients.names[client] if client != CENTRE else CENTRE, moment, phase)
+        return (seed, self.clients.names[client] if client != SERVER_ID else SERVER_ID, moment, phase)
 
     def _rows(self, client: int, split: Split) -> Rows:
-        if client != CENTRE:
+        if client != SERVER_ID:
             coming = [one[client] for one in self._coming if split == "train" and client in one]
             if coming and coming[0].exception() is None:
                 return coming[0].result()
             return self._fetch(client, split)  # what failed may do so in another thread only, and else says why here
         rows = self.clients.common if split == "test" else getattr(self.clients, "root", None)
         if rows is None:
-            raise LookupError(f"the centre has no {split} rows")
+            raise LookupError(f"the server has no {split} rows")
         return rows
 
     def _fetch(self, client: int, split: Split) -> Rows:
@@ -109,7 +109,7 @@ class Feed:
             return self.clients.rows(client, split)
 
 
-def batches(places: Places, descent: Descent, mixes: bool, *words: int | str) -> Iterator[Places]:
+def batches(places: Places, descent: SgdConfig, mixes: bool, *words: int | str) -> Iterator[Places]:
     """One client's mini-batches as positions: each epoch in a fresh order that depends on `words` and the epoch alone.
 
     Where single rows are hidden (`Descent.privacy`), each step's batch is a Poisson sample instead, perhaps empty.
@@ -146,7 +146,7 @@ def batches(places: Places, descent: Descent, mixes: bool, *words: int | str) ->
         epoch += 1
 
 
-def _poisson(places: Places, descent: Descent, *words: int | str) -> Iterator[Places]:
+def _poisson(places: Places, descent: SgdConfig, *words: int | str) -> Iterator[Places]:
     """Each row is in each batch by itself, as the accountants of DP-SGD assume: batches are of uneven size."""
     count = len(places)
     steps = descent.epochs * math.ceil(count / descent.batch) if descent.steps is None else descent.steps

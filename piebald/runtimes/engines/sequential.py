@@ -1,4 +1,4 @@
-"""The lean engine: one client after another, on one resident module whose tensors are views of one flat vector."""
+"""The sequential engine: one client after another, on one resident module whose tensors are views of one flat vector."""
 
 from __future__ import annotations
 
@@ -12,35 +12,37 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from piebald.client_work import Work
-from piebald.contracts import Descended, Descent, Split
+from piebald.client_work import ClientWork
+from piebald.contracts import SgdConfig, SgdOutcome, Split
 from piebald.errors import SettingError
 from piebald.parameters import Layout
 from piebald.randomness import key
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
 from piebald.runtimes.engines.model_traits import Traits
 from piebald.runtimes.engines.row_gradients import ROOM, Rowwise, noised, row_keys, shrink
-from piebald.runtimes.engines.row_loader import Feed, Gathered, Places, batches
-from piebald.runtimes.engines.sgd_step import Walk, advance, slide
-from piebald.runtimes.factored.client_state import Packer
+from piebald.runtimes.engines.row_loader import Gathered, Places, RowLoader, batches
+from piebald.runtimes.engines.sgd_step import SgdRun, advance, slide
+from piebald.runtimes.factored.client_state import StatePacker
 
 SCORE_ROWS = (
     2048  # rows a forward pass when only scoring: large enough to be efficient, small enough for any activation
 )
 
 
-class Lean:
+class SequentialEngine:
     """Trains the clients of a stack one after another and scores models.  Base of the engines that only train
     differently.
     """
 
-    name = "lean"
+    name = "sequential"
     lazy = False
 
-    def __init__(self, work: Work, feed: Feed, traits: Traits, device: torch.device, bfloat16: bool = False) -> None:
-        if traits.mixes and work.rule.privacy() is not None:
+    def __init__(
+        self, work: ClientWork, feed: RowLoader, traits: Traits, device: torch.device, bfloat16: bool = False
+    ) -> None:
+        if traits.mixes and work.row_privacy is not None:
             raise SettingError(
-                f"{work.rule.kind} clips each row's own gradient but this model mixes the rows of a batch: "
+                f"{work.trainer.kind} clips each row's own gradient but this model mixes the rows of a batch: "
                 "take one that does not, with group norm (nn.GroupNorm) in the place of batch norm"
             )
         self.work, self.feed, self.traits, self.device, self.bfloat16 = work, feed, traits, device, bfloat16
@@ -58,13 +60,13 @@ class Lean:
         self._conv2d = any(isinstance(layer, nn.Conv2d) for layer in self.module.modules())
 
     @cached_property
-    def packer(self) -> Packer:
+    def packer(self) -> StatePacker:
         """Knows which layers see the rows, and packs what clients remember of them."""
-        return Packer(self.work, self.feed, self.module)
+        return StatePacker(self.work, self.feed, self.module)
 
     # -- training
 
-    def walk(self, walk: Walk) -> Descended:
+    def walk(self, walk: SgdRun) -> SgdOutcome:
         """Train every client of the stack in turn."""
         count = len(walk.clients)
         end = torch.empty(count, self.work.layout.size, device=self.device)
@@ -78,10 +80,10 @@ class Lean:
             with self._randomness(walk, row) as dropout:
                 steps[row], losses[row] = self._walk_one(walk, row, pool, velocity, dropout)
             end[row].copy_(self.vector)
-        return Descended(end, steps.to(self.device), losses.to(self.device), velocity)
+        return SgdOutcome(end, steps.to(self.device), losses.to(self.device), velocity)
 
     def _walk_one(
-        self, walk: Walk, row: int, pool: Gathered, velocity: Tensor | None, dropout: KeyedDropout | None
+        self, walk: SgdRun, row: int, pool: Gathered, velocity: Tensor | None, dropout: KeyedDropout | None
     ) -> tuple[int, Tensor | float]:
         self._load(walk.model[row])
         self.module.train()
@@ -110,7 +112,7 @@ class Lean:
         chosen = torch.from_numpy(batch).to(self.device)
         x, y = pool.x.index_select(0, chosen), pool.y.index_select(0, chosen)
         with self.precision():
-            loss = self.work.task.loss(self.module(self.shaped(x)), y).mean()
+            loss = self.work.objective.loss(self.module(self.shaped(x)), y).mean()
         return loss.detach(), list(torch.autograd.grad(loss, self.parameters, materialize_grads=True))
 
     # -- training that hides single rows
@@ -119,7 +121,7 @@ class Lean:
         self,
         pool: Gathered,
         batch: Places,
-        descent: Descent,
+        descent: SgdConfig,
         rows: int,
         step: int,
         words: tuple[int | str, ...],
@@ -163,7 +165,7 @@ class Lean:
             if dropout is not None:
                 dropout.start(keys[row])
             with self.precision():
-                loss = self.work.task.loss(self.module(self.shaped(x[row : row + 1])), y[row : row + 1]).mean()
+                loss = self.work.objective.loss(self.module(self.shaped(x[row : row + 1])), y[row : row + 1]).mean()
             found = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
             share = float(shrink(torch.stack(torch._foreach_norm(found)).norm(), clip))
             torch._foreach_add_(summed, found, alpha=share)
@@ -173,7 +175,7 @@ class Lean:
     @cached_property
     def rowwise(self) -> Rowwise:
         """Makes gradients of single rows through vmap."""
-        return Rowwise(self.module, self.work.layout, self.work.task.loss)
+        return Rowwise(self.module, self.work.layout, self.work.objective.loss)
 
     def vectorises(self, pool: Gathered) -> bool:
         """Whether gradients of single rows can be made through vmap, found out once by trying it on two of them."""
@@ -224,7 +226,7 @@ class Lean:
         return torch.autocast(self.device.type, torch.bfloat16) if self.bfloat16 else contextlib.nullcontext()
 
     @contextlib.contextmanager
-    def _randomness(self, walk: Walk, row: int) -> Iterator[KeyedDropout | None]:
+    def _randomness(self, walk: SgdRun, row: int) -> Iterator[KeyedDropout | None]:
         """Keyed dropout for models that have some; a seeded global stream for models that draw in other ways."""
         if self.traits.random:
             with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
@@ -242,15 +244,15 @@ class Lean:
     # -- scoring
 
     def score(self, clients: Sequence[int], model: Tensor, split: Split) -> tuple[dict[str, Tensor], Tensor]:
-        """See `contracts.Local.score`."""
+        """See `contracts.ClientContext.score`."""
         outputs, targets = self._outputs(clients, model, split)
-        measures = {"loss": self.work.task.loss, **self.work.task.metrics}
+        measures = {"loss": self.work.objective.loss, **self.work.objective.metrics}
         with torch.no_grad():
             scores = {name: self._measure(measure, outputs, targets) for name, measure in measures.items()}
         return scores, torch.tensor([len(target) for target in targets], device=self.device)
 
     def confusion(self, clients: Sequence[int], model: Tensor, split: Split) -> Tensor:
-        """See `contracts.Local.confusion`."""
+        """See `contracts.ClientContext.confusion`."""
         outputs, targets = self._outputs(clients, model, split)
         classes = max((out.shape[1] for out in outputs if out.dim() > 1), default=0)
         matrices = torch.zeros(len(clients), classes, classes, device=self.device)

@@ -1,4 +1,4 @@
-"""Serve a stack of assignments: the rule, the stages on the way out, the check, and the sum where sums are enough.
+"""Serve a stack of tasks: the rule, the stages on the way out, the check, and the sum where sums are enough.
 
 This is all that happens on the client side of the seam, whatever engine trains and whichever process it runs in.
 """
@@ -13,17 +13,27 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from piebald.client_work import Work
-from piebald.contracts import Descended, Descent, Learned, Pool, Query, Split, Start, Update
+from piebald.client_work import ClientWork
+from piebald.contracts import (
+    Personalizes,
+    Query,
+    SgdConfig,
+    SgdOutcome,
+    Split,
+    SumRequest,
+    TrainInput,
+    TrainOutput,
+    Update,
+)
 from piebald.errors import RuntimeFault
-from piebald.input_statistics import Inputs, sums
+from piebald.input_statistics import InputHooks, sums
 from piebald.parameters import nbytes, pad
 from piebald.randomness import key
-from piebald.runtimes.engines.row_loader import Feed
-from piebald.runtimes.engines.sgd_step import Walk
-from piebald.runtimes.factored.client_state import Packer
+from piebald.runtimes.engines.row_loader import RowLoader
+from piebald.runtimes.engines.sgd_step import SgdRun
+from piebald.runtimes.factored.client_state import StatePacker
 from piebald.runtimes.factored.sum_terms import Known, Term
-from piebald.runtimes.factored.vectors import LowRank
+from piebald.runtimes.factored.vectors import FactoredVectors
 
 PRIVATE = "private"  # the name under which a client's private slice lies in its memory
 
@@ -33,14 +43,14 @@ class Engine(Protocol):
 
     name: str
     lazy: bool
-    work: Work
-    feed: Feed
+    work: ClientWork
+    feed: RowLoader
     device: torch.device
 
     @property
-    def packer(self) -> Packer: ...
+    def packer(self) -> StatePacker: ...
 
-    def walk(self, walk: Walk) -> Descended: ...
+    def walk(self, walk: SgdRun) -> SgdOutcome: ...
 
     def score(self, clients: Sequence[int], model: Tensor, split: Split) -> tuple[dict[str, Tensor], Tensor]: ...
 
@@ -48,15 +58,15 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stack:
-    """Assignments served together: all train, or all answer one query.
+class ClientStack:
+    """Tasks served together: all train, or all answer one query.
 
     Attributes:
-        moments: what tells these assignments' randomness from the clients' others.
-        committed: see `Assignment`.
+        moments: what tells these tasks' randomness from the clients' others.
+        committed: see `Task`.
         models: [s] each; one tensor many times where clients start from the same model.
-        parts, memory: by name, one [...] for each client.
-        ids: the assignments', under which an actor hands in what the clients are to remember (`engines.shelves`).
+        vectors, memory: by name, one [...] for each client.
+        ids: the tasks', under which an actor hands in what the clients are to remember (`engines.state_actors`).
     """
 
     clients: Sequence[int]
@@ -64,36 +74,36 @@ class Stack:
     moments: Sequence[int | str]
     committed: Sequence[int]
     models: Sequence[Tensor]
-    parts: Mapping[str, Sequence[Tensor]]
-    memory: Mapping[str, Sequence[Tensor]]
+    vectors: Mapping[str, Sequence[Tensor]]
+    state: Mapping[str, Sequence[Tensor]]
     query: Query | None = None
     ids: Sequence[int] = ()
 
-    def row(self, row: int) -> Stack:
+    def row(self, row: int) -> ClientStack:
         """One of its clients alone."""
         one = slice(row, row + 1)
-        return Stack(
+        return ClientStack(
             self.clients[one],
             self.versions[one],
             self.moments[one],
             self.committed[one],
             self.models[one],
-            {name: rows[one] for name, rows in self.parts.items()},
-            {name: rows[one] for name, rows in self.memory.items()},
+            {name: rows[one] for name, rows in self.vectors.items()},
+            {name: rows[one] for name, rows in self.state.items()},
             self.query,
             self.ids[one],
         )
 
 
 @dataclass(slots=True, eq=False)
-class Served:
+class StackResult:
     """What came of a stack.
 
     Attributes:
         steps, examples, norms, nbytes: numbers of each client.
         metrics: by name, a number of each client.
         failures: why a client's update may not count, or None.
-        parts: by name, [c, ...]; empty where they were pooled or there is nothing to send.
+        vectors: by name, [c, ...]; empty where they were pooled or there is nothing to send.
         memory: by name, what the clients remember from now on, [c, ...] or a list of rows.
     """
 
@@ -103,13 +113,13 @@ class Served:
     nbytes: int
     metrics: dict[str, list[float]]
     failures: list[str | None]
-    parts: dict[str, Tensor] = field(default_factory=dict)
-    memory: Mapping[str, Any] = field(default_factory=dict)
+    vectors: dict[str, Tensor] = field(default_factory=dict)
+    state: Mapping[str, Any] = field(default_factory=dict)
 
     def update(self, row: int) -> Update:
         """One client's update."""
         return Update(
-            parts={name: part[row] for name, part in self.parts.items()},
+            vectors={name: part[row] for name, part in self.vectors.items()},
             examples=self.examples[row],
             steps=self.steps[row],
             metrics={name: values[row] for name, values in self.metrics.items()},
@@ -118,43 +128,43 @@ class Served:
         )
 
 
-class PoolSum:
+class RunningSum:
     """The running sum of a pool."""
 
     def __init__(self) -> None:
         self.weight = 0.0
-        self.parts: dict[str, Tensor] = {}
+        self.vectors: dict[str, Tensor] = {}
 
-    def add(self, weight: float, parts: Mapping[str, Tensor]) -> None:
-        """Add summed parts that count `weight` together."""
+    def add(self, weight: float, vectors: Mapping[str, Tensor]) -> None:
+        """Add summed vectors that count `weight` together."""
         self.weight += weight
-        for name, part in parts.items():
-            if name in self.parts:
-                self.parts[name] += part
+        for name, part in vectors.items():
+            if name in self.vectors:
+                self.vectors[name] += part
             else:
-                self.parts[name] = part.clone()
+                self.vectors[name] = part.clone()
 
 
 @dataclass(slots=True)
-class _Lent:
-    """`contracts.Local` for one stack."""
+class EngineContext:
+    """`contracts.ClientContext` for one stack."""
 
     engine: Engine
-    stack: Stack
+    stack: ClientStack
     phase: int = 0
 
-    def descend(
+    def run_sgd(
         self,
         model: Tensor,
-        descent: Descent,
+        descent: SgdConfig,
         *,
-        pull: float = 0.0,
-        anchor: Tensor | None = None,
-        shift: Tensor | None = None,
+        prox: float = 0.0,
+        prox_center: Tensor | None = None,
+        correction: Tensor | None = None,
         velocity: Tensor | None = None,
-    ) -> Descended:
+    ) -> SgdOutcome:
         stack = self.stack
-        walk = Walk(stack.clients, stack.moments, self.phase, model, descent, pull, anchor, shift, velocity)
+        walk = SgdRun(stack.clients, stack.moments, self.phase, model, descent, prox, prox_center, correction, velocity)
         self.phase += 1
         with torch.enable_grad():  # also where the caller only wants a model to use, inside torch.no_grad
             return self.engine.walk(walk)
@@ -169,35 +179,39 @@ class _Lent:
         return self.engine.confusion(self.stack.clients, model, split)
 
 
-def serve(engine: Engine, stack: Stack, pool: Pool | None = None, total: PoolSum | None = None) -> Served:
+def serve(
+    engine: Engine, stack: ClientStack, pool: SumRequest | None = None, total: RunningSum | None = None
+) -> StackResult:
     """Serve a stack; with a pool, updates that may count are summed into `total` and not handed back."""
     work = engine.work
     start = _start(engine, stack)
     if stack.query is not None:
-        return _answered(stack.query.answer(start, _Lent(engine, stack), work.rule))
-    learned = work.rule.learn(start, _Lent(engine, stack))
-    summed = pool is not None and not work.stages
+        return _answered(stack.query.answer(start, EngineContext(engine, stack), work.trainer))
+    learned = work.trainer.train(start, EngineContext(engine, stack))
+    summed = pool is not None and not work.transforms
     served = _outgoing(engine, stack, start, learned, summed)
     if pool is not None and total is not None:
         _pool(served, pool, total)
-    served.parts = {name: formed(part).cpu() for name, part in served.parts.items()}
+    served.vectors = {name: formed(part).cpu() for name, part in served.vectors.items()}
     return served
 
 
-def personal_model(
-    engine: Engine, client: int, version: int, community: Tensor, memory: Mapping[str, Tensor]
-) -> Tensor:
-    """The model [p] that a client would use for itself, given the community model [s] and what it remembers."""
-    remembered = {name: [tensor] for name, tensor in memory.items()}
-    stack = Stack([client], [version], [version], [0], [community], {}, remembered, query=None)
-    return engine.work.rule.personal(_start(engine, stack), _Lent(engine, stack))[0].cpu()
+def personal_model(engine: Engine, client: int, version: int, community: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+    """The model [p] that a client would use for itself, given the global model [s] and what it remembers."""
+    remembered = {name: [tensor] for name, tensor in state.items()}
+    stack = ClientStack([client], [version], [version], [0], [community], {}, remembered, query=None)
+    trainer, start = engine.work.trainer, _start(engine, stack)
+    made = (
+        trainer.personalize(start, EngineContext(engine, stack)) if isinstance(trainer, Personalizes) else start.model
+    )
+    return made[0].cpu()
 
 
 def moments(engine: Engine, clients: Sequence[int], models: Tensor, layers: Sequence[str]) -> Tensor:
-    """See `contracts.Local.moments`.  One client after another on any engine: it is one pass without gradient."""
+    """See `contracts.ClientContext.moments`.  One client after another on any engine: it is one pass without gradient."""
     module, layout = copy.deepcopy(engine.work.model).to(engine.device).eval(), engine.work.layout
     gathered, found = engine.feed.gather(clients, "train"), []
-    with torch.no_grad(), Inputs(module, layers) as inputs:
+    with torch.no_grad(), InputHooks(module, layers) as inputs:
         for model, places in zip(models, gathered.places, strict=True):
             layout.load(module, model)
             total: dict[str, tuple[Tensor, Tensor, int]] = {}
@@ -222,20 +236,20 @@ def _moments(total: tuple[Tensor, Tensor, int]) -> Tensor:
     return torch.cat([mean, (squares / count - mean.square()).clamp(min=0)]).float()
 
 
-def _start(engine: Engine, stack: Stack) -> Start:
+def _start(engine: Engine, stack: ClientStack) -> TrainInput:
     """The stack's starting point on the engine's device."""
     device, layout = engine.device, engine.work.layout
     model = _together(stack.models, device)
-    memory = {
-        name: _recalled(engine, stack.clients, name, rows) for name, rows in stack.memory.items() if name != PRIVATE
+    state = {
+        name: _recalled(engine, stack.clients, name, rows) for name, rows in stack.state.items() if name != PRIVATE
     }
     if layout.size > layout.shared:
-        model = _with_private(model, _together(stack.memory[PRIVATE], device))
-    parts = {name: _together(rows, device) for name, rows in stack.parts.items()}
+        model = _with_private(model, _together(stack.state[PRIVATE], device))
+    vectors = {name: _together(rows, device) for name, rows in stack.vectors.items()}
     sizes = [engine.feed.size(client) for client in stack.clients] if stack.query is None else [0] * len(stack.clients)
     examples = torch.tensor(sizes, dtype=torch.float32, device=device).unsqueeze(1)
     committed = torch.tensor(stack.committed, dtype=torch.float64, device=device).unsqueeze(1)
-    return Start(model, layout.shared, memory, parts, stack.versions, committed, examples)
+    return TrainInput(model, layout.shared, state, vectors, stack.versions, committed, examples)
 
 
 def _recalled(engine: Engine, clients: Sequence[int], name: str, rows: Sequence[Tensor]) -> Tensor:
@@ -250,12 +264,12 @@ def _recalled(engine: Engine, clients: Sequence[int], name: str, rows: Sequence[
     if not engine.lazy:
         return formed(made)
     nothing = made.dim() == 2 and made.stride(0) == 0 and not bool(made[0].any())  # nobody has been asked before
-    return LowRank.zeros(made) if nothing else LowRank.of(made) if made.dim() == 2 else made
+    return FactoredVectors.zeros(made) if nothing else FactoredVectors.of(made) if made.dim() == 2 else made
 
 
 def _remembered(engine: Engine, clients: Sequence[int], rows: Tensor) -> Tensor | list[Tensor]:
     """What clients are to remember, [c, ...] or one after another."""
-    packed = engine.packer.pack(rows, clients) if isinstance(rows, LowRank) else None
+    packed = engine.packer.pack(rows, clients) if isinstance(rows, FactoredVectors) else None
     return formed(rows).cpu() if packed is None else [row.cpu() for row in packed]
 
 
@@ -273,78 +287,88 @@ def _with_private(model: Tensor, private: Tensor) -> Tensor:
     if model.stride(0):
         return torch.cat([model, private], dim=1)
     base = Term.of(pad(model[0], size))
-    return LowRank(model, len(model), size, [base], (), private, [(slice(shared, size), slice(0, size - shared))])
+    return FactoredVectors(
+        model, len(model), size, [base], (), private, [(slice(shared, size), slice(0, size - shared))]
+    )
 
 
-def _outgoing(engine: Engine, stack: Stack, start: Start, learned: Learned, summed: bool) -> Served:
+def _outgoing(engine: Engine, stack: ClientStack, start: TrainInput, learned: TrainOutput, summed: bool) -> StackResult:
     """Split what was learnt at the shared slice: the front leaves, the rest stays.
 
     What will only be `summed` is not formed where the engine has not formed it.
     """
     work, shared, size = engine.work, start.shared, engine.work.layout.size
     change = learned.model[:, :shared] - start.model[:, :shared]
-    parts: Mapping[str, Tensor] = {"model": change, **learned.parts}
-    for name, part in parts.items():
+    vectors: Mapping[str, Tensor] = {"model": change, **learned.vectors}
+    if undeclared := sorted(learned.vectors.keys() - set(work.trainer.uploads())):
+        raise RuntimeFault(
+            f"trainer {work.trainer.kind!r} would send {undeclared[0]!r}, which its `uploads` do not declare: add it there"
+        )
+    for name, part in vectors.items():
         if shared < size and part.shape[1:].numel() > shared:
-            raise RuntimeFault(f"the rule {work.rule.kind!r} would send {name!r}, which is longer than what is shared")
-    norms = None if work.stages else _lengths(learned.model, start, shared)
+            raise RuntimeFault(
+                f"trainer {work.trainer.kind!r} would send {name!r}, which is longer than what is shared"
+            )
+    norms = None if work.transforms else _lengths(learned.model, start, shared)
     if not summed:
-        parts = {name: formed(part) for name, part in parts.items()}
-    for place, stage in enumerate(work.stages):
+        vectors = {name: formed(part) for name, part in vectors.items()}
+    for place, stage in enumerate(work.transforms):
         words = [engine.feed.words(work.seed, c, v, place) for c, v in zip(stack.clients, stack.moments, strict=True)]
-        parts = stage.send(parts, [key("stage", *word) for word in words], stack.clients)
-    norms = torch.linalg.vector_norm(parts["model"], dim=1) if norms is None else norms
-    memory = {name: _remembered(engine, stack.clients, rows) for name, rows in learned.memory.items()}
+        vectors = stage.on_client(vectors, [key("stage", *word) for word in words], stack.clients)
+    norms = torch.linalg.vector_norm(vectors["model"], dim=1) if norms is None else norms
+    state = {name: _remembered(engine, stack.clients, rows) for name, rows in learned.state.items()}
     if shared < size:
-        memory[PRIVATE] = _columns(learned.model, shared, size).cpu()
-    one = {name: part[0] for name, part in parts.items()} if work.stages else {}
-    sent = sum([part.shape[1:].numel() * part.element_size() for part in parts.values()])
-    return Served(
+        state[PRIVATE] = _columns(learned.model, shared, size).cpu()
+    one = {name: part[0] for name, part in vectors.items()} if work.transforms else {}
+    sent = sum([part.shape[1:].numel() * part.element_size() for part in vectors.values()])
+    return StackResult(
         steps=[int(count) for count in learned.steps.tolist()],
         examples=[int(count) for count in start.examples.flatten().tolist()],
         norms=norms.tolist(),
-        nbytes=work.stages[-1].nbytes(one) if work.stages else sent,
+        nbytes=work.transforms[-1].nbytes(one) if work.transforms else sent,
         metrics={name: values.tolist() for name, values in learned.metrics.items()},
         failures=[None] * len(learned.steps),
-        parts=dict(parts),
-        memory=memory,
+        vectors=dict(vectors),
+        state=state,
     )
 
 
 def formed(vectors: Tensor) -> Tensor:
     """Vectors as an ordinary tensor."""
-    return vectors.dense() if isinstance(vectors, LowRank) else vectors
+    return vectors.dense() if isinstance(vectors, FactoredVectors) else vectors
 
 
 def _columns(models: Tensor, start: int, stop: int) -> Tensor:
     """Some columns of models [c, p], without forming the others."""
-    return models.columns(start, stop) if isinstance(models, LowRank) else models[:, start:stop]
+    return models.columns(start, stop) if isinstance(models, FactoredVectors) else models[:, start:stop]
 
 
-def _lengths(models: Tensor, start: Start, shared: int) -> Tensor | None:
+def _lengths(models: Tensor, start: TrainInput, shared: int) -> Tensor | None:
     """How far models have moved in their shared numbers, [c], where training knows."""
-    if not isinstance(models, LowRank) or models.start is None:
+    if not isinstance(models, FactoredVectors) or models.start is None:
         return None
-    began = LowRank.of(start.model).alone
+    began = FactoredVectors.of(start.model).alone
     return models.first(shared).lengths() if began is not None and began.name == models.start.name else None
 
 
-def _answered(learned: Learned) -> Served:
+def _answered(learned: TrainOutput) -> StackResult:
     metrics = {name: values.tolist() for name, values in learned.metrics.items()}
     count = len(learned.steps)
     examples = [int(rows) for rows in metrics.pop("examples", [0.0] * count)]
-    parts = {name: part.cpu() for name, part in learned.parts.items()}
-    return Served([0] * count, examples, [0.0] * count, nbytes(parts) // max(count, 1), metrics, [None] * count, parts)
+    vectors = {name: part.cpu() for name, part in learned.vectors.items()}
+    return StackResult(
+        [0] * count, examples, [0.0] * count, nbytes(vectors) // max(count, 1), metrics, [None] * count, vectors
+    )
 
 
-def _pool(served: Served, pool: Pool, total: PoolSum) -> None:
+def _pool(served: StackResult, pool: SumRequest, total: RunningSum) -> None:
     """Sum the updates that may count; the others are marked, and no number of theirs is touched."""
     weights, rows = [], []
-    parts, served.parts = served.parts, {}
+    vectors, served.vectors = served.vectors, {}
     # a sum is finite where its terms are; `isfinite` writes three tensors as large as the part
-    sound = {n: _sums(part).isfinite().tolist() for n, part in parts.items() if n != "model"}
+    sound = {n: _sums(part).isfinite().tolist() for n, part in vectors.items() if n != "model"}
     for row in range(len(served.norms)):
-        served.failures[row] = complaint(served.norms[row], pool.limit) or next(
+        served.failures[row] = reject_reason(served.norms[row], pool.limit) or next(
             (f"{name} is not finite" for name, finite in sound.items() if not finite[row]), None
         )
         if served.failures[row] is None:
@@ -353,20 +377,20 @@ def _pool(served: Served, pool: Pool, total: PoolSum) -> None:
     if not rows:
         return
     if len(rows) < len(served.norms):  # a sum of products cannot leave out one that is not finite
-        parts = {name: part[rows] for name, part in parts.items()}
+        vectors = {name: part[rows] for name, part in vectors.items()}
     ones, known = [1.0] * len(rows), Known()
-    summed = {name: _weighted(part, weights if name == "model" else ones, known) for name, part in parts.items()}
+    summed = {name: _weighted(part, weights if name == "model" else ones, known) for name, part in vectors.items()}
     total.add(sum(weights), summed)
 
 
 def _sums(part: Tensor) -> Tensor:
     """Numbers [c] that are finite where a client's part is."""
-    return part.sums() if isinstance(part, LowRank) else part.flatten(1).sum(1)
+    return part.sums() if isinstance(part, FactoredVectors) else part.flatten(1).sum(1)
 
 
 def _weighted(part: Tensor, weights: Sequence[float], known: Known) -> Tensor:
-    """The weighted sum of clients' parts [c, ...]."""
-    if isinstance(part, LowRank):
+    """The weighted sum of clients' vectors [c, ...]."""
+    if isinstance(part, FactoredVectors):
         return part.total(part.own.new_tensor(weights), known)
     if set(weights) == {1.0}:
         return part.sum(0)
@@ -374,7 +398,7 @@ def _weighted(part: Tensor, weights: Sequence[float], known: Known) -> Tensor:
     return made
 
 
-def complaint(norm: float, limit: float) -> str | None:
+def reject_reason(norm: float, limit: float) -> str | None:
     """Why an update with this norm may not count."""
     if norm != norm or norm == float("inf"):
         return "not finite"

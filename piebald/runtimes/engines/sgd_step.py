@@ -8,21 +8,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from piebald.contracts import Descent
+from piebald.contracts import SgdConfig
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Walk:
+class SgdRun:
     """All that one call of `Local.descend` asks for, for a stack of clients."""
 
     clients: Sequence[int]
     moments: Sequence[int | str]
     phase: int
     model: Tensor
-    descent: Descent
-    pull: float = 0.0
-    anchor: Tensor | None = None
-    shift: Tensor | None = None
+    descent: SgdConfig
+    prox: float = 0.0
+    prox_center: Tensor | None = None
+    correction: Tensor | None = None
     velocity: Tensor | None = None
 
     @property
@@ -33,8 +33,8 @@ class Walk:
 
     @property
     def plain(self) -> bool:
-        """Whether a step is just  w <- w - lr * (g + shift)  with one learning rate, see `slide`."""
-        extra = self.pull or self.velocity is not None
+        """Whether a step is just  w <- w - lr * (g + correction)  with one learning rate, see `slide`."""
+        extra = self.prox or self.velocity is not None
         settings = self.descent.momentum or self.descent.weight_decay or self.descent.clip or self.descent.privacy
         return not extra and not settings and not isinstance(self.descent.lr, Tensor)
 
@@ -43,18 +43,18 @@ def slide(
     parameters: Sequence[Tensor],
     gradients: Sequence[Tensor],
     w: Tensor,
-    walk: Walk,
+    walk: SgdRun,
     spans: Sequence[slice],
     rows: slice | int,
 ) -> None:
     """One plain step, in place on the parameters, views of w [..., p]: `advance` without copying gradients."""
     torch._foreach_add_(list(parameters), list(gradients), alpha=-walk.rate)
-    if walk.shift is not None:
+    if walk.correction is not None:
         for span in spans:
-            w[..., span].add_(walk.shift[rows][..., span], alpha=-walk.rate)
+            w[..., span].add_(walk.correction[rows][..., span], alpha=-walk.rate)
 
 
-def advance(w: Tensor, g: Tensor, u: Tensor | None, walk: Walk, spans: Sequence[slice], rows: slice | int) -> None:
+def advance(w: Tensor, g: Tensor, u: Tensor | None, walk: SgdRun, spans: Sequence[slice], rows: slice | int) -> None:
     """One step, in place on w and u [..., p]; g [..., p] is used up.
 
     Args:
@@ -62,9 +62,9 @@ def advance(w: Tensor, g: Tensor, u: Tensor | None, walk: Walk, spans: Sequence[
         rows: which rows of the walk's [c, ...] vectors w, g and u are.
     """
     descent = walk.descent
-    if walk.pull and walk.anchor is not None:
+    if walk.prox and walk.prox_center is not None:
         for span in spans:
-            g[..., span].add_(w[..., span] - walk.anchor[rows][..., span], alpha=walk.pull)
+            g[..., span].add_(w[..., span] - walk.prox_center[rows][..., span], alpha=walk.prox)
     if descent.clip is not None:
         square = sum(
             (g[..., span].square().sum(-1, keepdim=True) for span in spans), start=torch.zeros((), device=g.device)
@@ -73,8 +73,8 @@ def advance(w: Tensor, g: Tensor, u: Tensor | None, walk: Walk, spans: Sequence[
     lr = descent.lr[rows] if isinstance(descent.lr, Tensor) else descent.lr
     for span in spans:
         here = g[..., span]
-        if walk.shift is not None:
-            here.add_(walk.shift[rows][..., span])
+        if walk.correction is not None:
+            here.add_(walk.correction[rows][..., span])
         if descent.weight_decay:
             here.add_(w[..., span], alpha=descent.weight_decay)
         if u is not None:

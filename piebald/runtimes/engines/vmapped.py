@@ -1,4 +1,4 @@
-"""The stacked engine: many clients at once, each with its own numbers, through `torch.func.vmap` over the forward pass.
+"""The vmapped engine: many clients at once, each with its own numbers, through `torch.func.vmap` over the forward pass.
 
 Only the forward pass is vectorised; the gradient of the summed losses with respect to the stacked tensors is ordinary
 autograd, since a sum over clients has no cross terms.  Clients of unequal size are never truncated: those that have
@@ -18,23 +18,23 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
-from piebald.contracts import Descended
+from piebald.contracts import SgdOutcome
 from piebald.parameters import Layout
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
 from piebald.runtimes.engines.row_gradients import ROOM, noised, row_keys
 from piebald.runtimes.engines.row_loader import Gathered, Places, batches
-from piebald.runtimes.engines.sequential import Lean, step_key
-from piebald.runtimes.engines.sgd_step import Walk, advance, slide
+from piebald.runtimes.engines.sequential import SequentialEngine, step_key
+from piebald.runtimes.engines.sgd_step import SgdRun, advance, slide
 
 Words = tuple[int | str, ...]
 
 
-class Stacked(Lean):
+class VmappedEngine(SequentialEngine):
     """Trains all clients of a stack at once."""
 
-    name = "stacked"
+    name = "vmapped"
 
-    def walk(self, walk: Walk) -> Descended:
+    def walk(self, walk: SgdRun) -> SgdOutcome:
         if self.traits.random or self.padded or not self._hides_together(walk):
             return super().walk(walk)
         pool, plans, words, order = self.planned(walk)
@@ -67,14 +67,14 @@ class Stacked(Lean):
         steps = torch.tensor([float(len(plan)) for plan in plans], device=self.device)
         return descended(w, steps, total / steps, u, order)
 
-    def _hides_together(self, walk: Walk) -> bool:
+    def _hides_together(self, walk: SgdRun) -> bool:
         """Whether rows are not hidden at all, or all clients' gradients of single rows may be made at once."""
         if walk.descent.privacy is None:
             return True
         fits = len(walk.clients) * walk.descent.batch * self.work.layout.size <= ROOM
         return fits and self.vectorises(self.feed.gather(walk.clients, "train"))
 
-    def planned(self, walk: Walk) -> tuple[Gathered, list[list[Places]], list[Words], list[int]]:
+    def planned(self, walk: SgdRun) -> tuple[Gathered, list[list[Places]], list[Words], list[int]]:
         """The rows, each client's mini-batches and the words of its randomness, both sorted by steps, and the order."""
         pool = self.feed.gather(walk.clients, "train")
         words = [
@@ -149,11 +149,11 @@ class Stacked(Lean):
         return losses / counts.sum(1).clamp(min=1), summed
 
     def _one(self, tensors: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return self.work.task.loss(functional_call(self.module, tensors, (x,)), y)
+        return self.work.objective.loss(functional_call(self.module, tensors, (x,)), y)
 
     def step(
         self,
-        walk: Walk,
+        walk: SgdRun,
         leaves: Leaves,
         w: Tensor,
         g: Tensor | None,
@@ -202,7 +202,7 @@ class Leaves:
             views[name].copy_(buffer)
 
 
-def rows_of(walk: Walk, order: list[int]) -> Walk:
+def rows_of(walk: SgdRun, order: list[int]) -> SgdRun:
     """The same walk with its rows in another order."""
     if order == list(range(len(order))):
         return walk
@@ -212,25 +212,25 @@ def rows_of(walk: Walk, order: list[int]) -> Walk:
 
     lr = walk.descent.lr
     descent = dataclasses.replace(walk.descent, lr=lr[order]) if isinstance(lr, Tensor) else walk.descent
-    return Walk(
+    return SgdRun(
         [walk.clients[row] for row in order],
         [walk.moments[row] for row in order],
         walk.phase,
         walk.model[order],
         descent,
-        walk.pull,
-        pick(walk.anchor),
-        pick(walk.shift),
+        walk.prox,
+        pick(walk.prox_center),
+        pick(walk.correction),
         pick(walk.velocity),
     )
 
 
-def descended(w: Tensor, steps: Tensor, loss: Tensor, u: Tensor | None, order: list[int]) -> Descended:
+def descended(w: Tensor, steps: Tensor, loss: Tensor, u: Tensor | None, order: list[int]) -> SgdOutcome:
     """Where a walk ended, its rows in the order in which they were asked for."""
     if order == list(range(len(order))):  # a copy of a stack is dear
-        return Descended(w, steps, loss, u)
+        return SgdOutcome(w, steps, loss, u)
     back = torch.tensor(np.argsort(order), device=w.device)
-    return Descended(w[back], steps[back], loss[back], None if u is None else u[back])
+    return SgdOutcome(w[back], steps[back], loss[back], None if u is None else u[back])
 
 
 def laid_out(plans: Sequence[Sequence[Places]]) -> tuple[Places, list[int]]:
@@ -249,13 +249,13 @@ def laid_out(plans: Sequence[Sequence[Places]]) -> tuple[Places, list[int]]:
     return index, ends
 
 
-def pad_rows(parts: list[Places], device: torch.device) -> tuple[Tensor, Tensor | None]:
+def pad_rows(vectors: list[Places], device: torch.device) -> tuple[Tensor, Tensor | None]:
     """Positions [c, b], short batches filled up with their first row, and a mask [c, b] of what counts (None: all)."""
-    longest = max(1, *(len(part) for part in parts))
-    if all(len(part) == longest for part in parts):
-        return torch.from_numpy(np.stack(parts)).to(device), None
+    longest = max(1, *(len(part) for part in vectors))
+    if all(len(part) == longest for part in vectors):
+        return torch.from_numpy(np.stack(vectors)).to(device), None
     index = np.stack(
-        [np.pad(part, (0, longest - len(part)), constant_values=part[0] if len(part) else 0) for part in parts]
+        [np.pad(part, (0, longest - len(part)), constant_values=part[0] if len(part) else 0) for part in vectors]
     )
-    mask = np.arange(longest) < np.array([[len(part)] for part in parts])
+    mask = np.arange(longest) < np.array([[len(part)] for part in vectors])
     return torch.from_numpy(index).to(device), torch.from_numpy(mask).float().to(device)

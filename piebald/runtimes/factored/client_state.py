@@ -16,18 +16,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from piebald.client_work import Work
+from piebald.client_work import ClientWork
 from piebald.parameters import Layout, Slot
-from piebald.runtimes.engines.row_loader import Feed, Places
+from piebald.runtimes.engines.row_loader import Places, RowLoader
 from piebald.runtimes.factored.factors import Factor, OwnRows, joined
-from piebald.runtimes.factored.vectors import LowRank
+from piebald.runtimes.factored.vectors import FactoredVectors
 
 _WORTH = 0.5  # of a vector's length: what is packed to more than that stays as it is
 _MOST = 24  # layers: as many bits as a float32 counts exactly
 _OWN = -1.0  # in the place of a number of rows: the client's own
 
 
-class Packer:
+class StatePacker:
     """Packs what clients remember, vectors [s] of the shared numbers, where training left dense layers as products.
 
     A packed vector [1, k] begins with which layers those are, and the rows of each; then come all other numbers, and
@@ -35,7 +35,7 @@ class Packer:
     are, the inputs are left out, if the rows lie in one pool and so are the same ones the next time.
     """
 
-    def __init__(self, work: Work, feed: Feed, module: nn.Module) -> None:
+    def __init__(self, work: ClientWork, feed: RowLoader, module: nn.Module) -> None:
         self.work, self.feed, self.module = work, feed, module
 
     @cached_property
@@ -49,7 +49,7 @@ class Packer:
         shared = self.work.layout.shared
         return [one.slot for one in self.layers if one.slot.stop <= shared][:_MOST]
 
-    def pack(self, vectors: LowRank, clients: Sequence[int]) -> list[Tensor] | None:
+    def pack(self, vectors: FactoredVectors, clients: Sequence[int]) -> list[Tensor] | None:
         """Each client's vector packed, or None where it cannot be or is not worth it."""
         slots = sorted((factor.slot for factor, _ in vectors.factors), key=lambda slot: slot.start)
         known = bool(slots) and len({slot.start for slot in slots}) == len(slots) and set(slots) <= set(self._slots)
@@ -78,10 +78,10 @@ class Packer:
 
     @cached_property
     def _remembered(self) -> dict[str, tuple[int, ...]]:
-        found = self.work.rule.remember(self.work.initial, self.work.layout.shared)
+        found = self.work.initial_state()
         return {name: tuple(tensor.shape) for name, tensor in found.items()}
 
-    def unpack(self, rows: Sequence[Tensor], clients: Sequence[int], device: torch.device) -> LowRank | None:
+    def unpack(self, rows: Sequence[Tensor], clients: Sequence[int], device: torch.device) -> FactoredVectors | None:
         """Clients' vectors [c, s] from rows of which some are packed; None where others are not zero, or other layers
         are products in them.
         """
@@ -94,16 +94,16 @@ class Packer:
             return None
         _, *by_row = kinds.pop()
         taken = [self._apart(row, client, slots, by_row) for row, client in zip(rows, clients, strict=True)]
-        own, *parts = zip(*taken, strict=True)
+        own, *vectors = zip(*taken, strict=True)
         whole, factors = torch.stack(own).to(device), list[tuple[Factor, Tensor]]()
-        for slot, mine, x, d in zip(slots, by_row, parts[::2], parts[1::2], strict=True):
+        for slot, mine, x, d in zip(slots, by_row, vectors[::2], vectors[1::2], strict=True):
             inputs, gradients = (pad_sequence([*part], batch_first=True).to(device) for part in (x, d))
             if mine:
                 made: Factor = OwnRows(slot, gradients, partial(_seen, self.feed, clients))
             else:
                 made = Factor(slot, [inputs], [gradients], inputs)
             factors.append((made, whole.new_ones(len(whole), 1)))
-        return LowRank(whole, len(whole), self.work.layout.shared, (), factors, whole, self._rest(slots))
+        return FactoredVectors(whole, len(whole), self.work.layout.shared, (), factors, whole, self._rest(slots))
 
     def _apart(self, row: Tensor, client: int, slots: Sequence[Slot], by_row: Sequence[bool]) -> list[Tensor]:
         """A client's numbers outside of layers, then each layer's inputs and outputs' gradients; zeros for one that was
@@ -116,10 +116,10 @@ class Packer:
             lengths += [0 if own else count * slot.shape[1], count * slot.shape[0]]
         lengths.insert(0, rest[-1][1].stop if rest else 0)
         numbers = row.new_zeros(sum(lengths)) if row.dim() == 1 else row[0, 1 + len(slots) :]
-        own_numbers, *parts = torch.split(numbers, lengths)
+        own_numbers, *vectors = torch.split(numbers, lengths)
         found = [own_numbers]
         for place, (slot, own, count) in enumerate(zip(slots, by_row, counts, strict=True)):
-            x, d = parts[2 * place : 2 * place + 2]
+            x, d = vectors[2 * place : 2 * place + 2]
             found += [x.view(0 if own else count, slot.shape[1]), d.view(count, slot.shape[0])]
         return found
 
@@ -134,11 +134,11 @@ class Packer:
         return found
 
 
-def _seen(feed: Feed, clients: Sequence[int]) -> Tensor:
+def _seen(feed: RowLoader, clients: Sequence[int]) -> Tensor:
     """Clients' rows as a layer sees them, [c, n, in]."""
     pool = feed.gather(clients, "train")
-    parts = [pool.x[torch.from_numpy(places).to(pool.x.device)].flatten(1) for places in pool.places]
-    return pad_sequence(parts, batch_first=True)
+    vectors = [pool.x[torch.from_numpy(places).to(pool.x.device)].flatten(1) for places in pool.places]
+    return pad_sequence(vectors, batch_first=True)
 
 
 def _by_row(factor: Factor, scale: Tensor, rows: int) -> Tensor:

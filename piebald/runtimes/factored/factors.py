@@ -1,6 +1,6 @@
 """Products of rows that stand for weights: how far a dense layer's weights have moved, and weights that are sums.
 
-Under SGD, with momentum, weight decay, a pull to the start and a shift of the gradients too, all that a client does to
+Under SGD, with momentum, weight decay, a prox to the start and a correction of the gradients too, all that a client does to
 the weights W0 of a dense layer is linear in its gradients, and a gradient is a product of the layer's inputs X and its
 outputs' gradients D.  So a client's weights are a sum of matrices that are there anyway, and of products of rows.
 """
@@ -101,7 +101,7 @@ class Factor:
 
     def pooled(self, scale: Tensor) -> Tensor:
         """The sum over clients of what `into` writes, [out, in], without forming that, where rows are apart."""
-        d, x = ([part.flatten(0, 1) for part in parts] for parts in (self.scaled(scale), self.x))
+        d, x = ([part.flatten(0, 1) for part in vectors] for vectors in (self.scaled(scale), self.x))
         if sum(part.numel() for part in (*d, *x)) < len(d) * math.prod(self.slot.shape):
             d, x = [torch.cat(d)], [torch.cat(x)]  # copying the rows is cheaper than adding up weights
         made = product(d[0].t(), x[0].t())

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from piebald.runtimes.engines.matrix_products import product
 
-Share = float | Tensor  # a number, or one for each client [c, 1]
+Sharing = float | Tensor  # a number, or one for each client [c, 1]
 Known = list[tuple[Tensor, Tensor, Tensor]]  # rows, their gradients, and the sums of their products
 _ROUNDING = 1e-6  # what is left of two shares that cancel, relative to them
 
@@ -18,14 +18,14 @@ class Term(NamedTuple):
     """A matrix [p] that all clients share, or [c, p], its share, and how often it had been written to."""
 
     matrix: Tensor
-    share: Share
+    share: Sharing
     version: int
 
     @classmethod
-    def of(cls, matrix: Tensor, share: Share = 1.0) -> Term:
+    def of(cls, matrix: Tensor, share: Sharing = 1.0) -> Term:
         return cls(matrix, share, matrix._version)
 
-    def times(self, share: Share) -> Term:
+    def times(self, share: Sharing) -> Term:
         return Term(self.matrix, self.share * share, self.version)
 
     def part(self, here: slice) -> Tensor:
@@ -45,9 +45,9 @@ class Term(NamedTuple):
         return matrix.data_ptr(), matrix.shape, matrix.stride(), matrix.dtype, self.version
 
 
-def added(one: Share, two: Share) -> Share:
+def added(one: Sharing, two: Sharing) -> Sharing:
     """The sum of two shares; where only rounding is left of them, nothing is."""
-    made: Share = one + two
+    made: Sharing = one + two
     size = torch.as_tensor(one).abs().add(torch.as_tensor(two).abs())
     if isinstance(made, float):
         return 0.0 if abs(made) <= _ROUNDING * float(size) else made

@@ -20,13 +20,13 @@ from torch.utils._pytree import tree_map_only
 
 from piebald.parameters import Slot
 from piebald.runtimes.factored.factors import Factor, Weights
-from piebald.runtimes.factored.sum_terms import Known, Share, Term, added, once
+from piebald.runtimes.factored.sum_terms import Known, Sharing, Term, added, once
 
 Factors = Sequence[tuple[Factor, Tensor]]
 Spans = Sequence[tuple[slice, slice]]
 
 
-class LowRank(Tensor):
+class FactoredVectors(Tensor):
     """Vectors [c, p].  Sums, differences and multiples of them are such again; any other operation of torch first forms
     them, so whoever knows nothing of this class is right.
 
@@ -72,21 +72,23 @@ class LowRank(Tensor):
         self.start, self.moved, self.sliced, self._formed = start, moved or {}, False, None
 
     @classmethod
-    def of(cls, vectors: Tensor) -> LowRank:
+    def of(cls, vectors: Tensor) -> FactoredVectors:
         """Vectors [c, p] that are there already; what all clients share is taken as that."""
-        if isinstance(vectors, LowRank):
+        if isinstance(vectors, FactoredVectors):
             return vectors
         shared = len(vectors) == 1 or vectors.stride(0) == 0
         return cls(vectors, len(vectors), vectors.shape[1], [Term.of(vectors[0] if shared else vectors)])
 
     @classmethod
-    def zeros(cls, like: Tensor) -> LowRank:
+    def zeros(cls, like: Tensor) -> FactoredVectors:
         """As many zeros."""
         return cls(like, len(like), like.shape[1], ())
 
-    def like(self, matrices: Sequence[Term], factors: Factors, own: Tensor, spans: Spans | None = None) -> LowRank:
+    def like(
+        self, matrices: Sequence[Term], factors: Factors, own: Tensor, spans: Spans | None = None
+    ) -> FactoredVectors:
         """Other terms for as many vectors of the same length."""
-        return LowRank(
+        return FactoredVectors(
             self.own, len(self), self.shape[1], matrices, factors, own, self.spans if spans is None else spans
         )
 
@@ -102,20 +104,22 @@ class LowRank(Tensor):
             if made is not None:
                 return made
             written = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
-            if written and isinstance(args[0], LowRank) and args[0].sliced:
+            if written and isinstance(args[0], FactoredVectors) and args[0].sliced:
                 raise RuntimeError(
                     "a slice of sums cannot be written to, since they would not notice: take its clone()"
                 )
-            args, kwargs = tree_map_only(LowRank, LowRank.dense, (args, kwargs))
+            args, kwargs = tree_map_only(FactoredVectors, FactoredVectors.dense, (args, kwargs))
             return func(*args, **kwargs)
 
     @classmethod
     def __torch_dispatch__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        args, kwargs = tree_map_only(LowRank, LowRank.dense, (args, kwargs or {}))  # what torch does by itself
+        args, kwargs = tree_map_only(
+            FactoredVectors, FactoredVectors.dense, (args, kwargs or {})
+        )  # what torch does by itself
         return func(*args, **kwargs)
 
     def __repr__(self) -> str:  # type: ignore[override]
-        return f"LowRank({list(self.shape)}, factors={[factor.slot.name for factor, _ in self.factors]})"
+        return f"FactoredVectors({list(self.shape)}, factors={[factor.slot.name for factor, _ in self.factors]})"
 
     # -- formed
 
@@ -165,13 +169,13 @@ class LowRank(Tensor):
             else:
                 made.addcmul_(term.part(gap), term.share)
 
-    def first(self, stop: int) -> LowRank:
+    def first(self, stop: int) -> FactoredVectors:
         """Their first numbers [c, stop]; whole layers only."""
         spans = _cut(self.spans, 0, stop)
         own = self.own[:, : spans[-1][1].stop if spans else 0]
         factors = [(factor, scale) for factor, scale in self.factors if factor.slot.start < stop]
         matrices = [Term.of(term.part(slice(0, stop)), term.share) for term in self.matrices]
-        made = LowRank(self.own, len(self), stop, matrices, factors, own, spans, self.start, self.moved)
+        made = FactoredVectors(self.own, len(self), stop, matrices, factors, own, spans, self.start, self.moved)
         made.sliced = True
         return made
 
@@ -252,7 +256,7 @@ class LowRank(Tensor):
                 products.append((x, d) if factor.order is order or order is None else (x[order], d[order]))
         return Weights(matrices, products)
 
-    def plus(self, other: LowRank, share: float) -> LowRank | None:
+    def plus(self, other: FactoredVectors, share: float) -> FactoredVectors | None:
         """The sum of these and `share` times others, or None where their own numbers lie in different places."""
         spans = self.spans or other.spans
         if (self.spans and other.spans and list(self.spans) != list(other.spans)) or self.shape != other.shape:
@@ -264,7 +268,7 @@ class LowRank(Tensor):
             before = found.get(term.name)
             found[term.name] = term if before is None else before._replace(share=added(before.share, term.share))
         matrices = [term for term in found.values() if isinstance(term.share, Tensor) or term.share != 0.0]
-        products: dict[Any, tuple[Factor, Share]] = {}
+        products: dict[Any, tuple[Factor, Sharing]] = {}
         for factor, scale in (*self.factors, *((factor, share * scale) for factor, scale in other.factors)):
             seen = products.get(factor.key)
             products[factor.key] = (factor, scale) if seen is None else (seen[0], added(seen[1], scale))
@@ -272,10 +276,10 @@ class LowRank(Tensor):
         return self.like(matrices, factors, own, spans)
 
     def _columns_of(self, spans: Spans) -> Tensor:
-        parts = [self.columns(here.start, here.stop) for here, _ in spans]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        vectors = [self.columns(here.start, here.stop) for here, _ in spans]
+        return vectors[0] if len(vectors) == 1 else torch.cat(vectors, dim=1)
 
-    def scaled(self, share: float | Tensor) -> LowRank:
+    def scaled(self, share: float | Tensor) -> FactoredVectors:
         """Multiples, by one number or by one for each client [c, 1]."""
         return self.like(
             [term.times(share) for term in self.matrices],
@@ -288,34 +292,34 @@ def _share(value: object, count: int) -> float | Tensor | None:
     """A number, or a tensor with one number for each client, as a share."""
     if isinstance(value, int | float):
         return float(value)
-    if not isinstance(value, Tensor) or isinstance(value, LowRank) or value.dim() > 2:
+    if not isinstance(value, Tensor) or isinstance(value, FactoredVectors) or value.dim() > 2:
         return None
     if value.dim() == 2 and value.shape[1] == 1 and value.shape[0] in (1, count):
         return value.float().expand(count, 1)
     return value.float().expand(count, 1) if value.numel() == 1 and value.dim() < 2 else None
 
 
-def _plus(one: Any, other: Any, *, alpha: float = 1.0) -> LowRank | None:
-    vectors = [part for part in (one, other) if isinstance(part, LowRank)]
+def _plus(one: Any, other: Any, *, alpha: float = 1.0) -> FactoredVectors | None:
+    vectors = [part for part in (one, other) if isinstance(part, FactoredVectors)]
     if not all(isinstance(part, Tensor) and part.shape == vectors[0].shape for part in (one, other)):
         return None
     if any(part.dtype != vectors[0].dtype for part in (one, other)):
         return None
-    return LowRank.of(one).plus(LowRank.of(other), float(alpha))
+    return FactoredVectors.of(one).plus(FactoredVectors.of(other), float(alpha))
 
 
-def _times(one: Any, other: Any) -> LowRank | None:
-    vectors, by = (one, other) if isinstance(one, LowRank) else (other, one)
+def _times(one: Any, other: Any) -> FactoredVectors | None:
+    vectors, by = (one, other) if isinstance(one, FactoredVectors) else (other, one)
     share = _share(by, len(vectors))
     return None if share is None else vectors.scaled(share)
 
 
-def _over(one: Any, other: Any) -> LowRank | None:
-    share = _share(other, len(one)) if isinstance(one, LowRank) else None
+def _over(one: Any, other: Any) -> FactoredVectors | None:
+    share = _share(other, len(one)) if isinstance(one, FactoredVectors) else None
     return None if share is None else one.scaled(1 / share)
 
 
-def _first(vectors: LowRank, key: Any) -> LowRank | None:
+def _first(vectors: FactoredVectors, key: Any) -> FactoredVectors | None:
     """`vectors[:, :stop]` or `vectors[..., :stop]`, which cuts no layer."""
     if not isinstance(key, tuple) or len(key) != 2:
         return None
@@ -331,7 +335,7 @@ def _first(vectors: LowRank, key: Any) -> LowRank | None:
 
 # What torch says about a tensor without looking at its numbers.
 _ABOUT = {"__get__", "__len__", "dim", "ndimension", "size", "stride", "numel", "element_size", "is_floating_point"}
-_LINEAR: dict[str, Callable[..., LowRank | None]] = {
+_LINEAR: dict[str, Callable[..., FactoredVectors | None]] = {
     "add": _plus,
     "__add__": _plus,
     "__radd__": _plus,

@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from piebald.runtimes.federation.provisioning import _EARLY, private
 from piebald.runtimes.federation.flare_link import SERVER
+from piebald.runtimes.federation.provisioning import _EARLY, private
 
 _PEM = serialization.Encoding.PEM
 
@@ -48,7 +48,7 @@ class Authority:
         return cls(certificate, key)
 
     def issue(self, folder: Path, party: str, host: str, days: int) -> datetime:
-        """Make a party's key and certificate in its kit, and say when it ends (no later than the authority's own)."""
+        """Make a party's key and certificate in its credentials, and say when it ends (no later than the authority's own)."""
         key = ec.generate_private_key(ec.SECP256R1())
         ends = min(_ends(days), self._certificate.not_valid_after_utc)
         names: x509.GeneralName = x509.DNSName(party)

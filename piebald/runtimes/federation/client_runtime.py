@@ -19,11 +19,10 @@ from typing import Any
 from torch import Tensor
 
 from piebald import __version__
-from piebald.contracts import Assignment
+from piebald.contracts import Task
 from piebald.errors import PiebaldError
-from piebald.privacy.secure_aggregation.client_side import sealing
-from piebald.runtimes.federation.client_store import Done, Vault, secret
-from piebald.runtimes.federation.provisioning import Kit, private
+from piebald.privacy.secure_aggregation.key_queries import KeyQuery
+from piebald.runtimes.federation.client_store import ClientStore, FinishedTask, secret
 from piebald.runtimes.federation.flare_link import SERVER, Link
 from piebald.runtimes.federation.messages import (
     PROTOCOL,
@@ -36,16 +35,17 @@ from piebald.runtimes.federation.messages import (
     decode,
     encode,
 )
-from piebald.runtimes.federation.policy import Floor
-from piebald.runtimes.federation.signing import Signer
-from piebald.runtimes.federation.task_runner import Desk, Prepared
-from piebald.runtimes.federation.wire_format import Assembly, digest, pack_update, pieces, unpack_assignment
+from piebald.runtimes.federation.policy import Policy
+from piebald.runtimes.federation.provisioning import Credentials, private
+from piebald.runtimes.federation.signing import CertificateSigner
+from piebald.runtimes.federation.task_runner import SiteClient, TaskRunner
+from piebald.runtimes.federation.wire_format import Assembly, digest, pack_update, pieces, unpack_task
 
 BEAT = 1.0  # seconds between two hellos
 TERMS = 16 << 20  # bytes of a run's terms
 WAIT = 20.0  # seconds for the server to answer
-_ROOM = 1 << 20  # bytes that an assignment may have beside its vectors
-_VECTORS = 64  # whole models' worth of vectors that an assignment may bring
+_ROOM = 1 << 20  # bytes that a task may have beside its vectors
+_VECTORS = 64  # whole models' worth of vectors that a task may bring
 
 log = logging.getLogger("piebald.federation")
 
@@ -54,53 +54,61 @@ log = logging.getLogger("piebald.federation")
 class _Job:
     """Training that was accepted; `epoch` is that of the server's process that asked last."""
 
-    assignment: Assignment
+    task: Task
     asked: str
     epoch: str
 
 
-class Site:
+class FederationClient:
     """A running site.
 
     Args:
-        kit: the site's kit.
+        credentials: the site's credentials.
         prepare: makes sense of a run's terms, or raises a `PiebaldError` that says why this site cannot.
-        floor: what the site agrees to.
+        policy: what the site agrees to.
         device: where it computes.
         stays: whether to wait for another run when one is over.
     """
 
     def __init__(
         self,
-        kit: Kit,
-        prepare: Callable[[Mapping[str, Any]], Prepared],
+        credentials: Credentials,
+        prepare: Callable[[Mapping[str, Any]], SiteClient],
         *,
-        floor: Floor,
+        policy: Policy,
         device: str = "cpu",
         stays: bool = False,
     ) -> None:
-        self.kit, self._prepare, self._floor, self._device, self._stays = kit, prepare, floor, device, stays
+        self.credentials, self._prepare, self._policy, self._device, self._stays = (
+            credentials,
+            prepare,
+            policy,
+            device,
+            stays,
+        )
         self._incarnation = secrets.token_hex(8)
         self._lock = threading.RLock()
-        self._secrets = threading.Lock()  # one thing at a time is done with the keys of a secure sum
+        self._secrets = threading.Lock()  # one thing at a time is done with the keys of a secure aggregation
         self._stir = threading.Event()  # something for the hello or the courier to tell
         self._over = threading.Event()
         self._welcome: Welcome | None = None
         self._heard = 0.0
         self._terms, self._refused = "", ""
-        self._desk: Desk | None = None
+        self._runner: TaskRunner | None = None
         self._latest: tuple[int, Tensor] | None = None  # the newest model that came, and its version
         self._rows = -1
-        self._vault: Vault | None = None
+        self._store: ClientStore | None = None
         self._jobs: dict[int, _Job] = {}
         self._asked: set[int] = set()  # questions accepted, until their answers are delivered
         self._answers: dict[int, bytes] = {}
         self._delivered: set[int] = set()  # in this epoch
         self._assembly = Assembly()
         self._trainer: queue.Queue[int | None] = queue.Queue()
-        self._answerer: queue.Queue[Assignment | None] = queue.Queue()
+        self._answerer: queue.Queue[Task | None] = queue.Queue()
         self._courier = threading.Event()
-        self._link = Link(kit.party, (kit.host, kit.port), kit.folder, SERVER.__eq__, log.warning)
+        self._link = Link(
+            credentials.party, (credentials.host, credentials.port), credentials.folder, SERVER.__eq__, log.warning
+        )
         self._link.on("work", Piece, self._take)
 
     def run(self) -> str:
@@ -136,13 +144,13 @@ class Site:
     def _greet(self) -> None:
         """Say hello, and do what the answer asks for."""
         with self._lock:
-            held = sorted({*self._jobs, *(done.id for done in self._vault.done)}) if self._vault else []
+            held = sorted({*self._jobs, *(done.id for done in self._store.done)}) if self._store else []
             hello = Hello(
                 protocol=PROTOCOL,
                 version=__version__,
                 incarnation=self._incarnation,
                 run=self._welcome.run if self._welcome else "",
-                ready=self._terms if self._desk is not None else "",
+                ready=self._terms if self._runner is not None else "",
                 refused=self._refused,
                 held=held,
                 rows=self._rows,
@@ -177,37 +185,37 @@ class Site:
 
     def _take_home(self) -> None:
         """Keep the model that the run ended with, private layers and all."""
-        if self._desk is None or self._vault is None or self._latest is None:
+        if self._runner is None or self._store is None or self._latest is None:
             return
         version, community = self._latest
-        vector = self._desk.personal(version, community, self._vault.memory(before=1 << 53))
-        path = self.kit.folder / "model.safetensors"
-        self._desk.work.layout.save(vector, path)
+        vector = self._runner.personalize(version, community, self._store.memory(before=1 << 53))
+        path = self.credentials.folder / "model.safetensors"
+        self._runner.work.layout.save(vector, path)
         path.chmod(0o600)
         with self._secrets:
-            self._vault.keep({})
+            self._store.keep({})
         log.info("the model after commit %d is in %s", version, path)
 
     def _begin(self, run: str) -> None:
         """Another run: its own folder, and nothing of the one before."""
-        self._vault = Vault(self.kit.folder / "state" / run)
+        self._store = ClientStore(self.credentials.folder / "state" / run)
         self._jobs.clear()
         self._asked.clear()
         self._answers.clear()
-        self._desk, self._terms, self._refused, self._latest = None, "", "", None
+        self._runner, self._terms, self._refused, self._latest = None, "", "", None
 
     def _reconcile(self, welcome: Welcome) -> None:
         """Settle what the server has safe, and take over what its checkpoint knew."""
-        if self._vault is None:
+        if self._store is None:
             return
         for id, job in self._jobs.items():
             if id in welcome.unsafe and id <= welcome.restored:
                 job.epoch = welcome.epoch
-        for done in self._vault.done:
+        for done in self._store.done:
             if self._forgotten(done.id, done.epoch, welcome) or done.id in welcome.unsafe:
                 break  # those behind it build on it
             if done.id <= welcome.horizon:
-                self._vault.settle(done.id)
+                self._store.settle(done.id)
 
     @staticmethod
     def _forgotten(id: int, epoch: str, welcome: Welcome) -> bool:
@@ -219,14 +227,20 @@ class Site:
         body = self._fetch_terms(welcome)
         if body is None:
             return
-        desk, rows, refused = None, -1, ""
+        runner, rows, refused = None, -1, ""
         try:
             told = json.loads(bytes(body))
             prepared = self._prepare(told)
-            refused = self._floor.complaint(prepared.work) or ""
+            refused = self._policy.reject_reason(prepared.work) or ""
             if not refused:
-                signer = Signer(self.kit.folder, told["sites"], welcome.run) if sealing(prepared.work) else None
-                desk = Desk(prepared, self._floor, self._device, secret(self.kit.folder / "state"), signer)
+                signer = (
+                    CertificateSigner(self.credentials.folder, told["sites"], welcome.run)
+                    if prepared.work.masking
+                    else None
+                )
+                runner = TaskRunner(
+                    prepared, self._policy, self._device, secret(self.credentials.folder / "state"), signer
+                )
                 rows = len(prepared.clients.rows(prepared.client, "train"))
         except PiebaldError as error:
             refused = " ".join(str(error).split())[:300]
@@ -236,7 +250,7 @@ class Site:
         if refused:
             log.warning("this site does not take part: %s", refused)
         with self._lock:
-            self._terms, self._desk, self._rows, self._refused = welcome.terms, desk, rows, refused
+            self._terms, self._runner, self._rows, self._refused = welcome.terms, runner, rows, refused
         self._stir.set()
 
     def _fetch_terms(self, welcome: Welcome) -> bytearray | None:
@@ -261,29 +275,29 @@ class Site:
     # -- taking work
 
     def _take(self, origin: str, piece: Piece, data: memoryview) -> bytes:
-        """A piece of an assignment came in."""
+        """A piece of a task came in."""
         with self._lock:
-            welcome, desk, vault = self._welcome, self._desk, self._vault
-            if welcome is None or desk is None or vault is None or welcome.over:
+            welcome, runner, store = self._welcome, self._runner, self._store
+            if welcome is None or runner is None or store is None or welcome.over:
                 return encode(Word(word="not wanted"))
             if (piece.run, piece.epoch) != (welcome.run, welcome.epoch):  # its welcome is still on its way
                 return encode(Word(word="not wanted"))
-            if piece.start == 0 and self._has(piece, welcome, vault):
+            if piece.start == 0 and self._has(piece, welcome, store):
                 return encode(Word(word="known"))
             try:
-                word, body = self._assembly.take(piece, data, _ROOM + 4 * _VECTORS * desk.work.layout.size)
+                word, body = self._assembly.take(piece, data, _ROOM + 4 * _VECTORS * runner.work.layout.size)
                 if body is not None:
-                    assignment = unpack_assignment(body)
-                    if assignment.client != desk.client or (assignment.query is None) != piece.trains:
-                        raise Refused("an assignment that is not for this site")
-                    self._accept(assignment, piece.digest, welcome.epoch)
+                    task = unpack_task(body)
+                    if task.client != runner.client or (task.query is None) != piece.trains:
+                        raise Refused("a task that is not for this site")
+                    self._accept(task, piece.digest, welcome.epoch)
             except Refused as error:  # the server need not try again
                 self._link.report(f"{origin} sent {error}")
                 word = Word(word="refused")
             return encode(word)
 
-    def _has(self, piece: Piece, welcome: Welcome, vault: Vault) -> bool:
-        """Whether an assignment is here already; work that the server has forgotten about is taken back, or found
+    def _has(self, piece: Piece, welcome: Welcome, store: ClientStore) -> bool:
+        """Whether a task is here already; work that the server has forgotten about is taken back, or found
         again.
         """
         if not piece.trains:
@@ -293,31 +307,31 @@ class Site:
             job.epoch = welcome.epoch
             return True
         if any(
-            done.id == piece.id and done.asked == piece.digest and done.epoch == welcome.epoch for done in vault.done
+            done.id == piece.id and done.asked == piece.digest and done.epoch == welcome.epoch for done in store.done
         ):
             return True
-        forgotten = [done for done in vault.done if self._forgotten(done.id, done.epoch, welcome)]
+        forgotten = [done for done in store.done if self._forgotten(done.id, done.epoch, welcome)]
         if forgotten and forgotten[0].id == piece.id and forgotten[0].asked == piece.digest:
-            vault.adopt(piece.id, welcome.epoch)
+            store.adopt(piece.id, welcome.epoch)
             self._courier.set()
             return True
-        known = [done for done in vault.done if done.id == piece.id and done not in forgotten]
+        known = [done for done in store.done if done.id == piece.id and done not in forgotten]
         if known:
             return True  # of the checkpoint: it waits in the outbox
         if forgotten:  # the server went another way since: this training never happened
-            vault.take_back(forgotten[0].id)
+            store.take_back(forgotten[0].id)
         return False
 
-    def _accept(self, assignment: Assignment, asked: str, epoch: str) -> None:
-        if assignment.query is None or assignment.query.kind == "evaluate":  # it brings the client's own group's model
-            self._latest = (assignment.version, assignment.parts["model"])
-        if assignment.query is not None:
-            self._asked.add(assignment.id)
-            self._answerer.put(assignment)
+    def _accept(self, task: Task, asked: str, epoch: str) -> None:
+        if task.query is None or task.query.kind == "evaluate":  # it brings the client's own group's model
+            self._latest = (task.version, task.vectors["model"])
+        if task.query is not None:
+            self._asked.add(task.id)
+            self._answerer.put(task)
             return
-        self._jobs.clear()  # a client trains for one assignment at a time: what the server forgot is dropped
-        self._jobs[assignment.id] = _Job(assignment, asked, epoch)
-        self._trainer.put(assignment.id)
+        self._jobs.clear()  # a client trains for one task at a time: what the server forgot is dropped
+        self._jobs[task.id] = _Job(task, asked, epoch)
+        self._trainer.put(task.id)
 
     # -- working
 
@@ -325,40 +339,40 @@ class Site:
         """The training thread."""
         while (id := self._trainer.get()) is not None:
             with self._lock:
-                job, desk, vault = self._jobs.get(id), self._desk, self._vault
-                if job is None or desk is None or vault is None:
+                job, runner, store = self._jobs.get(id), self._runner, self._store
+                if job is None or runner is None or store is None:
                     continue
-                memory = vault.memory(before=id)
-            update, failure, remembers = desk.serve(job.assignment, memory)
+                memory = store.memory(before=id)
+            update, failure, remembers = runner.serve(job.task, memory)
             if update is not None:
                 with self._secrets:
-                    update, failure = desk.seal(update, job.assignment, vault)
+                    update, failure = runner.mask(update, job.task, store)
                 remembers = None if update is None else remembers
             body = pack_update(update, failure)
             with self._lock:
-                if self._jobs.get(id) is not job or self._vault is not vault:
+                if self._jobs.get(id) is not job or self._store is not store:
                     continue  # the server went another way meanwhile
-                vault.finish(Done(id, job.asked, job.epoch, len(body)), body, remembers)
+                store.finish(FinishedTask(id, job.asked, job.epoch, len(body)), body, remembers)
                 del self._jobs[id]
             self._courier.set()
 
     def _answer(self) -> None:
         """The answering thread."""
-        while (assignment := self._answerer.get()) is not None:
+        while (task := self._answerer.get()) is not None:
             with self._lock:
-                desk, vault = self._desk, self._vault
-                if assignment.id not in self._asked or desk is None or vault is None:
+                runner, store = self._runner, self._store
+                if task.id not in self._asked or runner is None or store is None:
                     continue
-                memory = vault.memory(before=assignment.id)
-            if assignment.query is not None and assignment.query.keyed:
+                memory = store.memory(before=task.id)
+            if isinstance(task.query, KeyQuery):
                 with self._secrets:
-                    update, failure = desk.reply(assignment, vault)
+                    update, failure = runner.reply(task, store)
             else:
-                update, failure, _ = desk.serve(assignment, memory)
+                update, failure, _ = runner.serve(task, memory)
             body = pack_update(update, failure)
             with self._lock:
-                if assignment.id in self._asked:
-                    self._answers[assignment.id] = body
+                if task.id in self._asked:
+                    self._answers[task.id] = body
             self._courier.set()
 
     # -- delivering
@@ -377,13 +391,13 @@ class Site:
     def _next_parcel(self) -> tuple[int, bool, bytes] | None:
         """What is to be delivered next: number, whether it is training, body."""
         with self._lock:
-            if self._welcome is None or self._vault is None:
+            if self._welcome is None or self._store is None:
                 return None
             for id, body in self._answers.items():
                 return id, False, body
-            for done in self._vault.done:
+            for done in self._store.done:
                 if done.id not in self._delivered and not self._forgotten(done.id, done.epoch, self._welcome):
-                    return done.id, True, self._vault.result(done.id)
+                    return done.id, True, self._store.result(done.id)
         return None
 
     def _hand_over(self, id: int, trains: bool, body: bytes) -> bool:
@@ -420,17 +434,17 @@ class Site:
         with self._lock:
             welcome = self._welcome
             status = {
-                "party": self.kit.party,
+                "party": self.credentials.party,
                 "version": __version__,
                 "server_version": welcome.version if welcome else None,
                 "run": welcome.run if welcome else None,
                 "heard": self._heard or None,
                 "refused": self._refused or None,
                 "working": sorted(self._jobs),
-                "outbox": [done.id for done in self._vault.done if done.id not in self._delivered]
-                if self._vault
+                "outbox": [done.id for done in self._store.done if done.id not in self._delivered]
+                if self._store
                 else [],
                 "sent": self._link.sent[SERVER],
                 "received": self._link.received[SERVER],
             }
-        private(self.kit.folder / "status.json", json.dumps(status), lasting=False)
+        private(self.credentials.folder / "status.json", json.dumps(status), lasting=False)

@@ -1,9 +1,9 @@
-"""A site's own disk: what it remembers between assignments, and finished work until the server has it safe.
+"""A site's own disk: what it remembers between tasks, and finished work until the server has it safe.
 
     <folder>/
       memory.safetensors        what the site remembers, as of the last training that the server has safe
       done-<id>.safetensors     finished training: its result and what the site remembers after it
-      secrets.safetensors       keys of a secure sum that is under way, and what was done with them
+      secrets.safetensors       keys of a secure aggregation that is under way, and what was done with them
 
 Training that the server may still forget (it dies before its next checkpoint) does not touch `memory.safetensors`: it
 stays a link of the chain memory -> done-3 -> done-5, and can be taken back or handed in again.  Each file is written
@@ -29,12 +29,12 @@ _MEMORY = "memory/"
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class FinishedTask:
     """Finished training.
 
     Attributes:
-        id: of the assignment.
-        asked: digest of the assignment's body, which tells it from another of the same number.
+        id: of the task.
+        asked: digest of the task's body, which tells it from another of the same number.
         epoch: of the server's process that asked.
         size: bytes of the result.
     """
@@ -45,7 +45,7 @@ class Done:
     size: int
 
 
-class Vault:
+class ClientStore:
     """What one site keeps for one run.
 
     Args:
@@ -57,14 +57,14 @@ class Vault:
         folder.parent.mkdir(mode=0o700, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
         self._base = self._read(folder / "memory.safetensors")
-        self._chain: dict[int, tuple[Done, dict[str, Tensor] | None]] = {}
+        self._chain: dict[int, tuple[FinishedTask, dict[str, Tensor] | None]] = {}
         for path in sorted(folder.glob("done-*.safetensors")):
             done, memory = self._open(path)
             self._chain[done.id] = (done, memory)
         self._chain = dict(sorted(self._chain.items()))
 
     @property
-    def done(self) -> list[Done]:
+    def done(self) -> list[FinishedTask]:
         """Finished training, by number."""
         return [done for done, _ in self._chain.values()]
 
@@ -78,7 +78,7 @@ class Vault:
         with safe_open(str(self._path(id)), framework="pt") as file:
             return bytes(file.get_tensor("result").numpy().tobytes())
 
-    def finish(self, done: Done, result: bytes, memory: Mapping[str, Tensor] | None) -> None:
+    def finish(self, done: FinishedTask, result: bytes, memory: Mapping[str, Tensor] | None) -> None:
         """Keep a result, and what is remembered from now on (None: as before)."""
         self._write(done, result, memory)
         self._chain[done.id] = (done, None if memory is None else dict(memory))
@@ -107,7 +107,7 @@ class Vault:
             self._path(number).unlink(missing_ok=True)
 
     def secrets(self) -> dict[str, Tensor]:
-        """What the site keeps from everybody, for secure sums."""
+        """What the site keeps from everybody, for secure aggregation."""
         return dict(self._read(self._secrets) or {})
 
     def keep(self, secrets: Mapping[str, Tensor]) -> None:
@@ -123,7 +123,7 @@ class Vault:
     def _path(self, id: int) -> Path:
         return self.folder / f"done-{id}.safetensors"
 
-    def _write(self, done: Done, result: bytes, memory: Mapping[str, Tensor] | None) -> None:
+    def _write(self, done: FinishedTask, result: bytes, memory: Mapping[str, Tensor] | None) -> None:
         import torch
 
         tensors = {"result": torch.frombuffer(bytearray(result), dtype=torch.uint8)}
@@ -131,7 +131,7 @@ class Vault:
         about = {"id": done.id, "asked": done.asked, "epoch": done.epoch, "remembers": memory is not None}
         private(self._path(done.id), save(tensors, {"about": json.dumps(about)}))
 
-    def _open(self, path: Path) -> tuple[Done, dict[str, Tensor] | None]:
+    def _open(self, path: Path) -> tuple[FinishedTask, dict[str, Tensor] | None]:
         try:
             with safe_open(str(path), framework="pt") as file:
                 about = json.loads(file.metadata()["about"])
@@ -140,7 +140,7 @@ class Vault:
                 memory = {name.removeprefix(_MEMORY): file.get_tensor(name) for name in names}
         except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
             raise RuntimeFault(f"{path} cannot be read: {type(error).__name__}: restore it from a backup") from None
-        return Done(about["id"], about["asked"], about["epoch"], size), memory if about["remembers"] else None
+        return FinishedTask(about["id"], about["asked"], about["epoch"], size), memory if about["remembers"] else None
 
     def _read(self, path: Path) -> dict[str, Tensor] | None:
         if not path.exists():

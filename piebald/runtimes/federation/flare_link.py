@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from piebald.errors import SettingError
-from piebald.runtimes.federation.messages import LONGEST, Message, Refused, Some, decode, encode
+from piebald.runtimes.federation.messages import LONGEST, Message, Refused, SomeMessage, decode, encode
 
 SERVER = "server"  # the server's name in its certificate, whatever its host is called
 CHANNEL = "piebald"
@@ -40,7 +40,7 @@ class Link:
     Args:
         name: of this party, as in its certificate.
         address: host and port that the server listens on.
-        kit: the folder with this party's certificate and key.
+        credentials: the folder with this party's certificate and key.
         knows: whether a name may talk to this party.
         report: takes a sentence about something that was refused; each is told once.
 
@@ -52,7 +52,7 @@ class Link:
         self,
         name: str,
         address: tuple[str, int],
-        kit: Path,
+        credentials: Path,
         knows: Callable[[str], bool],
         report: Callable[[str], None],
     ) -> None:
@@ -62,9 +62,9 @@ class Link:
         self.sent: Counter[str] = Counter()
         self._report, self._reported, self._lock = report, set[str](), threading.Lock()
         self._handlers: dict[str, tuple[type[Message], Handler]] = {}
-        self._cell = self._make(address, kit)
+        self._cell = self._make(address, credentials)
 
-    def _make(self, address: tuple[str, int], kit: Path) -> Any:
+    def _make(self, address: tuple[str, int], credentials: Path) -> Any:
         _quieten(self.report)
         from nvflare.fuel.f3 import communicator
         from nvflare.fuel.f3.cellnet.core_cell import CoreCell
@@ -74,21 +74,21 @@ class Link:
         if communicator.driver_mgr.find_driver_class(SCHEME) is None:
             communicator.driver_mgr.register(make_driver())
         role = "server" if self.name == SERVER else "client"
-        credentials = {
-            "ca_cert": str(kit / "authority.pem"),
-            f"{role}_cert": str(kit / "certificate.pem"),
-            f"{role}_key": str(kit / "key.pem"),
+        options = {
+            "ca_cert": str(credentials / "authority.pem"),
+            f"{role}_cert": str(credentials / "certificate.pem"),
+            f"{role}_key": str(credentials / "key.pem"),
             "connection_security": "mtls",
             "reporter": self.report,
             "lost": self._give_up if role == "client" else None,  # a server has many connections: it goes by silence
         }
         host, port = address
-        cell = CoreCell(self.name, f"{SCHEME}://{host}:{port}", True, credentials, auth_identity_map={SERVER: SERVER})
+        cell = CoreCell(self.name, f"{SCHEME}://{host}:{port}", True, options, auth_identity_map={SERVER: SERVER})
         cell.add_incoming_filter("*", "*", self._guard)  # before any callback
         cell.register_request_cb(CHANNEL, "*", self._serve)
         return cell
 
-    def on(self, topic: str, kind: type[Some], handler: Callable[[str, Some, memoryview], bytes]) -> None:
+    def on(self, topic: str, kind: type[SomeMessage], handler: Callable[[str, SomeMessage, memoryview], bytes]) -> None:
         """Answer messages of a topic: the handler gets who sent it, its head and its body."""
         self._handlers[topic] = (kind, handler)
 
@@ -154,15 +154,15 @@ class Link:
     def _guard(self, message: Any) -> Any:
         """Drop what may not be; whatever this returns but None ends a message's way."""
         name = message.get_prop(_key("common_name"))
-        complaint = self._complaint(message, name)
-        if complaint is None:
+        reject_reason = self._reject_reason(message, name)
+        if reject_reason is None:
             with self._lock:
                 self.received[name] += len(message.payload or b"")
             return None
-        self.report(f"{name or 'somebody without a certificate'} {complaint}")
+        self.report(f"{name or 'somebody without a certificate'} {reject_reason}")
         return message
 
-    def _complaint(self, message: Any, name: str | None) -> str | None:
+    def _reject_reason(self, message: Any, name: str | None) -> str | None:
         """Why a message is dropped, or None."""
         get = _reader(message)
         if name is None or not self.knows(name):

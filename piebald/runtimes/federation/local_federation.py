@@ -1,4 +1,4 @@
-"""A whole federation on one machine: real kits, real processes, real connections; the way to try it."""
+"""A whole federation on one machine: real sets of credentials, real processes, real connections; the way to try it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import time
 from pathlib import Path
 
 from piebald.errors import RuntimeFault
-from piebald.runtimes.federation.provisioning import Description, provision, read
 from piebald.runtimes.federation.flare_link import SERVER
+from piebald.runtimes.federation.provisioning import Description, provision, read
 
 
-class Local:
+class LocalFederation:
     """The sites of a federation on this machine."""
 
     def __init__(self, folder: Path, sites: list[str], temporary: bool) -> None:
@@ -25,8 +25,8 @@ class Local:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     @classmethod
-    def start(cls, sites: int, folder: str | None) -> Local:
-        """Make kits, or take those that are there; the processes start with `open`."""
+    def start(cls, sites: int, folder: str | None) -> LocalFederation:
+        """Make sets of credentials, or take those that are there; the processes start with `open`."""
         place = Path(tempfile.mkdtemp(prefix="piebald-")) if folder is None else Path(folder)
         names = [f"site-{number + 1}" for number in range(sites)]
         port = read(place / SERVER).port if (place / SERVER).exists() else free_port()
@@ -35,7 +35,7 @@ class Local:
 
     @property
     def server(self) -> Path:
-        """The server's kit."""
+        """The server's credentials."""
         return self._folder / SERVER
 
     def open(self) -> None:
@@ -43,10 +43,10 @@ class Local:
         environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
         words = [sys.executable, "-m", "piebald.cli", "client"]
         for name in self._sites:
-            kit = self._folder / name
-            with (kit / "log.txt").open("ab") as output:
+            credentials = self._folder / name
+            with (credentials / "log.txt").open("ab") as output:
                 process = subprocess.Popen(
-                    [*words, str(kit), "--with-parent", str(os.getpid())],
+                    [*words, str(credentials), "--with-parent", str(os.getpid())],
                     stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True,
                 )  # fmt: skip
             self._processes.append(process)

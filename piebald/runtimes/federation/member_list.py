@@ -6,17 +6,17 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from piebald.contracts import Assignment, Clients
+from piebald.contracts import Clients, Task
 from piebald.errors import SettingError
-from piebald.runtimes.federation.provisioning import Kit
 from piebald.runtimes.federation.flare_link import SERVER
 from piebald.runtimes.federation.messages import Hello
+from piebald.runtimes.federation.provisioning import Credentials
 from piebald.runtimes.federation.wire_format import Assembly
 
 
 @dataclass(slots=True, eq=False)
-class Open:
-    """An assignment under way.
+class OpenTask:
+    """An task under way.
 
     Attributes:
         sent: seconds of the run's clock.
@@ -24,14 +24,14 @@ class Open:
         at: when it was pushed, on the machine's monotonic clock.
     """
 
-    assignment: Assignment
+    task: Task
     sent: float
     pushed: str = ""
     at: float = 0.0
 
     @property
     def trains(self) -> bool:
-        return self.assignment.query is None
+        return self.task.query is None
 
 
 @dataclass(slots=True, eq=False)
@@ -41,7 +41,7 @@ class Member:
     Attributes:
         heard: when it last said hello, on the monotonic clock; None before the first time.
         hello: what it said then.
-        open: assignments under way, by number.
+        open: tasks under way, by number.
         refused: why it does not take part, "" where it does.
         late: results that came twice, or too late to count.
     """
@@ -50,7 +50,7 @@ class Member:
     heard: float | None = None
     seen: float | None = None
     hello: Hello | None = None
-    open: dict[int, Open] = field(default_factory=dict)
+    open: dict[int, OpenTask] = field(default_factory=dict)
     refused: str = ""
     late: int = 0
     finished: int = 0
@@ -71,14 +71,14 @@ class Member:
         self.hello, self.heard, self.seen, self.refused = hello, time.monotonic(), time.time(), refused
         return before != (hello.incarnation, hello.ready, refused)
 
-    def to_push(self) -> Open | None:
-        """The next assignment that the site does not have."""
+    def to_push(self) -> OpenTask | None:
+        """The next task that the site does not have."""
         if self.hello is None:
             return None
         for one in self.open.values():
             if one.pushed != self.hello.incarnation:
                 return one
-            lost = one.trains and one.assignment.id not in self.hello.held
+            lost = one.trains and one.task.id not in self.hello.held
             if lost and self.heard is not None and self.heard > one.at + 5:  # it started anew on its own account
                 return one
         return None
@@ -103,16 +103,18 @@ def names_of(clients: Clients) -> list[str]:
     return [str(clients.names[number]) for number in range(len(clients))]
 
 
-def sites_of(kit: Kit, clients: Clients) -> list[str]:
+def sites_of(credentials: Credentials, clients: Clients) -> list[str]:
     """The site of each client: the one of its name where all have theirs, else by order."""
-    sites, names = kit.sites(), names_of(clients)
-    if kit.party != SERVER:
-        raise SettingError(f"{kit.folder} is the kit of {kit.party}: the server needs the kit of the server")
+    sites, names = credentials.sites(), names_of(clients)
+    if credentials.party != SERVER:
+        raise SettingError(
+            f"{credentials.folder} is the credentials of {credentials.party}: the server needs the credentials of the server"
+        )
     if set(names) <= set(sites):
         return names
     if len(sites) < len(names):
         raise SettingError(
-            f"the experiment has {len(names)} clients, the kit in {kit.folder} knows {len(sites)} sites: "
+            f"the experiment has {len(names)} clients, the credentials in {credentials.folder} knows {len(sites)} sites: "
             "provision one site for each client"
         )
     return sites[: len(names)]

@@ -82,12 +82,12 @@ class Welcome(Message):
 
 
 class Piece(Message):
-    """A piece of a body: an assignment on its way down, a result on its way up, or the terms of a run.
+    """A piece of a body: a task on its way down, a result on its way up, or the terms of a run.
 
     Attributes:
         run: the run it belongs to.
         epoch: of the server's process that it is from or for; what was meant for an earlier one is not taken.
-        id: of the assignment, 0 for terms.
+        id: of the task, 0 for terms.
         trains: whether it is about training.
         start: the byte it begins at.
         size: bytes of the whole body.
@@ -117,7 +117,7 @@ class Word(Message):
     word: Annotated[str, Field(pattern="^(go on|done|known|not wanted|again|refused)$")]
 
 
-Some = TypeVar("Some", bound=Message)
+SomeMessage = TypeVar("SomeMessage", bound=Message)
 
 
 def encode(head: Message, body: bytes | memoryview = b"") -> bytes:
@@ -126,7 +126,7 @@ def encode(head: Message, body: bytes | memoryview = b"") -> bytes:
     return b"".join((struct.pack("<I", len(text)), text, body))
 
 
-def decode(kind: type[Some], data: bytes | bytearray | memoryview | None) -> tuple[Some, memoryview]:
+def decode(kind: type[SomeMessage], data: bytes | bytearray | memoryview | None) -> tuple[SomeMessage, memoryview]:
     """Head and body of a message.
 
     Raises:

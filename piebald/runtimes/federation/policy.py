@@ -6,24 +6,25 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from piebald.client_work import Work
+from piebald.client_work import ClientWork
 from piebald.contracts import Query
 from piebald.parameters import matching
-from piebald.privacy import SecureSum
+from piebald.privacy import SecureAggregation
+from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 from piebald.transforms import Gaussian
-from piebald.transforms.base import Stage
+from piebald.transforms.base import Transform
 
 
-class Floor(BaseModel):
-    """A site's privacy floor.  What is not set is not asked for.
+class Policy(BaseModel):
+    """A site's privacy policy.  What is not set is not asked for.
 
     Attributes:
         private: layers that must stay, as patterns of `parameters.matching`.
         clip: updates must be clipped to at most this norm.
         noise: and get Gaussian noise at this site of at least this standard deviation, in clips.
         uploads: named vectors that an update may carry.
-        questions: kinds of questions that are answered, beside those about a secure sum's keys.
-        secure_sum: updates leave only inside secure sums of at least so many clients.
+        questions: kinds of questions that are answered, beside those about a secure aggregation's keys.
+        secure_aggregation: updates leave only inside secure aggregation of at least so many clients.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -33,33 +34,33 @@ class Floor(BaseModel):
     noise: float | None = Field(default=None, gt=0)
     uploads: list[str] | None = None
     questions: list[str] | None = None
-    secure_sum: int | None = Field(default=None, ge=2)
+    secure_aggregation: int | None = Field(default=None, ge=2)
 
-    def complaint(self, work: Work) -> str | None:
+    def reject_reason(self, work: ClientWork) -> str | None:
         """Why this site does not work under these terms, or None."""
         if self.private:
             leaving = matching(work.model, self.private) - work.layout.private
             if leaving:
                 return f"{sorted(leaving)[0]} must stay at this site but the recipe would send it"
         if self.uploads is not None:
-            for name in ("model", *work.rule.uploads()):
+            for name in ("model", *work.trainer.uploads()):
                 if name not in self.uploads:
                     return f"updates would carry {name!r}, this site sends only {', '.join(self.uploads) or 'nothing'}"
-        sealing = work.stages[-1] if work.stages and isinstance(work.stages[-1], SecureSum) else None
-        if self.secure_sum is not None:
+        sealing = (
+            work.transforms[-1] if work.transforms and isinstance(work.transforms[-1], SecureAggregation) else None
+        )
+        if self.secure_aggregation is not None:
             if sealing is None:
+                return "updates leave this site only inside secure aggregation but the recipe has none: add update 'secure_aggregation'"
+            if sealing.least < self.secure_aggregation:
                 return (
-                    "updates leave this site only inside secure sums but the recipe has none: add update 'secure_sum'"
-                )
-            if sealing.least < self.secure_sum:
-                return (
-                    f"sums could be of {sealing.least} clients, this site asks for {self.secure_sum}: set secure_sum's "
+                    f"sums could be of {sealing.least} clients, this site asks for {self.secure_aggregation}: set secure_aggregation's "
                     "least"
                 )
-        return self._noise(work.stages[:-1] if sealing else work.stages, work.rule.uploads())
+        return self._noise(work.transforms[:-1] if sealing else work.transforms, work.trainer.uploads())
 
-    def _noise(self, stages: Sequence[Stage], uploads: Sequence[str]) -> str | None:
-        """Why clipping and noise are not enough.  The last stage (a secure sum aside) must be the one that adds it:
+    def _noise(self, stages: Sequence[Transform], uploads: Sequence[str]) -> str | None:
+        """Why clipping and noise are not enough.  The last stage (a secure aggregation aside) must be the one that adds it:
         what comes later could undo it.
         """
         if self.clip is None and self.noise is None:
@@ -76,14 +77,14 @@ class Floor(BaseModel):
         if self.noise is None:
             return None
         if last.where != "client":
-            return "noise must be added at this site but the recipe adds it at the centre: set where = 'client'"
+            return "noise must be added at this site but the recipe adds it at the server: set where = 'client'"
         if last.multiplier < self.noise:
             return f"updates would get noise of {last.multiplier:g} clips, this site asks for at least {self.noise:g}"
         return None
 
     def answers(self, query: Query) -> bool:
         """Whether a question is answered."""
-        return self.questions is None or query.keyed or query.kind in self.questions
+        return self.questions is None or isinstance(query, KeyQuery) or query.kind in self.questions
 
     @property
     def own_noise(self) -> bool:

@@ -1,11 +1,11 @@
-"""Kits: one folder a party, with its certificate, its key and what it may settle itself.
+"""Credentials: one folder a party, with its certificate, its key and what it may settle itself.
 
     <folder>/
-      federation.toml        the description that the kits were made from
-      authority/             the authority's own key: it makes further kits, and belongs in a safe
-      server/, site-1/, ...  kits: authority.pem, certificate.pem, key.pem, kit.json, and for sites site.toml
+      federation.toml        the description that the credentials were made from
+      authority/             the authority's own key: it makes further credentials, and belongs in a safe
+      server/, site-1/, ...  credentials: authority.pem, certificate.pem, key.pem, credentials.json, and for sites site.toml
 
-Keys are made in their kit and are never anywhere else; files that hold or settle anything are readable by their owner
+Keys are made in their credentials and are never anywhere else; files that hold or settle anything are readable by their owner
 alone (mode 0600).
 """
 
@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from piebald.errors import SettingError
 from piebald.runtimes.federation.flare_link import INSTALL, SERVER
 
-KIT = "kit.json"
+KIT = "credentials.json"
 SITES = "sites.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 _EARLY = timedelta(minutes=5)  # clocks differ
@@ -52,8 +52,8 @@ class Description(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Kit:
-    """A party's kit.
+class Credentials:
+    """A party's credentials.
 
     Attributes:
         folder: where it is.
@@ -71,7 +71,7 @@ class Kit:
     expires: datetime
 
     def sites(self) -> list[str]:
-        """The sites, as the server's kit lists them now; none in a site's kit."""
+        """The sites, as the server's credentials lists them now; none in a site's credentials."""
         try:
             return [str(name) for name in json.loads((self.folder / SITES).read_text())]
         except FileNotFoundError:
@@ -111,14 +111,14 @@ def _check_names(path: Path, sites: Sequence[str]) -> None:
         raise SettingError(f"{path}: two sites have the same name: give each one of its own")
 
 
-def provision(description: Description, out: Path) -> list[Kit]:
-    """Make the kits that are not there yet, and let those that are there be.
+def provision(description: Description, out: Path) -> list[Credentials]:
+    """Make the sets of credentials that are not there yet, and let those that are there be.
 
     Returns:
         The new ones.
 
     Raises:
-        SettingError: the folder holds kits of another federation.
+        SettingError: the folder holds credentials of another federation.
     """
     try:
         from piebald.runtimes.federation.certificates import Authority
@@ -137,7 +137,9 @@ def provision(description: Description, out: Path) -> list[Kit]:
         about = {"federation": description.name, "party": party, "host": description.host, "port": description.port}
         if party != SERVER:
             private(folder / "site.toml", _SITE_TOML)
-        private(folder / KIT, json.dumps({**about, "expires": expires.isoformat()}) + "\n")  # last: the kit is whole
+        private(
+            folder / KIT, json.dumps({**about, "expires": expires.isoformat()}) + "\n"
+        )  # last: the credentials is whole
         made.append(read(folder))
     private(out / SERVER / SITES, json.dumps(list(description.sites)) + "\n")
     private(out / "federation.json", json.dumps(description.model_dump()) + "\n")
@@ -150,44 +152,44 @@ def _check_same(description: Description, out: Path) -> None:
         before = json.loads((out / "federation.json").read_text())
     except FileNotFoundError:
         if out.exists() and any(out.iterdir()):
-            raise SettingError(f"{out} holds something that is no kits: choose a new folder") from None
+            raise SettingError(f"{out} holds something that is no credentials: choose a new folder") from None
         return
     now = description.model_dump()
     for name in ("name", "host", "port"):
         if before[name] != now[name]:
             raise SettingError(
-                f"the kits in {out} were made with {name} = {before[name]!r}, now it is {now[name]!r}: "
-                "choose a new folder, since every site would need a new kit"
+                f"the credentials in {out} were made with {name} = {before[name]!r}, now it is {now[name]!r}: "
+                "choose a new folder, since every site would need a new credentials"
             )
     if now["sites"][: len(before["sites"])] != before["sites"]:
         raise SettingError(
-            f"the kits in {out} are of the sites {', '.join(before['sites'])}: list these first, as they are, and new "
+            f"the credentials in {out} are of the sites {', '.join(before['sites'])}: list these first, as they are, and new "
             "ones behind them, since the order numbers the clients"
         )
 
 
-def read(folder: Path) -> Kit:
-    """A kit from its folder.
+def read(folder: Path) -> Credentials:
+    """A credentials from its folder.
 
     Raises:
         SettingError: there is none, or its certificate has ended.
     """
     try:
         about: dict[str, Any] = json.loads((folder / KIT).read_text())
-        kit = Kit(
+        credentials = Credentials(
             folder.resolve(), about["federation"], about["party"], about["host"], int(about["port"]),
             datetime.fromisoformat(about["expires"]),
         )  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError):
-        raise SettingError(f"{str(folder)!r} is no kit: give a folder that piebald provision made") from None
-    if kit.expires < datetime.now(UTC):
+        raise SettingError(f"{str(folder)!r} is no credentials: give a folder that piebald provision made") from None
+    if credentials.expires < datetime.now(UTC):
         raise SettingError(
-            f"the certificate of {kit.party} in {folder} ended on {kit.expires:%Y-%m-%d}: make new kits with "
+            f"the certificate of {credentials.party} in {folder} ended on {credentials.expires:%Y-%m-%d}: make new credentials with "
             "piebald provision, into a new folder"
         )
     if loose := [name for name in ("key.pem",) if (folder / name).stat().st_mode & 0o077]:
         raise SettingError(f"{folder / loose[0]} can be read by others: chmod 600 {folder / loose[0]}")
-    return kit
+    return credentials
 
 
 def private(path: Path, text: str | bytes, lasting: bool = True) -> None:
@@ -214,11 +216,11 @@ _SITE_TOML = """\
 # test = 0.2              # share of the rows that is for testing only
 # validation = 0.1        # share of the rows that chooses
 
-# [floor]                 # what this site agrees to at the most; other recipes are refused
+# [policy]                 # what this site agrees to at the most; other recipes are refused
 # private = ["classifier"]      # layers that must stay here
 # clip = 1.0                    # updates are clipped to at most this norm
 # noise = 0.5                   # and get noise of at least so many clips, here, from numbers that only this site knows
 # uploads = ["model"]           # what an update may carry
 # questions = ["evaluate"]      # what may be asked beside training
-# secure_sum = 3                # updates leave only inside secure sums of at least so many clients
+# secure_aggregation = 3                # updates leave only inside secure aggregation of at least so many clients
 """

@@ -9,15 +9,15 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from piebald import __version__
-from piebald.client_work import Work
+from piebald.client_work import ClientWork
 from piebald.component import build
 from piebald.errors import SettingError
-from piebald.training.base import Rule
-from piebald.transforms.base import Stage
+from piebald.training.base import Trainer
+from piebald.transforms.base import Transform
 
 
-class Terms(BaseModel):
-    """What a site is told before its first assignment.
+class RunTerms(BaseModel):
+    """What a site is told before its first task.
 
     Attributes:
         piebald: the server's version.
@@ -25,7 +25,7 @@ class Terms(BaseModel):
         rule, stages: how clients learn, and what befalls updates, as tables.
         private: names of the tensors that stay with the client.
         layout: names and shapes of the model's tensors, in order.
-        task: what the model is for; metrics: by which it is judged.
+        objective: what the model is for; metrics: by which it is judged.
         seed: of the run.
         shape, outputs: of one input, and of what comes out.
         classes: names of the classes, None where targets are not classes.
@@ -37,11 +37,11 @@ class Terms(BaseModel):
 
     piebald: str
     experiment: dict[str, Any]
-    rule: dict[str, Any]
-    stages: list[dict[str, Any]]
+    training: dict[str, Any]
+    transforms: list[dict[str, Any]]
     private: list[str]
     layout: list[tuple[str, list[int]]]
-    task: str
+    objective: str
     metrics: list[str]
     seed: int
     shape: list[int]
@@ -51,7 +51,7 @@ class Terms(BaseModel):
     sites: list[str]
 
     @classmethod
-    def read(cls, values: Mapping[str, Any]) -> Terms:
+    def read(cls, values: Mapping[str, Any]) -> RunTerms:
         """Terms as they came.
 
         Raises:
@@ -66,28 +66,28 @@ class Terms(BaseModel):
             first = error.errors()[0]
             raise SettingError(f"the run's terms cannot be read: {first['loc']}: {first['type']}") from None
 
-    def learning(self) -> tuple[Rule, tuple[Stage, ...]]:
-        """The rule and the stages, from what is installed here."""
-        rule = build("learn", self.rule)
-        stages = tuple(build("update", stage) for stage in self.stages)
-        assert isinstance(rule, Rule)
-        return rule, stages  # type: ignore[return-value]
+    def client_components(self) -> tuple[Trainer, tuple[Transform, ...]]:
+        """The trainer and the transforms, from what is installed here."""
+        trainer = build("training", self.training)
+        transforms = tuple(build("transforms", table) for table in self.transforms)
+        assert isinstance(trainer, Trainer)
+        return trainer, transforms  # type: ignore[return-value]
 
 
 def terms(
-    work: Work, experiment: Mapping[str, Any], clients: Sequence[str], sites: Sequence[str],
+    work: ClientWork, experiment: Mapping[str, Any], clients: Sequence[str], sites: Sequence[str],
     classes: Sequence[str] | None = None,
 ) -> bytes:  # fmt: skip
     """The terms as bytes."""
-    made = Terms(
+    made = RunTerms(
         piebald=__version__,
         experiment=dict(experiment),
-        rule=work.rule.table(),
-        stages=[stage.table() for stage in work.stages],
+        training=work.trainer.table(),
+        transforms=[transform.table() for transform in work.transforms],
         private=sorted(work.layout.private),
         layout=[(slot.name, list(slot.shape)) for slot in work.layout.slots],
-        task=work.task.name,
-        metrics=list(work.task.metrics),
+        objective=work.objective.name,
+        metrics=list(work.objective.metrics),
         seed=work.seed,
         shape=list(work.shape),
         outputs=list(work.outputs),

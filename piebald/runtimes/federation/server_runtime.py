@@ -1,6 +1,6 @@
-"""The server's end of the seam (`contracts.Runtime`): assignments go to sites, arrivals come back, the clock is real.
+"""The server's end of the seam (`contracts.Runtime`): tasks go to sites, results come back, the clock is real.
 
-A site has an assignment when it said so, and its result counts once, whatever is sent twice.  Finished training stays
+A site has a task when it said so, and its result counts once, whatever is sent twice.  Finished training stays
 at the site until a checkpoint holds it, so a server that dies and is resumed asks again and is given the same.
 """
 
@@ -18,17 +18,17 @@ from pathlib import Path
 import torch
 
 from piebald import __version__
-from piebald.client_work import Work
-from piebald.contracts import CENTRE, Arrival, Assignment, Checkpoint, Clients, Pool, Update
+from piebald.client_work import ClientWork
+from piebald.contracts import SERVER_ID, Checkpoint, Clients, Result, SumRequest, Task, Update
 from piebald.errors import SettingError
 from piebald.parameters import nbytes
 from piebald.runtimes.engines.choose import make_engine
-from piebald.runtimes.engines.serving import Engine, Stack, serve
+from piebald.runtimes.engines.serving import ClientStack, Engine, serve
 from piebald.runtimes.federation import provisioning
 from piebald.runtimes.federation.federation_settings import Federation
 from piebald.runtimes.federation.flare_link import SERVER, Link
-from piebald.runtimes.federation.local_federation import Local
-from piebald.runtimes.federation.member_list import Member, Open, names_of, sites_of
+from piebald.runtimes.federation.local_federation import LocalFederation
+from piebald.runtimes.federation.member_list import Member, OpenTask, names_of, sites_of
 from piebald.runtimes.federation.messages import (
     PIECE,
     PROTOCOL,
@@ -42,7 +42,7 @@ from piebald.runtimes.federation.messages import (
     encode,
 )
 from piebald.runtimes.federation.run_terms import terms
-from piebald.runtimes.federation.wire_format import digest, pack_assignment, pieces, unpack_update
+from piebald.runtimes.federation.wire_format import digest, pack_task, pieces, unpack_update
 
 _TICK = 0.25  # seconds between looks at who is silent
 _ROOM = 1 << 20  # bytes that a result may have beside its vectors
@@ -52,25 +52,25 @@ _WAIT = 20.0  # seconds for a site to answer
 log = logging.getLogger("piebald.federation")
 
 
-class Coordinator:
+class FederationServer:
     """A running federation.
 
     Args:
         settings: how long to wait for whom.
         work: what all parties work on.
-        clients: their names, and what the centre has of its own.
+        clients: their names, and what the server has of its own.
         local: the sites on this machine, or None where they come from elsewhere.
     """
 
-    def __init__(self, settings: Federation, work: Work, clients: Clients, local: Local | None) -> None:
+    def __init__(self, settings: Federation, work: ClientWork, clients: Clients, local: LocalFederation | None) -> None:
         self.settings, self.work, self.federation, self._local = settings, work, clients, local
-        kit = provisioning.read(local.server if local is not None else Path(str(settings.kit)))
-        self.kit, sites = kit, sites_of(kit, clients)
+        credentials = provisioning.read(local.server if local is not None else Path(str(settings.credentials)))
+        self.credentials, sites = credentials, sites_of(credentials, clients)
         self._members = [Member(name) for name in sites]
         self._number = {member.name: number for number, member in enumerate(self._members)}
         self._lock = threading.RLock()
         self._news = threading.Condition(self._lock)
-        self._arrived: deque[Arrival] = deque()
+        self._arrived: deque[Result] = deque()
         self._epoch, self._run = secrets.token_hex(8), secrets.token_hex(8)
         self._began, self._before = time.monotonic(), 0.0
         self._now = 0.0
@@ -82,7 +82,9 @@ class Coordinator:
         self._engine: Engine | None = None
         self._terms = terms(work, settings.experiment or {}, names_of(clients), sites, clients.classes)
         self._digest = digest(self._terms)
-        self._link = Link(SERVER, ("0.0.0.0", kit.port), kit.folder, self._number.__contains__, log.warning)
+        self._link = Link(
+            SERVER, ("0.0.0.0", credentials.port), credentials.folder, self._number.__contains__, log.warning
+        )
         for topic, kind, handler in (
             ("hello", Hello, self._hear),
             ("terms", Wish, self._tell),
@@ -102,32 +104,32 @@ class Coordinator:
 
     # -- the seam
 
-    def submit(self, assignments: Sequence[Assignment], pool: Pool | None = None) -> None:
+    def submit(self, tasks: Sequence[Task], pool: SumRequest | None = None) -> None:
         """See `contracts.Runtime`.  Updates are never summed before they arrive."""
         self._gather()
         with self._news:
-            for assignment in assignments:
-                self._version = max(self._version, assignment.version)
-                one = Open(assignment, self._clock())
-                if assignment.client == CENTRE:
-                    self._arrived.append(self._arrival(one, self._serve_centre(assignment), None))
+            for task in tasks:
+                self._version = max(self._version, task.version)
+                one = OpenTask(task, self._clock())
+                if task.client == SERVER_ID:
+                    self._arrived.append(self._arrival(one, self._serve_centre(task), None))
                     continue
                 if one.trains:
-                    self._horizon = max(self._horizon, assignment.id)
-                self._members[assignment.client].open[assignment.id] = one
+                    self._horizon = max(self._horizon, task.id)
+                self._members[task.client].open[task.id] = one
             self._news.notify_all()
 
-    def next(self, until: float = float("inf")) -> Arrival | None:
+    def next(self, until: float = float("inf")) -> Result | None:
         """See `contracts.Runtime`."""
         self._gather()
         with self._news:
             while True:
                 if self._arrived:
-                    arrival = self._arrived.popleft()
-                    self._now = max(self._now, arrival.time)
-                    if arrival.assignment.query is None:
-                        self._handed[arrival.assignment.id] = arrival.assignment.client
-                    return arrival
+                    result = self._arrived.popleft()
+                    self._now = max(self._now, result.time)
+                    if result.task.query is None:
+                        self._handed[result.task.id] = result.task.client
+                    return result
                 if self._clock() >= until:
                     self._now = max(self._now, until)
                     return None
@@ -157,12 +159,12 @@ class Coordinator:
         with self._lock:
             # that this is asked means that the checkpoint before has been written: what it held is safe
             self._captured, self._handed = dict(self._handed), {}
-            under_way = [[one.assignment.id, one.sent] for member in self._members for one in member.open.values()]
-            under_way += [[a.assignment.id, a.sent] for a in self._arrived if a.assignment.query is None]
+            under_way = [[one.task.id, one.sent] for member in self._members for one in member.open.values()]
+            under_way += [[a.task.id, a.sent] for a in self._arrived if a.task.query is None]
             values = {"run": self._run, "now": self._clock(), "horizon": self._horizon, "open": sorted(under_way)}
             return Checkpoint({}, values)
 
-    def restore(self, checkpoint: Checkpoint, assignments: Mapping[int, Assignment]) -> None:
+    def restore(self, checkpoint: Checkpoint, tasks: Mapping[int, Task]) -> None:
         """Take up what `state` gave."""
         values = checkpoint.values
         with self._news:
@@ -170,7 +172,7 @@ class Coordinator:
             self._now = self._before
             self._horizon = self._restored = int(values["horizon"])
             for id, sent in values["open"]:
-                self._members[assignments[id].client].open[id] = Open(assignments[id], float(sent))
+                self._members[tasks[id].client].open[id] = OpenTask(tasks[id], float(sent))
 
     def dismiss(self) -> None:
         """The run has ended well: everything is safe, and sites may leave."""
@@ -248,8 +250,8 @@ class Coordinator:
             self._note()
             time.sleep(1.0)
 
-    def _given_up(self, member: Member, one: Open) -> str | None:
-        """Why an assignment is not waited for any longer, or None."""
+    def _given_up(self, member: Member, one: OpenTask) -> str | None:
+        """Why a task is not waited for any longer, or None."""
         patience = self.settings.patience if one.trains else self.settings.silence
         if min(member.silent(), time.monotonic() - self._began) > patience:
             return f"silent for more than {patience:g} seconds"
@@ -274,7 +276,7 @@ class Coordinator:
                 "sites": sites,
             }
             status["over"] = self._dismissed
-        provisioning.private(self.kit.folder / "status.json", json.dumps(status), lasting=False)
+        provisioning.private(self.credentials.folder / "status.json", json.dumps(status), lasting=False)
 
     # -- what sites say
 
@@ -287,7 +289,7 @@ class Coordinator:
                 self._news.notify_all()
             mine = {id for id, one in member.open.items() if one.trains}
             mine |= {id for book in (self._handed, self._captured) for id, client in book.items() if client == number}
-            mine |= {a.assignment.id for a in self._arrived if a.assignment.client == number}
+            mine |= {a.task.id for a in self._arrived if a.task.client == number}
             welcome = Welcome(
                 version=__version__,
                 run=self._run if self._ready() else "",
@@ -301,7 +303,7 @@ class Coordinator:
         return encode(welcome)
 
     def _ready(self) -> bool:
-        """A run that is taken up has its own number from `restore` on, so none is told before the controller asks."""
+        """A run that is taken up has its own number from `restore` on, so none is told before the server asks."""
         return self._asked or self._dismissed
 
     @staticmethod
@@ -336,24 +338,24 @@ class Coordinator:
                 word = Word(word="refused")
         return encode(word)
 
-    def _end(self, member: Member, one: Open, update: Update | None, failure: str | None) -> None:
-        """An assignment is over; the first word counts."""
-        del member.open[one.assignment.id]
+    def _end(self, member: Member, one: OpenTask, update: Update | None, failure: str | None) -> None:
+        """An task is over; the first word counts."""
+        del member.open[one.task.id]
         member.finished += update is not None
-        member.version = one.assignment.version
+        member.version = one.task.version
         self._arrived.append(self._arrival(one, update, failure))
         self._news.notify_all()
 
-    def _arrival(self, one: Open, update: Update | None, failure: str | None) -> Arrival:
-        free = one.assignment.free
-        down = 0 if free else nbytes(one.assignment.parts)
+    def _arrival(self, one: OpenTask, update: Update | None, failure: str | None) -> Result:
+        free = one.task.free
+        down = 0 if free else nbytes(one.task.vectors)
         up = 0 if free or update is None else update.nbytes
-        return Arrival(one.assignment, update, one.sent, self._clock(), down, up, failure)
+        return Result(one.task, update, one.sent, self._clock(), down, up, failure)
 
     # -- what sites are told
 
     def _carry(self, member: Member) -> None:
-        """A site's own thread: it brings assignments there."""
+        """A site's own thread: it brings tasks there."""
         while not self._closing:
             with self._news:
                 one = member.to_push() if member.ready(self._digest, self.settings.silence) else None
@@ -367,15 +369,15 @@ class Coordinator:
             else:
                 time.sleep(0.2)
 
-    def _push(self, member: Member, one: Open) -> bool:
-        """Bring one assignment; whether the site has it now."""
-        body = pack_assignment(one.assignment)
+    def _push(self, member: Member, one: OpenTask) -> bool:
+        """Bring one task; whether the site has it now."""
+        body = pack_task(one.task)
         piece = Piece(
-            run=self._run, epoch=self._epoch, id=one.assignment.id, trains=one.trains, start=0, size=len(body),
+            run=self._run, epoch=self._epoch, id=one.task.id, trains=one.trains, start=0, size=len(body),
             digest=digest(body),
         )  # fmt: skip
         start = again = 0
-        while again < 3 and one.assignment.id in member.open and not self._closing:
+        while again < 3 and one.task.id in member.open and not self._closing:
             head = piece.model_copy(update={"start": start})
             answer = self._link.request(member.name, "work", head, pieces(body, start), timeout=_WAIT)
             if answer is None:
@@ -391,18 +393,18 @@ class Coordinator:
                 start, again = 0, again + 1
             elif word == "refused":
                 with self._news:
-                    if one.assignment.id in member.open:
+                    if one.task.id in member.open:
                         self._end(member, one, None, "refused by the site, whose log says why")
                 return True
             else:
                 return word in ("done", "known")
         return False
 
-    # -- the centre's own rows
+    # -- the server's own rows
 
-    def _serve_centre(self, assignment: Assignment) -> Update:
+    def _serve_centre(self, task: Task) -> Update:
         if self._engine is None:
-            self._engine = make_engine("lean", self.work, self.federation, torch.device("cpu"), False)
-        model = assignment.parts["model"]
-        stack = Stack([CENTRE], [assignment.version], [assignment.moment], [0], [model], {}, {}, assignment.query)
+            self._engine = make_engine("sequential", self.work, self.federation, torch.device("cpu"), False)
+        model = task.vectors["model"]
+        stack = ClientStack([SERVER_ID], [task.version], [task.moment], [0], [model], {}, {}, task.query)
         return serve(self._engine, stack).update(0)

@@ -1,4 +1,4 @@
-"""Sites vouch for what they tell one another through the server: signed with the key of their kit.
+"""Sites vouch for what they tell one another through the server: signed with the key of their credentials.
 
 A signature carries the site's certificate, which the federation's authority has signed, so a server that is not the
 authority cannot put keys of its own in the place of a site's.
@@ -23,11 +23,11 @@ from piebald.errors import SettingError
 _SIGN = ec.ECDSA(hashes.SHA256())
 
 
-class Signer:
+class CertificateSigner:
     """One site's signatures in one run (`contracts.Signer`).
 
     Args:
-        folder: the site's kit.
+        folder: the site's credentials.
         sites: the site of each client, by number.
         run: what is signed is for this run alone.
 
@@ -47,8 +47,8 @@ class Signer:
 
     def sign(self, text: bytes) -> bytes:
         """A signature of `SIGNATURE` bytes."""
-        parts = (self._certificate, self._key.sign(self._whole(text), _SIGN))
-        made = b"".join(struct.pack("<H", len(part)) + part for part in parts)
+        vectors = (self._certificate, self._key.sign(self._whole(text), _SIGN))
+        made = b"".join(struct.pack("<H", len(part)) + part for part in vectors)
         if len(made) > SIGNATURE:
             raise SettingError(f"the site's certificate is too long: {len(made)} bytes with a signature")
         return made.ljust(SIGNATURE, b"\0")
@@ -77,4 +77,4 @@ class Signer:
         return today and known and ExtendedKeyUsageOID.CLIENT_AUTH in use
 
     def _whole(self, text: bytes) -> bytes:
-        return b"piebald: keys of a secure sum\0" + struct.pack("<I", len(self._run)) + self._run + text
+        return b"piebald: keys of a secure aggregation\0" + struct.pack("<I", len(self._run)) + self._run + text

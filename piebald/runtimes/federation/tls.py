@@ -29,7 +29,7 @@ Refusal = Callable[[str, Exception], None]
 
 
 def context(params: dict[str, Any], server: bool) -> ssl.SSLContext:
-    """What a connection must prove; `params` name the files of a kit."""
+    """What a connection must prove; `params` name the files of a credentials."""
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     made.minimum_version = ssl.TLSVersion.TLSv1_3
     made.check_hostname = False  # the name in the certificate is compared with the name of the cell, by the cell

@@ -1,4 +1,4 @@
-"""Assignments and updates as bytes: JSON values and safetensors, with declared names, sizes and kinds."""
+"""Tasks and updates as bytes: JSON values and safetensors, with declared names, sizes and kinds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from piebald.component import build
-from piebald.contracts import Assignment, Query, Update
+from piebald.contracts import Query, Task, Update
+from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 from piebald.runtimes.federation.messages import PIECE, Id, Piece, Refused, Word, Words
 
 MOST_TENSORS = 64
@@ -28,8 +29,8 @@ class _Plain(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class _Task(_Plain):
-    """An assignment without its vectors."""
+class _TaskHead(_Plain):
+    """An task without its vectors."""
 
     id: Id
     client: int = Field(ge=0)
@@ -39,7 +40,7 @@ class _Task(_Plain):
     query: dict[str, Any] | None
 
 
-class _Outcome(_Plain):
+class _ResultHead(_Plain):
     """An update without its vectors, or why there is none."""
 
     examples: int = Field(ge=0)
@@ -58,7 +59,7 @@ def digest(body: bytes | bytearray | memoryview) -> str:
 def pack(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
     """JSON values and named tensors as one body."""
     text = json.dumps(values).encode()
-    # a copy of each: safetensors refuses tensors that share memory, and parts are often views of one vector
+    # a copy of each: safetensors refuses tensors that share memory, and vectors are often views of one vector
     blob = save({name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()})
     return b"".join((struct.pack("<I", len(text)), text, blob))
 
@@ -85,53 +86,53 @@ def unpack(body: bytes | bytearray | memoryview) -> tuple[dict[str, Any], dict[s
     return values, tensors
 
 
-def pack_assignment(assignment: Assignment) -> bytes:
-    """An assignment on its way down."""
-    fields = {name: getattr(assignment, name) for name in ("id", "client", "version", "turn", "committed")}
-    query = None if assignment.query is None else assignment.query.table()
-    return pack({**fields, "query": query}, assignment.parts)
+def pack_task(task: Task) -> bytes:
+    """An task on its way down."""
+    fields = {name: getattr(task, name) for name in ("id", "client", "version", "turn", "committed")}
+    query = None if task.query is None else task.query.table()
+    return pack({**fields, "query": query}, task.vectors)
 
 
-def unpack_assignment(body: bytes | bytearray | memoryview) -> Assignment:
-    """An assignment at the site.
+def unpack_task(body: bytes | bytearray | memoryview) -> Task:
+    """A task at the site.
 
     Raises:
         Refused: it is none.
     """
     values, tensors = unpack(body)
     try:
-        task = _Task.model_validate(values)
-        query = None if task.query is None else build("query", task.query)
+        head = _TaskHead.model_validate(values)
+        query = None if head.query is None else build("query", head.query)
     except (ValidationError, ValueError) as error:
-        raise Refused(f"an assignment that cannot be read: {str(error)[:200]}") from None
+        raise Refused(f"a task that cannot be read: {str(error)[:200]}") from None
     assert query is None or isinstance(query, Query)
-    if "model" not in tensors and not (query is not None and query.keyed):
-        raise Refused("an assignment without a model")
-    return Assignment(task.id, task.client, task.version, tensors, query, False, task.turn, task.committed)
+    if "model" not in tensors and not isinstance(query, KeyQuery):
+        raise Refused("a task without a model")
+    return Task(head.id, head.client, head.version, tensors, query, False, head.turn, head.committed)
 
 
 def pack_update(update: Update | None, failure: str | None) -> bytes:
-    """What came of an assignment, on its way up."""
+    """What came of a task, on its way up."""
     if update is None:
         update = Update({}, 0, 0, {})
     # a number that is not finite has no place in JSON: a metric is left out, and an update of no length is refused
     metrics = {name: value for name, value in update.metrics.items() if math.isfinite(value)}
     norm = update.norm if math.isfinite(update.norm) else -1.0
-    plain = _Outcome(
+    plain = _ResultHead(
         examples=update.examples, steps=update.steps, metrics=metrics, norm=norm, nbytes=update.nbytes, failure=failure
     )
-    return pack(plain.model_dump(), update.parts)
+    return pack(plain.model_dump(), update.vectors)
 
 
 def unpack_update(body: bytes | bytearray | memoryview) -> tuple[Update | None, str | None]:
-    """What came of an assignment, at the server.
+    """What came of a task, at the server.
 
     Raises:
         Refused: it is something else.
     """
     values, tensors = unpack(body)
     try:
-        told = _Outcome.model_validate(values)
+        told = _ResultHead.model_validate(values)
     except ValidationError as error:
         raise Refused(f"a result that cannot be read: {error.errors()[0]['type']}") from None
     if told.failure is not None:

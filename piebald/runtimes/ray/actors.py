@@ -1,14 +1,14 @@
-"""Ray actors as a crew: the simulator's engines in processes on one machine or many.
+"""Ray actors as a workers: the simulator's engines in processes on one machine or many.
 
     here                                          each actor: one core, or one GPU
     model, rule and data, once           ->       built into an engine; rows are read where Ray keeps them
     a round's model, once                ->       read where Ray keeps it, one copy a node
-    a chunk of stacks                    ->       served, with memory from the clients' shelves (`shelves`)
+    a chunk of stacks                    ->       served, with memory from the clients' state_actors (`state_actors`)
     sums or updates                      <-
 
 What a chunk is, and the order in which sums are added, depend on the stacks alone; who serves it does not matter.  So
 an actor that dies loses nothing: its chunk, and nothing but it, is served again by another, with the same bits.  So
-is a chunk that met a shelf that was gone, once that is replaced; what it wrote before is overwritten.
+is a chunk that met a actor that was gone, once that is replaced; what it wrote before is overwritten.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from piebald.client_work import Work
-from piebald.contracts import Clients, Pool
+from piebald.client_work import ClientWork
+from piebald.contracts import Clients, SumRequest
 from piebald.errors import RuntimeFault
 from piebald.runtimes.engines.choose import make_engine
 from piebald.runtimes.engines.matrix_products import set_onednn
-from piebald.runtimes.engines.sequential import Lean
-from piebald.runtimes.engines.serving import PoolSum, Served, Stack
-from piebald.runtimes.ray.connection import Session, as_array, as_tensor, gone
-from piebald.runtimes.ray.state_actors import Row, Shelves
+from piebald.runtimes.engines.sequential import SequentialEngine
+from piebald.runtimes.engines.serving import ClientStack, RunningSum, StackResult
+from piebald.runtimes.ray.connection import RayConnection, as_array, as_tensor, gone
+from piebald.runtimes.ray.state_actors import StateActorRow, StateActors
 from piebald.runtimes.workers.pool import foretold, guarded, share_out
 from piebald.runtimes.workers.serialization import pack_served, pack_stack, unpack_served, unpack_stack
 
@@ -40,7 +40,7 @@ _CHUNKS = 2  # for each actor: more would even out unequal nodes and lose less w
 _DEATHS = 3  # a chunk that so many actors died over is not tried again
 
 
-class Crate:
+class ObjectBuffer:
     """Tensors of a message by number, as arrays, which Ray hands over without copying them; what stands for a client's
     memory is kept as it is.
     """
@@ -65,18 +65,18 @@ class Crate:
         return as_tensor(self.arrays[place])
 
 
-class Hand:
+class RayWorker:
     """What an actor does."""
 
-    engine: Lean | None = None
+    engine: SequentialEngine | None = None
 
-    def load(self, work: Work, clients: Clients, settings: Ray) -> None:
+    def load(self, work: ClientWork, clients: Clients, settings: Ray) -> None:
         """Get ready for a run."""
         torch.set_num_threads(1)
         set_onednn(bool(settings.onednn))
         self.engine = make_engine(settings.engine, work, clients, torch.device(settings.device), settings.bfloat16)
 
-    def measure(self, work: Work, clients: Clients, settings: Ray, expected: int) -> Ray:
+    def measure(self, work: ClientWork, clients: Clients, settings: Ray, expected: int) -> Ray:
         """Make the choices that were left open."""
         torch.set_num_threads(1)
         return settings.measured(work, clients, expected)
@@ -88,48 +88,48 @@ class Hand:
     def serve(
         self,
         stacks: list[dict[str, Any]],
-        pool: Pool | None,
-        shelves: list[Any],
+        pool: SumRequest | None,
+        state_actors: list[Any],
         own: dict[int, Any],
         places: list[int],
         *shared: Any,
     ) -> dict[str, Any] | None:
-        """Serve a chunk; None says that a shelf was gone.
+        """Serve a chunk; None says that a actor was gone.
 
         Args:
             stacks: as `pack_stack` makes them.
-            shelves: where clients' memory lies; none where it comes and goes with the chunk.
+            state_actors: where clients' memory lies; none where it comes and goes with the chunk.
             own: arrays of this chunk by number.
             places, shared: numbers of arrays that other chunks have too, and these.
         """
-        row = Row(shelves) if shelves else None
+        row = StateActorRow(state_actors) if state_actors else None
         try:
-            crate = Crate((own if row is None else row.fill_in(own)) | dict(zip(places, shared, strict=True)))
+            crate = ObjectBuffer((own if row is None else row.fill_in(own)) | dict(zip(places, shared, strict=True)))
             return self._serve([unpack_stack(values, crate) for values in stacks], pool, row)
         except Exception as error:
             if row is not None and gone(error):
                 return None
             raise
 
-    def _serve(self, stacks: list[Stack], pool: Pool | None, row: Row | None) -> dict[str, Any]:
+    def _serve(self, stacks: list[ClientStack], pool: SumRequest | None, row: StateActorRow | None) -> dict[str, Any]:
         assert self.engine is not None
-        total, out = PoolSum(), Crate()
+        total, out = RunningSum(), ObjectBuffer()
         served = [guarded(self.engine, stack, pool, total) for stack in foretold(self.engine.feed, stacks)]
         if row is not None:
             row.hand_in(stacks, served)
         answers = [pack_served(one, out) for one in served]
-        sums = {name: out.put(part) for name, part in total.parts.items()}
+        sums = {name: out.put(part) for name, part in total.vectors.items()}
         return {"served": answers, "weight": total.weight, "sums": sums, "arrays": out.arrays}
 
 
-def measured(settings: Ray, session: Session, work: Work, clients: Clients, expected: int) -> Any:
+def measured(settings: Ray, session: RayConnection, work: ClientWork, clients: Clients, expected: int) -> Any:
     """Settings with every choice made, by one of the actors."""
     resting = session.take(settings.workers or 1)
-    actors = resting or [session.start(Hand)]
+    actors = resting or [session.start(RayWorker)]
     asked = actors[0].measure.remote(session.put(work), session.put_rows(clients), settings, expected)
     came, made = session.answer(session.first([], [asked]))
     if not came:
-        raise RuntimeFault("the Ray actor that measures the engines died: name an engine, like engine = 'lean'")
+        raise RuntimeFault("the Ray actor that measures the engines died: name an engine, like engine = 'sequential'")
     session.rest(actors)
     return made
 
@@ -143,13 +143,18 @@ class _Chunk:
     shared: dict[int, Any]
 
 
-class RayCrew:
-    """Actors that serve stacks (`crew.Crew`), with clients' memory on `shelves` where they have any."""
+class RayWorkerPool:
+    """Actors that serve stacks (`workers.Crew`), with clients' memory on `state_actors` where they have any."""
 
     def __init__(
-        self, settings: Ray, session: Session, work: Work, clients: Clients, shelves: Shelves | None = None
+        self,
+        settings: Ray,
+        session: RayConnection,
+        work: ClientWork,
+        clients: Clients,
+        state_actors: StateActors | None = None,
     ) -> None:
-        self.settings, self.session, self.shelves = settings, session, shelves
+        self.settings, self.session, self.state_actors = settings, session, state_actors
         self.count = max(1, settings.workers or 1)
         self._run = (session.put(work), session.put_rows(clients), settings)
         self._idle: list[Any] = []
@@ -157,24 +162,26 @@ class RayCrew:
         self._serving: dict[Any, tuple[Any, int]] = {}  # actors and chunks, by the answer to come
         self._stillborn = 0  # actors that died one after another before they were ready
         resting = session.take(self.count)
-        for actor in [*resting, *(session.start(Hand) for _ in range(self.count - len(resting)))]:
+        for actor in [*resting, *(session.start(RayWorker) for _ in range(self.count - len(resting)))]:
             self._load(actor)
 
-    def serve(self, stacks: Sequence[Stack], costs: Sequence[float], pool: Pool | None) -> tuple[list[Served], PoolSum]:
+    def serve(
+        self, stacks: Sequence[ClientStack], costs: Sequence[float], pool: SumRequest | None
+    ) -> tuple[list[StackResult], RunningSum]:
         shares = [share for share in share_out(costs, self.count * _CHUNKS) if share]
         answers = self._carry_out(self._packed([[stacks[place] for place in share] for share in shares]), pool)
-        results: dict[int, Served] = {}
-        total = PoolSum()
+        results: dict[int, StackResult] = {}
+        total = RunningSum()
         for share, answer in zip(shares, answers, strict=True):
-            crate = Crate(answer["arrays"])
+            crate = ObjectBuffer(answer["arrays"])
             results |= zip(share, (unpack_served(values, crate) for values in answer["served"]), strict=True)
             total.add(answer["weight"], {name: crate.get(place) for name, place in answer["sums"].items()})
         return [results[place] for place in range(len(stacks))], total
 
     def close(self) -> None:
         """Actors that have nothing to do rest until the next run; the others are stopped."""
-        if self.shelves is not None and self._serving:
-            self.shelves.rests = False
+        if self.state_actors is not None and self._serving:
+            self.state_actors.rests = False
         for actor in [*self._starting.values(), *(actor for actor, _ in self._serving.values())]:
             self.session.stop(actor)
         self.session.rest(self._idle)
@@ -183,9 +190,9 @@ class RayCrew:
 
     # -- inside
 
-    def _packed(self, shares: Sequence[Sequence[Stack]]) -> list[_Chunk]:
+    def _packed(self, shares: Sequence[Sequence[ClientStack]]) -> list[_Chunk]:
         """What to send: arrays that several chunks point to are put into Ray's store once."""
-        crate, stacks, touched = Crate(), [], []
+        crate, stacks, touched = ObjectBuffer(), [], []
         for share in shares:
             stacks.append([pack_stack(stack, crate) | {"query": stack.query} for stack in share])
             touched.append(crate.touched)
@@ -201,12 +208,12 @@ class RayCrew:
             for mine, places in zip(stacks, touched, strict=True)
         ]
 
-    def _carry_out(self, chunks: Sequence[_Chunk], pool: Pool | None) -> list[dict[str, Any]]:
+    def _carry_out(self, chunks: Sequence[_Chunk], pool: SumRequest | None) -> list[dict[str, Any]]:
         """The chunks' answers, in their order, by whoever is free."""
         waiting, deaths = deque(range(len(chunks))), Counter[int]()
         answers: dict[int, dict[str, Any]] = {}
-        if self.shelves is not None:
-            self.shelves.ready()
+        if self.state_actors is not None:
+            self.state_actors.ready()
         while len(answers) < len(chunks):
             while self._idle and waiting:
                 place = waiting.popleft()
@@ -224,8 +231,8 @@ class RayCrew:
             if answer is not None:
                 answers[place] = answer
                 continue
-            if came and self.shelves is not None:
-                self.shelves.mend()
+            if came and self.state_actors is not None:
+                self.state_actors.mend()
             waiting.appendleft(place)
             deaths[place] += 1
             if deaths[place] == _DEATHS:
@@ -235,9 +242,11 @@ class RayCrew:
                 )
         return [answers[place] for place in range(len(chunks))]
 
-    def _send(self, actor: Any, place: int, chunk: _Chunk, pool: Pool | None) -> None:
-        shelves = [] if self.shelves is None else self.shelves.row.shelves
-        asked = actor.serve.remote(chunk.stacks, pool, shelves, chunk.own, list(chunk.shared), *chunk.shared.values())
+    def _send(self, actor: Any, place: int, chunk: _Chunk, pool: SumRequest | None) -> None:
+        state_actors = [] if self.state_actors is None else self.state_actors.row.state_actors
+        asked = actor.serve.remote(
+            chunk.stacks, pool, state_actors, chunk.own, list(chunk.shared), *chunk.shared.values()
+        )
         self._serving[asked] = (actor, place)
 
     def _load(self, actor: Any) -> None:
@@ -258,4 +267,4 @@ class RayCrew:
 
     def _replace(self, actor: Any) -> None:
         self.session.stop(actor)
-        self._load(self.session.start(Hand))
+        self._load(self.session.start(RayWorker))

@@ -40,7 +40,7 @@ def connected() -> bool:
     return bool(imported().is_initialized())
 
 
-class Session:
+class RayConnection:
     """Actors and objects of a Ray.
 
     Args:
@@ -89,21 +89,21 @@ class Session:
 
     def take(self, count: int) -> list[Any]:
         """Up to so many actors that rest; those that are too many, or of another kind, make room."""
-        belongs, actors = Session._resting
+        belongs, actors = RayConnection._resting
         if belongs is not None and belongs[:2] != self._belongs[:2]:
             actors = []  # of a connection that is gone, and so are they
         fit = count if belongs == self._belongs else 0
         for actor in actors[fit:]:
             self.stop(actor)
-        Session._resting = (None, [])
+        RayConnection._resting = (None, [])
         return actors[:fit]
 
     def rest(self, actors: Sequence[Any]) -> None:
         """Keep actors for the next run."""
         for actor in actors:
             actor.forget.remote()
-        before = Session._resting[1] if Session._resting[0] == self._belongs else []
-        Session._resting = (self._belongs, [*before, *actors])
+        before = RayConnection._resting[1] if RayConnection._resting[0] == self._belongs else []
+        RayConnection._resting = (self._belongs, [*before, *actors])
 
     def start(self, kind: type) -> Any:
         """A new actor; it is not ready yet."""
@@ -111,7 +111,7 @@ class Session:
 
     def start_on(self, node: str, kind: type) -> Any:
         """An actor that takes no core, on a certain node: one that rests, or a new one, which dies if the node has."""
-        belongs, resting = Session._resting_on
+        belongs, resting = RayConnection._resting_on
         if belongs == self._belongs[:2] and resting.get(node):
             return resting[node].pop()
         strategies = importlib.import_module("ray.util.scheduling_strategies")
@@ -121,9 +121,9 @@ class Session:
 
     def rest_on(self, node: str, actor: Any) -> None:
         """Keep an actor of `start_on` for the next run; there is only one kind of them."""
-        if Session._resting_on[0] != self._belongs[:2]:
-            Session._resting_on = (self._belongs[:2], {})
-        Session._resting_on[1].setdefault(node, []).append(actor)
+        if RayConnection._resting_on[0] != self._belongs[:2]:
+            RayConnection._resting_on = (self._belongs[:2], {})
+        RayConnection._resting_on[1].setdefault(node, []).append(actor)
 
     def nodes(self) -> list[str]:
         """The nodes that are there."""

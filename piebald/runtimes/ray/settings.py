@@ -1,6 +1,6 @@
 """The Ray runtime's settings: the simulator with its engines in Ray actors, on this machine or on a cluster.
 
-Virtual clock and controller stay in this process; `engines.actors` says what travels, `engines.shelves` where clients'
+Virtual clock and server stay in this process; `engines.actors` says what travels, `engines.state_actors` where clients'
 memory lies.
 """
 
@@ -10,14 +10,14 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from piebald.client_work import Work
+from piebald.client_work import ClientWork
 from piebald.contracts import Clients
-from piebald.runtimes.ray.actors import RayCrew, measured
-from piebald.runtimes.ray.connection import Session, connected, imported
-from piebald.runtimes.ray.state_actors import Shelves
+from piebald.runtimes.ray.actors import RayWorkerPool, measured
+from piebald.runtimes.ray.connection import RayConnection, connected, imported
+from piebald.runtimes.ray.state_actors import StateActors
 from piebald.runtimes.simulation.settings import Simulated, count_cores
-from piebald.runtimes.workers.pool import Crew
-from piebald.runtimes.workers.state_store import Keeper
+from piebald.runtimes.workers.pool import WorkerPool
+from piebald.runtimes.workers.state_store import ClientStateStore
 
 
 class Ray(Simulated):
@@ -50,8 +50,8 @@ class Ray(Simulated):
             )
         return self
 
-    def settled(self, work: Work, clients: Clients, expected: int) -> Self:
-        """See `parts.Where`: counted where the actors will be, and measured there."""
+    def resolved(self, work: ClientWork, clients: Clients, expected: int) -> Self:
+        """See `vectors.RuntimeSettings`: counted where the actors will be, and measured there."""
         imported()
         here = self.address is None and self.device == "cpu" and not connected()
         workers = self.workers or min(expected, count_cores() if here else self._session().offers()) or 1
@@ -62,19 +62,23 @@ class Ray(Simulated):
         assert isinstance(made, type(self))
         return made
 
-    def measured(self, work: Work, clients: Clients, expected: int) -> Self:
+    def measured(self, work: ClientWork, clients: Clients, expected: int) -> Self:
         """The same as `settled`, measured by this very process."""
-        return super().settled(work, clients, expected)
+        return super().resolved(work, clients, expected)
 
-    def crew(self, work: Work, clients: Clients, room: tuple[int, int], keeper: Keeper) -> Crew:
+    def worker_pool(
+        self, work: ClientWork, clients: Clients, room: tuple[int, int], state_store: ClientStateStore
+    ) -> WorkerPool:
         """Actors."""
-        return RayCrew(self, self._session(), work, clients, keeper if isinstance(keeper, Shelves) else None)
+        return RayWorkerPool(
+            self, self._session(), work, clients, state_store if isinstance(state_store, StateActors) else None
+        )
 
-    def keeper(self, work: Work) -> Keeper:
+    def state_store(self, work: ClientWork) -> ClientStateStore:
         """Shelves, where clients have anything to remember."""
-        here = super().keeper(work)
-        return Shelves(work, self.memory, self._session) if here.needed else here
+        here = super().state_store(work)
+        return StateActors(work, self.memory, self._session) if here.needed else here
 
-    def _session(self) -> Session:
+    def _session(self) -> RayConnection:
         gpus = self.gpus if self.device == "cuda" else 0.0
-        return Session(self.address, max(self.workers or 1, count_cores()), self.store, gpus)
+        return RayConnection(self.address, max(self.workers or 1, count_cores()), self.store, gpus)

@@ -8,22 +8,23 @@ from typing import Annotated, Any, Literal, Self
 import torch
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
-from piebald.client_work import Work
+from piebald.client_work import ClientWork
 from piebald.component import build
 from piebald.contracts import Clients
 from piebald.randomness import generator
-from piebald.runtimes.base import Where
+from piebald.runtimes.base import RuntimeSettings
 from piebald.runtimes.engines.choose import STACKS, fastest, make_engine, stack_limit
 from piebald.runtimes.engines.matrix_products import onednn_is_faster, set_onednn
 from piebald.runtimes.simulation.simulation import Simulation
-from piebald.runtimes.workers.pool import Alone, Crew, Workers, can_fork, one_thread
-from piebald.runtimes.workers.state_store import Keeper
+from piebald.runtimes.workers.pool import ForkedWorkers, InProcess, WorkerPool, can_fork, one_thread
+from piebald.runtimes.workers.state_store import ClientStateStore
+from piebald.training.sgd import Sgd
 
 _SMALL_ROUND = 0.02  # seconds: rounds shorter than this do not repay worker processes
 
 
 def _fleet(table: Any) -> Any:
-    """A fleet from its table; only parts will do, since a resumed run rebuilds the fleet from its fields."""
+    """A fleet from its table; only vectors will do, since a resumed run rebuilds the fleet from its fields."""
     if table is None:
         return None
     made = build("fleet", table)
@@ -42,14 +43,14 @@ def count_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class Simulated(Where):
-    """What all simulations have in common, wherever their engines run; `crew` says where.
+class Simulated(RuntimeSettings):
+    """What all simulations have in common, wherever their engines run; `workers` says where.
 
     Attributes:
-        engine: "lean" (one client after another), "joined" (many at once through one module), "stacked" (many at once
+        engine: "sequential" (one client after another), "batched" (many at once through one module), "vmapped" (many at once
             through vmap), "reference" (slow and plain), or "auto", which measures and takes the fastest.
-        stack: clients trained at once by the joined and the stacked engine; None lets it be measured or chosen.
-        onednn: whether the joined engine multiplies large matrices with oneDNN instead of torch's default; None
+        stack: clients trained at once by the joined and the vmapped engine; None lets it be measured or chosen.
+        onednn: whether the batched engine multiplies large matrices with oneDNN instead of torch's default; None
             measures which is faster here.
         bfloat16: forward and backward passes under autocast.
         memory: bytes of client memory kept in RAM; more goes to a temporary file.
@@ -58,7 +59,7 @@ class Simulated(Where):
 
     axis = "runtime"  # not a choice itself
 
-    engine: Literal["auto", "lean", "stacked", "joined", "reference"] = "auto"
+    engine: Literal["auto", "sequential", "vmapped", "batched", "reference"] = "auto"
     stack: int | None = Field(default=None, ge=1)
     workers: int | None = Field(default=None, ge=0)
     device: str = "cpu"
@@ -75,22 +76,24 @@ class Simulated(Where):
             raise ValueError(f"device must be 'cpu', 'cuda' or 'cuda:N', got {self.device!r}") from None
         return self
 
-    def open(self, work: Work, clients: Clients) -> Simulation:
+    def open(self, work: ClientWork, clients: Clients) -> Simulation:
         """Start simulating."""
         settled = self.engine != "auto" and self.workers is not None and self.onednn is not None
-        made = self if settled else self.settled(work, clients, len(clients))
+        made = self if settled else self.resolved(work, clients, len(clients))
         return Simulation(made, work, clients)
 
-    def crew(self, work: Work, clients: Clients, room: tuple[int, int], keeper: Keeper) -> Crew:
+    def worker_pool(
+        self, work: ClientWork, clients: Clients, room: tuple[int, int], state_store: ClientStateStore
+    ) -> WorkerPool:
         """Who trains; `room` is the shared memory of a message, and how many clients' vectors fit into it."""
         raise NotImplementedError
 
-    def keeper(self, work: Work) -> Keeper:
+    def state_store(self, work: ClientWork) -> ClientStateStore:
         """Who keeps what clients remember: this process."""
-        return Keeper(work, self.memory)
+        return ClientStateStore(work, self.memory)
 
-    def settled(self, work: Work, clients: Clients, expected: int) -> Self:
-        """See `parts.Where`: engine, stack and workers are measured or counted where they were left open."""
+    def resolved(self, work: ClientWork, clients: Clients, expected: int) -> Self:
+        """See `vectors.RuntimeSettings`: engine, stack and workers are measured or counted where they were left open."""
         device, engine, stack, workers = torch.device(self.device), self.engine, self.stack, self.workers
         forks = device.type == "cpu" and can_fork()
         cores = count_cores()
@@ -106,11 +109,16 @@ class Simulated(Where):
                 engine, found, pace = fastest(work, clients, device, self.bfloat16, sample)  # type: ignore[assignment]
             stack = stack or found
         if stack is None:
-            stack = 8 if engine in ("stacked", "joined") else 1
+            stack = 8 if engine in ("vmapped", "batched") else 1
         if workers is None:
             rows = clients.size(sample[0], "train") if self.engine == "auto" else None
-            batch = getattr(work.rule, "batch", 20)
-            seconds = expected * pace * getattr(work.rule, "epochs", 1) * ((rows or 10 * batch) / batch)
+            batch = work.trainer.batch if isinstance(work.trainer, Sgd) else 20
+            seconds = (
+                expected
+                * pace
+                * (work.trainer.epochs if isinstance(work.trainer, Sgd) else 1)
+                * ((rows or 10 * batch) / batch)
+            )
             small = self.engine == "auto" and seconds < _SMALL_ROUND
             workers = min(cores, expected) if forks and cores > 1 and expected > 1 and not small else 0
         stack = min(stack, stack_limit(work), -(-expected // max(workers, 1)))
@@ -135,8 +143,10 @@ class Simulator(Simulated):
             raise ValueError("workers are for the CPU: leave them out, or set them to 0, with device = 'cuda'")
         return self
 
-    def crew(self, work: Work, clients: Clients, room: tuple[int, int], keeper: Keeper) -> Crew:
+    def worker_pool(
+        self, work: ClientWork, clients: Clients, room: tuple[int, int], state_store: ClientStateStore
+    ) -> WorkerPool:
         """This process alone, or forked ones."""
         set_onednn(bool(self.onednn))
         engine = make_engine(self.engine, work, clients, torch.device(self.device), self.bfloat16)
-        return Workers(engine, self.workers, *room) if self.workers else Alone(engine)
+        return ForkedWorkers(engine, self.workers, *room) if self.workers else InProcess(engine)

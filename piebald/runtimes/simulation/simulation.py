@@ -1,7 +1,7 @@
 """The simulation itself: clients as data, and a virtual clock.
 
-An assignment's inputs are fixed when it is submitted, so nothing is computed until its result could matter: everything
-outstanding is then served in one go, and arrivals are handed out in the order of their virtual times.
+An task's inputs are fixed when it is submitted, so nothing is computed until its result could matter: everything
+outstanding is then served in one go, and results are handed out in the order of their virtual times.
 """
 
 from __future__ import annotations
@@ -14,26 +14,28 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from piebald.client_work import Work
+from piebald.client_work import ClientWork
 from piebald.contracts import (
-    CENTRE,
-    SEALING,
-    Arrival,
-    Assignment,
+    MASKING,
+    SERVER_ID,
     Checkpoint,
     Clients,
+    ClientSecrets,
     Device,
     Fleet,
-    Pool,
-    Pooled,
-    Secrets,
+    PartialSum,
+    Personalizes,
+    Result,
+    SumRequest,
+    Task,
     Update,
 )
 from piebald.parameters import nbytes
-from piebald.privacy.secure_aggregation.client_side import repeatable, replied, sealed, sealing
+from piebald.privacy.secure_aggregation.client_side import masked, repeatable, replied
+from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 from piebald.randomness import generator
-from piebald.runtimes.engines.serving import PRIVATE, Served, Stack
-from piebald.runtimes.workers.pool import LEAST_ARENA, Crew
+from piebald.runtimes.engines.serving import PRIVATE, ClientStack, StackResult
+from piebald.runtimes.workers.pool import LEAST_ARENA, WorkerPool
 from piebald.runtimes.workers.state_store import under
 
 if TYPE_CHECKING:
@@ -60,11 +62,11 @@ class Instant:
 
 @dataclass(slots=True, eq=False)
 class _Event:
-    """An assignment under way."""
+    """An task under way."""
 
-    assignment: Assignment
+    task: Task
     sent: float
-    pool: Pool | None
+    pool: SumRequest | None
     batch: int
     update: Update | None = None
     counts: bool = False  # whether its client will remember it, unless it fails yet
@@ -83,33 +85,33 @@ class _Due:
 class Simulation:
     """A running simulation (`contracts.Runtime`)."""
 
-    def __init__(self, settings: Simulated, work: Work, clients: Clients) -> None:
+    def __init__(self, settings: Simulated, work: ClientWork, clients: Clients) -> None:
         self.settings, self.work, self.federation = settings, work, clients
         self.fleet: Fleet = settings.fleet or Instant()
-        self.memory = settings.keeper(work)
+        self.memory = settings.state_store(work)
         self._now = 0.0
         self._due: list[_Due] = []
         self._batches = 0
-        self._crew: Crew | None = None
-        self._secrets: dict[int, dict[str, Tensor]] = {}  # what clients keep from everybody, for secure sums
+        self._crew: WorkerPool | None = None
+        self._secrets: dict[int, dict[str, Tensor]] = {}  # what clients keep from everybody, for secure aggregation
 
     # -- the seam
 
-    def submit(self, assignments: Sequence[Assignment], pool: Pool | None = None) -> None:
+    def submit(self, tasks: Sequence[Task], pool: SumRequest | None = None) -> None:
         """See `contracts.Runtime`.  The earliest possible time is when the download ends; serving finds the true
         one.
         """
         self._batches += 1
-        if pool is not None and any(self._leaves(assignment) is not None for assignment in assignments):
+        if pool is not None and any(self._leaves(task) is not None for task in tasks):
             pool = None  # whoever goes away in between must not be in a sum already
-        for assignment in assignments:
-            event = _Event(assignment, self._now, pool, self._batches)
-            if not assignment.free:
-                event.bytes_down = nbytes(assignment.parts)
+        for task in tasks:
+            event = _Event(task, self._now, pool, self._batches)
+            if not task.free:
+                event.bytes_down = nbytes(task.vectors)
                 self._maybe_lose(event)
-            heapq.heappush(self._due, _Due(self._earliest(event), assignment.id, event))
+            heapq.heappush(self._due, _Due(self._earliest(event), task.id, event))
 
-    def next(self, until: float = float("inf")) -> Arrival | None:
+    def next(self, until: float = float("inf")) -> Result | None:
         """See `contracts.Runtime`."""
         while self._due:
             due = self._due[0]
@@ -136,7 +138,7 @@ class Simulation:
     def state(self) -> Checkpoint:
         """Clock, client memory that has changed, and what is under way with its results, if they are known."""
         tensors, events = self.memory.changed(), []
-        held = self.memory.held([due.event.assignment for due in self._due if due.event.counts])
+        held = self.memory.held([due.event.task for due in self._due if due.event.counts])
         for due in sorted(self._due):
             event = due.event
             row: dict[str, Any] = {"id": due.id, "time": due.time, "sent": event.sent, "failure": event.failure}
@@ -145,15 +147,15 @@ class Simulation:
                 update = event.update
                 row |= {"examples": update.examples, "steps": update.steps, "metrics": dict(update.metrics)}
                 row |= {"norm": update.norm, "nbytes": update.nbytes}
-                tensors |= {f"event/{due.id}/parts/{name}": part for name, part in update.parts.items()}
-            tensors |= {f"secret/{event.assignment.client}/{n}": t for n, t in self._kept(event.assignment).items()}
+                tensors |= {f"event/{due.id}/parts/{name}": part for name, part in update.vectors.items()}
+            tensors |= {f"secret/{event.task.client}/{n}": t for n, t in self._kept(event.task).items()}
             if event.counts:
                 row["remembers"] = True
                 tensors |= {f"event/{due.id}/memory/{name}": part for name, part in held[due.id].items()}
             events.append(row)
         return Checkpoint(tensors, {"now": self._now, "events": events})
 
-    def restore(self, checkpoint: Checkpoint, assignments: Mapping[int, Assignment]) -> None:
+    def restore(self, checkpoint: Checkpoint, tasks: Mapping[int, Task]) -> None:
         """Take up what `state` gave."""
         self._now = float(checkpoint.values["now"])
         self.memory.restore(checkpoint.tensors)
@@ -163,16 +165,16 @@ class Simulation:
                 self._secrets.setdefault(int(client), {})[own] = tensor
         for row in checkpoint.values["events"]:
             name = f"event/{row['id']}/"
-            event = _Event(assignments[row["id"]], row["sent"], None, 0, failure=row["failure"])
+            event = _Event(tasks[row["id"]], row["sent"], None, 0, failure=row["failure"])
             event.served, event.bytes_down = row["served"], row["bytes_down"]
             if "examples" in row:
-                parts = under(checkpoint.tensors, f"{name}parts/")
+                vectors = under(checkpoint.tensors, f"{name}vectors/")
                 event.update = Update(
-                    parts, row["examples"], row["steps"], row["metrics"], row["norm"], None, row["nbytes"]
+                    vectors, row["examples"], row["steps"], row["metrics"], row["norm"], None, row["nbytes"]
                 )
             if row.get("remembers"):
                 event.counts = True
-                self.memory.hold(event.assignment, under(checkpoint.tensors, f"{name}memory/"))
+                self.memory.hold(event.task, under(checkpoint.tensors, f"{name}memory/"))
             heapq.heappush(self._due, _Due(row["time"], row["id"], event))
 
     def close(self) -> None:
@@ -184,38 +186,38 @@ class Simulation:
     # -- time
 
     def _downloaded(self, event: _Event) -> float:
-        if event.assignment.free or event.assignment.client == CENTRE:
+        if event.task.free or event.task.client == SERVER_ID:
             return self._now
-        device = self.fleet.device(event.assignment.client)
+        device = self.fleet.device(event.task.client)
         return event.sent + device.latency + event.bytes_down / device.down
 
     def _earliest(self, event: _Event) -> float:
-        """When an assignment ends at the soonest: it need not be computed before."""
-        assignment, work = event.assignment, self.work
+        """When a task ends at the soonest: it need not be computed before."""
+        task, work = event.task, self.work
         downloaded = self._downloaded(event)
-        if event.served or assignment.query is not None:
+        if event.served or task.query is not None:
             return downloaded
-        device = self.fleet.device(assignment.client)
-        steps = work.rule.least_steps(self.federation.size(assignment.client, "train") or 0)
+        device = self.fleet.device(task.client)
+        steps = work.min_steps(self.federation.size(task.client, "train") or 0)
         soonest = downloaded + steps * device.seconds_per_step + device.latency
-        leaves = self._leaves(assignment, event.sent)
+        leaves = self._leaves(task, event.sent)
         return soonest if leaves is None else min(soonest, leaves)
 
-    def _leaves(self, assignment: Assignment, sent: float | None = None) -> float | None:
+    def _leaves(self, task: Task, sent: float | None = None) -> float | None:
         """When the client's device will go off, or None."""
-        if assignment.free or assignment.client == CENTRE:
+        if task.free or task.client == SERVER_ID:
             return None
         asked = self._now if sent is None else sent
-        intervals = self.fleet.device(assignment.client).on or ()
+        intervals = self.fleet.device(task.client).on or ()
         return next((stop for start, stop in intervals if start <= asked < stop and stop < math.inf), None)
 
     def _finished(self, event: _Event) -> float:
         """When the answer has been uploaded."""
-        if event.update is None or event.assignment.free or event.assignment.client == CENTRE:
+        if event.update is None or event.task.free or event.task.client == SERVER_ID:
             return self._downloaded(event)
-        device = self.fleet.device(event.assignment.client)
+        device = self.fleet.device(event.task.client)
         work = event.update.steps * device.seconds_per_step
-        if event.assignment.query is not None:
+        if event.task.query is not None:
             work = device.answering(event.update.examples)
         return self._downloaded(event) + work + device.latency + event.update.nbytes / device.up
 
@@ -227,38 +229,38 @@ class Simulation:
 
     def _maybe_lose(self, event: _Event) -> None:
         """A device may drop out; whether it does depends on the client and the version, not on when it is asked."""
-        client, version = event.assignment.client, event.assignment.version
-        device = self.fleet.device(client) if client != CENTRE else Device()
-        query = event.assignment.query
-        kind = (query.kind,) if query is not None and query.keyed else ()  # clients may drop out between the rounds
+        client, version = event.task.client, event.task.version
+        device = self.fleet.device(client) if client != SERVER_ID else Device()
+        query = event.task.query
+        kind = (query.kind,) if isinstance(query, KeyQuery) else ()  # clients may drop out between the rounds
         words = ("dropout", self.work.seed, self.federation.names[client], version, *kind)
         if device.dropout and generator(*words).random() < device.dropout:
             event.served, event.failure = True, LOST
 
-    def _arrive(self, due: _Due) -> Arrival:
-        event, assignment = due.event, due.event.assignment
+    def _arrive(self, due: _Due) -> Result:
+        event, task = due.event, due.event.task
         update, failure = event.update, event.failure
-        if update is not None and assignment.query is None and sealing(self.work) is not None:
-            update, failure = sealed(update, assignment, self.work, self._of(assignment))
+        if update is not None and task.query is None and self.work.masking is not None:
+            update, failure = masked(update, task, self.work, self._of(task))
         if event.counts:
-            self.memory.settle(assignment, kept=failure is None)
-        up = 0 if update is None or assignment.free else update.nbytes
-        return Arrival(assignment, update, event.sent, due.time, event.bytes_down, up, failure)
+            self.memory.settle(task, kept=failure is None)
+        up = 0 if update is None or task.free else update.nbytes
+        return Result(task, update, event.sent, due.time, event.bytes_down, up, failure)
 
     # -- secrets
 
-    def _of(self, assignment: Assignment) -> Secrets:
-        """What an assignment's client keeps from everybody."""
-        kept = self._secrets.setdefault(assignment.client, {})
-        name = self.federation.names[assignment.client]
-        return Secrets(assignment.client, kept, repeatable(self.work.seed, name, assignment.moment))
+    def _of(self, task: Task) -> ClientSecrets:
+        """What a task's client keeps from everybody."""
+        kept = self._secrets.setdefault(task.client, {})
+        name = self.federation.names[task.client]
+        return ClientSecrets(task.client, kept, repeatable(self.work.seed, name, task.moment))
 
-    def _kept(self, assignment: Assignment) -> Mapping[str, Tensor]:
+    def _kept(self, task: Task) -> Mapping[str, Tensor]:
         """What a checkpoint needs of that: between two commits only clients at work are in the middle of a sum."""
-        return self._secrets.get(assignment.client, {})
+        return self._secrets.get(task.client, {})
 
     def _reply(self, event: _Event) -> None:
-        event.update, event.failure = replied(event.assignment, self.work, self._of(event.assignment))
+        event.update, event.failure = replied(event.task, self.work, self._of(event.task))
         event.served = True
 
     # -- serving
@@ -268,13 +270,13 @@ class Simulation:
         kinds: dict[tuple[int, str], list[_Event]] = {}
         for due in sorted(self._due):
             if not due.event.served:
-                query = due.event.assignment.query
+                query = due.event.task.query
                 kind = "" if query is None else query.model_dump_json() + query.kind
                 # pooled updates are summed by submission; the others may be trained together whenever they were sent
                 kinds.setdefault((due.event.batch if due.event.pool is not None else 0, kind), []).append(due.event)
         for events in kinds.values():
-            query = events[0].assignment.query
-            if query is not None and query.keyed:
+            query = events[0].task.query
+            if isinstance(query, KeyQuery):
                 for event in events:
                     self._reply(event)
             else:
@@ -283,69 +285,67 @@ class Simulation:
         heapq.heapify(self._due)
 
     def _ends(self, due: _Due) -> float:
-        """When an assignment that was served ends, or breaks off because its client goes away."""
+        """When a task that was served ends, or breaks off because its client goes away."""
         event = due.event
         if event.failure in (LOST, GONE):
             return due.time
-        finished, leaves = self._finished(event), self._leaves(event.assignment, event.sent)
+        finished, leaves = self._finished(event), self._leaves(event.task, event.sent)
         if leaves is None or finished <= leaves:
             return finished
         if event.counts:
-            self.memory.settle(event.assignment, kept=False)
+            self.memory.settle(event.task, kept=False)
         event.failure, event.update, event.counts = GONE, None, False
         return leaves
 
     def _serve(self, events: list[_Event]) -> None:
         costs = [self._cost(event) for event in events]
-        order = sorted(
-            range(len(events)), key=lambda i: (-costs[i], events[i].assignment.client, events[i].assignment.id)
-        )
+        order = sorted(range(len(events)), key=lambda i: (-costs[i], events[i].task.client, events[i].task.id))
         stacks = self._cut(order, events)
         groups = [[events[i] for i in stack] for stack in stacks]
         loads = [sum(costs[i] for i in stack) for stack in stacks]
         pool = events[0].pool
         served, total = self._hands().serve([self._stack(group) for group in groups], loads, pool)
-        sums = {name: part.cpu() for name, part in total.parts.items()}
-        pooled = Pooled(total.weight, sums) if pool is not None else None
+        sums = {name: part.cpu() for name, part in total.vectors.items()}
+        pooled = PartialSum(total.weight, sums) if pool is not None else None
         for group, result in zip(groups, served, strict=True):
             for row, event in enumerate(group):
                 self._settle(event, result, row, pooled)
 
-    def _settle(self, event: _Event, result: Served, row: int, pooled: Pooled | None) -> None:
+    def _settle(self, event: _Event, result: StackResult, row: int, pooled: PartialSum | None) -> None:
         event.served = True
         event.failure = result.failures[row]
         update = result.update(row)
         if pooled is not None:
             update = Update({}, update.examples, update.steps, update.metrics, update.norm, pooled, update.nbytes)
         event.update = update
-        if event.assignment.query is None:
-            self.memory.hold(event.assignment, {name: _alone(rows[row]) for name, rows in result.memory.items()})
+        if event.task.query is None:
+            self.memory.hold(event.task, {name: _alone(rows[row]) for name, rows in result.state.items()})
             event.counts = event.failure is None and math.isfinite(update.norm)
             if not event.counts:  # a client whose update cannot count also forgets the attempt
-                self.memory.settle(event.assignment, kept=False)
+                self.memory.settle(event.task, kept=False)
 
-    def _stack(self, events: list[_Event]) -> Stack:
-        assignments = [event.assignment for event in events]
-        remembered = [self.memory.recall(assignment) for assignment in assignments]
+    def _stack(self, events: list[_Event]) -> ClientStack:
+        tasks = [event.task for event in events]
+        remembered = [self.memory.recall(task) for task in tasks]
         sent = [
-            {n: p for n, p in a.parts.items() if n not in ("model", PRIVATE) and not n.startswith(SEALING)}
-            for a in assignments
+            {n: p for n, p in a.vectors.items() if n not in ("model", PRIVATE) and not n.startswith(MASKING)}
+            for a in tasks
         ]
-        return Stack(
-            clients=[assignment.client for assignment in assignments],
-            versions=[assignment.version for assignment in assignments],
-            moments=[assignment.moment for assignment in assignments],
-            committed=[assignment.committed for assignment in assignments],
-            models=[assignment.parts["model"] for assignment in assignments],
-            parts={name: [parts[name] for parts in sent] for name in sent[0]},
-            memory={name: [memory[name] for memory in remembered] for name in remembered[0]},
-            query=assignments[0].query,
-            ids=[assignment.id for assignment in assignments],
+        return ClientStack(
+            clients=[task.client for task in tasks],
+            versions=[task.version for task in tasks],
+            moments=[task.moment for task in tasks],
+            committed=[task.committed for task in tasks],
+            models=[task.vectors["model"] for task in tasks],
+            vectors={name: [vectors[name] for vectors in sent] for name in sent[0]},
+            state={name: [memory[name] for memory in remembered] for name in remembered[0]},
+            query=tasks[0].query,
+            ids=[task.id for task in tasks],
         )
 
     def _cost(self, event: _Event) -> float:
-        client, query = event.assignment.client, event.assignment.query
-        if client == CENTRE:
+        client, query = event.task.client, event.task.query
+        if client == SERVER_ID:
             return float(len(self.federation.common or ()))
         size = self.federation.size(client, "train" if query is None else "test")
         return 1.0 if size is None else float(size)
@@ -353,9 +353,9 @@ class Simulation:
     def _cut(self, order: list[int], events: list[_Event]) -> list[list[int]]:
         """Stacks of the events, by number; of a large model only clients that start from the same one go together."""
         size, stacks = self._stack_size(events), dict[int, list[list[int]]]()
-        apart = self.work.layout.size >= _LARGE and events[0].assignment.query is None
+        apart = self.work.layout.size >= _LARGE and events[0].task.query is None
         for i in order:
-            mine = stacks.setdefault(id(events[i].assignment.parts["model"]) if apart else 0, [[]])
+            mine = stacks.setdefault(id(events[i].task.vectors["model"]) if apart else 0, [[]])
             if len(mine[-1]) == size:
                 mine.append([])
             mine[-1].append(i)
@@ -363,22 +363,22 @@ class Simulation:
 
     def _stack_size(self, events: list[_Event]) -> int:
         """Training stacks as settled; questions about one model in large stacks, a few for each worker."""
-        if events[0].assignment.query is None or self.work.rule.tailors():
+        if events[0].task.query is None or isinstance(self.work.trainer, Personalizes):
             return self.settings.stack or 1
         share = -(-len(events) // max(1, self.settings.workers or 1))
         return max(1, min(256, share, self._room()[1] if self.memory.needed else 256))
 
     def _room(self) -> tuple[int, int]:
         """Bytes of shared memory for a message, and how many clients' vectors fit into it with two to spare."""
-        vectors = 2 + len(self.memory.fresh) + len(self.work.rule.common(0))
+        vectors = 2 + len(self.memory.fresh) + len(self.work.server_vectors())
         client = 4 * self.work.layout.size * vectors
         size = max(LEAST_ARENA, 2 * client * ((self.settings.stack or 1) + 2))
         return size, max(1, size // client - 2)
 
-    def _hands(self) -> Crew:
-        """The crew, started at the first need."""
+    def _hands(self) -> WorkerPool:
+        """The workers, started at the first need."""
         if self._crew is None:
-            self._crew = self.settings.crew(self.work, self.federation, self._room(), self.memory)
+            self._crew = self.settings.worker_pool(self.work, self.federation, self._room(), self.memory)
         return self._crew
 
 

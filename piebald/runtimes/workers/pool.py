@@ -21,10 +21,10 @@ from typing import Any, Protocol
 
 import torch
 
-from piebald.contracts import CENTRE, Pool
+from piebald.contracts import SERVER_ID, SumRequest
 from piebald.errors import PiebaldError, RuntimeFault
-from piebald.runtimes.engines.row_loader import Feed
-from piebald.runtimes.engines.serving import Engine, PoolSum, Served, Stack, serve
+from piebald.runtimes.engines.row_loader import RowLoader
+from piebald.runtimes.engines.serving import ClientStack, Engine, RunningSum, StackResult, serve
 from piebald.runtimes.workers.serialization import Arena, pack_served, pack_stack, unpack_served, unpack_stack
 
 LEAST_ARENA = 64 << 20
@@ -32,10 +32,12 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # of mallopt(3)
 _HUGE = 1 << 24  # numbers of a model
 
 
-class Crew(Protocol):
+class WorkerPool(Protocol):
     """Serves stacks, in the order given."""
 
-    def serve(self, stacks: Sequence[Stack], costs: Sequence[float], pool: Pool | None) -> tuple[list[Served], PoolSum]:
+    def serve(
+        self, stacks: Sequence[ClientStack], costs: Sequence[float], pool: SumRequest | None
+    ) -> tuple[list[StackResult], RunningSum]:
         """What came of each stack, and the sum of those that were pooled."""
 
     def close(self) -> None:
@@ -87,7 +89,7 @@ def kept_pages(model: int = 0) -> Iterator[None]:
         library.malloc_trim(0)
 
 
-class Alone:
+class InProcess:
     """This process does it, on the CPU with one thread.
 
     Several threads help large tensors only, and on a busy machine they wait for one another many times longer than they
@@ -100,8 +102,10 @@ class Alone:
         self._stay.enter_context(one_thread(engine.device.type == "cpu" and can_fork()))
         self._stay.enter_context(kept_pages(engine.work.layout.size))
 
-    def serve(self, stacks: Sequence[Stack], costs: Sequence[float], pool: Pool | None) -> tuple[list[Served], PoolSum]:
-        total = PoolSum()
+    def serve(
+        self, stacks: Sequence[ClientStack], costs: Sequence[float], pool: SumRequest | None
+    ) -> tuple[list[StackResult], RunningSum]:
+        total = RunningSum()
         return [guarded(self.engine, stack, pool, total) for stack in foretold(self.engine.feed, stacks)], total
 
     def close(self) -> None:
@@ -109,7 +113,7 @@ class Alone:
         self._stay.close()
 
 
-class Workers:
+class ForkedWorkers:
     """Forked processes of one thread each.
 
     Args:
@@ -121,7 +125,7 @@ class Workers:
 
     def __init__(self, engine: Engine, count: int, size: int, room: int) -> None:
         self.room = room
-        self.hands: list[_Hand] = []
+        self.hands: list[_Worker] = []
         # Our own threads would wait for one another while the workers hold the cores: adding two vectors took 2 ms
         # instead of 0.05.
         self._stay = contextlib.ExitStack()
@@ -138,33 +142,35 @@ class Workers:
                 warnings.simplefilter("ignore", DeprecationWarning)
                 process.start()
             theirs.close()
-            self.hands.append(_Hand(process, ours, inbox, outbox))
+            self.hands.append(_Worker(process, ours, inbox, outbox))
 
-    def serve(self, stacks: Sequence[Stack], costs: Sequence[float], pool: Pool | None) -> tuple[list[Served], PoolSum]:
+    def serve(
+        self, stacks: Sequence[ClientStack], costs: Sequence[float], pool: SumRequest | None
+    ) -> tuple[list[StackResult], RunningSum]:
         queues = share_out(costs, len(self.hands))
-        results: dict[int, Served] = {}
+        results: dict[int, StackResult] = {}
         pieces = [self._pieces(queue, stacks) for queue in queues]
-        weigh = None if pool is None else {"weight": pool.weight.table(), "limit": pool.limit}
+        aggregation = None if pool is None else {"weight": pool.weight.table(), "limit": pool.limit}
         sums: dict[int, dict[str, Any]] = {}  # what each worker says with its last message
         while any(pieces):
             busy = [(place, mine.pop(0), not mine) for place, mine in enumerate(pieces) if mine]
             for place, piece, last in busy:
                 hand = self.hands[place]
                 chosen = _pack(hand.inbox, [stacks[one] for one in piece])
-                hand.send({"pool": weigh, "stacks": chosen, "last": last})
+                hand.send({"pool": aggregation, "stacks": chosen, "last": last})
             for place, piece, last in busy:
                 hand = self.hands[place]
                 answer = hand.receive()
                 results |= zip(piece, (unpack_served(values, hand.outbox) for values in answer["served"]), strict=True)
                 if last:
                     sums[place] = answer
-        total = PoolSum()
+        total = RunningSum()
         for place in sorted(sums) if pool is not None else ():
             outbox, answer = self.hands[place].outbox, sums[place]
             total.add(answer["weight"], {name: outbox.get(where) for name, where in answer["parts"].items()})
         return [results[place] for place in range(len(stacks))], total
 
-    def _pieces(self, queue: Sequence[int], stacks: Sequence[Stack]) -> list[list[int]]:
+    def _pieces(self, queue: Sequence[int], stacks: Sequence[ClientStack]) -> list[list[int]]:
         """A worker's stacks cut into messages that fit into its shared memory."""
         pieces: list[list[int]] = []
         used = self.room
@@ -187,7 +193,7 @@ class Workers:
         self.hands = []
 
 
-class _Hand:
+class _Worker:
     """The near end of one worker."""
 
     def __init__(self, process: Any, pipe: Connection, inbox: Arena, outbox: Arena) -> None:
@@ -227,7 +233,7 @@ def share_out(costs: Sequence[float], hands: int) -> list[list[int]]:
     return [sorted(queue) for queue in queues]
 
 
-def foretold(feed: Feed, stacks: Sequence[Stack]) -> Iterator[Stack]:
+def foretold(feed: RowLoader, stacks: Sequence[ClientStack]) -> Iterator[ClientStack]:
     """Stacks in their order; while one is served, the rows that the next one trains on are fetched."""
     for stack, after in zip(stacks, [*stacks[1:], None], strict=True):
         if after is not None and after.query is None:
@@ -235,7 +241,7 @@ def foretold(feed: Feed, stacks: Sequence[Stack]) -> Iterator[Stack]:
         yield stack
 
 
-def guarded(engine: Engine, stack: Stack, pool: Pool | None, total: PoolSum) -> Served:
+def guarded(engine: Engine, stack: ClientStack, pool: SumRequest | None, total: RunningSum) -> StackResult:
     """`serve`, with an error of the user's own code (model, loss, metric) named by client."""
     try:
         return serve(engine, stack, pool, total)
@@ -246,18 +252,18 @@ def guarded(engine: Engine, stack: Stack, pool: Pool | None, total: PoolSum) -> 
         raise RuntimeFault(f"{doing} failed on {_culprit(engine, stack)}: {type(error).__name__}: {error}") from error
 
 
-def _culprit(engine: Engine, stack: Stack) -> str:
+def _culprit(engine: Engine, stack: ClientStack) -> str:
     """Whose rows the error came with, found by serving the clients of the stack one by one."""
     for row, client in enumerate(stack.clients):
         alone = stack.row(row)
         try:
             serve(engine, alone)
         except Exception:
-            return "the common test set" if client == CENTRE else f"client {engine.feed.clients.names[client]!r}"
+            return "the common test set" if client == SERVER_ID else f"client {engine.feed.clients.names[client]!r}"
     return f"a stack of {len(stack.clients)} clients, but on none of them alone"
 
 
-def _pack(inbox: Arena, stacks: Sequence[Stack]) -> list[dict[str, Any]]:
+def _pack(inbox: Arena, stacks: Sequence[ClientStack]) -> list[dict[str, Any]]:
     inbox.clear()
     return [pack_stack(stack, inbox) for stack in stacks]
 
@@ -267,7 +273,7 @@ def _work(engine: Engine, pipe: Connection, parent: Connection, inbox: Arena, ou
     parent.close()  # else our own copy of it would keep the pipe open after the parent has died
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
     torch.set_num_threads(1)
-    total = PoolSum()
+    total = RunningSum()
     while True:
         try:
             message = json.loads(pipe.recv_bytes())
@@ -277,24 +283,24 @@ def _work(engine: Engine, pipe: Connection, parent: Connection, inbox: Arena, ou
         try:
             answer: dict[str, Any] = {"served": _serve_all(engine, message, inbox, outbox, total)}
             if message["last"]:
-                answer |= {"weight": total.weight, "parts": {n: outbox.put(part) for n, part in total.parts.items()}}
-                total = PoolSum()
+                answer |= {"weight": total.weight, "parts": {n: outbox.put(part) for n, part in total.vectors.items()}}
+                total = RunningSum()
         except Exception as error:  # told to the parent, which raises it where the user can see it
             answer = {"error": str(error) if isinstance(error, PiebaldError) else f"{type(error).__name__}: {error}"}
         pipe.send_bytes(json.dumps(answer).encode())
 
 
 def _serve_all(
-    engine: Engine, message: dict[str, Any], inbox: Arena, outbox: Arena, total: PoolSum
+    engine: Engine, message: dict[str, Any], inbox: Arena, outbox: Arena, total: RunningSum
 ) -> list[dict[str, Any]]:
-    from piebald.aggregation.base import Weigh
+    from piebald.aggregation.linear import Linear
     from piebald.component import build
 
     pool = None
     if message["pool"] is not None:
-        weigh = build("weigh", message["pool"]["weight"])
-        assert isinstance(weigh, Weigh)
-        pool = Pool(weigh, message["pool"]["limit"])
+        aggregation = build("aggregation", message["pool"]["weight"])
+        assert isinstance(aggregation, Linear)
+        pool = SumRequest(aggregation, message["pool"]["limit"])
     answers = []
     for stack in foretold(engine.feed, [unpack_stack(values, inbox) for values in message["stacks"]]):
         served = guarded(engine, stack, pool, total)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from piebald.component import build
 from piebald.contracts import Query
-from piebald.runtimes.engines.serving import Served, Stack
+from piebald.runtimes.engines.serving import ClientStack, StackResult
 
 _ALIGN = 64
 _SMALL = 1 << 16  # numbers, up to which a copy costs less than a call
@@ -70,7 +70,7 @@ class Arena:
         return self._bytes[start : start + length].view(dtype).view(*shape)
 
 
-def pack_stack(stack: Stack, store: Store) -> dict[str, Any]:
+def pack_stack(stack: ClientStack, store: Store) -> dict[str, Any]:
     """A stack as JSON values that point into the store."""
     return {
         "clients": list(stack.clients),
@@ -78,14 +78,14 @@ def pack_stack(stack: Stack, store: Store) -> dict[str, Any]:
         "moments": list(stack.moments),
         "committed": list(stack.committed),
         "models": [store.put(model) for model in stack.models],
-        "parts": {name: [store.put(row) for row in rows] for name, rows in stack.parts.items()},
-        "memory": {name: _put_rows(rows, store) for name, rows in stack.memory.items()},
+        "parts": {name: [store.put(row) for row in rows] for name, rows in stack.vectors.items()},
+        "memory": {name: _put_rows(rows, store) for name, rows in stack.state.items()},
         "query": None if stack.query is None else stack.query.table(),
         "ids": list(stack.ids),
     }
 
 
-def unpack_stack(values: dict[str, Any], store: Store) -> Stack:
+def unpack_stack(values: dict[str, Any], store: Store) -> ClientStack:
     """The stack again; equal places become one tensor object."""
     seen: dict[str, Tensor] = {}
 
@@ -95,7 +95,7 @@ def unpack_stack(values: dict[str, Any], store: Store) -> Stack:
     query = values["query"]
     made = build("query", query) if query is not None else None
     assert made is None or isinstance(made, Query)
-    return Stack(
+    return ClientStack(
         values["clients"],
         values["versions"],
         values["moments"],
@@ -111,20 +111,20 @@ def unpack_stack(values: dict[str, Any], store: Store) -> Stack:
 _SCALARS = ("steps", "examples", "norms", "nbytes", "metrics", "failures")
 
 
-def pack_served(served: Served, store: Store) -> dict[str, Any]:
+def pack_served(served: StackResult, store: Store) -> dict[str, Any]:
     """What came of a stack as JSON values that point into the store."""
     values = {name: getattr(served, name) for name in _SCALARS}
-    values["parts"] = {name: store.put(part) for name, part in served.parts.items()}
-    values["memory"] = {name: _put_rows(part, store) for name, part in served.memory.items()}
+    values["parts"] = {name: store.put(part) for name, part in served.vectors.items()}
+    values["memory"] = {name: _put_rows(part, store) for name, part in served.state.items()}
     return values
 
 
-def unpack_served(values: dict[str, Any], store: Store) -> Served:
+def unpack_served(values: dict[str, Any], store: Store) -> StackResult:
     """What came of a stack again, copied out of the store."""
-    parts = {name: store.get(place).clone() for name, place in values["parts"].items()}
+    vectors = {name: store.get(place).clone() for name, place in values["parts"].items()}
     found = {name: _get_rows(place, store, store.get) for name, place in values["memory"].items()}
-    memory = {name: [row.clone() for row in rows] for name, rows in found.items()}
-    return Served(**{name: values[name] for name in _SCALARS}, parts=parts, memory=memory)
+    state = {name: [row.clone() for row in rows] for name, rows in found.items()}
+    return StackResult(**{name: values[name] for name in _SCALARS}, vectors=vectors, state=state)
 
 
 def _put_rows(rows: Any, store: Store) -> dict[str, Any]:

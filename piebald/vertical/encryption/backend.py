@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from piebald.component import Part
+from piebald.component import Component
 from piebald.errors import RuntimeFault, SettingError
 from piebald.vertical.kernels import Floats, Size
 
@@ -35,14 +35,14 @@ ROOM = 49  # results are below 2^49 in size: half of the 50-bit plaintext modulu
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class FixedPointScale:
     """Binary digits after the point: of the evaluator's coefficients, and of the owner's statistics."""
 
     coefficients: int
     statistics: int
 
     @classmethod
-    def of(cls, size: Size) -> Scale:
+    def of(cls, size: Size) -> FixedPointScale:
         """All digits that a result of this size leaves room for, one kept free so that nonsense can be told.
 
         The statistics get six more or above: they are means, and smaller than the coefficients.
@@ -75,7 +75,7 @@ def to_floats(values: Ints, size: Size) -> Floats:
     Raises:
         Garbled: a value is beyond the bound, as one from another key or a wrong ciphertext almost surely is.
     """
-    scale = Scale.of(size)
+    scale = FixedPointScale.of(size)
     if np.any(np.abs(values) > 1 << (ROOM - 1)):
         raise Garbled(
             "a result lies outside its declared range, so it was encrypted under another key or is damaged: "
@@ -104,14 +104,14 @@ def uniform(count: int, below: int) -> NDArray[np.uint64]:
 
 
 @dataclass(frozen=True, slots=True)
-class Length:
+class MessageLength:
     """How many bytes a message part has: at most, and whether always."""
 
     most: int
     exact: bool = True
 
 
-class Owner(ABC):
+class KeyOwner(ABC):
     """Holds the private key and the statistics."""
 
     announcement: bytes
@@ -141,13 +141,13 @@ class Evaluator(ABC):
         """C S + K [rows, width]."""
 
 
-class Backend(Part):
+class Backend(Component):
     """Under what encryption the two parties compute."""
 
     axis = "backend"
     hides: ClassVar[bool] = True  # whether anything is encrypted
 
-    def owner(self, sizes: list[Size]) -> Owner:
+    def owner(self, sizes: list[Size]) -> KeyOwner:
         """An owner with a new key of its own, for products of these shapes."""
         raise NotImplementedError
 
@@ -159,11 +159,11 @@ class Backend(Part):
         """
         raise NotImplementedError
 
-    def announced(self) -> Length:
+    def announced(self) -> MessageLength:
         """Length of an announcement."""
         raise NotImplementedError
 
-    def lengths(self, size: Size) -> tuple[Length, Length, Length]:
+    def lengths(self, size: Size) -> tuple[MessageLength, MessageLength, MessageLength]:
         """Lengths of a product's encrypted, masked and opened parts."""
         raise NotImplementedError
 
@@ -182,9 +182,9 @@ class Unencrypted(Backend):
     axis = "backend"  # no choice of its own
     hides: ClassVar[bool] = False
 
-    def announced(self) -> Length:
-        return Length(0)
+    def announced(self) -> MessageLength:
+        return MessageLength(0)
 
-    def lengths(self, size: Size) -> tuple[Length, Length, Length]:
-        out = Length(8 * size.rows * size.width)
-        return Length(8 * size.inner * size.width), out, out
+    def lengths(self, size: Size) -> tuple[MessageLength, MessageLength, MessageLength]:
+        out = MessageLength(8 * size.rows * size.width)
+        return MessageLength(8 * size.inner * size.width), out, out

@@ -28,16 +28,16 @@ from piebald.errors import SettingError
 from piebald.vertical.encryption.backend import (
     Backend,
     Evaluator,
+    FixedPointScale,
     Garbled,
     Ints,
-    Length,
-    Owner,
-    Scale,
+    KeyOwner,
+    MessageLength,
     to_floats,
     to_integers,
     uniform,
 )
-from piebald.vertical.encryption.seal import Context, Unsigned, library
+from piebald.vertical.encryption.seal import SealContext, Unsigned, library
 from piebald.vertical.kernels import Floats, Size
 
 EAGER = 512  # plaintexts made before the other party's message is there; each takes 0.2 to 0.6 MB
@@ -55,25 +55,25 @@ class Bfv(Backend):
     degree: Literal[8192, 16384] = 8192
     columns: int = Field(default=64, ge=1, le=512)
 
-    def owner(self, sizes: list[Size]) -> Owner:
+    def owner(self, sizes: list[Size]) -> KeyOwner:
         return _Owner(context(self.degree), self, sizes)
 
     def evaluator(self, announcement: bytes) -> Evaluator:
         return _Evaluator(context(self.degree), self, announcement)
 
-    def announced(self) -> Length:
-        return Length(200_000_000, exact=False)
+    def announced(self) -> MessageLength:
+        return MessageLength(200_000_000, exact=False)
 
-    def lengths(self, size: Size) -> tuple[Length, Length, Length]:
+    def lengths(self, size: Size) -> tuple[MessageLength, MessageLength, MessageLength]:
         plan = self.layout(size)
         fresh, small = 64 * self.degree + 4096, 16 * self.degree + 4096
         return (
-            Length(plan.inputs * (fresh + 8), exact=False),
-            Length(plan.outputs * (small + 8), exact=False),
-            Length(8 * size.rows * size.width),
+            MessageLength(plan.inputs * (fresh + 8), exact=False),
+            MessageLength(plan.outputs * (small + 8), exact=False),
+            MessageLength(8 * size.rows * size.width),
         )
 
-    def layout(self, size: Size) -> Layout:
+    def layout(self, size: Size) -> BfvLayout:
         """How a product of this shape lies in slots."""
         return layout(size, self.degree, self.columns)
 
@@ -87,7 +87,7 @@ class Bfv(Backend):
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class BfvLayout:
     """How a product lies in slots.
 
     Attributes:
@@ -113,25 +113,25 @@ def power(number: int) -> int:
 
 
 @functools.cache
-def context(degree: int) -> Context:
+def context(degree: int) -> SealContext:
     """One context for each degree and process: it holds no keys."""
-    return Context(degree)
+    return SealContext(degree)
 
 
-def layout(size: Size, degree: int, columns: int = 64) -> Layout:
+def layout(size: Size, degree: int, columns: int = 64) -> BfvLayout:
     """How a product of this shape lies in slots."""
     if size.rows == 1:
         block = power(size.width)
-        return Layout("column", math.ceil(size.inner * block / degree), 1, block, 1, 1, 1)
+        return BfvLayout("column", math.ceil(size.inner * block / degree), 1, block, 1, 1, 1)
     if size.width == 1 and power(size.inner) <= degree // 2:
         block = power(size.inner)
-        return Layout("row", 1, math.ceil(size.rows * block / degree), block, 1, 1, degree // block)
+        return BfvLayout("row", 1, math.ceil(size.rows * block / degree), block, 1, 1, degree // block)
     block = power(size.width)
     columns = min(power(size.inner), power(columns), degree // 2 // block)
     samples = degree // block
     inputs = math.ceil(size.inner / columns)
     tail = power(size.inner - (inputs - 1) * columns)
-    return Layout("turn", inputs, math.ceil(size.rows / samples), block, columns, tail, samples)
+    return BfvLayout("turn", inputs, math.ceil(size.rows / samples), block, columns, tail, samples)
 
 
 def steps(columns: int) -> tuple[int, int]:
@@ -174,8 +174,8 @@ def part(data: bytes, count: int, what: str) -> list[bytes]:
     return blobs
 
 
-class _Owner(Owner):
-    def __init__(self, context: Context, backend: Bfv, sizes: list[Size]) -> None:
+class _Owner(KeyOwner):
+    def __init__(self, context: SealContext, backend: Bfv, sizes: list[Size]) -> None:
         self.he, self.layout, seal = context, backend.layout, context.seal
         keys = seal.KeyGenerator(context.context)
         secret = keys.secret_key()
@@ -189,7 +189,7 @@ class _Owner(Owner):
         self.announcement = join([context.save(public), galois])
 
     def encrypt(self, statistics: Floats, size: Size) -> bytes:
-        values = modular(to_integers(statistics, Scale.of(size).statistics), self.he.t)
+        values = modular(to_integers(statistics, FixedPointScale.of(size).statistics), self.he.t)
         return join([self._sealed(slots) for slots in _spread(values, self.layout(size), self.he.degree)])
 
     def _sealed(self, slots: Unsigned) -> bytes:
@@ -199,7 +199,7 @@ class _Owner(Owner):
     def open(self, masked: bytes, size: Size, constant: Floats) -> bytes:
         plan = self.layout(size)
         slots = np.stack([self._decrypt(blob) for blob in part(masked, plan.outputs, "masked result")])
-        added = modular(to_integers(constant, Scale.of(size).result), self.he.t)
+        added = modular(to_integers(constant, FixedPointScale.of(size).result), self.he.t)
         product = _collect(slots, plan, size, self.he.t)
         return ((product + added) % np.uint64(self.he.t)).astype("<u8").tobytes()
 
@@ -209,7 +209,7 @@ class _Owner(Owner):
         return self.he.decode(plain)
 
 
-def _turns(plan: Layout) -> list[int]:
+def _turns(plan: BfvLayout) -> list[int]:
     """By how many slots ciphertexts are turned."""
     if plan.way != "turn":
         return []
@@ -217,7 +217,7 @@ def _turns(plan: Layout) -> list[int]:
     return [step * plan.block for step in (*range(1, baby), *range(baby, baby * giant, baby))]
 
 
-def _spread(values: Unsigned, plan: Layout, degree: int) -> Unsigned:
+def _spread(values: Unsigned, plan: BfvLayout, degree: int) -> Unsigned:
     """The slots [inputs, degree] of the owner's ciphertexts, from S [inner, width]."""
     inner, width = values.shape
     if plan.way == "row":
@@ -234,7 +234,7 @@ def _spread(values: Unsigned, plan: Layout, degree: int) -> Unsigned:
     return slots.reshape(plan.inputs, degree)
 
 
-def _collect(slots: Unsigned, plan: Layout, size: Size, t: int) -> Unsigned:
+def _collect(slots: Unsigned, plan: BfvLayout, size: Size, t: int) -> Unsigned:
     """C S [rows, width] modulo t from the slots [outputs, degree] of masked ciphertexts, or of masks."""
     lines = slots.reshape(-1, plan.block)
     if plan.way == "turn":
@@ -255,7 +255,7 @@ def _sum(values: Unsigned, axis: int, t: int) -> Unsigned:
 
 
 class _Evaluator(Evaluator):
-    def __init__(self, context: Context, backend: Bfv, announcement: bytes) -> None:
+    def __init__(self, context: SealContext, backend: Bfv, announcement: bytes) -> None:
         self.he, self.layout, seal = context, backend.layout, context.seal
         public, galois = part(announcement, 2, "public key")
         self._encryptor = seal.Encryptor(context.context, context.load(seal.PublicKey(), public, "public key"))
@@ -264,7 +264,7 @@ class _Evaluator(Evaluator):
     # Prepared: for each output, for each input, its plaintexts; or, where they would fill the memory, their numbers.
 
     def prepare(self, coefficients: Floats, size: Size) -> list[list[Any]]:
-        values = to_integers(coefficients, Scale.of(size).coefficients)
+        values = to_integers(coefficients, FixedPointScale.of(size).coefficients)
         plan, he = self.layout(size), self.he
         if plan.way == "row":
             lines = _padded(values, plan.outputs * plan.samples, plan.block)
@@ -282,7 +282,7 @@ class _Evaluator(Evaluator):
         numbers = [[_diagonals(block, steps(plan.columns)[0]) for block in row] for row in blocks]
         return numbers if later else [[self._plains(block, plan) for block in row] for row in numbers]
 
-    def _plains(self, numbers: Ints, plan: Layout) -> list[Any]:
+    def _plains(self, numbers: Ints, plan: BfvLayout) -> list[Any]:
         return [self.he.ntt(plain) for plain in self.he.encode_blocks(numbers, plan.block)]
 
     def multiply(self, encrypted: bytes, prepared: list[list[Any]], size: Size) -> tuple[bytes, Unsigned]:

@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 from piebald.vertical.encryption.backend import (
     Evaluator,
+    FixedPointScale,
     Ints,
-    Owner,
-    Scale,
+    KeyOwner,
     Unencrypted,
     exact_product,
     to_floats,
@@ -19,31 +19,31 @@ from piebald.vertical.encryption.backend import (
 from piebald.vertical.kernels import Floats, Size
 
 
-class Fixed(Unencrypted):
+class FixedPoint(Unencrypted):
     """Fixed-point integers, masked modulo 2^64 but not encrypted: what `bfv` and `paillier` compute, bit for bit."""
 
-    def owner(self, sizes: list[Size]) -> Owner:
+    def owner(self, sizes: list[Size]) -> KeyOwner:
         return _Owner()
 
     def evaluator(self, announcement: bytes) -> Evaluator:
         return _Evaluator()
 
 
-class _Owner(Owner):
+class _Owner(KeyOwner):
     announcement = b""
 
     def encrypt(self, statistics: Floats, size: Size) -> bytes:
-        return to_integers(statistics, Scale.of(size).statistics).astype("<i8").tobytes()
+        return to_integers(statistics, FixedPointScale.of(size).statistics).astype("<i8").tobytes()
 
     def open(self, masked: bytes, size: Size, constant: Floats) -> bytes:
         product = np.frombuffer(masked, "<u8").reshape(size.rows, size.width)
-        added = to_integers(constant, Scale.of(size).result).astype(np.uint64)  # arithmetic modulo 2^64
+        added = to_integers(constant, FixedPointScale.of(size).result).astype(np.uint64)  # arithmetic modulo 2^64
         return (product + added).astype("<u8").tobytes()
 
 
 class _Evaluator(Evaluator):
     def prepare(self, coefficients: Floats, size: Size) -> Ints:
-        return to_integers(coefficients, Scale.of(size).coefficients)
+        return to_integers(coefficients, FixedPointScale.of(size).coefficients)
 
     def multiply(self, encrypted: bytes, prepared: Ints, size: Size) -> tuple[bytes, NDArray[np.uint64]]:
         statistics = np.frombuffer(encrypted, "<i8").reshape(size.inner, size.width)

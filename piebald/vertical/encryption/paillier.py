@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from piebald.vertical.encryption.backend import (
     Backend,
     Evaluator,
+    FixedPointScale,
     Garbled,
     Ints,
-    Length,
-    Owner,
-    Scale,
+    KeyOwner,
+    MessageLength,
     to_floats,
     to_integers,
 )
@@ -41,26 +41,30 @@ class Paillier(Backend):
 
     bits: Literal[2048, 3072] = 2048
 
-    def owner(self, sizes: list[Size]) -> Owner:
+    def owner(self, sizes: list[Size]) -> KeyOwner:
         return _Owner(self)
 
     def evaluator(self, announcement: bytes) -> Evaluator:
         return _Evaluator(self, announcement)
 
-    def announced(self) -> Length:
-        return Length(self.bits // 8 * 3)
+    def announced(self) -> MessageLength:
+        return MessageLength(self.bits // 8 * 3)
 
-    def lengths(self, size: Size) -> tuple[Length, Length, Length]:
+    def lengths(self, size: Size) -> tuple[MessageLength, MessageLength, MessageLength]:
         plan, cipher = self.layout(size), self.bits // 4
         out = plan.outputs(size)
-        return Length(size.inner * len(plan.cuts) * cipher), Length(out * cipher), Length(out * cipher // 2)
+        return (
+            MessageLength(size.inner * len(plan.cuts) * cipher),
+            MessageLength(out * cipher),
+            MessageLength(out * cipher // 2),
+        )
 
-    def layout(self, size: Size) -> Layout:
+    def layout(self, size: Size) -> PaillierLayout:
         """How rows of S and of C S are packed."""
         slots = (self.bits - 1) // SLOT
         pieces = math.ceil(size.width / slots)
         cuts = tuple(len(piece) for piece in np.array_split(np.arange(size.width), pieces))
-        return Layout(cuts, slots // size.width if pieces == 1 else 1)
+        return PaillierLayout(cuts, slots // size.width if pieces == 1 else 1)
 
     def check(self, size: Size) -> None:
         super().check(size)
@@ -68,7 +72,7 @@ class Paillier(Backend):
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class PaillierLayout:
     """Widths of the pieces of a row, and how many rows of results go into one ciphertext."""
 
     cuts: tuple[int, ...]
@@ -95,7 +99,7 @@ def unpack(number: int, count: int) -> Ints:
     return np.array([digit - (1 << (SLOT - 1)) for digit in digits], dtype=np.int64)
 
 
-def _tiles(values: Ints, layout: Layout) -> list[Ints]:
+def _tiles(values: Ints, layout: PaillierLayout) -> list[Ints]:
     """The numbers of each result, from [rows, width], in the order of its ciphertexts."""
     edges = np.cumsum(layout.cuts)[:-1]
     return [
@@ -126,7 +130,7 @@ def read(data: bytes, length: int, below: Any) -> list[Any]:
     return numbers
 
 
-class _Owner(Owner):
+class _Owner(KeyOwner):
     def __init__(self, backend: Paillier) -> None:
         self.backend, self._key = backend, PrivateKey(backend.bits)
         self.bytes = backend.bits // 4
@@ -134,13 +138,13 @@ class _Owner(Owner):
         self.announcement = write([public.n], self.bytes // 2) + write([public.h], self.bytes)
 
     def encrypt(self, statistics: Floats, size: Size) -> bytes:
-        values = to_integers(statistics, Scale.of(size).statistics)
+        values = to_integers(statistics, FixedPointScale.of(size).statistics)
         edges = np.cumsum(self.backend.layout(size).cuts)[:-1]
         packed = [pack(piece) for row in values for piece in np.split(row, edges)]
         return write(self._key.encrypt([number % self._key.public.n for number in packed]), self.bytes)
 
     def open(self, masked: bytes, size: Size, constant: Floats) -> bytes:
-        values = to_integers(np.broadcast_to(constant, (size.rows, size.width)), Scale.of(size).result)
+        values = to_integers(np.broadcast_to(constant, (size.rows, size.width)), FixedPointScale.of(size).result)
         added = [pack(tile) for tile in _tiles(values, self.backend.layout(size))]
         found = self._key.decrypt(read(masked, self.bytes, self._key.public.square))
         n = self._key.public.n
@@ -155,7 +159,7 @@ class _Evaluator(Evaluator):
         self._key = PublicKey(n, h, backend.bits)
 
     def prepare(self, coefficients: Floats, size: Size) -> tuple[Ints, list[tuple[Any, Any]]]:
-        values = to_integers(coefficients, Scale.of(size).coefficients)
+        values = to_integers(coefficients, FixedPointScale.of(size).coefficients)
         n, count = int(self._key.n), self.backend.layout(size).outputs(size)
         masks = [library().mpz(secrets.randbelow(n)) for _ in range(count)]
         return values, [(mask, self._key.encrypt(mask)) for mask in masks]

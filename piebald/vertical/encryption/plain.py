@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from piebald.vertical.encryption.backend import Evaluator, Owner, Unencrypted
+from piebald.vertical.encryption.backend import Evaluator, KeyOwner, Unencrypted
 from piebald.vertical.kernels import Floats, Size
 
 
 class Plain(Unencrypted):
     """No encryption: statistics are sent as they are, in float64.  The other party sees them."""
 
-    def owner(self, sizes: list[Size]) -> Owner:
+    def owner(self, sizes: list[Size]) -> KeyOwner:
         return _Owner()
 
     def evaluator(self, announcement: bytes) -> Evaluator:
@@ -21,7 +21,7 @@ class Plain(Unencrypted):
         pass
 
 
-class _Owner(Owner):
+class _Owner(KeyOwner):
     announcement = b""
 
     def encrypt(self, statistics: Floats, size: Size) -> bytes:

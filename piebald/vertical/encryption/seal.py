@@ -36,7 +36,7 @@ def library() -> Any:
     return sealapi
 
 
-class Context:
+class SealContext:
     """BFV with exact integers modulo a 50-bit prime `t`, in `degree` slots.
 
     Args:
