@@ -62,7 +62,7 @@ class Component(BaseModel):
         Component.registry.setdefault(cls.axis, {})[cls.kind] = cls
 
     def needs_server_rows(self) -> bool:
-        """Whether the server must hold rows of its own (`Clients.root`)."""
+        """Whether the server must hold rows of its own (`Clients.server_rows`)."""
         return False
 
     def needs_validation_rows(self) -> bool:

@@ -181,10 +181,10 @@ def _check_fit(recipe: Recipe, clients: Clients, work: ClientWork) -> None:
     for part in recipe.components:
         if why := part.unsupported_model(work):
             raise SettingError(why)
-        if part.needs_server_rows() and getattr(clients, "root", None) is None:
+        if part.needs_server_rows() and getattr(clients, "server_rows", None) is None:
             raise SettingError(
                 f"{part.axis} {part.kind!r} needs rows that the server may look at, and there are none: set the "
-                "partition's server_rows = 100, or root = (x, y) of clients_from"
+                "partition's server_rows = 100, or server_rows = (x, y) of clients_from"
             )
 
 

@@ -49,7 +49,13 @@ def changed(clients: PooledClients, changes: Sequence[DataChange], x: Tensor | D
     parts = {split: clients.lists(split) for split in SPLITS}
     x = x if moved is None else moved
     return PooledClients(
-        x, y, parts, names=clients.names, classes=clients.classes, common=clients.common, root=clients.root
+        x,
+        y,
+        parts,
+        names=clients.names,
+        classes=clients.classes,
+        common=clients.common,
+        server_rows=clients.server_rows,
     )
 
 

@@ -27,7 +27,7 @@ class LazyClients:
         names: a name for each client, by default its number.
         classes: names of the classes, None where targets are not classes.
         common: a test set that belongs to no client.
-        root: rows that the server keeps for itself.
+        server_rows: rows that the server keeps for itself.
         validation: share of a client's rows.
         test: share of a client's rows.
         seed: of the division.
@@ -46,7 +46,7 @@ class LazyClients:
         names: Sequence[str] | None = None,
         classes: Sequence[str] | None = None,
         common: Rows | None = None,
-        root: Rows | None = None,
+        server_rows: Rows | None = None,
         validation: float = 0.0,
         test: float = 0.2,
         seed: int = 0,
@@ -64,7 +64,7 @@ class LazyClients:
         check_shares(validation, test)
         self._count, self._load = count, load
         self._names: Sequence[str] = Numbered(count) if names is None else names
-        self._classes, self._common, self._root = classes, common, root
+        self._classes, self._common, self._server_rows = classes, common, server_rows
         self._validation, self._test, self._seed = validation, test, seed
         self._tokens = tokens
         self._cache: dict[int, dict[Split, Rows]] = {}  # least recently used first
@@ -89,9 +89,9 @@ class LazyClients:
         return self._common
 
     @property
-    def root(self) -> Rows | None:
+    def server_rows(self) -> Rows | None:
         """Rows that the server keeps for itself, or None."""
-        return self._root
+        return self._server_rows
 
     def rows(self, client: int, split: Split) -> Rows:
         """The rows of one part, loaded unless they are in the cache; empty where the client has none."""

@@ -46,7 +46,7 @@ class Partition(Component):
         validation: share of each client's rows (published test rows apart) for its validation part, in [0, 1).
         test: share of each client's rows for its test part where the data set publishes none, in [0, 1).
         pool: deal the published training and test rows as one set.
-        centre: training rows that the server keeps for itself and no client gets, in proportion from the classes; for
+        server_rows: training rows that the server keeps for itself and no client gets, in proportion from the classes; for
             methods that need a few trusted rows.
         limit: use at most this many rows, drawn in proportion from classes and from training and test.
         changes: what is done to some clients' rows after the deal: flipped labels, noise, blur, ...
@@ -59,7 +59,7 @@ class Partition(Component):
     validation: float = Field(default=0.0, ge=0, lt=1)
     test: float = Field(default=0.2, ge=0, lt=1)
     pool: bool = False
-    centre: int = Field(default=0, ge=0)
+    server_rows: int = Field(default=0, ge=0)
     limit: int | None = Field(default=None, ge=1)
     changes: tuple[AnyChange, ...] | None = None
 
@@ -87,7 +87,7 @@ class Partition(Component):
             )
             train, test = train[~out], train[out]
             validation /= 1 - self.test
-        root, train = self._kept(data, train)
+        server_rows, train = self._kept(data, train)
         client, names = self.deal(data, train)
         lists = Lists.of(client, len(names), train)
         if not lists.sizes.all():
@@ -104,7 +104,9 @@ class Partition(Component):
             parts = three_ways(lists, label, validation, 0.0, self.seed, data.together)
             parts["test"] = Lists.of(holder, len(names), test)
             common = test[holder != NOBODY]
-        clients = PooledClients(data.x, data.y, parts, names=names, classes=data.classes, common=common, root=root)
+        clients = PooledClients(
+            data.x, data.y, parts, names=names, classes=data.classes, common=common, server_rows=server_rows
+        )
         return changed(clients, self.changes, data.x) if self.changes else clients
 
     def deal(self, data: DataSet, rows: Ints) -> tuple[Ints, Sequence[str]]:
@@ -174,11 +176,13 @@ class Partition(Component):
 
     def _kept(self, data: DataSet, train: Ints) -> tuple[Ints | None, Ints]:
         """The rows that the server keeps, and those to deal."""
-        if not self.centre:
+        if not self.server_rows:
             return None, train
-        if self.centre >= len(train):
-            raise self.refuse(f"centre must be below the {len(train)} training rows there are, got {self.centre}")
-        kept = train[thin(labels(data, train), self.centre, key(self.seed, "server"))]
+        if self.server_rows >= len(train):
+            raise self.refuse(
+                f"server_rows must be below the {len(train)} training rows there are, got {self.server_rows}"
+            )
+        kept = train[thin(labels(data, train), self.server_rows, key(self.seed, "server"))]
         return kept, np.setdiff1d(train, kept)
 
     def _limited(self, data: DataSet, rows: Ints, side: Ints | None = None) -> Ints:

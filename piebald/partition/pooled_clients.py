@@ -32,7 +32,7 @@ class PooledClients:
         names: a name for each client, by default its number.
         classes: names of the classes, None where targets are not classes.
         common: a test set that belongs to no client: rows, or row numbers of the pool.
-        root: rows that the server keeps for itself: rows, or row numbers of the pool.
+        server_rows: rows that the server keeps for itself: rows, or row numbers of the pool.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class PooledClients:
         names: Sequence[str] | None = None,
         classes: Sequence[str] | None = None,
         common: Rows | Ints | None = None,
-        root: Rows | Ints | None = None,
+        server_rows: Rows | Ints | None = None,
     ) -> None:
         count = len(parts["train"])
         none = Lists(np.zeros(0, dtype=np.int64), np.zeros(count + 1, dtype=np.int64))
@@ -52,7 +52,7 @@ class PooledClients:
         self._parts = {split: parts.get(split, none) for split in SPLITS}
         self._names = Numbered(count) if names is None else names
         self._classes = classes
-        self._common, self._root = common, root
+        self._common, self._server_rows = common, server_rows
         self._tables: dict[str, Ints] = {}
         if len(self._names) != count:
             raise SettingError(f"names must give one name to each of the {count} clients, got {len(self._names)}")
@@ -83,11 +83,11 @@ class PooledClients:
         return isinstance(self._stored, Decoded)
 
     @cached_property
-    def root(self) -> Rows | None:
+    def server_rows(self) -> Rows | None:
         """Rows that the server keeps for itself, or None."""
-        if isinstance(self._root, np.ndarray):
-            return self._gather(self._root) if len(self._root) else None
-        return self._root
+        if isinstance(self._server_rows, np.ndarray):
+            return self._gather(self._server_rows) if len(self._server_rows) else None
+        return self._server_rows
 
     @cached_property
     def x(self) -> Tensor:

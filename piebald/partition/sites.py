@@ -25,7 +25,7 @@ class Declared:
     def __init__(self, names: Sequence[str], blank: Rows, classes: Sequence[str] | None) -> None:
         self.names, self.classes, self._blank = names, classes, blank
         self.common: Rows | None = None
-        self.root: Rows | None = None
+        self.server_rows: Rows | None = None
 
     def __len__(self) -> int:
         return len(self.names)

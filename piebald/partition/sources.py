@@ -45,7 +45,7 @@ def clients_from(
     classes: Sequence[str] | None = None,
     common: Any = None,
     tokens: bool = False,
-    root: Any = None,
+    server_rows: Any = None,
 ) -> PooledClients:
     """Clients from data in memory.
 
@@ -68,7 +68,7 @@ def clients_from(
         classes: names of the classes in the order of their numbers.
         common: a test set (x, y) that belongs to no client; by default all clients' test parts together.
         tokens: inputs are whole numbers for an embedding layer (words of a text) and become int64, not float32.
-        root: rows (x, y) that the server keeps for itself, for methods that need a few trusted rows.
+        server_rows: rows (x, y) that the server keeps for itself, for methods that need a few trusted rows.
 
     Raises:
         SettingError: anything that cannot be trained on, in one sentence that names the client or the column.
@@ -109,7 +109,7 @@ def clients_from(
         names=names,
         classes=None if named is None or y.dtype != np.int64 else [str(name) for name in named],
         common=np.sort(parts["test"].values) if common is None else extra("common", common),
-        root=None if root is None else extra("root", root),
+        server_rows=None if server_rows is None else extra("server_rows", server_rows),
     )
 
 

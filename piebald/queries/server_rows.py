@@ -9,7 +9,7 @@ from piebald.model_spec import ModelSpec
 
 
 class RootLoss(Query):
-    """The loss of a model on the rows that the server keeps for itself (`Clients.root`)."""
+    """The loss of a model on the rows that the server keeps for itself (`Clients.server_rows`)."""
 
     def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
         scores, count = context.score(inputs.model, "train")

@@ -291,7 +291,10 @@ def test_irls(matrix: Tensor) -> None:
 @given(matrix=matrices(2))
 def test_places_keep_all_distances(matrix: Tensor) -> None:
     torch.testing.assert_close(
-        torch.cdist(coordinates(matrix), coordinates(matrix)), torch.cdist(matrix.double(), matrix.double()), atol=1e-5, rtol=1e-4
+        torch.cdist(coordinates(matrix), coordinates(matrix)),
+        torch.cdist(matrix.double(), matrix.double()),
+        atol=1e-5,
+        rtol=1e-4,
     )
     torch.testing.assert_close(
         columns.squared_distances(matrix), torch.cdist(matrix.double(), matrix.double()) ** 2, atol=1e-6, rtol=1e-6

@@ -37,7 +37,7 @@ def planted(each: int = 30, root: int = 0) -> PooledClients:
         name: Lists(np.concatenate(p), np.cumsum([0, *map(len, p)])) for name, p in (("train", train), ("test", test))
     }
     kept = np.array([stock[i % 10].pop() for i in range(root)], dtype=np.int64)
-    return PooledClients(source.x, source.y, lists, classes=source.classes, root=kept if root else None)
+    return PooledClients(source.x, source.y, lists, classes=source.classes, server_rows=kept if root else None)
 
 
 def network(seed: int = 0) -> nn.Module:
@@ -98,7 +98,7 @@ def test_attackers_are_told_apart_and_the_centres_rows_say_who_is_normal(attacke
     """Also where they are three in four; group 0, whose model stands for the run, is the honest one."""
     pairs = ((0, 4), (1, 5), (2, 6), (3, 7))
     changes = (FlipPairs(pairs=pairs, clients=tuple(range(attackers))),)
-    clients = Iid(clients=12, centre=60, changes=changes).split(data.digits())
+    clients = Iid(clients=12, server_rows=60, changes=changes).split(data.digits())
     recipe = recipes.distfl(probes=60, normal="root", **TRAINING)
     run = carry_out(recipe, clients, rounds=6)
     truth = [0 if client >= attackers else 1 for client in range(12)]
@@ -324,8 +324,8 @@ def test_cfl_cuts_at_the_least_largest_cosine() -> None:
 
 
 def test_fltrust_runs_on_the_centres_rows_under_a_majority_of_attackers() -> None:
-    clients = Iid(clients=10, centre=60).split(data.digits())
-    assert len(clients.root) == 60
+    clients = Iid(clients=10, server_rows=60).split(data.digits())
+    assert len(clients.server_rows) == 60
     held = {int(row) for client in range(10) for row in clients.indices(client, "train")}
     assert len(held) == sum(clients.size(client, "train") for client in range(10))
     stage = {"kind": "sign_flip", "clients": list(range(7)), "scale": 3.0}

@@ -105,7 +105,9 @@ def test_over_selection_leaves_stragglers_out() -> None:
     assert sum(a.client == 3 for a in runtime.sent) == 1
 
 
-@pytest.mark.parametrize("scheduling", [Asynchronous(max_staleness=2), Buffered(buffer_size=1, max_staleness=2)], ids=lambda pace: pace.kind)
+@pytest.mark.parametrize(
+    "scheduling", [Asynchronous(max_staleness=2), Buffered(buffer_size=1, max_staleness=2)], ids=lambda pace: pace.kind
+)
 def test_updates_that_are_too_old_are_not_used(pace: Any) -> None:
     runtime = FakeRuntime(2, ones, delay=lambda a: [1.0, 4.5][a.client])
     server, memo = control(recipe(scheduling=pace), runtime, rounds=8)

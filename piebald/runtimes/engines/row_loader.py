@@ -99,7 +99,7 @@ class RowLoader:
             if coming and coming[0].exception() is None:
                 return coming[0].result()
             return self._fetch(client, split)  # what failed may do so in another thread only, and else says why here
-        rows = self.clients.common if split == "test" else getattr(self.clients, "root", None)
+        rows = self.clients.common if split == "test" else getattr(self.clients, "server_rows", None)
         if rows is None:
             raise LookupError(f"the server has no {split} rows")
         return rows
