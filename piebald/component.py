@@ -59,7 +59,15 @@ class Component(BaseModel):
         if "axis" in vars(cls):  # the head of an axis, not a choice on it
             return
         cls.kind = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
-        Component.registry.setdefault(cls.axis, {})[cls.kind] = cls
+        kinds = Component.registry.setdefault(cls.axis, {})
+        known = kinds.get(cls.kind)
+        # a module that is executed again, as in a notebook, defines its own classes anew
+        if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise SettingError(
+                f"{cls.axis} {cls.kind!r} is already defined by {known.__name__} in {known.__module__}: "
+                f"rename {cls.__name__} in {cls.__module__}"
+            )
+        kinds[cls.kind] = cls
 
     def needs_server_rows(self) -> bool:
         """Whether the server must hold rows of its own (`Clients.server_rows`)."""

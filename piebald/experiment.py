@@ -280,7 +280,7 @@ def _carry_out(plan: PreparedRun, store: RunStore, progress: bool) -> Run:
             known=len(plan.clients),
             rounds=plan.rounds,
             stop=plan.stop,
-            measuring=plan.measuring,
+            evaluation=plan.measuring,
             checkpoint_every=plan.checkpoint_every,
             check=plan.check,
             watch=bar.show,

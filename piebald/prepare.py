@@ -26,7 +26,7 @@ from piebald.objective import Objective, objective_for
 from piebald.parameters import Layout
 from piebald.partition import clients_from
 from piebald.privacy.accounting import installed, of_run
-from piebald.queries import Evaluate
+from piebald.queries.evaluate import Evaluate
 from piebald.recipe import Recipe
 from piebald.runtimes.base import RuntimeSettings
 from piebald.scheduling.cohort import cohort_size

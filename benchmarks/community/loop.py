@@ -82,7 +82,7 @@ def commits_a_second(recorder: Any, size: int, learners: int, commits: int) -> f
         recorder,
         known=learners,
         rounds=commits,
-        measuring=EvaluationPlan(Evaluate(), every=0),
+        evaluation=EvaluationPlan(Evaluate(), every=0),
         checkpoint_every=commits,
     )
     began = time.perf_counter()

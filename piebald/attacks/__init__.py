@@ -1,18 +1,13 @@
 """Malicious clients: what some clients send instead of their updates."""
 
-from piebald.attacks.base import Attack, Collusion
-from piebald.attacks.inner_product import InnerProduct
-from piebald.attacks.little_is_enough import LittleIsEnough
-from piebald.attacks.model_replacement import ModelReplacement
-from piebald.attacks.random_update import RandomUpdate
-from piebald.attacks.sign_flip import SignFlip
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "Attack",
-    "Collusion",
-    "InnerProduct",
-    "LittleIsEnough",
-    "ModelReplacement",
-    "RandomUpdate",
-    "SignFlip",
-]
+from piebald.discovery import public_classes
+
+_classes = public_classes(__name__)
+globals().update(_classes)
+__all__ = sorted(_classes)
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any: ...

@@ -1,8 +1,13 @@
-"""Who is averaged with whom."""
+"""Which clients are aggregated with which."""
 
-from piebald.clustering.cfl import Cfl
-from piebald.clustering.distfl import Distfl
-from piebald.clustering.ifca import Ifca
-from piebald.clustering.single_cluster import SingleCluster
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Cfl", "Distfl", "Ifca", "SingleCluster"]
+from piebald.discovery import public_classes
+
+_classes = public_classes(__name__)
+globals().update(_classes)
+__all__ = sorted(_classes)
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any: ...

@@ -1,12 +1,13 @@
 """What clients are asked besides training."""
 
-from piebald.queries.evaluate import Evaluate
-from piebald.queries.server_rows import RootLoss, RootTraining
-from piebald.queries.validate import Validate
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "Evaluate",
-    "RootLoss",
-    "RootTraining",
-    "Validate",
-]
+from piebald.discovery import public_classes
+
+_classes = public_classes(__name__)
+globals().update(_classes)
+__all__ = sorted(_classes)
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any: ...

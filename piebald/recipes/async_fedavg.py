@@ -10,7 +10,7 @@ from piebald.recipes.named import recipe
 from piebald.scheduling.asynchronous import Asynchronous
 from piebald.scheduling.cohort import CohortSize
 from piebald.server_optimizer.cached_average import CachedAverage
-from piebald.training import Sgd, SgdSettings
+from piebald.training.sgd import Sgd, SgdSettings
 
 METIS = "Stripelis, Ambite 2020, Accelerating federated learning in heterogeneous data and computational environments"
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from piebald.clustering import Cfl
+from piebald.clustering.cfl import Cfl
 from piebald.recipe import Recipe
 from piebald.recipes.fedavg import fedavg
 from piebald.recipes.named import recipe
 from piebald.scheduling.cohort import CohortSize
-from piebald.training import Sgd, SgdSettings
+from piebald.training.sgd import Sgd, SgdSettings
 
 
 @recipe("Sattler, Müller, Samek 2020, Clustered federated learning", Sgd)

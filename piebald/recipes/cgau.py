@@ -8,8 +8,8 @@ from piebald.recipe import Recipe
 from piebald.recipes.fedavg import fedavg
 from piebald.recipes.named import recipe
 from piebald.scheduling.cohort import CohortSize
-from piebald.sharing import AllExcept, OneHot
-from piebald.training import Sgd, SgdSettings
+from piebald.sharing.layers import AllExcept, OneHot
+from piebald.training.sgd import Sgd, SgdSettings
 
 
 @recipe("Rieger, Høegh, Hansen 2020, Client adaptation improves federated learning with simulated non-IID clients", Sgd)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Literal, Unpack
 
-from piebald.clustering import Distfl
+from piebald.clustering.distfl import Distfl
 from piebald.recipe import Recipe
 from piebald.recipes.fedavg import fedavg
 from piebald.recipes.named import recipe
 from piebald.scheduling.cohort import CohortSize
-from piebald.training import Sgd, SgdSettings
+from piebald.training.sgd import Sgd, SgdSettings
 
 
 @recipe("Liu et al. 2021, DistFL: Distribution-aware federated learning for mobile scenarios", Sgd)

@@ -8,7 +8,8 @@ from piebald.recipe import Recipe
 from piebald.recipes.fedavg import fedavg
 from piebald.recipes.named import recipe
 from piebald.scheduling.cohort import CohortSize
-from piebald.training import Ditto, SgdSettings
+from piebald.training.ditto import Ditto
+from piebald.training.sgd import SgdSettings
 
 
 @recipe("Li et al. 2021, Ditto: fair and robust federated learning through personalization", Ditto)

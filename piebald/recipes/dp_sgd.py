@@ -8,7 +8,8 @@ from piebald.recipe import Recipe
 from piebald.recipes.fedavg import fedavg
 from piebald.recipes.named import recipe
 from piebald.scheduling.cohort import CohortSize
-from piebald.training import DpSgd, SgdSettings
+from piebald.training.dp_sgd import DpSgd
+from piebald.training.sgd import SgdSettings
 
 
 @recipe("Abadi et al. 2016, Deep learning with differential privacy", DpSgd)

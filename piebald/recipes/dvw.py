@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, Unpack
 
-from piebald.aggregation import Dvw
+from piebald.aggregation.dvw import Dvw
 from piebald.recipe import Recipe
 from piebald.recipes.async_fedavg import METIS
 from piebald.recipes.fedavg import fedavg
@@ -12,7 +12,8 @@ from piebald.recipes.named import recipe
 from piebald.scheduling.asynchronous import Asynchronous
 from piebald.scheduling.cohort import CohortSize
 from piebald.server_optimizer.cached_average import CachedAverage
-from piebald.training import AdaptiveFrequency, Sgd, SgdSettings
+from piebald.training.adaptive_frequency import AdaptiveFrequency
+from piebald.training.sgd import Sgd, SgdSettings
 
 Score = Literal["micro_f1", "accuracy", "macro_f1", "geometric_mean", "matthews"]
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Literal, Unpack
 
-from piebald.aggregation import StalenessWeighted
+from piebald.aggregation.staleness import StalenessWeighted
 from piebald.recipe import Recipe
 from piebald.recipes.fedavg import fedavg
 from piebald.recipes.named import recipe
 from piebald.scheduling.asynchronous import Asynchronous
 from piebald.scheduling.cohort import CohortSize
 from piebald.server_optimizer.mixing import Mixing
-from piebald.training import Proximal, SgdSettings
+from piebald.training.proximal import Proximal
+from piebald.training.sgd import SgdSettings
 
 
 @recipe("Xie et al. 2019, Asynchronous federated optimization", Proximal)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from piebald.aggregation import ExampleWeighted
-from piebald.clustering import SingleCluster
+from piebald.aggregation.linear import ExampleWeighted
+from piebald.clustering.single_cluster import SingleCluster
 from piebald.recipe import Recipe
 from piebald.recipes.named import recipe
 from piebald.scheduling.cohort import CohortSize
 from piebald.scheduling.synchronous import Synchronous
 from piebald.server_optimizer.average import ServerSgd
-from piebald.sharing import Full
-from piebald.training import Sgd, SgdSettings
+from piebald.sharing.layers import Full
+from piebald.training.sgd import Sgd, SgdSettings
 
 
 @recipe("McMahan et al. 2017, Communication-efficient learning of deep networks from decentralized data", Sgd)

@@ -8,8 +8,8 @@ from piebald.recipe import Recipe
 from piebald.recipes.fedavg import fedavg
 from piebald.recipes.named import recipe
 from piebald.scheduling.cohort import CohortSize
-from piebald.sharing import AllExcept
-from piebald.training import Sgd, SgdSettings
+from piebald.sharing.layers import AllExcept
+from piebald.training.sgd import Sgd, SgdSettings
 
 
 @recipe("Li et al. 2021, FedBN: federated learning on non-IID features via local batch normalization", Sgd)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from piebald.aggregation import StalenessWeighted
+from piebald.aggregation.staleness import StalenessWeighted
 from piebald.recipe import Recipe
 from piebald.recipes.fedavg import fedavg
 from piebald.recipes.named import recipe
 from piebald.scheduling.asynchronous import Buffered
 from piebald.scheduling.cohort import CohortSize
 from piebald.server_optimizer.momentum import Momentum
-from piebald.training import Sgd, SgdSettings
+from piebald.training.sgd import Sgd, SgdSettings
 
 
 @recipe("Nguyen et al. 2022, Federated learning with buffered asynchronous aggregation", Sgd)

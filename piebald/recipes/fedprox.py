@@ -8,7 +8,8 @@ from piebald.recipe import Recipe
 from piebald.recipes.fedavg import fedavg
 from piebald.recipes.named import recipe
 from piebald.scheduling.cohort import CohortSize
-from piebald.training import Proximal, SgdSettings
+from piebald.training.proximal import Proximal
+from piebald.training.sgd import SgdSettings
 
 
 @recipe("Li et al. 2020, Federated optimization in heterogeneous networks", Proximal)

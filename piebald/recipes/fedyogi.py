@@ -9,7 +9,7 @@ from piebald.recipes.fedavg import fedavg
 from piebald.recipes.named import recipe
 from piebald.scheduling.cohort import CohortSize
 from piebald.server_optimizer.adaptive import Yogi
-from piebald.training import Sgd, SgdSettings
+from piebald.training.sgd import Sgd, SgdSettings
 
 
 @recipe("Reddi et al. 2021, Adaptive federated optimization", Sgd)

@@ -8,7 +8,8 @@ from piebald.recipe import Recipe
 from piebald.recipes.fedavg import fedavg
 from piebald.recipes.named import recipe
 from piebald.scheduling.cohort import CohortSize
-from piebald.training import FineTune, SgdSettings
+from piebald.training.fine_tune import FineTune
+from piebald.training.sgd import SgdSettings
 
 
 @recipe("Liu et al. 2021, DistFL (baseline LG-Net); McMahan et al. 2017", FineTune)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Literal, Unpack
 
-from piebald.aggregation import ExampleWeighted, GradientNormWeighted
+from piebald.aggregation.linear import ExampleWeighted, GradientNormWeighted
 from piebald.errors import unknown
 from piebald.recipe import Recipe
 from piebald.recipes.fedavg import fedavg
 from piebald.recipes.named import recipe
 from piebald.scheduling.cohort import CohortSize
-from piebald.sharing import AllExcept
-from piebald.training import Sgd, SgdSettings
+from piebald.sharing.layers import AllExcept
+from piebald.training.sgd import Sgd, SgdSettings
 
 
 @recipe("Yang, Beliard, Rossi 2020, Heterogeneous data-aware federated learning", Sgd)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from piebald.clustering import Ifca
+from piebald.clustering.ifca import Ifca
 from piebald.recipe import Recipe
 from piebald.recipes.fedavg import fedavg
 from piebald.recipes.named import recipe
 from piebald.scheduling.cohort import CohortSize
-from piebald.training import LowestLoss, SgdSettings
+from piebald.training.lowest_loss import LowestLoss
+from piebald.training.sgd import SgdSettings
 
 
 @recipe("Ghosh et al. 2020, An efficient framework for clustered federated learning", LowestLoss)

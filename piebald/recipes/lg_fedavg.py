@@ -8,8 +8,8 @@ from piebald.recipe import Recipe
 from piebald.recipes.fedavg import fedavg
 from piebald.recipes.named import recipe
 from piebald.scheduling.cohort import CohortSize
-from piebald.sharing import Only
-from piebald.training import Sgd, SgdSettings
+from piebald.sharing.layers import Only
+from piebald.training.sgd import Sgd, SgdSettings
 
 
 @recipe("Liang et al. 2020, Think locally, act globally: federated learning with local and global representations", Sgd)

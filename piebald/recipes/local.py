@@ -8,8 +8,8 @@ from piebald.recipe import Recipe
 from piebald.recipes.fedavg import fedavg
 from piebald.recipes.named import recipe
 from piebald.scheduling.cohort import CohortSize
-from piebald.sharing import Nothing
-from piebald.training import Sgd, SgdSettings
+from piebald.sharing.layers import Nothing
+from piebald.training.sgd import Sgd, SgdSettings
 
 
 @recipe("Baseline: every client alone", Sgd)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from piebald.aggregation import EqualWeighted
+from piebald.aggregation.linear import EqualWeighted
 from piebald.recipe import Recipe
 from piebald.recipes.fedavg import fedavg
 from piebald.recipes.named import recipe
 from piebald.scheduling.cohort import CohortSize
 from piebald.server_optimizer.momentum import Momentum
-from piebald.training import Scaffold, SgdSettings
+from piebald.training.scaffold import Scaffold
+from piebald.training.sgd import SgdSettings
 
 
 @recipe("Karimireddy et al. 2020, SCAFFOLD: stochastic controlled averaging for federated learning", Scaffold)

@@ -1,12 +1,13 @@
 """When the server requests training, and when it steps."""
 
-from piebald.scheduling.asynchronous import Asynchronous, Buffered
-from piebald.scheduling.deadline import Deadline
-from piebald.scheduling.synchronous import Synchronous
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "Asynchronous",
-    "Buffered",
-    "Deadline",
-    "Synchronous",
-]
+from piebald.discovery import public_classes
+
+_classes = public_classes(__name__)
+globals().update(_classes)
+__all__ = sorted(_classes)
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any: ...

@@ -1,4 +1,4 @@
-"""Who can be asked: the clients that are there, without those at work and those put aside."""
+"""The clients that can be asked: those that are there, without busy and excluded ones."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ from piebald.randomness import generator, select
 
 
 class ClientPool:
-    """Keeps book of clients' whereabouts.  A choice costs time for the clients chosen, not for those registered.
+    """Which clients are busy, excluded or initialized.  A choice costs time for the clients chosen, not for those registered.
 
     Attributes:
         busy: the training task under way of each client at work, at most one each.
-        aside: why a client is not asked any more.
+        excluded: why a client is not asked any more.
         initialized: clients that hold a first model.
     """
 
     def __init__(self) -> None:
         self.busy: dict[int, Task] = {}
-        self.aside: dict[int, str] = {}
+        self.excluded: dict[int, str] = {}
         self.initialized: set[int] = set()
         self._free: set[int] | None = None  # kept from the first time that most of a range are taken
         self._range = 0
 
     def count(self, clients: Sequence[int]) -> tuple[int, int]:
-        """How many of the clients that are there are not put aside, and how many of these are free as well."""
+        """How many of the clients that are there are not put excluded, and how many of these are free as well."""
         if isinstance(clients, range):
-            offered = len(clients) - len(self.aside)
+            offered = len(clients) - len(self.excluded)
             return offered, offered - len(self.busy)
-        offered = sum(client not in self.aside for client in clients)
-        return offered, sum(client not in self.aside and client not in self.busy for client in clients)
+        offered = sum(client not in self.excluded for client in clients)
+        return offered, sum(client not in self.excluded and client not in self.busy for client in clients)
 
     def choose(self, clients: Sequence[int], count: int, *words: int | str) -> list[int]:
         """A seeded choice of free clients, in increasing order."""
-        taken = len(self.busy) + len(self.aside)
+        taken = len(self.busy) + len(self.excluded)
         if not taken:
             return select(clients, count, *words)
         if not isinstance(clients, range):
-            return select([c for c in clients if c not in self.busy and c not in self.aside], count, *words)
+            return select([c for c in clients if c not in self.busy and c not in self.excluded], count, *words)
         if 2 * (taken + count) <= len(clients):
             return self._draw(len(clients), count, *words)
         if self._free is None or self._range != len(clients):
             self._range = len(clients)
-            self._free = {client for client in clients if client not in self.busy and client not in self.aside}
+            self._free = {client for client in clients if client not in self.busy and client not in self.excluded}
         return select(sorted(self._free), count, *words)
 
     def take(self, task: Task) -> None:
@@ -55,12 +55,12 @@ class ClientPool:
     def release(self, client: int) -> None:
         """A client has ended its work."""
         self.busy.pop(client, None)
-        if self._free is not None and client not in self.aside and client < self._range:
+        if self._free is not None and client not in self.excluded and client < self._range:
             self._free.add(client)
 
     def exclude(self, client: int, reason: str) -> None:
         """A client is not asked any more."""
-        self.aside[client] = reason
+        self.excluded[client] = reason
         if self._free is not None:
             self._free.discard(client)
 
@@ -69,6 +69,6 @@ class ClientPool:
         draw, chosen = generator("select", *words), set[int]()
         while len(chosen) < count:
             for client in draw.integers(known, size=2 * (count - len(chosen))).tolist():
-                if client not in self.busy and client not in self.aside and len(chosen) < count:
+                if client not in self.busy and client not in self.excluded and len(chosen) < count:
                     chosen.add(client)
         return sorted(chosen)

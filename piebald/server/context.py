@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 class LoopContext:
     """`contracts.ServerContext` for the component of one axis and one cluster."""
 
-    def __init__(self, server: ServerLoop, axis: str, group: int) -> None:
-        self._server, self._axis, self._cluster = server, axis, group
+    def __init__(self, server: ServerLoop, axis: str, cluster: int) -> None:
+        self._server, self._axis, self._cluster = server, axis, cluster
         self.spec: ModelSpec = server.work
         self.known = server.known
         self.trainer: Component = server.recipe.training
-        self.state = server.cluster_models.kept.setdefault((axis, group), {})
+        self.state = server.cluster_models.kept.setdefault((axis, cluster), {})
 
     @property
     def version(self) -> int:
@@ -39,12 +39,12 @@ class LoopContext:
 
     @property
     def members(self) -> Sequence[int]:
-        here, aside = self._server.runtime.clients(), self._server.client_pool.aside
+        here, excluded = self._server.runtime.clients(), self._server.client_pool.excluded
         cluster_of = self._server.cluster_models.cluster_of
-        return [c for c in here if c not in aside and (not cluster_of or cluster_of.get(c, 0) == self._cluster)]
+        return [c for c in here if c not in excluded and (not cluster_of or cluster_of.get(c, 0) == self._cluster)]
 
     def query(self, requests: Sequence[QueryRequest]) -> list[Update | None]:
-        return self._server.exchange(requests)
+        return self._server.query(requests)
 
     def exclude_update(self, client: int, reason: str) -> None:
         self._server.exclude_update(client, reason)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from piebald.component import Component
-from piebald.contracts import ONE_WAY, Result
+from piebald.contracts import Result
 from piebald.parameters import Layout
 
 LONGEST_STEP = 1000.0
@@ -29,8 +31,15 @@ class ResultChecks(Component):
         """The longest step allowed from a model of this length."""
         return self.longest_step * max(norm, 1.0)
 
-    def reject_reason(self, result: Result, layout: Layout, limit: float) -> str | None:
-        """Why a result may not count, or None.  A pooled update was checked where it was summed."""
+    def reject_reason(self, result: Result, layout: Layout, limit: float, uploads: Sequence[str] = ()) -> str | None:
+        """Why a result may not count, or None.  An update that was summed early was checked where it was summed.
+
+        Args:
+            result: what came.
+            layout: that of the model.
+            limit: the longest step allowed.
+            uploads: names of the vectors that the trainer declares besides the model.
+        """
         if result.failure is not None or result.update is None:
             return result.failure or "no answer"
         update = result.update
@@ -38,17 +47,23 @@ class ResultChecks(Component):
             return None
         change = update.vectors.get("model")
         if change is None or change.dtype != torch.float32 or change.shape != (layout.shared,):
-            came = "nothing" if change is None else f"{change.dtype} {list(change.shape)}"
-            return f"must send {layout.shared} float32 numbers, sent {came}"
-        for name, sent in result.task.vectors.items():  # what a rule is sent beside the model, it answers in kind
-            part = update.vectors.get(name)
-            if name not in ONE_WAY and (part is None or part.dtype != sent.dtype or part.shape != sent.shape):
-                came = "nothing" if part is None else f"{part.dtype} {list(part.shape)}"
-                return f"must send {name} like the {sent.dtype} {list(sent.shape)} it got, sent {came}"
+            return f"must send {layout.shared} float32 numbers, sent {_described(change)}"
+        if undeclared := sorted(update.vectors.keys() - {"model", *uploads}):
+            return f"sent {undeclared[0]!r}, which its trainer does not declare"
+        for name in uploads:
+            vector, sent = update.vectors.get(name), result.task.vectors.get(name)
+            if vector is None:
+                return f"must send {name}, sent nothing"
+            if sent is not None and (vector.dtype != sent.dtype or vector.shape != sent.shape):
+                return f"must send {name} like the {_described(sent)} it got, sent {_described(vector)}"
         norm = torch.linalg.vector_norm(change).item()
         if not math.isfinite(norm):
             return "not finite"
-        for name, part in update.vectors.items():
-            if name != "model" and not bool(torch.isfinite(part).all()):
+        for name in uploads:
+            if not bool(torch.isfinite(update.vectors[name]).all()):
                 return f"{name} is not finite"
         return f"step of length {norm:.3g} is above the limit of {limit:.3g}" if norm > limit else None
+
+
+def _described(vector: Tensor | None) -> str:
+    return "nothing" if vector is None else f"{vector.dtype} {list(vector.shape)}"

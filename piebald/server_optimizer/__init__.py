@@ -1,16 +1,13 @@
-"""How the global model moves, given the averaged update."""
+"""How the global model moves, given the averaged change."""
 
-from piebald.server_optimizer.adaptive import Adam, Yogi
-from piebald.server_optimizer.average import ServerSgd
-from piebald.server_optimizer.cached_average import CachedAverage
-from piebald.server_optimizer.mixing import Mixing
-from piebald.server_optimizer.momentum import Momentum
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "Adam",
-    "CachedAverage",
-    "Mixing",
-    "Momentum",
-    "ServerSgd",
-    "Yogi",
-]
+from piebald.discovery import public_classes
+
+_classes = public_classes(__name__)
+globals().update(_classes)
+__all__ = sorted(_classes)
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any: ...

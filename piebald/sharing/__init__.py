@@ -1,11 +1,13 @@
-"""Which parameters leave a client."""
+"""Which parameters leave a client, and which stay private."""
 
-from piebald.sharing.layers import AllExcept, Full, Nothing, OneHot, Only
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "AllExcept",
-    "Full",
-    "Nothing",
-    "OneHot",
-    "Only",
-]
+from piebald.discovery import public_classes
+
+_classes = public_classes(__name__)
+globals().update(_classes)
+__all__ = sorted(_classes)
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any: ...

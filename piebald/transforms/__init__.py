@@ -1,7 +1,13 @@
 """What is done to an update between client and server."""
 
-from piebald.transforms.gaussian import Gaussian
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "Gaussian",
-]
+from piebald.discovery import public_classes
+
+_classes = public_classes(__name__)
+globals().update(_classes)
+__all__ = sorted(_classes)
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any: ...

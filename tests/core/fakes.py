@@ -155,7 +155,7 @@ def control(
         memo,
         known=runtime.count,
         rounds=rounds,
-        measuring=EvaluationPlan(Evaluate(), every=every),
+        evaluation=EvaluationPlan(Evaluate(), every=every),
     )
     return made, memo
 

@@ -110,11 +110,11 @@ class TestRoster:
     def test_a_choice_is_among_the_free(self, known: int, data: st.DataObject) -> None:
         client_pool, clients = ClientPool(), range(known)
         for version in range(12):  # clients go to work, come back, and are put aside
-            free = [c for c in clients if c not in client_pool.busy and c not in client_pool.aside]
+            free = [c for c in clients if c not in client_pool.busy and c not in client_pool.excluded]
             assert (
                 client_pool.count(clients)
                 == client_pool.count(list(clients))
-                == (known - len(client_pool.aside), len(free))
+                == (known - len(client_pool.excluded), len(free))
             )
             chosen = client_pool.choose(clients, data.draw(st.integers(0, len(free))), 3, version)
             assert chosen == sorted(set(chosen))

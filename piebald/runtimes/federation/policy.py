@@ -11,8 +11,8 @@ from piebald.contracts import Query
 from piebald.parameters import matching
 from piebald.privacy import SecureAggregation
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
-from piebald.transforms import Gaussian
 from piebald.transforms.base import Transform
+from piebald.transforms.gaussian import Gaussian
 
 
 class Policy(BaseModel):
