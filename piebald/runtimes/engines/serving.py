@@ -34,6 +34,7 @@ from piebald.runtimes.engines.sgd_step import SgdRun
 from piebald.runtimes.factored.client_state import StatePacker
 from piebald.runtimes.factored.sum_terms import Known, Term
 from piebald.runtimes.factored.vectors import FactoredVectors
+from piebald.training.base import Trainer
 
 PRIVATE = "private"  # the name under which a client's private slice lies in its memory
 
@@ -300,10 +301,7 @@ def _outgoing(engine: Engine, stack: ClientStack, start: TrainInput, learned: Tr
     work, shared, size = engine.work, start.shared, engine.work.layout.size
     change = learned.model[:, :shared] - start.model[:, :shared]
     vectors: Mapping[str, Tensor] = {"model": change, **learned.vectors}
-    if undeclared := sorted(learned.vectors.keys() - set(work.trainer.uploads())):
-        raise RuntimeFault(
-            f"trainer {work.trainer.kind!r} would send {undeclared[0]!r}, which its `uploads` do not declare: add it there"
-        )
+    _check_declared(work.trainer, learned.vectors)
     for name, part in vectors.items():
         if shared < size and part.shape[1:].numel() > shared:
             raise RuntimeFault(
@@ -331,6 +329,19 @@ def _outgoing(engine: Engine, stack: ClientStack, start: TrainInput, learned: Tr
         vectors=dict(vectors),
         state=state,
     )
+
+
+def _check_declared(trainer: Trainer, vectors: Mapping[str, Tensor]) -> None:
+    """Refuse an update whose vectors are not those that its trainer declares."""
+    declared = set(trainer.uploads())
+    if undeclared := sorted(vectors.keys() - declared):
+        raise RuntimeFault(
+            f"trainer {trainer.kind!r} would send {undeclared[0]!r}, which its uploads() do not declare: add it there"
+        )
+    if missing := sorted(declared - vectors.keys()):
+        raise RuntimeFault(
+            f"trainer {trainer.kind!r} declares {missing[0]!r} in uploads() but sent nothing of that name"
+        )
 
 
 def formed(vectors: Tensor) -> Tensor:
