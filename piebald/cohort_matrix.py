@@ -26,7 +26,7 @@ def blocks(matrix: Tensor, copies: int = 1, budget: int = BUDGET) -> Iterator[tu
 
 
 def by_column(matrix: Tensor, rule: Callable[[Tensor], Tensor], copies: int = 1) -> Tensor:
-    """A rule [n, width] -> [width] carried out on all columns: [s]."""
+    """A function [n, width] -> [width] carried out on all columns: [s]."""
     result = matrix.new_empty(matrix.shape[1])
     for span, block in blocks(matrix, copies):
         result[span] = rule(block)

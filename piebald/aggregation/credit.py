@@ -22,7 +22,7 @@ class Credit(Robust):
     The paper trains the auto-encoder beforehand, on the updates of a public data set.  A context without one has only
     the updates of this commit, so it is trained on those, each cut to the median length so that a scaled update cannot
     draw the auto-encoder to itself.  So it stands against attackers who are few and unlike one another and the rest;
-    many who are alike are learnt as well as the honest.  No share is guaranteed.
+    many who are alike are learned as well as the honest.  No share is guaranteed.
 
     Attributes:
         power: L of the paper, at least 0; 0 is a plain mean.
@@ -59,10 +59,10 @@ class Credit(Robust):
         """Mean squared errors [n] in float64 of an auto-encoder trained on the surrogates [n, m]."""
         lengths = surrogates.square().mean(1, keepdim=True).sqrt()
         tamed = surrogates * (lengths.median() / lengths.clamp(min=1e-30)).clamp(max=1.0)
-        dice = torch_generator("credit", version)
+        rng = torch_generator("credit", version)
         width, hidden = surrogates.shape[1], self.hidden
         sizes = [(width, 4 * hidden), (4 * hidden, hidden), (hidden, 4 * hidden), (4 * hidden, width)]
-        weights = [(torch.randn(a, b, generator=dice) / a**0.5).to(surrogates.device) for a, b in sizes]
+        weights = [(torch.randn(a, b, generator=rng) / a**0.5).to(surrogates.device) for a, b in sizes]
         with torch.enable_grad():
             weights = [weight.requires_grad_() for weight in weights]
             adam = torch.optim.Adam(weights, lr=1e-2)

@@ -1,4 +1,4 @@
-"""Distributed validation weighting (Metis): how much a model counts is said by learners, not by its rows."""
+"""Distributed validation weighting (Metis): how much a model counts is said by clients, not by its rows."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from piebald.randomness import select
 
 
 class Dvw(Linear):
-    """By the score of a learner's model on the validation rows of all learners (Metis, section IV, eq. 3).
+    """By the score of a client's model on the validation rows of all clients (Metis, section IV, eq. 3).
 
-    A model to be weighed goes to every learner's evaluator, each sends back its confusion matrix, the matrices are
+    A model to be weighed goes to every client's evaluator, each sends back its confusion matrix, the matrices are
     added up and scored.  An evaluator that does not answer, or answers with the wrong shape, is left out of the sum.
     Tasks without classes are weighed by 1 / (mean validation loss), which is ours: the paper leaves them open, and this
     has no scale of its own, since shares are made of it.
 
     Attributes:
         score: "micro_f1" (eq. 3), "accuracy", "macro_f1", "geometric_mean" or "matthews"; negative ones count 0.
-        evaluators: ask only so many, a seeded choice at each commit; None asks all that are there.
+        evaluators: ask only so many, a seeded choice at each step; None asks all that are there.
         above_chance: subtract 1 / C first, so that a model that guesses counts nothing.  Ours, not the paper's.
         power: raise the score to this power, so that differences count more.  Ours, not the paper's.
     """

@@ -18,7 +18,7 @@ class Fltrust(Robust):
     """Updates are trusted by their cosine with the one that the server's own rows make, and scaled to its length.
 
     Cao et al. 2021, algorithm 2.  Needs rows that the server may look at (the partition's `context`), which it trains on
-    with the recipe's rule at every commit.  Tolerates any share of attackers as far as its own rows go: without a
+    with the recipe's trainer at every step.  Tolerates any share of attackers as far as its own rows go: without a
     single honest update it still goes no further than these rows say.
     """
 

@@ -1,4 +1,4 @@
-"""What weighings that stand up to attackers have in common."""
+"""What aggregators that stand up to attackers have in common."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from piebald.contracts import Cohort, ServerContext
 
 
 class Robust(Aggregator):
-    """A weighing that looks at single updates.  Subclasses override `merge`, and say in `tolerates` what they stand.
+    """An aggregator that looks at single updates.  Subclasses override `merge`, and say in `tolerates` what they stand.
 
     Attributes:
         needs: what it must be told or given, in words.
@@ -38,10 +38,10 @@ class Robust(Aggregator):
 
 
 class ExpectsAttackers(Robust):
-    """A weighing that has to be told how many attackers to expect.
+    """An aggregator that has to be told how many attackers to expect.
 
     Attributes:
-        attackers: share of the updates, in [0, 0.5), or their number in every commit; rounded up, and cut down to what
+        attackers: share of the updates, in [0, 0.5), or their number in every step; rounded up, and cut down to what
             the method can stand where few updates came.
     """
 
@@ -56,7 +56,7 @@ class ExpectsAttackers(Robust):
             from piebald.errors import SettingError
 
             raise SettingError(
-                f"weigh {self.kind!r}: attackers must be a number of updates (2) or a share below {self.most():g}, "
+                f"aggregation {self.kind!r}: attackers must be a number of updates (2) or a share below {self.most():g}, "
                 f"got {self.attackers}"
             )
 

@@ -27,14 +27,14 @@ AnyLinear = Annotated[
 
 
 class StalenessWeighted(Linear):
-    """Another weighing times s(t), where t is the number of commits that an update missed (Xie et al. 2019, section 5).
+    """Another aggregator's weights times s(t), where t is the number of server steps that an update missed (Xie et al. 2019, section 5).
 
     Shares are measured against the undamped weights: a stale update is not made up for by others, the community just
     moves less.  So one update alone moves it by s(t), as FedAsync has it, and a buffer of K by the sum of s(t) over K,
     as FedBuff has it (Nguyen et al. 2022, algorithm 1).
 
     Attributes:
-        base: the other weighing, equal by default.
+        base: the other aggregator, equal by default.
         function: "constant" s = 1; "polynomial" s = (t + 1) ** -a; "hinge" s = 1 up to t = b, then
             1 / (a (t - b) + 1).
         a, b: of the functions.

@@ -49,7 +49,7 @@ class Attack(Transform):
 class Collusion(Attack):
     """An attack of clients who know one another's updates; subclasses say in `agree` what all of them send.
 
-    No client can work that out alone, so it is done where all updates of a commit come together, before anything is
+    No client can work that out alone, so it is done where all updates of a step come together, before anything is
     averaged or weighed.  In a real federation the attackers would meet elsewhere; the server would see the same.
     """
 

@@ -15,7 +15,7 @@ class LittleIsEnough(Collusion):
 
     Mean and deviation are those of the attackers' own honest updates.  With n updates of which a are theirs,
     s = policy(n / 2 + 1) - a honest ones must lie further out for theirs to pass as the middle, so z is the point below
-    which a standard normal lies with probability (n - a - s) / (n - a).  Fewer than two attackers in a commit have no
+    which a standard normal lies with probability (n - a - s) / (n - a).  Fewer than two attackers in a step have no
     deviation to hide in and send their mean.
 
     Attributes:

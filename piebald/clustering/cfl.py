@@ -1,4 +1,4 @@
-"""Clustered federated learning: split a group when its members pull apart."""
+"""Clustered federated learning: split a cluster when its members pull apart."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from piebald.contracts import Cohort, ServerContext
 
 
 class Cfl(Clustering):
-    """Groups are cut in two by the cosines of updates, again and again (Sattler, Müller, Samek 2020, algorithm 2).
+    """Clusters are cut in two by the cosines of updates, again and again (Sattler, Müller, Samek 2020, algorithm 2).
 
-    A group is cut when it has settled and its members have not: the mean update is shorter than `eps1` and the longest
+    A cluster is cut when it has settled and its members have not: the mean update is shorter than `eps1` and the longest
     one longer than `eps2`.  The cut is the one with the least largest cosine between both sides (algorithm 1: single
-    linkage).  Both halves begin with the group's model.  Groups are never joined again.
+    linkage).  Both halves begin with the cluster's model.  Clusters are never joined again.
 
     The paper's thresholds are lengths and go with the learning rate and the network, so by default they are taken
-    relative to the longest update of the group's first commit, which is what `relative` says.
+    relative to the longest update of the cluster's first step, which is what `relative` says.
 
     Attributes:
         eps1: the mean update is shorter.
         eps2: the longest update is longer.
-        relative: both are shares of the longest update at the group's first commit, else plain lengths.
+        relative: both are shares of the longest update at the cluster's first step, else plain lengths.
         least: fewest clients of a half.
-        after: commits before the first cut.
+        after: server steps before the first cut.
     """
 
     eps1: float = Field(default=0.4, gt=0)

@@ -34,24 +34,24 @@ _SHOWN = 200  # clients up to which the divergence matrix is kept for the report
 
 
 class Distfl(Clustering):
-    """Groups by distribution knowledge (Liu et al. 2021, "DistFL: Distribution-aware federated learning for mobile
+    """Clusters by distribution knowledge (Liu et al. 2021, "DistFL: Distribution-aware federated learning for mobile
     scenarios").
 
-    At a commit the uploads' mean (eq. 3) is made; `probes` inputs are synthesised from its batch-norm statistics (eq. 2
+    At a step the uploads' mean (eq. 3) is made; `probes` inputs are synthesised from its batch-norm statistics (eq. 2
     and 4); every upload answers them (eq. 5); the answers' KL divergences (eq. 6) say who belongs together; and each
-    group's models are averaged (eq. 7, with `example_weighted`).
+    cluster's models are averaged (eq. 7, with `example_weighted`).
 
     The threshold between near and far is found, not given.  `find = "silhouette"`: divergences are made correlations
     (`divergence.unlikeness`), the mean over all rounds so far is taken, and average linkage is cut where the silhouette
     is best.  The cut is believed if the silhouette reaches `accept`, or if the odd and the even rounds, each by
-    themselves, lead to the same groups (adjusted Rand index from `agree` up): what two sets of rounds without a round
-    in common both find is no accident, however faint.  Else there is one group.  `find = "gap"` is the plain reading of
+    themselves, lead to the same clusters (adjusted Rand index from `agree` up): what two sets of rounds without a round
+    in common both find is no accident, however faint.  Else there is one cluster.  `find = "gap"` is the plain reading of
     the paper: this round's largest gap between sorted divergences.
 
-    A client that was not asked keeps its group and model.  An uploaded model over `reach` times as long as the median
-    one is left out of the mean and trains on alone.  Groups keep their numbers from round to round.  One of them is
+    A client that was not asked keeps its cluster and model.  An uploaded model over `reach` times as long as the median
+    one is left out of the mean and trains on alone.  Clusters keep their numbers from round to round.  One of them is
     taken for normal: its model stands for the run, and newcomers start from it.  Private layers keep the run's first
-    numbers in the comparison, since nobody else knows them.  Without batch norm, the rule `with_moments` uploads what
+    numbers in the comparison, since nobody else knows them.  Without batch norm, the trainer `with_moments` uploads what
     is needed.
 
     Attributes:
@@ -60,23 +60,23 @@ class Distfl(Clustering):
         knowledge: "synthesis", or "noise" to compare on plain noise (the paper's ablation).
         statistics: what models' batch norms normalise the probes by: the "probes" themselves, or their own "running"
             statistics, as a plain reading of the paper has it.  Running statistics of a few rows are mostly noise.
-        steps: of synthesis at a commit, at most.
+        steps: of synthesis at a step, at most.
         lr: of the synthesis, by Adam.
         fit: misfit at which the statistics fit, see `knowledge.distance`.
-        every: commits from one grouping to the next; in between groups stay, and newcomers join the normal one.
+        every: server steps from one grouping to the next; in between clusters stay, and newcomers join the normal one.
         find: "silhouette" or "gap".
-        accept: silhouette from which several groups are believed at once, in [-1, 1].
+        accept: silhouette from which several clusters are believed at once, in [-1, 1].
         agree: agreement of odd and even rounds from which fainter ones are believed, in (0, 1]; 1 hardly ever.
-        least: fewest clients of a group.
-        groups: this many groups instead.
+        least: fewest clients of a cluster.
+        clusters: this many clusters instead.
         threshold: cut at this average unlikeness instead, in (0, 2].
         forget: what earlier rounds count from one grouping to the next, in [0, 1]: 1 is the mean of all, 0 this alone.
         reach: models longer than this many median lengths are left out.
-        normal: which group is normal: "largest"; "vote", see `ballot`; or "root", the one with the least loss on rows
+        normal: which cluster is normal: "largest"; "vote", see `ballot`; or "root", the one with the least loss on rows
             of the server's own.  With half of the clients or more attacking only "root" can tell; nothing that clients
             send can.
         layers: whose input moments clients send, where the trainer makes them send some; set by the recipe.
-        voters: with "vote", ask only so many of a commit's clients, a seeded choice; None asks all.
+        voters: with "vote", ask only so many of a step's clients, a seeded choice; None asks all.
     """
 
     from_current_model: ClassVar[bool] = True
@@ -93,7 +93,7 @@ class Distfl(Clustering):
     accept: float = Field(default=0.35, ge=-1, le=1)
     agree: float = Field(default=0.5, gt=0, le=1)
     least: int = Field(default=2, ge=1)
-    groups: int | None = Field(default=None, ge=1)
+    clusters: int | None = Field(default=None, ge=1)
     threshold: float | None = Field(default=None, gt=0)
     forget: float = Field(default=1.0, ge=0, le=1)
     reach: float = Field(default=5.0, gt=1)
@@ -168,7 +168,7 @@ class Distfl(Clustering):
     def _told_apart(self, cohort: Cohort, context: ServerContext) -> tuple[list[int], list[int]]:
         """Rows that count in the mean model, and rows whose model is far too long.
 
-        Whole models are looked at, not changes: where one group has settled and another has not, changes differ by
+        Whole models are looked at, not changes: where one cluster has settled and another has not, changes differ by
         orders of magnitude in all honesty.  So do batch norms' statistics, which are left out.
         """
         trained = [part for part in context.spec.layout.trained if part.start < context.spec.layout.shared]
@@ -191,8 +191,8 @@ class Distfl(Clustering):
         """The probes, the answers [n, z, classes] of the uploads in `rows`, and a module to ask others with."""
         spec = context.spec
         module = copy.deepcopy(spec.model).eval()
-        dice = torch_generator("distfl", spec.seed, cohort.version)
-        noise = torch.randn((self.probes, *spec.shape), generator=dice)
+        rng = torch_generator("distfl", spec.seed, cohort.version)
+        noise = torch.randn((self.probes, *spec.shape), generator=rng)
         if self.knowledge == "noise":
             made = Synthesis(noise, float("nan"), 0)
         else:
@@ -223,7 +223,7 @@ class Distfl(Clustering):
     # -- who belongs together
 
     def _found(self, matrix: Tensor, clients: Sequence[int], context: ServerContext) -> ClusterSearch:
-        """Groups of these clients, from this round's divergences [n, n] and the rounds before."""
+        """Clusters of these clients, from this round's divergences [n, n] and the rounds before."""
         if self.find == "gap":
             return by_gap(matrix.numpy())
         state, known, half = context.state, context.known, f"{context.state.get('turn', 0) % 2}"
@@ -239,7 +239,7 @@ class Distfl(Clustering):
         for name in ("sums0", "sums1", "counts0", "counts1"):
             state[name][pairs] *= self.forget
         found = self._cut(((sums[0] + sums[1]) / (counts[0] + counts[1])).numpy(), self.accept)
-        if found.labels.any() or self.groups or self.threshold or not all(float(one.min()) > 0 for one in counts):
+        if found.labels.any() or self.clusters or self.threshold or not all(float(one.min()) > 0 for one in counts):
             return found
         halves = [self._cut((one / times).numpy(), -1.0).labels for one, times in zip(sums, counts, strict=True)]
         agreement = agree(*halves)
@@ -249,7 +249,7 @@ class Distfl(Clustering):
         return dataclasses.replace(faint, agreement=agreement)
 
     def _cut(self, distances: Matrix, accept: float) -> ClusterSearch:
-        return by_silhouette(distances, accept, self.least, self.groups, self.threshold)
+        return by_silhouette(distances, accept, self.least, self.clusters, self.threshold)
 
     def _adopted(
         self,
@@ -262,10 +262,10 @@ class Distfl(Clustering):
         module: nn.Module,
         context: ServerContext,
     ) -> list[int]:
-        """The names with those of groups none of whose clients was asked given to newcomers who belong there.
+        """The names with those of clusters none of whose clients was asked given to newcomers who belong there.
 
-        A new group takes the number of an absent one if its members are no further from that one's model than members
-        of a group are from one another.  A client that is new, or alone of its group this time, goes to an absent group
+        A new cluster takes the number of an absent one if its members are no further from that one's model than members
+        of a cluster are from one another.  A client that is new, or alone of its cluster this time, goes to an absent cluster
         whose model is nearer than the clients it was put with.
         """
         absent = sorted(number for number in {*known.values()} if number not in names)
@@ -295,7 +295,7 @@ class Distfl(Clustering):
     def _normal(
         self, labels: Mapping[int, int], cohort: Cohort, known: Mapping[int, int], context: ServerContext
     ) -> int:
-        """The number of the group that is taken for normal."""
+        """The number of the cluster that is taken for normal."""
         now = {**known, **{cohort.clients[row]: number for row, number in labels.items()}}
         if self.normal == "largest":
             sizes = [number for number in now.values()]
@@ -315,7 +315,7 @@ class Distfl(Clustering):
         return min(losses, key=lambda number: (losses[number], number))
 
     def _candidates(self, labels: Mapping[int, int], cohort: Cohort, context: ServerContext) -> dict[int, Tensor]:
-        """The mean model of each group; of groups that are absent, their model."""
+        """The mean model of each cluster; of clusters that are absent, their model."""
         models = dict(context.models)
         for number in set(labels.values()):
             own = [row for row, mine in labels.items() if mine == number]

@@ -1,4 +1,4 @@
-"""K-Cluster: as many groups as one says, and each client goes where its loss is least."""
+"""K-Cluster: as many clusters as one says, and each client goes where its loss is least."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from piebald.randomness import key
 class Ifca(Clustering):
     """Every client gets all models and trains the one of least loss (Ghosh et al. 2020, IFCA; K-Cluster in DistFL).
 
-    Needs the trainer `lowest_loss`.  The first `warm` commits are plain FedAvg; then the models that clients came to are
-    put into groups by k-means, and each group's mean begins as one of the K models.  With warm = 0 the K models are
+    Needs the trainer `lowest_loss`.  The first `warm` server steps are plain FedAvg; then the models that clients came to are
+    put into clusters by k-means, and each cluster's mean begins as one of the K models.  With warm = 0 the K models are
     drawn like first models, as in the paper's experiments; clients may then all choose the same one.
 
     Attributes:
         k: number of models, at least 1.
-        warm: commits before the clients are first told apart.
+        warm: server steps before the clients are first told apart.
         restarts: of k-means from other centres, the best of which is taken.
     """
 

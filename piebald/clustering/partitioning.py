@@ -1,4 +1,4 @@
-"""Groups out of a matrix of distances, when nobody says how many or how near, and who is who from round to round."""
+"""Clusters out of a matrix of distances, when nobody says how many or how near, and who is who from round to round."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import numpy as np
 Matrix = np.ndarray[Any, np.dtype[np.float64]]
 Labels = np.ndarray[Any, np.dtype[np.int64]]
 
-_MOST = 32  # groups tried
-_MARGIN = 0.05  # silhouettes so near to the best count as equal: the fewest groups of them are taken
+_MOST = 32  # clusters tried
+_MARGIN = 0.05  # silhouettes so near to the best count as equal: the fewest clusters of them are taken
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSearch:
-    """Groups that were found.
+    """Clusters that were found.
 
     Attributes:
         labels: [n], from 0 up in order of first appearance.
-        threshold: members of a group are, in the sense of the method, nearer to one another than this; infinite for
-            one group, None where nothing was compared.
-        score: mean silhouette, or how much the gap is of the whole range; 0 for one group.
-        tried: score by number of groups.
-        agreement: of two halves of the rounds about the groups, where it was asked for.
+        threshold: members of a cluster are, in the sense of the method, nearer to one another than this; infinite for
+            one cluster, None where nothing was compared.
+        score: mean silhouette, or how much the gap is of the whole range; 0 for one cluster.
+        tried: score by number of clusters.
+        agreement: of two halves of the rounds about the clusters, where it was asked for.
     """
 
     labels: Labels
@@ -36,22 +36,22 @@ class ClusterSearch:
 
 
 def by_silhouette(
-    distances: Matrix, accept: float = 0.35, least: int = 2, groups: int | None = None, threshold: float | None = None
+    distances: Matrix, accept: float = 0.35, least: int = 2, clusters: int | None = None, threshold: float | None = None
 ) -> ClusterSearch:
-    """Average linkage, cut where the mean silhouette is best; one group where even that is below `accept`.
+    """Average linkage, cut where the mean silhouette is best; one cluster where even that is below `accept`.
 
-    Of cuts that are hardly worse than the best (by 0.05) the one into the fewest groups is taken: in the first rounds
-    the silhouette likes to cut true groups up once more.
+    Of cuts that are hardly worse than the best (by 0.05) the one into the fewest clusters is taken: in the first rounds
+    the silhouette likes to cut true clusters up once more.
 
-    A cut may leave groups of fewer than `least` clients, e.g. one odd client high up in the tree.  Those are dissolved
-    into the group that is nearest on average before the silhouette is taken, so that they neither make a good cut nor
+    A cut may leave clusters of fewer than `least` clients, e.g. one odd client high up in the tree.  Those are dissolved
+    into the cluster that is nearest on average before the silhouette is taken, so that they neither make a good cut nor
     spoil one.
 
     Args:
         distances: [n, n], symmetric, 0 on the diagonal.
-        accept: the least silhouette at which several groups are believed, in [-1, 1].
-        least: the fewest clients of a group.
-        groups: exactly so many groups instead, if there are so many that are large enough.
+        accept: the least silhouette at which several clusters are believed, in [-1, 1].
+        least: the fewest clients of a cluster.
+        clusters: exactly so many clusters instead, if there are so many that are large enough.
         threshold: cut the tree at this average distance instead.
     """
     from scipy.cluster.hierarchy import fcluster, linkage
@@ -59,7 +59,7 @@ def by_silhouette(
 
     count = len(distances)
     alone = ClusterSearch(np.zeros(count, dtype=np.int64))
-    if count < 2 or groups == 1:
+    if count < 2 or clusters == 1:
         return alone
     tree = linkage(squareform(distances, checks=False), method="average")
     if threshold is not None:
@@ -69,13 +69,15 @@ def by_silhouette(
     for wanted in range(2, min(_MOST + count // least, count) + 1):
         labels = dissolved(distances, fcluster(tree, wanted, criterion="maxclust"), least)
         made = int(labels.max()) + 1
-        if 2 <= made <= _MOST and made not in cuts:  # the first cut into so many large groups has dissolved the fewest
+        if (
+            2 <= made <= _MOST and made not in cuts
+        ):  # the first cut into so many large clusters has dissolved the fewest
             height = float(tree[count - wanted - 1, 2] + tree[count - wanted, 2]) / 2 if wanted < count else 0.0
             cuts[made] = ClusterSearch(labels, height, silhouette(distances, labels))
     tried = {made: cut.score for made, cut in sorted(cuts.items())}
     best = max(tried.values(), default=0.0)
     good = [made for made, score in tried.items() if score >= best - _MARGIN]
-    chosen = cuts.get(groups, alone) if groups is not None else cuts[good[0]] if good and best >= accept else alone
+    chosen = cuts.get(clusters, alone) if clusters is not None else cuts[good[0]] if good and best >= accept else alone
     return ClusterSearch(chosen.labels, chosen.threshold, chosen.score or best, tried)
 
 
@@ -102,7 +104,7 @@ def _linked(near: np.ndarray[Any, np.dtype[np.bool_]]) -> Labels:
 
 
 def silhouette(distances: Matrix, labels: Labels) -> float:
-    """The mean silhouette (Rousseeuw 1987) of two groups or more; a client alone in its group counts 0."""
+    """The mean silhouette (Rousseeuw 1987) of two clusters or more; a client alone in its cluster counts 0."""
     member = np.eye(int(labels.max()) + 1)[labels]
     sizes = member.sum(0)
     if len(sizes) < 2:
@@ -117,7 +119,7 @@ def silhouette(distances: Matrix, labels: Labels) -> float:
 
 
 def dissolved(distances: Matrix, labels: Labels, least: int) -> Labels:
-    """Labels without groups of fewer than `least`: their clients go to the group that is nearest on average."""
+    """Labels without clusters of fewer than `least`: their clients go to the cluster that is nearest on average."""
     labels = renumbered(labels)
     sizes = np.bincount(labels)
     large = np.flatnonzero(sizes >= least)
@@ -131,14 +133,14 @@ def dissolved(distances: Matrix, labels: Labels, least: int) -> Labels:
 
 
 def agree(one: Labels, two: Labels) -> float:
-    """The adjusted Rand index of two ways to group the same clients (Hubert and Arabie 1985); 0 if one is one group."""
+    """The adjusted Rand index of two ways to cluster the same clients (Hubert and Arabie 1985); 0 if one is one cluster."""
     from sklearn.metrics import adjusted_rand_score
 
     return float(adjusted_rand_score(one, two)) if one.any() and two.any() else 0.0
 
 
 def renumbered(labels: Sequence[int] | Labels) -> Labels:
-    """The same groups with numbers from 0 up in order of first appearance."""
+    """The same clusters with numbers from 0 up in order of first appearance."""
     found, first, inverse = np.unique(np.asarray(labels), return_index=True, return_inverse=True)
     rank = np.empty(len(found), dtype=np.int64)
     rank[np.argsort(first)] = np.arange(len(found))
@@ -146,13 +148,13 @@ def renumbered(labels: Sequence[int] | Labels) -> Labels:
 
 
 def tracked(labels: Labels, known: Sequence[int | None], taken: Sequence[int]) -> list[int]:
-    """Give groups the numbers they had: those that share the most clients with an old group take its number.
+    """Give clusters the numbers they had: those that share the most clients with an old cluster take its number.
 
-    The pairing with the most shared clients in all is taken (Kuhn 1955).  A group that shares no client with any is new
+    The pairing with the most shared clients in all is taken (Kuhn 1955).  A cluster that shares no client with any is new
     and gets a number that was never used.
 
     Args:
-        labels: [n], new groups.
+        labels: [n], new clusters.
         known: the old number of each client, None for newcomers.
         taken: all numbers that were ever used.
     """

@@ -64,7 +64,7 @@ def unlikeness(divergence: Tensor) -> Tensor:
     A client that trained on few rows answers unlike everybody, itself of other rounds included: its whole row is large,
     and distances are mostly such noise.  Taking rows' and columns' means out of the symmetrised matrix (double
     centring, as in classical scaling) leaves inner products of answers about their common middle; divided by their
-    lengths they are correlations, near 1 inside a group, whatever the noise of single clients.
+    lengths they are correlations, near 1 inside a cluster, whatever the noise of single clients.
     """
     pairs = symmetric(divergence)
     inner = -(pairs - pairs.mean(0) - pairs.mean(1, keepdim=True) + pairs.mean()) / 2

@@ -9,7 +9,7 @@ from piebald.contracts import Cohort, ServerContext
 
 
 class SingleCluster(Clustering):
-    """One group for everybody (FedAvg)."""
+    """One cluster for everybody (FedAvg)."""
 
     requires_individual_updates = False
 

@@ -21,13 +21,13 @@ def ballot(
     Every voter says its loss under every model, and counts once, however many rows it says it has.  Attackers vote,
     too, and say what they like.  Where more than half of those who answer are honest, a median lies between two honest
     losses, whatever the others say: so a model that every honest client does better under than under another has the
-    smaller median.  That holds even where honest clients are spread over several groups, each smaller than that of the
+    smaller median.  That holds even where honest clients are spread over several clusters, each smaller than that of the
     attackers.  From half on it fails, and must: two halves that call one another poisoned look alike.
 
     Args:
-        models: by number of the group, [s] each.
+        models: by number of the cluster, [s] each.
         clients: who may be asked.
-        voters: how many of them are, a seeded choice at each commit; None asks all.
+        voters: how many of them are, a seeded choice at each step; None asks all.
         context: what puts the questions; a model to each voter for each answer, which is counted as bytes.
     """
     asked = clients if voters is None else select(clients, voters, "voters", context.spec.seed, context.version)

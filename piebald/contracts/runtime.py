@@ -40,7 +40,7 @@ class Runtime(Protocol):
         """Seconds since the run began."""
 
     def state(self) -> Checkpoint:
-        """All that a resumed run needs and the server does not know: client memory, clock, what is under way."""
+        """All that a resumed run needs and the server does not know: client state, clock, what is under way."""
 
     def restore(self, checkpoint: Checkpoint, tasks: Mapping[int, Task]) -> None:
         """Take up a `state`; `tasks` are the outstanding ones by id."""

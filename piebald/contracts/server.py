@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cohort:
-    """The updates of one commit in client order.
+    """The updates of one step in client order.
 
     Attributes:
         clients, versions, updates: of each update.
         matrix: [n, s], the changes, or None where they were pooled or nobody needs them together.
-        version: commits made.
+        version: server steps made.
         sent: [s] each, the models that the changes started from.
     """
 
@@ -132,7 +132,7 @@ class StepContext:
 
 
 class KeyAgreement(Protocol):
-    """Clients that have agreed on keys for one commit, as the server knows them (`vectors.Transform.meet`).
+    """Clients that have agreed on keys for one step, as the server knows them (`vectors.Transform.meet`).
 
     `absent` says of each client that was asked and takes no part why not.
     """

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainInput:
-    """What a rule starts from, for a stack of `c` clients.
+    """What a trainer starts from, for a stack of `c` clients.
 
     Attributes:
-        model: [c, p], the shared numbers as sent and the private ones from the clients' memory.  Not to be written to.
+        model: [c, p], the shared numbers as sent and the private ones from the clients' state.  Not to be written to.
         shared: `s`, how many of the numbers are shared.
         memory: what these clients remembered, by name, each [c, ...].
         vectors: what was sent besides the model, by name, each [c, ...].
@@ -37,7 +37,7 @@ class TrainInput:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainOutput:
-    """What a rule ends with: the local model [c, p], further named vectors to send, what to remember, and metrics
+    """What a trainer ends with: the local model [c, p], further named vectors to send, what to remember, and metrics
     [c].
     """
 

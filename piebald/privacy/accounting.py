@@ -58,7 +58,7 @@ def central(noise: float, share: float, rounds: int, delta: float) -> PrivacyBud
     Args:
         noise: multiplier of the noise.
         share: of the clients that is asked a round, in (0, 1].
-        rounds: commits.
+        rounds: server steps.
         delta: in (0, 1).
     """
     meaning = (
@@ -114,7 +114,7 @@ def of_rows(recipe: Recipe, sizes: Sequence[int], rounds: int, delta: float | No
     Args:
         recipe: what is run.
         sizes: training rows of the clients.
-        rounds: commits.
+        rounds: server steps.
         delta: by default 1 / (10 rows of the largest client), at most 1e-5.
     """
     trainer = recipe.training
@@ -156,7 +156,7 @@ def of_recipe(recipe: Recipe, known: int, rounds: int | None, delta: float | Non
     Args:
         recipe: what is run.
         known: clients in the federation.
-        rounds: commits.
+        rounds: server steps.
         delta: by default 1 / (10 known), at most 1e-5.
     """
     cohort = getattr(recipe.scheduling, "cohort", None)

@@ -21,7 +21,7 @@ class RootLoss(Query):
 
 
 class RootTraining(Query):
-    """The change that the recipe's rule makes on the rows that the server keeps for itself: part "model" [s]."""
+    """The change that the recipe's trainer makes on the rows that the server keeps for itself: part "model" [s]."""
 
     def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
         end = trainer.train(inputs, context)

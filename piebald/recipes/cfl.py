@@ -1,4 +1,4 @@
-"""CFL: groups that are cut in two where updates pull apart."""
+"""CFL: clusters that are cut in two where updates pull apart."""
 
 from __future__ import annotations
 

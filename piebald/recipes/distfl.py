@@ -1,4 +1,4 @@
-"""DistFL: groups by distribution knowledge."""
+"""DistFL: clusters by distribution knowledge."""
 
 from __future__ import annotations
 

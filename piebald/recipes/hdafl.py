@@ -25,7 +25,7 @@ def hdafl(
 
     Algorithm 1.  `private` names the layers that stay: the last linear layer by default, see `parameters.matching`.
     """
-    weighings = {"examples": ExampleWeighted(), "gradient_norm": GradientNormWeighted()}
-    if weigh not in weighings:
-        raise unknown("weighing of hdafl called", weigh, weighings)
-    return fedavg(cohort, **training).with_(sharing=AllExcept(private_layers=private), aggregation=weighings[weigh])
+    aggregators = {"examples": ExampleWeighted(), "gradient_norm": GradientNormWeighted()}
+    if weigh not in aggregators:
+        raise unknown("aggregator of hdafl called", weigh, aggregators)
+    return fedavg(cohort, **training).with_(sharing=AllExcept(private_layers=private), aggregation=aggregators[weigh])

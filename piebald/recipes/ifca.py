@@ -1,4 +1,4 @@
-"""IFCA, K-Cluster: as many groups as one says."""
+"""IFCA, K-Cluster: as many clusters as one says."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ def ifca(cohort: CohortSize = 1.0, k: int = 5, warm: int = 1, **training: Unpack
     """Offer K models to every client, who trains the one of least loss; each model is the average of its choosers.
 
     K-Cluster among the baselines of DistFL.  After `warm` rounds of FedAvg the K models begin as the k-means
-    groups of the clients' models; 0 begins with K random ones.
+    clusters of the clients' models; 0 begins with K random ones.
     """
     return fedavg(cohort).with_(training=LowestLoss(**training), clustering=Ifca(k=k, warm=warm))

@@ -50,7 +50,7 @@ def recipe(paper: str, rule: type[Component]) -> Callable[[Callable[..., Recipe]
 
     Args:
         paper: the source, as people cite it.
-        rule: the rule whose settings the function hands on through its keyword arguments.
+        rule: the trainer whose settings the function hands on through its keyword arguments.
     """
 
     def register(function: Callable[..., Recipe]) -> Callable[..., Recipe]:

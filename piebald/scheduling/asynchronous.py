@@ -13,7 +13,7 @@ class _AnyTime(Scheduler):
 
     Attributes:
         cohort: clients that work at the same time, a number or a share.
-        max_staleness: updates that missed more commits than this are not used, None for no limit.
+        max_staleness: updates that missed more server steps than this are not used, None for no limit.
     """
 
     axis = "scheduling"
@@ -25,16 +25,16 @@ class _AnyTime(Scheduler):
         return max(0, min(view.idle, cohort_size(self.cohort, view.available) - view.busy))
 
     def hopeless(self, view: ServerView) -> bool:
-        """Whether as many have failed since the last commit as there are clients.
+        """Whether as many have failed since the last step as there are clients.
 
-        A failure alone makes no commit: it would use up a round and make everybody else's update staler.  But where
-        everything fails a run has to come to an end, so then a commit without an update is made.
+        A failure alone makes no step: it would use up a round and make everybody else's update staler.  But where
+        everything fails a run has to come to an end, so then a step without an update is made.
         """
         return view.failed >= max(1, view.available)
 
     def reject_reason(self, staleness: int) -> str | None:
         if self.max_staleness is not None and staleness > self.max_staleness:
-            return f"missed {staleness} commits, which is above the limit of {self.max_staleness}"
+            return f"missed {staleness} server steps, which is above the limit of {self.max_staleness}"
         return None
 
 
@@ -52,7 +52,7 @@ class Buffered(_AnyTime):
     """Step at every `buffer_size` results; whoever is free gets the newest model at once (FedBuff, Nguyen et al. 2022).
 
     Attributes:
-        buffer_size: updates a commit (K in the paper).
+        buffer_size: updates a step (K in the paper).
     """
 
     buffer_size: int = Field(default=10, ge=1)

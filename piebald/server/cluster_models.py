@@ -1,4 +1,4 @@
-"""The global models, one for each group, and what the server keeps beside them."""
+"""The global models, one for each cluster, and what the server keeps beside them."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from piebald.tensor_store import TensorStore
 from piebald.training.base import KeepsServerVectors
 from piebald.transforms.base import Colludes
 
-MakeContext = Callable[[str, int], ServerContext]  # what a part on an axis is lent for a group
+MakeContext = Callable[[str, int], ServerContext]  # what a part on an axis is lent for a cluster
 
 
 @dataclass(slots=True, eq=False)
 class ClusterModel:
-    """One group's state.
+    """One cluster's state.
 
     Attributes:
         model: [s], never written to: whoever it was sent to still holds it.
         optimizer_state: the server optimizer's state.
         server_vectors: what is sent besides the model, see `training.KeepsServerVectors`.
         norm: Euclidean length of the model.
-        committed: optimiser steps behind its commits so far.
-        cache: where the step keeps the sums over all learners' last models, else None.
+        committed: optimiser steps behind its server steps so far.
+        cache: where the step keeps the sums over all clients' last models, else None.
     """
 
     model: Tensor
@@ -48,7 +48,7 @@ class ClusterModel:
 
 
 class Counted(NamedTuple):  # made for every update, and a tuple is made four times as fast as a frozen dataclass
-    """How an update counted: its group, its share of the average, and its weight before shares were made of them."""
+    """How an update counted: its cluster, its share of the average, and its weight before shares were made of them."""
 
     group: int
     share: float
@@ -57,14 +57,14 @@ class Counted(NamedTuple):  # made for every update, and a tuple is made four ti
 
 @dataclass(slots=True, eq=False)
 class ClusterModels:
-    """All groups of a run.  Groups appear when a client is first put into them and start from the run's first model.
+    """All clusters of a run.  Clusters appear when a client is first put into them and start from the run's first model.
 
     Attributes:
         variances: shared slices of running variances (batch norm), which noise or an adaptive step must not make
             negative.
-        cluster_of: the group of each client that was put into one; others are in group 0.
-        kept: what vectors keep from commit to commit, by axis and group: tensors and JSON values.
-        last: the last model of each learner, where a cached step needs them.
+        cluster_of: the cluster of each client that was put into one; others are in cluster 0.
+        kept: what vectors keep from step to step, by axis and group: tensors and JSON values.
+        last: the last model of each client, where a cached step needs them.
     """
 
     recipe: Recipe
@@ -99,11 +99,11 @@ class ClusterModels:
 
     @property
     def models(self) -> Mapping[int, Tensor]:
-        """The model of each group that there is."""
+        """The model of each cluster that there is."""
         return {number: cluster.model for number, cluster in self.clusters.items()}
 
     def cluster(self, number: int, model: Tensor | None = None) -> ClusterModel:
-        """A group by number, made when first asked for, from the run's first model or from `model`."""
+        """A cluster by number, made when first asked for, from the run's first model or from `model`."""
         if number not in self.clusters:
             recipe, model = self.recipe, self.initial if model is None else model
             optimizer, trainer = recipe.server_optimizer, recipe.training
@@ -115,7 +115,7 @@ class ClusterModels:
         return self.clusters[number]
 
     def step(self, cohort: Cohort, make_context: MakeContext) -> list[Counted]:
-        """Average inside groups and move their models; how each update counted, in the order of the cohort."""
+        """Average inside clusters and move their models; how each update counted, in the order of the cohort."""
         recipe = self.recipe
         context = make_context("clustering", 0)
         if cohort.updates[0].partial_sum is None and (
@@ -200,10 +200,10 @@ class ClusterModels:
     def _swap(
         self, cluster: ClusterModel, cache: ModelCache, members: Cohort, weights: Sequence[float | None]
     ) -> list[float]:
-        """Each update takes the place of its learner's last one."""
+        """Each update takes the place of its client's last one."""
         model, end = torch.empty_like(cluster.model), len(members.clients) - 1
         for row, (client, weight) in enumerate(zip(members.clients, weights, strict=True)):
-            assert weight is not None  # a recipe with another weighing was refused
+            assert weight is not None  # a recipe with another aggregator was refused
             cache.swap(client, weight, members.model(row), model if row == end else None)
         if cache.whole <= 0:
             return [0.0] * len(members.clients)
@@ -237,7 +237,7 @@ class ClusterModels:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Take up what `state` gave."""
         values, tensors = checkpoint.values, checkpoint.tensors
-        self.cluster_of = {int(client): int(group) for client, group in values["cluster_of"]}
+        self.cluster_of = {int(client): int(cluster) for client, cluster in values["cluster_of"]}
         self.kept = {(axis, int(number)): dict(plain) for axis, number, plain in values["kept"]}
         self.last.restore(tensors)
         for name, tensor in tensors.items():

@@ -26,7 +26,7 @@ class MaskedRounds:
         self.loss: float | None = None  # of the sum that was opened last
 
     def agree_keys(self, clients: Sequence[int], make_context: MakeContext) -> None:
-        """Let clients agree on keys.  A agreement is over with its commit, so no checkpoint holds one."""
+        """Let clients agree on keys.  A agreement is over with its step, so no checkpoint holds one."""
         if self.transform is not None:
             self._agreement = self.transform.agree_keys(clients, make_context("transforms", 0))
 
@@ -36,7 +36,7 @@ class MaskedRounds:
 
     @property
     def absent(self) -> Mapping[int, str]:
-        """Who takes no part in the commit though it was asked, with the reason."""
+        """Who takes no part in the step though it was asked, with the reason."""
         return {} if self._agreement is None else self._agreement.absent
 
     def reject_reason(self, result: Result, work: ClientWork) -> str | None:

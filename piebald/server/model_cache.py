@@ -1,10 +1,10 @@
-"""The cluster cache of Metis: the weighted mean of all learners' last models, kept up to date in O(model).
+"""The cluster cache of Metis: the weighted mean of all clients' last models, kept up to date in O(model).
 
     W = sum_k p_k w_k,   P = sum_k p_k,   cluster = W / P
 
-A commit swaps learner k's old contribution for its new one, W += p_k w_k - p_k' w_k', whatever the number of learners.
-W is float64 and the models are float32, so a commit's rounding is about 1e-16 of the largest contribution: a million
-commits drift by less than 1e-12 (`benchmarks/cluster`), and no refresh is needed.
+A server step swaps client k's old contribution for its new one, W += p_k w_k - p_k' w_k', whatever the number of clients.
+W is float64 and the models are float32, so a step's rounding is about 1e-16 of the largest contribution: a million
+server steps drift by less than 1e-12 (`benchmarks/cluster`), and no refresh is needed.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _PIECE = 1 << 17  # numbers handled at a time, so that what a piece needs stays 
 
 
 class ModelCache:
-    """The sums of one group.  The learners' last models lie in a store that all groups share.
+    """The sums of one cluster.  The clients' last models lie in a store that all clusters share.
 
     Attributes:
-        store: keeps each learner's last model under "model".
-        weights: p_k of each learner in the sums.
+        store: keeps each client's last model under "model".
+        weights: p_k of each client in the sums.
     """
 
     def __init__(self, size: int, store: TensorStore) -> None:
@@ -35,27 +35,27 @@ class ModelCache:
         self.whole = 0.0  # P
         self.sums = torch.zeros(size, dtype=torch.float64)  # W
 
-    def swap(self, learner: int, weight: float, model: Tensor, out: Tensor | None = None) -> None:
-        """Put a learner's new model [s] in the place of its last one and write the global model into `out` [s].
+    def swap(self, client: int, weight: float, model: Tensor, out: Tensor | None = None) -> None:
+        """Put a client's new model [s] in the place of its last one and write the global model into `out` [s].
 
         Args:
-            learner: whose.
+            client: whose.
             weight: p_k, 0 or more.
             model: w_k, which is kept: it must not change afterwards.
             out: where the global model goes; left alone where nobody has a weight yet, None where nobody asks.
         """
-        before = self.weights.get(learner, 0.0)
-        old = self.store.get(learner)["model"] if before else None
-        self.weights[learner] = weight
+        before = self.weights.get(client, 0.0)
+        old = self.store.get(client)["model"] if before else None
+        self.weights[client] = weight
         self.whole += weight - before
         self._pass(old, before, model, weight, out if self.whole > 0 else None)
-        self.store.set(learner, {"model": model})
+        self.store.set(client, {"model": model})
 
-    def drop(self, learner: int, out: Tensor) -> None:
-        """Take a learner out, e.g. because it has moved to another group."""
-        before = self.weights.pop(learner, 0.0)
+    def drop(self, client: int, out: Tensor) -> None:
+        """Take a client out, e.g. because it has moved to another cluster."""
+        before = self.weights.pop(client, 0.0)
         if before:
-            old = self.store.get(learner)["model"]
+            old = self.store.get(client)["model"]
             self.whole = self.whole - before if self.weights else 0.0
             self._pass(old, before, None, 0.0, out if self.whole > 0 else None)
 
@@ -78,7 +78,7 @@ class ModelCache:
         """Take up what `state` gave."""
         self.sums.copy_(sums)
         self.whole = float(values["whole"])
-        self.weights = {int(learner): float(weight) for learner, weight in values["weights"]}
+        self.weights = {int(client): float(weight) for client, weight in values["weights"]}
 
 
 def _pieces(vectors: Iterable[Tensor | None]) -> Iterator[tuple[Any, ...]]:

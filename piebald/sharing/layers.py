@@ -63,7 +63,7 @@ class OneHot(Sharing):
     matrices that all share (`models.Conditioning` with a number of clients).
 
     This is how CGAU's paper simulates conditioning.  A column has a gradient at one client only, so averaging shrinks
-    what that client learnt to its weight in the average: with n equal clients, to 1/n of its steps.  A private vector
+    what that client learned to its weight in the average: with n equal clients, to 1/n of its steps.  A private vector
     (`all_except` with "conditioning") keeps all of them.
     """
 

@@ -1,4 +1,4 @@
-"""Metis' adaptive update frequency: a learner decides for itself when to send its model."""
+"""Metis' adaptive update frequency: a client decides for itself when to send its model."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from torch import Tensor
 from piebald.contracts import ClientContext, SgdOutcome, TrainInput, TrainOutput
 from piebald.training.sgd import Sgd
 
-REMEMBERED = 20  # validation cycles that set a learner's own measure of staleness (the paper's first 20)
+REMEMBERED = 20  # validation cycles that set a client's own measure of staleness (the paper's first 20)
 
 
 class AdaptiveFrequency(Sgd):
     """Train in validation cycles of `epochs` epochs and stop as soon as going on does not pay (Metis, section IV).
 
-    After each cycle the loss on the learner's validation rows is compared with the one before (before the first cycle:
+    After each cycle the loss on the client's validation rows is compared with the one before (before the first cycle:
     that of the model received).  A cycle fails where it did not fall (C1), or fell by less than `vc_loss` percent (C2);
     training stops after more than `vc_tomb` failures (tombstones), or when the effective staleness exceeds the median
-    of the learner's own first 20 cycles (C3), or after `cycles` cycles.
+    of the client's own first 20 cycles (C3), or after `cycles` cycles.
 
     Effective staleness counts the optimiser steps that others have committed since the model was fetched, and the
-    learner's own.  How many others commit meanwhile is not known to a learner at spec, in a simulation or in a real
+    client's own.  How many others commit meanwhile is not known to a client at work, in a simulation or in a real
     federation, without asking; here it is told with each task how many steps are behind the model, and takes the
     pace of the others since its last task as their pace now.  Before its second task it knows none, and C3
     waits until 20 cycles have been seen.

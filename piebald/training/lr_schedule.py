@@ -1,4 +1,4 @@
-"""How the learning rate changes from commit to commit.  Each schedule is a factor in (0, 1]."""
+"""How the learning rate changes from step to step.  Each schedule is a factor in (0, 1]."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from piebald.component import Component, build
 
 
 class LrSchedule(Component):
-    """The factor on the learning rate at a version (commits made so far)."""
+    """The factor on the learning rate at a version (server steps made so far)."""
 
     axis = "lr_schedule"
 
@@ -37,7 +37,7 @@ class Exponential(LrSchedule):
 
 
 class StepDecay(LrSchedule):
-    """Multiplied by `rate` every `every` commits."""
+    """Multiplied by `rate` every `every` server steps."""
 
     every: int = Field(ge=1)
     rate: float = Field(default=0.1, gt=0, le=1)
@@ -47,7 +47,7 @@ class StepDecay(LrSchedule):
 
 
 class Cosine(LrSchedule):
-    """Half a cosine from 1 down to `policy` over `rounds` commits, then flat (Loshchilov and Hutter 2017, without
+    """Half a cosine from 1 down to `policy` over `rounds` server steps, then flat (Loshchilov and Hutter 2017, without
     restarts).
     """
 

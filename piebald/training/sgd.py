@@ -33,10 +33,10 @@ class Sgd(Trainer):
 
     Attributes:
         lr: learning rate, above 0.
-        lr_schedule: factor on the learning rate by commits made.
+        lr_schedule: factor on the learning rate by server steps made.
         epochs: passes over the client's rows.  steps: exactly this many steps instead.
         batch: rows a step.
-        momentum: in [0, 1).  keep_momentum: the velocity outlives the task, in the client's memory.
+        momentum: in [0, 1).  keep_momentum: the velocity outlives the task, in the client's state.
         weight_decay: L2 decay.
         clip: longest gradient allowed (Euclidean norm), none by default.
     """

@@ -1,4 +1,4 @@
-"""Secure aggregation: the server learns the sum of a commit's updates and nothing about any one of them.
+"""Secure aggregation: the server learns the sum of a step's updates and nothing about any one of them.
 
 Bonawitz et al. 2017 ("Practical secure aggregation"), with the neighbours of Bell et al. 2020 (SecAgg+).  Client u adds
 to its vector x_u, in the ring Z modulo 2^bits,
@@ -67,7 +67,7 @@ class SecureAggregation(MaskingTransform):
     rows or steps, no norm, no metric; the run's tables show 0 for them.  Who took part, and that an update was refused
     by its client, the server does see.
 
-    If fewer clients arrive than the threshold asks for, no mask is opened: the commit is without effect, is on record,
+    If fewer clients arrive than the threshold asks for, no mask is opened: the step is without effect, is on record,
     and the run goes on.
 
     Attributes:
