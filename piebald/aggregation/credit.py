@@ -22,7 +22,7 @@ class Credit(Robust):
     The paper trains the auto-encoder beforehand, on the updates of a public data set.  A context without one has only
     the updates of this commit, so it is trained on those, each cut to the median length so that a scaled update cannot
     draw the auto-encoder to itself.  So it stands against attackers who are few and unlike one another and the rest;
-    many who are alike are learned as well as the honest.  No share is guaranteed.
+    many similar attackers are learned as well as honest clients.  No share is guaranteed.
 
     Attributes:
         power: L of the paper, at least 0; 0 is a plain mean.

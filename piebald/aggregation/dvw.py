@@ -1,4 +1,4 @@
-"""Distributed validation weighting (Metis): how much a model counts is said by clients, not by its rows."""
+"""Distributed validation weighting (Metis): models are weighted by their scores on the clients' validation rows."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from piebald.randomness import select
 class Dvw(Linear):
     """By the score of a client's model on the validation rows of all clients (Metis, section IV, eq. 3).
 
-    A model to be weighed goes to every client's evaluator, each sends back its confusion matrix, the matrices are
+    A model goes to every client's evaluator, each sends back its confusion matrix, the matrices are
     added up and scored.  An evaluator that does not answer, or answers with the wrong shape, is left out of the sum.
-    Tasks without classes are weighed by 1 / (mean validation loss), which is ours: the paper leaves them open, and this
+    Regression tasks are weighted by 1 / (mean validation loss), which is ours: the paper leaves them open, and this
     has no scale of its own, since shares are made of it.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""FLTrust: the server trains on a few rows of its own and trusts who goes the same way."""
+"""FLTrust: the server trains on a few rows of its own, and trusts updates that point the same way."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from piebald.queries.server_rows import RootTraining
 class Fltrust(Robust):
     """Updates are trusted by their cosine with the one that the server's own rows make, and scaled to its length.
 
-    Cao et al. 2021, algorithm 2.  Needs rows that the server may look at (the partition's `context`), which it trains on
-    with the recipe's trainer at every step.  Tolerates any share of attackers as far as its own rows go: without a
-    single honest update it still goes no further than these rows say.
+    Cao et al. 2021, algorithm 2.  Needs rows that the server may look at (the partition's `server_rows`), which it
+    trains on with the recipe's trainer at every step.  Tolerates any share of attackers as far as its own rows go:
+    without a single honest update it still goes no further than these rows say.
     """
 
     needs: ClassVar[str] = "a few rows of the server's own"

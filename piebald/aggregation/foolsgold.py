@@ -1,4 +1,4 @@
-"""FoolsGold: sybils are told by how alike they are."""
+"""FoolsGold: sybils are recognised by their similarity."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from piebald.contracts import Cohort, ServerContext
 
 
 class Foolsgold(Robust):
-    """Clients whose updates, summed over all server steps, point the same way count less (Fung, Yoon, Beschastnikh 2020).
+    """Clients whose updates, summed over all server steps, point the same way count less (Fung, Yoon, Beschastnikh
+    2020).
 
     Sybils of one attacker push in one direction; honest clients with data of their own do not.  So it stands any number
     of sybils that are alike, but no single attacker, and honest clients with IID data look like sybils to it.  It needs

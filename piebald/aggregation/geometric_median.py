@@ -15,8 +15,8 @@ class GeometricMedian(Robust):
 
     v starts at 0 (no change); each iteration averages with weights proportional to share / max(smoothing, distance
     from v).  It runs until no share moves by more than 1e-6, or `iterations`.  Tolerates fewer than half of the weight.
-    The sums over clients are plain ones, which is why the paper can run it over a secure aggregation; here single updates are
-    seen.
+    The sums over clients are plain ones, which is why the paper can run it over a secure aggregation; here single
+    updates are seen.
 
     Attributes:
         iterations: at most.

@@ -1,4 +1,4 @@
-"""Group-wise robust aggregation: like with like, robustly, then the groups together."""
+"""Group-wise robust aggregation: robust inside groups of similar updates, then over the groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Residual-based reweighting: how far off a line each client's parameters lie."""
+"""Residual-based reweighting: confidence by distance from a robust regression line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The updates in the densest place: Krum, multi-Krum and Bulyan."""
+"""Krum, multi-Krum and Bulyan: the updates with the nearest neighbours."""
 
 from __future__ import annotations
 

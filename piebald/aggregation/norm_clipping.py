@@ -1,4 +1,4 @@
-"""Norm clipping: nobody may pull further than others."""
+"""Norm clipping: a bound on the norm of each update."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What aggregators that stand up to attackers have in common."""
+"""The base classes of robust aggregators."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from piebald.contracts import Cohort, ServerContext
 
 
 class Robust(Aggregator):
-    """An aggregator that looks at single updates.  Subclasses override `merge`, and say in `tolerates` what they stand.
+    """An aggregator that looks at individual updates.  Subclasses override `merge`, and say in `tolerates` how many
+    attackers they tolerate.
 
     Attributes:
-        needs: what it must be told or given, in words.
+        needs: what it needs besides the updates, in words.
     """
 
     axis = "aggregation"
@@ -38,7 +39,7 @@ class Robust(Aggregator):
 
 
 class ExpectsAttackers(Robust):
-    """An aggregator that has to be told how many attackers to expect.
+    """An aggregator with a bound on the number of attackers.
 
     Attributes:
         attackers: share of the updates, in [0, 0.5), or their number in every step; rounded up, and cut down to what
@@ -56,8 +57,8 @@ class ExpectsAttackers(Robust):
             from piebald.errors import SettingError
 
             raise SettingError(
-                f"aggregation {self.kind!r}: attackers must be a number of updates (2) or a share below {self.most():g}, "
-                f"got {self.attackers}"
+                f"aggregation {self.kind!r}: attackers must be a number of updates (2) or a share below "
+                f"{self.most():g}, got {self.attackers}"
             )
 
     def most(self) -> float:

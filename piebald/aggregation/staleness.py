@@ -1,4 +1,4 @@
-"""Stale updates count less."""
+"""Staleness weighting: stale updates count less."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ AnyLinear = Annotated[
 
 
 class StalenessWeighted(Linear):
-    """Another aggregator's weights times s(t), where t is the number of server steps that an update missed (Xie et al. 2019, section 5).
+    """Another aggregator's weights times s(t), where t is the number of server steps that an update missed (Xie et al.
+    2019, section 5).
 
-    Shares are measured against the undamped weights: a stale update is not made up for by others, the community just
-    moves less.  So one update alone moves it by s(t), as FedAsync has it, and a buffer of K by the sum of s(t) over K,
-    as FedBuff has it (Nguyen et al. 2022, algorithm 1).
+    Shares are measured against the undamped weights: other updates do not compensate for a stale one, the global model
+    just moves less.  So one update alone moves it by s(t), as FedAsync has it, and a buffer of K by the sum of s(t)
+    over K, as FedBuff has it (Nguyen et al. 2022, algorithm 1).
 
     Attributes:
         base: the other aggregator, equal by default.

@@ -1,4 +1,4 @@
-"""Attacks on the way: what some clients do to their updates before they leave."""
+"""The base classes of attacks on updates."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from piebald.transforms.base import Transform
 
 
 class Attack(Transform):
-    """Befalls the updates of the clients it names and no others; subclasses say in `turn` what becomes of a change.
+    """Changes the updates of some clients; subclasses define in `corrupt` what these send.
 
-    For trying out defences.  Only the change of the shared numbers is touched; other named vectors go as they are.
+    For testing defences.  Only the change of the shared numbers is touched; other named vectors go as they are.
 
     Attributes:
         clients: numbers of the attackers.
@@ -47,10 +47,10 @@ class Attack(Transform):
 
 
 class Collusion(Attack):
-    """An attack of clients who know one another's updates; subclasses say in `agree` what all of them send.
+    """An attack by clients that know one another's updates; subclasses define in `colluded_update` what they send.
 
-    No client can work that out alone, so it is done where all updates of a step come together, before anything is
-    averaged or weighed.  In a real federation the attackers would meet elsewhere; the server would see the same.
+    No client can compute that alone, so it is done where the updates of a step are collected, before aggregation.  In a
+    real federation the attackers would communicate directly; the server would see the same.
     """
 
     axis = "transforms"

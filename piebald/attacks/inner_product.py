@@ -1,4 +1,4 @@
-"""Inner-product manipulation: against the mean, in a length that does not stand out."""
+"""Inner-product manipulation: against the mean, with an inconspicuous norm."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from piebald.attacks.base import Collusion
 
 
 class InnerProduct(Collusion):
-    """All attackers send  -scale times the mean of their honest updates (Xie, Koyejo, Gupta 2019, "Fall of empires").
+    """All attackers send -scale times the mean of their honest updates (Xie, Koyejo, Gupta 2019, "Fall of empires").
 
     The paper's attackers know the honest clients' updates; these know only the ones they would have sent themselves,
     whose mean stands for the others'.

@@ -1,4 +1,4 @@
-"""A little is enough: off by no more than honest clients are."""
+"""A little is enough: a shift within the spread of honest updates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class LittleIsEnough(Collusion):
     """All attackers send  mean - z * standard deviation, number by number (Baruch et al. 2019, algorithm 3).
 
     Mean and deviation are those of the attackers' own honest updates.  With n updates of which a are theirs,
-    s = policy(n / 2 + 1) - a honest ones must lie further out for theirs to pass as the middle, so z is the point below
+    s = floor(n / 2 + 1) - a honest ones must lie further out for theirs to pass as the middle, so z is the point below
     which a standard normal lies with probability (n - a - s) / (n - a).  Fewer than two attackers in a step have no
     deviation to hide in and send their mean.
 

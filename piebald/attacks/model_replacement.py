@@ -1,4 +1,4 @@
-"""Model replacement: an update so long that the average becomes the attacker's model."""
+"""Model replacement: an update scaled up until the average becomes the attacker's model."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class ModelReplacement(Attack):
     """The attacker's change times a factor (Bagdasaryan et al. 2020, "How to backdoor federated learning", eq. 3).
 
     With the factor n / (the attacker's share of the weight times n) - for equal weights the number of updates in the
-    cohort - the average of a settled federation becomes the attacker's own model.  What that model does is a matter of
-    the rows it was trained on: see the changes `backdoor` and `flip_to`.
+    cohort - the average of a settled federation becomes the attacker's own model.  What that model does depends on the
+    rows it was trained on: see the data changes `backdoor` and `flip_to`.
 
     Attributes:
         scale: the factor, gamma of the paper.

@@ -1,4 +1,4 @@
-"""Sign flip: uphill instead of downhill."""
+"""Sign flip: the update with its sign reversed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from piebald.attacks.base import Attack
 
 
 class SignFlip(Attack):
-    """The attacker's change turned round: -scale times what it honestly is (Li et al. 2019, RSA).
+    """Send -scale times the honest change (Li et al. 2019, RSA).
 
     Attributes:
         scale: above 0.

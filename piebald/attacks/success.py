@@ -1,4 +1,4 @@
-"""How far an attack got: attack success rates."""
+"""Attack success rates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clustered federated learning: split a cluster when its members pull apart."""
+"""Clustered federated learning: split a cluster whose members' updates disagree."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from piebald.contracts import Cohort, ServerContext
 class Cfl(Clustering):
     """Clusters are cut in two by the cosines of updates, again and again (Sattler, Müller, Samek 2020, algorithm 2).
 
-    A cluster is cut when it has settled and its members have not: the mean update is shorter than `eps1` and the longest
-    one longer than `eps2`.  The cut is the one with the least largest cosine between both sides (algorithm 1: single
-    linkage).  Both halves begin with the cluster's model.  Clusters are never joined again.
+    A cluster is cut when it has settled and its members have not: the mean update is shorter than `eps1` and the
+    longest one longer than `eps2`.  The cut is the one with the least largest cosine between both sides (algorithm 1:
+    single linkage).  Both halves begin with the cluster's model.  Clusters are never joined again.
 
     The paper's thresholds are lengths and go with the learning rate and the network, so by default they are taken
     relative to the longest update of the cluster's first step, which is what `relative` says.

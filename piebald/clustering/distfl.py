@@ -45,14 +45,14 @@ class Distfl(Clustering):
     (`divergence.unlikeness`), the mean over all rounds so far is taken, and average linkage is cut where the silhouette
     is best.  The cut is believed if the silhouette reaches `accept`, or if the odd and the even rounds, each by
     themselves, lead to the same clusters (adjusted Rand index from `agree` up): what two sets of rounds without a round
-    in common both find is no accident, however faint.  Else there is one cluster.  `find = "gap"` is the plain reading of
-    the paper: this round's largest gap between sorted divergences.
+    in common both find is no accident, however faint.  Else there is one cluster.  `find = "gap"` is the plain reading
+    of the paper: this round's largest gap between sorted divergences.
 
     A client that was not asked keeps its cluster and model.  An uploaded model over `reach` times as long as the median
     one is left out of the mean and trains on alone.  Clusters keep their numbers from round to round.  One of them is
     taken for normal: its model stands for the run, and newcomers start from it.  Private layers keep the run's first
-    numbers in the comparison, since nobody else knows them.  Without batch norm, the trainer `with_moments` uploads what
-    is needed.
+    numbers in the comparison, since nobody else knows them.  Without batch norm, the trainer `with_moments` uploads
+    what is needed.
 
     Attributes:
         probes: z, inputs to compare answers on.
@@ -265,8 +265,8 @@ class Distfl(Clustering):
         """The names with those of clusters none of whose clients was asked given to newcomers who belong there.
 
         A new cluster takes the number of an absent one if its members are no further from that one's model than members
-        of a cluster are from one another.  A client that is new, or alone of its cluster this time, goes to an absent cluster
-        whose model is nearer than the clients it was put with.
+        of a cluster are from one another.  A client that is new, or alone of its cluster this time, goes to an absent
+        cluster whose model is nearer than the clients it was put with.
         """
         absent = sorted(number for number in {*known.values()} if number not in names)
         if not absent:

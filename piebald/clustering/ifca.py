@@ -1,4 +1,4 @@
-"""K-Cluster: as many clusters as one says, and each client goes where its loss is least."""
+"""IFCA, K-Cluster: a given number of clusters; each client joins the one with its lowest loss."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from piebald.randomness import key
 
 
 class Ifca(Clustering):
-    """Every client gets all models and trains the one of least loss (Ghosh et al. 2020, IFCA; K-Cluster in DistFL).
+    """Every client gets all models and trains the one with the lowest loss (Ghosh et al. 2020, IFCA; K-Cluster in
+    DistFL).
 
-    Needs the trainer `lowest_loss`.  The first `warm` server steps are plain FedAvg; then the models that clients came to are
-    put into clusters by k-means, and each cluster's mean begins as one of the K models.  With warm = 0 the K models are
-    drawn like first models, as in the paper's experiments; clients may then all choose the same one.
+    Needs the trainer `lowest_loss`.  The first `warm` server steps are plain FedAvg; then the models that clients came
+    to are put into clusters by k-means, and each cluster's mean begins as one of the K models.  With warm = 0 the K
+    models are drawn like first models, as in the paper's experiments; clients may then all choose the same one.
 
     Attributes:
         k: number of models, at least 1.
@@ -48,7 +49,7 @@ class Ifca(Clustering):
             return [0] * len(cohort.clients)
         if cohort.version + 1 == self.warm:
             return self._first(cohort, context)
-        chosen = [int(update.metrics.get("group", -1)) for update in cohort.updates]
+        chosen = [int(update.metrics.get("cluster", -1)) for update in cohort.updates]
         labels = [
             number if 0 <= number < self.k else known.get(client, 0)
             for number, client in zip(chosen, cohort.clients, strict=True)

@@ -1,4 +1,4 @@
-"""Clusters out of a matrix of distances, when nobody says how many or how near, and who is who from round to round."""
+"""Clusters from a matrix of distances with an unknown number of clusters, and their identity from round to round."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def by_silhouette(
     Of cuts that are hardly worse than the best (by 0.05) the one into the fewest clusters is taken: in the first rounds
     the silhouette likes to cut true clusters up once more.
 
-    A cut may leave clusters of fewer than `least` clients, e.g. one odd client high up in the tree.  Those are dissolved
-    into the cluster that is nearest on average before the silhouette is taken, so that they neither make a good cut nor
-    spoil one.
+    A cut may leave clusters of fewer than `least` clients, e.g. one odd client high up in the tree.  Those are
+    dissolved into the cluster that is nearest on average before the silhouette is taken, so that they neither make a
+    good cut nor spoil one.
 
     Args:
         distances: [n, n], symmetric, 0 on the diagonal.
@@ -133,7 +133,9 @@ def dissolved(distances: Matrix, labels: Labels, least: int) -> Labels:
 
 
 def agree(one: Labels, two: Labels) -> float:
-    """The adjusted Rand index of two ways to cluster the same clients (Hubert and Arabie 1985); 0 if one is one cluster."""
+    """The adjusted Rand index of two ways to cluster the same clients (Hubert and Arabie 1985); 0 if one is one
+    cluster.
+    """
     from sklearn.metrics import adjusted_rand_score
 
     return float(adjusted_rand_score(one, two)) if one.any() and two.any() else 0.0
@@ -150,8 +152,8 @@ def renumbered(labels: Sequence[int] | Labels) -> Labels:
 def tracked(labels: Labels, known: Sequence[int | None], taken: Sequence[int]) -> list[int]:
     """Give clusters the numbers they had: those that share the most clients with an old cluster take its number.
 
-    The pairing with the most shared clients in all is taken (Kuhn 1955).  A cluster that shares no client with any is new
-    and gets a number that was never used.
+    The pairing with the most shared clients in all is taken (Kuhn 1955).  A cluster that shares no client with any is
+    new and gets a number that was never used.
 
     Args:
         labels: [n], new clusters.

@@ -1,4 +1,4 @@
-"""How differently models answer: responses (DistFL, eq. 5) and their divergences (eq. 6)."""
+"""How differently models respond: responses (DistFL, eq. 5) and their divergences (eq. 6)."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from piebald.contracts import Cohort, ServerContext
 
 
 class SingleCluster(Clustering):
-    """One cluster for everybody (FedAvg)."""
+    """A single cluster of all clients (FedAvg)."""
 
     requires_individual_updates = False
 

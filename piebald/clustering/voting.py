@@ -21,8 +21,8 @@ def ballot(
     Every voter says its loss under every model, and counts once, however many rows it says it has.  Attackers vote,
     too, and say what they like.  Where more than half of those who answer are honest, a median lies between two honest
     losses, whatever the others say: so a model that every honest client does better under than under another has the
-    smaller median.  That holds even where honest clients are spread over several clusters, each smaller than that of the
-    attackers.  From half on it fails, and must: two halves that call one another poisoned look alike.
+    smaller median.  That holds even where honest clients are spread over several clusters, each smaller than that of
+    the attackers.  From half on it fails, and must: two halves that call one another poisoned look alike.
 
     Args:
         models: by number of the cluster, [s] each.

@@ -30,8 +30,8 @@ class Rows:
 class Clients(Protocol):
     """Who holds what.  Clients are numbered from 0; their rows are fetched only when asked for.
 
-    They may also have `server_rows`, rows (or None) that the server keeps for itself and may train on or look at, for the
-    vectors that need such rows.  Never those of `common`.
+    They may also have `server_rows`, rows (or None) that the server keeps for itself and may train on or look at, for
+    components that need such rows.  Never those of `common`.
     """
 
     @property

@@ -42,14 +42,15 @@ class Task:
     Attributes:
         id: unique in the run, increasing.
         client: the client's number.
-        version: server steps that had been made when this was sent; with the seed and the client it fixes all randomness.
+        version: server steps that had been made when this was sent; with the seed and the client it fixes all
+            randomness.
         vectors: named vectors on their way down: "model" [s], "private" [p - s] at the first contact only, what the
             rule asks for (SCAFFOLD's "control") and what the clustering offers ("candidates", other groups' models).
         query: a question to answer; None means: train.
         free: asked for the report only, so it costs neither bytes nor virtual time.
         turn: how often this client was asked at this version before; it enters the randomness too.
-        committed: optimiser steps behind the server steps that its group's model had seen when this was sent; from two of
-            these a client learns how fast the others go.
+        committed: optimiser steps behind the server steps that its group's model had seen when this was sent; from two
+            of these a client learns how fast the others go.
     """
 
     id: int

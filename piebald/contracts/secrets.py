@@ -25,7 +25,7 @@ class Signer(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClientSecrets:
-    """What one client keeps from everybody, for keys and seals.
+    """What one client keeps secret, for keys and masks.
 
     Attributes:
         client: its number.

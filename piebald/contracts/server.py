@@ -132,7 +132,7 @@ class StepContext:
 
 
 class KeyAgreement(Protocol):
-    """Clients that have agreed on keys for one step, as the server knows them (`vectors.Transform.meet`).
+    """Clients that have agreed on keys for one round, as the server knows them (`MaskingTransform.agree_keys`).
 
     `absent` says of each client that was asked and takes no part why not.
     """
@@ -141,10 +141,10 @@ class KeyAgreement(Protocol):
     def absent(self) -> Mapping[int, str]: ...
 
     def vectors(self, client: int) -> Mapping[str, Tensor]:
-        """What a client's task brings for its seal, by names that begin with `MASKING`."""
+        """What a client's task brings for masking, by names that begin with `MASKING`."""
 
     def unmask(self, masked: Mapping[int, Update], context: ServerContext) -> PartialSum | str:
-        """The sum of clients' sealed updates, or why there will be none."""
+        """The sum of clients' masked updates, or why there is none."""
 
 
 class RunRecorder(Protocol):

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainInput:
-    """What a trainer starts from, for a stack of `c` clients.
+    """The inputs of training, for a stack of `c` clients.
 
     Attributes:
         model: [c, p], the shared numbers as sent and the private ones from the clients' state.  Not to be written to.
         shared: `s`, how many of the numbers are shared.
-        memory: what these clients remembered, by name, each [c, ...].
+        state: the clients' state, by name, each [c, ...].
         vectors: what was sent besides the model, by name, each [c, ...].
         versions: the tasks' versions.
         committed: [c, 1] float64, the tasks' `committed`.
@@ -37,8 +37,8 @@ class TrainInput:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainOutput:
-    """What a trainer ends with: the local model [c, p], further named vectors to send, what to remember, and metrics
-    [c].
+    """The outputs of training: the local model [c, p], further named vectors to send, the clients' new state, and
+    metrics [c].
     """
 
     model: Tensor
@@ -50,7 +50,7 @@ class TrainOutput:
 
 @dataclass(frozen=True, slots=True)
 class RowPrivacy:
-    """How a descent hides single rows (DP-SGD, Abadi et al. 2016, algorithm 1).
+    """How SGD hides single rows (DP-SGD, Abadi et al. 2016, algorithm 1).
 
     Attributes:
         clip: C, longest gradient of one row (Euclidean norm over all parameters).
@@ -63,7 +63,7 @@ class RowPrivacy:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SgdConfig:
-    """How to walk downhill on local data.  Metis eq. 2: u <- momentum * u - lr * g;  w <- w + u.
+    """Settings of SGD on local data.  Metis eq. 2: u <- momentum * u - lr * g;  w <- w + u.
 
     Attributes:
         lr: step size, one number or [c, 1].
@@ -89,7 +89,7 @@ class SgdConfig:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SgdOutcome:
-    """Where a descent ended: model [c, p], steps [c], mean training loss over the steps [c], velocity u [c, p] or
+    """The outcome of SGD: model [c, p], steps [c], mean training loss over the steps [c], velocity u [c, p] or
     None.
     """
 
@@ -112,15 +112,16 @@ class ClientContext(Protocol):
         correction: Tensor | None = None,
         velocity: Tensor | None = None,
     ) -> SgdOutcome:
-        """Walk from `model` [c, p] on mini-batches along  g + prox * (w - prox_center) + correction  (parameters only, not
-        buffers).
+        """Walk from `model` [c, p] on mini-batches along  g + prox * (w - prox_center) + correction  (parameters only,
+        not buffers).
 
-        The proximal term belongs to the objective, so `clip` sees it; correction and weight decay are added after clipping.  Each
-        call in one task sees the rows in an order of its own.
+        The proximal term belongs to the objective, so `clip` sees it; correction and weight decay are added after
+        clipping.  Each call in one task sees the rows in an order of its own.
         """
 
     def score(self, model: Tensor, split: Split) -> tuple[dict[str, Tensor], Tensor]:
-        """The loss and the objective's metrics by name, each [c] (NaN without rows), and how many rows were counted [c].
+        """The loss and the objective's metrics by name, each [c] (NaN without rows), and how many rows were counted
+        [c].
 
         Models are in evaluation mode: no dropout, batch norm with its running statistics.
         """

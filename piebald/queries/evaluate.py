@@ -10,8 +10,8 @@ from piebald.contracts import ClientContext, Personalizes, Query, Split, TrainIn
 class Evaluate(Query):
     """Score the global model and the client's personal model.
 
-    Metrics come back as "global/NAME" and "personal/NAME".  Where nothing is private and the trainer personalizes nothing
-    the two are one model and only "global" is scored; where layers are private there is no global model to use
+    Metrics come back as "global/NAME" and "personal/NAME".  Where nothing is private and the trainer personalizes
+    nothing the two are one model and only "global" is scored; where layers are private there is no global model to use
     alone.
 
     Attributes:

@@ -21,7 +21,7 @@ class RootLoss(Query):
 
 
 class RootTraining(Query):
-    """The change that the recipe's trainer makes on the rows that the server keeps for itself: part "model" [s]."""
+    """The change [s] of the model that training on the server's own rows makes, as vector "model"."""
 
     def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
         end = trainer.train(inputs, context)

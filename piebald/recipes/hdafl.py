@@ -18,7 +18,7 @@ from piebald.training.sgd import Sgd, SgdSettings
 def hdafl(
     cohort: CohortSize = 1.0,
     private: str | tuple[str, ...] = "classifier",
-    weigh: Literal["examples", "gradient_norm"] = "examples",
+    aggregation: Literal["examples", "gradient_norm"] = "examples",
     **training: Unpack[SgdSettings],
 ) -> Recipe:
     """Average the generic layers; the private ones go out once, at the start, and never come back.
@@ -28,4 +28,6 @@ def hdafl(
     aggregators = {"examples": ExampleWeighted(), "gradient_norm": GradientNormWeighted()}
     if weigh not in aggregators:
         raise unknown("aggregator of hdafl called", weigh, aggregators)
-    return fedavg(cohort, **training).with_(sharing=AllExcept(private_layers=private), aggregation=aggregators[weigh])
+    return fedavg(cohort, **training).with_(
+        sharing=AllExcept(private_layers=private), aggregation=aggregators[aggregation]
+    )

@@ -20,8 +20,8 @@ _made: dict[str, _Named] = {}
 class _Named:
     """A recipe function with what is known about it."""
 
-    def __init__(self, function: Callable[..., Recipe], paper: str, rule: type[Component]) -> None:
-        self.function, self.paper, self.rule = function, paper, rule
+    def __init__(self, function: Callable[..., Recipe], paper: str, trainer: type[Component]) -> None:
+        self.function, self.paper, self.trainer = function, paper, trainer
         self.name = function.__name__
         self.summary = (inspect.getdoc(function) or "").partition("\n")[0]
         signature = inspect.signature(function, eval_str=False)
@@ -33,7 +33,7 @@ class _Named:
         handed_on = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values())
         self.defaults = dict(self.own)
         if handed_on:
-            fields = rule.model_fields
+            fields = trainer.model_fields
             self.defaults |= {name: field.get_default() for name, field in fields.items() if name not in self.own}
 
     def make(self, **fields: Any) -> Recipe:
@@ -45,16 +45,16 @@ class _Named:
         return made.model_copy(update={"name": self.name, "fields": plain, "paper": self.paper})
 
 
-def recipe(paper: str, rule: type[Component]) -> Callable[[Callable[..., Recipe]], Callable[..., Recipe]]:
+def recipe(paper: str, trainer: type[Component]) -> Callable[[Callable[..., Recipe]], Callable[..., Recipe]]:
     """Register a function as the recipe of its name.
 
     Args:
         paper: the source, as people cite it.
-        rule: the trainer whose settings the function hands on through its keyword arguments.
+        trainer: the trainer whose settings the function hands on through its keyword arguments.
     """
 
     def register(function: Callable[..., Recipe]) -> Callable[..., Recipe]:
-        named = _Named(function, paper, rule)
+        named = _Named(function, paper, trainer)
         _made[named.name] = named
 
         @functools.wraps(function)
@@ -115,7 +115,7 @@ def listing() -> list[dict[str, Any]]:
 
 
 def _about(named: _Named, field: str, default: Any) -> dict[str, Any]:
-    found = (named.rule, field) if field in named.rule.model_fields else home(named.function(), field)
+    found = (named.trainer, field) if field in named.trainer.model_fields else home(named.function(), field)
     if found is None:  # a setting that chooses between parts has its choices in the function's own signature
         annotation = typing.get_type_hints(named.function)[field]
         return {"default": _plain(default), "type": kind(annotation), "doc": "which part is chosen"}

@@ -1,4 +1,4 @@
-"""Step at every result, or at every few."""
+"""Asynchronous schedulers: step at every result, or at every few results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from piebald.scheduling.cohort import CohortSize, cohort_size
 
 
 class _AnyTime(Scheduler):
-    """What the paces share that never wait for one client in particular.
+    """Base of the schedulers that never wait for one client in particular.
 
     Attributes:
         cohort: clients that work at the same time, a number or a share.
@@ -27,8 +27,8 @@ class _AnyTime(Scheduler):
     def hopeless(self, view: ServerView) -> bool:
         """Whether as many have failed since the last step as there are clients.
 
-        A failure alone makes no step: it would use up a round and make everybody else's update staler.  But where
-        everything fails a run has to come to an end, so then a step without an update is made.
+        A failure alone causes no step: it would use up a round and make all other updates staler.  But where all tasks
+        fail the run has to end, so then a step without an update is made.
         """
         return view.failed >= max(1, view.available)
 
@@ -39,7 +39,7 @@ class _AnyTime(Scheduler):
 
 
 class Asynchronous(_AnyTime):
-    """Step at every result; whoever is free gets the newest model at once (Metis, section III)."""
+    """Step at every result; an idle client gets the newest model at once (Metis, section III)."""
 
     def num_to_request(self, view: ServerView) -> int:
         return 0 if view.waiting else super().num_to_request(view)
@@ -49,10 +49,10 @@ class Asynchronous(_AnyTime):
 
 
 class Buffered(_AnyTime):
-    """Step at every `buffer_size` results; whoever is free gets the newest model at once (FedBuff, Nguyen et al. 2022).
+    """Step at every `buffer_size` results; an idle client gets the newest model at once (FedBuff, Nguyen et al. 2022).
 
     Attributes:
-        buffer_size: updates a step (K in the paper).
+        buffer_size: updates per server step (K in the paper).
     """
 
     buffer_size: int = Field(default=10, ge=1)

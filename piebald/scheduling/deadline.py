@@ -13,8 +13,9 @@ from piebald.scheduling.base import ServerView
 class Deadline(_AnyTime):
     """Step with what has arrived `seconds` after the last step; late updates count at the next one, by then stale.
 
-    Semi-synchronous.  Clients are asked once between two steps.  Where all are in before the deadline it is not waited
-    for; where nothing has come by then the first result is awaited, so a step is never empty unless all failed.
+    Semi-synchronous.  Clients are asked once between two steps.  When all results have
+    arrived before the deadline, the server steps at once; when none has, it waits for the first one, so a step is
+    never empty unless all tasks failed.
 
     Attributes:
         seconds: of the runtime's clock, from one step to the next.

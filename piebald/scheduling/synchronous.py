@@ -14,12 +14,13 @@ from piebald.scheduling.cohort import CohortSize, cohort_size
 class Synchronous(Scheduler):
     """Ask a random cohort, wait for all of it, step (McMahan et al. 2017).
 
-    The choice depends on the run's seed and the version alone, so recipes compared on one seed meet the same cohorts.
+    The choice depends on the run's seed and the version alone, so recipes that are compared on one seed get the same
+    cohorts.
 
     Attributes:
-        cohort: clients a round, a number (10) or a share of those that are there (0.1; 1.0 is all).
-        over_selection: over-selection (Bonawitz et al. 2019): ask this many times the cohort and step when a cohort has arrived.
-            Whoever comes later is not used, and can be asked again once it is done.
+        cohort: clients per round, as a number (10) or as a share of those that are available (0.1; 1.0 is all).
+        over_selection: over-selection (Bonawitz et al. 2019): request this many times the cohort, and step when a
+            cohort has arrived.  Later updates are not used; their clients can be asked again when they are done.
     """
 
     cohort: CohortSize = 1.0

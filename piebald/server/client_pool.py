@@ -9,7 +9,8 @@ from piebald.randomness import generator, select
 
 
 class ClientPool:
-    """Which clients are busy, excluded or initialized.  A choice costs time for the clients chosen, not for those registered.
+    """Which clients are busy, excluded or initialized.  A choice costs time for the clients chosen, not for those
+    registered.
 
     Attributes:
         busy: the training task under way of each client at work, at most one each.

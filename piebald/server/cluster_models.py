@@ -23,7 +23,7 @@ from piebald.tensor_store import TensorStore
 from piebald.training.base import KeepsServerVectors
 from piebald.transforms.base import Colludes
 
-MakeContext = Callable[[str, int], ServerContext]  # what a part on an axis is lent for a cluster
+MakeContext = Callable[[str, int], ServerContext]  # the context of a component, by axis and cluster
 
 
 @dataclass(slots=True, eq=False)
@@ -57,13 +57,14 @@ class Counted(NamedTuple):  # made for every update, and a tuple is made four ti
 
 @dataclass(slots=True, eq=False)
 class ClusterModels:
-    """All clusters of a run.  Clusters appear when a client is first put into them and start from the run's first model.
+    """All clusters of a run.  Clusters appear when a client is first put into them and start from the run's first
+    model.
 
     Attributes:
         variances: shared slices of running variances (batch norm), which noise or an adaptive step must not make
             negative.
         cluster_of: the cluster of each client that was put into one; others are in cluster 0.
-        kept: what vectors keep from step to step, by axis and group: tensors and JSON values.
+        kept: the state of components, by axis and cluster: tensors and JSON values.
         last: the last model of each client, where a cached step needs them.
     """
 

@@ -116,7 +116,8 @@ class ServerLoop:
         try:
             self._run()
         finally:
-            self._contexts.clear()  # they point back here: a circle would keep all clients' rows until Python looks for one
+            # they point back here: a circle would keep all clients' rows until Python looks for one
+            self._contexts.clear()
 
     def _run(self) -> None:
         self._began, self._before = time.perf_counter(), self.totals.wall
@@ -172,8 +173,9 @@ class ServerLoop:
     def _stop_stuck(self) -> None:
         if self.client_pool.excluded:
             raise RuntimeFault(
-                f"no client is left to ask: all {len(self.client_pool.excluded)} were excluded because their updates were "
-                f"refused, the last one as {list(self.client_pool.excluded.values())[-1]}; a lower learning rate often helps"
+                f"no client is left to ask: all {len(self.client_pool.excluded)} were excluded because their updates "
+                f"were refused, the last one as {list(self.client_pool.excluded.values())[-1]}; a lower learning rate "
+                "often helps"
             )
         raise RuntimeFault("no client can be asked and none is under way: look at the devices' on intervals")
 

@@ -1,4 +1,4 @@
-"""Commits of which the server sees the sum alone: agree on keys before training, open the sum at the step."""
+"""Rounds of which the server sees only the sum: key agreement before training, unmasking at the step."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from piebald.transforms.base import MaskingTransform
 
 
 class MaskedRounds:
-    """The loop's dealings with the transform that seals updates.
+    """The server's side of a masking transform, round by round.
 
     Args:
-        transform: that transform, or None where single updates reach the server: then nothing here does anything.
+        transform: that transform, or None where individual updates reach the server; then these methods do nothing.
     """
 
     def __init__(self, transform: MaskingTransform | None) -> None:
@@ -26,12 +26,12 @@ class MaskedRounds:
         self.loss: float | None = None  # of the sum that was opened last
 
     def agree_keys(self, clients: Sequence[int], make_context: MakeContext) -> None:
-        """Let clients agree on keys.  A agreement is over with its step, so no checkpoint holds one."""
+        """Let clients agree on keys.  An agreement ends with its round, so no checkpoint holds one."""
         if self.transform is not None:
             self._agreement = self.transform.agree_keys(clients, make_context("transforms", 0))
 
     def vectors(self, client: int) -> Mapping[str, Tensor]:
-        """What a client's task brings for its seal."""
+        """What a client's task brings for masking."""
         return {} if self._agreement is None else self._agreement.vectors(client)
 
     @property

@@ -1,10 +1,11 @@
-"""The cluster cache of Metis: the weighted mean of all clients' last models, kept up to date in O(model).
+"""The model cache of Metis: the weighted mean of all clients' last models, kept up to date in O(model).
 
-    W = sum_k p_k w_k,   P = sum_k p_k,   cluster = W / P
+    W = sum_k p_k w_k,   P = sum_k p_k,   model = W / P
 
-A server step swaps client k's old contribution for its new one, W += p_k w_k - p_k' w_k', whatever the number of clients.
+A server step replaces client k's old contribution by its new one, W += p_k w_k - p_k' w_k', in time independent of the
+number of clients.
 W is float64 and the models are float32, so a step's rounding is about 1e-16 of the largest contribution: a million
-server steps drift by less than 1e-12 (`benchmarks/cluster`), and no refresh is needed.
+server steps drift by less than 1e-12 (`benchmarks/community`), and no refresh is needed.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class ModelCache:
             self._pass(old, before, None, 0.0, out if self.whole > 0 else None)
 
     def _pass(self, old: Tensor | None, before: float, new: Tensor | None, weight: float, out: Tensor | None) -> None:
-        """One walk over memory: every number of W, of the models and of the result is fetched once."""
+        """One pass over memory: every number of W, of the models and of the result is fetched once."""
         vectors = (self.sums, old, new, out)
         for sums, away, into, result in [vectors] if self.sums.numel() <= _PIECE else _pieces(vectors):
             if away is not None:

@@ -1,4 +1,4 @@
-"""Every result is checked before it counts: shape, type, finite, size of step."""
+"""Checks of results: shape, type, finite numbers, length of the step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONGEST_STEP = 1000.0
 
 
 class ResultChecks(Component):
-    """What an update must be to count.
+    """What an update must satisfy to count.
 
     Attributes:
         longest_step: refuse a change whose norm is above this many times that of the model (at least of a unit vector).

@@ -12,7 +12,7 @@ from piebald.component import Component
 
 @dataclass(slots=True)
 class RunTotals:
-    """What has been used up so far, and the best score met.
+    """What a run has used so far, and its best score.
 
     Attributes:
         updates: that counted.  nbytes: in both directions.  wall: real seconds, over all sittings.
@@ -32,7 +32,7 @@ class RunTotals:
 
 
 class StoppingCriteria(Component):
-    """When a run is over: at the first of these limits, or after its rounds.
+    """Stop at the first of these limits, or after the run's rounds.
 
     Attributes:
         updates: client updates that counted.

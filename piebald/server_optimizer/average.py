@@ -9,7 +9,9 @@ from piebald.server_optimizer.base import ServerOptimizer
 
 
 class ServerSgd(ServerOptimizer):
-    """To the average of the clients' models: w <- w + average change (McMahan et al. 2017)."""
+    """SGD with learning rate 1 at the server, w <- w + average change: the average of the clients' models (McMahan et
+    al. 2017).
+    """
 
     def step(self, model: Tensor, average: Tensor, context: StepContext) -> tuple[Tensor, dict[str, Tensor]]:
         return model + average, {}

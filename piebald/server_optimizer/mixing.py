@@ -12,7 +12,8 @@ from piebald.server_optimizer.base import ServerOptimizer
 class Mixing(ServerOptimizer):
     """FedAsync: w <- (1 - alpha s) w + alpha s w_k (Xie et al. 2019, algorithm 1).
 
-    s is what the aggregator says of a stale update, see `aggregation.StalenessWeighted`.  Several updates at once are averaged first.
+    s is the damping of a stale update, see `aggregation.StalenessWeighted`.  Several updates at once are averaged
+    first.
 
     Attributes:
         alpha: mixing weight, above 0 and at most 1.

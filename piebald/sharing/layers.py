@@ -1,4 +1,4 @@
-"""What leaves the client: which layers are shared and which stay private."""
+"""Sharing by layers: which are shared and which stay private."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Full(Sharing):
 
 
 class AllExcept(Sharing):
-    """Everything but some layers, which stay private: HDAFL's classifier, FedBN's batch norm.
+    """All layers are shared except some, which stay private: HDAFL's classifier, FedBN's batch norm.
 
     Attributes:
         private_layers: roles, layer names or patterns, see `parameters.matching`; none means that everything is shared.
@@ -52,15 +52,15 @@ class Only(Sharing):
 
 
 class Nothing(Sharing):
-    """Nothing is shared: every client learns alone and sends no number."""
+    """Nothing is shared: every client trains alone and sends nothing."""
 
     def private(self, model: nn.Module) -> frozenset[str]:
         return frozenset(slot.name for slot in Layout.of(model).slots)
 
 
 class OneHot(Sharing):
-    """Everything is shared but who one is: the buffers called `client`, one-hot, which select a client's columns of
-    matrices that all share (`models.Conditioning` with a number of clients).
+    """Everything is shared except each client's identity: the one-hot buffers called `client`, which select a client's
+    columns of matrices that all clients share (`models.Conditioning` with a number of clients).
 
     This is how CGAU's paper simulates conditioning.  A column has a gradient at one client only, so averaging shrinks
     what that client learned to its weight in the average: with n equal clients, to 1/n of its steps.  A private vector

@@ -1,4 +1,4 @@
-"""Metis' adaptive update frequency: a client decides for itself when to send its model."""
+"""Metis' adaptive update frequency: each client decides when to send its model."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ REMEMBERED = 20  # validation cycles that set a client's own measure of stalenes
 
 
 class AdaptiveFrequency(Sgd):
-    """Train in validation cycles of `epochs` epochs and stop as soon as going on does not pay (Metis, section IV).
+    """Train in validation cycles of `epochs` epochs, and stop when further training no longer pays (Metis, section IV).
 
     After each cycle the loss on the client's validation rows is compared with the one before (before the first cycle:
     that of the model received).  A cycle fails where it did not fall (C1), or fell by less than `vc_loss` percent (C2);
     training stops after more than `vc_tomb` failures (tombstones), or when the effective staleness exceeds the median
     of the client's own first 20 cycles (C3), or after `cycles` cycles.
 
-    Effective staleness counts the optimiser steps that others have committed since the model was fetched, and the
-    client's own.  How many others commit meanwhile is not known to a client at work, in a simulation or in a real
-    federation, without asking; here it is told with each task how many steps are behind the model, and takes the
-    pace of the others since its last task as their pace now.  Before its second task it knows none, and C3
-    waits until 20 cycles have been seen.
+    Effective staleness counts the optimiser steps that other clients have contributed since the model was fetched, and
+    the client's own.  A client that is training cannot know the former without asking.  Each task therefore carries the
+    number of steps behind its model, and the client assumes that the others go on at their speed since its last task.
+    Before its second task it knows no speed, and C3 applies only once 20 cycles have been seen.
 
     Attributes:
         steps: not allowed here.
         cycles: validation cycles a task, at most.
-        vc_loss: VC_loss, percent by which the validation loss must fall.  vc_tomb: VC_tomb, failures that are forgiven.
-        limit_staleness: whether C3 applies; it is for asynchronous paces.
+        vc_loss: VC_loss, percent by which the validation loss must fall.  vc_tomb: VC_tomb, failures that are
+            tolerated.
+        limit_staleness: whether C3 applies; it is meant for asynchronous schedulers.
     """
 
     cycles: int = Field(default=20, ge=1)
@@ -82,7 +82,7 @@ class AdaptiveFrequency(Sgd):
 
 
 class _Tail:
-    """What a stack of clients keeps track of from cycle to cycle; all [c] but `past` [c, 20] and `seen` [c, 1]."""
+    """The progress of a stack of clients from cycle to cycle; all [c] but `past` [c, 20] and `seen` [c, 1]."""
 
     def __init__(self, past: Tensor, seen: Tensor, rate: Tensor) -> None:
         self.past, self.seen, self.rate = past.clone(), seen.clone(), rate

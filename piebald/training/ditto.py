@@ -1,4 +1,4 @@
-"""Ditto: a personal model beside the shared one, tied to it by a spring."""
+"""Ditto: a personal model beside the shared one, regularized towards it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 
 
 class Ditto(Sgd):
-    """Train the shared model as ever, and a personal one on loss + lam/2 |v - w_t|^2 (Li et al. 2021, algorithm 1).
+    """Train the shared model as FedAvg does, and a personal one on loss + lam/2 |v - w_t|^2 (Li et al. 2021, algorithm
+    1).
 
     Attributes:
         lam: lambda of the paper, at least 0; 0 is local training.
-        personal_epochs: passes of the personal model a task.
+        personal_epochs: epochs of the personal model in each task.
     """
 
     lam: float = Field(default=0.1, ge=0)

@@ -19,22 +19,22 @@ class DpSgd(Sgd):
 
     A row is in a step's batch by itself with probability q = batch / rows (Poisson sampling, as the accountants assume:
     batches are of uneven size).  Its own gradient is scaled down to length `clip`; Gaussian noise of deviation noise *
-    clip is added to the sum, and the step goes along that / (q rows).  Momentum, weight decay, a pull (`mu`), and all
-    that befalls the update afterwards use nothing else of the rows, so the guarantee holds for everything that leaves
-    the client, to the server, too.  What it is over a whole run is counted by `budget`.
+    clip is added to the sum, and the step goes along that / (q rows).  Momentum, weight decay, a proximal term (`mu`)
+    and every transform of the update use nothing else of the rows, so the guarantee holds for everything that leaves
+    the client, also towards the server.  `privacy.accounting` computes it for a whole run.
 
     Private layers are clipped and noised together with the shared ones, though they never leave.  The gradients of
     shared layers are taken through them: a single row that moved a private layer unhidden would move what all other
     rows send, by more than the noise hides.
 
-    No training loss is told, since it is a plain mean over rows.  The number of rows and of steps is told as ever and
+    No training loss is reported, since it is a plain mean over rows.  The numbers of rows and steps are reported and
     not hidden.
 
     Attributes:
         clip: C, longest gradient of one row (Euclidean norm over all parameters), above 0.
         noise: sigma, standard deviation of the noise in clips, at least 0; 0 only clips.
-        batch: rows a step in the mean.
-        mu: pull towards the model that was sent as in FedProx, at least 0.
+        batch: expected number of rows in a step.
+        mu: strength of a proximal term as in FedProx, at least 0.
     """
 
     clip: float = Field(default=1.0, gt=0)

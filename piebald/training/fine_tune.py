@@ -1,4 +1,4 @@
-"""Fine-tuning: take the global model, train it once more at home, send nothing."""
+"""Fine-tuning: each client trains the global model further for its own use."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 class FineTune(Sgd):
     """FedAvg whose clients each fine-tune the model they get (LG-Net among the baselines of DistFL, 2021).
 
-    The tuned model is made afresh whenever it is asked for and is never sent.
+    The tuned model is computed whenever it is needed and is never sent.
 
     Attributes:
-        tune_epochs: passes over the client's own training rows.
+        tune_epochs: epochs of fine-tuning.
     """
 
     tune_epochs: int = Field(default=1, ge=1)

@@ -1,4 +1,4 @@
-"""Choose among several models the one that fits best, and train that."""
+"""Train that of several models which fits the client best (IFCA)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from piebald.training.sgd import Sgd
 
 
 class LowestLoss(Sgd):
-    """SGD from that of the offered models which has the least loss on the client's training rows.
+    """SGD from the candidate model with the lowest loss on the client's training rows.
 
-    IFCA (Ghosh et al. 2020, algorithm 1), K-Cluster among the baselines of DistFL (2021).  The choice is told as the
-    metric "group", -1 where nothing was offered.  Private layers stay the client's own under every offer.
+    IFCA (Ghosh et al. 2020, algorithm 1), K-Cluster among the baselines of DistFL (2021).  The choice is sent as the
+    metric "cluster", -1 without candidates.  Private layers stay the client's own with every candidate.
     """
 
     def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
@@ -30,7 +30,7 @@ class LowestLoss(Sgd):
             end = context.run_sgd(model, self.sgd_config(inputs), velocity=inputs.state.get("velocity"))
             chosen = best.float()
         done = self.output(end)
-        return TrainOutput(done.model, done.steps, done.vectors, done.state, {**done.metrics, "group": chosen})
+        return TrainOutput(done.model, done.steps, done.vectors, done.state, {**done.metrics, "cluster": chosen})
 
     def _whole(self, inputs: TrainInput, shared: torch.Tensor) -> torch.Tensor:
         """Offered numbers [c, s] with the clients' own private ones behind."""

@@ -47,16 +47,16 @@ class StepDecay(LrSchedule):
 
 
 class Cosine(LrSchedule):
-    """Half a cosine from 1 down to `policy` over `rounds` server steps, then flat (Loshchilov and Hutter 2017, without
+    """Half a cosine from 1 down to `floor` over `rounds` server steps, then flat (Loshchilov and Hutter 2017, without
     restarts).
     """
 
     rounds: int = Field(ge=1)
-    policy: float = Field(default=0.0, ge=0, le=1)
+    floor: float = Field(default=0.0, ge=0, le=1)
 
     def factor(self, version: int) -> float:
         done = min(version / self.rounds, 1.0)
-        return self.policy + (1 - self.policy) * 0.5 * (1 + math.cos(math.pi * done))
+        return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * done))
 
 
 AnyLrSchedule = Annotated[

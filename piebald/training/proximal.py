@@ -1,4 +1,4 @@
-"""FedProx: a pull towards the model that was sent."""
+"""FedProx: a proximal term around the model that was sent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Proximal(Sgd):
     eq. 2).
 
     Attributes:
-        mu: strength of the pull, at least 0; 0 is plain SGD.
+        mu: strength of the proximal term, at least 0; 0 is plain SGD.
     """
 
     mu: float = Field(default=0.01, ge=0)

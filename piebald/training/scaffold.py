@@ -1,4 +1,4 @@
-"""SCAFFOLD: local steps steered by control variates, kept by every client and by the server."""
+"""SCAFFOLD: local steps corrected by control variates, kept by every client and by the server."""
 
 from __future__ import annotations
 

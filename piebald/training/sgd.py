@@ -1,4 +1,4 @@
-"""Local stochastic gradient descent, which the base of most other trainers."""
+"""Local stochastic gradient descent, the base of most other trainers."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Sgd(Trainer):
 
     Attributes:
         lr: learning rate, above 0.
-        lr_schedule: factor on the learning rate by server steps made.
-        epochs: passes over the client's rows.  steps: exactly this many steps instead.
-        batch: rows a step.
-        momentum: in [0, 1).  keep_momentum: the velocity outlives the task, in the client's state.
+        lr_schedule: factor on the learning rate, depending on the number of server steps made.
+        epochs: passes over the client's rows.  steps: exactly this many steps instead of whole epochs.
+        batch: rows in each step.
+        momentum: in [0, 1).  keep_momentum: keep the velocity in the client's state between tasks.
         weight_decay: L2 decay.
-        clip: longest gradient allowed (Euclidean norm), none by default.
+        clip: largest gradient norm (Euclidean), no limit by default.
     """
 
     lr: float = Field(default=0.05, gt=0)
@@ -67,7 +67,7 @@ class Sgd(Trainer):
     def run_sgd(
         self, inputs: TrainInput, context: ClientContext, *, prox: float = 0.0, correction: Tensor | None = None
     ) -> SgdOutcome:
-        """SGD from the model that was sent, with a proximal term around it and a `correction` added to each gradient."""
+        """Run SGD from the model that was sent, with a proximal term around it and a `correction` of gradients."""
         return context.run_sgd(
             inputs.model,
             self.sgd_config(inputs),

@@ -1,4 +1,4 @@
-"""SGD that also tells mean and variance of what went into some layers."""
+"""SGD whose updates also carry mean and variance of the inputs of some layers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from piebald.training.sgd import Sgd
 
 
 class WithMoments(Sgd):
-    """SGD whose updates carry "moments": what batch norm would know of the data, for models that have none.
+    """SGD whose updates carry "moments": the statistics that batch norm would hold, for models without batch norm.
 
     DistFL (Liu et al. 2021) can then group the clients of such models.  For each named layer the means, then the
     variances, of its input channels over the client's training rows under the trained model: they leave the client, are

@@ -20,20 +20,21 @@ class Gaussian(Transform):
 
     Each update is scaled down to norm `clip`.  Noise of standard deviation noise * clip is added to every update before
     it leaves (where = "client"), or noise * clip * (largest weight) once to their weighted mean (where = "server"),
-    since that is how far one client can move the mean.  Private layers are never sent and get no noise.  What the noise
-    buys over a whole run is counted by `budget`.
+    since that is how far one client can move the mean.  Private layers are never sent and get no noise.
+    `privacy.accounting` computes the privacy budget of a whole run.
 
     Instead of `noise` an `epsilon` may be given, as DistFL (2021) does for its local models: the multiplier is then
     sqrt(2 ln(1.25 / delta)) / epsilon, the classic calibration (Dwork and Roth 2014, theorem A.1).  That epsilon is for
     ONE upload and for an update being there or not (sensitivity `clip`), and the theorem holds up to epsilon = 1.  Over
-    a run it adds up, and between any two updates the distance is twice the clip: the budget says what comes of that.
+    a run it adds up, and between any two updates the distance is twice the clip: the privacy budget takes both into
+    account.
 
     Attributes:
         clip: largest norm of an update, above 0.
         noise: multiplier of the noise, at least 0; 0 only clips.
         epsilon: of one upload, instead of `noise`; above 0.
         delta: of one upload, where epsilon is given.
-        where: whose end adds the noise.
+        where: where the noise is added.
     """
 
     protects_model_only = True

@@ -1,4 +1,6 @@
-"""The client's end of secure aggregation, the same wherever a client runs: questions about keys, and masking what leaves."""
+"""The client's end of secure aggregation, the same wherever a client runs: questions about keys, and masking what
+leaves.
+"""
 
 from __future__ import annotations
 

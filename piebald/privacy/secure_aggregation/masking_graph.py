@@ -1,4 +1,6 @@
-"""The clients of one secure aggregation and who of them are neighbours: worked out alike by the server and by every client."""
+"""The clients of one secure aggregation and who of them are neighbours: worked out alike by the server and by every
+client.
+"""
 
 from __future__ import annotations
 

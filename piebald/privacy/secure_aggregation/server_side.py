@@ -1,4 +1,6 @@
-"""The server's side of a secure aggregation: it brings keys and shares from client to client, adds up, and opens the sum."""
+"""The server's side of a secure aggregation: it brings keys and shares from client to client, adds up, and opens the
+sum.
+"""
 
 from __future__ import annotations
 

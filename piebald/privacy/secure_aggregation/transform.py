@@ -112,8 +112,8 @@ class SecureAggregation(MaskingTransform):
         if not isinstance(scheduler, Scheduler) or round_kind(scheduler) is None:
             late = ", or set its max_staleness = 0" if scheduler.kind == "deadline" else ""
             return (
-                f"secure_aggregation sums clients that agreed on keys beforehand but {scheduler.kind} steps with whoever "
-                f"comes: choose scheduling = 'synchronous'{late}"
+                f"secure_aggregation sums clients that agreed on keys beforehand but {scheduler.kind} steps with "
+                f"any client that arrives: choose scheduling = 'synchronous'{late}"
             )
         if recipe.training.kind == "adaptive_frequency":
             return (
@@ -143,7 +143,8 @@ class SecureAggregation(MaskingTransform):
         for name in trainer.uploads():
             if name not in sized:
                 raise SettingError(
-                    f"secure_aggregation must know the length of what is summed but {trainer.kind} sends {name!r}: drop it"
+                    f"secure_aggregation must know the length of what is summed but {trainer.kind} sends {name!r}: "
+                    "drop it"
                 )
         heaviest = self.heaviest or (1.0 if recipe.aggregation.kind == "equal_weighted" else _HEAVIEST)
         shapes = {name: tuple(sized[name].shape) for name in sorted(trainer.uploads())}
