@@ -21,13 +21,13 @@ def hdafl(
     aggregation: Literal["examples", "gradient_norm"] = "examples",
     **training: Unpack[SgdSettings],
 ) -> Recipe:
-    """Average the generic layers; the private ones go out once, at the start, and never come back.
+    """Average the shared layers; private ones are sent once, at the start, and never come back.
 
     Algorithm 1.  `private` names the layers that stay: the last linear layer by default, see `parameters.matching`.
     """
     aggregators = {"examples": ExampleWeighted(), "gradient_norm": GradientNormWeighted()}
-    if weigh not in aggregators:
-        raise unknown("aggregator of hdafl called", weigh, aggregators)
+    if aggregation not in aggregators:
+        raise unknown("aggregation of hdafl called", aggregation, aggregators)
     return fedavg(cohort, **training).with_(
         sharing=AllExcept(private_layers=private), aggregation=aggregators[aggregation]
     )
