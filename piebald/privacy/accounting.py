@@ -1,4 +1,4 @@
-"""What Gaussian noise buys: epsilon by several accountants, with what the number means."""
+"""Privacy accounting of Gaussian noise: epsilon by several accountants, with what the number means."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def rows(noise: float, share: float, steps: int, delta: float, also: str = "") -
 
 
 def of_rows(recipe: Recipe, sizes: Sequence[int], rounds: int, delta: float | None = None) -> PrivacyBudget:
-    """The budget of a recipe whose rule hides rows, for the client that spends most if it is asked in every round.
+    """The budget of a recipe whose trainer hides rows, for the client that spends most if it is asked in every round.
 
     Args:
         recipe: what is run.
@@ -151,7 +151,7 @@ def of_run(recipe: Recipe, clients: Clients, rounds: int | None) -> list[Privacy
 
 
 def of_recipe(recipe: Recipe, known: int, rounds: int | None, delta: float | None = None) -> list[PrivacyBudget]:
-    """The budgets of a recipe's Gaussian stages; none where the number of rounds or of asked clients is open.
+    """The budgets of a recipe's Gaussian transforms; none where the number of rounds or of asked clients is open.
 
     Args:
         recipe: what is run.

@@ -1,6 +1,4 @@
-"""The client's end of secure aggregation, the same wherever a client runs: questions about keys, and masking what
-leaves.
-"""
+"""The client's side of secure aggregation, the same on every runtime: queries about keys, and masked updates."""
 
 from __future__ import annotations
 

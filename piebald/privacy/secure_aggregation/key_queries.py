@@ -1,13 +1,13 @@
-"""What the server asks clients around a secure aggregation, and what a client answers: keys, shares, and the opening.
+"""Queries of secure aggregation: keys, shares, and unmasking.
 
 A client's side of it is a small state machine over `Secrets.kept`:
 
     keys      a fresh root; what was kept before is gone
     shares    one list of clients for a root, ever (the same list is answered the same way)
-    seal      one vector for a root, ever (`secure_aggregation.SecureAggregation.seal`)
-    opening   one list of survivors for a root, ever, and only after sealing; then the root is forgotten
+    mask      one vector for a root, ever (`secure_aggregation.SecureAggregation.mask`)
+    opening   one list of survivors for a root, ever, and only after masking; then the root is deleted
 
-so nobody gives the shares of both a client's own mask and its pairwise masks, whatever the server says.
+so no client gives the shares of both another client's own mask and its pairwise masks, whatever the server asks.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from torch import Tensor
 from piebald.contracts import MASKING, SIGNATURE, ClientSecrets, Query, Update
 from piebald.errors import Declined
 from piebald.model_spec import ModelSpec
-from piebald.privacy.secure_aggregation import masks as keys
-from piebald.privacy.secure_aggregation import shamir
+from piebald.privacy.secure_aggregation import masks, shamir
 from piebald.privacy.secure_aggregation.masking_graph import (
     CONTEXT,
     KEYS,
-    PEOPLE,
+    MEMBERS,
     MaskingGraph,
     clients_in,
     numbers,
@@ -37,12 +36,12 @@ from piebald.transforms.base import MaskingTransform
 if TYPE_CHECKING:
     from piebald.privacy.secure_aggregation.transform import SecureAggregation
 
-BOX = 2 * shamir.BYTES + keys.TAG  # bytes of two shares for one neighbour
+BOX = 2 * shamir.BYTES + masks.TAG  # bytes of two shares for one neighbour
 SENDERS, BOXES, SHARES = MASKING + "senders", MASKING + "boxes", MASKING + "shares"
 SURVIVORS = MASKING + "survivors"
 SIGNED = MASKING + "signed"  # signatures of keys
 # what a client keeps
-ROOT, SEALED, OPENED = "root", "sealed", "opened"
+ROOT, MASKED, OPENED = "root", "masked", "opened"
 
 
 class KeyQuery(Query):
@@ -78,17 +77,17 @@ class KeyQuery(Query):
 class AdvertiseKeys(KeyQuery):
     """The first round: a client makes fresh keys and tells the public ones."""
 
-    answers = (KEYS, 2 * keys.KEY)
+    answers = (KEYS, 2 * masks.KEY)
     alone = True
 
     def reply(
         self, vectors: Mapping[str, Tensor], secrets: ClientSecrets, masking: MaskingTransform
     ) -> Mapping[str, Tensor]:
-        root = secrets.draw(keys.KEY)
+        root = secrets.draw(masks.KEY)
         secrets.kept.clear()
-        secrets.kept[ROOT] = rows([root], keys.KEY)
+        secrets.kept[ROOT] = rows([root], masks.KEY)
         public = public_keys(root)
-        made = {KEYS: rows([public], 2 * keys.KEY)}
+        made = {KEYS: rows([public], 2 * masks.KEY)}
         if secrets.signer is not None:
             made[SIGNED] = rows([secrets.signer.sign(_claim(secrets.client, public))], SIGNATURE)
         return made
@@ -105,18 +104,18 @@ class ShareKeys(KeyQuery):
     def reply(
         self, vectors: Mapping[str, Tensor], secrets: ClientSecrets, masking: MaskingTransform
     ) -> Mapping[str, Tensor]:
-        circle, root = _listed(vectors, masking), root_of(secrets)
-        if circle.keys.get(secrets.client) != public_keys(root):
+        graph, root = _listed(vectors, masking), root_of(secrets)
+        if graph.keys.get(secrets.client) != public_keys(root):
             raise Declined("the list of clients does not have this client's newest keys")
-        if CONTEXT in secrets.kept and secrets.kept[CONTEXT].numpy().tobytes() != circle.context:
+        if CONTEXT in secrets.kept and secrets.kept[CONTEXT].numpy().tobytes() != graph.context:
             raise Declined("there was another list of clients for the same keys")
-        _check_signatures(vectors, circle, secrets)
-        secrets.kept.update({CONTEXT: rows([circle.context], keys.KEY), **circle.vectors()})
+        _check_signatures(vectors, graph, secrets)
+        secrets.kept.update({CONTEXT: rows([graph.context], masks.KEY), **graph.vectors()})
         client, made = secrets.client, []
-        shares = [own_shares(which, circle, client, root) for which in ("masks", "self")]
-        for to in circle.neighbours[client]:
-            both = b"".join(one[circle.place(to)] for one in shares)
-            made.append(keys.seal_box(_box_key(root, circle, to, client, to), both))
+        shares = [own_shares(which, graph, client, root) for which in ("masks", "self")]
+        for to in graph.neighbours[client]:
+            both = b"".join(one[graph.place(to)] for one in shares)
+            made.append(masks.encrypt_box(_box_key(root, graph, to, client, to), both))
         return {SHARES: rows(made, BOX)}
 
 
@@ -137,8 +136,8 @@ class Unmasking(KeyQuery):
             if clients_in(kept[OPENED]) != survivors:
                 raise Declined("this sum was opened already, for another list of survivors")
             return {SHARES: kept[SHARES]}  # the first answer may have been lost
-        if SEALED not in kept:
-            raise Declined("nothing was sealed under these keys, so nothing is opened")
+        if MASKED not in kept:
+            raise Declined("nothing was masked under these keys, so nothing is opened")
         given = self._shares(survivors, secrets, masking)
         context = kept[CONTEXT]
         kept.clear()  # the root, too: nobody can open this client's boxes later
@@ -147,22 +146,22 @@ class Unmasking(KeyQuery):
 
     def _shares(self, survivors: list[int], secrets: ClientSecrets, masking: MaskingTransform) -> Tensor:
         """A share for the client itself and for everybody it masked with, in order of their numbers."""
-        circle, root, client = _listed(secrets.kept, masking), root_of(secrets), secrets.client
+        graph, root, client = _listed(secrets.kept, masking), root_of(secrets), secrets.client
         senders = clients_in(secrets.kept[SENDERS])
-        self._check(survivors, [client, *senders], circle, masking)
-        given = {client: own_shares("self", circle, client, root)[circle.place(client)]}
+        self._check(survivors, [client, *senders], graph, masking)
+        given = {client: own_shares("self", graph, client, root)[graph.place(client)]}
         for sender, box in zip(senders, texts(secrets.kept[BOXES], BOX), strict=True):
-            both = keys.open_box(_box_key(root, circle, sender, sender, client), box)
+            both = masks.decrypt_box(_box_key(root, graph, sender, sender, client), box)
             given[sender] = both[shamir.BYTES :] if sender in survivors else both[: shamir.BYTES]
         return rows([given[one] for one in sorted(given)], shamir.BYTES)
 
     @staticmethod
-    def _check(survivors: list[int], partners: list[int], circle: MaskingGraph, masking: MaskingTransform) -> None:
+    def _check(survivors: list[int], partners: list[int], graph: MaskingGraph, masking: MaskingTransform) -> None:
         """Refuse lists of survivors that are none; `partners` are the client and whom it masked with."""
-        if partners[0] not in survivors or not {*survivors} <= {*circle.people}:
+        if partners[0] not in survivors or not {*survivors} <= {*graph.members}:
             raise Declined("the list of survivors is not of this sum")
-        least, near = max(circle.threshold, _stage(masking).least), len({*survivors} & {*partners})
-        if len(survivors) < least or near < circle.threshold:
+        least, near = max(graph.threshold, _stage(masking).least), len({*survivors} & {*partners})
+        if len(survivors) < least or near < graph.threshold:
             raise Declined(
                 f"{len(survivors)} clients arrived, {near} of them masked together here, too few for a sum of at "
                 f"least {least}"
@@ -174,26 +173,26 @@ class Unmasking(KeyQuery):
 
 def public_keys(root: bytes) -> bytes:
     """The public keys of a root: of masks, then of boxes."""
-    return b"".join(keys.public_key(keys.private_key(root, purpose)) for purpose in ("masks", "boxes"))
+    return b"".join(masks.public_key(masks.private_key(root, purpose)) for purpose in ("masks", "boxes"))
 
 
-def own_shares(which: str, circle: MaskingGraph, client: int, root: bytes) -> dict[int, bytes]:
+def own_shares(which: str, graph: MaskingGraph, client: int, root: bytes) -> dict[int, bytes]:
     """Shares by place of a client's key of pairwise masks ("masks") or of the seed of its own ("self")."""
-    secret = keys.private_key(root, "masks") if which == "masks" else own_seed(root, circle)
-    size = (shamir.BYTES + 16) * (circle.threshold - 1)
-    stream = iter(keys.derive(root, "polynomial", which, circle.context, length=size))
-    places = [circle.place(holder) for holder in circle.holders(client)]
-    return shamir.share(secret, places, circle.threshold, lambda count: bytes(next(stream) for _ in range(count)))
+    secret = masks.private_key(root, "masks") if which == "masks" else own_seed(root, graph)
+    size = (shamir.BYTES + 16) * (graph.threshold - 1)
+    stream = iter(masks.derive(root, "polynomial", which, graph.context, length=size))
+    places = [graph.place(holder) for holder in graph.holders(client)]
+    return shamir.share(secret, places, graph.threshold, lambda count: bytes(next(stream) for _ in range(count)))
 
 
-def own_seed(root: bytes, circle: MaskingGraph) -> bytes:
+def own_seed(root: bytes, graph: MaskingGraph) -> bytes:
     """The seed of a client's own mask."""
-    return keys.derive(root, "self", circle.context)
+    return masks.derive(root, "self", graph.context)
 
 
-def pair_seed(private: bytes, circle: MaskingGraph, client: int, other: int) -> bytes:
+def pair_seed(private: bytes, graph: MaskingGraph, client: int, other: int) -> bytes:
     """The seed of the mask that two neighbours share, from one's private and the other's public key."""
-    return keys.agree(private, circle.keys[other][: keys.KEY], "pair", circle.context, *sorted((client, other)))
+    return masks.agree(private, graph.keys[other][: masks.KEY], "pair", graph.context, *sorted((client, other)))
 
 
 def root_of(secrets: ClientSecrets) -> bytes:
@@ -204,11 +203,11 @@ def root_of(secrets: ClientSecrets) -> bytes:
     """
     if ROOT not in secrets.kept:
         raise Declined("this client has no keys for that")
-    return texts(secrets.kept[ROOT], keys.KEY)[0]
+    return texts(secrets.kept[ROOT], masks.KEY)[0]
 
 
-def known_circle(secrets: ClientSecrets, vectors: Mapping[str, Tensor], masking: MaskingTransform) -> MaskingGraph:
-    """The circle that a client gave shares to, if the server means the same one and it is not open yet."""
+def known_graph(secrets: ClientSecrets, vectors: Mapping[str, Tensor], masking: MaskingTransform) -> MaskingGraph:
+    """The graph that a client gave shares to, if the server means the same one and it is not open yet."""
     check_context(secrets, vectors)
     root_of(secrets)
     return _listed(secrets.kept, masking)
@@ -216,26 +215,26 @@ def known_circle(secrets: ClientSecrets, vectors: Mapping[str, Tensor], masking:
 
 def check_context(secrets: ClientSecrets, vectors: Mapping[str, Tensor]) -> None:
     """Refuse what is about another sum than the client's keys."""
-    came = texts(vectors.get(CONTEXT), keys.KEY)
-    if CONTEXT not in secrets.kept or texts(secrets.kept[CONTEXT], keys.KEY) != came:
+    came = texts(vectors.get(CONTEXT), masks.KEY)
+    if CONTEXT not in secrets.kept or texts(secrets.kept[CONTEXT], masks.KEY) != came:
         raise Declined("this client's keys are of another sum")
 
 
-def check_boxes(senders: list[int], boxes: list[bytes], circle: MaskingGraph, secrets: ClientSecrets) -> None:
-    """Refuse boxes that are not from neighbours of this circle, or too few of them."""
-    if len(senders) != len(boxes) or not {*senders} <= {*circle.neighbours[secrets.client]}:
+def check_boxes(senders: list[int], boxes: list[bytes], graph: MaskingGraph, secrets: ClientSecrets) -> None:
+    """Refuse boxes that are not from neighbours of this graph, or too few of them."""
+    if len(senders) != len(boxes) or not {*senders} <= {*graph.neighbours[secrets.client]}:
         raise Declined("shares came from clients that are no neighbours")
-    if len(senders) + 1 < circle.threshold:
-        raise Declined(f"{len(senders)} neighbours sent shares, too few for a threshold of {circle.threshold}")
+    if len(senders) + 1 < graph.threshold:
+        raise Declined(f"{len(senders)} neighbours sent shares, too few for a threshold of {graph.threshold}")
     root = root_of(secrets)
     for sender, box in zip(senders, boxes, strict=True):
-        keys.open_box(_box_key(root, circle, sender, sender, secrets.client), box)
+        masks.decrypt_box(_box_key(root, graph, sender, sender, secrets.client), box)
 
 
-def _box_key(root: bytes, circle: MaskingGraph, other: int, sender: int, reader: int) -> bytes:
+def _box_key(root: bytes, graph: MaskingGraph, other: int, sender: int, reader: int) -> bytes:
     """The key of the box from `sender` to `reader`; `root` is that of one of them, `other` the other one."""
-    theirs = circle.keys[other][keys.KEY :]
-    return keys.agree(keys.private_key(root, "boxes"), theirs, "box", circle.context, sender, reader)
+    theirs = graph.keys[other][masks.KEY :]
+    return masks.agree(masks.private_key(root, "boxes"), theirs, "box", graph.context, sender, reader)
 
 
 def _claim(client: int, public: bytes) -> bytes:
@@ -243,20 +242,20 @@ def _claim(client: int, public: bytes) -> bytes:
     return b"%d:" % client + public
 
 
-def _check_signatures(vectors: Mapping[str, Tensor], circle: MaskingGraph, secrets: ClientSecrets) -> None:
+def _check_signatures(vectors: Mapping[str, Tensor], graph: MaskingGraph, secrets: ClientSecrets) -> None:
     """Refuse a list in which not everybody has signed for their keys, where clients can sign."""
     if secrets.signer is None:
         return
     signed = texts(vectors.get(SIGNED), SIGNATURE)
-    if len(signed) != len(circle.people):
-        raise Declined(f"{len(signed)} signatures came with the keys of {len(circle.people)} clients")
-    for client, signature in zip(circle.people, signed, strict=True):
-        if not secrets.signer.check(client, _claim(client, circle.keys[client]), signature):
+    if len(signed) != len(graph.members):
+        raise Declined(f"{len(signed)} signatures came with the keys of {len(graph.members)} clients")
+    for client, signature in zip(graph.members, signed, strict=True):
+        if not secrets.signer.check(client, _claim(client, graph.keys[client]), signature):
             raise Declined(f"the keys of client {client} are not signed by its site")
 
 
 def _listed(vectors: Mapping[str, Tensor], masking: MaskingTransform) -> MaskingGraph:
-    return _stage(masking).circle(clients_in(vectors.get(PEOPLE)), texts(vectors.get(KEYS), 2 * keys.KEY))
+    return _stage(masking).graph(clients_in(vectors.get(MEMBERS)), texts(vectors.get(KEYS), 2 * masks.KEY))
 
 
 def _stage(masking: MaskingTransform) -> SecureAggregation:

@@ -1,6 +1,4 @@
-"""The clients of one secure aggregation and who of them are neighbours: worked out alike by the server and by every
-client.
-"""
+"""The clients of one round of secure aggregation and their neighbours, computed alike by the server and every client."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from piebald.contracts import MASKING
 from piebald.errors import Declined
 from piebald.privacy.secure_aggregation.masks import KEY, derive
 
-PEOPLE, KEYS, CONTEXT = MASKING + "people", MASKING + "keys", MASKING + "context"
+MEMBERS, KEYS, CONTEXT = MASKING + "members", MASKING + "keys", MASKING + "context"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +27,14 @@ class MaskingGraph:
     given different lists do not understand one another.
 
     Attributes:
-        people: client numbers, increasing.
+        members: client numbers, increasing.
         keys: of each, 64 bytes: the public key of its masks, then that of its boxes.
         threshold: how many shares open a mask, more than half of those there are.
         neighbours: of each client, increasing.
         context: digest of the list and the settings.
     """
 
-    people: tuple[int, ...]
+    members: tuple[int, ...]
     keys: Mapping[int, bytes]
     threshold: int
     neighbours: Mapping[int, tuple[int, ...]]
@@ -44,12 +42,12 @@ class MaskingGraph:
 
     @classmethod
     def of(
-        cls, people: Sequence[int], keys: Sequence[bytes], threshold: float, k: int | None, settings: str
+        cls, members: Sequence[int], keys: Sequence[bytes], threshold: float, k: int | None, settings: str
     ) -> MaskingGraph:
-        """The circle of these clients.
+        """The graph of these clients.
 
         Args:
-            people: increasing client numbers.
+            members: increasing client numbers.
             keys: of each, 64 bytes.
             threshold: a number of shares, or a share of them.
             k: neighbours of each client, even; None for all others.
@@ -58,18 +56,22 @@ class MaskingGraph:
         Raises:
             Declined: it is no list, or too short for the threshold.
         """
-        if sorted({*people}) != list(people) or len(keys) != len(people) or {*map(len, keys)} != {2 * KEY}:
+        if sorted({*members}) != list(members) or len(keys) != len(members) or {*map(len, keys)} != {2 * KEY}:
             raise Declined("the list of clients is no list of different clients with a key each")
-        holders = len(people) if k is None else min(k + 1, len(people))
+        holders = len(members) if k is None else min(k + 1, len(members))
         wanted = threshold if isinstance(threshold, int) else math.ceil(round(threshold * holders, 9))
         if not 2 <= wanted <= holders or 2 * wanted <= holders:
             raise Declined(
-                f"{len(people)} clients are no circle for a threshold of {wanted}: it takes at least 2, at least that "
+                f"{len(members)} clients are no graph for a threshold of {wanted}: it takes at least 2, at least that "
                 "many, and less than twice that many who hold shares of a key"
             )
-        context = derive(b"".join(keys), "circle", settings, wanted, *people)
+        context = derive(b"".join(keys), "graph", settings, wanted, *members)
         return cls(
-            tuple(people), dict(zip(people, keys, strict=True)), wanted, _neighbours(people, holders, context), context
+            tuple(members),
+            dict(zip(members, keys, strict=True)),
+            wanted,
+            _neighbours(members, holders, context),
+            context,
         )
 
     def holders(self, client: int) -> tuple[int, ...]:
@@ -78,17 +80,17 @@ class MaskingGraph:
 
     def place(self, client: int) -> int:
         """The x of a client's shares."""
-        return self.people.index(client) + 1
+        return self.members.index(client) + 1
 
     def vectors(self) -> dict[str, Tensor]:
         """The list as it travels."""
-        return {PEOPLE: numbers(self.people), KEYS: rows([self.keys[client] for client in self.people], 2 * KEY)}
+        return {MEMBERS: numbers(self.members), KEYS: rows([self.keys[client] for client in self.members], 2 * KEY)}
 
 
-def _neighbours(people: Sequence[int], holders: int, context: bytes) -> dict[int, tuple[int, ...]]:
-    if holders == len(people):
-        return {client: tuple(one for one in people if one != client) for client in people}
-    ring = sorted(people, key=lambda client: derive(context, "ring", client))
+def _neighbours(members: Sequence[int], holders: int, context: bytes) -> dict[int, tuple[int, ...]]:
+    if holders == len(members):
+        return {client: tuple(one for one in members if one != client) for client in members}
+    ring = sorted(members, key=lambda client: derive(context, "ring", client))
     reach = (holders - 1) // 2
     return {
         client: tuple(sorted(ring[(place + step) % len(ring)] for step in range(-reach, reach + 1) if step))

@@ -67,14 +67,14 @@ def agree(private: bytes, theirs: bytes, *words: Words) -> bytes:
     return derive(shared, *words)
 
 
-def seal_box(key: bytes, text: bytes) -> bytes:
-    """Text that only who has the key can read or change.  A key seals one text: the nonce is always 0."""
+def encrypt_box(key: bytes, text: bytes) -> bytes:
+    """Text that only who has the key can read or change.  A key masks one text: the nonce is always 0."""
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
     return ChaCha20Poly1305(key).encrypt(bytes(12), text, None)
 
 
-def open_box(key: bytes, box: bytes) -> bytes:
+def decrypt_box(key: bytes, box: bytes) -> bytes:
     """What is in a box.
 
     Raises:

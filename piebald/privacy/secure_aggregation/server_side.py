@@ -1,6 +1,4 @@
-"""The server's side of a secure aggregation: it brings keys and shares from client to client, adds up, and opens the
-sum.
-"""
+"""The server's side of secure aggregation: it relays keys and shares, adds masked updates up, and unmasks the sum."""
 
 from __future__ import annotations
 
@@ -14,8 +12,7 @@ from torch import Tensor
 
 from piebald.contracts import PartialSum, Query, QueryRequest, ServerContext, Update
 from piebald.errors import Declined
-from piebald.privacy.secure_aggregation import masks as keys
-from piebald.privacy.secure_aggregation import shamir
+from piebald.privacy.secure_aggregation import masks, shamir
 from piebald.privacy.secure_aggregation.key_queries import (
     BOX,
     BOXES,
@@ -42,66 +39,66 @@ class SecureRound:
 
     Attributes:
         absent: who was asked and takes no part, with the reason.
-        circle: who told their keys, or None where there were too few.
+        graph: who told their keys, or None where there were too few.
         boxes: what each client was sent, by sender, for those that take part.
     """
 
     def __init__(
-        self, stage: SecureAggregation, circle: MaskingGraph | None, boxes: dict[int, dict[int, bytes]]
+        self, transform: SecureAggregation, graph: MaskingGraph | None, boxes: dict[int, dict[int, bytes]]
     ) -> None:
-        self.stage, self.circle, self.boxes = stage, circle, boxes
+        self.transform, self.graph, self.boxes = transform, graph, boxes
         self.absent: dict[int, str] = {}
 
     @classmethod
-    def of(cls, stage: SecureAggregation, clients: Sequence[int], context: ServerContext) -> SecureRound:
+    def of(cls, transform: SecureAggregation, clients: Sequence[int], context: ServerContext) -> SecureRound:
         """Have clients exchange keys and shares."""
         answers = context.query([QueryRequest(client, AdvertiseKeys(), {}) for client in clients])
         told = {client: answer.vectors for client, answer in zip(clients, answers, strict=True) if answer is not None}
-        people = sorted(told)
+        members = sorted(told)
         try:
-            circle = stage.circle(people, [texts(told[client][KEYS], 2 * keys.KEY)[0] for client in people])
+            graph = transform.graph(members, [texts(told[client][KEYS], 2 * masks.KEY)[0] for client in members])
         except Declined as error:
-            return cls._given_up(stage, clients, f"{len(clients)} clients were asked for keys: {error}")
-        about = dict(circle.vectors())
+            return cls._given_up(transform, clients, f"{len(clients)} clients were asked for keys: {error}")
+        about = dict(graph.vectors())
         if all(SIGNED in vectors and len(vectors[SIGNED]) == 1 for vectors in told.values()):
-            about[SIGNED] = torch.cat([told[client][SIGNED] for client in people])
-        shares = _asked(context, ShareKeys(), dict.fromkeys(people, about), SHARES, BOX)
+            about[SIGNED] = torch.cat([told[client][SIGNED] for client in members])
+        shares = _asked(context, ShareKeys(), dict.fromkeys(members, about), SHARES, BOX)
         boxes: dict[int, dict[int, bytes]] = {client: {} for client in shares}
         for sender, sent in shares.items():
-            if len(sent) != len(circle.neighbours[sender]):
+            if len(sent) != len(graph.neighbours[sender]):
                 del boxes[sender]
         for sender in boxes:
-            for reader, box in zip(circle.neighbours[sender], shares[sender], strict=True):
+            for reader, box in zip(graph.neighbours[sender], shares[sender], strict=True):
                 if reader in boxes:
                     boxes[reader][sender] = box
-        if len(boxes) < max(circle.threshold, stage.least):
-            return cls._given_up(stage, clients, f"only {len(boxes)} of {len(clients)} clients exchanged keys")
-        made = cls(stage, circle, boxes)
+        if len(boxes) < max(graph.threshold, transform.least):
+            return cls._given_up(transform, clients, f"only {len(boxes)} of {len(clients)} clients exchanged keys")
+        made = cls(transform, graph, boxes)
         made.absent = {client: "it did not exchange keys" for client in clients if client not in boxes}
         return made
 
     @classmethod
-    def _given_up(cls, stage: SecureAggregation, clients: Sequence[int], reason: str) -> SecureRound:
-        made = cls(stage, None, {})
+    def _given_up(cls, transform: SecureAggregation, clients: Sequence[int], reason: str) -> SecureRound:
+        made = cls(transform, None, {})
         made.absent = dict.fromkeys(clients, f"no secure aggregation: {reason}")
         return made
 
     def vectors(self, client: int) -> Mapping[str, Tensor]:
-        if self.circle is None or client not in self.boxes:
+        if self.graph is None or client not in self.boxes:
             return {}
         sent = self.boxes[client]
         return {
-            CONTEXT: rows([self.circle.context], keys.KEY),
+            CONTEXT: rows([self.graph.context], masks.KEY),
             SENDERS: numbers(sorted(sent)),
             BOXES: rows([sent[sender] for sender in sorted(sent)], BOX),
         }
 
     def unmask(self, masked: Mapping[int, Update], context: ServerContext) -> PartialSum | str:
-        circle = self.circle
-        if circle is None:
+        graph = self.graph
+        if graph is None:
             return "no secure aggregation: nobody has keys"
         arrived = sorted(masked)
-        least = max(circle.threshold, self.stage.least)
+        least = max(graph.threshold, self.transform.least)
         if len(arrived) < least:
             return f"no secure aggregation: {len(arrived)} of {len(self.boxes)} clients arrived, it takes {least}"
         known = self._shares(arrived, context)
@@ -115,15 +112,15 @@ class SecureRound:
 
     def _shares(self, arrived: Sequence[int], context: ServerContext) -> dict[int, dict[int, bytes]]:
         """The shares by whose they are and by place: of own masks for those who arrived, of keys for the others."""
-        assert self.circle is not None
-        about = {CONTEXT: rows([self.circle.context], keys.KEY), SURVIVORS: numbers(arrived)}
+        assert self.graph is not None
+        about = {CONTEXT: rows([self.graph.context], masks.KEY), SURVIVORS: numbers(arrived)}
         answers = _asked(context, Unmasking(), dict.fromkeys(arrived, about), SHARES, shamir.BYTES)
         known: dict[int, dict[int, bytes]] = {}
         for holder, given in answers.items():
             owners = sorted((*self.boxes[holder], holder))
             if len(owners) == len(given):
                 for owner, share in zip(owners, given, strict=True):
-                    known.setdefault(owner, {})[self.circle.place(holder)] = share
+                    known.setdefault(owner, {})[self.graph.place(holder)] = share
         return known
 
     def _sum(self, masked: Mapping[int, Update], known: Mapping[int, Mapping[int, bytes]]) -> Vector:
@@ -132,54 +129,54 @@ class SecureRound:
         Raises:
             Declined: shares are missing or wrong.
         """
-        circle = self.circle
-        assert circle is not None
-        total = np.zeros(masked[min(masked)].vectors[SUM].shape, dtype=f"<u{self.stage.bits // 8}")
+        graph = self.graph
+        assert graph is not None
+        total = np.zeros(masked[min(masked)].vectors[SUM].shape, dtype=f"<u{self.transform.bits // 8}")
         away: list[bytes] = []
         back: list[bytes] = []
         for client, update in masked.items():
             total += update.vectors[SUM].contiguous().numpy().view(total.dtype)
             seed = self._secret(client, known)
-            if proof(seed) != texts(update.vectors[PROOF], keys.KEY)[0]:
+            if proof(seed) != texts(update.vectors[PROOF], masks.KEY)[0]:
                 raise Declined("somebody gave wrong shares")
             away.append(seed)
         for lost in self.boxes.keys() - masked.keys():
-            near = [client for client in circle.neighbours[lost] if client in masked and lost in self.boxes[client]]
+            near = [client for client in graph.neighbours[lost] if client in masked and lost in self.boxes[client]]
             if not near:
                 continue
             private = self._secret(lost, known)
-            if keys.public_key(private) != circle.keys[lost][: keys.KEY]:
+            if masks.public_key(private) != graph.keys[lost][: masks.KEY]:
                 raise Declined("somebody gave wrong shares")
-            for client in near:  # undo what `seal` did at this client
-                (away if lost > client else back).append(pair_seed(private, circle, lost, client))
-        keys.add_masks(total, back, away)
+            for client in near:  # undo what `mask` did at this client
+                (away if lost > client else back).append(pair_seed(private, graph, lost, client))
+        masks.add_masks(total, back, away)
         return total
 
     def _secret(self, owner: int, known: Mapping[int, Mapping[int, bytes]]) -> bytes:
-        assert self.circle is not None
-        shares, wanted = known.get(owner, {}), self.circle.threshold
+        assert self.graph is not None
+        shares, wanted = known.get(owner, {}), self.graph.threshold
         if len(shares) < wanted:
             raise Declined(f"{len(shares)} shares of a mask came, it takes {wanted}")
         return shamir.combine(dict(sorted(shares.items())[:wanted]))
 
     def _pooled(self, total: Vector, arrived: int, spec: ModelSpec) -> PartialSum | str:
-        stage, shared = self.stage, spec.layout.shared
-        assert stage.heaviest is not None
-        assert self.circle is not None
-        clients = len(self.circle.people)
-        decoded = torch.from_numpy(stage.decode(total, clients))
+        transform, shared = self.transform, spec.layout.shared
+        assert transform.heaviest is not None
+        assert self.graph is not None
+        clients = len(self.graph.members)
+        decoded = torch.from_numpy(transform.decode(total, clients))
         share, weighted, others = decoded[0].item(), decoded[1 : 2 + shared].abs(), decoded[2 + shared :].abs()
-        off = clients / stage.unit(clients)  # by rounding, at most
+        off = clients / transform.unit(clients)  # by rounding, at most
         if share <= 0:
             return "no secure aggregation: the weights of those who arrived add up to nothing"
         if share > arrived + off or bool((weighted > share + 2 * off).any()) or bool((others > arrived + off).any()):
             return "no secure aggregation: it is more than clients that keep to the range can add up to"
-        weight = share * stage.heaviest
-        loss = decoded[1].item() / share * stage.range
-        body = decoded[2:] * stage.range
-        vectors = {"model": (body[:shared] * stage.heaviest).float()}
+        weight = share * transform.heaviest
+        loss = decoded[1].item() / share * transform.range
+        body = decoded[2:] * transform.range
+        vectors = {"model": (body[:shared] * transform.heaviest).float()}
         place = shared
-        for name, shape in (stage.vectors or {}).items():
+        for name, shape in (transform.vectors or {}).items():
             count = math.prod(shape)
             vectors[name] = body[place : place + count].view(shape).float()
             place += count

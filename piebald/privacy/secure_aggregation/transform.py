@@ -1,13 +1,13 @@
-"""Secure aggregation: the server learns the sum of a step's updates and nothing about any one of them.
+"""Secure aggregation: the server learns the sum of a round's updates and nothing about any single one.
 
 Bonawitz et al. 2017 ("Practical secure aggregation"), with the neighbours of Bell et al. 2020 (SecAgg+).  Client u adds
 to its vector x_u, in the ring Z modulo 2^bits,
 
     y_u = x_u + PRG(b_u) + sum over neighbours v > u of PRG(s_uv) - sum over neighbours v < u of PRG(s_uv)
 
-where u and v agree on the seed s_uv by X25519 and b_u is u's own.  In the sum over all clients the pairwise masks
-cancel.  Neighbours hold Shamir shares of b_u and of the private key behind the s_uv: of a client that arrived they give
-those of b_u, of one that did not those of its key, and never both.
+where u and v agree on the seed s_uv by X25519, and b_u is u's own seed.  In the sum over all clients the pairwise masks
+cancel.  Neighbours hold Shamir shares of b_u and of the private key behind the s_uv: for a client whose update arrived
+they send those of b_u, for one whose update did not those of its key, never both.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from piebald.privacy.secure_aggregation import masks
 from piebald.privacy.secure_aggregation.key_queries import (
     BOX,
     BOXES,
-    SEALED,
+    MASKED,
     SENDERS,
     check_boxes,
-    known_circle,
+    known_graph,
     own_seed,
     pair_seed,
     root_of,
@@ -47,28 +47,28 @@ from piebald.training.base import KeepsServerVectors, Trainer
 from piebald.transforms.base import MaskingTransform
 from piebald.transforms.gaussian import Gaussian
 
-SUM, PROOF = "sum", "proof"  # what a sealed update carries: the masked vector, and a digest of its own mask's seed
+SUM, PROOF = "sum", "proof"  # what a masked update carries: the masked vector, and a digest of its own mask's seed
 _HEAD = 2  # numbers before the model: the weight, and weight times loss
 _COARSEST = 1 << 12  # the range must be cut into at least so many steps
 _HEAVIEST = 10_000.0
 
 
 class SecureAggregation(MaskingTransform):
-    """The server sees only sums of updates.
+    """Secure aggregation: the server sees only sums of updates.
 
     What is summed are whole numbers: of each number x of an update with weight w, x / range * w / heaviest is rounded
     to one of 2 * unit + 1 steps, where unit is the largest power of two of which as many as there are clients cannot
-    wrap around.  So the mean is off by at most clients * range * heaviest / (unit * sum of weights), and nothing
-    ever wraps around.  A number outside the range or a larger weight is refused by the client itself, which
-    then counts as one that did not arrive.
+    wrap around.  The rounding error of the mean is at most clients * range * heaviest / (unit * sum of weights), and
+    no sum wraps around.  A client refuses to send a number outside the range or a larger weight; it then counts as one
+    that did not arrive.
 
-    In the sum travel: the weights, the weighted changes, other named parts of an update (SCAFFOLD's), and the weighted
+    The sum contains the weights, the weighted changes, other named parts of an update (SCAFFOLD's), and the weighted
     training losses (one above `range` counts as `range`).  Nothing else of an update leaves the client: no number of
     rows or steps, no norm, no metric; the run's tables show 0 for them.  Who took part, and that an update was refused
     by its client, the server does see.
 
-    If fewer clients arrive than the threshold asks for, no mask is opened: the step is without effect, is on record,
-    and the run goes on.
+    If fewer clients arrive than the threshold, no mask is removed: the step has no effect, is recorded, and the run
+    goes on.
 
     Attributes:
         threshold: of the shares of a key how many open it, more than half of those there are (one for each neighbour
@@ -151,13 +151,13 @@ class SecureAggregation(MaskingTransform):
         filled = {"aggregation": recipe.aggregation.table(), "heaviest": heaviest, "vectors": shapes}
         return self.model_copy(update=filled)
 
-    def circle(self, people: Sequence[int], public: Sequence[bytes]) -> MaskingGraph:
-        """The circle of these clients, with all that they must agree on."""
+    def graph(self, members: Sequence[int], public: Sequence[bytes]) -> MaskingGraph:
+        """The graph of these clients, with all that they must agree on."""
         made = MaskingGraph.of(
-            people, public, self.threshold, self.neighbours, json.dumps(self.table(), sort_keys=True)
+            members, public, self.threshold, self.neighbours, json.dumps(self.table(), sort_keys=True)
         )
-        if self.unit(len(people)) < _COARSEST:
-            raise Declined(f"{len(people)} clients leave too few steps of {self.bits} bits: set bits = 64")
+        if self.unit(len(members)) < _COARSEST:
+            raise Declined(f"{len(members)} clients leave too few steps of {self.bits} bits: set bits = 64")
         return made
 
     # -- numbers
@@ -201,16 +201,16 @@ class SecureAggregation(MaskingTransform):
     # -- the client
 
     def mask(self, update: Update, task: Task, secrets: ClientSecrets) -> Update:
-        circle, root = known_circle(secrets, task.vectors, self), root_of(secrets)
+        graph, root = known_graph(secrets, task.vectors, self), root_of(secrets)
         senders, boxes = clients_in(task.vectors.get(SENDERS)), texts(task.vectors.get(BOXES), BOX)
-        check_boxes(senders, boxes, circle, secrets)
-        vector = self.encode(update, len(circle.people))
+        check_boxes(senders, boxes, graph, secrets)
+        vector = self.encode(update, len(graph.members))
         digest = hashlib.blake2b(vector.tobytes() + str(senders).encode(), digest_size=masks.KEY).digest()
-        if SEALED in secrets.kept and texts(secrets.kept[SEALED], masks.KEY)[0] != digest:
-            raise Declined("its keys have sealed another update already")
-        secrets.kept.update({SEALED: rows([digest], masks.KEY), SENDERS: numbers(senders), BOXES: rows(boxes, BOX)})
-        private, own = masks.private_key(root, "masks"), own_seed(root, circle)
-        seeds = {other: pair_seed(private, circle, secrets.client, other) for other in senders}
+        if MASKED in secrets.kept and texts(secrets.kept[MASKED], masks.KEY)[0] != digest:
+            raise Declined("its keys have masked another update already")
+        secrets.kept.update({MASKED: rows([digest], masks.KEY), SENDERS: numbers(senders), BOXES: rows(boxes, BOX)})
+        private, own = masks.private_key(root, "masks"), own_seed(root, graph)
+        seeds = {other: pair_seed(private, graph, secrets.client, other) for other in senders}
         above = [seed for other, seed in seeds.items() if other > secrets.client]
         below = [seed for other, seed in seeds.items() if other < secrets.client]
         masks.add_masks(vector, [own, *above], below)
@@ -231,7 +231,7 @@ class SecureAggregation(MaskingTransform):
         vector, wanted = update.vectors.get(SUM), (self.length(spec),)
         kind = torch.int32 if self.bits == 32 else torch.int64
         if update.vectors.keys() != {SUM, PROOF} or vector is None or vector.dtype != kind or vector.shape != wanted:
-            return f"must send {wanted[0]} sealed numbers of {self.bits} bits, sent something else"
+            return f"must send {wanted[0]} masked numbers of {self.bits} bits, sent something else"
         try:
             texts(update.vectors[PROOF], masks.KEY)
         except Declined as error:
