@@ -75,10 +75,17 @@ class ClusterModels:
     cluster_of: dict[int, int] = field(default_factory=dict)
     kept: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
     last: TensorStore = field(init=False)
+    _preparing: PreparesCohort | None = field(init=False)
+    _vectors_of: KeepsServerVectors | None = field(init=False)
 
     def __post_init__(self) -> None:
         optimizer = self.recipe.server_optimizer
         self.last = TensorStore(optimizer.memory if isinstance(optimizer, CachedAverage) else 0, prefix="last")
+
+        aggregator, trainer = self.recipe.aggregation, self.recipe.training
+        # asking for a protocol costs more than a step of a small model, so it is done once
+        self._preparing = aggregator if isinstance(aggregator, PreparesCohort) else None
+        self._vectors_of = trainer if isinstance(trainer, KeepsServerVectors) else None
 
     @property
     def main(self) -> ClusterModel:
@@ -163,18 +170,18 @@ class ClusterModels:
         fresh = None if label in self.clusters else torch.stack(list(members.sent)).mean(0)
         cluster, aggregator = self.cluster(label, fresh), self.recipe.aggregation
         context = make_context("aggregation", label)
-        if isinstance(aggregator, PreparesCohort):
-            members = aggregator.prepare(members, context)
+        if self._preparing is not None:
+            members = self._preparing.prepare(members, context)
         weights = _weights(aggregator, members)
         if cluster.cache is not None:
             shares = self._swap(cluster, cluster.cache, members, weights)
         else:
             shares = self._average(label, cluster, members, context)
         cluster.committed += sum(update.steps for update in members.updates)
-        trainer = self.recipe.training
-        if isinstance(trainer, KeepsServerVectors) and cluster.server_vectors:
+        trainer = self._vectors_of
+        if trainer is not None and cluster.server_vectors:
             means = _plain_means(
-                members.updates, [name for name in cluster.server_vectors if name in trainer.uploads()]
+                members.updates, [name for name in cluster.server_vectors if name in self.recipe.training.uploads()]
             )
             arrived = StepContext(len(members.updates), context.known, members.version, shares)
             cluster.server_vectors = trainer.update_server_vectors(cluster.server_vectors, means, arrived)

@@ -106,6 +106,7 @@ class ServerLoop:
         early = not recipe.requires_individual_updates and recipe.masking is None
         self._summed = recipe.aggregation if early and isinstance(recipe.aggregation, Linear) else None
         self._deadline = recipe.scheduling if isinstance(recipe.scheduling, HasDeadline) else None
+        self._rejects_late = recipe.scheduling if isinstance(recipe.scheduling, RejectsLate) else None
         self._began, self._before = time.perf_counter(), 0.0
         self._saving = 0.0  # seconds that saving has taken
 
@@ -245,15 +246,10 @@ class ServerLoop:
             self._ended.append((result, "lost" if update is None else "refused", reason))
             if update is not None:
                 self.client_pool.exclude(client, reason)
-        elif late := self._late(task):
+        elif late := self._rejects_late and self._rejects_late.reject_reason(self.version - task.version):
             self._ended.append((result, "late", late))
         else:
             self._waiting.append(result)
-
-    def _late(self, task: Task) -> str | None:
-        """Why the update of a task came too late to be used, or None."""
-        scheduler = self.recipe.scheduling
-        return scheduler.reject_reason(self.version - task.version) if isinstance(scheduler, RejectsLate) else None
 
     # -- stepping
 
