@@ -75,6 +75,8 @@ class ClusterModels:
     cluster_of: dict[int, int] = field(default_factory=dict)
     kept: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
     last: TensorStore = field(init=False)
+    _main_of: ChoosesMainCluster | None = field(init=False)
+    _colluding: list[tuple[int, Colludes]] = field(init=False)
     _preparing: PreparesCohort | None = field(init=False)
     _vectors_of: KeepsServerVectors | None = field(init=False)
 
@@ -84,6 +86,9 @@ class ClusterModels:
 
         aggregator, trainer = self.recipe.aggregation, self.recipe.training
         # asking for a protocol costs more than a step of a small model, so it is done once
+        clustering, transforms = self.recipe.clustering, enumerate(self.recipe.transforms)
+        self._main_of = clustering if isinstance(clustering, ChoosesMainCluster) else None
+        self._colluding = [(place, one) for place, one in transforms if isinstance(one, Colludes)]
         self._preparing = aggregator if isinstance(aggregator, PreparesCohort) else None
         self._vectors_of = trainer if isinstance(trainer, KeepsServerVectors) else None
 
@@ -95,11 +100,7 @@ class ClusterModels:
     @property
     def main_number(self) -> int:
         """The number of the main cluster."""
-        return (
-            self.recipe.clustering.main_cluster(self.kept.get(("clustering", 0), {}))
-            if isinstance(self.recipe.clustering, ChoosesMainCluster)
-            else 0
-        )
+        return 0 if self._main_of is None else self._main_of.main_cluster(self.kept.get(("clustering", 0), {}))
 
     def of(self, client: int) -> ClusterModel:
         """The cluster that a client belongs to; the main one for a newcomer."""
@@ -146,9 +147,8 @@ class ClusterModels:
 
     def _collude(self, cohort: Cohort, matrix: Tensor, seed: int) -> Cohort:
         """Let attackers who have agreed replace their updates."""
-        for place, stage in enumerate(self.recipe.transforms):
-            if isinstance(stage, Colludes):
-                matrix = stage.collude(matrix, cohort.clients, key("collude", place, seed, cohort.version))
+        for place, attack in self._colluding:
+            matrix = attack.collude(matrix, cohort.clients, key("collude", place, seed, cohort.version))
         if matrix is cohort.matrix:
             return cohort
         updates = [
