@@ -1,9 +1,11 @@
 """Piebald: federated learning for clients that are not alike.
 
-    partition -> client -> update -> server -> report
+    partition -> training -> transforms -> server -> report
 
-Who holds what; how a client learns and what it keeps; what befalls its update on the way; what the server does with
-it; what is kept and shown.  A recipe is one answer for each, and runs unchanged on every runtime.
+A partition says which client holds which rows.  A recipe has one component for each question of a method: how clients
+train, which parameters they share, how updates are transformed on their way, when the server steps, which clients are
+aggregated together, how their updates are combined, and how the global model moves.  It runs unchanged on every
+runtime, and a report shows the results.
 """
 
 from __future__ import annotations
@@ -14,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from piebald import data, models, partition, recipes
-    from piebald import vertical as transfer
+    from piebald import data, models, partition, recipes, vertical
     from piebald.errors import ParameterError, PiebaldError, RunFolderError, RuntimeFault, SettingError
     from piebald.experiment import adapt, compare, resume, run
     from piebald.finished_run import Run
@@ -48,7 +49,7 @@ __all__ = [
     "recipes",
     "resume",
     "run",
-    "transfer",
+    "vertical",
     "write_report",
 ]
 
@@ -56,7 +57,7 @@ _HOMES = {
     "recipe": ("Recipe",),
     "errors": ("ParameterError", "PiebaldError", "RunFolderError", "RuntimeFault", "SettingError"),
     "experiment": ("adapt", "compare", "resume", "run"),
-    "outcome": ("Run",),
+    "finished_run": ("Run",),
     "parameters": ("Layout",),
     "partition": ("LazyClients", "clients_from"),
     "report": ("write_report",),
@@ -68,7 +69,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 def __getattr__(name: str) -> Any:
     """Public names are imported when they are first used, so that `import piebald` and `piebald --help` are quick."""
-    if name in ("data", "models", "partition", "recipes", "transfer"):
+    if name in ("data", "models", "partition", "recipes", "vertical"):
         return importlib.import_module(f"piebald.{name}")
     if name in _HOME_OF:
         return getattr(importlib.import_module(f"piebald.{_HOME_OF[name]}"), name)
