@@ -1,10 +1,10 @@
-"""What the tests of the core stand on: a runtime of a few lines, a recorder that only remembers, tiny federations."""
+"""Helpers of the core tests: a fake runtime, a recorder that keeps everything in memory, and tiny federations."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +15,19 @@ import piebald
 from piebald.aggregation.base import Aggregator
 from piebald.client_work import ClientWork
 from piebald.clustering.base import Clustering
-from piebald.contracts import Checkpoint, Cohort, Result, Rows, ServerContext, SumRequest, Task, Update
+from piebald.contracts import (
+    Checkpoint,
+    ClientSecrets,
+    Cohort,
+    KeyAgreement,
+    Result,
+    Rows,
+    ServerContext,
+    SumRequest,
+    Task,
+    Update,
+)
+from piebald.model_spec import ModelSpec
 from piebald.objective import OBJECTIVES
 from piebald.parameters import Layout
 from piebald.partition import Lists, PooledClients
@@ -23,16 +35,16 @@ from piebald.queries import Evaluate
 from piebald.recipe import Recipe
 from piebald.server import EvaluationPlan, ServerLoop
 from piebald.training import Sgd
-from piebald.transforms.base import Transform
+from piebald.transforms.base import MaskingTransform
 
-# Hypothesis draws the same examples every time and never fails because a machine is busy.
+# Hypothesis draws the same examples in every run and never fails because a machine is busy.
 few = settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 
 Answer = Callable[[Task], Update | None]
 
 
 class FakeRuntime:
-    """Answers by a function after a delay; results in order of time, then of id.  It never pools."""
+    """Answers by a function after a delay; results in order of time, then of id.  It never sums updates early."""
 
     def __init__(self, count: int, answer: Answer, delay: Callable[[Task], float] = lambda _: 0.0) -> None:
         self.count, self.answer, self.delay = count, answer, delay
@@ -73,8 +85,8 @@ class FakeRuntime:
         return
 
 
-class Memo:
-    """A recorder that keeps what it is told."""
+class MemoryRecorder:
+    """A recorder that keeps everything in lists."""
 
     lasts = True
 
@@ -83,7 +95,7 @@ class Memo:
         self.rows: list[Mapping[str, Any]] = []
         self.checkpoints: list[Checkpoint | None] = []
         self.measured: list[Mapping[str, Any]] = []
-        self.remarked: list[Mapping[str, Any]] = []
+        self.notes: list[Mapping[str, Any]] = []
 
     def commit(
         self,
@@ -94,7 +106,7 @@ class Memo:
     ) -> None:
         self.steps.append(step)
         self.rows += results
-        self.remarked += notes
+        self.notes += notes
         self.checkpoints.append(checkpoint)
 
     def scores(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -102,36 +114,41 @@ class Memo:
 
 
 class ByParity(Clustering):
-    """Even clients in group 0, odd ones in group 1."""
+    """Even clients in cluster 0, odd ones in cluster 1."""
 
-    def assign(self, cohort: Cohort, known: Mapping[int, int], centre: ServerContext) -> list[int]:
+    def assign(self, cohort: Cohort, known: Mapping[int, int], context: ServerContext) -> list[int]:
         return [client % 2 for client in cohort.clients]
 
 
-class Blindfold(Transform):
-    """A stand-in for a secure aggregation: the server sees no single update."""
+class FakeMasking(MaskingTransform):
+    """A stand-in for secure aggregation that nobody runs: the server sees no individual update."""
 
-    masks_updates: ClassVar[bool] = True
+    def agree_keys(self, clients: Sequence[int], context: ServerContext) -> KeyAgreement:
+        raise NotImplementedError
+
+    def mask(self, update: Update, task: Task, secrets: ClientSecrets) -> Update:
+        raise NotImplementedError
+
+    def masked_reject_reason(self, update: Update, spec: ModelSpec) -> str | None:
+        raise NotImplementedError
 
 
-class Pickiest(Aggregator):
+class FirstUpdate(Aggregator):
     """A stand-in for Krum: it takes the first update as it is."""
 
-    requires_individual_updates: ClassVar[bool] = True
-
-    def aggregate(self, cohort: Cohort, centre: ServerContext) -> tuple[Tensor, list[float]]:
+    def aggregate(self, cohort: Cohort, context: ServerContext) -> tuple[Tensor, list[float]]:
         assert cohort.matrix is not None
         return cohort.matrix[0], [1.0] + [0.0] * (len(cohort.updates) - 1)
 
 
 def parameters(count: int = 3) -> nn.Module:
-    """A model that is `count` plain numbers, all zero."""
+    """A model of `count` plain numbers, all zero."""
     model = nn.Module()
     model.w = nn.Parameter(torch.zeros(count))
     return model
 
 
-def control(
+def make_server(
     recipe: Recipe,
     runtime: FakeRuntime,
     *,
@@ -140,24 +157,24 @@ def control(
     every: int = 0,
     seed: int = 0,
     private: Sequence[str] = (),
-) -> tuple[ServerLoop, Memo]:
-    """A server over a fake runtime, not yet run."""
+) -> tuple[ServerLoop, MemoryRecorder]:
+    """A server loop over a fake runtime, not yet run."""
     module = model or parameters()
     layout = Layout.of(module, private)
     work = ClientWork(
         module, layout, layout.flatten(module), recipe.training, recipe.transforms, OBJECTIVES["classification"], seed
     )
-    memo = Memo()
+    recorder = MemoryRecorder()
     made = ServerLoop(
         recipe,
         runtime,
         work,
-        memo,
+        recorder,
         known=runtime.count,
         rounds=rounds,
         evaluation=EvaluationPlan(Evaluate(), every=every),
     )
-    return made, memo
+    return made, recorder
 
 
 def update(*numbers: float, examples: int = 1, **vectors: Tensor) -> Update:
@@ -178,7 +195,7 @@ def federation(*clients: tuple[Any, Any], classes: Sequence[str] | None = None) 
 
 
 def classified(*sizes: int, features: int = 4, seed: int = 0) -> PooledClients:
-    """Clients of these sizes with two classes that a line can tell apart."""
+    """Clients of these sizes with two classes that a linear model can separate."""
     draw = np.random.default_rng(seed)
     pairs = []
     for size in sizes:
@@ -189,7 +206,7 @@ def classified(*sizes: int, features: int = 4, seed: int = 0) -> PooledClients:
 
 
 def seeded(make: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
-    """A module made from a seed without touching the global stream."""
+    """A module initialised from a seed, with the global random state left alone."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return make()

@@ -1,4 +1,4 @@
-"""Fitting a finished run to somebody new, and clients that stay unseen until the end."""
+"""Adapting a finished run to a new client, and clients that are held out until the end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def gated(seed: int = 0) -> nn.Module:
 
 
 def normed(seed: int = 0) -> nn.Module:
-    """With batch norm, whose statistics nobody should move who fits the head alone."""
+    """With batch norm, whose statistics must not move where only the head is fitted."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 10))
@@ -43,22 +43,22 @@ def finished(clients, tmp_path_factory) -> piebald.Run:
 
 def unseen_rows(run: piebald.Run, clients) -> tuple[torch.Tensor, torch.Tensor]:
     number = list(clients.names).index(run.newcomers[0]["client"])
-    vectors = [clients.rows(number, split) for split in ("train", "validation")]
-    return torch.cat([part.x for part in vectors]), torch.cat([part.y for part in vectors])
+    held = [clients.rows(number, split) for split in ("train", "validation")]
+    return torch.cat([rows.x for rows in held]), torch.cat([rows.y for rows in held])
 
 
-def test_every_way_fits_what_it_says_and_nothing_else(finished, clients, monkeypatch) -> None:
-    from piebald.adaptation import methods as ways
+def test_every_method_fits_the_parameters_it_names_and_no_others(finished, clients, monkeypatch) -> None:
+    from piebald.adaptation import methods
 
     tried: dict[frozenset[str], torch.Tensor] = {}
-    real = ways._Trial._fitted
+    real = methods._Trial._fitted
 
     def seen(self, start, fitted):
         vector, epoch = real(self, start, fitted)
         tried[fitted] = vector
         return vector, epoch
 
-    monkeypatch.setattr(ways._Trial, "_fitted", seen)
+    monkeypatch.setattr(methods._Trial, "_fitted", seen)
     made = piebald.adapt(finished, unseen_rows(finished, clients), epochs=3)
     layout, start = finished.work.layout, finished.start()
     assert [way.name for way in made.ways] == ["global", "private", "head", "fine_tune"]
@@ -70,7 +70,7 @@ def test_every_way_fits_what_it_says_and_nothing_else(finished, clients, monkeyp
     torch.testing.assert_close(layout.flatten(made.model), made.vector)
 
 
-def test_the_least_validation_loss_decides_and_gains_are_over_the_community(finished, clients) -> None:
+def test_the_lowest_validation_loss_decides_and_gains_are_over_the_global_model(finished, clients) -> None:
     made = piebald.adapt(finished, unseen_rows(finished, clients), validation=0.3, test=0.2, epochs=5)
     ways = {way.name: way for way in made.ways}
     assert made.best == min(ways, key=lambda name: ways[name].loss)
@@ -101,30 +101,30 @@ def test_batch_norm_is_left_alone_where_it_is_not_fitted(clients) -> None:
         assert not torch.equal(made["fine_tune"][here], run.start()[here])
 
 
-def test_hdafl_fits_the_head_as_its_private_part(clients) -> None:
+def test_hdafl_fits_the_head_as_its_private_layers(clients) -> None:
     run = piebald.run(recipes.hdafl(lr=0.3), clients, normed, rounds=5, runtime=HERE, unseen=2)
     assert [way["name"] for way in run.newcomers[0]["ways"]] == ["global", "private", "fine_tune"]
     for newcomer in run.newcomers:
-        community, private, *_ = newcomer["ways"]
-        assert private["loss"] < community["loss"]  # an untrained head can only get better
+        shared, private, *_ = newcomer["ways"]
+        assert private["loss"] < shared["loss"]  # an untrained head can only get better
 
 
 class Parity(Clustering):
-    """Even and odd clients, for the test of groups."""
+    """Even and odd clients, for the test of clusters."""
 
-    def assign(self, cohort, known, centre):
+    def assign(self, cohort, known, context):
         return [client % 2 for client in cohort.clients]
 
 
-def test_a_newcomer_finds_the_group_whose_data_are_like_its_own(monkeypatch) -> None:
-    """Odd clients have all classes renamed; a newcomer of their kind must start from their model."""
+def test_a_newcomer_finds_the_cluster_whose_data_are_like_its_own(monkeypatch) -> None:
+    """Odd clients have all classes renamed; a newcomer with such data must start from their cluster model."""
     source = partition.Iid(clients=6, limit=700, validation=0.2).split(data.digits())
     pairs = []
     for client in range(6):
         rows = source.rows(client, "train")
         pairs.append((rows.x, rows.y if client % 2 == 0 else 9 - rows.y))
     there = partition.clients_from(pairs[:4], classes=list("0123456789"))
-    run = piebald.run(recipes.fedavg(lr=0.3).with_(group=Parity()), there, gated, rounds=10, runtime=HERE)
+    run = piebald.run(recipes.fedavg(lr=0.3).with_(clustering=Parity()), there, gated, rounds=10, runtime=HERE)
     assert sorted(run.groups) == [0, 1]
     for number, pair in ((0, pairs[4]), (1, pairs[5])):
         made = piebald.adapt(run, pair, validation=0.3)
@@ -133,13 +133,13 @@ def test_a_newcomer_finds_the_group_whose_data_are_like_its_own(monkeypatch) -> 
         assert ways["group"].fitted == 0
         if number:
             assert ways["group"].gain > 0.2
-    # a client's own model is that of its group
+    # a client's own model is that of its cluster
     flat = run.work.layout.flatten
     assert torch.equal(flat(run.model(1)), run.groups[1])
     assert torch.equal(flat(run.model()), run.groups[0])
 
 
-def test_unseen_clients_take_no_part_and_are_told_at_the_end(finished, clients) -> None:
+def test_unseen_clients_take_no_part_and_are_scored_at_the_end(finished, clients) -> None:
     name = finished.newcomers[0]["client"]
     assert name not in [row["name"] for row in finished.clients]
     assert len(finished.clients) == 5
@@ -149,11 +149,11 @@ def test_unseen_clients_take_no_part_and_are_told_at_the_end(finished, clients) 
 
 
 def test_who_is_unseen_depends_on_the_seed_alone(clients) -> None:
-    there, apart = set_apart(clients, 0.5, seed=3)
+    there, unseen = set_apart(clients, 0.5, seed=3)
     again, _ = set_apart(clients, 3, seed=3)
     assert list(there.names) == list(again.names)
-    assert apart is not None
-    assert sorted([*there.names, *apart.names]) == sorted(clients.names)
+    assert unseen is not None
+    assert sorted([*there.names, *unseen.names]) == sorted(clients.names)
     assert there.counts(0, "train") == clients.counts(list(clients.names).index(there.names[0]), "train")
     assert set_apart(clients, 0, seed=3) == (clients, None)
     for client, rows in ((number, there.rows(number, "test")) for number in range(len(there))):
@@ -161,13 +161,13 @@ def test_who_is_unseen_depends_on_the_seed_alone(clients) -> None:
         assert torch.equal(rows.x, there.x[torch.from_numpy(there.indices(client, "test"))])
 
 
-def test_clients_that_are_fetched_when_asked_for_can_be_held_out(clients) -> None:
+def test_lazy_clients_can_be_held_out(clients) -> None:
     run = piebald.run("fedavg", _Fetched(clients), normed, rounds=1, runtime=HERE, unseen=2)
     assert len(run.newcomers) == 2
 
 
 class _Fetched:
-    """Clients without a pool."""
+    """Clients whose rows are not held in one array."""
 
     def __init__(self, clients) -> None:
         self._clients = clients
@@ -186,7 +186,7 @@ class _Fetched:
         return self._clients.counts(client, split)
 
 
-def test_a_folder_does_as_well_as_the_run(finished, clients) -> None:
+def test_a_run_folder_gives_the_same_as_the_run(finished, clients) -> None:
     rows = unseen_rows(finished, clients)
     one = piebald.adapt(finished, rows, epochs=2)
     two = piebald.adapt(finished.path, rows, epochs=2, clients=clients, model=gated)
@@ -214,7 +214,7 @@ def test_resumed_runs_hold_out_the_same(clients, tmp_path: Path, monkeypatch) ->
     assert resumed.final["unseen"] == whole.final["unseen"]
 
 
-def test_what_cannot_be_is_one_sentence(finished, clients, tmp_path: Path) -> None:
+def test_errors_are_one_sentence(finished, clients, tmp_path: Path) -> None:
     x, y = unseen_rows(finished, clients)
     cases = [
         (lambda: piebald.adapt(finished, (x, y), epochs=0), "epochs must be a whole number, at least 1, got 0"),

@@ -13,34 +13,35 @@ from hypothesis import strategies as st
 
 from piebald.aggregation import EqualWeighted, ExampleWeighted, GradientNormWeighted
 from piebald.aggregation.base import Aggregator
-from piebald.contracts import Cohort, PartialSum, Update
+from piebald.contracts import Cohort, PartialSum, StepContext, Update
 from piebald.errors import SettingError
 from piebald.runtimes.engines.serving import RunningSum
 from piebald.server_optimizer import Adam, Momentum, ServerSgd, Yogi
+from piebald.server_optimizer.base import KeepsServerState
 
 from .fakes import few, update
 
-NOBODY: Any = None  # these weighings ask the server nothing
-WEIGHINGS = {"by examples": ExampleWeighted(), "equal": EqualWeighted(), "by gradient norm": GradientNormWeighted()}
+NO_CONTEXT: Any = None  # these aggregators ask nothing of the server
+AGGREGATORS = [ExampleWeighted(), EqualWeighted(), GradientNormWeighted()]
 numbers = st.lists(st.floats(-4, 4, width=32), min_size=3, max_size=3)
 cohorts = st.lists(st.tuples(numbers, st.integers(0, 50)), min_size=1, max_size=6)
-weighings = st.sampled_from(list(WEIGHINGS.values()))
+aggregators = st.sampled_from(AGGREGATORS)
 
 
 def cohort_of(updates: list[Update]) -> Cohort:
-    pooled = updates[0].partial_sum is not None
-    matrix = None if pooled else torch.stack([made.vectors["model"] for made in updates])
+    summed = updates[0].partial_sum is not None
+    matrix = None if summed else torch.stack([made.vectors["model"] for made in updates])
     return Cohort(list(range(len(updates))), [0] * len(updates), updates, matrix, 0)
 
 
-def pooled(updates: list[Update], aggregation: Aggregator) -> list[Update]:
-    """The same updates summed where they were made."""
+def summed_early(updates: list[Update], aggregation: Aggregator) -> list[Update]:
+    """The same updates, summed where they were made."""
     total = RunningSum()
     for made in updates:
         weight = aggregation.weight(made)
         total.add(weight, {"model": made.vectors["model"] * weight})
-    pool = PartialSum(total.weight, total.vectors)
-    return [Update({}, made.examples, made.steps, made.metrics, made.norm, pool, made.nbytes) for made in updates]
+    whole = PartialSum(total.weight, total.vectors)
+    return [Update({}, made.examples, made.steps, made.metrics, made.norm, whole, made.nbytes) for made in updates]
 
 
 def naive(drawn: list[tuple[list[float], int]], aggregation: Aggregator) -> tuple[list[float], list[float]]:
@@ -63,10 +64,10 @@ def naive(drawn: list[tuple[list[float], int]], aggregation: Aggregator) -> tupl
 
 
 @few
-@given(cohorts, weighings)
-def test_the_mean_is_the_loop_anyone_would_write(drawn: list[Any], aggregation: Aggregator) -> None:
+@given(cohorts, aggregators)
+def test_the_mean_is_that_of_a_plain_loop(drawn: list[Any], aggregation: Aggregator) -> None:
     updates = [update(*change, examples=examples) for change, examples in drawn]
-    average, weights = aggregation.aggregate(cohort_of(updates), NOBODY)
+    average, weights = aggregation.aggregate(cohort_of(updates), NO_CONTEXT)
     mean, shares = naive(drawn, aggregation)
     assert average.tolist() == pytest.approx(mean, abs=1e-5)
     assert weights == pytest.approx(shares, abs=1e-5)
@@ -74,49 +75,49 @@ def test_the_mean_is_the_loop_anyone_would_write(drawn: list[Any], aggregation: 
 
 
 @few
-@given(cohorts, weighings)
-def test_pooled_and_single_updates_come_to_the_same(drawn: list[Any], aggregation: Aggregator) -> None:
+@given(cohorts, aggregators)
+def test_updates_summed_early_give_the_same_average(drawn: list[Any], aggregation: Aggregator) -> None:
     updates = [update(*change, examples=examples) for change, examples in drawn]
-    one, weights = aggregation.aggregate(cohort_of(updates), NOBODY)
-    two, same = aggregation.aggregate(cohort_of(pooled(updates, aggregation)), NOBODY)
+    one, weights = aggregation.aggregate(cohort_of(updates), NO_CONTEXT)
+    two, same = aggregation.aggregate(cohort_of(summed_early(updates, aggregation)), NO_CONTEXT)
     torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-5)
     assert weights == same
 
 
 @few
-@given(cohorts, weighings, st.randoms(use_true_random=False))
+@given(cohorts, aggregators, st.randoms(use_true_random=False))
 def test_the_order_of_updates_does_not_matter(drawn: list[Any], aggregation: Aggregator, random: Any) -> None:
     order = list(range(len(drawn)))
     random.shuffle(order)
     updates = [update(*change, examples=examples) for change, examples in drawn]
-    one, weights = aggregation.aggregate(cohort_of(updates), NOBODY)
-    two, shuffled = aggregation.aggregate(cohort_of([updates[place] for place in order]), NOBODY)
+    one, weights = aggregation.aggregate(cohort_of(updates), NO_CONTEXT)
+    two, shuffled = aggregation.aggregate(cohort_of([updates[place] for place in order]), NO_CONTEXT)
     torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-5)
     assert shuffled == pytest.approx([weights[place] for place in order])
 
 
 @few
-@given(numbers, st.lists(st.integers(1, 50), min_size=1, max_size=6), weighings)
+@given(numbers, st.lists(st.integers(1, 50), min_size=1, max_size=6), aggregators)
 def test_the_mean_of_equal_changes_is_that_change(
     change: list[float], examples: list[int], aggregation: Aggregator
 ) -> None:
-    average, _ = aggregation.aggregate(cohort_of([update(*change, examples=count) for count in examples]), NOBODY)
+    average, _ = aggregation.aggregate(cohort_of([update(*change, examples=count) for count in examples]), NO_CONTEXT)
     assert average.tolist() == pytest.approx(change, abs=1e-5)
 
 
-@pytest.mark.parametrize("pool", [False, True])
-def test_a_cohort_without_any_weight_stays_put(pool: bool) -> None:
+@pytest.mark.parametrize("early", [False, True])
+def test_a_cohort_without_any_weight_stays_put(early: bool) -> None:
     updates = [update(1.0, 2.0, 3.0, examples=0), update(4.0, 5.0, 6.0, examples=0)]
     aggregation = ExampleWeighted()
-    average, weights = aggregation.aggregate(cohort_of(pooled(updates, aggregation) if pool else updates), NOBODY)
+    average, weights = aggregation.aggregate(cohort_of(summed_early(updates, aggregation) if early else updates), NO_CONTEXT)
     assert average.tolist() == [0.0, 0.0, 0.0]
     assert weights == [0.0, 0.0]
 
 
-def test_the_norm_of_the_gradient_weighs() -> None:
+def test_weights_by_the_norm_of_the_gradient() -> None:
     """Norms 5 and 10 count 1 to 2, whatever the examples."""
     _, weights = GradientNormWeighted().aggregate(
-        cohort_of([update(3, 4, examples=99), update(6, 8, examples=1)]), NOBODY
+        cohort_of([update(3, 4, examples=99), update(6, 8, examples=1)]), NO_CONTEXT
     )
     assert weights == pytest.approx([1 / 3, 2 / 3])
 
@@ -137,11 +138,12 @@ def adaptive(kind: str, changes: np.ndarray, lr: float, beta1: float, beta2: flo
     return x
 
 
-def walked(step: Any, changes: np.ndarray) -> torch.Tensor:
+def walked(optimizer: Any, changes: np.ndarray) -> torch.Tensor:
     model = torch.zeros(changes.shape[1])
-    state = step.start(model)
+    state = optimizer.initial_state(model) if isinstance(optimizer, KeepsServerState) else {}
     for delta in changes:
-        model, state = step.move(model, torch.tensor(delta, dtype=torch.float32), state)
+        context = StepContext(1, 1, 0, [1.0], 0, state)
+        model, state = optimizer.step(model, torch.tensor(delta, dtype=torch.float32), context)
     return model
 
 
@@ -150,15 +152,15 @@ CHANGES[2, 1] = 0.0  # the sign of v - 0
 CHANGES[3] *= 1e-3  # smaller than the second moment, so that Yogi's moves the other way
 
 
-@pytest.mark.parametrize(("kind", "step"), [("adam", Adam), ("yogi", Yogi)])
+@pytest.mark.parametrize(("kind", "optimizer"), [("adam", Adam), ("yogi", Yogi)])
 @pytest.mark.parametrize("settings", [(0.01, 0.9, 0.99, 1e-3), (0.3, 0.0, 0.5, 0.1), (0.1, 0.5, 0.0, 1e-2)])
-def test_adaptive_steps_are_the_papers_formulas(kind: str, step: Any, settings: tuple[float, ...]) -> None:
+def test_adaptive_steps_are_the_papers_formulas(kind: str, optimizer: Any, settings: tuple[float, ...]) -> None:
     lr, beta1, beta2, tau = settings
-    model = walked(step(lr=lr, beta1=beta1, beta2=beta2, tau=tau), CHANGES)
+    model = walked(optimizer(lr=lr, beta1=beta1, beta2=beta2, tau=tau), CHANGES)
     np.testing.assert_allclose(model.numpy(), adaptive(kind, CHANGES, lr, beta1, beta2, tau), rtol=1e-4)
 
 
-def test_momentum_at_the_centre() -> None:
+def test_server_momentum() -> None:
     x = v = np.zeros(4)
     for delta in CHANGES:
         v = 0.8 * v + delta
@@ -173,17 +175,17 @@ def test_plain_steps_add_the_changes_up() -> None:
 
 def test_steps_leave_the_old_model_alone() -> None:
     """Tasks under way still hold it."""
-    for step in (ServerSgd(), Momentum(), Adam(), Yogi()):
+    for optimizer in (ServerSgd(), Momentum(), Adam(), Yogi()):
         old = torch.ones(4)
-        state = step.start(old)
+        state = optimizer.initial_state(old) if isinstance(optimizer, KeepsServerState) else {}
         kept = {name: tensor.clone() for name, tensor in state.items()}
-        step.move(old, torch.ones(4), state)
+        optimizer.step(old, torch.ones(4), StepContext(1, 1, 0, [1.0], 0, state))
         assert torch.equal(old, torch.ones(4))
         assert all(torch.equal(state[name], tensor) for name, tensor in kept.items())
 
 
 @pytest.mark.parametrize(
-    ("step", "fields"),
+    ("optimizer", "fields"),
     [
         (Adam, {"lr": 0.0}),
         (Adam, {"beta1": 1.0}),
@@ -192,6 +194,6 @@ def test_steps_leave_the_old_model_alone() -> None:
         (Momentum, {"beta": 1.0}),
     ],
 )
-def test_steps_refuse_what_cannot_work(step: Any, fields: dict[str, float]) -> None:
+def test_optimizers_refuse_what_cannot_work(optimizer: Any, fields: dict[str, float]) -> None:
     with pytest.raises(SettingError, match=next(iter(fields))):
-        step(**fields)
+        optimizer(**fields)

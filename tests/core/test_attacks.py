@@ -22,7 +22,7 @@ from piebald.models import build_model
 from piebald.objective import accuracy
 from piebald.partition import Backdoor, FlipPairs, Iid
 
-from .fakes import Blindfold, classified, seeded, simulate
+from .fakes import FakeMasking, classified, seeded, simulate
 
 few = settings(max_examples=25, deadline=None, derandomize=True)
 ALONE = [ModelReplacement(clients=(1, 3)), SignFlip(clients=(1, 3)), RandomUpdate(clients=(1, 3))]
@@ -32,12 +32,12 @@ TOGETHER = [InnerProduct(clients=(1, 3)), LittleIsEnough(clients=(1, 3))]
 @pytest.mark.parametrize("attack", ALONE, ids=lambda attack: attack.kind)
 @few
 @given(order=st.permutations(range(5)), seed=st.integers(0, 99))
-def test_only_the_named_are_struck_wherever_they_stand(attack: Any, order: list[int], seed: int) -> None:
+def test_only_the_updates_of_named_clients_change(attack: Any, order: list[int], seed: int) -> None:
     change = torch.from_numpy(np.random.default_rng(seed).normal(size=(5, 4)).astype(np.float32))
     other = torch.ones(5, 2)
     vectors = {"model": change[order], "control": other}
-    sent = attack.send(vectors, order, order)
-    straight = attack.send({"model": change}, range(5), range(5))["model"]
+    sent = attack.on_client(vectors, order, order)
+    straight = attack.on_client({"model": change}, range(5), range(5))["model"]
     assert torch.equal(sent["model"], straight[order])
     assert torch.equal(vectors["model"], change[order])  # what came is left alone
     assert sent["control"] is other
@@ -47,11 +47,11 @@ def test_only_the_named_are_struck_wherever_they_stand(attack: Any, order: list[
 
 def test_what_each_sends() -> None:
     change = torch.tensor([[1.0, 2.0]])
-    assert SignFlip(clients=(0,), scale=2).send({"model": change}, [1], [0])["model"].tolist() == [[-2, -4]]
-    assert ModelReplacement(clients=(0,), scale=3).send({"model": change}, [1], [0])["model"].tolist() == [[3, 6]]
-    cut = ModelReplacement(clients=(0,), scale=3, longest=1.0).send({"model": change}, [1], [0])["model"]
+    assert SignFlip(clients=(0,), scale=2).on_client({"model": change}, [1], [0])["model"].tolist() == [[-2, -4]]
+    assert ModelReplacement(clients=(0,), scale=3).on_client({"model": change}, [1], [0])["model"].tolist() == [[3, 6]]
+    cut = ModelReplacement(clients=(0,), scale=3, longest=1.0).on_client({"model": change}, [1], [0])["model"]
     assert float(cut.norm()) == pytest.approx(1.0)
-    noise = RandomUpdate(clients=(0,), sigma=3.0).send({"model": torch.zeros(1, 40_000)}, [1], [0])["model"]
+    noise = RandomUpdate(clients=(0,), sigma=3.0).on_client({"model": torch.zeros(1, 40_000)}, [1], [0])["model"]
     assert abs(float(noise.std()) - 3) < 5 * 3 / math.sqrt(80_000)
 
 
@@ -66,7 +66,7 @@ def test_colluders_use_their_own_updates_only() -> None:
     assert float(changes[1, 0]) == 1.0
 
 
-def test_the_reach_of_a_little_is_the_papers() -> None:
+def test_the_reach_of_little_is_enough_is_the_papers() -> None:
     """The paper's example: n = 50 workers, 24 of them corrupted: s = 2, and z is the 92.3 % point, 1.43."""
     assert LittleIsEnough(clients=(0,)).reach(50, 24) == pytest.approx(1.426, abs=1e-3)
     assert math.isfinite(LittleIsEnough(clients=(0,)).reach(5, 4))
@@ -90,9 +90,9 @@ def test_what_colluders_do_reaches_the_average() -> None:
     """All four collude to send minus their mean, so the model goes backwards by exactly as much."""
     model = seeded(lambda: nn.Linear(4, 2))
     clients = classified(8, 8, 8, 8)
-    stage = {"kind": "inner_product", "clients": [0, 1, 2, 3], "scale": 1.0}
+    attack = {"kind": "inner_product", "clients": [0, 1, 2, 3], "scale": 1.0}
     honest, turned = (
-        simulate(recipes.fedavg(lr=0.2).with_(update=update), clients, model, rounds=1) for update in ([], [stage])
+        simulate(recipes.fedavg(lr=0.2).with_(transforms=attacks), clients, model, rounds=1) for attacks in ([], [attack])
     )
     start = honest.work.initial
     forward, back = (run.work.layout.flatten(run.model()) - start for run in (honest, turned))
@@ -104,8 +104,11 @@ def test_a_replaced_model_takes_over_the_average() -> None:
     model = seeded(lambda: nn.Linear(4, 2))
     clients = classified(8, 8, 8, 8)
     alone = simulate(recipes.fedavg(lr=0.2), classified(8, 8, 8, 8), model, rounds=1)
-    stage = {"kind": "model_replacement", "clients": [0], "scale": 4.0}
-    run = simulate(recipes.fedavg(lr=0.2).with_(transforms=[stage], aggregation="equal"), clients, model, rounds=1)
+    attack = {"kind": "model_replacement", "clients": [0], "scale": 4.0}
+    recipe = recipes.fedavg(lr=0.2).with_(transforms=[attack], aggregation="equal_weighted")
+    run = simulate(
+        recipes.fedavg(lr=0.2).with_(transforms=[stage], aggregation="equal_weighted"), clients, model, rounds=1
+    )
     weights = [row["norm"] for row in run.results]
     assert weights[0] == pytest.approx(4 * alone.results[0]["norm"], rel=1e-5)
     assert weights[1:] == pytest.approx([row["norm"] for row in alone.results][1:], rel=1e-5)
@@ -117,9 +120,9 @@ def test_attackers_are_named_once(clients: tuple[int, ...]) -> None:
         SignFlip(clients=clients)
 
 
-def test_colluders_cannot_meet_in_a_secure_sum() -> None:
+def test_colluders_are_refused_beside_secure_aggregation() -> None:
     with pytest.raises(SettingError, match="inner_product"):
-        recipes.fedavg().with_(transforms=[Blindfold(), InnerProduct(clients=(0,))])
+        recipes.fedavg().with_(transforms=[FakeMasking(), InnerProduct(clients=(0,))])
     assert issubclass(InnerProduct, Collusion)
 
 

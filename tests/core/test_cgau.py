@@ -1,4 +1,4 @@
-"""What leaves a client under CGAU, and what averaging does to a column that one client alone updates."""
+"""What leaves a client under CGAU, and how averaging changes a column that only one client updates."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_only_the_conditioning_stays(clients, tmp_path) -> None:
     run = piebald.run(recipes.cgau(lr=0.3), clients, gated, rounds=3, runtime=HERE, out=tmp_path / "run")
     layout = run.work.layout
     assert layout.private == {
-        f"features.{layer}.0.conditioning.{part}" for layer in (1, 2) for part in ("filter", "gate")
+        f"features.{layer}.0.conditioning.{name}" for layer in (1, 2) for name in ("filter", "gate")
     }
     own = layout.size - layout.shared
     assert own == 2 * (6 + 5)
@@ -35,7 +35,7 @@ def test_only_the_conditioning_stays(clients, tmp_path) -> None:
     assert [row["bytes_down"] for row in run.results] == CLIENTS * [4 * layout.size] + 2 * CLIENTS * [4 * layout.shared]
     vectors = torch.stack([layout.flatten(run.model(client))[layout.shared :] for client in range(CLIENTS)])
     assert (torch.pdist(vectors) > 0).all()  # each has learnt something of its own
-    assert not layout.flatten(run.model())[layout.shared :].any()  # the global model is that of a stranger
+    assert not layout.flatten(run.model())[layout.shared :].any()  # the global model is that of an unknown client
 
 
 def test_the_frozen_extractor_never_travels(clients) -> None:
@@ -44,7 +44,7 @@ def test_the_frozen_extractor_never_travels(clients) -> None:
     behind = models.embedded(clients, extractor)
     model = models.build_model("gated_classifier", (7,), 10, units=(6, 5))
     run = piebald.run(recipes.cgau(), behind, model, rounds=1, runtime=HERE)
-    shared = Layout.of(model, recipes.cgau().share.private(model)).shared
+    shared = Layout.of(model, recipes.cgau().sharing.private(model)).shared
     assert run.final["bytes_up"] == CLIENTS * 4 * shared < 4 * 7 * 4000
 
 
@@ -67,11 +67,11 @@ def test_averaging_shrinks_a_column_to_its_clients_share(clients) -> None:
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_a_shared_bias_would_tell_the_vector_beside_it(clients, momentum: float, tmp_path) -> None:
-    """Both have one gradient, so what a client sends of the bias is its private vector; therefore there is none."""
+def test_a_shared_bias_would_reveal_the_private_vector(clients, momentum: float, tmp_path) -> None:
+    """Both have the same gradient, so the bias that a client sends is its private vector; so there is no bias."""
     first = gated(bias=True)
     run = piebald.run(
-        recipes.cgau(lr=0.3, momentum=momentum).with_(aggregation={"kind": "equal"}),
+        recipes.cgau(lr=0.3, momentum=momentum).with_(aggregation={"kind": "equal_weighted"}),
         clients, first, rounds=1, runtime=HERE, out=tmp_path / "run",
     )  # fmt: skip
     before, after = (dict(model.named_parameters())["features.1.0.bias.gate"] for model in (first, run.model()))
@@ -80,7 +80,7 @@ def test_a_shared_bias_would_tell_the_vector_beside_it(clients, momentum: float,
     assert gated().features[1][0].bias is None
 
 
-def test_who_one_is_goes_out_once_and_stays(clients, tmp_path) -> None:
+def test_the_client_indicator_is_sent_once_and_stays(clients, tmp_path) -> None:
     run = piebald.run(
         recipes.cgau(shared_matrix=True), clients, gated(clients=CLIENTS), rounds=2, runtime=HERE, out=tmp_path / "run"
     )
@@ -92,7 +92,7 @@ def test_who_one_is_goes_out_once_and_stays(clients, tmp_path) -> None:
 
 
 def test_private_rows_are_the_matrix_if_nothing_is_averaged(clients, tmp_path) -> None:
-    """One round with one client a group of its own: a private vector and its own column learn the same."""
+    """After one round, a private vector and the client's own column of the matrix have learnt the same."""
     both = [
         piebald.run(recipe, clients, model, rounds=1, runtime=HERE, out=tmp_path / str(number))
         for number, (recipe, model) in enumerate(
@@ -118,13 +118,13 @@ def test_private_rows_are_the_matrix_if_nothing_is_averaged(clients, tmp_path) -
         (recipes.cgau(shared_matrix=True), gated(), "needs a model with a conditioning matrix"),
     ],
 )
-def test_a_model_that_does_not_fit_is_refused(clients, recipe, model, message: str) -> None:
+def test_an_unsuitable_model_is_refused(clients, recipe, model, message: str) -> None:
     with pytest.raises(SettingError, match=message):
         piebald.run(recipe, clients, model, rounds=1)
 
 
-def test_other_axes_go_underneath(clients) -> None:
-    """Asynchronous steps, noise on the shared part, another step at the server."""
+def test_other_components_combine_with_it(clients) -> None:
+    """Asynchronous scheduling, noise on the shared parameters, another server optimizer."""
     recipe = recipes.cgau(lr=0.1).with_(
         scheduling={"kind": "asynchronous", "cohort": 3},
         transforms=[{"kind": "gaussian", "clip": 0.5, "noise": 0.1, "where": "client"}],

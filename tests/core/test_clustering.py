@@ -331,7 +331,7 @@ def test_fltrust_runs_on_the_centres_rows_under_a_majority_of_attackers() -> Non
     stage = {"kind": "sign_flip", "clients": list(range(7)), "scale": 3.0}
     accuracy = {}
     for weigh in ("example_weighted", "fltrust"):
-        recipe = recipes.fedavg(lr=0.1, epochs=2).with_(aggregation=weigh, transforms=[stage])
+        recipe = recipes.fedavg(lr=0.1, epochs=2).with_(aggregation=aggregation, transforms=[stage])
         run = carry_out(recipe, clients, build_model("mlp", (1, 8, 8), 10), rounds=12)
         accuracy[weigh] = [r["value"] for r in run.scores if r["split"] == "common" and r["metric"] == "accuracy"][-1]
     assert accuracy["fltrust"] > 0.8 > 0.3 > accuracy["example_weighted"]

@@ -17,16 +17,16 @@ from torch import Tensor
 from piebald import aggregation as weigh
 from piebald import cohort_matrix as columns
 from piebald import recipes
-from piebald.cohort_matrix import coordinates
 from piebald.aggregation.fltrust import trust
 from piebald.aggregation.foolsgold import confidence
 from piebald.aggregation.irls import repeated_median
 from piebald.aggregation.robust import Robust
+from piebald.cohort_matrix import coordinates
 from piebald.component import Component
 from piebald.contracts import Cohort, Update
 from piebald.errors import SettingError
 
-from .fakes import Blindfold
+from .fakes import FakeMasking
 
 NOBODY: Any = None  # these ask the server nothing
 few = settings(max_examples=25, deadline=None, derandomize=True)
@@ -408,4 +408,4 @@ def test_what_cannot_work(kind: str, fields: dict[str, object]) -> None:
 
 def test_robust_weighings_see_no_secure_sum() -> None:
     with pytest.raises(SettingError, match="median needs single updates"):
-        recipes.fedavg().with_(transforms=[Blindfold()], aggregation=weigh.Median())
+        recipes.fedavg().with_(transforms=[FakeMasking()], aggregation=weigh.Median())

@@ -28,9 +28,9 @@ MANY = 40_000
     st.floats(0.01, 50),
 )
 def test_every_update_is_scaled_to_the_longest_norm_allowed(rows: list[list[float]], clip: float) -> None:
-    sent = Gaussian(clip=clip, noise=0.0).send({"model": torch.tensor(rows)}, list(range(len(rows))), range(len(rows)))[
-        "model"
-    ]
+    sent = Gaussian(clip=clip, noise=0.0).on_client(
+        {"model": torch.tensor(rows)}, list(range(len(rows))), range(len(rows))
+    )["model"]
     for row, came in zip(rows, sent.tolist(), strict=True):
         norm = math.sqrt(sum(x * x for x in row))
         factor = min(1.0, clip / norm) if norm else 1.0
@@ -40,7 +40,7 @@ def test_every_update_is_scaled_to_the_longest_norm_allowed(rows: list[list[floa
 def test_noise_at_the_client_has_the_right_spread() -> None:
     """Mean 0 and deviation noise * clip, within 5 standard errors of each at fixed keys; rows are independent."""
     stage = Gaussian(clip=2.0, noise=1.5, where="client")
-    noise = stage.send({"model": torch.zeros(2, MANY)}, [1, 2], [0, 1])["model"]
+    noise = stage.on_client({"model": torch.zeros(2, MANY)}, [1, 2], [0, 1])["model"]
     for row in noise:
         assert abs(float(row.mean())) < 5 * 3.0 / math.sqrt(MANY)
         assert abs(float(row.std()) - 3.0) < 5 * 3.0 / math.sqrt(2 * MANY)
@@ -50,8 +50,8 @@ def test_noise_at_the_client_has_the_right_spread() -> None:
 def test_noise_belongs_to_the_key_alone() -> None:
     stage = Gaussian(clip=1.0, where="client")
     zeros = torch.zeros(3, 10)
-    one = stage.send({"model": zeros}, [7, 8, 9], [0, 1, 2])["model"]
-    two = stage.send({"model": zeros}, [9, 7, 8], [0, 1, 2])["model"]
+    one = stage.on_client({"model": zeros}, [7, 8, 9], [0, 1, 2])["model"]
+    two = stage.on_client({"model": zeros}, [9, 7, 8], [0, 1, 2])["model"]
     assert torch.equal(one[[2, 0, 1]], two)
     assert not torch.equal(one[0], one[1])
 
@@ -68,7 +68,7 @@ def test_noise_at_the_centre_goes_with_the_largest_weight(weights: list[float]) 
 
 def test_each_end_leaves_the_noise_to_the_other() -> None:
     short, average = torch.full((1, 4), 0.1), torch.ones(4)
-    assert torch.equal(Gaussian(clip=1.0, where="server").send({"model": short}, [1], [0])["model"], short)
+    assert torch.equal(Gaussian(clip=1.0, where="server").on_client({"model": short}, [1], [0])["model"], short)
     assert torch.equal(Gaussian(clip=1.0, where="client").receive(average, 2, [0.5, 0.5], 1), average)
     assert torch.equal(Gaussian(clip=1.0, noise=0.0).receive(average, 2, [0.5, 0.5], 1), average)
 

@@ -30,23 +30,30 @@ from piebald.sharing import Full
 from piebald.tensor_store import TensorStore
 from piebald.training import AdaptiveFrequency, Sgd
 
-from .fakes import SGD, ByParity, FakeRuntime, classified, control, few, simulate, update
+from .fakes import SGD, ByParity, FakeRuntime, classified, few, make_server, simulate, update
 
-PARTS: dict[str, Any] = {"training": SGD, "share": Full(), "group": SingleCluster(), "aggregation": EqualWeighted()}
+PARTS: dict[str, Any] = {
+    "training": SGD,
+    "sharing": Full(),
+    "clustering": SingleCluster(),
+    "aggregation": EqualWeighted(),
+}
 
 
 def recipe(**answers: Any) -> Recipe:
-    return Recipe(**PARTS | {"scheduling": Asynchronous(), "step": ServerSgd()} | answers)
+    return Recipe(**COMPONENTS | {"scheduling": Asynchronous(), "server_optimizer": ServerSgd()} | answers)
 
 
 def ones(task: Task) -> Update:
     return update(1.0, 1.0, 1.0)
 
 
-def commits(memo: Any) -> list[tuple[float, list[int]]]:
+def commits(recorder: Any) -> list[tuple[float, list[int]]]:
     """The time of each commit and the clients that counted in it."""
-    rows = [row for row in memo.rows if row["status"] == "ok"]
-    return [(step["time"], [row["client"] for row in rows if row["version"] == step["version"]]) for step in memo.steps]
+    rows = [row for row in recorder.rows if row["status"] == "ok"]
+    return [
+        (step["time"], [row["client"] for row in rows if row["version"] == step["version"]]) for step in recorder.steps
+    ]
 
 
 # ----------------------------------------------------------------------------------------------------------------- pace
@@ -63,15 +70,15 @@ def test_learners_last_models_on_disk_change_nothing() -> None:
 def test_buffered_steps_at_every_k_arrivals() -> None:
     """Delays 1, 2 and 5: results at 1 (0), 2 (0, 1), 3 (0), 4 (0, 1), 5 (0, 2)."""
     runtime = FakeRuntime(3, ones, delay=lambda a: [1.0, 2.0, 5.0][a.client])
-    server, memo = control(recipe(scheduling=Buffered(buffer_size=3)), runtime, rounds=3)
+    server, recorder = make_server(recipe(scheduling=Buffered(buffer_size=3)), runtime, rounds=3)
     server.run()
-    assert [time for time, _ in commits(memo)] == [2.0, 4.0, 6.0]
-    assert sorted(client for _, clients in commits(memo) for client in clients) == [0] * 5 + [1] * 3 + [2]
+    assert [time for time, _ in commits(recorder)] == [2.0, 4.0, 6.0]
+    assert sorted(client for _, clients in commits(recorder) for client in clients) == [0] * 5 + [1] * 3 + [2]
 
 
 def test_a_client_that_trains_twice_on_one_version_draws_anew() -> None:
     runtime = FakeRuntime(2, ones, delay=lambda a: [1.0, 10.0][a.client])
-    server, _ = control(recipe(scheduling=Buffered(buffer_size=4)), runtime, rounds=2)
+    server, _ = make_server(recipe(scheduling=Buffered(buffer_size=4)), runtime, rounds=2)
     server.run()
     quick = [(a.version, a.turn, a.moment) for a in runtime.sent if a.client == 0]
     assert quick[:5] == [(0, 0, 0), (0, 1, "0.1"), (0, 2, "0.2"), (0, 3, "0.3"), (1, 0, 1)]
@@ -81,41 +88,43 @@ def test_a_client_that_trains_twice_on_one_version_draws_anew() -> None:
 def test_deadline_keeps_late_updates_with_their_staleness() -> None:
     """Delays 1, 2, 5, a step every 3 seconds: the slow one counts in the second round, which ends when all are in."""
     runtime = FakeRuntime(3, ones, delay=lambda a: [1.0, 2.0, 5.0][a.client])
-    server, memo = control(recipe(scheduling=Deadline(seconds=3.0)), runtime, rounds=4)
+    server, recorder = make_server(recipe(scheduling=Deadline(seconds=3.0)), runtime, rounds=4)
     server.run()
-    assert commits(memo) == [(3.0, [0, 1]), (5.0, [0, 1, 2]), (8.0, [0, 1]), (10.0, [0, 1, 2])]
-    assert [row["staleness"] for row in memo.rows if row["client"] == 2] == [1, 1]
+    assert commits(recorder) == [(3.0, [0, 1]), (5.0, [0, 1, 2]), (8.0, [0, 1]), (10.0, [0, 1, 2])]
+    assert [row["staleness"] for row in recorder.rows if row["client"] == 2] == [1, 1]
 
 
 def test_deadline_waits_for_the_first_where_nobody_is_in_time() -> None:
     runtime = FakeRuntime(2, ones, delay=lambda a: [7.0, 8.0][a.client])
-    server, memo = control(recipe(scheduling=Deadline(seconds=3.0)), runtime, rounds=2)
+    server, recorder = make_server(recipe(scheduling=Deadline(seconds=3.0)), runtime, rounds=2)
     server.run()
-    assert commits(memo) == [(7.0, [0]), (10.0, [1])]
+    assert commits(recorder) == [(7.0, [0]), (10.0, [1])]
 
 
 def test_over_selection_leaves_stragglers_out() -> None:
     """Four are asked for a cohort of three; the slowest is not used, and is asked again only when it is done."""
     runtime = FakeRuntime(4, ones, delay=lambda a: [1.0, 2.0, 3.0, 10.0][a.client])
-    server, memo = control(recipe(scheduling=Synchronous(cohort=3, over_selection=4 / 3)), runtime, rounds=4)
+    server, recorder = make_server(recipe(scheduling=Synchronous(cohort=3, over_selection=4 / 3)), runtime, rounds=4)
     server.run()
-    assert commits(memo) == [(3.0, [0, 1, 2]), (6.0, [0, 1, 2]), (9.0, [0, 1, 2]), (12.0, [0, 1, 2])]
-    late = [row for row in memo.rows if row["status"] == "late"]
+    assert commits(recorder) == [(3.0, [0, 1, 2]), (6.0, [0, 1, 2]), (9.0, [0, 1, 2]), (12.0, [0, 1, 2])]
+    late = [row for row in recorder.rows if row["status"] == "late"]
     assert [(row["client"], row["time"], row["weight"]) for row in late] == [(3, 10.0, 0.0)]
     assert sum(a.client == 3 for a in runtime.sent) == 1
 
 
 @pytest.mark.parametrize(
-    "scheduling", [Asynchronous(max_staleness=2), Buffered(buffer_size=1, max_staleness=2)], ids=lambda pace: pace.kind
+    "scheduling",
+    [Asynchronous(max_staleness=2), Buffered(buffer_size=1, max_staleness=2)],
+    ids=lambda one: one.kind,
 )
-def test_updates_that_are_too_old_are_not_used(pace: Any) -> None:
+def test_updates_that_are_too_old_are_not_used(scheduling: Any) -> None:
     runtime = FakeRuntime(2, ones, delay=lambda a: [1.0, 4.5][a.client])
-    server, memo = control(recipe(scheduling=pace), runtime, rounds=8)
+    server, recorder = make_server(recipe(scheduling=scheduling), runtime, rounds=8)
     server.run()
-    slow = [row for row in memo.rows if row["client"] == 1]
+    slow = [row for row in recorder.rows if row["client"] == 1]
     assert slow
     assert all(row["status"] == "late" and "above the limit of 2" in row["reason"] for row in slow)
-    assert all(row["staleness"] <= 2 for row in memo.rows if row["status"] == "ok")
+    assert all(row["staleness"] <= 2 for row in recorder.rows if row["status"] == "ok")
 
 
 def test_learners_that_vanish_come_back_and_join_late() -> None:
@@ -182,12 +191,12 @@ def test_staleness_functions_are_those_of_the_paper() -> None:
 def test_fedasync_mixes_models() -> None:
     """w <- (1 - alpha s) w + alpha s w_k, with w_k where the client came to from the model it was sent."""
     runtime = FakeRuntime(2, lambda a: update(*[1.0 + a.client] * 3), delay=lambda a: [1.0, 2.5][a.client])
-    server, memo = control(
+    server, recorder = make_server(
         recipe(server_optimizer=Mixing(alpha=0.5), aggregation=StalenessWeighted(a=1.0)), runtime, rounds=6
     )
     server.run()
     models, sent = [0.0], {a.id: a.version for a in runtime.sent}
-    for row in memo.rows:
+    for row in recorder.rows:
         local = models[sent[row["id"]]] + 1.0 + row["client"]
         alpha = 0.5 / (row["staleness"] + 1)
         models.append((1 - alpha) * models[-1] + alpha * local)
@@ -196,10 +205,12 @@ def test_fedasync_mixes_models() -> None:
 
 def test_a_stale_update_moves_the_community_less_and_nobody_makes_up_for_it() -> None:
     runtime = FakeRuntime(2, ones, delay=lambda a: [1.0, 2.5][a.client])
-    server, memo = control(recipe(aggregation=StalenessWeighted(a=1.0)), runtime, rounds=5)
+    server, recorder = make_server(recipe(aggregation=StalenessWeighted(a=1.0)), runtime, rounds=5)
     server.run()
-    assert [row["weight"] for row in memo.rows] == [pytest.approx(1 / (row["staleness"] + 1)) for row in memo.rows]
-    assert server.cluster_models.group(0).model.tolist() == pytest.approx([sum(r["weight"] for r in memo.rows)] * 3)
+    assert [row["weight"] for row in recorder.rows] == [
+        pytest.approx(1 / (row["staleness"] + 1)) for row in recorder.rows
+    ]
+    assert server.cluster_models.group(0).model.tolist() == pytest.approx([sum(r["weight"] for r in recorder.rows)] * 3)
 
 
 @few
@@ -239,7 +250,7 @@ def test_a_learner_that_moves_takes_its_model_along() -> None:
         return update(*(task.client - task.vectors["model"]).tolist())
 
     runtime = FakeRuntime(3, answer, delay=lambda a: 1.0 + a.client / 10)
-    server, _ = control(recipe(server_optimizer=CachedAverage(), group=ByParity()), runtime, rounds=9)
+    server, _ = make_server(recipe(server_optimizer=CachedAverage(), group=ByParity()), runtime, rounds=9)
     server.run()
     groups = server.cluster_models.groups
     assert groups[0].model.tolist() == pytest.approx([1.0] * 3)  # of clients 0 and 2
@@ -254,7 +265,7 @@ def test_a_learner_that_moves_takes_its_model_along() -> None:
     ("answers", "words"),
     [
         ({"transforms": [{"kind": "gaussian", "clip": 1.0, "where": "server"}]}, "gaussian acts on averages"),
-        ({"aggregation": {"kind": "pickiest"}}, "pickiest weighs updates together"),
+        ({"aggregation": {"kind": "first_update"}}, "first_update weighs updates together"),
     ],
 )
 def test_what_cannot_stand_beside_a_cache_is_refused(answers: Mapping[str, Any], words: str) -> None:
@@ -375,15 +386,15 @@ def test_an_evaluator_that_fails_or_lies_is_left_out_and_recorded(case: str) -> 
         return None if told is None else Update({"confusion": told[0]}, told[1], 0, {})
 
     runtime = FakeRuntime(3, answer, delay=lambda a: 1.0 + a.client)
-    server, memo = control(recipe(aggregation=Dvw(), server_optimizer=CachedAverage()), runtime, rounds=3)
+    server, recorder = make_server(recipe(aggregation=Dvw(), server_optimizer=CachedAverage()), runtime, rounds=3)
     object.__setattr__(server.work, "outputs", (2,))
     server.run()
-    told = [row for row in memo.rows if row["kind"] == "validate"]
+    told = [row for row in recorder.rows if row["kind"] == "validate"]
     assert {(row["client"], row["status"]) for row in told} == {
         (0, "ok"), (1, "ok"), (2, "lost" if BAD_ANSWERS[case] is None else "refused")
     }  # fmt: skip
-    assert all(row["raw_weight"] == pytest.approx(0.75) for row in memo.rows if row["kind"] == "train")
-    assert sum(step["failed"] for step in memo.steps) == 3  # one evaluator a commit
+    assert all(row["raw_weight"] == pytest.approx(0.75) for row in recorder.rows if row["kind"] == "train")
+    assert sum(step["failed"] for step in recorder.steps) == 3  # one evaluator a commit
 
 
 def test_a_subset_of_evaluators_is_a_seeded_choice() -> None:
@@ -498,9 +509,9 @@ def test_the_controller_tells_how_many_steps_are_behind_a_model() -> None:
     runtime = FakeRuntime(
         2, lambda a: Update(update(1.0, 1.0, 1.0).vectors, 1, 5, {}, 1.0), delay=lambda a: 1.0 + a.client
     )
-    server, memo = control(recipe(), runtime, rounds=6)
+    server, recorder = make_server(recipe(), runtime, rounds=6)
     server.run()
-    steps = {row["id"]: row["version"] for row in memo.rows}
+    steps = {row["id"]: row["version"] for row in recorder.rows}
     for task in runtime.sent:
         assert task.committed == 5 * sum(version <= task.version for version in steps.values())
 

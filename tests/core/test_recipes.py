@@ -24,7 +24,7 @@ from piebald.toml_document import dumps
 from piebald.training import Exponential, Sgd
 from piebald.transforms import Gaussian
 
-from .fakes import Blindfold, ByParity, Pickiest, few
+from .fakes import ByParity, FakeMasking, FirstUpdate, few
 
 positive = st.floats(1e-4, 10)
 fraction = st.floats(0, 0.99)
@@ -215,23 +215,23 @@ def test_wrong_names_and_values_in_one_sentence(case: str) -> None:
 def base(**answers: Any) -> Recipe:
     vectors: dict[str, Any] = {
         "training": Sgd(),
-        "share": Full(),
+        "sharing": Full(),
         "scheduling": Synchronous(),
-        "group": SingleCluster(),
+        "clustering": SingleCluster(),
         "aggregation": ExampleWeighted(),
-        "step": ServerSgd(),
+        "server_optimizer": ServerSgd(),
     }
     return Recipe(**vectors | answers)
 
 
 CLASHES: dict[str, tuple[dict[str, Any], str]] = {
     "a secure aggregation and Krum": (
-        {"update": (Blindfold(),), "aggregation": Pickiest()},
-        "blindfold shows the server only sums but pickiest needs single updates: choose another weigh, or drop",
+        {"transforms": (FakeMasking(),), "aggregation": FirstUpdate()},
+        "fake_masking shows the server only sums but first_update needs single updates: choose another weigh, or drop",
     ),
     "a secure aggregation and groups": (
-        {"transforms": [{"kind": "blindfold"}], "clustering": {"kind": "by_parity"}},
-        "but by_parity needs single updates: choose another group, or drop blindfold",
+        {"transforms": [{"kind": "fake_masking"}], "clustering": {"kind": "by_parity"}},
+        "but by_parity needs single updates: choose another group, or drop fake_masking",
     ),
     "noise on the model beside a bare variate": (
         {"training": {"kind": "scaffold"}, "transforms": [{"kind": "gaussian", "clip": 1.0}]},
@@ -256,10 +256,10 @@ def test_what_cannot_go_together_is_refused_when_it_is_made(case: str) -> None:
     ("answers", "each"),
     [
         ({}, False),
-        ({"aggregation": Pickiest()}, True),
-        ({"group": ByParity()}, True),
+        ({"aggregation": FirstUpdate()}, True),
+        ({"clustering": ByParity()}, True),
         ({"scheduling": Asynchronous()}, True),
-        ({"update": (Gaussian(clip=1.0), Blindfold())}, False),
+        ({"transforms": (Gaussian(clip=1.0), FakeMasking())}, False),
     ],
     ids=str,
 )

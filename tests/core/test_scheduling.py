@@ -56,7 +56,7 @@ def test_everybody_has_the_same_chance() -> None:
 @given(st.integers(1, 1000), st.integers(1, 2000))
 def test_a_whole_number_counts_clients(cohort: int, known: int) -> None:
     assert cohort_size(cohort, known) == min(cohort, known)
-    assert Synchronous(cohort=cohort).ask(view(known)) == min(cohort, known)
+    assert Synchronous(cohort=cohort).num_to_request(view(known)) == min(cohort, known)
 
 
 @few
@@ -65,13 +65,13 @@ def test_a_fraction_is_a_share_of_those_that_are_there(share: float, known: int)
     size = cohort_size(share, known)
     assert 1 <= size <= known
     assert abs(size - share * known) <= 0.5 or size == 1
-    assert Synchronous(cohort=share).ask(view(known)) == size
+    assert Synchronous(cohort=share).num_to_request(view(known)) == size
 
 
 def test_one_client_is_not_all_of_them() -> None:
-    assert Synchronous(cohort=1).ask(view(9)) == 1
-    assert Synchronous(cohort=1.0).ask(view(9)) == 9
-    assert Synchronous(cohort=5.0).ask(view(9)) == 5
+    assert Synchronous(cohort=1).num_to_request(view(9)) == 1
+    assert Synchronous(cohort=1.0).num_to_request(view(9)) == 9
+    assert Synchronous(cohort=5.0).num_to_request(view(9)) == 5
 
 
 @pytest.mark.parametrize("cohort", [0, -1, 0.0, -0.5, 1.5, float("nan"), float("inf"), "many", None])
@@ -82,24 +82,24 @@ def test_sizes_that_make_no_sense(cohort: Any) -> None:
 
 def test_nobody_is_there() -> None:
     for scheduling in (Synchronous(cohort=0.5), Synchronous(cohort=3), Asynchronous()):
-        assert scheduling.ask(view(0)) == 0
+        assert scheduling.num_to_request(view(0)) == 0
 
 
 def test_synchronous_waits_for_all_of_a_cohort() -> None:
     scheduling = Synchronous(cohort=3)
-    assert not scheduling.ask(view(9, busy=1))
-    assert not scheduling.ask(view(9, waiting=1))
-    assert not scheduling.ready(view(9, busy=1, waiting=2))
-    assert scheduling.ready(view(9, waiting=2))
-    assert scheduling.ready(view(9, failed=3))
-    assert not scheduling.ready(view(9))
+    assert not scheduling.num_to_request(view(9, busy=1))
+    assert not scheduling.num_to_request(view(9, waiting=1))
+    assert not scheduling.should_step(view(9, busy=1, waiting=2))
+    assert scheduling.should_step(view(9, waiting=2))
+    assert scheduling.should_step(view(9, failed=3))
+    assert not scheduling.should_step(view(9))
 
 
 @few
 @given(st.integers(1, 30), st.integers(1, 30), st.data())
 def test_asynchronous_keeps_a_number_of_clients_at_work(known: int, cohort: int, data: st.DataObject) -> None:
     busy = data.draw(st.integers(0, min(cohort, known)))
-    assert busy + Asynchronous(cohort=cohort).ask(view(known, busy=busy)) == min(cohort, known)
+    assert busy + Asynchronous(cohort=cohort).num_to_request(view(known, busy=busy)) == min(cohort, known)
 
 
 class TestRoster:
@@ -160,5 +160,5 @@ def test_a_late_arrival_alone_makes_no_round() -> None:
     """Everybody else is still busy with the round before, so nobody could be asked."""
     scheduling = Synchronous(cohort=2, over_selection=1.5)
     alone = view(3)._replace(version=1, free=0, busy=2, failed=1)
-    assert not scheduling.ready(alone)
-    assert scheduling.ready(alone._replace(asked=1))
+    assert not scheduling.should_step(alone)
+    assert scheduling.should_step(alone._replace(asked=1))

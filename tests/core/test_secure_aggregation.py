@@ -499,7 +499,7 @@ CLASHES: dict[str, tuple[Any, str]] = {
     ),
     "noise that needs the largest weight": (
         lambda: recipes.fedavg().with_(transforms=[Gaussian(clip=1.0), SecureAggregation()]),
-        "choose aggregation = 'equal', or where = 'client'",
+        "choose aggregation = 'equal_weighted', or where = 'client'",
     ),
     "a rule that goes by others' steps": (
         lambda: recipes.fedavg().with_(training="adaptive", transforms=[SecureAggregation()]),
@@ -625,11 +625,11 @@ def test_all_commits_abandoned_is_an_error() -> None:
         {"kind": "synchronous", "cohort": 3, "over": 2.0},
         {"kind": "deadline", "seconds": 8.0, "max_staleness": 0},
     ],
-    ids=lambda pace: pace["kind"],
+    ids=lambda one: one["kind"],
 )
-def test_late_updates_stay_sealed(pace: dict[str, Any]) -> None:
+def test_late_updates_stay_sealed(scheduling: dict[str, Any]) -> None:
     fleet: Devices = piebald.partition.FastSlow(fast=1.0, slow_factor=4.0, share_slow=0.4)
-    recipe = recipes.fedavg(lr=0.1).with_(scheduling=pace, transforms=[SecureAggregation(threshold=0.51)])
+    recipe = recipes.fedavg(lr=0.1).with_(scheduling=scheduling, transforms=[SecureAggregation(threshold=0.51)])
     run = simulate(recipe, CLIENTS, model(), rounds=5, simulator={"fleet": fleet})
     assert {"ok", "late"} <= {row["status"] for row in run.results}
     assert sum(row["arrived"] > 0 for row in run.rounds) >= 3
@@ -638,9 +638,9 @@ def test_late_updates_stay_sealed(pace: dict[str, Any]) -> None:
 def test_noise_of_the_clients_and_noise_of_the_centre() -> None:
     for update, weigh in (
         ([Gaussian(clip=0.5, noise=1.0, where="client"), SecureAggregation()], "example_weighted"),
-        ([Gaussian(clip=0.5, noise=1.0, where="server"), SecureAggregation()], "equal"),
+        ([Gaussian(clip=0.5, noise=1.0, where="server"), SecureAggregation()], "equal_weighted"),
     ):
-        recipe = recipes.fedavg(lr=0.1).with_(aggregation=weigh)
-        plain = simulate(recipe.with_(update=update[:1]), CLIENTS, model(), rounds=3)
-        summed = simulate(recipe.with_(update=update), CLIENTS, model(), rounds=3)
+        recipe = recipes.fedavg(lr=0.1).with_(aggregation=aggregation)
+        plain = simulate(recipe.with_(transforms=update[:1]), CLIENTS, model(), rounds=3)
+        summed = simulate(recipe.with_(transforms=update), CLIENTS, model(), rounds=3)
         torch.testing.assert_close(summed.groups[0], plain.groups[0], atol=1e-4, rtol=1e-4)

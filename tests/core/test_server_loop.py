@@ -24,13 +24,18 @@ from piebald.sharing import Full
 from piebald.training import Scaffold
 from piebald.transforms.base import Transform
 
-from .fakes import SGD, ByParity, FakeRuntime, classified, control, parameters, seeded, simulate, update
+from .fakes import SGD, ByParity, FakeRuntime, classified, make_server, parameters, seeded, simulate, update
 
-PARTS: dict[str, Any] = {"training": SGD, "share": Full(), "group": SingleCluster(), "aggregation": EqualWeighted()}
+PARTS: dict[str, Any] = {
+    "training": SGD,
+    "sharing": Full(),
+    "clustering": SingleCluster(),
+    "aggregation": EqualWeighted(),
+}
 
 
 def recipe(**answers: Any) -> Recipe:
-    return Recipe(**PARTS | {"scheduling": Synchronous(cohort=1.0), "step": ServerSgd()} | answers)
+    return Recipe(**COMPONENTS | {"scheduling": Synchronous(cohort=1.0), "server_optimizer": ServerSgd()} | answers)
 
 
 def towards(client: int, model: Tensor) -> Update:
@@ -49,27 +54,27 @@ def answer(task: Task) -> Update:
 
 def test_synchronous_waits_for_the_slowest() -> None:
     runtime = FakeRuntime(3, answer, delay=lambda a: [1.0, 5.0, 2.0][a.client])
-    server, memo = control(recipe(), runtime, rounds=2)
+    server, recorder = make_server(recipe(), runtime, rounds=2)
     server.run()
-    assert [(step["time"], step["arrived"]) for step in memo.steps] == [(5.0, 3), (10.0, 3)]
+    assert [(step["time"], step["arrived"]) for step in recorder.steps] == [(5.0, 3), (10.0, 3)]
     # the mean of the clients' numbers is 1: halfway there, and again
     assert server.cluster_models.group(0).model.tolist() == pytest.approx([0.75] * 3)
-    assert [row["client"] for row in memo.rows] == [0, 1, 2, 0, 1, 2]
-    assert all(row["staleness"] == 0 for row in memo.rows)
+    assert [row["client"] for row in recorder.rows] == [0, 1, 2, 0, 1, 2]
+    assert all(row["staleness"] == 0 for row in recorder.rows)
 
 
 def test_asynchronous_steps_at_each_arrival() -> None:
     """Delays 1 and 2.5: results of client 0 at 1, 2, 3, 4, 5 and of client 1 at 2.5, 5."""
     runtime = FakeRuntime(2, answer, delay=lambda a: [1.0, 2.5][a.client])
-    server, memo = control(recipe(scheduling=Asynchronous()), runtime, rounds=7)
+    server, recorder = make_server(recipe(scheduling=Asynchronous()), runtime, rounds=7)
     server.run()
-    assert [(row["time"], row["client"]) for row in memo.rows] == [
+    assert [(row["time"], row["client"]) for row in recorder.rows] == [
         (1.0, 0), (2.0, 0), (2.5, 1), (3.0, 0), (4.0, 0), (5.0, 1), (5.0, 0)
     ]  # fmt: skip
-    assert [row["staleness"] for row in memo.rows] == [0, 0, 2, 1, 0, 2, 1]
+    assert [row["staleness"] for row in recorder.rows] == [0, 0, 2, 1, 0, 2, 1]
     model = torch.zeros(3)
     sent = {0: model, 1: model}
-    for row in memo.rows:
+    for row in recorder.rows:
         client = row["client"]
         model = model + 0.5 * (client - sent[client])
         sent[client] = model
@@ -79,20 +84,20 @@ def test_asynchronous_steps_at_each_arrival() -> None:
 def test_arrivals_at_one_instant_come_in_the_order_they_were_sent() -> None:
     for every in (0, 1):
         runtime = FakeRuntime(4, answer)
-        server, memo = control(recipe(scheduling=Asynchronous()), runtime, rounds=12, every=every)
+        server, recorder = make_server(recipe(scheduling=Asynchronous()), runtime, rounds=12, every=every)
         server.run()
-        ids = [row["id"] for row in memo.rows]
+        ids = [row["id"] for row in recorder.rows]
         assert ids == sorted(ids)
-        assert [row["client"] for row in memo.rows[:4]] == [0, 1, 2, 3]
-        assert {row["time"] for row in memo.rows} == {0.0}
+        assert [row["client"] for row in recorder.rows[:4]] == [0, 1, 2, 3]
+        assert {row["time"] for row in recorder.rows} == {0.0}
 
 
 def test_asynchronous_never_asks_a_client_twice_at_once() -> None:
     runtime = FakeRuntime(5, answer, delay=lambda a: 1.0 + a.client)
-    server, memo = control(recipe(scheduling=Asynchronous(cohort=3)), runtime, rounds=20)
+    server, recorder = make_server(recipe(scheduling=Asynchronous(cohort=3)), runtime, rounds=20)
     server.run()
-    ended = {row["id"]: row["time"] for row in memo.rows}
-    spans = [(row["sent"], ended[row["id"]], row["client"]) for row in memo.rows]
+    ended = {row["id"]: row["time"] for row in recorder.rows}
+    spans = [(row["sent"], ended[row["id"]], row["client"]) for row in recorder.rows]
     for sent, end, client in spans:
         assert not any(s < end and sent < e for s, e, c in spans if c == client and (s, e) != (sent, end))
     for moment in sorted(ended.values()):
@@ -100,59 +105,59 @@ def test_asynchronous_never_asks_a_client_twice_at_once() -> None:
 
 
 @pytest.mark.parametrize("scheduling", [Synchronous(cohort=1.0), Asynchronous()], ids=str)
-def test_a_lost_arrival_does_not_hang(pace: Any) -> None:
+def test_a_lost_arrival_does_not_hang(scheduling: Any) -> None:
     lost = {2, 5, 6}
     runtime = FakeRuntime(3, lambda a: None if a.id in lost else answer(a), delay=lambda a: 1.0 + a.client)
-    server, memo = control(recipe(scheduling=pace), runtime, rounds=16)
+    server, recorder = make_server(recipe(scheduling=scheduling), runtime, rounds=16)
     server.run()
-    assert {row["id"] for row in memo.rows if row["status"] == "lost"} == lost
-    assert all(row["reason"] == "lost" and row["weight"] == 0 for row in memo.rows if row["status"] == "lost")
-    assert len({row["client"] for row in memo.rows if row["id"] > 6}) == 3  # those who were lost are asked again
-    for step in memo.steps:
-        rows = [row for row in memo.rows if row["version"] == step["version"]]
+    assert {row["id"] for row in recorder.rows if row["status"] == "lost"} == lost
+    assert all(row["reason"] == "lost" and row["weight"] == 0 for row in recorder.rows if row["status"] == "lost")
+    assert len({row["client"] for row in recorder.rows if row["id"] > 6}) == 3  # those who were lost are asked again
+    for step in recorder.steps:
+        rows = [row for row in recorder.rows if row["version"] == step["version"]]
         assert step["failed"] == sum(row["status"] == "lost" for row in rows)
         assert sum(row["weight"] for row in rows) == pytest.approx(1.0 if step["arrived"] else 0.0)
 
 
 @pytest.mark.parametrize("scheduling", [Asynchronous(), Buffered(buffer_size=2)], ids=str)
-def test_without_rounds_a_failure_is_no_commit_of_its_own(pace: Any) -> None:
+def test_without_rounds_a_failure_is_no_commit_of_its_own(scheduling: Any) -> None:
     """Client 2 fails three times as often as it answers; rounds, and the staleness of others, count updates alone."""
     runtime = FakeRuntime(
         3, lambda a: None if a.client == 2 and a.id % 4 else answer(a), delay=lambda a: 0.6 + 0.2 * (a.client != 2)
     )
-    server, memo = control(recipe(scheduling=pace), runtime, rounds=12)
+    server, recorder = make_server(recipe(scheduling=scheduling), runtime, rounds=12)
     server.run()
-    assert len(memo.steps) == 12
-    assert all(step["arrived"] for step in memo.steps)
-    assert sum(step["failed"] for step in memo.steps) > 3
-    sent = {row["id"]: row["sent_version"] for row in memo.rows}
-    assert all(row["staleness"] == row["version"] - 1 - sent[row["id"]] for row in memo.rows)
+    assert len(recorder.steps) == 12
+    assert all(step["arrived"] for step in recorder.steps)
+    assert sum(step["failed"] for step in recorder.steps) > 3
+    sent = {row["id"]: row["sent_version"] for row in recorder.rows}
+    assert all(row["staleness"] == row["version"] - 1 - sent[row["id"]] for row in recorder.rows)
 
 
 def test_too_old_an_update_makes_nobody_else_older() -> None:
     """Four clients of one speed: only one of each wave is fresh, the others are asked again and none is starved."""
     runtime = FakeRuntime(4, answer, delay=lambda a: 1.0)
-    server, memo = control(recipe(scheduling=Asynchronous(max_staleness=2)), runtime, rounds=40)
+    server, recorder = make_server(recipe(scheduling=Asynchronous(max_staleness=2)), runtime, rounds=40)
     server.run()
-    assert all(step["arrived"] == 1 for step in memo.steps)
-    assert {row["staleness"] for row in memo.rows if row["status"] == "ok"} <= {0, 1, 2}
+    assert all(step["arrived"] == 1 for step in recorder.steps)
+    assert {row["staleness"] for row in recorder.rows if row["status"] == "ok"} <= {0, 1, 2}
 
 
 @pytest.mark.parametrize("scheduling", [Asynchronous(), Buffered(buffer_size=2), Buffered(buffer_size=9)], ids=str)
-def test_where_everything_fails_a_run_without_rounds_comes_to_an_end(pace: Any) -> None:
-    server, memo = control(recipe(scheduling=pace), FakeRuntime(3, lambda _: None), rounds=4)
+def test_where_everything_fails_a_run_without_rounds_comes_to_an_end(scheduling: Any) -> None:
+    server, recorder = make_server(recipe(scheduling=scheduling), FakeRuntime(3, lambda _: None), rounds=4)
     with pytest.raises(RuntimeFault, match="in 4 rounds no update counted"):
         server.run()
-    assert [step["failed"] for step in memo.steps] == [3, 3, 3, 3]
+    assert [step["failed"] for step in recorder.steps] == [3, 3, 3, 3]
 
 
 def test_a_round_of_which_all_are_lost_moves_nothing() -> None:
     runtime = FakeRuntime(3, lambda _: None)
-    server, memo = control(recipe(server_optimizer=Momentum(beta=0.9)), runtime, rounds=3)
+    server, recorder = make_server(recipe(server_optimizer=Momentum(beta=0.9)), runtime, rounds=3)
     with pytest.raises(RuntimeFault, match="in 3 rounds no update counted"):
         server.run()
     assert not server.cluster_models.group(0).model.any()
-    assert [step["arrived"] for step in memo.steps] == [0, 0, 0]
+    assert [step["arrived"] for step in recorder.steps] == [0, 0, 0]
 
 
 # ---------------------------------------------------------------------------------------------------------------- check
@@ -184,20 +189,20 @@ BAD: dict[str, tuple[Update, str]] = {
 
 @pytest.mark.parametrize("case", BAD)
 @pytest.mark.parametrize("scheduling", [Synchronous(cohort=1.0), Asynchronous()], ids=["synchronous", "asynchronous"])
-def test_a_bad_update_is_refused_and_its_client_put_aside(case: str, pace: Any) -> None:
+def test_a_bad_update_is_refused_and_its_client_put_aside(case: str, scheduling: Any) -> None:
     bad, reason = BAD[case]
     crooked_client = 1
     runtime = FakeRuntime(3, lambda a: bad if a.client == crooked_client else answer(a), delay=lambda a: 1.0 + a.client)
-    server, memo = control(recipe(scheduling=pace), runtime, rounds=9)
+    server, recorder = make_server(recipe(scheduling=scheduling), runtime, rounds=9)
     server.run()
-    refused = [row for row in memo.rows if row["status"] != "ok"]
+    refused = [row for row in recorder.rows if row["status"] != "ok"]
     assert [(row["client"], row["status"], row["weight"]) for row in refused] == [(crooked_client, "refused", 0.0)]
     assert reason in refused[0]["reason"]
     assert [a.client for a in runtime.sent].count(crooked_client) == 1
     # as if it had never been there
     alone = FakeRuntime(3, lambda a: None if a.client == crooked_client else answer(a), delay=lambda a: 1.0 + a.client)
     alone.answer, alone.clients = answer, lambda: [0, 2]  # type: ignore[method-assign]
-    other, _ = control(recipe(scheduling=pace), alone, rounds=9)
+    other, _ = make_server(recipe(scheduling=scheduling), alone, rounds=9)
     other.run()
     torch.testing.assert_close(server.cluster_models.group(0).model, other.cluster_models.group(0).model)
 
@@ -217,9 +222,9 @@ def test_what_a_rule_sends_beside_the_model_is_checked_too(variate: Any, reason:
         sent = variate if task.client == 1 else good
         return update(1.0, 1.0, 1.0, **({} if sent is None else {"control": sent}))
 
-    server, memo = control(recipe(training=Scaffold()), FakeRuntime(3, reply), rounds=2)
+    server, recorder = make_server(recipe(training=Scaffold()), FakeRuntime(3, reply), rounds=2)
     server.run()
-    refused = [row for row in memo.rows if row["status"] == "refused"]
+    refused = [row for row in recorder.rows if row["status"] == "refused"]
     assert [row["client"] for row in refused] == [1]
     assert reason in refused[0]["reason"]
     # C <- c + |S| / N * mean: twice 2/3 of one
@@ -228,15 +233,15 @@ def test_what_a_rule_sends_beside_the_model_is_checked_too(variate: Any, reason:
 
 def test_when_nobody_is_left_it_says_so() -> None:
     runtime = FakeRuntime(3, lambda _: BAD["not a number"][0])
-    server, memo = control(recipe(), runtime, rounds=5)
+    server, recorder = make_server(recipe(), runtime, rounds=5)
     with pytest.raises(RuntimeFault, match=r"no client is left to ask: all 3 were put aside .* as not finite"):
         server.run()
-    assert len(memo.rows) == 3
+    assert len(recorder.rows) == 3
     assert not server.cluster_models.group(0).model.any()
 
 
 def test_when_nobody_is_there_it_says_so() -> None:
-    server, _ = control(recipe(), FakeRuntime(0, answer), rounds=5)
+    server, _ = make_server(recipe(), FakeRuntime(0, answer), rounds=5)
     with pytest.raises(RuntimeFault, match="no client can be asked and none is under way"):
         server.run()
 
@@ -245,33 +250,35 @@ def test_the_longest_step_is_that_of_the_model_it_started_from() -> None:
     """A slow client may go as far as the model allowed that it was sent, however short the model is by now."""
     pull = {0: 40.0, 1: -0.5, 2: -0.5}
     runtime = FakeRuntime(3, lambda a: update(*[pull[a.client]] * 3), lambda a: 5.0 if a.client == 0 else 1.0)
-    server, memo = control(recipe(scheduling=Asynchronous()), runtime, rounds=9)
+    server, recorder = make_server(recipe(scheduling=Asynchronous()), runtime, rounds=9)
     server.check = ResultChecks(longest_step=10.0)
     server.cluster_models.group(0, torch.full((3,), 7.0))
     server.run()
-    slow = next(row for row in memo.rows if row["client"] == 0)
+    slow = next(row for row in recorder.rows if row["client"] == 0)
     assert slow["status"] == "ok"
-    assert memo.steps[slow["version"] - 2]["norm"] * 10 < slow["norm"] < 70 * math.sqrt(3)
+    assert recorder.steps[slow["version"] - 2]["norm"] * 10 < slow["norm"] < 70 * math.sqrt(3)
 
 
 # --------------------------------------------------------------------------------------------------------------- groups
 
 
 def test_groups_are_federations_of_their_own() -> None:
-    grouped, memo = control(recipe(group=ByParity(), server_optimizer=Adam(lr=0.1)), FakeRuntime(6, answer), rounds=4)
+    grouped, recorder = make_server(
+        recipe(clustering=ByParity(), server_optimizer=Adam(lr=0.1)), FakeRuntime(6, answer), rounds=4
+    )
     grouped.run()
     for parity in (0, 1):
 
         def own(task: Task, parity: int = parity) -> Update:
             return towards(2 * task.client + parity, task.vectors["model"])
 
-        alone, _ = control(recipe(server_optimizer=Adam(lr=0.1)), FakeRuntime(3, own), rounds=4)
+        alone, _ = make_server(recipe(server_optimizer=Adam(lr=0.1)), FakeRuntime(3, own), rounds=4)
         alone.run()
         torch.testing.assert_close(grouped.cluster_models.group(parity).model, alone.cluster_models.group(0).model)
-    assert [row["grp"] for row in memo.rows] == [0, 1, 0, 1, 0, 1] * 4
-    assert all(step["groups"] == 2 for step in memo.steps)
-    for step in memo.steps:
-        weights = [row["weight"] for row in memo.rows if row["version"] == step["version"]]
+    assert [row["grp"] for row in recorder.rows] == [0, 1, 0, 1, 0, 1] * 4
+    assert all(step["groups"] == 2 for step in recorder.steps)
+    for step in recorder.steps:
+        weights = [row["weight"] for row in recorder.rows if row["version"] == step["version"]]
         assert sum(weights) == pytest.approx(2.0)
 
 
@@ -280,7 +287,7 @@ def test_groups_in_the_simulator_too() -> None:
     sizes = (5, 6, 7, 8)
     clients = classified(*sizes)
     model = seeded(lambda: nn.Linear(4, 2))
-    grouped = recipes.fedavg(batch=9).with_(group=ByParity())
+    grouped = recipes.fedavg(batch=9).with_(clustering=ByParity())
     run = simulate(grouped, clients, model, rounds=3)
 
     class Even(type(clients)):  # type: ignore[misc]
@@ -301,7 +308,7 @@ def test_groups_in_the_simulator_too() -> None:
 class Doubled(Transform):
     """Twice as long on its way."""
 
-    def send(self, vectors: Any, keys: Any, clients: Any) -> Any:
+    def on_client(self, vectors: Any, keys: Any, clients: Any) -> Any:
         return {**vectors, "model": vectors["model"] * 2}
 
     def receive(self, average: Tensor, count: int, weights: Any, key: int) -> Tensor:
@@ -311,7 +318,7 @@ class Doubled(Transform):
 class Shifted(Transform):
     """One more on its way."""
 
-    def send(self, vectors: Any, keys: Any, clients: Any) -> Any:
+    def on_client(self, vectors: Any, keys: Any, clients: Any) -> Any:
         return {**vectors, "model": vectors["model"] + 1}
 
     def receive(self, average: Tensor, count: int, weights: Any, key: int) -> Tensor:
@@ -326,11 +333,13 @@ class Sixteen(Transform):
 
 
 @pytest.mark.parametrize("aggregation", [ExampleWeighted(), EqualWeighted()], ids=str)
-@pytest.mark.parametrize("scheduling", [Synchronous(cohort=2), Asynchronous(cohort=2)], ids=lambda pace: pace.kind)
-def test_stages_run_forwards_at_the_client_and_backwards_at_the_centre(weigh: Any, pace: Any) -> None:
+@pytest.mark.parametrize(
+    "scheduling", [Synchronous(cohort=2), Asynchronous(cohort=2)], ids=lambda one: one.kind
+)
+def test_stages_run_forwards_at_the_client_and_backwards_at_the_centre(aggregation: Any, scheduling: Any) -> None:
     """2x + 1 is undone by (x - 1) / 2 and by nothing else; in both orders, so that neither is a special case."""
     clients, model = classified(5, 9, 4), seeded(lambda: nn.Linear(4, 2))
-    plain = recipes.fedavg(lr=0.2).with_(scheduling=pace, aggregation=weigh)
+    plain = recipes.fedavg(lr=0.2).with_(scheduling=scheduling, aggregation=aggregation)
     expected = simulate(plain, clients, model, rounds=4)
     for stages in ((Doubled(), Shifted()), (Shifted(), Doubled()), (Doubled(), Doubled(), Shifted())):
         staged = simulate(plain.with_(transforms=stages), clients, model, rounds=4)
@@ -351,10 +360,10 @@ def test_the_last_stage_says_what_goes_over_the_wire() -> None:
 
 @pytest.mark.parametrize(("every", "versions"), [(0, []), (1, [0, 1, 2, 3, 4, 5]), (2, [0, 2, 4, 5]), (9, [0, 5])])
 def test_when_models_are_measured(every: int, versions: list[int]) -> None:
-    server, memo = control(recipe(), FakeRuntime(3, answer), rounds=5, every=every)
+    server, recorder = make_server(recipe(), FakeRuntime(3, answer), rounds=5, every=every)
     server.run()
-    assert sorted({row["version"] for row in memo.measured}) == versions
-    assert len(memo.measured) == 3 * len(versions)
+    assert sorted({row["version"] for row in recorder.measured}) == versions
+    assert len(recorder.measured) == 3 * len(versions)
 
 
 def test_private_numbers_go_out_until_the_client_has_answered_once() -> None:
@@ -362,7 +371,7 @@ def test_private_numbers_go_out_until_the_client_has_answered_once() -> None:
     model.shared, model.own = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.full((2,), 7.0))
     lost = {1, 3}  # two rounds of two clients: client 0 is lost twice
     runtime = FakeRuntime(2, lambda a: None if a.id in lost else answer(a))
-    control(recipe(), runtime, model=model, private=["own"], rounds=4)[0].run()
+    make_server(recipe(), runtime, model=model, private=["own"], rounds=4)[0].run()
     sent = {client: [a.vectors.get("private") for a in runtime.sent if a.client == client] for client in (0, 1)}
     assert [private is not None for private in sent[0]] == [True, True, True, False]
     assert [private is not None for private in sent[1]] == [True, False, False, False]
@@ -375,12 +384,12 @@ def test_private_numbers_go_out_until_the_client_has_answered_once() -> None:
 
 @pytest.mark.parametrize("lasts", [True, False])
 def test_checkpoints_are_made_only_where_they_outlive_the_run(lasts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    server, memo = control(recipe(), FakeRuntime(3, answer), rounds=3)
-    monkeypatch.setattr(memo, "lasts", lasts)
+    server, recorder = make_server(recipe(), FakeRuntime(3, answer), rounds=3)
+    monkeypatch.setattr(recorder, "lasts", lasts)
     made, state = [], server.state
     monkeypatch.setattr(server, "state", lambda: made.append(1) or state())
     server.run()
-    assert [checkpoint is not None for checkpoint in memo.checkpoints] == [lasts] * 3
+    assert [checkpoint is not None for checkpoint in recorder.checkpoints] == [lasts] * 3
     assert len(made) == 3 * lasts
 
 
@@ -391,17 +400,17 @@ def test_arrivals_that_wait_to_be_taken_are_in_the_checkpoint(version: int, dela
 
     def fresh() -> tuple[Any, Any]:
         runtime = FakeRuntime(4, answer, delay=lambda a: delays[a.client])
-        return control(recipe(scheduling=Asynchronous(), server_optimizer=Momentum()), runtime, rounds=9, every=1)
+        return make_server(recipe(scheduling=Asynchronous(), server_optimizer=Momentum()), runtime, rounds=9, every=1)
 
-    whole, memo = fresh()
+    whole, recorder = fresh()
     whole.run()
-    checkpoint = memo.checkpoints[version - 1]
+    checkpoint = recorder.checkpoints[version - 1]
     if version > 1 and not any(delays):
         assert checkpoint.values["queued"]
     again, rest = fresh()
     again.restore(checkpoint)
     again.run()
-    ids = [(row["id"], row["client"], row["version"], row["staleness"]) for row in memo.rows]
+    ids = [(row["id"], row["client"], row["version"], row["staleness"]) for row in recorder.rows]
     resumed = [(row["id"], row["client"], row["version"], row["staleness"]) for row in rest.rows]
     assert [row[1:] for row in resumed] == [row[1:] for row in ids if row[2] > version]
     assert torch.equal(whole.cluster_models.group(0).model, again.cluster_models.group(0).model)
@@ -409,7 +418,7 @@ def test_arrivals_that_wait_to_be_taken_are_in_the_checkpoint(version: int, dela
 
 def test_the_users_model_is_not_touched() -> None:
     model = parameters()
-    control(recipe(), FakeRuntime(3, answer), model=model)[0].run()
+    make_server(recipe(), FakeRuntime(3, answer), model=model)[0].run()
     assert not model.w.any()
 
 

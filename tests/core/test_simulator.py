@@ -90,10 +90,12 @@ def test_private_numbers_take_time_at_the_first_contact_only() -> None:
     assert [row["time"] for row in run.results] == pytest.approx([first] * 3 + [first + second] * 3)
 
 
-@pytest.mark.parametrize("scheduling", [{"kind": "synchronous"}, ASYNCHRONOUS], ids=lambda pace: pace["kind"])
-def test_measuring_takes_no_time_and_changes_nothing(pace: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "scheduling", [{"kind": "synchronous"}, ASYNCHRONOUS], ids=lambda one: one["kind"]
+)
+def test_measuring_takes_no_time_and_changes_nothing(scheduling: dict[str, Any]) -> None:
     fleet = FastSlow(fast=1.0, slow_factor=2.0, latency=0.5, down=100.0)
-    recipe = recipes.ditto(batch=2).with_(scheduling=pace)
+    recipe = recipes.ditto(batch=2).with_(scheduling=scheduling)
     runs = [timed(recipe, fleet, rounds=6, evaluate_every=every) for every in (0, 1, 4)]
     assert len({tuple((row["client"], row["sent"], row["time"]) for row in run.results) for run in runs}) == 1
     assert all(torch.equal(run.model().weight, runs[0].model().weight) for run in runs)
@@ -310,12 +312,14 @@ def test_a_worker_that_is_killed_names_resume() -> None:
 
 
 @pytest.mark.parametrize("stack", [1, 3])
-@pytest.mark.parametrize("scheduling", [{"kind": "synchronous"}, ASYNCHRONOUS], ids=lambda pace: pace["kind"])
-def test_a_client_that_diverges_is_refused_and_put_aside(pace: dict[str, Any], stack: int) -> None:
+@pytest.mark.parametrize(
+    "scheduling", [{"kind": "synchronous"}, ASYNCHRONOUS], ids=lambda one: one["kind"]
+)
+def test_a_client_that_diverges_is_refused_and_put_aside(scheduling: dict[str, Any], stack: int) -> None:
     """In a pool of sums, too: nothing of it is in the sum."""
     clients = classified(5, 6, 7)
     clients.x[5:11] *= 1e25  # client 1
-    recipe = recipes.fedavg(batch=2, epochs=3).with_(scheduling=pace)
+    recipe = recipes.fedavg(batch=2, epochs=3).with_(scheduling=scheduling)
     run = simulate(recipe, clients, MODEL, rounds=6, simulator={"stack": stack})
     refused = [row for row in run.results if row["status"] == "refused"]
     assert [row["client"] for row in refused] == [1]
@@ -350,9 +354,11 @@ class Gauge(Sgd):
 
 
 @pytest.mark.parametrize("stack", [1, 3])
-@pytest.mark.parametrize("scheduling", [{"kind": "synchronous"}, ASYNCHRONOUS], ids=lambda pace: pace["kind"])
-def test_other_parts_are_checked_in_a_pool_too(pace: dict[str, Any], stack: int) -> None:
-    recipe = recipes.fedavg().with_(training=Gauge(), scheduling=pace)
+@pytest.mark.parametrize(
+    "scheduling", [{"kind": "synchronous"}, ASYNCHRONOUS], ids=lambda one: one["kind"]
+)
+def test_other_parts_are_checked_in_a_pool_too(scheduling: dict[str, Any], stack: int) -> None:
+    recipe = recipes.fedavg().with_(training=Gauge(), scheduling=scheduling)
     run = simulate(recipe, classified(5, 6, 7), MODEL, rounds=4, simulator={"stack": stack})
     refused = [(row["client"], row["reason"]) for row in run.results if row["status"] == "refused"]
     assert refused == [(1, "gauge is not finite")]
