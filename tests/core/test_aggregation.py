@@ -109,7 +109,9 @@ def test_the_mean_of_equal_changes_is_that_change(
 def test_a_cohort_without_any_weight_stays_put(early: bool) -> None:
     updates = [update(1.0, 2.0, 3.0, examples=0), update(4.0, 5.0, 6.0, examples=0)]
     aggregation = ExampleWeighted()
-    average, weights = aggregation.aggregate(cohort_of(summed_early(updates, aggregation) if early else updates), NO_CONTEXT)
+    average, weights = aggregation.aggregate(
+        cohort_of(summed_early(updates, aggregation) if early else updates), NO_CONTEXT
+    )
     assert average.tolist() == [0.0, 0.0, 0.0]
     assert weights == [0.0, 0.0]
 

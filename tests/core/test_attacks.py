@@ -92,7 +92,8 @@ def test_what_colluders_do_reaches_the_average() -> None:
     clients = classified(8, 8, 8, 8)
     attack = {"kind": "inner_product", "clients": [0, 1, 2, 3], "scale": 1.0}
     honest, turned = (
-        simulate(recipes.fedavg(lr=0.2).with_(transforms=attacks), clients, model, rounds=1) for attacks in ([], [attack])
+        simulate(recipes.fedavg(lr=0.2).with_(transforms=attacks), clients, model, rounds=1)
+        for attacks in ([], [attack])
     )
     start = honest.work.initial
     forward, back = (run.work.layout.flatten(run.model()) - start for run in (honest, turned))
@@ -106,9 +107,7 @@ def test_a_replaced_model_takes_over_the_average() -> None:
     alone = simulate(recipes.fedavg(lr=0.2), classified(8, 8, 8, 8), model, rounds=1)
     attack = {"kind": "model_replacement", "clients": [0], "scale": 4.0}
     recipe = recipes.fedavg(lr=0.2).with_(transforms=[attack], aggregation="equal_weighted")
-    run = simulate(
-        recipes.fedavg(lr=0.2).with_(transforms=[stage], aggregation="equal_weighted"), clients, model, rounds=1
-    )
+    run = simulate(recipe, clients, model, rounds=1)
     weights = [row["norm"] for row in run.results]
     assert weights[0] == pytest.approx(4 * alone.results[0]["norm"], rel=1e-5)
     assert weights[1:] == pytest.approx([row["norm"] for row in alone.results][1:], rel=1e-5)

@@ -1,4 +1,4 @@
-"""The Gaussian mechanism: what is clipped, where noise is added and how much."""
+"""The Gaussian mechanism: what is clipped, where noise is added, and how much."""
 
 from __future__ import annotations
 
@@ -13,13 +13,18 @@ from torch import nn
 
 from piebald import recipes
 from piebald.aggregation import EqualWeighted
+from piebald.contracts import StepContext
 from piebald.errors import SettingError
 from piebald.transforms import Gaussian
 
 from .fakes import classified, few, seeded, simulate
 
-KEYS = list(range(50))
 MANY = 40_000
+
+
+def at_server(shares: list[float], rng_key: int) -> StepContext:
+    """The context of a step whose updates have these shares."""
+    return StepContext(arrived=len(shares), known=len(shares), version=0, shares=shares, rng_key=rng_key)
 
 
 @few
@@ -27,10 +32,9 @@ MANY = 40_000
     st.lists(st.lists(st.floats(-100, 100, width=32), min_size=3, max_size=3), min_size=1, max_size=4),
     st.floats(0.01, 50),
 )
-def test_every_update_is_scaled_to_the_longest_norm_allowed(rows: list[list[float]], clip: float) -> None:
-    sent = Gaussian(clip=clip, noise=0.0).on_client(
-        {"model": torch.tensor(rows)}, list(range(len(rows))), range(len(rows))
-    )["model"]
+def test_every_update_is_scaled_to_the_largest_norm_allowed(rows: list[list[float]], clip: float) -> None:
+    gaussian, numbers = Gaussian(clip=clip, noise=0.0), range(len(rows))
+    sent = gaussian.on_client({"model": torch.tensor(rows)}, numbers, numbers)["model"]
     for row, came in zip(rows, sent.tolist(), strict=True):
         norm = math.sqrt(sum(x * x for x in row))
         factor = min(1.0, clip / norm) if norm else 1.0
@@ -39,8 +43,8 @@ def test_every_update_is_scaled_to_the_longest_norm_allowed(rows: list[list[floa
 
 def test_noise_at_the_client_has_the_right_spread() -> None:
     """Mean 0 and deviation noise * clip, within 5 standard errors of each at fixed keys; rows are independent."""
-    stage = Gaussian(clip=2.0, noise=1.5, where="client")
-    noise = stage.on_client({"model": torch.zeros(2, MANY)}, [1, 2], [0, 1])["model"]
+    gaussian = Gaussian(clip=2.0, noise=1.5, where="client")
+    noise = gaussian.on_client({"model": torch.zeros(2, MANY)}, [1, 2], [0, 1])["model"]
     for row in noise:
         assert abs(float(row.mean())) < 5 * 3.0 / math.sqrt(MANY)
         assert abs(float(row.std()) - 3.0) < 5 * 3.0 / math.sqrt(2 * MANY)
@@ -48,35 +52,36 @@ def test_noise_at_the_client_has_the_right_spread() -> None:
 
 
 def test_noise_belongs_to_the_key_alone() -> None:
-    stage = Gaussian(clip=1.0, where="client")
+    gaussian = Gaussian(clip=1.0, where="client")
     zeros = torch.zeros(3, 10)
-    one = stage.on_client({"model": zeros}, [7, 8, 9], [0, 1, 2])["model"]
-    two = stage.on_client({"model": zeros}, [9, 7, 8], [0, 1, 2])["model"]
+    one = gaussian.on_client({"model": zeros}, [7, 8, 9], [0, 1, 2])["model"]
+    two = gaussian.on_client({"model": zeros}, [9, 7, 8], [0, 1, 2])["model"]
     assert torch.equal(one[[2, 0, 1]], two)
     assert not torch.equal(one[0], one[1])
 
 
 @pytest.mark.parametrize("weights", [[0.25] * 4, [0.7, 0.2, 0.1], [1.0]])
-def test_noise_at_the_centre_goes_with_the_largest_weight(weights: list[float]) -> None:
+def test_noise_at_the_server_is_proportional_to_the_largest_weight(weights: list[float]) -> None:
     """That is how far one client, clipped, can move the weighted mean."""
-    noise = Gaussian(clip=2.0, noise=0.5).receive(torch.zeros(MANY), len(weights), weights, 3)
+    gaussian = Gaussian(clip=2.0, noise=0.5)
+    noise = gaussian.on_server(torch.zeros(MANY), at_server(weights, 3))
     wanted = 0.5 * 2.0 * max(weights)
     assert abs(float(noise.std()) - wanted) < 5 * wanted / math.sqrt(2 * MANY)
-    assert torch.equal(noise, Gaussian(clip=2.0, noise=0.5).receive(torch.zeros(MANY), len(weights), weights, 3))
-    assert not torch.equal(noise, Gaussian(clip=2.0, noise=0.5).receive(torch.zeros(MANY), len(weights), weights, 4))
+    assert torch.equal(noise, gaussian.on_server(torch.zeros(MANY), at_server(weights, 3)))
+    assert not torch.equal(noise, gaussian.on_server(torch.zeros(MANY), at_server(weights, 4)))
 
 
 def test_each_end_leaves_the_noise_to_the_other() -> None:
     short, average = torch.full((1, 4), 0.1), torch.ones(4)
     assert torch.equal(Gaussian(clip=1.0, where="server").on_client({"model": short}, [1], [0])["model"], short)
-    assert torch.equal(Gaussian(clip=1.0, where="client").receive(average, 2, [0.5, 0.5], 1), average)
-    assert torch.equal(Gaussian(clip=1.0, noise=0.0).receive(average, 2, [0.5, 0.5], 1), average)
+    assert torch.equal(Gaussian(clip=1.0, where="client").on_server(average, at_server([0.5, 0.5], 1)), average)
+    assert torch.equal(Gaussian(clip=1.0, noise=0.0).on_server(average, at_server([0.5, 0.5], 1)), average)
 
 
 @pytest.mark.parametrize(
     "fields", [{"clip": 0.0}, {"clip": -1.0}, {"clip": math.inf}, {}, {"clip": 1.0, "noise": -0.1}]
 )
-def test_what_cannot_work(fields: dict[str, Any]) -> None:
+def test_bad_settings_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(SettingError, match="gaussian"):
         Gaussian(**fields)
 
@@ -89,22 +94,22 @@ def test_private_layers_get_no_noise(where: str) -> None:
         transforms=[{"kind": "gaussian", "clip": 1.0, "noise": 0.5, "where": where}], aggregation=EqualWeighted()
     )
     run = simulate(recipe, classified(6, 7), model, rounds=1)
-    community = run.model()
-    assert torch.equal(community[1].weight, model[1].weight)
-    assert float((community[0].weight - model[0].weight).detach().abs().min()) > 1e-6
+    shared = run.model()
+    assert torch.equal(shared[1].weight, model[1].weight)
+    assert float((shared[0].weight - model[0].weight).detach().abs().min()) > 1e-6
 
 
 def test_no_update_of_a_run_is_longer_than_the_clip() -> None:
     model = seeded(lambda: torch.nn.Linear(4, 2))
     free = simulate(recipes.fedavg(lr=0.5), classified(9, 12), model, rounds=2)
     clip = 0.5 * min(row["norm"] for row in free.results)
-    stage = {"kind": "gaussian", "clip": clip, "noise": 0.0}
-    run = simulate(recipes.fedavg(lr=0.5).with_(transforms=[stage]), classified(9, 12), model, rounds=2)
+    gaussian = {"kind": "gaussian", "clip": clip, "noise": 0.0}
+    run = simulate(recipes.fedavg(lr=0.5).with_(transforms=[gaussian]), classified(9, 12), model, rounds=2)
     assert [row["norm"] for row in run.results] == pytest.approx([clip] * 4, rel=1e-4)
 
 
 @pytest.mark.parametrize(
-    "answers",
+    "components",
     [
         {"transforms": [{"kind": "gaussian", "clip": 1.0, "noise": 5.0, "where": "server"}]},
         {"transforms": [{"kind": "gaussian", "clip": 1.0, "noise": 5.0, "where": "client"}]},
@@ -112,9 +117,9 @@ def test_no_update_of_a_run_is_longer_than_the_clip() -> None:
     ],
     ids=["noise at the server", "noise at clients", "Adam"],
 )
-def test_running_variances_stay_variances(answers: dict[str, Any]) -> None:
+def test_running_variances_stay_variances(components: dict[str, Any]) -> None:
     """Noise, and steps that are not averages, would take batch norm's variances below zero and outputs to NaN."""
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2))
-    run = simulate(recipes.fedavg(lr=0.1).with_(**answers), classified(20, 20, 20), model, rounds=4)
+    run = simulate(recipes.fedavg(lr=0.1).with_(**components), classified(20, 20, 20), model, rounds=4)
     assert float(run.model()[1].running_var.min()) >= 0.0
     assert all(math.isfinite(row["value"]) for row in run.scores)

@@ -1,4 +1,4 @@
-"""Who is asked: seeded, without repetition, the same for every recipe of a comparison."""
+"""Which clients are selected: seeded, without repetition, the same for every recipe of a comparison."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from .fakes import few
 NO: st.SearchStrategy[list[int]] = st.just([])
 
 
-def view(offered: int, busy: int = 0, waiting: int = 0, failed: int = 0, asked: int | None = None) -> ServerView:
-    """Nothing was committed yet, so everybody at work was asked since the last commit."""
-    asked = busy + waiting + failed if asked is None else asked
-    return ServerView(0, 0.0, 0.0, offered, offered - busy, busy, asked, busy, waiting, failed)
+def view(available: int, busy: int = 0, waiting: int = 0, failed: int = 0) -> ServerView:
+    """Before the first step, so all tasks under way were sent since the last one."""
+    requested = busy + waiting + failed
+    return ServerView(0, 0.0, 0.0, available, available - busy, busy, requested, busy, waiting, failed)
 
 
 @few
@@ -43,7 +43,7 @@ def test_choices_differ_over_versions_and_seeds() -> None:
     assert len(set(choices)) == len(choices)
 
 
-def test_everybody_has_the_same_chance() -> None:
+def test_all_clients_have_the_same_chance() -> None:
     """2000 draws of 5 out of 20: each count is binomial(2000, 1/4), of standard deviation 19.4; five of those."""
     counts = [0] * 20
     for version in range(2000):
@@ -61,26 +61,26 @@ def test_a_whole_number_counts_clients(cohort: int, known: int) -> None:
 
 @few
 @given(st.floats(0.001, 1.0), st.integers(1, 2000))
-def test_a_fraction_is_a_share_of_those_that_are_there(share: float, known: int) -> None:
+def test_a_fraction_is_a_share_of_the_available_clients(share: float, known: int) -> None:
     size = cohort_size(share, known)
     assert 1 <= size <= known
     assert abs(size - share * known) <= 0.5 or size == 1
     assert Synchronous(cohort=share).num_to_request(view(known)) == size
 
 
-def test_one_client_is_not_all_of_them() -> None:
+def test_one_client_differs_from_a_share_of_one() -> None:
     assert Synchronous(cohort=1).num_to_request(view(9)) == 1
     assert Synchronous(cohort=1.0).num_to_request(view(9)) == 9
     assert Synchronous(cohort=5.0).num_to_request(view(9)) == 5
 
 
 @pytest.mark.parametrize("cohort", [0, -1, 0.0, -0.5, 1.5, float("nan"), float("inf"), "many", None])
-def test_sizes_that_make_no_sense(cohort: Any) -> None:
+def test_bad_sizes_are_refused(cohort: Any) -> None:
     with pytest.raises(SettingError, match="cohort"):
         Synchronous(cohort=cohort)
 
 
-def test_nobody_is_there() -> None:
+def test_nobody_is_available() -> None:
     for scheduling in (Synchronous(cohort=0.5), Synchronous(cohort=3), Asynchronous()):
         assert scheduling.num_to_request(view(0)) == 0
 
@@ -97,28 +97,28 @@ def test_synchronous_waits_for_all_of_a_cohort() -> None:
 
 @few
 @given(st.integers(1, 30), st.integers(1, 30), st.data())
-def test_asynchronous_keeps_a_number_of_clients_at_work(known: int, cohort: int, data: st.DataObject) -> None:
+def test_asynchronous_keeps_a_number_of_clients_busy(known: int, cohort: int, data: st.DataObject) -> None:
     busy = data.draw(st.integers(0, min(cohort, known)))
     assert busy + Asynchronous(cohort=cohort).num_to_request(view(known, busy=busy)) == min(cohort, known)
 
 
-class TestRoster:
-    """Free clients, by a slow definition beside the quick one."""
+class TestClientPool:
+    """Idle clients, by a slow definition and by the pool's fast one."""
 
     @few
     @given(st.integers(1, 40), st.data())
-    def test_a_choice_is_among_the_free(self, known: int, data: st.DataObject) -> None:
+    def test_a_choice_is_among_the_idle(self, known: int, data: st.DataObject) -> None:
         client_pool, clients = ClientPool(), range(known)
-        for version in range(12):  # clients go to work, come back, and are put aside
-            free = [c for c in clients if c not in client_pool.busy and c not in client_pool.excluded]
+        for version in range(12):  # clients become busy, come back, and are excluded
+            idle = [c for c in clients if c not in client_pool.busy and c not in client_pool.aside]
             assert (
                 client_pool.count(clients)
                 == client_pool.count(list(clients))
-                == (known - len(client_pool.excluded), len(free))
+                == (known - len(client_pool.aside), len(idle))
             )
-            chosen = client_pool.choose(clients, data.draw(st.integers(0, len(free))), 3, version)
+            chosen = client_pool.choose(clients, data.draw(st.integers(0, len(idle))), 3, version)
             assert chosen == sorted(set(chosen))
-            assert set(chosen) <= set(free)
+            assert set(chosen) <= set(idle)
             for client in chosen:
                 client_pool.take(Task(version, client, version, {}))
             for client in data.draw(
@@ -128,7 +128,7 @@ class TestRoster:
                 if data.draw(st.integers(0, 9)) == 0:
                     client_pool.exclude(client, "not finite")
 
-    def test_everybody_free_has_the_same_chance(self) -> None:
+    def test_all_idle_clients_have_the_same_chance(self) -> None:
         """2000 draws of 1 among 15 of 20: binomial(2000, 1/15), of standard deviation 11.2; five of those."""
         client_pool = ClientPool()
         for client in range(0, 20, 4):
@@ -136,29 +136,29 @@ class TestRoster:
         counts = [0] * 20
         for version in range(2000):
             counts[client_pool.choose(range(20), 1, 5, version)[0]] += 1
-        free = [count for client, count in enumerate(counts) if client % 4]
-        assert sum(counts) == sum(free)
-        assert max(abs(count - 2000 / 15) for count in free) < 5 * 11.2
+        idle = [count for client, count in enumerate(counts) if client % 4]
+        assert sum(counts) == sum(idle)
+        assert max(abs(count - 2000 / 15) for count in idle) < 5 * 11.2
 
     def test_a_million_clients_are_cheap(self) -> None:
-        """Time goes with the cohort: 20 asynchronous choices cost less than listing the federation 20 times would."""
-        everybody, client_pool = range(1_000_000), ClientPool()
+        """Time grows with the cohort: 20 asynchronous choices cost less than listing all clients 20 times."""
+        clients, client_pool = range(1_000_000), ClientPool()
         for client in range(0, 500, 5):
             client_pool.take(Task(client, client, 0, {}))
         began = time.process_time()
         for version in range(20):
-            assert len(client_pool.choose(everybody, 100, 0, version)) == 100
-            assert client_pool.count(everybody) == (1_000_000, 999_900)
+            assert len(client_pool.choose(clients, 100, 0, version)) == 100
+            assert client_pool.count(clients) == (1_000_000, 999_900)
         chosen = time.process_time() - began
         began = time.process_time()
         for _ in range(20):
-            list(everybody)
+            list(clients)
         assert chosen < time.process_time() - began
 
 
-def test_a_late_arrival_alone_makes_no_round() -> None:
-    """Everybody else is still busy with the round before, so nobody could be asked."""
+def test_a_late_result_alone_makes_no_round() -> None:
+    """All other clients are still busy with the round before, so none could be asked."""
     scheduling = Synchronous(cohort=2, over_selection=1.5)
-    alone = view(3)._replace(version=1, free=0, busy=2, failed=1)
+    alone = view(3)._replace(version=1, idle=0, busy=2, failed=1)
     assert not scheduling.should_step(alone)
-    assert scheduling.should_step(alone._replace(asked=1))
+    assert scheduling.should_step(alone._replace(requested=1))

@@ -333,9 +333,7 @@ class Sixteen(Transform):
 
 
 @pytest.mark.parametrize("aggregation", [ExampleWeighted(), EqualWeighted()], ids=str)
-@pytest.mark.parametrize(
-    "scheduling", [Synchronous(cohort=2), Asynchronous(cohort=2)], ids=lambda one: one.kind
-)
+@pytest.mark.parametrize("scheduling", [Synchronous(cohort=2), Asynchronous(cohort=2)], ids=lambda one: one.kind)
 def test_stages_run_forwards_at_the_client_and_backwards_at_the_centre(aggregation: Any, scheduling: Any) -> None:
     """2x + 1 is undone by (x - 1) / 2 and by nothing else; in both orders, so that neither is a special case."""
     clients, model = classified(5, 9, 4), seeded(lambda: nn.Linear(4, 2))

@@ -90,9 +90,7 @@ def test_private_numbers_take_time_at_the_first_contact_only() -> None:
     assert [row["time"] for row in run.results] == pytest.approx([first] * 3 + [first + second] * 3)
 
 
-@pytest.mark.parametrize(
-    "scheduling", [{"kind": "synchronous"}, ASYNCHRONOUS], ids=lambda one: one["kind"]
-)
+@pytest.mark.parametrize("scheduling", [{"kind": "synchronous"}, ASYNCHRONOUS], ids=lambda one: one["kind"])
 def test_measuring_takes_no_time_and_changes_nothing(scheduling: dict[str, Any]) -> None:
     fleet = FastSlow(fast=1.0, slow_factor=2.0, latency=0.5, down=100.0)
     recipe = recipes.ditto(batch=2).with_(scheduling=scheduling)
@@ -312,9 +310,7 @@ def test_a_worker_that_is_killed_names_resume() -> None:
 
 
 @pytest.mark.parametrize("stack", [1, 3])
-@pytest.mark.parametrize(
-    "scheduling", [{"kind": "synchronous"}, ASYNCHRONOUS], ids=lambda one: one["kind"]
-)
+@pytest.mark.parametrize("scheduling", [{"kind": "synchronous"}, ASYNCHRONOUS], ids=lambda one: one["kind"])
 def test_a_client_that_diverges_is_refused_and_put_aside(scheduling: dict[str, Any], stack: int) -> None:
     """In a pool of sums, too: nothing of it is in the sum."""
     clients = classified(5, 6, 7)
@@ -354,9 +350,7 @@ class Gauge(Sgd):
 
 
 @pytest.mark.parametrize("stack", [1, 3])
-@pytest.mark.parametrize(
-    "scheduling", [{"kind": "synchronous"}, ASYNCHRONOUS], ids=lambda one: one["kind"]
-)
+@pytest.mark.parametrize("scheduling", [{"kind": "synchronous"}, ASYNCHRONOUS], ids=lambda one: one["kind"])
 def test_other_parts_are_checked_in_a_pool_too(scheduling: dict[str, Any], stack: int) -> None:
     recipe = recipes.fedavg().with_(training=Gauge(), scheduling=scheduling)
     run = simulate(recipe, classified(5, 6, 7), MODEL, rounds=4, simulator={"stack": stack})
