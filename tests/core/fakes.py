@@ -35,7 +35,8 @@ from piebald.queries import Evaluate
 from piebald.recipe import Recipe
 from piebald.server import EvaluationPlan, ServerLoop
 from piebald.training import Sgd
-from piebald.transforms.base import MaskingTransform
+from piebald.training.base import Trainer
+from piebald.transforms.base import MaskingTransform, Transform
 
 # Hypothesis draws the same examples in every run and never fails because a machine is busy.
 few = settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -148,6 +149,29 @@ def parameters(count: int = 3) -> nn.Module:
     return model
 
 
+def client_work(
+    module: nn.Module,
+    trainer: Trainer,
+    transforms: tuple[Transform, ...] = (),
+    *,
+    private: Sequence[str] = (),
+    seed: int = 0,
+) -> ClientWork:
+    """The work of clients with a classification model."""
+    layout = Layout.of(module, private)
+    return ClientWork(
+        model=module,
+        layout=layout,
+        initial=layout.flatten(module),
+        objective=OBJECTIVES["classification"],
+        seed=seed,
+        shape=(),
+        outputs=(),
+        trainer=trainer,
+        transforms=transforms,
+    )
+
+
 def make_server(
     recipe: Recipe,
     runtime: FakeRuntime,
@@ -160,10 +184,7 @@ def make_server(
 ) -> tuple[ServerLoop, MemoryRecorder]:
     """A server loop over a fake runtime, not yet run."""
     module = model or parameters()
-    layout = Layout.of(module, private)
-    work = ClientWork(
-        module, layout, layout.flatten(module), recipe.training, recipe.transforms, OBJECTIVES["classification"], seed
-    )
+    work = client_work(module, recipe.training, recipe.transforms, private=private, seed=seed)
     recorder = MemoryRecorder()
     made = ServerLoop(
         recipe,

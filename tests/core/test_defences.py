@@ -407,5 +407,5 @@ def test_what_cannot_work(kind: str, fields: dict[str, object]) -> None:
 
 
 def test_robust_weighings_see_no_secure_sum() -> None:
-    with pytest.raises(SettingError, match="median needs single updates"):
+    with pytest.raises(SettingError, match="median needs individual updates"):
         recipes.fedavg().with_(transforms=[FakeMasking()], aggregation=weigh.Median())

@@ -1,4 +1,4 @@
-"""DP-SGD: whose gradients are clipped, what noise is added, who is in a batch, and what opacus makes of the same."""
+"""DP-SGD: which gradients are clipped, what noise is added, which rows are in a batch, and the same by opacus."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import piebald
 from piebald import recipes
 from piebald.contracts import RowPrivacy, SgdConfig
 from piebald.errors import SettingError
-from piebald.parameters import Layout
 from piebald.runtimes.engines.row_loader import batches
 from piebald.training import DpSgd
 
-from .fakes import classified, federation, seeded, simulate
+from .fakes import classified, client_work, federation, seeded, simulate
 
 ROWS = 24
 SIZE = 8
@@ -50,9 +48,9 @@ def images(*sizes: int, seed: int = 3) -> Any:
     return federation(*pairs, classes=["a", "b", "c"])
 
 
-def one_step(model: nn.Module, clients: Any, lr: float = 1.0, **rule: Any) -> Tensor:
+def one_step(model: nn.Module, clients: Any, lr: float = 1.0, **settings: Any) -> Tensor:
     """What one step of DP-SGD changes in the first client's model [p]."""
-    recipe = recipes.dp_sgd(lr=lr, steps=1, batch=ROWS, **rule)
+    recipe = recipes.dp_sgd(lr=lr, steps=1, batch=ROWS, **settings)
     run = simulate(recipe, clients, model, rounds=1, seed=1)
     return run.work.layout.flatten(run.model()) - run.work.initial
 
@@ -66,10 +64,10 @@ def test_the_clipped_sum_is_that_of_opacus(clip: float) -> None:
     rows = clients.rows(0, "train")
     theirs = opacus.GradSampleModule(seeded(convolutional), loss_reduction="sum")
     nn.functional.cross_entropy(theirs(rows.x.requires_grad_()), rows.y, reduction="sum").backward()
-    vectors = [parameter.grad_sample for parameter in theirs.parameters()]
-    norms = torch.stack([part.flatten(1).norm(dim=1) for part in vectors]).norm(dim=0)
+    gradients = [parameter.grad_sample for parameter in theirs.parameters()]
+    norms = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients]).norm(dim=0)
     share = (clip / norms).clamp(max=1.0)
-    summed = torch.cat([torch.tensordot(share, part, 1).flatten() for part in vectors])
+    summed = torch.cat([torch.tensordot(share, gradient, 1).flatten() for gradient in gradients])
     torch.testing.assert_close(mine, -summed / ROWS, atol=1e-5, rtol=1e-4)
 
 
@@ -86,7 +84,7 @@ def test_models_that_vmap_cannot_take_give_the_same_one_row_at_a_time() -> None:
 
 
 def test_one_row_moves_a_step_by_no_more_than_the_clip() -> None:
-    """Whatever it is: its neighbours' gradients are as they were, and its own is as long as the clip at most."""
+    """Other rows' gradients stay the same, and its own is at most as long as the clip."""
     model, clients = seeded(lambda: nn.Linear(4, 2)), classified(ROWS)
     before = one_step(model, clients, clip=0.2, noise=0.0)
     clients.x[5] = torch.tensor([1e4, -1e4, 3e3, 0.0])
@@ -123,8 +121,8 @@ def test_a_private_layer_is_hidden_as_well(tmp_path: Path) -> None:
 
 def test_batches_are_poisson_samples() -> None:
     """Each row by itself with probability batch / rows: sizes are binomial, and some batches are empty."""
-    places, descent = np.arange(100), SgdConfig(lr=0.1, batch=2, steps=4000, privacy=RowPrivacy(1.0, 1.0))
-    drawn = list(batches(places, descent, False, 1, "site", 0))
+    places, config = np.arange(100), SgdConfig(lr=0.1, batch=2, steps=4000, privacy=RowPrivacy(1.0, 1.0))
+    drawn = list(batches(places, config, False, 1, "site", 0))
     sizes = np.array([len(batch) for batch in drawn])
     assert len(drawn) == 4000
     assert abs(sizes.mean() - 2) < 5 * math.sqrt(100 * 0.02 * 0.98 / 4000)
@@ -140,11 +138,11 @@ def test_clients_of_every_size_take_part_in_a_stack() -> None:
     """A client with one row, one with none, empty batches: the same numbers as one after another."""
     clients, model = classified(1, 40, 0, 7, 23), seeded(lambda: nn.Linear(4, 2))
     recipe = recipes.dp_sgd(lr=0.3, epochs=3, batch=2, noise=0.7, momentum=0.5, keep_momentum=True, mu=0.3)
-    lean, stacked = (
+    one_by_one, stacked = (
         simulate(recipe, clients, model, rounds=3, simulator={"engine": engine, "stack": 5})
         for engine in ("sequential", "vmapped")
     )
-    one, two = (run.work.layout.flatten(run.model()) for run in (lean, stacked))
+    one, two = (run.work.layout.flatten(run.model()) for run in (one_by_one, stacked))
     torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-4)
 
 
@@ -194,7 +192,7 @@ def test_bad_settings_are_refused(wrong: dict[str, Any]) -> None:
         DpSgd(**wrong)
 
 
-def test_the_fastest_engine_is_found_for_it() -> None:
+def test_the_fastest_engine_is_chosen() -> None:
     run = simulate(
         recipes.dp_sgd(lr=0.1, batch=4),
         classified(*[20] * 6),
@@ -206,13 +204,10 @@ def test_the_fastest_engine_is_found_for_it() -> None:
 
 
 def test_a_real_sites_noise_is_not_made_from_the_runs_seed() -> None:
-    """The server knows that one, and could subtract the noise."""
-    from piebald.objective import OBJECTIVES
+    """The server knows that seed, and could subtract the noise."""
     from piebald.runtimes.federation.policy import Policy
-    from piebald.runtimes.federation.task_runner import Prepared, TaskRunner
+    from piebald.runtimes.federation.task_runner import SiteClient, TaskRunner
 
-    model, rule = seeded(lambda: nn.Linear(4, 2)), DpSgd(noise=1.0)
-    layout = Layout.of(model)
-    work = piebald.contracts.ClientWork(model, layout, layout.flatten(model), rule, (), OBJECTIVES["classification"], 7)
-    prepared = Prepared(work, classified(8, 8), 0)
+    work = client_work(seeded(lambda: nn.Linear(4, 2)), DpSgd(noise=1.0), seed=7)
+    prepared = SiteClient(work, classified(8, 8), 0)
     assert TaskRunner(prepared, Policy(), "cpu", secret=12345).work.seed == 12345

@@ -1,4 +1,4 @@
-"""Paces without rounds, the community cache, validation weighting and adaptive frequency, against plain definitions."""
+"""Schedulers without rounds, the model cache, validation weighting and adaptive frequency, by plain definitions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from piebald.training import AdaptiveFrequency, Sgd
 
 from .fakes import SGD, ByParity, FakeRuntime, classified, few, make_server, simulate, update
 
-PARTS: dict[str, Any] = {
+COMPONENTS: dict[str, Any] = {
     "training": SGD,
     "sharing": Full(),
     "clustering": SingleCluster(),
@@ -40,26 +40,26 @@ PARTS: dict[str, Any] = {
 }
 
 
-def recipe(**answers: Any) -> Recipe:
-    return Recipe(**COMPONENTS | {"scheduling": Asynchronous(), "server_optimizer": ServerSgd()} | answers)
+def recipe(**components: Any) -> Recipe:
+    return Recipe(**COMPONENTS | {"scheduling": Asynchronous(), "server_optimizer": ServerSgd()} | components)
 
 
 def ones(task: Task) -> Update:
     return update(1.0, 1.0, 1.0)
 
 
-def commits(recorder: Any) -> list[tuple[float, list[int]]]:
-    """The time of each commit and the clients that counted in it."""
+def steps(recorder: Any) -> list[tuple[float, list[int]]]:
+    """The time of each step and the clients whose updates counted in it."""
     rows = [row for row in recorder.rows if row["status"] == "ok"]
     return [
         (step["time"], [row["client"] for row in rows if row["version"] == step["version"]]) for step in recorder.steps
     ]
 
 
-# ----------------------------------------------------------------------------------------------------------------- pace
+# ------------------------------------------------------------------------------------------------------------------- scheduling
 
 
-def test_learners_last_models_on_disk_change_nothing() -> None:
+def test_last_models_on_disk_change_nothing() -> None:
     model, ends = nn.Linear(4, 2), []
     for memory in (0, 1 << 30):
         kept = recipes.async_fedavg().with_(server_optimizer=CachedAverage(memory=memory))
@@ -67,16 +67,16 @@ def test_learners_last_models_on_disk_change_nothing() -> None:
     assert ends[0].equal(ends[1])
 
 
-def test_buffered_steps_at_every_k_arrivals() -> None:
+def test_buffered_steps_at_every_k_results() -> None:
     """Delays 1, 2 and 5: results at 1 (0), 2 (0, 1), 3 (0), 4 (0, 1), 5 (0, 2)."""
     runtime = FakeRuntime(3, ones, delay=lambda a: [1.0, 2.0, 5.0][a.client])
     server, recorder = make_server(recipe(scheduling=Buffered(buffer_size=3)), runtime, rounds=3)
     server.run()
-    assert [time for time, _ in commits(recorder)] == [2.0, 4.0, 6.0]
-    assert sorted(client for _, clients in commits(recorder) for client in clients) == [0] * 5 + [1] * 3 + [2]
+    assert [time for time, _ in steps(recorder)] == [2.0, 4.0, 6.0]
+    assert sorted(client for _, clients in steps(recorder) for client in clients) == [0] * 5 + [1] * 3 + [2]
 
 
-def test_a_client_that_trains_twice_on_one_version_draws_anew() -> None:
+def test_a_client_that_trains_twice_on_one_version_draws_other_numbers() -> None:
     runtime = FakeRuntime(2, ones, delay=lambda a: [1.0, 10.0][a.client])
     server, _ = make_server(recipe(scheduling=Buffered(buffer_size=4)), runtime, rounds=2)
     server.run()
@@ -90,15 +90,15 @@ def test_deadline_keeps_late_updates_with_their_staleness() -> None:
     runtime = FakeRuntime(3, ones, delay=lambda a: [1.0, 2.0, 5.0][a.client])
     server, recorder = make_server(recipe(scheduling=Deadline(seconds=3.0)), runtime, rounds=4)
     server.run()
-    assert commits(recorder) == [(3.0, [0, 1]), (5.0, [0, 1, 2]), (8.0, [0, 1]), (10.0, [0, 1, 2])]
+    assert steps(recorder) == [(3.0, [0, 1]), (5.0, [0, 1, 2]), (8.0, [0, 1]), (10.0, [0, 1, 2])]
     assert [row["staleness"] for row in recorder.rows if row["client"] == 2] == [1, 1]
 
 
-def test_deadline_waits_for_the_first_where_nobody_is_in_time() -> None:
+def test_deadline_waits_for_the_first_result_where_none_is_in_time() -> None:
     runtime = FakeRuntime(2, ones, delay=lambda a: [7.0, 8.0][a.client])
     server, recorder = make_server(recipe(scheduling=Deadline(seconds=3.0)), runtime, rounds=2)
     server.run()
-    assert commits(recorder) == [(7.0, [0]), (10.0, [1])]
+    assert steps(recorder) == [(7.0, [0]), (10.0, [1])]
 
 
 def test_over_selection_leaves_stragglers_out() -> None:
@@ -106,7 +106,7 @@ def test_over_selection_leaves_stragglers_out() -> None:
     runtime = FakeRuntime(4, ones, delay=lambda a: [1.0, 2.0, 3.0, 10.0][a.client])
     server, recorder = make_server(recipe(scheduling=Synchronous(cohort=3, over_selection=4 / 3)), runtime, rounds=4)
     server.run()
-    assert commits(recorder) == [(3.0, [0, 1, 2]), (6.0, [0, 1, 2]), (9.0, [0, 1, 2]), (12.0, [0, 1, 2])]
+    assert steps(recorder) == [(3.0, [0, 1, 2]), (6.0, [0, 1, 2]), (9.0, [0, 1, 2]), (12.0, [0, 1, 2])]
     late = [row for row in recorder.rows if row["status"] == "late"]
     assert [(row["client"], row["time"], row["weight"]) for row in late] == [(3, 10.0, 0.0)]
     assert sum(a.client == 3 for a in runtime.sent) == 1
@@ -127,7 +127,7 @@ def test_updates_that_are_too_old_are_not_used(scheduling: Any) -> None:
     assert all(row["staleness"] <= 2 for row in recorder.rows if row["status"] == "ok")
 
 
-def test_learners_that_vanish_come_back_and_join_late() -> None:
+def test_clients_that_leave_return_and_join_late() -> None:
     """Client 1 is there from 0 to 2.5 and from 10; client 2 joins at 5.  Nothing hangs, one task is lost."""
     clients = classified_federation()
     run = piebald.run(
@@ -164,7 +164,7 @@ def all_day(on: Any, now: float) -> bool:
 def classified_federation(
     sizes: tuple[int, ...] = (20, 20, 20), validation: int = 5, classes: int = 2
 ) -> PooledClients:
-    """Clients with training, validation and test rows of classes that a line can tell apart."""
+    """Clients with training, validation and test rows of classes that a linear model can separate."""
     draw = np.random.default_rng(3)
     whole = sum(sizes) + len(sizes) * (validation + 5)
     y = draw.integers(0, classes, whole)
@@ -177,7 +177,7 @@ def classified_federation(
     return PooledClients(torch.from_numpy(x), torch.from_numpy(y), lists, classes=list("abcdef"[:classes]))
 
 
-# ------------------------------------------------------------------------------------------------------- weigh and step
+# ------------------------------------------------------------------------------------------------------- ---- aggregation
 
 
 def test_staleness_functions_are_those_of_the_paper() -> None:
@@ -200,17 +200,19 @@ def test_fedasync_mixes_models() -> None:
         local = models[sent[row["id"]]] + 1.0 + row["client"]
         alpha = 0.5 / (row["staleness"] + 1)
         models.append((1 - alpha) * models[-1] + alpha * local)
-    assert server.cluster_models.group(0).model.tolist() == pytest.approx([models[-1]] * 3)
+    assert server.cluster_models.cluster(0).model.tolist() == pytest.approx([models[-1]] * 3)
 
 
-def test_a_stale_update_moves_the_community_less_and_nobody_makes_up_for_it() -> None:
+def test_a_stale_update_moves_the_global_model_less() -> None:
     runtime = FakeRuntime(2, ones, delay=lambda a: [1.0, 2.5][a.client])
     server, recorder = make_server(recipe(aggregation=StalenessWeighted(a=1.0)), runtime, rounds=5)
     server.run()
     assert [row["weight"] for row in recorder.rows] == [
         pytest.approx(1 / (row["staleness"] + 1)) for row in recorder.rows
     ]
-    assert server.cluster_models.group(0).model.tolist() == pytest.approx([sum(r["weight"] for r in recorder.rows)] * 3)
+    assert server.cluster_models.cluster(0).model.tolist() == pytest.approx(
+        [sum(r["weight"] for r in recorder.rows)] * 3
+    )
 
 
 @few
@@ -220,9 +222,9 @@ def test_a_stale_update_moves_the_community_less_and_nobody_makes_up_for_it() ->
 )
 def test_the_cache_is_the_mean_of_last_models(swaps: list[tuple[int, float, float]], size: int) -> None:
     cache, last, out = ModelCache(size, TensorStore()), dict[int, tuple[float, float]](), torch.full((size,), 7.0)
-    for learner, weight, value in swaps:
-        cache.swap(learner, weight, torch.full((size,), value), out)
-        last[learner] = weight, value
+    for client, weight, value in swaps:
+        cache.swap(client, weight, torch.full((size,), value), out)
+        last[client] = weight, value
     whole = math.fsum(weight for weight, _ in last.values())
     if whole > 1e-9:
         mean = math.fsum(weight * value for weight, value in last.values()) / whole
@@ -230,47 +232,47 @@ def test_the_cache_is_the_mean_of_last_models(swaps: list[tuple[int, float, floa
 
 
 def test_the_cache_does_not_drift() -> None:
-    """20,000 commits of weights that differ by a factor of a million, against one sum over the last models."""
+    """20,000 swaps of weights that differ by a factor of a million, against one sum over the last models."""
     draw = np.random.default_rng(0)
     cache, out, models, weights = ModelCache(50, TensorStore()), torch.empty(50), {}, {}
     for _ in range(20_000):
-        learner, weight = int(draw.integers(20)), float(10 ** draw.uniform(-3, 3))
-        models[learner] = torch.from_numpy(draw.normal(size=50).astype(np.float32))
-        weights[learner] = weight
-        cache.swap(learner, weight, models[learner], out)
+        client, weight = int(draw.integers(20)), float(10 ** draw.uniform(-3, 3))
+        models[client] = torch.from_numpy(draw.normal(size=50).astype(np.float32))
+        weights[client] = weight
+        cache.swap(client, weight, models[client], out)
     whole = sum(weights.values())
-    mean = sum(weights[learner] * models[learner].double() for learner in models) / whole
+    mean = sum(weights[client] * models[client].double() for client in models) / whole
     assert float((cache.sums / cache.whole - mean).norm() / mean.norm()) < 1e-9
 
 
-def test_a_learner_that_moves_takes_its_model_along() -> None:
-    """Groups by parity, then everybody in one: the cache of the group that was left forgets who went."""
+def test_a_client_that_changes_its_cluster_takes_its_model_along() -> None:
+    """Clusters by parity, after one cluster of all: the cache of a cluster forgets clients that left it."""
 
     def answer(task: Task) -> Update:
         return update(*(task.client - task.vectors["model"]).tolist())
 
     runtime = FakeRuntime(3, answer, delay=lambda a: 1.0 + a.client / 10)
-    server, _ = make_server(recipe(server_optimizer=CachedAverage(), group=ByParity()), runtime, rounds=9)
+    server, _ = make_server(recipe(server_optimizer=CachedAverage(), clustering=ByParity()), runtime, rounds=9)
     server.run()
-    groups = server.cluster_models.groups
-    assert groups[0].model.tolist() == pytest.approx([1.0] * 3)  # of clients 0 and 2
-    assert groups[1].model.tolist() == pytest.approx([1.0] * 3)
-    assert {number: sorted(group.cache.weights) for number, group in groups.items() if group.cache} == {
+    clusters = server.cluster_models.clusters
+    assert clusters[0].model.tolist() == pytest.approx([1.0] * 3)  # of clients 0 and 2
+    assert clusters[1].model.tolist() == pytest.approx([1.0] * 3)
+    assert {number: sorted(one.cache.weights) for number, one in clusters.items() if one.cache} == {
         0: [0, 2],
         1: [1],
     }
 
 
 @pytest.mark.parametrize(
-    ("answers", "words"),
+    ("components", "words"),
     [
         ({"transforms": [{"kind": "gaussian", "clip": 1.0, "where": "server"}]}, "gaussian acts on averages"),
         ({"aggregation": {"kind": "first_update"}}, "first_update weighs updates together"),
     ],
 )
-def test_what_cannot_stand_beside_a_cache_is_refused(answers: Mapping[str, Any], words: str) -> None:
+def test_what_a_cache_cannot_be_combined_with(components: Mapping[str, Any], words: str) -> None:
     with pytest.raises(SettingError, match=words):
-        recipes.async_fedavg().with_(**answers)
+        recipes.async_fedavg().with_(**components)
 
 
 # ------------------------------------------------------------------------------------------------------------------ dvw
@@ -295,7 +297,7 @@ def test_scores_are_those_of_scikit_learn(rows: list[list[int]]) -> None:
     assert found["geometric_mean"] == pytest.approx(math.prod(recalls) ** (1 / len(recalls)), abs=1e-6)
 
 
-def test_weights_are_scores_on_everybodys_validation_rows() -> None:
+def test_weights_are_scores_on_all_clients_validation_rows() -> None:
     """One batched pass gives what N evaluators one by one would: recomputed here with plain torch."""
     clients = classified_federation((30, 12, 7), classes=3)
     done = piebald.run(
@@ -341,7 +343,7 @@ def trained_alone(clients: PooledClients, done: Any, client: int) -> nn.Module:
 
 
 def test_the_exchange_is_counted_as_in_the_paper() -> None:
-    """Metis, figure 9: with ten learners an update costs eleven models down and one up, besides the small answers."""
+    """Metis, figure 9: with ten clients an update costs eleven models down and one up, besides the small answers."""
     clients = classified_federation((12,) * 10)
     model = nn.Linear(3, 2)
     run = piebald.run(
@@ -353,8 +355,8 @@ def test_the_exchange_is_counted_as_in_the_paper() -> None:
     assert sum(row["bytes_up"] for row in run.results) == 5 * size + 5 * 10 * 4 * 4
 
 
-def test_evaluations_take_time_beside_training() -> None:
-    """A model is weighed by a slow device: the commit waits for it, and its training goes on."""
+def test_validation_takes_time_beside_training() -> None:
+    """A model is validated by a slow device: the step waits for the answer, and the device's training goes on."""
     clients = classified_federation((20, 20), validation=6)
     fleet = FastSlow(fast=1.0, slow_factor=60.0, share_slow=0.5, first="fast")
     run = piebald.run(
@@ -376,8 +378,8 @@ BAD_ANSWERS = {
 
 
 @pytest.mark.parametrize("case", BAD_ANSWERS)
-def test_an_evaluator_that_fails_or_lies_is_left_out_and_recorded(case: str) -> None:
-    """Evaluators 0 and 1 say 3 of 4 are right; evaluator 2 says nothing that could be used."""
+def test_an_evaluator_without_a_usable_answer_is_left_out_and_recorded(case: str) -> None:
+    """Evaluators 0 and 1 count 3 of 4 right; evaluator 2 sends no usable answer."""
 
     def answer(task: Task) -> Update | None:
         if task.query is None:
@@ -394,7 +396,7 @@ def test_an_evaluator_that_fails_or_lies_is_left_out_and_recorded(case: str) -> 
         (0, "ok"), (1, "ok"), (2, "lost" if BAD_ANSWERS[case] is None else "refused")
     }  # fmt: skip
     assert all(row["raw_weight"] == pytest.approx(0.75) for row in recorder.rows if row["kind"] == "train")
-    assert sum(step["failed"] for step in recorder.steps) == 3  # one evaluator a commit
+    assert sum(step["failed"] for step in recorder.steps) == 3  # one evaluator a step
 
 
 def test_a_subset_of_evaluators_is_a_seeded_choice() -> None:
@@ -418,7 +420,7 @@ def test_above_chance_and_power_sharpen() -> None:
     assert sharp._sharpened(0.2, 4) == 0.0
 
 
-def test_regression_is_weighed_by_error() -> None:
+def test_weights_of_regression_are_inverse_errors() -> None:
     assert Validate(classes=0).reject_reason(Update({}, 3, 0, {}), None) == "sent no loss"  # type: ignore[arg-type]
     told = [Update({}, 4, 0, {"loss": 0.5}), Update({}, 12, 0, {"loss": 0.1})]
     assert Dvw()._scored(told, 0) == pytest.approx(1 / 0.2)
@@ -436,12 +438,12 @@ def test_without_validation_rows_the_run_is_refused() -> None:
 
 
 class Scripted:
-    """`contracts.ClientContext` whose validation losses are given: one row a client, one column a cycle after the first."""
+    """A client context with given validation losses: a row for each client, a column for each cycle after the first."""
 
     def __init__(self, losses: list[list[float]]) -> None:
         self.losses, self.cycle, self.walks = torch.tensor(losses), -1, 0
 
-    def run_sgd(self, model: Tensor, descent: Any, **_: Any) -> Any:
+    def run_sgd(self, model: Tensor, config: Any, **_: Any) -> Any:
         from piebald.contracts import SgdOutcome
 
         self.walks += 1
@@ -453,9 +455,9 @@ class Scripted:
         return {"loss": self.losses[:, min(self.cycle, self.losses.shape[1] - 1)]}, None
 
 
-def begin(rule: AdaptiveFrequency, count: int, committed: float = 0.0, **memory: Tensor) -> TrainInput:
-    kept = rule.initial_state(torch.zeros(2), 2) | memory
-    stacked = {name: torch.stack([part] * count) for name, part in kept.items()}
+def begin(trainer: AdaptiveFrequency, count: int, committed: float = 0.0, **state: Tensor) -> TrainInput:
+    kept = trainer.initial_state(torch.zeros(2), 2) | state
+    stacked = {name: torch.stack([tensor] * count) for name, tensor in kept.items()}
     told = torch.full((count, 1), committed, dtype=torch.float64)
     return TrainInput(torch.zeros(count, 2), 2, stacked, {}, [0] * count, told, torch.ones(count, 1))
 
@@ -468,25 +470,25 @@ def begin(rule: AdaptiveFrequency, count: int, committed: float = 0.0, **memory:
         ({"vc_loss": 5.0}, [1.0, 0.9, 0.87, 0.1], 2),  # C2: 3.3 percent is too little
         ({"vc_loss": 5.0, "vc_tomb": 1}, [1.0, 0.9, 0.87, 0.8, 0.79], 4),
         ({"cycles": 2}, [1.0, 0.9, 0.8, 0.7], 2),
-        ({}, [math.nan, math.nan, math.nan], 1),  # no validation rows: nothing says that going on pays
+        ({}, [math.nan, math.nan, math.nan], 1),  # no validation rows: nothing shows that another cycle helps
     ],
 )
-def test_a_learner_stops_where_going_on_does_not_pay(
+def test_a_client_stops_where_another_cycle_does_not_help(
     settings: dict[str, Any], losses: list[float], cycles: int
 ) -> None:
-    rule, local = AdaptiveFrequency(**settings), Scripted([losses])
-    learned = rule.train(begin(rule, 1), local)
-    assert local.walks == cycles
-    assert learned.steps.tolist() == [4.0 * cycles]
-    assert learned.model.tolist() == [[cycles] * 2]
+    trainer, context = AdaptiveFrequency(**settings), Scripted([losses])
+    output = trainer.train(begin(trainer, 1), context)
+    assert context.walks == cycles
+    assert output.steps.tolist() == [4.0 * cycles]
+    assert output.model.tolist() == [[cycles] * 2]
 
 
-def test_learners_of_a_stack_stop_each_on_their_own() -> None:
-    rule, local = AdaptiveFrequency(), Scripted([[1.0, 1.1, 0.0, 0.0], [1.0, 0.9, 0.8, 0.8], [1.0, 0.9, 0.9, 0.0]])
-    learned = rule.train(begin(rule, 3), local)
-    assert learned.steps.tolist() == [4.0, 12.0, 8.0]
-    assert learned.model[:, 0].tolist() == [1.0, 3.0, 2.0]
-    assert learned.memory["seen"].flatten().tolist() == [1.0, 3.0, 2.0]
+def test_clients_of_a_stack_stop_one_by_one() -> None:
+    trainer, context = AdaptiveFrequency(), Scripted([[1.0, 1.1, 0.0, 0.0], [1.0, 0.9, 0.8, 0.8], [1.0, 0.9, 0.9, 0.0]])
+    output = trainer.train(begin(trainer, 3), context)
+    assert output.steps.tolist() == [4.0, 12.0, 8.0]
+    assert output.model[:, 0].tolist() == [1.0, 3.0, 2.0]
+    assert output.state["seen"].flatten().tolist() == [1.0, 3.0, 2.0]
 
 
 def test_staleness_beyond_the_median_of_the_first_cycles_stops() -> None:
@@ -494,18 +496,18 @@ def test_staleness_beyond_the_median_of_the_first_cycles_stops() -> None:
     falling = [[1.0 / (1 + cycle) for cycle in range(30)]]
     past = torch.arange(1.0, 21.0) * 10  # median 105
     known = {"staleness": past, "seen": torch.tensor([20.0]), "met": torch.tensor([0.0, 10.0]).double()}
-    rule = AdaptiveFrequency()
-    learned = rule.train(begin(rule, 1, committed=100.0, **known), Scripted(falling))
-    assert learned.steps.tolist() == [12.0]  # 40, 80, 120
-    assert learned.memory["staleness"][0].tolist() == past.tolist()  # only the first twenty set the measure
-    assert learned.memory["met"][0].tolist() == [100.0, 12.0]
+    trainer = AdaptiveFrequency()
+    output = trainer.train(begin(trainer, 1, committed=100.0, **known), Scripted(falling))
+    assert output.steps.tolist() == [12.0]  # 40, 80, 120
+    assert output.state["staleness"][0].tolist() == past.tolist()  # only the first twenty set the measure
+    assert output.state["met"][0].tolist() == [100.0, 12.0]
     patient = AdaptiveFrequency(limit_staleness=False).train(
-        begin(rule, 1, committed=100.0, **known), Scripted(falling)
+        begin(trainer, 1, committed=100.0, **known), Scripted(falling)
     )
     assert patient.steps.tolist() == [80.0]  # all 20 cycles
 
 
-def test_the_controller_tells_how_many_steps_are_behind_a_model() -> None:
+def test_tasks_say_how_many_optimizer_steps_are_behind_a_model() -> None:
     runtime = FakeRuntime(
         2, lambda a: Update(update(1.0, 1.0, 1.0).vectors, 1, 5, {}, 1.0), delay=lambda a: 1.0 + a.client
     )
@@ -517,15 +519,19 @@ def test_the_controller_tells_how_many_steps_are_behind_a_model() -> None:
 
 
 def test_adaptive_training_only_ever_stops_earlier() -> None:
-    """On real arithmetic: with everything forgiven it is plain training for as many epochs."""
+    """On real data: where every failure is forgiven it is plain training for as many epochs."""
     clients = classified_federation((30, 12, 7))
     forgiving = AdaptiveFrequency(cycles=3, vc_tomb=99, limit_staleness=False, lr=0.1)
     stop = {"engine": "sequential", "workers": 0}
     runs = [
         piebald.run(
-            recipes.fedavg().with_(training=rule), clients, nn.Linear(3, 2), rounds=2, runtime=piebald.Simulator(**stop)
+            recipes.fedavg().with_(training=trainer),
+            clients,
+            nn.Linear(3, 2),
+            rounds=2,
+            runtime=piebald.Simulator(**stop),
         )
-        for rule in (forgiving, AdaptiveFrequency(cycles=3, lr=0.1))
+        for trainer in (forgiving, AdaptiveFrequency(cycles=3, lr=0.1))
     ]
     steps = [[row["steps"] for row in run.results if row["kind"] == "train"] for run in runs]
     assert steps[0] == [6, 3, 3] * 2
@@ -579,12 +585,12 @@ def test_target_and_patience_go_by_scores(tmp_path: Any) -> None:
         (7, "stop must be a Stop or a table"),
     ],
 )
-def test_limits_that_make_no_sense(stop: Any, words: str) -> None:
+def test_bad_limits_are_refused(stop: Any, words: str) -> None:
     with pytest.raises(SettingError, match=words):
         piebald.run(recipes.fedavg(), classified_federation(), nn.Linear(3, 2), stop=stop)
 
 
-def test_the_rule_says_how_many_steps_it_takes_at_least() -> None:
+def test_trainers_know_their_least_number_of_steps() -> None:
     assert Sgd(batch=10, epochs=2).min_steps(35) == 6
     assert Sgd(batch=10, steps=4).min_steps(35) == 4
     assert Sgd(batch=10).min_steps(0) == 0

@@ -227,15 +227,15 @@ def base(**answers: Any) -> Recipe:
 CLASHES: dict[str, tuple[dict[str, Any], str]] = {
     "a secure aggregation and Krum": (
         {"transforms": (FakeMasking(),), "aggregation": FirstUpdate()},
-        "fake_masking shows the server only sums but first_update needs single updates: choose another weigh, or drop",
+        "fake_masking shows the server only sums but first_update needs individual updates: choose another aggregation, or drop",
     ),
     "a secure aggregation and groups": (
         {"transforms": [{"kind": "fake_masking"}], "clustering": {"kind": "by_parity"}},
-        "but by_parity needs single updates: choose another group, or drop fake_masking",
+        "but by_parity needs individual updates: choose another clustering, or drop fake_masking",
     ),
     "noise on the model beside a bare variate": (
         {"training": {"kind": "scaffold"}, "transforms": [{"kind": "gaussian", "clip": 1.0}]},
-        "gaussian protects only the model but scaffold also sends 'control': choose another rule, or drop gaussian",
+        "gaussian protects only the model but scaffold also sends 'control': choose another training, or drop gaussian",
     ),
 }
 

@@ -473,14 +473,14 @@ def test_settings_that_cannot_work(fields: dict[str, Any], says: str) -> None:
 CLASHES: dict[str, tuple[Any, str]] = {
     "a median": (
         lambda: recipes.fedavg().with_(aggregation="median", transforms=[SecureAggregation()]),
-        "needs single updates",
+        "needs individual updates",
     ),
     "Krum": (
         lambda: recipes.fedavg().with_(aggregation="krum", transforms=[SecureAggregation()]),
-        "needs single updates",
+        "needs individual updates",
     ),
-    "groups": (lambda: recipes.distfl().with_(transforms=[SecureAggregation()]), "needs single updates"),
-    "K clusters": (lambda: recipes.ifca().with_(transforms=[SecureAggregation()]), "needs single updates"),
+    "groups": (lambda: recipes.distfl().with_(transforms=[SecureAggregation()]), "needs individual updates"),
+    "K clusters": (lambda: recipes.ifca().with_(transforms=[SecureAggregation()]), "needs individual updates"),
     "no rounds": (
         lambda: recipes.fedavg().with_(scheduling={"kind": "buffered", "size": 3}, transforms=[SecureAggregation()]),
         "choose scheduling = 'synchronous'",

@@ -1,4 +1,4 @@
-"""The loop at the server, driven by a fake runtime whose answers and delays are known."""
+"""The server loop, over a fake runtime whose answers and delays are known."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from piebald import recipes
 from piebald.aggregation import EqualWeighted, ExampleWeighted
 from piebald.clustering import SingleCluster
-from piebald.contracts import Task, Update
+from piebald.contracts import StepContext, Task, Update
 from piebald.errors import RuntimeFault
 from piebald.recipe import Recipe
 from piebald.scheduling import Asynchronous, Buffered, Synchronous
@@ -26,7 +26,7 @@ from piebald.transforms.base import Transform
 
 from .fakes import SGD, ByParity, FakeRuntime, classified, make_server, parameters, seeded, simulate, update
 
-PARTS: dict[str, Any] = {
+COMPONENTS: dict[str, Any] = {
     "training": SGD,
     "sharing": Full(),
     "clustering": SingleCluster(),
@@ -34,8 +34,8 @@ PARTS: dict[str, Any] = {
 }
 
 
-def recipe(**answers: Any) -> Recipe:
-    return Recipe(**COMPONENTS | {"scheduling": Synchronous(cohort=1.0), "server_optimizer": ServerSgd()} | answers)
+def recipe(**components: Any) -> Recipe:
+    return Recipe(**COMPONENTS | {"scheduling": Synchronous(cohort=1.0), "server_optimizer": ServerSgd()} | components)
 
 
 def towards(client: int, model: Tensor) -> Update:
@@ -49,7 +49,7 @@ def answer(task: Task) -> Update:
     return towards(task.client, task.vectors["model"])
 
 
-# ----------------------------------------------------------------------------------------------------------------- pace
+# ------------------------------------------------------------------------------------------------------------------- scheduling
 
 
 def test_synchronous_waits_for_the_slowest() -> None:
@@ -58,12 +58,12 @@ def test_synchronous_waits_for_the_slowest() -> None:
     server.run()
     assert [(step["time"], step["arrived"]) for step in recorder.steps] == [(5.0, 3), (10.0, 3)]
     # the mean of the clients' numbers is 1: halfway there, and again
-    assert server.cluster_models.group(0).model.tolist() == pytest.approx([0.75] * 3)
+    assert server.cluster_models.cluster(0).model.tolist() == pytest.approx([0.75] * 3)
     assert [row["client"] for row in recorder.rows] == [0, 1, 2, 0, 1, 2]
     assert all(row["staleness"] == 0 for row in recorder.rows)
 
 
-def test_asynchronous_steps_at_each_arrival() -> None:
+def test_asynchronous_steps_at_each_result() -> None:
     """Delays 1 and 2.5: results of client 0 at 1, 2, 3, 4, 5 and of client 1 at 2.5, 5."""
     runtime = FakeRuntime(2, answer, delay=lambda a: [1.0, 2.5][a.client])
     server, recorder = make_server(recipe(scheduling=Asynchronous()), runtime, rounds=7)
@@ -78,10 +78,10 @@ def test_asynchronous_steps_at_each_arrival() -> None:
         client = row["client"]
         model = model + 0.5 * (client - sent[client])
         sent[client] = model
-    torch.testing.assert_close(server.cluster_models.group(0).model, model)
+    torch.testing.assert_close(server.cluster_models.cluster(0).model, model)
 
 
-def test_arrivals_at_one_instant_come_in_the_order_they_were_sent() -> None:
+def test_results_at_one_instant_come_in_the_order_of_their_tasks() -> None:
     for every in (0, 1):
         runtime = FakeRuntime(4, answer)
         server, recorder = make_server(recipe(scheduling=Asynchronous()), runtime, rounds=12, every=every)
@@ -100,19 +100,21 @@ def test_asynchronous_never_asks_a_client_twice_at_once() -> None:
     spans = [(row["sent"], ended[row["id"]], row["client"]) for row in recorder.rows]
     for sent, end, client in spans:
         assert not any(s < end and sent < e for s, e, c in spans if c == client and (s, e) != (sent, end))
-    for moment in sorted(ended.values()):
-        assert sum(sent < moment <= end for sent, end, _ in spans) <= 3
+    for time in sorted(ended.values()):
+        assert sum(sent < time <= end for sent, end, _ in spans) <= 3
 
 
 @pytest.mark.parametrize("scheduling", [Synchronous(cohort=1.0), Asynchronous()], ids=str)
-def test_a_lost_arrival_does_not_hang(scheduling: Any) -> None:
+def test_a_lost_task_does_not_hang_the_run(scheduling: Any) -> None:
     lost = {2, 5, 6}
     runtime = FakeRuntime(3, lambda a: None if a.id in lost else answer(a), delay=lambda a: 1.0 + a.client)
     server, recorder = make_server(recipe(scheduling=scheduling), runtime, rounds=16)
     server.run()
     assert {row["id"] for row in recorder.rows if row["status"] == "lost"} == lost
     assert all(row["reason"] == "lost" and row["weight"] == 0 for row in recorder.rows if row["status"] == "lost")
-    assert len({row["client"] for row in recorder.rows if row["id"] > 6}) == 3  # those who were lost are asked again
+    assert (
+        len({row["client"] for row in recorder.rows if row["id"] > 6}) == 3
+    )  # clients whose tasks were lost are asked again
     for step in recorder.steps:
         rows = [row for row in recorder.rows if row["version"] == step["version"]]
         assert step["failed"] == sum(row["status"] == "lost" for row in rows)
@@ -120,8 +122,8 @@ def test_a_lost_arrival_does_not_hang(scheduling: Any) -> None:
 
 
 @pytest.mark.parametrize("scheduling", [Asynchronous(), Buffered(buffer_size=2)], ids=str)
-def test_without_rounds_a_failure_is_no_commit_of_its_own(scheduling: Any) -> None:
-    """Client 2 fails three times as often as it answers; rounds, and the staleness of others, count updates alone."""
+def test_without_rounds_a_failure_makes_no_step(scheduling: Any) -> None:
+    """Client 2 fails three times as often as it answers; steps, and the staleness of others, count updates only."""
     runtime = FakeRuntime(
         3, lambda a: None if a.client == 2 and a.id % 4 else answer(a), delay=lambda a: 0.6 + 0.2 * (a.client != 2)
     )
@@ -134,8 +136,8 @@ def test_without_rounds_a_failure_is_no_commit_of_its_own(scheduling: Any) -> No
     assert all(row["staleness"] == row["version"] - 1 - sent[row["id"]] for row in recorder.rows)
 
 
-def test_too_old_an_update_makes_nobody_else_older() -> None:
-    """Four clients of one speed: only one of each wave is fresh, the others are asked again and none is starved."""
+def test_a_stale_update_makes_no_other_update_staler() -> None:
+    """Four clients of one speed: of each wave one update is fresh, the others are asked again and none is starved."""
     runtime = FakeRuntime(4, answer, delay=lambda a: 1.0)
     server, recorder = make_server(recipe(scheduling=Asynchronous(max_staleness=2)), runtime, rounds=40)
     server.run()
@@ -144,19 +146,19 @@ def test_too_old_an_update_makes_nobody_else_older() -> None:
 
 
 @pytest.mark.parametrize("scheduling", [Asynchronous(), Buffered(buffer_size=2), Buffered(buffer_size=9)], ids=str)
-def test_where_everything_fails_a_run_without_rounds_comes_to_an_end(scheduling: Any) -> None:
+def test_a_run_without_rounds_ends_where_every_task_fails(scheduling: Any) -> None:
     server, recorder = make_server(recipe(scheduling=scheduling), FakeRuntime(3, lambda _: None), rounds=4)
     with pytest.raises(RuntimeFault, match="in 4 rounds no update counted"):
         server.run()
     assert [step["failed"] for step in recorder.steps] == [3, 3, 3, 3]
 
 
-def test_a_round_of_which_all_are_lost_moves_nothing() -> None:
+def test_a_round_whose_tasks_are_all_lost_moves_nothing() -> None:
     runtime = FakeRuntime(3, lambda _: None)
     server, recorder = make_server(recipe(server_optimizer=Momentum(beta=0.9)), runtime, rounds=3)
     with pytest.raises(RuntimeFault, match="in 3 rounds no update counted"):
         server.run()
-    assert not server.cluster_models.group(0).model.any()
+    assert not server.cluster_models.cluster(0).model.any()
     assert [step["arrived"] for step in recorder.steps] == [0, 0, 0]
 
 
@@ -165,7 +167,7 @@ def test_a_round_of_which_all_are_lost_moves_nothing() -> None:
 
 def crooked(**changes: Any) -> Update:
     sound = update(1.0, 1.0, 1.0)
-    return Update(**{"parts": sound.vectors, "examples": 1, "steps": 1, "metrics": {}, "norm": 1.0} | changes)
+    return Update(**{"vectors": sound.vectors, "examples": 1, "steps": 1, "metrics": {}, "norm": 1.0} | changes)
 
 
 BAD: dict[str, tuple[Update, str]] = {
@@ -180,7 +182,7 @@ BAD: dict[str, tuple[Update, str]] = {
         crooked(vectors={"model": torch.full((3,), 1e6)}),
         "step of length 1.73e+06 is above the limit of 1e+03",
     ),
-    "an extra part that is not finite": (
+    "an extra vector that is not finite": (
         crooked(vectors={"model": torch.ones(3), "extra": torch.tensor(math.nan)}),
         "extra is not finite",
     ),
@@ -189,7 +191,7 @@ BAD: dict[str, tuple[Update, str]] = {
 
 @pytest.mark.parametrize("case", BAD)
 @pytest.mark.parametrize("scheduling", [Synchronous(cohort=1.0), Asynchronous()], ids=["synchronous", "asynchronous"])
-def test_a_bad_update_is_refused_and_its_client_put_aside(case: str, scheduling: Any) -> None:
+def test_a_bad_update_is_refused_and_its_client_excluded(case: str, scheduling: Any) -> None:
     bad, reason = BAD[case]
     crooked_client = 1
     runtime = FakeRuntime(3, lambda a: bad if a.client == crooked_client else answer(a), delay=lambda a: 1.0 + a.client)
@@ -204,7 +206,7 @@ def test_a_bad_update_is_refused_and_its_client_put_aside(case: str, scheduling:
     alone.answer, alone.clients = answer, lambda: [0, 2]  # type: ignore[method-assign]
     other, _ = make_server(recipe(scheduling=scheduling), alone, rounds=9)
     other.run()
-    torch.testing.assert_close(server.cluster_models.group(0).model, other.cluster_models.group(0).model)
+    torch.testing.assert_close(server.cluster_models.cluster(0).model, other.cluster_models.cluster(0).model)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +218,7 @@ def test_a_bad_update_is_refused_and_its_client_put_aside(case: str, scheduling:
         (torch.tensor([0.0, math.nan, 0.0]), "control is not finite"),
     ],
 )
-def test_what_a_rule_sends_beside_the_model_is_checked_too(variate: Any, reason: str) -> None:
+def test_what_a_trainer_sends_beside_the_model_is_checked_too(variate: Any, reason: str) -> None:
     def reply(task: Task) -> Update:
         good = torch.ones(3)
         sent = variate if task.client == 1 else good
@@ -228,45 +230,45 @@ def test_what_a_rule_sends_beside_the_model_is_checked_too(variate: Any, reason:
     assert [row["client"] for row in refused] == [1]
     assert reason in refused[0]["reason"]
     # C <- c + |S| / N * mean: twice 2/3 of one
-    assert server.cluster_models.group(0).common["control"].tolist() == pytest.approx([4 / 3] * 3)
+    assert server.cluster_models.cluster(0).server_vectors["control"].tolist() == pytest.approx([4 / 3] * 3)
 
 
-def test_when_nobody_is_left_it_says_so() -> None:
+def test_the_error_when_all_clients_are_excluded() -> None:
     runtime = FakeRuntime(3, lambda _: BAD["not a number"][0])
     server, recorder = make_server(recipe(), runtime, rounds=5)
     with pytest.raises(RuntimeFault, match=r"no client is left to ask: all 3 were put aside .* as not finite"):
         server.run()
     assert len(recorder.rows) == 3
-    assert not server.cluster_models.group(0).model.any()
+    assert not server.cluster_models.cluster(0).model.any()
 
 
-def test_when_nobody_is_there_it_says_so() -> None:
+def test_the_error_when_no_client_is_available() -> None:
     server, _ = make_server(recipe(), FakeRuntime(0, answer), rounds=5)
     with pytest.raises(RuntimeFault, match="no client can be asked and none is under way"):
         server.run()
 
 
 def test_the_longest_step_is_that_of_the_model_it_started_from() -> None:
-    """A slow client may go as far as the model allowed that it was sent, however short the model is by now."""
-    pull = {0: 40.0, 1: -0.5, 2: -0.5}
-    runtime = FakeRuntime(3, lambda a: update(*[pull[a.client]] * 3), lambda a: 5.0 if a.client == 0 else 1.0)
+    """The limit comes from the model that the client was sent, however short the model is by now."""
+    towards = {0: 40.0, 1: -0.5, 2: -0.5}
+    runtime = FakeRuntime(3, lambda a: update(*[towards[a.client]] * 3), lambda a: 5.0 if a.client == 0 else 1.0)
     server, recorder = make_server(recipe(scheduling=Asynchronous()), runtime, rounds=9)
     server.check = ResultChecks(longest_step=10.0)
-    server.cluster_models.group(0, torch.full((3,), 7.0))
+    server.cluster_models.cluster(0, torch.full((3,), 7.0))
     server.run()
     slow = next(row for row in recorder.rows if row["client"] == 0)
     assert slow["status"] == "ok"
     assert recorder.steps[slow["version"] - 2]["norm"] * 10 < slow["norm"] < 70 * math.sqrt(3)
 
 
-# --------------------------------------------------------------------------------------------------------------- groups
+# -------------------------------------------------------------------------------------------------------------clusters
 
 
-def test_groups_are_federations_of_their_own() -> None:
-    grouped, recorder = make_server(
+def test_clusters_are_like_separate_federations() -> None:
+    clustered, recorder = make_server(
         recipe(clustering=ByParity(), server_optimizer=Adam(lr=0.1)), FakeRuntime(6, answer), rounds=4
     )
-    grouped.run()
+    clustered.run()
     for parity in (0, 1):
 
         def own(task: Task, parity: int = parity) -> Update:
@@ -274,7 +276,9 @@ def test_groups_are_federations_of_their_own() -> None:
 
         alone, _ = make_server(recipe(server_optimizer=Adam(lr=0.1)), FakeRuntime(3, own), rounds=4)
         alone.run()
-        torch.testing.assert_close(grouped.cluster_models.group(parity).model, alone.cluster_models.group(0).model)
+        torch.testing.assert_close(
+            clustered.cluster_models.cluster(parity).model, alone.cluster_models.cluster(0).model
+        )
     assert [row["grp"] for row in recorder.rows] == [0, 1, 0, 1, 0, 1] * 4
     assert all(step["groups"] == 2 for step in recorder.steps)
     for step in recorder.steps:
@@ -282,13 +286,13 @@ def test_groups_are_federations_of_their_own() -> None:
         assert sum(weights) == pytest.approx(2.0)
 
 
-def test_groups_in_the_simulator_too() -> None:
-    """Where the default pace sums updates before they are grouped, groups would run into one another."""
+def test_clusters_in_the_simulator_too() -> None:
+    """Where the default scheduler summed updates before they are clustered, clusters would be mixed."""
     sizes = (5, 6, 7, 8)
     clients = classified(*sizes)
     model = seeded(lambda: nn.Linear(4, 2))
-    grouped = recipes.fedavg(batch=9).with_(clustering=ByParity())
-    run = simulate(grouped, clients, model, rounds=3)
+    clustered = recipes.fedavg(batch=9).with_(clustering=ByParity())
+    run = simulate(clustered, clients, model, rounds=3)
 
     class Even(type(clients)):  # type: ignore[misc]
         def __len__(self) -> int:
@@ -302,54 +306,54 @@ def test_groups_in_the_simulator_too() -> None:
     torch.testing.assert_close(run.model().weight, alone.model().weight)
 
 
-# --------------------------------------------------------------------------------------------------------------- stages
+# -------------------------------------------------------------------------------------------------------------transforms
 
 
 class Doubled(Transform):
-    """Twice as long on its way."""
+    """Doubles changes at clients, and halves the average."""
 
     def on_client(self, vectors: Any, keys: Any, clients: Any) -> Any:
         return {**vectors, "model": vectors["model"] * 2}
 
-    def receive(self, average: Tensor, count: int, weights: Any, key: int) -> Tensor:
+    def on_server(self, average: Tensor, context: StepContext) -> Tensor:
         return average / 2
 
 
 class Shifted(Transform):
-    """One more on its way."""
+    """Adds one at clients, and subtracts one from the average."""
 
     def on_client(self, vectors: Any, keys: Any, clients: Any) -> Any:
         return {**vectors, "model": vectors["model"] + 1}
 
-    def receive(self, average: Tensor, count: int, weights: Any, key: int) -> Tensor:
+    def on_server(self, average: Tensor, context: StepContext) -> Tensor:
         return average - 1
 
 
 class Sixteen(Transform):
-    """Two bytes a number on the wire."""
+    """Sends two bytes for each number."""
 
     def nbytes(self, vectors: Any) -> int:
-        return 2 * sum(part.numel() for part in vectors.values())
+        return 2 * sum(vector.numel() for vector in vectors.values())
 
 
 @pytest.mark.parametrize("aggregation", [ExampleWeighted(), EqualWeighted()], ids=str)
 @pytest.mark.parametrize("scheduling", [Synchronous(cohort=2), Asynchronous(cohort=2)], ids=lambda one: one.kind)
-def test_stages_run_forwards_at_the_client_and_backwards_at_the_centre(aggregation: Any, scheduling: Any) -> None:
+def test_transforms_run_forwards_at_the_client_and_backwards_at_the_server(aggregation: Any, scheduling: Any) -> None:
     """2x + 1 is undone by (x - 1) / 2 and by nothing else; in both orders, so that neither is a special case."""
     clients, model = classified(5, 9, 4), seeded(lambda: nn.Linear(4, 2))
     plain = recipes.fedavg(lr=0.2).with_(scheduling=scheduling, aggregation=aggregation)
     expected = simulate(plain, clients, model, rounds=4)
-    for stages in ((Doubled(), Shifted()), (Shifted(), Doubled()), (Doubled(), Doubled(), Shifted())):
-        staged = simulate(plain.with_(transforms=stages), clients, model, rounds=4)
-        torch.testing.assert_close(staged.model().weight, expected.model().weight, atol=1e-5, rtol=1e-4)
+    for transforms in ((Doubled(), Shifted()), (Shifted(), Doubled()), (Doubled(), Doubled(), Shifted())):
+        transformed = simulate(plain.with_(transforms=transforms), clients, model, rounds=4)
+        torch.testing.assert_close(transformed.model().weight, expected.model().weight, atol=1e-5, rtol=1e-4)
     backwards = simulate(plain.with_(transforms=(Doubled(),)), clients, model, rounds=4)
     assert backwards.results[0]["norm"] == pytest.approx(2 * expected.results[0]["norm"], rel=1e-4)
 
 
-def test_the_last_stage_says_what_goes_over_the_wire() -> None:
+def test_the_last_transform_determines_the_bytes_sent() -> None:
     clients, model = classified(5, 9), nn.Linear(4, 2)
-    for stages, each in (((Sixteen(),), 2), ((Doubled(), Sixteen()), 2), ((Sixteen(), Doubled()), 4)):
-        run = simulate(recipes.fedavg().with_(transforms=stages), clients, model, rounds=1)
+    for transforms, each in (((Sixteen(),), 2), ((Doubled(), Sixteen()), 2), ((Sixteen(), Doubled()), 4)):
+        run = simulate(recipes.fedavg().with_(transforms=transforms), clients, model, rounds=1)
         assert [row["bytes_up"] for row in run.results] == [10 * each] * 2
 
 
@@ -393,7 +397,7 @@ def test_checkpoints_are_made_only_where_they_outlive_the_run(lasts: bool, monke
 
 @pytest.mark.parametrize("version", range(1, 8))
 @pytest.mark.parametrize("delays", [[0.0] * 4, [1.0, 1.0, 2.0, 2.0]], ids=["instant", "two by two"])
-def test_arrivals_that_wait_to_be_taken_are_in_the_checkpoint(version: int, delays: list[float]) -> None:
+def test_queued_results_are_in_the_checkpoint(version: int, delays: list[float]) -> None:
     """Training that ends while models are measured is queued; a run cut off then must not lose it."""
 
     def fresh() -> tuple[Any, Any]:
@@ -411,7 +415,7 @@ def test_arrivals_that_wait_to_be_taken_are_in_the_checkpoint(version: int, dela
     ids = [(row["id"], row["client"], row["version"], row["staleness"]) for row in recorder.rows]
     resumed = [(row["id"], row["client"], row["version"], row["staleness"]) for row in rest.rows]
     assert [row[1:] for row in resumed] == [row[1:] for row in ids if row[2] > version]
-    assert torch.equal(whole.cluster_models.group(0).model, again.cluster_models.group(0).model)
+    assert torch.equal(whole.cluster_models.cluster(0).model, again.cluster_models.cluster(0).model)
 
 
 def test_the_users_model_is_not_touched() -> None:
@@ -421,8 +425,8 @@ def test_the_users_model_is_not_touched() -> None:
 
 
 @pytest.mark.parametrize("name", ["fedavg", "async_fedavg", "hdafl"])
-def test_a_run_that_is_over_lets_its_clients_go(name: str) -> None:
-    """Without waiting for Python to look for circles: a comparison would pile up data sets meanwhile."""
+def test_a_finished_run_releases_its_clients(name: str) -> None:
+    """Without waiting for the garbage collector: a comparison would pile up data sets meanwhile."""
     clients = classified(12, 9)
     kept = weakref.ref(clients)
     gc.collect()

@@ -1,4 +1,4 @@
-"""The simulator: a virtual clock that keeps hand-made time, client memory, and faults that say whose they are."""
+"""The simulator: its virtual clock against times by hand, clients' state, and errors that name the client."""
 
 from __future__ import annotations
 
@@ -52,19 +52,19 @@ def timed(recipe: Any, fleet: Any, *, sizes: tuple[int, ...] = SIZES, model: Any
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vmapped"])
-def test_arrival_times_by_hand(engine: str) -> None:
+def test_result_times_by_hand(engine: str) -> None:
     """Latency, 40 bytes down, the steps, latency, 40 bytes up; the next round begins when the slowest is there."""
     fleet = Listed(seconds=(1.0, 2.0, 0.5), down=20.0, up=8.0, latency=0.25)
     spent = [0.25 + 40 / 20 + steps * each + 0.25 + 40 / 8 for steps, each in zip(STEPS, fleet.seconds, strict=True)]
     recipe = recipes.fedavg(batch=2)
     run = simulate(recipe, classified(*SIZES), MODEL, simulator={"fleet": fleet, "engine": engine}, rounds=3)
-    for number, commit in enumerate(run.rounds):
+    for number, step in enumerate(run.rounds):
         began = number * max(spent)
-        rows = [row for row in run.results if row["version"] == commit["version"]]
+        rows = [row for row in run.results if row["version"] == step["version"]]
         assert [(row["sent"], row["time"]) for row in rows] == [
             (pytest.approx(began), pytest.approx(began + own)) for own in spent
         ]
-        assert commit["time"] == pytest.approx(began + max(spent))
+        assert step["time"] == pytest.approx(began + max(spent))
 
 
 def test_asynchronous_clients_keep_their_own_time() -> None:
@@ -115,7 +115,7 @@ def test_a_slow_device_takes_its_factor() -> None:
 
 
 def test_clients_are_asked_within_their_intervals_only() -> None:
-    """What is under way when a device goes off breaks off there and then."""
+    """A task under way ends when its device goes off."""
     on = ((2.0, 4.0), (10.0, 11.0), (30.0, 99.0))
     run = timed(recipes.fedavg(batch=9), Homogeneous(seconds_per_step=1.5, on=on), rounds=5)
     # 2 and 3.5 in the first interval, 10 in the second, 30 and 31.5 in the third; a step from 3.5 or 10 is too late
@@ -124,7 +124,7 @@ def test_clients_are_asked_within_their_intervals_only() -> None:
     assert [row["arrived"] > 0 for row in run.rounds] == [True, False, False, True, True]
 
 
-def test_when_nobody_comes_on_again_it_says_so() -> None:
+def test_the_error_when_no_device_comes_on_again() -> None:
     with pytest.raises(RuntimeFault, match="no client can be asked and none is under way"):
         timed(recipes.fedavg(batch=9), Homogeneous(seconds_per_step=1.0, on=((0.0, 1.5),)), rounds=9)
 
@@ -148,7 +148,7 @@ def test_all_are_lost(tmp_path: Path) -> None:
     assert {(row["version"], row["client"]) for row in run.scores} == {(v, c) for v in range(4) for c in range(3)}
 
 
-def test_the_share_that_is_lost_and_that_it_belongs_to_client_and_round() -> None:
+def test_lost_tasks_have_the_right_share_and_depend_on_client_and_round_only() -> None:
     """400 tasks at 0.3: 120 are lost, give or take 5 standard deviations of 9.2; the same for every recipe."""
     fleet = Homogeneous(dropout=0.3)
     lost = []
@@ -162,11 +162,11 @@ def test_the_share_that_is_lost_and_that_it_belongs_to_client_and_round() -> Non
     assert {(row["version"], row["client"]) for row in other.results if row["status"] == "lost"} != lost[0]
 
 
-# --------------------------------------------------------------------------------------------------------------- memory
+# ----------------------------------------------------------------------------------------------------------------- client state
 
 
 @pytest.mark.parametrize("method", ["ditto", "hdafl", "scaffold"])
-def test_memory_on_disk_is_memory(method: str) -> None:
+def test_client_state_on_disk_is_the_same(method: str) -> None:
     model = seeded(lambda: nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)))
     runs = [
         simulate(recipes.make(method, cohort=3, batch=4), classified(5, 7, 4, 6), model, rounds=5, simulator=where)
@@ -213,9 +213,9 @@ def test_a_million_clients_of_which_a_hundred_take_part() -> None:
     assert peak < 4 << 30
 
 
-# --------------------------------------------------------------------------------------------------------------- faults
+# --------------------------------------------------------------------------------------------------------------- errors
 
-POISON = 1e6  # a row that starts with this is the one that hurts
+POISON = 1e6  # every number of a row that the model fails on
 HERE = os.getpid()
 
 
@@ -234,7 +234,7 @@ def poisoned(client: int, *sizes: int) -> PooledClients:
 
 
 def stumbling(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy of two classes that cannot cope with the third."""
+    """Cross-entropy of two classes, which fails on a third."""
     if bool((targets == 2).any()):
         raise ZeroDivisionError("no such class")
     return cross_entropy(outputs, targets)
@@ -296,7 +296,7 @@ def test_a_mask_that_is_not_finite_is_refused_first() -> None:
 
 
 def killing(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy that no worker survives."""
+    """Cross-entropy that kills the worker process."""
     if os.getpid() != HERE:
         os.kill(os.getpid(), signal.SIGKILL)
     return cross_entropy(outputs, targets)
@@ -311,8 +311,8 @@ def test_a_worker_that_is_killed_names_resume() -> None:
 
 @pytest.mark.parametrize("stack", [1, 3])
 @pytest.mark.parametrize("scheduling", [{"kind": "synchronous"}, ASYNCHRONOUS], ids=lambda one: one["kind"])
-def test_a_client_that_diverges_is_refused_and_put_aside(scheduling: dict[str, Any], stack: int) -> None:
-    """In a pool of sums, too: nothing of it is in the sum."""
+def test_a_client_that_diverges_is_refused_and_excluded(scheduling: dict[str, Any], stack: int) -> None:
+    """Also where updates are summed early: nothing of it is in the sum."""
     clients = classified(5, 6, 7)
     clients.x[5:11] *= 1e25  # client 1
     recipe = recipes.fedavg(batch=2, epochs=3).with_(scheduling=scheduling)
@@ -341,17 +341,20 @@ class Gauge(Sgd):
     def server_vectors(self, shared: int) -> dict[str, Tensor]:
         return {"gauge": torch.zeros(1)}
 
-    def update_server_vectors(self, common: Any, mean: Any, arrived: int, known: int) -> dict[str, Tensor]:
-        return dict(mean)
+    def update_server_vectors(self, vectors: Any, means: Any, context: Any) -> dict[str, Tensor]:
+        return dict(means)
 
-    def train(self, start: Any, local: Any) -> TrainOutput:
-        gauge = torch.where(start.examples == 6, torch.nan, start.examples)
-        return self.output(self.run_sgd(start, local), vectors={"gauge": gauge})
+    def uploads(self) -> tuple[str, ...]:
+        return ("gauge",)
+
+    def train(self, inputs: Any, context: Any) -> TrainOutput:
+        gauge = torch.where(inputs.examples == 6, torch.nan, inputs.examples)
+        return self.output(self.run_sgd(inputs, context), vectors={"gauge": gauge})
 
 
 @pytest.mark.parametrize("stack", [1, 3])
 @pytest.mark.parametrize("scheduling", [{"kind": "synchronous"}, ASYNCHRONOUS], ids=lambda one: one["kind"])
-def test_other_parts_are_checked_in_a_pool_too(scheduling: dict[str, Any], stack: int) -> None:
+def test_other_vectors_are_checked_where_updates_are_summed_early(scheduling: dict[str, Any], stack: int) -> None:
     recipe = recipes.fedavg().with_(training=Gauge(), scheduling=scheduling)
     run = simulate(recipe, classified(5, 6, 7), MODEL, rounds=4, simulator={"stack": stack})
     refused = [(row["client"], row["reason"]) for row in run.results if row["status"] == "refused"]
@@ -359,7 +362,7 @@ def test_other_parts_are_checked_in_a_pool_too(scheduling: dict[str, Any], stack
     assert bool(torch.isfinite(run.model().weight).all())
 
 
-def test_ours_pass_through_as_they_are() -> None:
+def test_errors_of_the_package_pass_through_unchanged() -> None:
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         if bool((targets == 2).any()):
             raise SettingError("that will not do")
@@ -385,7 +388,7 @@ def test_ours_pass_through_as_they_are() -> None:
     ],
     ids=str,
 )
-def test_settings_that_cannot_work(fields: dict[str, Any], message: str) -> None:
+def test_bad_settings_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingError) as caught:
         piebald.Simulator(**fields)
     assert message in str(caught.value)
