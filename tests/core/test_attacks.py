@@ -125,7 +125,7 @@ def test_colluders_are_refused_beside_secure_aggregation() -> None:
     assert issubclass(InnerProduct, Collusion)
 
 
-# ------------------------------------------------------------------------------------------------------------ success
+# -------------------------------------------------------------------------------------------------------------- success
 
 
 def test_attack_success_is_the_mean_over_flipped_classes() -> None:

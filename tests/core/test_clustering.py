@@ -272,7 +272,7 @@ def test_the_normal_cluster_by_server_rows_needs_such_rows() -> None:
         trained(recipes.fedavg(**TRAINING).with_(aggregation="fltrust"), planted())
 
 
-# ---------------------------------------------------------------------------------------------------- IFCA, CFL, ...
+# ------------------------------------------------------------------------------------------------------- IFCA, CFL, ...
 
 
 @pytest.mark.parametrize("warm", [0, 1, 2])

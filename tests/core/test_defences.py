@@ -1,4 +1,4 @@
-"""Robust weighings: equal to slow plain readings of their papers, blind to order, not led by those they tolerate."""
+"""Robust aggregators: equal to slow references, independent of order, bounded under the attackers they tolerate."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from piebald import aggregation as weigh
-from piebald import cohort_matrix as columns
-from piebald import recipes
+from piebald import aggregation, cohort_matrix, recipes
 from piebald.aggregation.fltrust import trust
 from piebald.aggregation.foolsgold import confidence
 from piebald.aggregation.irls import repeated_median
@@ -28,24 +26,24 @@ from piebald.errors import SettingError
 
 from .fakes import FakeMasking
 
-NOBODY: Any = None  # these ask the server nothing
+NO_CONTEXT: Any = None  # these ask nothing of the server
 few = settings(max_examples=25, deadline=None, derandomize=True)
 
 DEFENCES = {
-    "median": weigh.Median(),
-    "trimmed_mean": weigh.TrimmedMean(attackers=0.3),
-    "krum": weigh.Krum(attackers=0.3),
-    "multi_krum": weigh.MultiKrum(attackers=0.3),
-    "bulyan": weigh.Bulyan(attackers=0.2),
-    "geometric_median": weigh.GeometricMedian(),
-    "norm_clipping": weigh.NormClipping(),
-    "irls": weigh.Irls(),
-    "gra": weigh.Gra(groups=2),
-    "gra, geometric median": weigh.Gra(groups=2, inside="geometric_median"),
-    "gra, trimmed mean": weigh.Gra(groups=2, inside="trimmed_mean"),
-    "credit": weigh.Credit(steps=30),
+    "median": aggregation.Median(),
+    "trimmed_mean": aggregation.TrimmedMean(attackers=0.3),
+    "krum": aggregation.Krum(attackers=0.3),
+    "multi_krum": aggregation.MultiKrum(attackers=0.3),
+    "bulyan": aggregation.Bulyan(attackers=0.2),
+    "geometric_median": aggregation.GeometricMedian(),
+    "norm_clipping": aggregation.NormClipping(),
+    "irls": aggregation.Irls(),
+    "gra": aggregation.Gra(groups=2),
+    "gra, geometric median": aggregation.Gra(groups=2, inside="geometric_median"),
+    "gra, trimmed mean": aggregation.Gra(groups=2, inside="trimmed_mean"),
+    "credit": aggregation.Credit(steps=30),
 }
-PROMISE = [name for name, part in DEFENCES.items() if part.tolerates(12) > 0]
+TOLERANT = [name for name, aggregator in DEFENCES.items() if aggregator.tolerates(12) > 0]
 
 
 def cohort(matrix: Tensor, examples: list[int] | None = None) -> Cohort:
@@ -54,8 +52,8 @@ def cohort(matrix: Tensor, examples: list[int] | None = None) -> Cohort:
     return Cohort(list(range(len(matrix))), [0] * len(matrix), updates, matrix, 0)
 
 
-def merged(part: Robust, matrix: Tensor, **more: list[int]) -> tuple[Tensor, list[float]]:
-    return part.aggregate(cohort(matrix, **more), NOBODY)
+def merged(aggregator: Robust, matrix: Tensor, **more: list[int]) -> tuple[Tensor, list[float]]:
+    return aggregator.aggregate(cohort(matrix, **more), NO_CONTEXT)
 
 
 def matrices(least: int = 1, most: int = 12) -> st.SearchStrategy[Tensor]:
@@ -66,7 +64,7 @@ def matrices(least: int = 1, most: int = 12) -> st.SearchStrategy[Tensor]:
     return st.tuples(st.integers(least, most), st.integers(1, 9), st.integers(0, 10_000)).map(draw)
 
 
-# ------------------------------------------------------------------------------------------------------- all of them
+# ---------------------------------------------------------------------------------------------------------- all of them
 
 
 @pytest.mark.parametrize("name", DEFENCES)
@@ -92,14 +90,16 @@ def test_the_order_of_clients_does_not_matter(name: str, matrix: Tensor, seed: i
 
 
 @pytest.mark.parametrize("inside", ["median", "geometric_median", "trimmed_mean"])
-def test_gra_is_blind_to_the_order_where_there_are_groups(inside: str) -> None:
-    """K-means may cut a cloud without groups in several ways; clear groups it finds in any order."""
+def test_gra_does_not_depend_on_the_order_of_clear_groups(inside: str) -> None:
+    """K-means may cut one cloud in several ways, but it finds clear groups in any order."""
     draw = np.random.default_rng(0)
     centres = np.repeat([[9.0, 0, 0], [-9.0, 0, 0]], [4, 7], axis=0)
     matrix = torch.from_numpy((draw.normal(size=(11, 3)) + centres).astype(np.float32))
     order = torch.from_numpy(draw.permutation(11))
-    part = weigh.Gra(groups=2, inside=inside)
-    torch.testing.assert_close(merged(part, matrix)[0], merged(part, matrix[order])[0], atol=1e-4, rtol=1e-4)
+    aggregator = aggregation.Gra(groups=2, inside=inside)
+    torch.testing.assert_close(
+        merged(aggregator, matrix)[0], merged(aggregator, matrix[order])[0], atol=1e-4, rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize("name", DEFENCES)
@@ -109,20 +109,20 @@ def test_updates_that_agree_are_their_average(name: str) -> None:
     torch.testing.assert_close(average, row, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", PROMISE)
+@pytest.mark.parametrize("name", TOLERANT)
 @few
 @given(seed=st.integers(0, 10_000), size=st.sampled_from([1.0, 30.0, 1e4, 1e6]), count=st.integers(11, 20))
-def test_those_it_tolerates_do_not_lead_it(name: str, seed: int, size: float, count: int) -> None:
-    """Whatever as many as it says send, the result stays within reach of the honest ones."""
-    part = DEFENCES[name]
-    bad = part.tolerates(count)
-    if hasattr(part, "expected"):
-        part = type(part)(attackers=bad)
+def test_tolerated_attackers_do_not_move_the_result_far(name: str, seed: int, size: float, count: int) -> None:
+    """Whatever the tolerated number of attackers send, the result stays near the honest updates."""
+    aggregator = DEFENCES[name]
+    bad = aggregator.tolerates(count)
+    if hasattr(aggregator, "expected"):
+        aggregator = type(aggregator)(attackers=bad)
     draw = np.random.default_rng(seed)
     honest = draw.normal(size=(count - bad, 6))
     evil = draw.normal(size=(bad, 6)) * size + draw.normal(size=6) * size
     matrix = torch.from_numpy(np.concatenate([honest, evil]).astype(np.float32))
-    average, _ = merged(part, matrix)
+    average, _ = merged(aggregator, matrix)
     middle, reach = honest.mean(0), np.linalg.norm(honest - honest.mean(0), axis=1).max()
     # just above half of the points being honest, the geometric median may lie far out, but never with the attackers
     bound = 2 * (count - bad) / (count - 2 * bad) * (reach + np.linalg.norm(middle)) + reach
@@ -131,27 +131,27 @@ def test_those_it_tolerates_do_not_lead_it(name: str, seed: int, size: float, co
 
 @pytest.mark.parametrize("name", DEFENCES)
 def test_memory_is_bounded_by_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same numbers when a block is a handful of columns."""
+    """The same numbers when a block is a handful of cohort_matrix."""
     matrix = torch.from_numpy(np.random.default_rng(3).normal(size=(11, 57)).astype(np.float32))
     whole, shares = merged(DEFENCES[name], matrix)
-    monkeypatch.setattr(columns.blocks, "__defaults__", (1, 200))
+    monkeypatch.setattr(cohort_matrix.blocks, "__defaults__", (1, 200))
     monkeypatch.setattr("piebald.aggregation.irls.BUDGET", 1)
-    assert len(list(columns.blocks(matrix, copies=4))) > 10
+    assert len(list(cohort_matrix.blocks(matrix, copies=4))) > 10
     small, again = merged(DEFENCES[name], matrix)
     torch.testing.assert_close(whole, small, atol=1e-4, rtol=1e-4)
     assert shares == pytest.approx(again, abs=1e-4)
 
 
 @pytest.mark.parametrize("name", DEFENCES)
-def test_recipes_can_name_it(name: str) -> None:
-    part = DEFENCES[name]
-    assert Component.registry["aggregation"][part.kind] is type(part)
-    made = recipes.fedavg().with_(aggregation=part.table())
-    assert made.aggregation == part
+def test_recipes_find_it_by_its_kind(name: str) -> None:
+    aggregator = DEFENCES[name]
+    assert Component.registry["aggregation"][aggregator.kind] is type(aggregator)
+    made = recipes.fedavg().with_(aggregation=aggregator.table())
+    assert made.aggregation == aggregator
     assert made.requires_individual_updates
 
 
-# --------------------------------------------------------------------------------------------- slow plain references
+# ------------------------------------------------------------------------------------------------ slow plain references
 
 
 def rows_of(matrix: Tensor) -> list[list[float]]:
@@ -162,7 +162,7 @@ def rows_of(matrix: Tensor) -> list[list[float]]:
 @given(matrix=matrices())
 def test_median(matrix: Tensor) -> None:
     wanted = [statistics.median(column) for column in zip(*rows_of(matrix), strict=True)]
-    assert merged(weigh.Median(), matrix)[0].tolist() == pytest.approx(wanted, abs=1e-5)
+    assert merged(aggregation.Median(), matrix)[0].tolist() == pytest.approx(wanted, abs=1e-5)
 
 
 @few
@@ -172,7 +172,7 @@ def test_trimmed_mean(matrix: Tensor) -> None:
     wanted = [
         statistics.fmean(sorted(column)[cut : len(column) - cut]) for column in zip(*rows_of(matrix), strict=True)
     ]
-    assert merged(weigh.TrimmedMean(attackers=0.3), matrix)[0].tolist() == pytest.approx(wanted, abs=1e-5)
+    assert merged(aggregation.TrimmedMean(attackers=0.3), matrix)[0].tolist() == pytest.approx(wanted, abs=1e-5)
 
 
 def krum_scores(rows: list[list[float]], bad: int) -> list[tuple[float, float]]:
@@ -190,12 +190,12 @@ def test_krum_and_multi_krum(matrix: Tensor) -> None:
     rows, bad = rows_of(matrix), 2
     score = krum_scores(rows, bad)
     best = min(range(len(rows)), key=score.__getitem__)
-    average, shares = merged(weigh.Krum(attackers=bad), matrix)
+    average, shares = merged(aggregation.Krum(attackers=bad), matrix)
     assert torch.equal(average, matrix[best])
     assert shares[best] == 1
     kept = sorted(range(len(rows)), key=score.__getitem__)[:3]
     wanted = [statistics.fmean(rows[i][k] for i in kept) for k in range(len(rows[0]))]
-    assert merged(weigh.MultiKrum(attackers=bad, keep=3), matrix)[0].tolist() == pytest.approx(wanted, abs=1e-5)
+    assert merged(aggregation.MultiKrum(attackers=bad, keep=3), matrix)[0].tolist() == pytest.approx(wanted, abs=1e-5)
 
 
 @few
@@ -211,13 +211,13 @@ def test_bulyan(matrix: Tensor) -> None:
     for column in zip(*chosen, strict=True):
         low = sorted(column)[(len(column) - 1) // 2]
         wanted.append(statistics.fmean(sorted(column, key=lambda x: abs(x - low))[: len(chosen) - 2 * bad]))
-    assert merged(weigh.Bulyan(attackers=bad), matrix)[0].tolist() == pytest.approx(wanted, abs=1e-4)
+    assert merged(aggregation.Bulyan(attackers=bad), matrix)[0].tolist() == pytest.approx(wanted, abs=1e-4)
 
 
 @few
 @given(matrix=matrices(1, 9))
 def test_the_geometric_median_has_the_least_sum_of_distances(matrix: Tensor) -> None:
-    average, _ = merged(weigh.GeometricMedian(iterations=500), matrix)
+    average, _ = merged(aggregation.GeometricMedian(iterations=500), matrix)
     rows = matrix.double()
     found = float((rows - average.double()).norm(dim=1).sum())
     others = [*rows, rows.mean(0), *(average.double() + 0.01 * torch.eye(rows.shape[1], dtype=torch.float64))]
@@ -226,14 +226,14 @@ def test_the_geometric_median_has_the_least_sum_of_distances(matrix: Tensor) -> 
 
 def test_examples_can_count_in_the_geometric_median() -> None:
     rows = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
-    average, _ = merged(weigh.GeometricMedian(weighting="examples"), rows, examples=[1, 10, 1])
+    average, _ = merged(aggregation.GeometricMedian(weighting="examples"), rows, examples=[1, 10, 1])
     assert average.tolist() == pytest.approx([1.0, 0.0], abs=1e-3)  # more than half of the weight lies there
 
 
 def test_norm_clipping_by_hand() -> None:
     rows = torch.tensor([[3.0, 4.0], [0.0, 1.0], [1.0, 0.0]])
-    assert merged(weigh.NormClipping(bound=1.0), rows)[0].tolist() == pytest.approx([1.6 / 3, 1.8 / 3])
-    assert merged(weigh.NormClipping(), rows)[0].tolist() == pytest.approx([1.6 / 3, 1.8 / 3])  # the median is 1
+    assert merged(aggregation.NormClipping(bound=1.0), rows)[0].tolist() == pytest.approx([1.6 / 3, 1.8 / 3])
+    assert merged(aggregation.NormClipping(), rows)[0].tolist() == pytest.approx([1.6 / 3, 1.8 / 3])  # the median is 1
 
 
 @few
@@ -282,14 +282,14 @@ def irls_slowly(rows: list[list[float]], width: float = 2.0, threshold: float = 
 @given(matrix=matrices(4, 10))
 def test_irls(matrix: Tensor) -> None:
     wanted, their_shares = irls_slowly(rows_of(matrix))
-    average, shares = merged(weigh.Irls(), matrix)
+    average, shares = merged(aggregation.Irls(), matrix)
     assert average.tolist() == pytest.approx(wanted, abs=2e-3)
     assert shares == pytest.approx(their_shares, abs=2e-3)
 
 
 @few
 @given(matrix=matrices(2))
-def test_places_keep_all_distances(matrix: Tensor) -> None:
+def test_coordinates_keep_all_distances(matrix: Tensor) -> None:
     torch.testing.assert_close(
         torch.cdist(coordinates(matrix), coordinates(matrix)),
         torch.cdist(matrix.double(), matrix.double()),
@@ -297,13 +297,16 @@ def test_places_keep_all_distances(matrix: Tensor) -> None:
         rtol=1e-4,
     )
     torch.testing.assert_close(
-        columns.squared_distances(matrix), torch.cdist(matrix.double(), matrix.double()) ** 2, atol=1e-6, rtol=1e-6
+        cohort_matrix.squared_distances(matrix),
+        torch.cdist(matrix.double(), matrix.double()) ** 2,
+        atol=1e-6,
+        rtol=1e-6,
     )
 
 
 def test_gra_averages_groups_by_size() -> None:
     rows = torch.tensor([[0.0], [1.0], [5.0], [100.0], [101.0], [102.0], [103.0], [104.0]])
-    average, _ = merged(weigh.Gra(groups=2), rows)
+    average, _ = merged(aggregation.Gra(groups=2), rows)
     assert average.tolist() == pytest.approx([3 / 8 * 1.0 + 5 / 8 * 102.0])
 
 
@@ -314,23 +317,23 @@ def test_credit_finds_the_odd_one() -> None:
     matrix = torch.from_numpy((common + 0.3 * draw.normal(size=(20, 300))).astype(np.float32))
     matrix[4] = torch.from_numpy(draw.normal(size=300).astype(np.float32))
     matrix[9] *= 10
-    _, shares = merged(weigh.Credit(), matrix)
+    _, shares = merged(aggregation.Credit(), matrix)
     honest = [share for client, share in enumerate(shares) if client not in (4, 9)]
     assert max(shares[4], shares[9]) < 0.5 * min(honest)
 
 
 def test_credit_without_power_is_the_mean() -> None:
     matrix = torch.from_numpy(np.random.default_rng(2).normal(size=(6, 5)).astype(np.float32))
-    torch.testing.assert_close(merged(weigh.Credit(power=0.0), matrix)[0], matrix.mean(0))
+    torch.testing.assert_close(merged(aggregation.Credit(power=0.0), matrix)[0], matrix.mean(0))
 
 
-# ------------------------------------------------------------------------------------------------ FLTrust, FoolsGold
+# --------------------------------------------------------------------------------------------------- FLTrust, FoolsGold
 
 
 def test_fltrust_by_hand() -> None:
-    root = torch.tensor([2.0, 0.0])
+    own = torch.tensor([2.0, 0.0])
     matrix = torch.tensor([[5.0, 0.0], [-9.0, 0.0], [3.0, 3.0]])
-    average, shares = trust(matrix, root)
+    average, shares = trust(matrix, own)
     slant = 1 / math.sqrt(2)
     whole = 1 + slant
     assert shares.tolist() == pytest.approx([1 / whole, 0.0, slant / whole])
@@ -339,14 +342,14 @@ def test_fltrust_by_hand() -> None:
 
 @few
 @given(seed=st.integers(0, 1000), size=st.sampled_from([0.1, 1.0, 1e5]))
-def test_fltrust_never_moves_further_than_the_root(seed: int, size: float) -> None:
-    """However many attack: that is why it stands 80 %."""
+def test_fltrust_never_moves_further_than_the_server_update(seed: int, size: float) -> None:
+    """However many attack: that is why it tolerates 80 %."""
     draw = np.random.default_rng(seed)
-    root = torch.from_numpy(draw.normal(size=8).astype(np.float32))
+    own = torch.from_numpy(draw.normal(size=8).astype(np.float32))
     matrix = torch.from_numpy((draw.normal(size=(10, 8)) * size).astype(np.float32))
-    average, shares = trust(matrix, root)
-    assert float(average.norm()) <= float(root.norm()) * (1 + 1e-5)
-    assert float(average @ root) >= -1e-6
+    average, shares = trust(matrix, own)
+    assert float(average.norm()) <= float(own.norm()) * (1 + 1e-5)
+    assert float(average @ own) >= -1e-6
     assert shares.sum() == pytest.approx(1.0) or not average.any()
 
 
@@ -378,7 +381,7 @@ def test_foolsgold(seed: int) -> None:
     assert confidence(torch.from_numpy(history)).tolist() == pytest.approx(foolsgold_slowly(history.tolist()), abs=1e-6)
 
 
-def test_foolsgold_shuts_out_sybils() -> None:
+def test_foolsgold_gives_sybils_no_weight() -> None:
     draw = np.random.default_rng(0)
     honest, sybil = draw.normal(size=(5, 200)), draw.normal(size=200)
     history = np.concatenate([honest, sybil + 1e-3 * draw.normal(size=(7, 200))])
@@ -387,7 +390,7 @@ def test_foolsgold_shuts_out_sybils() -> None:
     assert float(found[5:].max()) == 0.0
 
 
-# ---------------------------------------------------------------------------------------------------------- bad input
+# ------------------------------------------------------------------------------------------------------------ bad input
 
 
 @pytest.mark.parametrize(
@@ -401,11 +404,11 @@ def test_foolsgold_shuts_out_sybils() -> None:
         ("irls", {"threshold": 1.5}),
     ],
 )
-def test_what_cannot_work(kind: str, fields: dict[str, object]) -> None:
+def test_bad_settings_are_refused(kind: str, fields: dict[str, object]) -> None:
     with pytest.raises(SettingError, match=kind):
         recipes.fedavg().with_(aggregation={"kind": kind, **fields})
 
 
-def test_robust_weighings_see_no_secure_sum() -> None:
+def test_robust_aggregators_are_refused_beside_secure_aggregation() -> None:
     with pytest.raises(SettingError, match="median needs individual updates"):
-        recipes.fedavg().with_(transforms=[FakeMasking()], aggregation=weigh.Median())
+        recipes.fedavg().with_(transforms=[FakeMasking()], aggregation=aggregation.Median())

@@ -147,7 +147,7 @@ def test_divergences_are_the_sums_anyone_would_write(seed: int, certain: bool) -
     assert torch.equal(symmetric(found), symmetric(found).T)
 
 
-# ----------------------------------------------------------------------------------------------------------- clusters
+# ------------------------------------------------------------------------------------------------------------- clusters
 
 
 def blobs(sizes: list[int], seed: int, apart: float = 8.0) -> tuple[np.ndarray, np.ndarray]:

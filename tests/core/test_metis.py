@@ -56,7 +56,7 @@ def steps(recorder: Any) -> list[tuple[float, list[int]]]:
     ]
 
 
-# ------------------------------------------------------------------------------------------------------------------- scheduling
+# ----------------------------------------------------------------------------------------------------------- scheduling
 
 
 def test_last_models_on_disk_change_nothing() -> None:
@@ -177,7 +177,7 @@ def classified_federation(
     return PooledClients(torch.from_numpy(x), torch.from_numpy(y), lists, classes=list("abcdef"[:classes]))
 
 
-# ------------------------------------------------------------------------------------------------------- ---- aggregation
+# --------------------------------------------------------------------------------------------------------- aggregation
 
 
 def test_staleness_functions_are_those_of_the_paper() -> None:

@@ -106,7 +106,7 @@ def test_values_by_hand() -> None:
     assert OBJECTIVES["multilabel"].loss(*pair).item() == pytest.approx(expected)
 
 
-# ---------------------------------------------------------------------------------------------------------------- runs
+# ----------------------------------------------------------------------------------------------------------------- runs
 
 ENGINES = [{"engine": "sequential"}, {"engine": "vmapped", "stack": 4}]
 

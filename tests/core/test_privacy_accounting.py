@@ -1,4 +1,4 @@
-"""What noise buys: known values, the right direction, and that it reaches the report."""
+"""Privacy accounting: known values, the right direction, and what a run records."""
 
 from __future__ import annotations
 
@@ -58,22 +58,22 @@ def test_more_noise_fewer_clients_fewer_rounds_cost_less(noise: float, share: fl
 
 def test_a_given_epsilon_is_that_of_the_theorem() -> None:
     """At epsilon 1 the classic calibration is safe: the true epsilon of one upload is no larger."""
-    stage = Gaussian(clip=1.0, epsilon=1.0, where="client")
-    assert stage.multiplier == pytest.approx(math.sqrt(2 * math.log(1.25e5)))
-    assert exact(stage.multiplier, 1e-5) <= 1.0
+    gaussian = Gaussian(clip=1.0, epsilon=1.0, where="client")
+    assert gaussian.multiplier == pytest.approx(math.sqrt(2 * math.log(1.25e5)))
+    assert exact(gaussian.multiplier, 1e-5) <= 1.0
     with pytest.raises(SettingError, match="epsilon"):
         Gaussian(clip=1.0, epsilon=0.0)
 
 
-def test_a_run_says_what_it_spent() -> None:
-    stages: list[Any] = [{"kind": "gaussian", "clip": 1.0, "noise": 2.0}]
-    recipe = recipes.fedavg(cohort=2, lr=0.1).with_(transforms=stages)
+def test_a_run_records_what_it_spent() -> None:
+    transforms: list[Any] = [{"kind": "gaussian", "clip": 1.0, "noise": 2.0}]
+    recipe = recipes.fedavg(cohort=2, lr=0.1).with_(transforms=transforms)
     from torch import nn
 
     run = simulate(recipe, classified(8, 8, 8, 8), seeded(lambda: nn.Linear(4, 2)), rounds=3)
     (told,) = run.meta["privacy"]
     assert told["epsilon_pld"] == pytest.approx(central(2.0, 0.5, 3, 1e-5).epsilon_pld)
-    assert "centre sees every update" in told["meaning"]
+    assert "server sees every update" in told["meaning"]
     assert (
         of_recipe(recipe.with_(transforms=[{"kind": "gaussian", "clip": 1.0, "noise": 0.0}]), 4, 3)[0].plain()[
             "epsilon_rdp"
@@ -87,7 +87,7 @@ def test_a_run_says_what_it_spent() -> None:
 
 
 def test_rows_are_accounted_as_opacus_does() -> None:
-    """Two programs, three methods: PLD and PRV agree, Renyi's bounds are no smaller, opacus' own Renyi is ours."""
+    """PLD and PRV agree, the Renyi bound is no smaller, and opacus computes the same Renyi bound."""
     pytest.importorskip("opacus", reason="needs opacus: pip install 'piebald[privacy]'")
     from opacus.accountants import RDPAccountant
 
@@ -100,8 +100,8 @@ def test_rows_are_accounted_as_opacus_does() -> None:
     assert "add or remove one row" in budget.meaning
 
 
-def test_a_run_that_hides_rows_says_what_the_client_spends_that_spends_most() -> None:
-    """Often the smallest: its rows are in most batches; it takes ceil(rows / batch) steps an epoch."""
+def test_a_run_that_hides_rows_records_the_largest_budget_of_a_client() -> None:
+    """Often the smallest client: its rows are in most batches; it takes ceil(rows / batch) steps an epoch."""
     from torch import nn
 
     recipe = recipes.dp_sgd(noise=2.0, batch=10, epochs=2)
@@ -120,7 +120,7 @@ def test_a_run_that_hides_rows_says_what_the_client_spends_that_spends_most() ->
     assert told == ["client", "row"]
 
 
-def test_a_client_of_one_more_row_than_a_batch_spends_more_than_one_that_fits() -> None:
+def test_a_client_with_one_row_more_than_a_batch_spends_more() -> None:
     """It takes two steps with nearly all of its rows in each, the smaller one takes one with all."""
     recipe = recipes.dp_sgd(noise=3.0, batch=20)
     fits, more = (of_rows(recipe, [size], 5, 1e-5).epsilon_pld for size in (20, 21))
@@ -130,7 +130,7 @@ def test_a_client_of_one_more_row_than_a_batch_spends_more_than_one_that_fits() 
     assert both.releases == 10
 
 
-def test_what_promises_nothing_is_not_computed_for_minutes() -> None:
+def test_a_useless_guarantee_is_computed_quickly() -> None:
     budget = rows(0.05, 1.0, 1000, 1e-5)
     assert budget.epsilon_pld == budget.epsilon_rdp > 1e4
     assert budget.epsilon_prv is None

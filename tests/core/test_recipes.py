@@ -1,4 +1,4 @@
-"""Recipes are values: made from a name and fields, printed as tables, rebuilt from them, refused when they clash."""
+"""Recipes: made from a name and fields, written as tables, rebuilt from them, refused where components conflict."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "weight_decay": fraction,
     "clip": st.one_of(st.none(), positive),
     "mu": positive,
-    "pull": positive,
+    "lam": positive,
     "personal_epochs": counts,
     "tune_epochs": counts,
     "server_lr": positive,
@@ -69,13 +69,13 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "warm": st.integers(0, 3),
     "eps1": positive,
     "eps2": positive,
-    "aggregation": st.sampled_from(["examples", "gradient_norm"]),
+    "weigh": st.sampled_from(["examples", "gradient_norm"]),
     "alpha": st.floats(0.01, 1.0),
     "function": st.sampled_from(["constant", "polynomial", "hinge"]),
     "a": positive,
     "b": positive,
     "max_staleness": st.one_of(st.none(), counts),
-    "size": counts,
+    "buffer_size": counts,
     "score": st.sampled_from(["micro_f1", "accuracy", "macro_f1", "geometric_mean", "matthews"]),
     "evaluators": st.one_of(st.none(), counts),
     "above_chance": st.booleans(),
@@ -120,7 +120,7 @@ def test_printed_and_rebuilt(drawn: tuple[str, dict[str, Any]]) -> None:
 @settings(few, max_examples=50)
 @given(made())
 def test_name_and_fields_are_enough(drawn: tuple[str, dict[str, Any]]) -> None:
-    """Also after a journey through JSON, which has no tuples and no vectors."""
+    """Also after JSON, which has no tuples and no components."""
     name, fields = drawn
     recipe = recipes.make(name, **fields)
     again = recipes.make(name, **plain(dict(recipe.fields)))
@@ -135,10 +135,10 @@ def test_name_and_fields_are_enough(drawn: tuple[str, dict[str, Any]]) -> None:
 
 @settings(few, max_examples=50)
 @given(made())
-def test_fields_reach_their_part(drawn: tuple[str, dict[str, Any]]) -> None:
+def test_fields_reach_their_component(drawn: tuple[str, dict[str, Any]]) -> None:
     name, fields = drawn
     recipe = recipes.make(name, **fields)
-    for field in ("lr", "epochs", "steps", "batch", "mu", "pull", "tune_epochs", "personal_epochs", "keep_momentum"):
+    for field in ("lr", "epochs", "steps", "batch", "mu", "lam", "tune_epochs", "personal_epochs", "keep_momentum"):
         if field in fields:
             assert getattr(recipe.training, field) == fields[field]
     for field, own in (("server_lr", "lr"), ("beta", "beta"), ("beta1", "beta1"), ("beta2", "beta2"), ("tau", "tau")):
@@ -186,20 +186,22 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "a field": ("fedavg", {"leaning_rate": 1}, "no setting of recipe 'fedavg' called 'leaning_rate'"),
     "a near field": ("fedavg", {"epoch": 1}, "did you mean 'epochs'?"),
     "another's field": ("fedavg", {"mu": 1}, "no setting of recipe 'fedavg' called 'mu'"),
-    "a weighing": ("hdafl", {"aggregation": "gradient-norm"}, "did you mean 'gradient_norm'?"),
-    "a rate": ("fedavg", {"lr": 0}, "learn 'sgd': lr must be greater than 0, got 0"),
+    "a weighting": ("hdafl", {"weigh": "gradient-norm"}, "did you mean 'gradient_norm'?"),
+    "a rate": ("fedavg", {"lr": 0}, "training 'sgd': lr must be greater than 0, got 0"),
     "a rate beyond bounds": ("fedavg", {"lr": float("inf")}, "lr must be a finite number, got inf"),
-    "a word for a number": ("fedavg", {"lr": "fast"}, "learn 'sgd': lr must be a number"),
-    "a cohort": ("fedavg", {"cohort": 2.5}, "pace 'synchronous': cohort must be a number of clients"),
-    "a word for a cohort": ("fedavg", {"cohort": "all"}, "pace 'synchronous': cohort must be"),
-    "patterns": ("hdafl", {"private": 5}, "share 'all_except': private_layers must be a string"),
-    "a schedule": ("fedavg", {"lr_schedule": {"kind": "cosin"}}, "there is no schedule 'cosin': did you mean 'cosine'?"),
+    "a word for a number": ("fedavg", {"lr": "fast"}, "training 'sgd': lr must be a number"),
+    "a cohort": ("fedavg", {"cohort": 2.5}, "scheduling 'synchronous': cohort must be a number of clients"),
+    "a word for a cohort": ("fedavg", {"cohort": "all"}, "scheduling 'synchronous': cohort must be"),
+    "patterns": ("hdafl", {"private": 5}, "sharing 'all_except': private_layers must be a string"),
+    "a schedule": (
+        "fedavg", {"lr_schedule": {"kind": "cosin"}}, "there is no lr_schedule 'cosin': did you mean 'cosine'?",
+    ),
     "a schedule's field": (
-        "fedavg", {"lr_schedule": {"kind": "exponential", "rat": 0.5}}, "schedule 'exponential' called 'rat'",
+        "fedavg", {"lr_schedule": {"kind": "exponential", "rat": 0.5}}, "lr_schedule 'exponential' called 'rat'",
     ),
     "a schedule's missing field": ("fedavg", {"lr_schedule": {"kind": "exponential"}}, "needs a value for rate"),
-    "a kind alone": ("fedavg", {"lr_schedule": "cosine"}, "schedule 'cosine' needs a value for rounds"),
-    "no table": ("fedavg", {"lr_schedule": 3}, "schedule must be a table with a kind"),
+    "a kind alone": ("fedavg", {"lr_schedule": "cosine"}, "lr_schedule 'cosine' needs a value for rounds"),
+    "no table": ("fedavg", {"lr_schedule": 3}, "lr_schedule must be a table with a kind"),
 }  # fmt: skip
 
 
@@ -212,8 +214,8 @@ def test_wrong_names_and_values_in_one_sentence(case: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def base(**answers: Any) -> Recipe:
-    vectors: dict[str, Any] = {
+def base(**changed: Any) -> Recipe:
+    components: dict[str, Any] = {
         "training": Sgd(),
         "sharing": Full(),
         "scheduling": Synchronous(),
@@ -221,39 +223,40 @@ def base(**answers: Any) -> Recipe:
         "aggregation": ExampleWeighted(),
         "server_optimizer": ServerSgd(),
     }
-    return Recipe(**vectors | answers)
+    return Recipe(**components | changed)
 
 
-CLASHES: dict[str, tuple[dict[str, Any], str]] = {
-    "a secure aggregation and Krum": (
+CONFLICTS: dict[str, tuple[dict[str, Any], str]] = {
+    "secure aggregation and Krum": (
         {"transforms": (FakeMasking(),), "aggregation": FirstUpdate()},
-        "fake_masking shows the server only sums but first_update needs individual updates: choose another aggregation, or drop",
+        "fake_masking shows the server only sums but first_update needs individual updates: "
+        "choose another aggregation, or drop",
     ),
-    "a secure aggregation and groups": (
+    "secure aggregation and clusters": (
         {"transforms": [{"kind": "fake_masking"}], "clustering": {"kind": "by_parity"}},
         "but by_parity needs individual updates: choose another clustering, or drop fake_masking",
     ),
-    "noise on the model beside a bare variate": (
+    "noise on the model and a control variate without noise": (
         {"training": {"kind": "scaffold"}, "transforms": [{"kind": "gaussian", "clip": 1.0}]},
         "gaussian protects only the model but scaffold also sends 'control': choose another training, or drop gaussian",
     ),
 }
 
 
-@pytest.mark.parametrize("case", CLASHES)
+@pytest.mark.parametrize("case", CONFLICTS)
 def test_what_cannot_go_together_is_refused_when_it_is_made(case: str) -> None:
-    answers, message = CLASHES[case]
+    components, message = CONFLICTS[case]
     with pytest.raises(SettingError) as caught:
-        base(**answers)
+        base(**components)
     assert message in str(caught.value)
-    axis, answer = next(iter(answers.items()))
-    for fits in (base(**{axis: answer}), base(**dict(list(answers.items())[1:]))):
+    axis, component = next(iter(components.items()))
+    for fits in (base(**{axis: component}), base(**dict(list(components.items())[1:]))):
         with pytest.raises(SettingError):
-            fits.with_(**answers)
+            fits.with_(**components)
 
 
 @pytest.mark.parametrize(
-    ("answers", "each"),
+    ("components", "individual"),
     [
         ({}, False),
         ({"aggregation": FirstUpdate()}, True),
@@ -263,22 +266,22 @@ def test_what_cannot_go_together_is_refused_when_it_is_made(case: str) -> None:
     ],
     ids=str,
 )
-def test_who_needs_single_updates(answers: dict[str, Any], each: bool) -> None:
-    assert base(**answers).requires_individual_updates == each
+def test_who_needs_individual_updates(components: dict[str, Any], individual: bool) -> None:
+    assert base(**components).requires_individual_updates == individual
 
 
-def test_replacing_an_answer() -> None:
+def test_replacing_a_component() -> None:
     recipe = recipes.fedavg(lr=0.3)
     other = recipe.with_(scheduling={"kind": "asynchronous", "cohort": 4})
     assert (other.scheduling, other.training) == (Asynchronous(cohort=4), recipe.training)
     assert recipe.scheduling == Synchronous()
-    with pytest.raises(SettingError, match="no axis 'paces': did you mean 'scheduling'"):
-        recipe.with_(paces=Asynchronous())
-    with pytest.raises(SettingError, match="learn must be on the axis of Rule"):
+    with pytest.raises(SettingError, match="no axis 'schedulin': did you mean 'scheduling'"):
+        recipe.with_(schedulin=Asynchronous())
+    with pytest.raises(SettingError, match="training must be on the axis of Trainer"):
         recipe.with_(training=Full())
 
 
-def test_parts_are_frozen_and_equal_by_value() -> None:
+def test_components_are_frozen_and_equal_by_value() -> None:
     assert Sgd(lr=0.1) == Sgd(lr=0.1) != Sgd(lr=0.2)
     assert build("training", Sgd(lr=0.1).table()) == Sgd(lr=0.1)
     for value, field in ((Sgd(), "lr"), (recipes.fedavg(), "training")):
@@ -287,13 +290,13 @@ def test_parts_are_frozen_and_equal_by_value() -> None:
 
 
 @pytest.mark.parametrize("table", [{}, {"kind": 3}, 3, None, ["sgd"]], ids=str)
-def test_what_is_no_table_of_a_part(table: Any) -> None:
-    with pytest.raises(SettingError, match="learn must be a table with a kind"):
+def test_a_component_needs_a_table_with_a_kind(table: Any) -> None:
+    with pytest.raises(SettingError, match="training must be a table with a kind"):
         build("training", table)
 
 
-def test_a_part_without_all_its_axes_is_no_recipe() -> None:
-    with pytest.raises(SettingError, match="recipe needs a value for learn"):
+def test_a_recipe_needs_all_its_components() -> None:
+    with pytest.raises(SettingError, match="recipe needs a value for training"):
         Recipe()
-    with pytest.raises(SettingError, match="no setting of recipe called 'wiegh': did you mean 'aggregation'"):
-        base(wiegh=ExampleWeighted())
+    with pytest.raises(SettingError, match="no setting of recipe called 'agregation': did you mean 'aggregation'"):
+        base(agregation=ExampleWeighted())

@@ -1,4 +1,4 @@
-"""Secure aggregation: the mean that comes out, what the server can see on the way, and what clients do not do for it."""
+"""Secure aggregation: the mean that results, what the server can see of it, and what clients refuse to do."""
 
 from __future__ import annotations
 
@@ -16,57 +16,49 @@ from torch import Tensor
 
 import piebald
 from piebald import recipes
-from piebald.client_work import ClientWork
 from piebald.contracts import ClientSecrets, KeyAgreement, PartialSum, QueryRequest, Result, Task, Update
 from piebald.errors import Declined, RuntimeFault, SettingError
-from piebald.objective import OBJECTIVES
-from piebald.parameters import Layout
 from piebald.partition import Homogeneous
 from piebald.partition.devices import Devices
 from piebald.privacy import SecureAggregation
 from piebald.privacy.secure_aggregation import masks as keys
 from piebald.privacy.secure_aggregation import shamir
-from piebald.privacy.secure_aggregation.client_side import repeatable, replied, sealed
+from piebald.privacy.secure_aggregation.client_side import masked, repeatable, replied
 from piebald.privacy.secure_aggregation.key_queries import SHARES, SURVIVORS, ShareKeys, Unmasking
 from piebald.privacy.secure_aggregation.masking_graph import CONTEXT, numbers, texts
 from piebald.privacy.secure_aggregation.transform import SUM
 from piebald.runtimes.simulation.simulation import Simulation
 from piebald.transforms import Gaussian
 
-from .fakes import SGD, classified, few, parameters, seeded, simulate
+from .fakes import SGD, classified, client_work, few, parameters, seeded, simulate
 
 pytest.importorskip("cryptography", reason="needs the extra: pip install 'piebald[secure]'")
 
-ROUNDS = ("secure_keys", "secure_shares", "upload", "secure_opening")
+ROUNDS = ("advertise_keys", "share_keys", "upload", "unmasking")
 SIZE = 3
 
 
-def work(stage: SecureAggregation, size: int = SIZE) -> ClientWork:
-    module = parameters(size)
-    layout = Layout.of(module, ())
-    return ClientWork(module, layout, layout.flatten(module), SGD, (stage,), OBJECTIVES["classification"], 0)
-
-
 def summing(**fields: Any) -> SecureAggregation:
-    """A stage that knows its weighing."""
+    """Secure aggregation that knows the aggregator."""
     return SecureAggregation(**{"aggregation": {"kind": "example_weighted"}, "heaviest": 100.0} | fields)
 
 
-class Room:
-    """A centre of a few lines, and clients that answer it; everything that the server is told is kept.
+class FakeFederation:
+    """A server context of a few lines with clients that answer it; everything that the server receives is kept.
 
-    `away` says from which of the rounds on a client is not there.
+    `away` says from which of the rounds on a client does not answer.
     """
 
     def __init__(
-        self, stage: SecureAggregation, updates: Mapping[int, Update], away: Mapping[int, str] | None = None
+        self, masking: SecureAggregation, updates: Mapping[int, Update], away: Mapping[int, str] | None = None
     ) -> None:
         size = next(iter(updates.values())).vectors["model"].numel()
-        self.stage, self.updates, self.work = stage, dict(updates), work(stage, size)
-        self.known, self.memory = len(updates), {}
+        self.masking, self.updates = masking, dict(updates)
+        self.spec = client_work(parameters(size), SGD, (masking,))
+        self.known, self.state = len(updates), {}
         self.away = {client: ROUNDS.index(name) for client, name in (away or {}).items()}
         self.kept: dict[int, dict[str, Tensor]] = {client: {} for client in updates}
-        self.told: list[tuple[int, str, Mapping[str, Tensor]]] = []
+        self.received: list[tuple[int, str, Mapping[str, Tensor]]] = []
         self.refusals: dict[int, str | None] = {}
         self.roots: dict[int, bytes] = {}
         self.seed = 0
@@ -77,50 +69,50 @@ class Room:
     def there(self, client: int, name: str) -> bool:
         return self.away.get(client, len(ROUNDS)) > ROUNDS.index(name)
 
-    def ask(self, questions: Sequence[QueryRequest]) -> list[Update | None]:
-        return [self._one(one) if self.there(one.client, one.query.kind) else None for one in questions]
+    def query(self, requests: Sequence[QueryRequest]) -> list[Update | None]:
+        return [self._one(one) if self.there(one.client, one.query.kind) else None for one in requests]
 
     def _one(self, one: QueryRequest) -> Update | None:
         answer, self.refusals[one.client] = replied(
-            Task(1, one.client, 0, one.vectors, one.query), self.work, self.secrets(one.client)
+            Task(1, one.client, 0, one.vectors, one.query), self.spec, self.secrets(one.client)
         )
         if answer is not None:
-            assert one.query.reject_reason(answer, self.work) is None
-            self.told.append((one.client, one.query.kind, answer.vectors))
+            assert one.query.reject_reason(answer, self.spec) is None
+            self.received.append((one.client, one.query.kind, answer.vectors))
         return answer
 
-    def upload(self, meeting: KeyAgreement) -> dict[int, Update]:
-        """Everybody who is there seals and sends."""
+    def upload(self, agreement: KeyAgreement) -> dict[int, Update]:
+        """All clients that are there mask their updates and send them."""
         arrived = {}
-        for client in sorted(self.updates.keys() - meeting.absent.keys()):
-            asked = Task(2, client, 0, {"model": torch.zeros(SIZE), **meeting.vectors(client)})
+        for client in sorted(self.updates.keys() - agreement.absent.keys()):
+            asked = Task(2, client, 0, {"model": torch.zeros(SIZE), **agreement.vectors(client)})
             self.roots[client] = texts(self.kept[client]["root"], keys.KEY)[0]
-            made, self.refusals[client] = sealed(self.updates[client], asked, self.work, self.secrets(client))
+            made, self.refusals[client] = masked(self.updates[client], asked, self.spec, self.secrets(client))
             if made is not None and self.there(client, "upload"):
-                assert self.stage.broken(made, self.work) is None
-                self.told.append((client, "upload", made.vectors))
+                assert self.masking.masked_reject_reason(made, self.spec) is None
+                self.received.append((client, "upload", made.vectors))
                 arrived[client] = made
         return arrived
 
     def sum(self) -> PartialSum | str:
-        meeting = self.stage.meet(sorted(self.updates), self)  # type: ignore[arg-type]
-        return meeting.open(self.upload(meeting), self)  # type: ignore[arg-type]
+        agreement = self.masking.agree_keys(sorted(self.updates), self)  # type: ignore[arg-type]
+        return agreement.unmask(self.upload(agreement), self)  # type: ignore[arg-type]
 
 
 def update(model: Tensor, examples: int = 1, loss: float = 1.0) -> Update:
     return Update({"model": model}, examples, 1, {"loss": loss}, float(model.norm()))
 
 
-# ------------------------------------------------------------------------------------------------------------- the sum
+# -------------------------------------------------------------------------------------------------------------- the sum
 
 
 @settings(few, max_examples=80)
 @given(st.data())
-def test_the_mean_of_those_who_arrived_or_nothing(data: st.DataObject) -> None:
-    """Within the stated rounding, whoever drops out at whatever stage, with all numbers of neighbours."""
+def test_the_mean_of_the_clients_that_arrived_or_nothing(data: st.DataObject) -> None:
+    """Within the stated rounding, whichever clients drop out in whichever round, with any number of neighbours."""
     count = data.draw(st.integers(2, 7), "clients")
     threshold = data.draw(st.sampled_from([0.51, 2 / 3, 1.0]), "threshold")
-    stage = summing(
+    masking = summing(
         threshold=threshold,
         neighbours=data.draw(st.sampled_from([None, 2, 4])),
         bits=data.draw(st.sampled_from([32, 64])),
@@ -132,27 +124,27 @@ def test_the_mean_of_those_who_arrived_or_nothing(data: st.DataObject) -> None:
         for client, examples in enumerate(data.draw(st.lists(st.integers(1, 100), min_size=count, max_size=count)))
     }
     away = data.draw(st.dictionaries(st.integers(0, count - 1), st.sampled_from(ROUNDS), max_size=3))
-    found = Room(stage, updates, away).sum()
+    found = FakeFederation(masking, updates, away).sum()
     there = [[c for c in updates if ROUNDS.index(away.get(c, ROUNDS[-1])) > place or c not in away]
              for place in range(len(ROUNDS))]  # fmt: skip
-    holders = len(there[0]) if stage.neighbours is None else min(stage.neighbours + 1, len(there[0]))
+    holders = len(there[0]) if masking.neighbours is None else min(masking.neighbours + 1, len(there[0]))
     wanted = max(2, math.ceil(round(threshold * holders, 9)))
     if isinstance(found, str):
-        # never without a reason: with all as neighbours exactly if a round was too small
+        # never without a reason: where all are neighbours, only if a round was too small
         assert away or count < wanted
-        if stage.neighbours is None:
+        if masking.neighbours is None:
             assert min(map(len, there)) < wanted
         return
     assert min(map(len, there[:3])) >= wanted
     arrived = there[2]
     weights = torch.tensor([updates[c].examples for c in arrived], dtype=torch.float64)
     matrix = torch.stack([updates[c].vectors["model"] for c in arrived]).double()
-    n, step = len(there[0]), stage.range * 100.0 / stage.unit(len(there[0]))
+    n, step = len(there[0]), masking.range * 100.0 / masking.unit(len(there[0]))
     bound = n * step / float(weights.sum()) + 1e-6
     torch.testing.assert_close(
         found.vectors["model"].double() / found.weight, weights @ matrix / weights.sum(), rtol=0, atol=bound
     )
-    assert found.weight == pytest.approx(float(weights.sum()), abs=n * 100.0 / stage.unit(n) + 1e-9)
+    assert found.weight == pytest.approx(float(weights.sum()), abs=n * 100.0 / masking.unit(n) + 1e-9)
     assert found.loss == pytest.approx(1.0, abs=2 * bound)
 
 
@@ -165,22 +157,22 @@ def test_nothing_can_wrap_around(clients: int, bits: int) -> None:
 
 def test_the_largest_numbers_add_up() -> None:
     for bits, sign in itertools.product((32, 64), (1.0, -1.0)):
-        stage = summing(bits=bits, range=2.0, heaviest=5.0)
-        found = Room(stage, {client: update(torch.full((SIZE,), 2 * sign), 5) for client in range(7)}).sum()
+        masking = summing(bits=bits, range=2.0, heaviest=5.0)
+        found = FakeFederation(masking, {client: update(torch.full((SIZE,), 2 * sign), 5) for client in range(7)}).sum()
         assert isinstance(found, PartialSum)
         assert found.vectors["model"] / found.weight == pytest.approx([2 * sign] * SIZE, rel=1e-6)
 
 
 @few
 @given(st.binary(min_size=32, max_size=32), st.integers(2, 6), st.integers(0, 3), st.randoms(use_true_random=False))
-def test_shares(secret: bytes, threshold: int, more: int, dice: Any) -> None:
+def test_shares(secret: bytes, threshold: int, more: int, random: Any) -> None:
     """Any `threshold` of them give the secret; with one fewer every other secret would do as well."""
     places = list(range(1, threshold + more + 1))
-    shares = shamir.share(secret, places, threshold, dice.randbytes)
+    shares = shamir.share(secret, places, threshold, random.randbytes)
     assert {len(one) for one in shares.values()} == {shamir.BYTES}
-    some = dice.sample(places, threshold)
+    some = random.sample(places, threshold)
     assert shamir.combine({place: shares[place] for place in some}) == secret
-    other = dice.randbytes(32)
+    other = random.randbytes(32)
     known = {place: int.from_bytes(shares[place]) for place in some[1:]} | {0: int.from_bytes(other)}
     completed = {place: shares[place] for place in some[1:]} | {
         some[0]: lagrange(known, some[0]).to_bytes(shamir.BYTES)
@@ -214,196 +206,211 @@ MANY = 100_000
 @pytest.mark.parametrize("bits", [32, 64])
 def test_what_arrives_is_uniform_whatever_was_sent(bits: int) -> None:
     """All bytes are equally frequent, for an update of zeros as for one at the end of the range; plain they are not."""
-    stage = summing(bits=bits)
+    masking = summing(bits=bits)
     views = []
     for fill in (0.0, 8.0):
-        room = Room(stage, {client: update(torch.full((MANY,), fill), 100) for client in range(3)})
-        room.sum()
-        assert uniform(stage.encode(room.updates[0], 3)) > 1000
-        seen = [vectors[SUM].numpy() for _, name, vectors in room.told if name == "upload"]
+        fake = FakeFederation(masking, {client: update(torch.full((MANY,), fill), 100) for client in range(3)})
+        fake.sum()
+        assert uniform(masking.encode(fake.updates[0], 3)) > 1000
+        seen = [vectors[SUM].numpy() for _, name, vectors in fake.received if name == "upload"]
         assert all(abs(uniform(vector)) < 4.5 for vector in seen)
         assert all(abs(uniform(one - other)) < 4.5 for one, other in itertools.combinations(seen, 2))
         views.append(seen[0].view(f"<u{bits // 8}"))
     # the same keys give the same mask whatever is under it: what arrives is the update plus numbers that know nothing
     # of it, and so has one distribution for all updates
-    plain = [stage.encode(update(torch.full((MANY,), fill), 100), 3) for fill in (0.0, 8.0)]
+    plain = [masking.encode(update(torch.full((MANY,), fill), 100), 3) for fill in (0.0, 8.0)]
     assert np.array_equal(views[1] - views[0], plain[1] - plain[0])
 
 
-def test_masks_are_fresh_for_every_commit() -> None:
-    room = Room(summing(), {client: update(torch.zeros(MANY)) for client in range(3)})
-    for room.seed in (1, 2):
-        room.sum()
-    first, second = (vectors[SUM].numpy() for client, name, vectors in room.told if (client, name) == (0, "upload"))
+def test_masks_are_fresh_for_every_round() -> None:
+    fake = FakeFederation(summing(), {client: update(torch.zeros(MANY)) for client in range(3)})
+    for fake.seed in (1, 2):
+        fake.sum()
+    first, second = (vectors[SUM].numpy() for client, name, vectors in fake.received if (client, name) == (0, "upload"))
     assert abs(uniform(first - second)) < 4.5
 
 
 def test_nothing_on_the_wire_is_a_plain_number() -> None:
     """Neither as float32, nor as the whole numbers that are summed; and no secret key, root or seed."""
     draw = torch.Generator().manual_seed(3)
-    stage = summing(neighbours=4, threshold=0.51)
+    masking = summing(neighbours=4, threshold=0.51)
     updates = {client: update(torch.rand(500, generator=draw) * 2 - 1, client + 1) for client in range(6)}
-    room = Room(stage, updates, {1: "upload", 4: "secure_opening"})
-    assert isinstance(room.sum(), PartialSum)
-    wire = b"|".join(bytes(part.numpy().tobytes()) for _, _, vectors in room.told for part in vectors.values())
+    fake = FakeFederation(masking, updates, {1: "upload", 4: "unmasking"})
+    assert isinstance(fake.sum(), PartialSum)
+    wire = b"|".join(bytes(tensor.numpy().tobytes()) for _, _, vectors in fake.received for tensor in vectors.values())
     for client, own in updates.items():
         plain = own.vectors["model"].numpy().tobytes()
-        whole = stage.encode(own, 6).tobytes()
+        whole = masking.encode(own, 6).tobytes()
         pieces = [text[at : at + 8] for text in (plain, whole) for at in range(0, len(text) - 8, 4)]
         assert not any(piece in wire for piece in pieces)
-        root = room.roots[client]
+        root = fake.roots[client]
         hidden = [root, *(keys.private_key(root, purpose) for purpose in ("masks", "boxes"))]
         assert not any(secret in wire for secret in hidden)
 
 
-def test_too_few_arrive_and_nobody_opens_anything() -> None:
-    room = Room(summing(), {client: update(torch.ones(SIZE)) for client in range(5)}, {0: "upload", 3: "upload"})
-    found = room.sum()
+def test_where_too_few_arrive_no_client_sends_shares() -> None:
+    fake = FakeFederation(
+        summing(), {client: update(torch.ones(SIZE)) for client in range(5)}, {0: "upload", 3: "upload"}
+    )
+    found = fake.sum()
     assert found == "no secure aggregation: 3 of 5 clients arrived, it takes 4"
-    assert {name for _, name, _ in room.told} == {"secure_keys", "secure_shares", "upload"}
+    assert {name for _, name, _ in fake.received} == {"advertise_keys", "share_keys", "upload"}
 
 
-@pytest.mark.parametrize("stage", ROUNDS)
+@pytest.mark.parametrize("name", ROUNDS)
 @pytest.mark.parametrize("lost", [1, 2, 4])
-def test_drop_outs_at_every_stage(stage: str, lost: int) -> None:
-    """Of five, four are enough: for two lost ones the threshold of those that told keys decides."""
+def test_drop_outs_in_every_round(name: str, lost: int) -> None:
+    """Of five, four are enough; where two are lost, the threshold follows from the clients that sent keys."""
     updates = {client: update(torch.full((SIZE,), float(client))) for client in range(5)}
-    found = Room(summing(), updates, dict.fromkeys(range(lost), stage)).sum()
+    found = FakeFederation(summing(), updates, dict.fromkeys(range(lost), name)).sum()
     if lost == 1:
         assert isinstance(found, PartialSum)
-        left = [0, 1, 2, 3, 4] if stage == "secure_opening" else [1, 2, 3, 4]
+        left = [0, 1, 2, 3, 4] if name == "unmasking" else [1, 2, 3, 4]
         assert found.vectors["model"] / found.weight == pytest.approx([sum(left) / len(left)] * SIZE, abs=1e-5)
-    elif lost == 2 and stage == "secure_keys":
-        assert isinstance(found, PartialSum)  # three told keys, and of three it takes two
+    elif lost == 2 and name == "advertise_keys":
+        assert isinstance(found, PartialSum)  # three sent keys, and of three it takes two
     else:
         assert isinstance(found, str)
 
 
-# --------------------------------------------------------------------------------------------------- a centre that lies
+# --------------------------------------------------------------------------------------------------- a server that lies
 
 
 @pytest.fixture
-def room() -> tuple[Room, KeyAgreement, dict[int, Update]]:
-    """Five clients that have sealed and sent; nothing is opened yet."""
-    made = Room(summing(), {client: update(torch.full((SIZE,), 0.5 * client)) for client in range(5)})
-    meeting = made.stage.meet(range(5), made)  # type: ignore[arg-type]
-    return made, meeting, made.upload(meeting)
+def uploaded() -> tuple[FakeFederation, KeyAgreement, dict[int, Update]]:
+    """Five clients that have masked their updates and sent them; nothing is unmasked yet."""
+    made = FakeFederation(summing(), {client: update(torch.full((SIZE,), 0.5 * client)) for client in range(5)})
+    agreement = made.masking.agree_keys(range(5), made)  # type: ignore[arg-type]
+    return made, agreement, made.upload(agreement)
 
 
-def open_for(room: Room, meeting: KeyAgreement, client: int, survivors: Sequence[int]) -> Mapping[str, Tensor]:
-    vectors = {CONTEXT: meeting.vectors(client)[CONTEXT], SURVIVORS: numbers(survivors)}
-    return Unmasking().reply(vectors, room.secrets(client), room.stage)
+def unmask_for(
+    fake: FakeFederation, agreement: KeyAgreement, client: int, survivors: Sequence[int]
+) -> Mapping[str, Tensor]:
+    vectors = {CONTEXT: agreement.vectors(client)[CONTEXT], SURVIVORS: numbers(survivors)}
+    return Unmasking().reply(vectors, fake.secrets(client), fake.masking)
 
 
-def test_nobody_gives_both_kinds_of_shares(room: tuple[Room, KeyAgreement, dict[int, Update]]) -> None:
-    """Whatever lists of survivors a client is told, and in whatever order, it answers for one of them."""
-    made, meeting, _ = room
+def test_no_client_gives_both_kinds_of_shares(uploaded: tuple[FakeFederation, KeyAgreement, dict[int, Update]]) -> None:
+    """Whichever lists of survivors a client gets, and in whichever order, it answers for one of them."""
+    made, agreement, _ = uploaded
     lists = [some for size in range(6) for some in itertools.combinations(range(5), size)]
-    for client, told in ((0, lists), (1, lists[::-1])):
+    for client, given in ((0, lists), (1, lists[::-1])):
         answered = []
-        for survivors in told:
+        for survivors in given:
             try:
-                open_for(made, meeting, client, survivors)
+                unmask_for(made, agreement, client, survivors)
                 answered.append(survivors)
             except Declined:
                 pass
         assert len(answered) == 1
         assert len(answered[0]) >= 4
-        open_for(made, meeting, client, answered[0])  # the same again: its answer may have been lost
+        unmask_for(made, agreement, client, answered[0])  # the same again: its answer may have been lost
         with pytest.raises(Declined, match="opened already, for another list"):
-            open_for(made, meeting, client, (0, 1, 2, 3) if answered[0] != (0, 1, 2, 3) else (0, 1, 2, 3, 4))
+            unmask_for(made, agreement, client, (0, 1, 2, 3) if answered[0] != (0, 1, 2, 3) else (0, 1, 2, 3, 4))
 
 
-def test_telling_half_of_them_another_list_opens_nobody(room: tuple[Room, KeyAgreement, dict[int, Update]]) -> None:
-    """Client 4 arrived for some and did not for others: of either kind of its shares too few come."""
-    made, _, _ = room
+def test_two_lists_of_survivors_unmask_no_update(
+    uploaded: tuple[FakeFederation, KeyAgreement, dict[int, Update]],
+) -> None:
+    """Client 4 is a survivor for some clients and not for others: of either kind of its shares too few come."""
+    made, _, _ = uploaded
     for ways in itertools.product((True, False), repeat=4):
-        fresh = Room(made.stage, made.updates)
-        again = fresh.stage.meet(range(5), fresh)  # type: ignore[arg-type]
+        fresh = FakeFederation(made.masking, made.updates)
+        again = fresh.masking.agree_keys(range(5), fresh)  # type: ignore[arg-type]
         fresh.upload(again)
         for client, there in enumerate(ways):
-            open_for(fresh, again, client, (0, 1, 2, 3, 4) if there else (0, 1, 2, 3))
+            unmask_for(fresh, again, client, (0, 1, 2, 3, 4) if there else (0, 1, 2, 3))
         own, pairwise = sum(ways), 4 - sum(ways)
         assert min(own, pairwise) < 4
-    assert Room(made.stage, made.updates).stage.circle(range(5), [bytes([c]) * 64 for c in range(5)]).threshold == 4
+    assert (
+        FakeFederation(made.masking, made.updates)
+        .masking.circle(range(5), [bytes([c]) * 64 for c in range(5)])
+        .threshold
+        == 4
+    )
 
 
-def test_what_else_a_client_does_not_do(room: tuple[Room, KeyAgreement, dict[int, Update]]) -> None:
-    made, meeting, _ = room
+def test_what_else_a_client_refuses(uploaded: tuple[FakeFederation, KeyAgreement, dict[int, Update]]) -> None:
+    made, agreement, _ = uploaded
     with pytest.raises(Declined, match="the list of survivors is not of this sum"):
-        open_for(made, meeting, 0, (1, 2, 3, 4))
+        unmask_for(made, agreement, 0, (1, 2, 3, 4))
     with pytest.raises(Declined, match="too few for a sum of at least 4"):
-        open_for(made, meeting, 0, (0, 1, 2))
+        unmask_for(made, agreement, 0, (0, 1, 2))
     with pytest.raises(Declined, match="not of this sum"):
-        open_for(made, meeting, 0, (0, 1, 2, 3, 4, 9))
+        unmask_for(made, agreement, 0, (0, 1, 2, 3, 4, 9))
     with pytest.raises(Declined, match="keys are of another sum"):
-        Unmasking().reply({CONTEXT: torch.zeros(1, 32, dtype=torch.uint8)}, made.secrets(0), made.stage)
-    asked = Task(3, 0, 0, {"model": torch.zeros(SIZE), **meeting.vectors(0)})
-    again, refused = sealed(made.updates[0], asked, made.work, made.secrets(0))
+        Unmasking().reply({CONTEXT: torch.zeros(1, 32, dtype=torch.uint8)}, made.secrets(0), made.masking)
+    asked = Task(3, 0, 0, {"model": torch.zeros(SIZE), **agreement.vectors(0)})
+    again, refused = masked(made.updates[0], asked, made.spec, made.secrets(0))
     assert refused is None  # the same vector under the same keys is the same message
     assert again is not None
-    _, refused = sealed(update(torch.ones(SIZE)), asked, made.work, made.secrets(0))
+    _, refused = masked(update(torch.ones(SIZE)), asked, made.spec, made.secrets(0))
     assert refused == "its keys have sealed another update already"
 
 
-def test_keys_are_forgotten_once_a_sum_is_open(room: tuple[Room, KeyAgreement, dict[int, Update]]) -> None:
-    made, meeting, _ = room
-    open_for(made, meeting, 0, range(5))
-    assert made.roots[0] not in b"".join(part.numpy().tobytes() for part in made.kept[0].values())
-    asked = Task(3, 0, 0, {"model": torch.zeros(SIZE), **meeting.vectors(0)})
-    _, refused = sealed(made.updates[0], asked, made.work, made.secrets(0))
+def test_keys_are_forgotten_once_a_sum_is_unmasked(
+    uploaded: tuple[FakeFederation, KeyAgreement, dict[int, Update]],
+) -> None:
+    made, agreement, _ = uploaded
+    unmask_for(made, agreement, 0, range(5))
+    assert made.roots[0] not in b"".join(tensor.numpy().tobytes() for tensor in made.kept[0].values())
+    asked = Task(3, 0, 0, {"model": torch.zeros(SIZE), **agreement.vectors(0)})
+    _, refused = masked(made.updates[0], asked, made.spec, made.secrets(0))
     assert refused == "this client has no keys for that"
 
 
-def test_nothing_is_opened_before_it_is_sealed() -> None:
-    made = Room(summing(), {client: update(torch.ones(SIZE)) for client in range(4)})
-    meeting = made.stage.meet(range(4), made)  # type: ignore[arg-type]
+def test_nothing_is_unmasked_before_it_is_masked() -> None:
+    made = FakeFederation(summing(), {client: update(torch.ones(SIZE)) for client in range(4)})
+    agreement = made.masking.agree_keys(range(4), made)  # type: ignore[arg-type]
     with pytest.raises(Declined, match="nothing was sealed under these keys"):
-        open_for(made, meeting, 0, (0, 1, 2, 3))
+        unmask_for(made, agreement, 0, (0, 1, 2, 3))
 
 
-def test_one_list_of_clients_for_one_set_of_keys(room: tuple[Room, KeyAgreement, dict[int, Update]]) -> None:
-    made, meeting, _ = room
-    circle = meeting.circle  # type: ignore[attr-defined]
-    shorter = made.stage.circle(range(4), [circle.keys[client] for client in range(4)])
+def test_one_list_of_clients_for_one_set_of_keys(
+    uploaded: tuple[FakeFederation, KeyAgreement, dict[int, Update]],
+) -> None:
+    made, agreement, _ = uploaded
+    circle = agreement.circle  # type: ignore[attr-defined]
+    shorter = made.masking.circle(range(4), [circle.keys[client] for client in range(4)])
     with pytest.raises(Declined, match="another list of clients for the same keys"):
-        ShareKeys().reply(shorter.vectors(), made.secrets(0), made.stage)
-    swapped = made.stage.circle(range(5), [circle.keys[client] for client in (1, 0, 2, 3, 4)])
+        ShareKeys().reply(shorter.vectors(), made.secrets(0), made.masking)
+    swapped = made.masking.circle(range(5), [circle.keys[client] for client in (1, 0, 2, 3, 4)])
     with pytest.raises(Declined, match="does not have this client's newest keys"):
-        ShareKeys().reply(swapped.vectors(), made.secrets(0), made.stage)
+        ShareKeys().reply(swapped.vectors(), made.secrets(0), made.masking)
 
 
 def test_other_lists_for_other_clients_are_noticed() -> None:
-    """Client 0 is told of a client 9 that nobody else knows: the boxes of the others do not open for it."""
-    made = Room(summing(), {client: update(torch.ones(SIZE)) for client in range(4)})
-    stage, public = made.stage, {}
+    """Client 0 is told of a client 9 that no other client knows: it cannot decrypt the others' boxes."""
+    made = FakeFederation(summing(), {client: update(torch.ones(SIZE)) for client in range(4)})
+    masking, public = made.masking, {}
     for client in range(4):
         secrets = made.secrets(client)
-        public[client] = texts(_keys(secrets, stage), 64)[0]
-    circle = stage.circle(range(4), [public[client] for client in range(4)])
-    other = stage.circle([0, 1, 2, 3, 9], [*(public[client] for client in range(4)), keys.public_key(bytes(32)) * 2])
-    sent = {c: ShareKeys().reply((other if c == 0 else circle).vectors(), made.secrets(c), stage) for c in range(4)}
+        public[client] = texts(_keys(secrets, masking), 64)[0]
+    circle = masking.circle(range(4), [public[client] for client in range(4)])
+    other = masking.circle([0, 1, 2, 3, 9], [*(public[client] for client in range(4)), keys.public_key(bytes(32)) * 2])
+    sent = {c: ShareKeys().reply((other if c == 0 else circle).vectors(), made.secrets(c), masking) for c in range(4)}
     boxes = {c: texts(sent[c][SHARES], 82)[circle.neighbours[c].index(0)] for c in (1, 2, 3)}
     about = {CONTEXT: torch.frombuffer(bytearray(other.context), dtype=torch.uint8).view(1, -1)}
     about |= {"masking/senders": numbers([1, 2, 3])}
     about |= {"masking/boxes": torch.frombuffer(bytearray(b"".join(boxes.values())), dtype=torch.uint8).view(3, -1)}
-    _, refused = sealed(made.updates[0], Task(1, 0, 0, about), made.work, made.secrets(0))
+    _, refused = masked(made.updates[0], Task(1, 0, 0, about), made.spec, made.secrets(0))
     assert refused == "a share was changed on its way, or made for another list of clients"
 
 
-def _keys(secrets: ClientSecrets, stage: SecureAggregation) -> Tensor:
+def _keys(secrets: ClientSecrets, masking: SecureAggregation) -> Tensor:
     from piebald.privacy.secure_aggregation.key_queries import KEYS, AdvertiseKeys
 
-    return AdvertiseKeys().reply({}, secrets, stage)[KEYS]
+    return AdvertiseKeys().reply({}, secrets, masking)[KEYS]
 
 
 def test_wrong_shares_are_noticed() -> None:
-    """A client that lies about shares spoils the commit, and no wrong mean comes out."""
+    """A client that sends wrong shares spoils the round, but no wrong mean results."""
 
-    class Liar(Room):
-        def ask(self, questions: Sequence[QueryRequest]) -> list[Update | None]:
-            answers = super().ask(questions)
-            if questions[0].query.kind == "secure_opening" and answers[0] is not None:
+    class Liar(FakeFederation):
+        def query(self, requests: Sequence[QueryRequest]) -> list[Update | None]:
+            answers = super().query(requests)
+            if requests[0].query.kind == "unmasking" and answers[0] is not None:
                 answers[0].vectors[SHARES][:] = 1  # type: ignore[index]
             return answers
 
@@ -415,15 +422,15 @@ def test_wrong_shares_are_noticed() -> None:
 
 @pytest.mark.parametrize("place", [0, 2, 4])
 def test_a_garbled_update_moves_the_mean_no_further_than_the_range(place: int) -> None:
-    """Whatever one client puts under its seal: an honest sum has bounds, and what is outside is not used."""
+    """Whatever one client masks: an honest sum has bounds, and one outside of them is not used."""
     updates = {client: update(torch.ones(SIZE), 20) for client in range(5)}
     outcomes = []
     for exponent in range(31):
-        room = Room(summing(), updates)
-        meeting = room.stage.meet(range(5), room)  # type: ignore[arg-type]
-        arrived = room.upload(meeting)
+        fake = FakeFederation(summing(), updates)
+        agreement = fake.masking.agree_keys(range(5), fake)  # type: ignore[arg-type]
+        arrived = fake.upload(agreement)
         arrived[0].vectors[SUM][place] += 1 << exponent
-        found = meeting.open(arrived, room)  # type: ignore[arg-type]
+        found = agreement.unmask(arrived, fake)  # type: ignore[arg-type]
         outcomes.append(found)
         if isinstance(found, PartialSum):
             assert bool((found.vectors["model"].abs() / found.weight <= 8.001).all())
@@ -447,12 +454,12 @@ def test_a_garbled_update_moves_the_mean_no_further_than_the_range(place: int) -
     ],
     ids=["a number", "not a number", "infinite", "a weight"],
 )
-def test_what_is_out_of_range_is_refused_by_its_client(bad: Update, says: str) -> None:
-    room = Room(summing(), {0: bad, **{client: update(torch.ones(SIZE)) for client in range(1, 5)}})
-    found = room.sum()
+def test_a_client_does_not_send_what_is_out_of_range(bad: Update, says: str) -> None:
+    fake = FakeFederation(summing(), {0: bad, **{client: update(torch.ones(SIZE)) for client in range(1, 5)}})
+    found = fake.sum()
     assert isinstance(found, PartialSum)
     assert found.vectors["model"] / found.weight == pytest.approx([1.0] * SIZE, abs=1e-5)
-    assert 0 not in {client for client, name, _ in room.told if name == "upload"}
+    assert 0 not in {client for client, name, _ in fake.received if name == "upload"}
 
 
 @pytest.mark.parametrize(
@@ -465,12 +472,12 @@ def test_what_is_out_of_range_is_refused_by_its_client(bad: Update, says: str) -
         ({"least": 1}, "least"),
     ],
 )
-def test_settings_that_cannot_work(fields: dict[str, Any], says: str) -> None:
+def test_bad_settings_are_refused(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(SettingError, match=says.replace("(", r"\(")):
         SecureAggregation(**fields)
 
 
-CLASHES: dict[str, tuple[Any, str]] = {
+CONFLICTS: dict[str, tuple[Any, str]] = {
     "a median": (
         lambda: recipes.fedavg().with_(aggregation="median", transforms=[SecureAggregation()]),
         "needs individual updates",
@@ -479,10 +486,12 @@ CLASHES: dict[str, tuple[Any, str]] = {
         lambda: recipes.fedavg().with_(aggregation="krum", transforms=[SecureAggregation()]),
         "needs individual updates",
     ),
-    "groups": (lambda: recipes.distfl().with_(transforms=[SecureAggregation()]), "needs individual updates"),
+    "clusters": (lambda: recipes.distfl().with_(transforms=[SecureAggregation()]), "needs individual updates"),
     "K clusters": (lambda: recipes.ifca().with_(transforms=[SecureAggregation()]), "needs individual updates"),
     "no rounds": (
-        lambda: recipes.fedavg().with_(scheduling={"kind": "buffered", "size": 3}, transforms=[SecureAggregation()]),
+        lambda: recipes.fedavg().with_(
+            scheduling={"kind": "buffered", "buffer_size": 3}, transforms=[SecureAggregation()]
+        ),
         "choose scheduling = 'synchronous'",
     ),
     "one at a time": (lambda: recipes.fedasync().with_(transforms=[SecureAggregation()]), "secure_aggregation"),
@@ -501,16 +510,16 @@ CLASHES: dict[str, tuple[Any, str]] = {
         lambda: recipes.fedavg().with_(transforms=[Gaussian(clip=1.0), SecureAggregation()]),
         "choose aggregation = 'equal_weighted', or where = 'client'",
     ),
-    "a rule that goes by others' steps": (
-        lambda: recipes.fedavg().with_(training="adaptive", transforms=[SecureAggregation()]),
+    "a trainer that depends on others' steps": (
+        lambda: recipes.fedavg().with_(training="adaptive_frequency", transforms=[SecureAggregation()]),
         "which secure_aggregation hides",
     ),
 }
 
 
-@pytest.mark.parametrize("case", CLASHES)
+@pytest.mark.parametrize("case", CONFLICTS)
 def test_what_cannot_go_together(case: str) -> None:
-    make, says = CLASHES[case]
+    make, says = CONFLICTS[case]
     with pytest.raises(SettingError) as caught:
         make()
     assert says in str(caught.value)
@@ -544,7 +553,7 @@ def test_a_run_comes_to_the_same_model(name: str, fields: dict[str, Any]) -> Non
         assert theirs["arrived"] == mine["arrived"]
 
 
-def test_of_single_updates_the_tables_know_nothing() -> None:
+def test_tables_hold_nothing_about_individual_updates() -> None:
     run = simulate(recipes.fedavg(lr=0.1).with_(transforms=[SecureAggregation()]), CLIENTS, model(), rounds=2)
     trained = [row for row in run.results if row["kind"] == "train"]
     assert len(trained) == 12
@@ -555,36 +564,36 @@ def test_of_single_updates_the_tables_know_nothing() -> None:
     for mine, theirs in zip(plain.rounds, run.rounds, strict=True):
         assert theirs["loss"] == pytest.approx(mine["loss"], rel=1e-3)
     kinds = {row["kind"] for row in run.results}
-    assert kinds == {"secure_keys", "secure_shares", "train", "secure_opening"}
+    assert kinds == {"advertise_keys", "share_keys", "train", "unmasking"}
 
 
 def test_nothing_plain_leaves_a_simulated_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What crosses the seam is sealed, and the plain change of no client is in any of it."""
+    """What leaves a client is masked, and no client's plain change is in it."""
     crossed: list[Result] = []
     plain: list[Tensor] = []
-    real, whole = Simulation.next, SecureAggregation.seal
+    real, whole = Simulation.next, SecureAggregation.mask
 
     def spied(self: Simulation, until: float = float("inf")) -> Result | None:
         result = real(self, until)
         crossed.extend([result] if result is not None else [])
         return result
 
-    def sealing(self: SecureAggregation, one: Update, task: Task, secrets: ClientSecrets) -> Update:
+    def masking(self: SecureAggregation, one: Update, task: Task, secrets: ClientSecrets) -> Update:
         plain.append(one.vectors["model"].clone())
         return whole(self, one, task, secrets)
 
     monkeypatch.setattr(Simulation, "next", spied)
-    monkeypatch.setattr(SecureAggregation, "seal", sealing)
+    monkeypatch.setattr(SecureAggregation, "mask", masking)
     simulate(
         recipes.fedavg(lr=0.1).with_(transforms=[SecureAggregation()]), CLIENTS, model(), rounds=2, evaluate_every=0
     )
     trained = [result for result in crossed if result.task.query is None]
     assert len(plain) == len(trained) == 12
     wire = b"|".join(
-        part.contiguous().numpy().tobytes()
+        tensor.contiguous().numpy().tobytes()
         for result in crossed
         if result.update is not None
-        for part in result.update.vectors.values()
+        for tensor in result.update.vectors.values()
     )
     for change in plain:
         text = change.numpy().tobytes()
@@ -594,8 +603,8 @@ def test_nothing_plain_leaves_a_simulated_client(monkeypatch: pytest.MonkeyPatch
         assert (result.update.examples, result.update.steps, result.update.metrics) == (0, 0, {})
 
 
-def test_commits_of_too_few_are_abandoned_and_the_run_goes_on() -> None:
-    """Devices drop out in every round of a commit; whatever comes of it, the model moves only with whole sums."""
+def test_rounds_of_too_few_are_abandoned_and_the_run_goes_on() -> None:
+    """Devices drop out in every exchange of a round; the model moves only where there is a sum."""
     fleet = Homogeneous(dropout=0.1)
     recipe = recipes.fedavg(lr=0.1).with_(transforms=[SecureAggregation(threshold=0.8)])
     run = simulate(recipe, CLIENTS, model(), rounds=12, simulator={"fleet": fleet}, evaluate_every=0)
@@ -614,7 +623,7 @@ def test_commits_of_too_few_are_abandoned_and_the_run_goes_on() -> None:
     assert again.results == run.results
 
 
-def test_all_commits_abandoned_is_an_error() -> None:
+def test_a_run_whose_rounds_are_all_abandoned_fails() -> None:
     with pytest.raises(RuntimeFault, match="no update counted"):
         simulate(recipes.fedavg(lr=0.1, cohort=1).with_(transforms=[SecureAggregation()]), CLIENTS, model(), rounds=2)
 
@@ -622,12 +631,12 @@ def test_all_commits_abandoned_is_an_error() -> None:
 @pytest.mark.parametrize(
     "scheduling",
     [
-        {"kind": "synchronous", "cohort": 3, "over": 2.0},
+        {"kind": "synchronous", "cohort": 3, "over_selection": 2.0},
         {"kind": "deadline", "seconds": 8.0, "max_staleness": 0},
     ],
     ids=lambda one: one["kind"],
 )
-def test_late_updates_stay_sealed(scheduling: dict[str, Any]) -> None:
+def test_late_updates_stay_masked(scheduling: dict[str, Any]) -> None:
     fleet: Devices = piebald.partition.FastSlow(fast=1.0, slow_factor=4.0, share_slow=0.4)
     recipe = recipes.fedavg(lr=0.1).with_(scheduling=scheduling, transforms=[SecureAggregation(threshold=0.51)])
     run = simulate(recipe, CLIENTS, model(), rounds=5, simulator={"fleet": fleet})
@@ -635,12 +644,12 @@ def test_late_updates_stay_sealed(scheduling: dict[str, Any]) -> None:
     assert sum(row["arrived"] > 0 for row in run.rounds) >= 3
 
 
-def test_noise_of_the_clients_and_noise_of_the_centre() -> None:
-    for update, weigh in (
+def test_noise_at_the_clients_and_noise_at_the_server() -> None:
+    for transforms, aggregation in (
         ([Gaussian(clip=0.5, noise=1.0, where="client"), SecureAggregation()], "example_weighted"),
         ([Gaussian(clip=0.5, noise=1.0, where="server"), SecureAggregation()], "equal_weighted"),
     ):
         recipe = recipes.fedavg(lr=0.1).with_(aggregation=aggregation)
-        plain = simulate(recipe.with_(transforms=update[:1]), CLIENTS, model(), rounds=3)
-        summed = simulate(recipe.with_(transforms=update), CLIENTS, model(), rounds=3)
+        plain = simulate(recipe.with_(transforms=transforms[:1]), CLIENTS, model(), rounds=3)
+        summed = simulate(recipe.with_(transforms=transforms), CLIENTS, model(), rounds=3)
         torch.testing.assert_close(summed.groups[0], plain.groups[0], atol=1e-4, rtol=1e-4)

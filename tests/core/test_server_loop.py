@@ -49,7 +49,7 @@ def answer(task: Task) -> Update:
     return towards(task.client, task.vectors["model"])
 
 
-# ------------------------------------------------------------------------------------------------------------------- scheduling
+# ----------------------------------------------------------------------------------------------------------- scheduling
 
 
 def test_synchronous_waits_for_the_slowest() -> None:
@@ -261,7 +261,7 @@ def test_the_longest_step_is_that_of_the_model_it_started_from() -> None:
     assert recorder.steps[slow["version"] - 2]["norm"] * 10 < slow["norm"] < 70 * math.sqrt(3)
 
 
-# -------------------------------------------------------------------------------------------------------------clusters
+# ------------------------------------------------------------------------------------------------------------- clusters
 
 
 def test_clusters_are_like_separate_federations() -> None:
@@ -306,7 +306,7 @@ def test_clusters_in_the_simulator_too() -> None:
     torch.testing.assert_close(run.model().weight, alone.model().weight)
 
 
-# -------------------------------------------------------------------------------------------------------------transforms
+# ----------------------------------------------------------------------------------------------------------- transforms
 
 
 class Doubled(Transform):
@@ -357,7 +357,7 @@ def test_the_last_transform_determines_the_bytes_sent() -> None:
         assert [row["bytes_up"] for row in run.results] == [10 * each] * 2
 
 
-# -------------------------------------------------------------------------------------------- measuring, first contact
+# --------------------------------------------------------------------------------------------- measuring, first contact
 
 
 @pytest.mark.parametrize(("every", "versions"), [(0, []), (1, [0, 1, 2, 3, 4, 5]), (2, [0, 2, 4, 5]), (9, [0, 5])])

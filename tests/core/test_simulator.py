@@ -162,7 +162,7 @@ def test_lost_tasks_have_the_right_share_and_depend_on_client_and_round_only() -
     assert {(row["version"], row["client"]) for row in other.results if row["status"] == "lost"} != lost[0]
 
 
-# ----------------------------------------------------------------------------------------------------------------- client state
+# --------------------------------------------------------------------------------------------------------- client state
 
 
 @pytest.mark.parametrize("method", ["ditto", "hdafl", "scaffold"])

@@ -1,4 +1,4 @@
-"""What one client does, against arithmetic that anyone can check: a quadratic with one parameter."""
+"""Training on one client, against arithmetic by hand: a quadratic with one parameter."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ def walk(
     u: float = 0.0,
 ) -> tuple[float, float]:
     """Metis eq. 2 with the terms in the documented order; returns w and u."""
-    anchor = w
+    center = w
     for _ in range(steps):
-        g = a * (w - b) + mu * (w - anchor)
+        g = a * (w - b) + mu * (w - center)
         g *= min(1.0, clip / (abs(g) + 1e-6))
         g += weight_decay * w
         u = momentum * u - lr * g
@@ -77,14 +77,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "momentum": {"momentum": 0.9},
     "weight decay": {"weight_decay": 0.3},
     "clipping": {"clip": 0.5},
-    "clipping that never bites": {"clip": 50.0},
+    "clipping without effect": {"clip": 50.0},
     "full": {"momentum": 0.5, "weight_decay": 0.2, "clip": 0.7},
 }
 
 
 @pytest.mark.parametrize("simulator", ENGINES, ids=lambda s: s["engine"])
 @pytest.mark.parametrize("case", SETTINGS)
-def test_one_descent_by_hand(case: str, simulator: dict[str, Any]) -> None:
+def test_sgd_by_hand(case: str, simulator: dict[str, Any]) -> None:
     settings = SETTINGS[case]
     w, _ = walk(FIRST, 2.0, -1.0, **settings)
     recipe = recipes.fedavg(lr=0.1, epochs=4, **settings)
@@ -93,14 +93,14 @@ def test_one_descent_by_hand(case: str, simulator: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("simulator", ENGINES, ids=lambda s: s["engine"])
 @pytest.mark.parametrize("more", [{}, {"clip": 0.5}, {"momentum": 0.5}], ids=str)
-def test_the_pull_of_fedprox(more: dict[str, float], simulator: dict[str, Any]) -> None:
+def test_the_proximal_term_of_fedprox(more: dict[str, float], simulator: dict[str, Any]) -> None:
     w, _ = walk(FIRST, 2.0, -1.0, mu=1.5, **more)
     recipe = recipes.fedprox(lr=0.1, epochs=4, mu=1.5, **more)
     assert end(recipe, bowls((2.0, -1.0)), rounds=1, simulator=simulator) == pytest.approx(w, rel=1e-4)
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_momentum_outlives_the_assignment_if_kept(keep: bool) -> None:
+def test_momentum_outlives_the_task_if_kept(keep: bool) -> None:
     w, u = FIRST, 0.0
     for _ in range(3):
         w, u = walk(w, 1.0, 0.0, momentum=0.8, u=u if keep else 0.0)
@@ -163,7 +163,7 @@ def test_control_variates_are_the_papers(cohort: float, eta: float, simulator: d
 
 
 def test_scaffold_finds_the_optimum_that_fedavg_misses() -> None:
-    """Bowls of curvature 1 and 9: many local steps pull FedAvg off the optimum of the sum; SCAFFOLD has no drift."""
+    """Quadratics of curvature 1 and 9: many local steps move FedAvg off the optimum of the sum, but not SCAFFOLD."""
     shapes = [(1.0, 0.0), (9.0, 1.0)]
     optimum = (1 * 0.0 + 9 * 1.0) / 10
     settings: dict[str, Any] = {"lr": 0.05, "steps": 10}
@@ -213,8 +213,8 @@ def test_a_client_without_rows_changes_no_variate() -> None:
     ],
     ids=str,
 )
-def test_values_of_schedules(schedule: Any, values: list[float]) -> None:
-    assert [schedule.factor(version) for version in range(6)] == pytest.approx(values)
+def test_values_of_schedules(lr_schedule: Any, values: list[float]) -> None:
+    assert [lr_schedule.factor(version) for version in range(6)] == pytest.approx(values)
 
 
 def test_a_schedule_sets_the_rate_of_each_round() -> None:
@@ -229,7 +229,7 @@ def test_a_schedule_sets_the_rate_of_each_round() -> None:
     ("kind", "fields"),
     [(Exponential, {"rate": 0.0}), (Exponential, {"rate": 1.5}), (StepDecay, {"every": 0}), (Cosine, {"rounds": 0})],
 )
-def test_schedules_refuse_what_cannot_work(kind: Any, fields: dict[str, Any]) -> None:
+def test_bad_schedules_are_refused(kind: Any, fields: dict[str, Any]) -> None:
     with pytest.raises(SettingError, match=next(iter(fields))):
         kind(**fields)
 
@@ -253,7 +253,7 @@ def test_every_row_is_used_and_no_batch_is_dropped(rows: int, settings: dict[str
     assert (run.results[0]["steps"], run.results[0]["examples"]) == (steps, rows)
 
 
-def test_the_loss_of_an_arrival_is_the_mean_over_its_steps() -> None:
+def test_the_loss_of_a_result_is_the_mean_over_its_steps() -> None:
     losses, w = [], FIRST
     for _ in range(4):
         losses.append(2.0 / 2 * (w + 1.0) ** 2)
