@@ -91,17 +91,17 @@ def test_what_colluders_do_reaches_the_average() -> None:
     model = seeded(lambda: nn.Linear(4, 2))
     clients = classified(8, 8, 8, 8)
     attack = {"kind": "inner_product", "clients": [0, 1, 2, 3], "scale": 1.0}
-    honest, turned = (
+    honest, attacked = (
         simulate(recipes.fedavg(lr=0.2).with_(transforms=attacks), clients, model, rounds=1)
         for attacks in ([], [attack])
     )
     start = honest.work.initial
-    forward, back = (run.work.layout.flatten(run.model()) - start for run in (honest, turned))
+    forward, back = (run.work.layout.flatten(run.model()) - start for run in (honest, attacked))
     torch.testing.assert_close(back, -forward, atol=1e-6, rtol=1e-5)
 
 
 def test_a_replaced_model_takes_over_the_average() -> None:
-    """Scaled by the number of updates, one attacker among clients that stand still makes its model everybody's."""
+    """Scaled by the number of updates, the change of one attacker has its full length in the average."""
     model = seeded(lambda: nn.Linear(4, 2))
     clients = classified(8, 8, 8, 8)
     alone = simulate(recipes.fedavg(lr=0.2), classified(8, 8, 8, 8), model, rounds=1)
@@ -130,9 +130,9 @@ def test_colluders_are_refused_beside_secure_aggregation() -> None:
 
 def test_attack_success_is_the_mean_over_flipped_classes() -> None:
     metric = AttackSuccess.of_pairs(((0, 1),))
-    said = torch.tensor([1, 1, 0, 0, 1, 2, 1])
-    metric.update(nn.functional.one_hot(said, 3).float()[:4], torch.tensor([0, 0, 0, 1]))
-    metric.update(nn.functional.one_hot(said, 3).float()[4:], torch.tensor([1, 2, 2]))
+    predicted = torch.tensor([1, 1, 0, 0, 1, 2, 1])
+    metric.update(nn.functional.one_hot(predicted, 3).float()[:4], torch.tensor([0, 0, 0, 1]))
+    metric.update(nn.functional.one_hot(predicted, 3).float()[4:], torch.tensor([1, 2, 2]))
     assert float(metric.compute()) == pytest.approx((2 / 3 + 1 / 2) / 2)
     metric.reset()
     assert math.isnan(float(metric.compute()))

@@ -1,4 +1,4 @@
-"""The best version by validation loss is kept and used at the end, for private layers too, and after a kill."""
+"""The best version by validation loss is kept and used at the end, also for private layers and after a resume."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def model(seed: int) -> torch.nn.Module:
 
 
 def spoiling(name: str = "hdafl") -> piebald.Recipe:
-    """Three good rounds, then ever larger steps, so that the best version is in the middle."""
+    """Three good rounds, then much larger steps, so that the best version is in the middle."""
 
     class Rising(piebald.training.lr_schedule.LrSchedule):
         """Times 40 from version 3 on."""
@@ -51,7 +51,7 @@ def score(row: dict) -> tuple:
 
 
 @pytest.mark.parametrize("name", ["fedavg", "hdafl", "ditto"])
-def test_the_best_version_is_kept_with_private_parts(clients, name: str, tmp_path: Path) -> None:
+def test_the_best_version_is_kept_with_private_layers(clients, name: str, tmp_path: Path) -> None:
     recipe = spoiling(name)
     kept = piebald.run(recipe, clients, model, rounds=ROUNDS, runtime=HERE, keep="best", out=tmp_path / "best")
     losses = {v: validation_loss([r for r in kept.scores if r["version"] == v]) for v in range(1, ROUNDS + 1)}
@@ -69,14 +69,14 @@ def test_the_best_version_is_kept_with_private_parts(clients, name: str, tmp_pat
     assert [point["version"] for point in kept.curve] == list(range(ROUNDS + 1))  # the curve shows all of it
 
 
-def test_without_a_folder_the_community_model_is_the_best(clients) -> None:
+def test_without_a_folder_the_global_model_is_the_best(clients) -> None:
     kept = piebald.run(spoiling("fedavg"), clients, model, rounds=ROUNDS, runtime=HERE, keep="best")
     short = piebald.run(spoiling("fedavg"), clients, model, rounds=kept.best, runtime=HERE)
     assert kept.best < ROUNDS
     assert torch.equal(kept.work.layout.flatten(kept.model()), short.work.layout.flatten(short.model()))
 
 
-def test_a_run_cut_off_after_its_best_ends_with_it(clients, tmp_path: Path, monkeypatch) -> None:
+def test_a_run_interrupted_after_its_best_version_ends_with_it(clients, tmp_path: Path, monkeypatch) -> None:
     recipe = spoiling()
     whole = piebald.run(recipe, clients, model, rounds=ROUNDS, runtime=HERE, keep="best", out=tmp_path / "whole")
     real, calls = RunStore.commit, []
@@ -130,7 +130,7 @@ def test_the_earliest_of_equals_and_never_the_start() -> None:
     assert (again.version, again.loss) == (2, 0.25)
 
 
-def test_rows_weigh_and_personal_models_judge() -> None:
+def test_the_loss_is_weighted_by_rows_and_prefers_personal_models() -> None:
     def row(client: int, name: str, value: float, examples: int, split: str = "validation") -> dict:
         return {"split": split, "metric": "loss", "model": name, "client": client, "value": value, "examples": examples}
 
@@ -147,7 +147,7 @@ def test_rows_weigh_and_personal_models_judge() -> None:
         ({"keep": "best", "evaluate_every": 0}, "needs measurements to choose by"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(clients, options, message: str) -> None:
+def test_errors_are_one_sentence(clients, options, message: str) -> None:
     with pytest.raises(SettingError, match=message):
         piebald.run("fedavg", clients, model, rounds=1, **options)
 

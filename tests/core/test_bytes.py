@@ -1,4 +1,4 @@
-"""Bytes are counted where they are sent, and come to what the arithmetic says."""
+"""Bytes are counted where they are sent, and agree with arithmetic."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def expected(results: list[dict[str, Any]], layout: Layout, control: bool) -> li
 
 @settings(few, max_examples=15)
 @given(st.data())
-def test_every_number_that_travels_costs_four_bytes(data: st.DataObject) -> None:
+def test_every_number_sent_costs_four_bytes(data: st.DataObject) -> None:
     with torch.random.fork_rng():
         model = network(data.draw(st.lists(st.integers(1, 5), max_size=2)), data.draw(st.booleans()))
     names = [slot.name for slot in Layout.of(model).slots]
@@ -54,10 +54,10 @@ def test_every_number_that_travels_costs_four_bytes(data: st.DataObject) -> None
     run = simulate(recipe, classified(5, 2, 8, 4), model, rounds=3, evaluate_every=data.draw(st.integers(0, 2)))
     costs = expected(run.results, layout, control=method == "scaffold")
     assert [(row["bytes_down"], row["bytes_up"]) for row in run.results] == costs
-    for commit in run.rounds:
-        rows = [row for row in run.results if row["version"] == commit["version"]]
-        assert commit["bytes_down"] == sum(row["bytes_down"] for row in rows)
-        assert commit["bytes_up"] == sum(row["bytes_up"] for row in rows)
+    for step in run.rounds:
+        rows = [row for row in run.results if row["version"] == step["version"]]
+        assert step["bytes_down"] == sum(row["bytes_down"] for row in rows)
+        assert step["bytes_up"] == sum(row["bytes_up"] for row in rows)
 
 
 def test_local_sends_nothing_either_way() -> None:
@@ -75,7 +75,7 @@ def test_evaluation_costs_nothing(every: int) -> None:
 
 
 def test_evaluation_does_not_count_as_the_first_contact() -> None:
-    """Clients are scored before they ever took part; the private numbers are still charged when they first do."""
+    """Clients are scored before they take part; the private numbers are still counted at their first task."""
     model = network([3], norm=False)
     run = simulate(recipes.hdafl(cohort=1), classified(5, 4, 6, 7), model, rounds=6)
     layout = Layout.of(model, ["2.weight", "2.bias"])

@@ -369,9 +369,9 @@ def test_cluster_models_of_a_finished_run(tmp_path: Any) -> None:
         rows = clients.rows(client, "test")
         with torch.no_grad():
             right = (run.model(client)(rows.x).argmax(1) == rows.y).float().mean()
-        said = [
+        recorded = [
             row["value"]
             for row in run.scores
             if (row["client"], row["version"], row["metric"]) == (client, 3, "accuracy")
         ]
-        assert said == [pytest.approx(float(right))]
+        assert recorded == [pytest.approx(float(right))]

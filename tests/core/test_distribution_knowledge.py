@@ -1,4 +1,4 @@
-"""Distribution knowledge: synthesis, responses, divergences, clusters, and who is who from round to round."""
+"""Distribution knowledge: synthesis, responses, divergences, clusters, and their numbers from round to round."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ FORMS: dict[str, tuple[tuple[int, ...], Any]] = {
 }
 
 
-def taught(form: str, seed: int = 0) -> tuple[nn.Module, Tensor]:
+def fitted(form: str, seed: int = 0) -> tuple[nn.Module, Tensor]:
     """A network whose batch norms have seen some data, in evaluation mode, and that data."""
     shape, make = FORMS[form]
     with torch.random.fork_rng():
@@ -67,7 +67,7 @@ def taught(form: str, seed: int = 0) -> tuple[nn.Module, Tensor]:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_synthesis_fits_the_statistics_of_any_input(form: str) -> None:
-    model, x = taught(form)
+    model, x = fitted(form)
     targets = batch_norm_targets(model, 1.0)
     start = torch.randn(60, *x.shape[1:], generator=torch.Generator().manual_seed(1))
     before = distance(start, model, targets)[1]
@@ -82,7 +82,7 @@ def test_synthesis_fits_the_statistics_of_any_input(form: str) -> None:
 
 def test_the_loss_is_that_of_the_paper() -> None:
     """Eq. 2, layer by layer and channel by channel, with numpy."""
-    model, x = taught("vectors")
+    model, x = fitted("vectors")
     targets = batch_norm_targets(model, 1.0)
     probes = x[:30] * 0.5
     first = model[0](probes).detach().numpy()
@@ -104,7 +104,7 @@ def test_the_largest_scaling_factors_are_matched(values: list[float], share: flo
     assert not left or min(values[place] for place in chosen) >= max(left)
 
 
-def test_moments_stand_in_for_batch_norm() -> None:
+def test_moments_replace_batch_norm() -> None:
     """A network without batch norm: uploaded statistics of its layers' inputs are what synthesis fits."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -123,18 +123,18 @@ def test_moments_stand_in_for_batch_norm() -> None:
 
 
 def test_responses_are_each_models_own() -> None:
-    model, x = taught("images")
+    model, x = fitted("images")
     layout = Layout.of(model)
-    other, _ = taught("images", seed=1)
+    other, _ = fitted("images", seed=1)
     vectors = [layout.flatten(model), layout.flatten(other)]
-    answers = responses(taught("images", seed=2)[0], layout, vectors, x[:9])
+    answers = responses(fitted("images", seed=2)[0], layout, vectors, x[:9])
     for answer, own in zip(answers, (model, other), strict=True):
         torch.testing.assert_close(answer, own(x[:9]).softmax(1).detach())
 
 
 @few
 @given(st.integers(0, 1000), st.booleans())
-def test_divergences_are_the_sums_anyone_would_write(seed: int, certain: bool) -> None:
+def test_divergences_are_plain_sums(seed: int, certain: bool) -> None:
     draw = np.random.default_rng(seed)
     logits = draw.normal(size=(4, 3, 5)) * (500 if certain else 1)
     answers = torch.from_numpy(logits).softmax(2)
@@ -151,7 +151,7 @@ def test_divergences_are_the_sums_anyone_would_write(seed: int, certain: bool) -
 
 
 def blobs(sizes: list[int], seed: int, apart: float = 8.0) -> tuple[np.ndarray, np.ndarray]:
-    """Distances between points around centres that are far from one another, and the true groups."""
+    """Distances between points around distant centers, and the true clusters."""
     draw = np.random.default_rng(seed)
     truth = np.repeat(np.arange(len(sizes)), sizes)
     points = apart * np.eye(len(sizes))[truth] + draw.normal(size=(len(truth), len(sizes))) * 0.7
@@ -162,7 +162,7 @@ def blobs(sizes: list[int], seed: int, apart: float = 8.0) -> tuple[np.ndarray, 
 
 @few
 @given(st.lists(st.integers(3, 9), min_size=2, max_size=6), st.integers(0, 1000))
-def test_clear_groups_are_found_without_saying_how_many(sizes: list[int], seed: int) -> None:
+def test_clear_clusters_are_found_without_their_number(sizes: list[int], seed: int) -> None:
     distances, truth = blobs(sizes, seed)
     found = by_silhouette(distances)
     assert adjusted_rand_score(truth, found.labels) == 1.0
@@ -172,7 +172,7 @@ def test_clear_groups_are_found_without_saying_how_many(sizes: list[int], seed: 
 
 @few
 @given(st.integers(4, 30), st.integers(0, 1000))
-def test_one_cloud_is_one_group(count: int, seed: int) -> None:
+def test_one_cloud_is_one_cluster(count: int, seed: int) -> None:
     points = np.random.default_rng(seed).normal(size=(count, 20))
     found = by_silhouette(np.linalg.norm(points[:, None] - points[None], axis=2))
     assert not found.labels.any()
@@ -183,12 +183,12 @@ def test_one_cloud_is_one_group(count: int, seed: int) -> None:
 @given(st.lists(st.integers(1, 6), min_size=2, max_size=5), st.integers(0, 1000))
 def test_silhouettes_are_scikit_learns(sizes: list[int], seed: int) -> None:
     distances, truth = blobs(sizes, seed, apart=1.0)
-    if sum(sizes) > len(sizes):  # scikit-learn refuses groups of one client each
+    if sum(sizes) > len(sizes):  # scikit-learn refuses clusters of one client each
         wanted = silhouette_score(distances, truth, metric="precomputed")
         assert silhouette(distances, renumbered(truth)) == pytest.approx(wanted)
 
 
-def test_an_odd_one_neither_makes_nor_spoils_a_cut() -> None:
+def test_an_outlier_neither_makes_nor_spoils_a_cut() -> None:
     distances, truth = blobs([6, 6, 1], seed=3)
     found = by_silhouette(distances, least=2)
     kept = truth < 2
@@ -197,7 +197,7 @@ def test_an_odd_one_neither_makes_nor_spoils_a_cut() -> None:
     assert adjusted_rand_score(truth, by_silhouette(distances, least=1, groups=3).labels) == 1.0
 
 
-def test_the_user_may_say_how_many_or_how_near() -> None:
+def test_the_number_or_the_threshold_can_be_set() -> None:
     distances, truth = blobs([5, 5, 5], seed=0)
     assert by_silhouette(distances, groups=2).labels.max() == 1
     assert by_silhouette(distances, groups=1).labels.max() == 0
@@ -206,7 +206,7 @@ def test_the_user_may_say_how_many_or_how_near() -> None:
     assert by_silhouette(distances, accept=1.0).labels.max() == 0
 
 
-def test_the_largest_gap_links_what_is_below_it() -> None:
+def test_the_largest_gap_sets_the_threshold() -> None:
     divergence = np.full((5, 5), 9.0)
     divergence[:2, :2] = divergence[2:, 2:] = 1.0
     np.fill_diagonal(divergence, 0)
@@ -217,7 +217,7 @@ def test_the_largest_gap_links_what_is_below_it() -> None:
 
 @few
 @given(st.lists(st.integers(0, 5), min_size=2, max_size=15), st.integers(1, 4), st.integers(0, 99))
-def test_no_group_is_too_small(labels: list[int], least: int, seed: int) -> None:
+def test_no_cluster_is_too_small(labels: list[int], least: int, seed: int) -> None:
     points = np.random.default_rng(seed).normal(size=(len(labels), 2))
     distances = np.linalg.norm(points[:, None] - points[None], axis=2)
     found = dissolved(distances, np.array(labels), least)
@@ -226,18 +226,18 @@ def test_no_group_is_too_small(labels: list[int], least: int, seed: int) -> None
     large = [label for label in set(labels) if labels.count(label) >= least]
     for label in large:
         members = {found[place] for place, own in enumerate(labels) if own == label}
-        assert len(members) == 1  # a group that is large enough stays together
+        assert len(members) == 1  # a cluster that is large enough stays together
 
 
 @few
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=20), st.permutations(range(5)))
-def test_groups_keep_their_numbers(labels: list[int], names: list[int]) -> None:
-    """Whatever the clustering calls them, groups of the same clients are called what they were."""
+def test_clusters_keep_their_numbers(labels: list[int], names: list[int]) -> None:
+    """However they were numbered anew, clusters of the same clients keep their old numbers."""
     known = [names[label] for label in labels]
     assert tracked(renumbered(labels), known, taken=range(5)) == known
 
 
-def test_new_groups_get_numbers_that_were_never_used() -> None:
+def test_new_clusters_get_unused_numbers() -> None:
     labels = np.array([0, 0, 0, 1, 1, 2])
     assert tracked(labels, [4, 4, 4, 4, None, None], taken=[0, 4, 7]) == [4, 4, 4, 8, 8, 9]
     assert tracked(np.array([0, 0, 1]), [None] * 3, taken=[]) == [0, 0, 1]

@@ -1,4 +1,4 @@
-"""Dropout by key: a mask belongs to a client and a step, not to who shares the batch."""
+"""Dropout by key: a mask depends on the client and the step, not on the other rows of the batch."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def test_the_same_key_gives_the_same_mask(function: Any) -> None:
 
 @pytest.mark.parametrize("function", DROPOUTS, ids=lambda f: f.__name__)
 def test_rows_behind_do_not_matter(function: Any) -> None:
-    """A short batch that is padded at its end meets the masks it would have met alone."""
+    """A short batch that is padded at its end has the masks that it has alone."""
     for rows in range(1, 6):
-        whole, part = drop(ones(function), 9, function=function), drop(ones(function, rows), 9, function=function)
-        assert torch.equal(whole[:rows], part)
+        whole, short = drop(ones(function), 9, function=function), drop(ones(function, rows), 9, function=function)
+        assert torch.equal(whole[:rows], short)
 
 
 @pytest.mark.parametrize("function", DROPOUTS, ids=lambda f: f.__name__)
@@ -50,9 +50,9 @@ def test_under_vmap_each_client_has_the_mask_it_has_alone(function: Any) -> None
     keys = torch.tensor([4, 2**62, -17, 0])
     stack = torch.stack([ones(function)] * 4)
     with KeyedDropout() as dropout:
-        together = vmap(lambda x, k: (dropout.start(k), function(x, 0.3, True))[1])(stack, keys)
+        stacked = vmap(lambda x, k: (dropout.start(k), function(x, 0.3, True))[1])(stack, keys)
     for row, key in enumerate(keys.tolist()):
-        assert torch.equal(together[row], drop(ones(function), key, 0.3, function))
+        assert torch.equal(stacked[row], drop(ones(function), key, 0.3, function))
 
 
 def test_different_keys_and_calls_differ() -> None:
@@ -86,11 +86,11 @@ def test_channels_are_dropped_as_a_whole(function: Any) -> None:
     assert bool((kept == kept[..., :1]).all())
     assert 0 < int((kept[..., 0] == 0).sum()) < kept[..., 0].numel()
     rows = kept[..., 0]
-    assert bool((rows.min(1).values != rows.max(1).values).any())  # channels of one example fall apart
+    assert bool((rows.min(1).values != rows.max(1).values).any())  # channels of one example differ
 
 
 def test_three_axes_are_batch_channel_length_for_dropout2d() -> None:
-    """As torch reads them: a channel falls, never a whole example at once."""
+    """As in torch: a channel is dropped, never a whole example."""
     kept = drop(torch.ones(40, 5, 7), 2, function=functional.dropout2d)
     assert bool((kept == kept[..., :1]).all())
     assert bool((kept[..., 0].min(1).values != kept[..., 0].max(1).values).any())
@@ -120,7 +120,7 @@ def test_gradients_pass_where_a_number_was_kept() -> None:
     assert torch.equal(x.grad, y.detach())
 
 
-def test_outside_torch_drops_as_ever() -> None:
+def test_outside_of_it_torch_drops_as_usual() -> None:
     with KeyedDropout() as dropout:
         dropout.start(torch.tensor(1))
     with torch.random.fork_rng():

@@ -1,4 +1,4 @@
-"""What `import piebald` costs and offers."""
+"""`import piebald`: what it loads, and the public names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_torch_waits_until_it_is_needed(code: str) -> None:
     assert not loaded_after(code) & {"torch", "numpy", "pandas", "pydantic", "sklearn", "matplotlib", "plotly"}
 
 
-def test_the_same_question_notices_torch() -> None:
+def test_the_check_would_notice_torch() -> None:
     assert "torch" in loaded_after("import piebald; piebald.Layout")
 
 

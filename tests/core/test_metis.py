@@ -128,7 +128,7 @@ def test_updates_that_are_too_old_are_not_used(scheduling: Any) -> None:
 
 
 def test_clients_that_leave_return_and_join_late() -> None:
-    """Client 1 is there from 0 to 2.5 and from 10; client 2 joins at 5.  Nothing hangs, one task is lost."""
+    """Client 1 is there from 0 to 2.5 and from 10; client 2 joins at 5.  The run goes on, one task is lost."""
     clients = classified_federation()
     run = piebald.run(
         recipes.async_fedavg(lr=0.1),
@@ -136,7 +136,7 @@ def test_clients_that_leave_return_and_join_late() -> None:
         nn.Linear(3, 2),
         rounds=40,
         evaluate_every=0,
-        runtime=piebald.Simulator(engine="sequential", workers=0, fleet=Comings()),
+        runtime=piebald.Simulator(engine="sequential", workers=0, fleet=ComingAndGoing()),
     )
     rows = [row for row in run.results if row["client"] == 1]
     gone = [row for row in rows if row["status"] == "lost"]
@@ -146,18 +146,18 @@ def test_clients_that_leave_return_and_join_late() -> None:
     assert min(row["sent"] for row in run.results if row["client"] == 2) >= 5
 
 
-class Comings(Devices):
-    """One that is always there, one that goes away and comes back, one that joins late."""
+class ComingAndGoing(Devices):
+    """One client is always there, one leaves and returns, one joins late."""
 
     def device(self, client: int) -> Device:
         on = [None, ((0.0, 2.5), (10.0, 1e9)), ((5.0, 1e9),)][client]
         return Device(seconds_per_step=1.0, on=on)
 
     def available(self, clients: int, now: float) -> list[int]:
-        return [c for c in range(clients) if all_day(self.device(c).on, now)]
+        return [c for c in range(clients) if there_at(self.device(c).on, now)]
 
 
-def all_day(on: Any, now: float) -> bool:
+def there_at(on: Any, now: float) -> bool:
     return on is None or any(start <= now < stop for start, stop in on)
 
 
@@ -285,28 +285,30 @@ def test_scores_are_those_of_scikit_learn(rows: list[list[int]]) -> None:
 
     matrix = torch.tensor(rows, dtype=torch.float32)
     true = [i for i in range(3) for j in range(3) for _ in range(rows[i][j])]
-    told = [j for i in range(3) for j in range(3) for _ in range(rows[i][j])]
+    predicted = [j for i in range(3) for j in range(3) for _ in range(rows[i][j])]
     found = {name: score(matrix) for name, score in SCORES.items()}
-    if len({*true, *told}) < 2:  # nothing was counted, or one class alone: scikit-learn has no answer for all scores
+    if len({*true, *predicted}) < 2:  # no row or one class only: scikit-learn does not define all scores
         assert found["accuracy"] == float(bool(true))
         return
-    assert found["accuracy"] == found["micro_f1"] == pytest.approx(metrics.accuracy_score(true, told))
-    assert found["macro_f1"] == pytest.approx(metrics.f1_score(true, told, average="macro", zero_division=0), abs=1e-6)
-    assert found["matthews"] == pytest.approx(metrics.matthews_corrcoef(true, told), abs=1e-6)
+    assert found["accuracy"] == found["micro_f1"] == pytest.approx(metrics.accuracy_score(true, predicted))
+    assert found["macro_f1"] == pytest.approx(
+        metrics.f1_score(true, predicted, average="macro", zero_division=0), abs=1e-6
+    )
+    assert found["matthews"] == pytest.approx(metrics.matthews_corrcoef(true, predicted), abs=1e-6)
     recalls = [rows[i][i] / sum(rows[i]) for i in range(3) if sum(rows[i])]
     assert found["geometric_mean"] == pytest.approx(math.prod(recalls) ** (1 / len(recalls)), abs=1e-6)
 
 
 def test_weights_are_scores_on_all_clients_validation_rows() -> None:
-    """One batched pass gives what N evaluators one by one would: recomputed here with plain torch."""
+    """Scores from one batched pass equal those of N evaluators one by one, recomputed with plain torch."""
     clients = classified_federation((30, 12, 7), classes=3)
     done = piebald.run(
         recipes.sync_dvw(lr=0.2), clients, nn.Linear(3, 3), rounds=1, evaluate_every=0,
         runtime=piebald.Simulator(engine="sequential", workers=0),
     )  # fmt: skip
     trained = [row for row in done.results if row["kind"] == "train"]
-    told = [row for row in done.results if row["kind"] == "validate"]
-    assert len(told) == 9  # three models, three evaluators
+    answers = [row for row in done.results if row["kind"] == "validate"]
+    assert len(answers) == 9  # three models, three evaluators
     assert [row["raw_weight"] for row in trained] == [pytest.approx(score) for score in separate_scores(clients, done)]
     shares = np.array([row["raw_weight"] for row in trained])
     assert [row["weight"] for row in trained] == pytest.approx((shares / shares.sum()).tolist())
@@ -327,7 +329,7 @@ def separate_scores(clients: PooledClients, done: Any) -> list[float]:
 
 
 def trained_alone(clients: PooledClients, done: Any, client: int) -> nn.Module:
-    """What one client's training came to, from a federation in which only it counts."""
+    """One client's trained model, from a run in which only its update counts."""
 
     class Only(EqualWeighted):
         """The update of the client with so many rows counts, and no other."""
@@ -363,7 +365,7 @@ def test_validation_takes_time_beside_training() -> None:
         recipes.async_dvw(lr=0.2, batch=20), clients, nn.Linear(3, 2), rounds=3, evaluate_every=0,
         runtime=piebald.Simulator(engine="sequential", workers=0, fleet=fleet),
     )  # fmt: skip
-    # a step takes 1 and 60 seconds, the slow one's 6 rows 6 seconds: commits at 1 + 6, 1 + 6 later, ...
+    # a step takes 1 and 60 seconds, the slow one's 6 rows 6 seconds: server steps at 1 + 6, 1 + 6 later, ...
     assert [row["time"] for row in run.rounds] == pytest.approx([7.0, 14.0, 21.0])
 
 
@@ -384,15 +386,15 @@ def test_an_evaluator_without_a_usable_answer_is_left_out_and_recorded(case: str
     def answer(task: Task) -> Update | None:
         if task.query is None:
             return update(1.0, 1.0, 1.0)
-        told = (torch.tensor([2.0, 1.0, 0.0, 1.0]), 4) if task.client < 2 else BAD_ANSWERS[case]
-        return None if told is None else Update({"confusion": told[0]}, told[1], 0, {})
+        sent = (torch.tensor([2.0, 1.0, 0.0, 1.0]), 4) if task.client < 2 else BAD_ANSWERS[case]
+        return None if sent is None else Update({"confusion": sent[0]}, sent[1], 0, {})
 
     runtime = FakeRuntime(3, answer, delay=lambda a: 1.0 + a.client)
     server, recorder = make_server(recipe(aggregation=Dvw(), server_optimizer=CachedAverage()), runtime, rounds=3)
     object.__setattr__(server.work, "outputs", (2,))
     server.run()
-    told = [row for row in recorder.rows if row["kind"] == "validate"]
-    assert {(row["client"], row["status"]) for row in told} == {
+    answers = [row for row in recorder.rows if row["kind"] == "validate"]
+    assert {(row["client"], row["status"]) for row in answers} == {
         (0, "ok"), (1, "ok"), (2, "lost" if BAD_ANSWERS[case] is None else "refused")
     }  # fmt: skip
     assert all(row["raw_weight"] == pytest.approx(0.75) for row in recorder.rows if row["kind"] == "train")
@@ -422,8 +424,8 @@ def test_above_chance_and_power_sharpen() -> None:
 
 def test_weights_of_regression_are_inverse_errors() -> None:
     assert Validate(classes=0).reject_reason(Update({}, 3, 0, {}), None) == "sent no loss"  # type: ignore[arg-type]
-    told = [Update({}, 4, 0, {"loss": 0.5}), Update({}, 12, 0, {"loss": 0.1})]
-    assert Dvw()._scored(told, 0) == pytest.approx(1 / 0.2)
+    answers = [Update({}, 4, 0, {"loss": 0.5}), Update({}, 12, 0, {"loss": 0.1})]
+    assert Dvw()._scored(answers, 0) == pytest.approx(1 / 0.2)
     assert Dvw()._scored([], 0) == 0.0
 
 
@@ -458,8 +460,8 @@ class Scripted:
 def begin(trainer: AdaptiveFrequency, count: int, committed: float = 0.0, **state: Tensor) -> TrainInput:
     kept = trainer.initial_state(torch.zeros(2), 2) | state
     stacked = {name: torch.stack([tensor] * count) for name, tensor in kept.items()}
-    told = torch.full((count, 1), committed, dtype=torch.float64)
-    return TrainInput(torch.zeros(count, 2), 2, stacked, {}, [0] * count, told, torch.ones(count, 1))
+    seen = torch.full((count, 1), committed, dtype=torch.float64)
+    return TrainInput(torch.zeros(count, 2), 2, stacked, {}, [0] * count, seen, torch.ones(count, 1))
 
 
 @pytest.mark.parametrize(

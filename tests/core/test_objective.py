@@ -1,4 +1,4 @@
-"""What a model is for: seen in the targets, or said; and runs that learn it."""
+"""Objectives: inferred from the targets or given; and runs that train for them."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def test_whole_numbers_are_classes(dtype: torch.dtype) -> None:
     assert objective_for(CLASSES.to(dtype)).metric == "accuracy"
 
 
-def test_real_numbers_are_numbers_to_predict() -> None:
+def test_real_numbers_mean_regression() -> None:
     objective = objective_for(REALS)
     assert (objective.name, objective.metric, objective.higher_is_better) == ("regression", "absolute_error", False)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_a_task_by_name(name: str) -> None:
+def test_an_objective_by_name(name: str) -> None:
     targets = CLASSES if name == "classification" else REALS
     assert objective_for(targets, name) is OBJECTIVES[name]
 
@@ -51,7 +51,7 @@ def test_your_own_loss_keeps_the_metrics_that_fit_the_targets() -> None:
         ({"own": lambda outputs, targets: outputs}, "own", True),
     ],
 )
-def test_which_way_the_metric_that_matters_is_better(metrics: dict[str, Any], name: str, higher: bool) -> None:
+def test_whether_more_is_better_of_the_first_metric(metrics: dict[str, Any], name: str, higher: bool) -> None:
     objective = objective_for(CLASSES, metrics=metrics)
     assert (objective.metric, objective.higher_is_better) == (name, higher)
 
@@ -66,7 +66,7 @@ def test_which_way_the_metric_that_matters_is_better(metrics: dict[str, Any], na
     ],
     ids=str,
 )
-def test_what_cannot_be_meant(targets: Tensor, options: dict[str, Any], message: str) -> None:
+def test_bad_settings_are_refused(targets: Tensor, options: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingError) as caught:
         objective_for(targets, **options)
     assert message in str(caught.value)
@@ -80,8 +80,8 @@ SHAPES = {
 
 
 @pytest.mark.parametrize(("name", "shapes"), [(name, shape) for name in SHAPES for shape in SHAPES[name]], ids=str)
-def test_losses_and_metrics_give_a_value_an_example(name: str, shapes: tuple[tuple[int, ...], ...]) -> None:
-    """Alone or in a batch, an example's value is the same."""
+def test_losses_and_metrics_give_one_value_per_example(name: str, shapes: tuple[tuple[int, ...], ...]) -> None:
+    """An example's value is the same alone and in a batch."""
     draw = np.random.default_rng(0)
     outputs = torch.from_numpy(draw.normal(size=shapes[0])).float()
     whole = torch.from_numpy(draw.integers(0, 3 if name == "classification" else 2, shapes[1]))
@@ -120,7 +120,7 @@ def planes(count: int, outputs: int) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 @pytest.mark.parametrize("simulator", ENGINES, ids=lambda s: s["engine"])
-def test_a_regression_learns(simulator: dict[str, Any]) -> None:
+def test_regression_is_learnt(simulator: dict[str, Any]) -> None:
     pairs = [(x, y[:, 0]) for x, y in planes(4, 1)]
     model = seeded(lambda: nn.Linear(3, 1))
     run = simulate(recipes.fedavg(lr=0.1, batch=10), piebald.clients_from(pairs), model, rounds=15, simulator=simulator)
@@ -130,7 +130,7 @@ def test_a_regression_learns(simulator: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("simulator", ENGINES, ids=lambda s: s["engine"])
-def test_labels_of_which_several_hold_are_learnt(simulator: dict[str, Any]) -> None:
+def test_multilabel_classification_is_learnt(simulator: dict[str, Any]) -> None:
     pairs = [(x, (y > 0).astype(np.float32)) for x, y in planes(4, 5)]
     model = seeded(lambda: nn.Linear(3, 5))
     run = simulate(
@@ -146,8 +146,8 @@ def test_labels_of_which_several_hold_are_learnt(simulator: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize("simulator", ENGINES, ids=lambda s: s["engine"])
-def test_a_class_for_every_place_of_a_sequence(simulator: dict[str, Any]) -> None:
-    """Inputs [n, 2, 6], targets [n, 6]: whether a place is above 0."""
+def test_a_class_for_every_position_of_a_sequence(simulator: dict[str, Any]) -> None:
+    """Inputs [n, 2, 6], targets [n, 6]: whether the number at a position is above 0."""
     draw = np.random.default_rng(2)
     clients = []
     for _ in range(3):
@@ -161,7 +161,7 @@ def test_a_class_for_every_place_of_a_sequence(simulator: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("simulator", ENGINES, ids=lambda s: s["engine"])
-def test_a_loss_that_is_one_mean_trains_to_the_same(simulator: dict[str, Any]) -> None:
+def test_a_loss_that_returns_one_mean_trains_to_the_same_model(simulator: dict[str, Any]) -> None:
     """Uneven clients and short batches: a mean over a padded batch would show."""
     clients, model = classified(5, 12, 9, 17), seeded(lambda: nn.Linear(4, 2))
     recipe = recipes.fedavg(lr=0.3, batch=4)
@@ -180,7 +180,7 @@ def test_a_loss_of_another_shape_is_refused() -> None:
 
 
 def test_torchmetrics_objects() -> None:
-    """Run client by client: each client's value is the metric on its rows alone."""
+    """Each client's value is the metric on its own rows."""
     torchmetrics = pytest.importorskip("torchmetrics", reason="needs torchmetrics")
     clients, model = classified(6, 9, 15), seeded(lambda: nn.Linear(4, 2))
     metrics = {
@@ -237,8 +237,8 @@ def test_auc_is_scikit_learns(classes: int, ties: bool) -> None:
     )
     auc = METRICS["auc"]
     auc.reset()
-    for part in (slice(0, 20), slice(20, 60)):
-        auc.update(outputs[part], targets[part])
+    for rows in (slice(0, 20), slice(20, 60)):
+        auc.update(outputs[rows], targets[rows])
     assert float(auc.compute()) == pytest.approx(expected)
 
 

@@ -1,4 +1,4 @@
-"""A model as one flat vector: nothing is lost, copied or leaked on the way there and back."""
+"""A model as one flat vector: nothing is lost, copied or leaked on the way to the vector and back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .fakes import few, seeded
 
 
 class Tied(nn.Module):
-    """An embedding whose weight is the decoder's too."""
+    """An embedding that shares its weight with the decoder."""
 
     def __init__(self, words: int, width: int) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ def split_modules(draw: st.DrawFn) -> tuple[nn.Module, Layout]:
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """What must be in the vector, by the documented rule and nothing else."""
+    """What must be in the vector, by the documentation."""
     found = {name: p for name, p in module.named_parameters() if p.requires_grad}
     return found | {name: b for name, b in module.named_buffers() if b.dtype == torch.float32}
 
@@ -95,7 +95,7 @@ def test_there_and_back(made: tuple[nn.Module, Layout]) -> None:
 
 @few
 @given(split_modules())
-def test_each_number_has_one_place_and_shared_ones_come_first(made: tuple[nn.Module, Layout]) -> None:
+def test_each_number_has_one_position_and_shared_ones_come_first(made: tuple[nn.Module, Layout]) -> None:
     module, layout = made
     expected = tensors_of(module)
     places = [place for slot in layout.slots for place in range(slot.start, slot.stop)]
@@ -158,7 +158,7 @@ def test_flatten_copies_and_load_does_not_replace_tensors() -> None:
     assert not module.weight.any()
 
 
-def test_tied_weights_have_one_place() -> None:
+def test_tied_weights_have_one_position() -> None:
     module = Tied(5, 3)
     layout = Layout.of(module)
     assert layout.size == 5 * 3 + 5
@@ -189,7 +189,7 @@ def half(name: str) -> nn.Module:
     return module
 
 
-UNFIT = {
+UNSUITABLE = {
     "a double model": (lambda: nn.Linear(2, 2).double(), "weight must be float32, got float64: call model.float"),
     "a half model": (lambda: nn.Linear(2, 2).bfloat16(), "must be float32, got bfloat16"),
     "a half buffer": (lambda: half("running_mean"), "buffer running_mean must be float32, got float16"),
@@ -204,10 +204,10 @@ UNFIT = {
 }
 
 
-@pytest.mark.parametrize("case", UNFIT)
+@pytest.mark.parametrize("case", UNSUITABLE)
 @pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
 def test_models_that_cannot_be_flattened(case: str) -> None:
-    make, message = UNFIT[case]
+    make, message = UNSUITABLE[case]
     with pytest.raises(ParameterError, match=message):
         Layout.of(make())
 
@@ -328,7 +328,7 @@ def test_a_bare_linear_layer_is_its_own_classifier() -> None:
 
 
 @pytest.mark.parametrize("pattern", ["classifier", "decoder", "decoder.weight", "embedding"])
-def test_either_name_of_a_tied_weight_means_it(pattern: str) -> None:
+def test_either_name_of_a_tied_weight_selects_it(pattern: str) -> None:
     """Else a private decoder's weight would leave the client under the embedding's name."""
     assert "embedding.weight" in matching(Tied(5, 3), [pattern])
 
@@ -342,7 +342,7 @@ def test_unknown_names_are_refused_with_the_nearest(pattern: str, hint: str) -> 
         matching(Network(), [pattern])
 
 
-def test_a_role_that_the_model_has_not_is_refused() -> None:
+def test_a_role_without_layers_in_the_model_is_refused() -> None:
     with pytest.raises(SettingError, match="'batch_norm' means the model's batch-norm layers but it has none"):
         matching(nn.Sequential(nn.Linear(2, 2)), ["batch_norm"])
 

@@ -71,9 +71,9 @@ def test_a_run_records_what_it_spent() -> None:
     from torch import nn
 
     run = simulate(recipe, classified(8, 8, 8, 8), seeded(lambda: nn.Linear(4, 2)), rounds=3)
-    (told,) = run.meta["privacy"]
-    assert told["epsilon_pld"] == pytest.approx(central(2.0, 0.5, 3, 1e-5).epsilon_pld)
-    assert "server sees every update" in told["meaning"]
+    (budget,) = run.meta["privacy"]
+    assert budget["epsilon_pld"] == pytest.approx(central(2.0, 0.5, 3, 1e-5).epsilon_pld)
+    assert "server sees every update" in budget["meaning"]
     assert (
         of_recipe(recipe.with_(transforms=[{"kind": "gaussian", "clip": 1.0, "noise": 0.0}]), 4, 3)[0].plain()[
             "epsilon_rdp"
@@ -106,18 +106,18 @@ def test_a_run_that_hides_rows_records_the_largest_budget_of_a_client() -> None:
 
     recipe = recipes.dp_sgd(noise=2.0, batch=10, epochs=2)
     run = simulate(recipe, classified(25, 0, 80), seeded(lambda: nn.Linear(4, 2)), rounds=2)
-    (told,) = run.meta["privacy"]
-    assert told["unit"] == "row"
-    assert told["releases"] == 2 * 2 * 3
-    assert told["epsilon_pld"] == pytest.approx(rows(2.0, 10 / 25, 12, 1e-5).epsilon_pld)
-    assert "client with 25 rows (6 steps a round)" in told["meaning"]
+    (budget,) = run.meta["privacy"]
+    assert budget["unit"] == "row"
+    assert budget["releases"] == 2 * 2 * 3
+    assert budget["epsilon_pld"] == pytest.approx(rows(2.0, 10 / 25, 12, 1e-5).epsilon_pld)
+    assert "client with 25 rows (6 steps a round)" in budget["meaning"]
     assert of_rows(recipe, [25, 80], 2).epsilon_pld > of_rows(recipe, [80], 2).epsilon_pld
     assert of_rows(recipe.with_(training={**recipe.training.table(), "noise": 0.0}), [25], 2).epsilon_pld == math.inf
     assert of_rows(recipe, [5], 1).epsilon_pld == pytest.approx(rows(2.0, 1.0, 2, 1e-5).epsilon_pld)  # all in all
     assert "no client's number of rows" in of_rows(recipe, [0, 0], 2).meaning
     both = recipe.with_(transforms=[{"kind": "gaussian", "clip": 1.0, "noise": 2.0}])
-    told = [one.unit for one in of_run(both, classified(25, 80), 2)]
-    assert told == ["client", "row"]
+    units = [one.unit for one in of_run(both, classified(25, 80), 2)]
+    assert units == ["client", "row"]
 
 
 def test_a_client_with_one_row_more_than_a_batch_spends_more() -> None:

@@ -1,4 +1,4 @@
-"""Keys are the same on every machine, and nothing but their words decides them."""
+"""Random keys are the same on every machine, and depend on their words only."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from .fakes import few
 words = st.lists(st.one_of(st.integers(-(2**63), 2**63 - 1), st.text(max_size=8)), max_size=4)
 
 
-def by_hand(*spoken: int | str) -> int:
+def by_hand(*given_words: int | str) -> int:
     """BLAKE2b over tagged words: "s", length (4 bytes), UTF-8 text; or "i", the number in 8 bytes two's complement."""
     message = b""
-    for word in spoken:
+    for word in given_words:
         if isinstance(word, str):
             text = word.encode("utf-8")
             message += b"s" + len(text).to_bytes(4, "little") + text
@@ -32,13 +32,13 @@ def by_hand(*spoken: int | str) -> int:
 
 @few
 @given(words)
-def test_a_key_is_a_plain_hash_of_its_words(spoken: list[int | str]) -> None:
-    assert key(*spoken) == by_hand(*spoken)
-    assert 0 <= key(*spoken) < 2**64
+def test_a_key_is_a_plain_hash_of_its_words(drawn: list[int | str]) -> None:
+    assert key(*drawn) == by_hand(*drawn)
+    assert 0 <= key(*drawn) < 2**64
 
 
 def test_the_hash_is_the_published_blake2b() -> None:
-    """RFC 7693, appendix A: what the keys of a run that was made years ago on another machine stand on."""
+    """RFC 7693, appendix A: so the keys of an old run on another machine are the same."""
     assert hashlib.blake2b(b"abc").hexdigest().startswith("ba80a53f981c4d0d6a2797b69f12f6e94c212f14685ac4b7")
 
 
@@ -59,7 +59,7 @@ def test_numpy_integers_are_integers() -> None:
     assert key(np.int64(5), np.int32(-3)) == key(5, -3)
 
 
-def test_draws_depend_on_their_words_alone() -> None:
+def test_draws_depend_on_their_words_only() -> None:
     first = generator("order", 1, 2).permutation(50)
     generator("order", 1, 3).permutation(50)
     np.random.default_rng(0).permutation(50)

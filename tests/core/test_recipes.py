@@ -156,9 +156,9 @@ def test_every_listed_field_has_a_default_that_can_be_given(name: str) -> None:
     assert set(row["fields"]) <= set(FIELDS)
     defaults = {field: about["default"] for field, about in row["fields"].items()}
     assert plain(defaults) == defaults
-    said, unsaid = recipes.make(name, **defaults), recipes.make(name)
+    given_all, given_none = recipes.make(name, **defaults), recipes.make(name)
     for axis in Recipe.axes:
-        assert getattr(said, axis) == getattr(unsaid, axis)
+        assert getattr(given_all, axis) == getattr(given_none, axis)
 
 
 @pytest.mark.parametrize("name", recipes.names())

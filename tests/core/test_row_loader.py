@@ -1,4 +1,4 @@
-"""Rows that are fetched ahead."""
+"""Loading rows ahead."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def rows(client: int) -> tuple[Any, Any]:
 
 
 class Watched:
-    """A loader that knows who called it, and whether two did at once."""
+    """A loader that records which threads called it, and whether two did at once."""
 
     def __init__(self, only: threading.Thread | None = None) -> None:
-        self.only, self.callers, self.together = only, set[threading.Thread](), False
+        self.only, self.callers, self.concurrent = only, set[threading.Thread](), False
         self._inside = threading.Semaphore(1)
 
     def __call__(self, client: int) -> tuple[Any, Any]:
@@ -33,7 +33,7 @@ class Watched:
             raise RuntimeError("this was opened by another thread")
         self.callers.add(here)
         alone = self._inside.acquire(blocking=False)
-        self.together |= not alone
+        self.concurrent |= not alone
         try:
             return rows(client)
         finally:
@@ -50,21 +50,21 @@ def trained(load: Callable[[int], Any], workers: int = 0) -> torch.Tensor:
     return run.work.layout.flatten(run.model())
 
 
-def test_the_next_stacks_rows_are_fetched_by_one_other_thread_and_nothing_changes() -> None:
+def test_the_next_stacks_rows_are_loaded_by_one_other_thread_with_the_same_result() -> None:
     load = Watched()
     found = trained(load)
     assert len(load.callers) == 2
     assert threading.main_thread() in load.callers
-    assert not load.together
+    assert not load.concurrent
     assert torch.allclose(found, trained(rows, workers=2), atol=1e-6)
 
 
-def test_a_loader_that_only_its_own_thread_may_call_is_called_there() -> None:
+def test_a_loader_bound_to_its_thread_is_called_there() -> None:
     load = Watched(only=threading.main_thread())
     assert torch.equal(trained(load), trained(rows))
 
 
-def test_a_loader_that_fails_ahead_is_named_where_it_is_needed() -> None:
+def test_an_error_while_loading_ahead_names_the_client() -> None:
     def load(client: int) -> tuple[Any, Any]:
         if client == 5:
             raise OSError("the disk is gone")

@@ -295,9 +295,9 @@ def test_no_client_gives_both_kinds_of_shares(uploaded: tuple[FakeFederation, Ke
     """Whichever lists of survivors a client gets, and in whichever order, it answers for one of them."""
     made, agreement, _ = uploaded
     lists = [some for size in range(6) for some in itertools.combinations(range(5), size)]
-    for client, given in ((0, lists), (1, lists[::-1])):
+    for client, tried in ((0, lists), (1, lists[::-1])):
         answered = []
-        for survivors in given:
+        for survivors in tried:
             try:
                 unmask_for(made, agreement, client, survivors)
                 answered.append(survivors)

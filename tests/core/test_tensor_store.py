@@ -1,4 +1,4 @@
-"""Client memory is a dictionary, whatever fits into RAM."""
+"""A tensor store behaves like a dictionary, however much fits into RAM."""
 
 from __future__ import annotations
 
@@ -39,66 +39,66 @@ def same(one: Any, two: Any) -> bool:
 @few
 @given(moves, st.sampled_from([0, 16, 100, 1 << 20]))
 def test_it_is_a_dictionary_at_any_budget(sequence: list[Any], budget: int) -> None:
-    memory, plain = TensorStore(budget), {}
+    store, plain = TensorStore(budget), {}
     for step, (what, client, kinds) in enumerate(sequence):
         if what == "set":
             plain[client] = filled(kinds, step)
-            memory.set(client, filled(kinds, step))
+            store.set(client, filled(kinds, step))
         elif client in plain:
-            assert same(memory.get(client), plain[client])
-        assert (client in memory) == (client in plain)
-    assert list(memory) == sorted(plain)
+            assert same(store.get(client), plain[client])
+        assert (client in store) == (client in plain)
+    assert list(store) == sorted(plain)
     for client, kept in plain.items():
-        assert same(memory.get(client), kept)
-    memory.close()
+        assert same(store.get(client), kept)
+    store.close()
 
 
 @few
 @given(moves, st.sampled_from([0, 100]))
-def test_what_changed_over_all_calls_restores_everything(sequence: list[Any], budget: int) -> None:
-    memory, told, plain = TensorStore(budget), {}, {}
+def test_all_changes_together_restore_everything(sequence: list[Any], budget: int) -> None:
+    store, changed, plain = TensorStore(budget), {}, {}
     for step, (what, client, _) in enumerate(sequence):
         if what == "set":
             plain[client] = {"private": torch.full((3,), float(step)), "control": torch.full((2, 2), -float(step))}
-            memory.set(client, plain[client])
+            store.set(client, plain[client])
         if step % 7 == 6:
-            told |= memory.changed()
-            assert memory.changed() == {}
-    told |= memory.changed()
+            changed |= store.changed()
+            assert store.changed() == {}
+    changed |= store.changed()
     again = TensorStore(budget)
-    again.restore(told)
+    again.restore(changed)
     assert list(again) == sorted(plain)
     assert all(same(again.get(client), kept) for client, kept in plain.items())
     assert again.changed() == {}
-    memory.close()
+    store.close()
     again.close()
 
 
-def test_beyond_the_budget_it_lies_on_disk_and_holes_are_used_again() -> None:
-    memory = TensorStore(budget=4 * 100 * 2)
+def test_tensors_beyond_the_budget_are_on_disk_and_holes_are_used_again() -> None:
+    store = TensorStore(budget=4 * 100 * 2)
     for _ in range(5):
         for client in range(50):
-            memory.set(client, {"private": torch.full((100,), float(client))})
+            store.set(client, {"private": torch.full((100,), float(client))})
         for client in range(50):
-            memory.get(client)
-    assert memory._file is not None
-    memory._file.flush()
-    near = sum(t.numel() for tensors in memory._near.values() for t in tensors.values())
+            store.get(client)
+    assert store._file is not None
+    store._file.flush()
+    near = sum(t.numel() for tensors in store._near.values() for t in tensors.values())
     assert near == 200
-    assert os.fstat(memory._file.fileno()).st_size <= 4 * 100 * 50
-    assert all(bool((memory.get(client)["private"] == client).all()) for client in range(50))
-    memory.close()
+    assert os.fstat(store._file.fileno()).st_size <= 4 * 100 * 50
+    assert all(bool((store.get(client)["private"] == client).all()) for client in range(50))
+    store.close()
 
 
-def test_closing_lets_the_file_go() -> None:
-    memory = TensorStore(budget=0)
-    memory.set(1, {"private": torch.ones(3)})
-    memory.set(2, {"private": torch.ones(3)})  # client 1 has to make room
-    file = memory._file
-    memory.close()
-    memory.close()
+def test_closing_closes_the_file() -> None:
+    store = TensorStore(budget=0)
+    store.set(1, {"private": torch.ones(3)})
+    store.set(2, {"private": torch.ones(3)})  # client 1 has to make room
+    file = store._file
+    store.close()
+    store.close()
     assert file is not None
     assert file.closed
-    assert list(memory) == []
+    assert list(store) == []
     with pytest.raises(KeyError):
-        memory.get(1)
+        store.get(1)

@@ -1,4 +1,4 @@
-"""Weight divergence against closed forms; what a run keeps of how unlike its clients are, and what it leaves alone."""
+"""Weight divergence against closed forms, and the measures of heterogeneity that a run keeps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def network(outputs: int = 10) -> nn.Module:
     return piebald.models.build_model("logistic", (1, 8, 8), outputs)
 
 
-def test_of_two_points_at_right_angles() -> None:
+def test_two_points_at_right_angles() -> None:
     apart, pooled = weight_divergence(np.array([[2.0, 0.0], [0.0, 2.0]]), np.array([5, 5]), np.array([1.0, 0.0]))
     assert apart == pytest.approx([1, 1])  # sqrt 2 from (1, 1), whose length is sqrt 2
     assert pooled == pytest.approx(1)
@@ -42,7 +42,7 @@ def test_one_step_on_all_rows_averages_to_the_step_on_the_pool() -> None:
     assert diverge(clients, network(), batch=20).pooled > 1e-3
 
 
-def test_the_update_written_out() -> None:
+def test_one_step_by_hand() -> None:
     x = np.array([[1.0, 0.0], [0.0, 2.0]], np.float32)
     clients = clients_from([(x[:1], np.array([0.0])), (x[1:], np.array([0.0]))], test=0.0)
     model = nn.Linear(2, 1, bias=False)
@@ -57,14 +57,14 @@ def test_the_update_written_out() -> None:
 
 
 def test_uneven_labels_diverge_more() -> None:
-    """Zhao et al. 2018, figure 2: the more unlike the labels, the further weights come apart."""
+    """Zhao et al. 2018, figure 2: the more labels differ, the more weights diverge."""
     kinds = [Iid(clients=5), Dirichlet(clients=5, alpha=0.5), Disjoint(clients=5, classes_each=2)]
     seen = [diverge(kind.split(data.digits()), network()) for kind in kinds]
     assert [one.clients.mean() for one in seen] == sorted(one.clients.mean() for one in seen)
     assert [one.pooled for one in seen] == sorted(one.pooled for one in seen)
 
 
-def test_repeatable_and_leaves_the_global_dice_alone() -> None:
+def test_it_is_repeatable_and_leaves_the_global_random_state_alone() -> None:
     clients = Iid(clients=3, limit=90).split(data.digits())
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.Dropout(0.5))
     before = torch.get_rng_state()
@@ -80,7 +80,7 @@ def test_too_many_models_are_refused() -> None:
         diverge(lazy, network())
 
 
-def test_a_run_keeps_how_unlike_its_clients_are(tmp_path) -> None:
+def test_a_run_keeps_the_measures_of_heterogeneity(tmp_path) -> None:
     clients = Dirichlet(clients=4, alpha=0.3, limit=400).split(data.digits())
     fleet = FastSlow(fast=0.5, slow_factor=3, first="fast")
     piebald.run(
@@ -127,7 +127,7 @@ def test_nothing_is_loaded_to_measure_a_million_clients() -> None:
     assert not asked
 
 
-def test_unknown_ways_to_measure_are_refused(tmp_path) -> None:
+def test_unknown_measures_are_refused(tmp_path) -> None:
     clients = Iid(clients=2, limit=40).split(data.digits())
     with pytest.raises(SettingError, match="no measure 'weight': did you mean 'weights'"):
         piebald.run("fedavg", clients, network(), measure="weight", out=tmp_path / "run")
