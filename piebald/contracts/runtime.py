@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from piebald.contracts.messages import Result, SumRequest, Task
 
@@ -47,3 +47,11 @@ class Runtime(Protocol):
 
     def close(self) -> None:
         """Let go of processes and files.  May be called twice."""
+
+
+@runtime_checkable
+class DismissesSites(Protocol):
+    """A runtime whose sites wait for more tasks until they are dismissed."""
+
+    def dismiss(self) -> None:
+        """Tell the sites that the run is over."""

@@ -15,7 +15,7 @@ import piebald
 from piebald import recipes
 from piebald.contracts import Device, Result, SumRequest, Task
 from piebald.partition.devices import Devices
-from piebald.runtimes.engines.serving import PRIVATE
+from piebald.runtimes.engines.stack import PRIVATE
 from piebald.runtimes.simulation.simulation import Simulation
 
 from .conftest import SIZES, assert_same, carry_out, federation, method, vector

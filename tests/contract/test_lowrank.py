@@ -284,7 +284,7 @@ def test_what_is_packed_comes_back(seed: int, by_row: bool, beside: str) -> None
     if beside != "packed":
         packed[1] = torch.zeros(size) if beside == "never asked" else torch.ones(size)
         expected[1] = packed[1]
-    from piebald.runtimes.engines.serving import _recalled
+    from piebald.runtimes.engines.incoming import unpack_state
 
     for engine in (joined, lean):
         found = _recalled(engine, [0, 1, 2], "control", packed)
