@@ -23,8 +23,8 @@ class Checkpoint:
 class Runtime(Protocol):
     """Where clients run: tasks in, results out, and a clock.  Nothing else asks what time it is."""
 
-    def submit(self, tasks: Sequence[Task], pool: SumRequest | None = None) -> None:
-        """Send tasks; their inputs are fixed from now on."""
+    def submit(self, tasks: Sequence[Task], sum_request: SumRequest | None = None) -> None:
+        """Send tasks; their inputs are fixed from now on.  With a request, updates are summed where they are made."""
 
     def next(self, until: float = float("inf")) -> Result | None:
         """The next result in order of time (ties: task id), or None when none is due by `until`.

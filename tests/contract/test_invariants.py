@@ -105,8 +105,8 @@ class Backwards(Simulation):
         self.heard: list[Result] = []
         self.private: set[float] = set()
 
-    def submit(self, tasks: Sequence[Task], pool: SumRequest | None = None) -> None:
-        super().submit(list(reversed(tasks)), pool)
+    def submit(self, tasks: Sequence[Task], sum_request: SumRequest | None = None) -> None:
+        super().submit(list(reversed(tasks)), sum_request)
 
     def next(self, until: float = float("inf")) -> Result | None:
         result = super().next(until)

@@ -430,7 +430,7 @@ class Scripted:
     def __init__(self, losses: list[list[float]]) -> None:
         self.losses, self.cycle, self.walks = torch.tensor(losses), -1, 0
 
-    def run_sgd(self, model: Tensor, descent: Any, **_: Any) -> Any:
+    def run_sgd(self, model: Tensor, config: Any, **_: Any) -> Any:
         from piebald.contracts import SgdOutcome
 
         self.walks += 1

@@ -106,7 +106,7 @@ class FederationServer:
 
     # -- the seam
 
-    def submit(self, tasks: Sequence[Task], pool: SumRequest | None = None) -> None:
+    def submit(self, tasks: Sequence[Task], sum_request: SumRequest | None = None) -> None:
         """See `contracts.Runtime`.  Updates are never summed before they arrive."""
         self._gather()
         with self._news:
