@@ -42,7 +42,7 @@ _FORMED = 1 << 23  # parameters of a stack whose weights are formed; larger ones
 
 
 class BatchedEngine(VmappedEngine):
-    """Train all clients of a stack at once, in one pass through one module."""
+    """Trains all clients of a stack at once, in one pass through one module."""
 
     name = "batched"
     takes_factored = True
