@@ -57,8 +57,8 @@ def speed(case: str, name: str, method: str) -> float:
 def memory(rounds: int) -> list[dict[str, float]]:
     """Megabytes of this process, of the actors and of Ray's object store, every tenth of a run of Ditto.
 
-    The state of each client is a model, of which 64 MB in all are kept in RAM.  Bytes that pass through this process are
-    counted too: down and up with tasks and updates, and what checkpoints fetch from the state actors.
+    The state of each client is a model, of which 64 MB in all are kept in RAM.  Bytes that pass through this process
+    are counted too: down and up with tasks and updates, and what checkpoints fetch from the state actors.
     """
     import ray
     from workloads import W1

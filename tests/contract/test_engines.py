@@ -21,7 +21,7 @@ ENGINES = [
     {"engine": "batched", "stack": 2, "workers": 2},
     {"engine": "vmapped", "stack": 2, "workers": 2},
 ]
-# (networks of every kind meet the batched engine in test_batched.py)
+# (networks of every kind meet the batched engine in test_joined.py)
 MANY = [{"engine": "sequential"}, {"engine": "vmapped", "stack": 3}]
 
 
@@ -65,9 +65,7 @@ COMPOSED = {
     "SCAFFOLD with a private head, its variates in a secure aggregation": method("scaffold").with_(
         sharing={"kind": "all_except", "private_layers": "classifier"}, transforms=[{"kind": "secure_aggregation"}]
     ),
-    "hidden rows, a proximal term, a private head, momentum, asynchronous": method(
-        "dp_sgd", mu=0.5, momentum=0.5
-    ).with_(
+    "hidden rows, a pull, a private head, momentum, asynchronous": method("dp_sgd", mu=0.5, momentum=0.5).with_(
         sharing={"kind": "all_except", "private_layers": "classifier"}, scheduling={"kind": "asynchronous", "cohort": 3}
     ),
     "DistFL, where clients vote": method("distfl", normal="vote"),
