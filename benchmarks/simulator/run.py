@@ -37,7 +37,7 @@ def bare(name: str, processes: int) -> float:
 
 
 def piebald_run(name: str, folder: bool, in_process: bool) -> float:
-    """Seconds a round through `piebald.run`: from the first server step to the last, so that start-up is not counted."""
+    """Seconds a round through `piebald.run`, from the first server step to the last, so without the start."""
     from workloads import WORKLOADS
 
     import piebald

@@ -262,7 +262,7 @@ def test_layers_that_are_used_in_a_way_of_their_own(make: Any, shape: tuple[int,
 
 
 class ByBatch(nn.Module):
-    """What it makes of a row depends on how long the batch is, so that batches of several clients mean something else to it."""
+    """Its outputs depend on the length of the batch, so batches of several clients give other outputs."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -23,7 +23,7 @@ from piebald.runtimes.engines import matrix_products as products
 from piebald.runtimes.engines.choose import make_engine
 from piebald.runtimes.factored import client_state
 from piebald.runtimes.factored.client_state import StatePacker
-from piebald.runtimes.factored.factors import Factor, ClientRowFactor, Weights
+from piebald.runtimes.factored.factors import ClientRowFactor, Factor, Weights
 from piebald.runtimes.factored.sum_terms import Term
 from piebald.runtimes.factored.vectors import FactoredVectors
 from piebald.server.loop import ServerLoop
