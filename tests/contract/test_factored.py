@@ -18,6 +18,7 @@ from piebald import recipes
 from piebald.parameters import Slot
 from piebald.partition import PooledClients
 from piebald.prepare import Options, prepare
+from piebald.report.store import RunStore
 from piebald.runtimes.engines import batched as batched_engine
 from piebald.runtimes.engines import matrix_products as products
 from piebald.runtimes.engines.choose import make_engine
@@ -26,7 +27,6 @@ from piebald.runtimes.factored.client_state import StatePacker
 from piebald.runtimes.factored.factors import ClientRowFactor, Factor, Weights
 from piebald.runtimes.factored.sum_terms import Term
 from piebald.runtimes.factored.vectors import FactoredVectors
-from piebald.server.loop import ServerLoop
 
 from .conftest import assert_same, carry_out, vector
 from .test_batched import MODELS, federation
@@ -317,18 +317,18 @@ def test_packed_variates_are_on_the_disk_and_come_back(
     clients, model = federation((6,), False), MODELS["dense"][0]
     recipe, where = recipes.scaffold(lr=0.1, batch=8, cohort=3), {"engine": "batched", "stack": 2}
     whole = carry_out(recipe, clients, model(), rounds=6, simulator=where, out=tmp_path / "whole")
-    commit = ServerLoop._commit
+    commit = RunStore.commit
 
-    def stopped(server: ServerLoop, *args: Any) -> None:
-        commit(server, *args)
-        if server.version == 4:
+    def stopped(store: RunStore, *args: Any, **more: Any) -> None:
+        commit(store, *args, **more)
+        if store.version == 4:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(ServerLoop, "_commit", stopped)
+    monkeypatch.setattr(RunStore, "commit", stopped)
     with pytest.raises(KeyboardInterrupt):
         carry_out(recipe, clients, model(), rounds=6, simulator=where, out=tmp_path / "run", checkpoint_every=1)
-    monkeypatch.setattr(ServerLoop, "_commit", commit)
-    files = sorted((tmp_path / "run").glob("memory-*.safetensors"))
+    monkeypatch.setattr(RunStore, "commit", commit)
+    files = [file for file in (tmp_path / "run").glob("*.safetensors") if not file.name.startswith("vectors-")]
     assert {len(tensor.shape) for file in files for tensor in load_file(file).values()} == {2}
     again = piebald.resume(tmp_path / "run", clients, model())
     assert len(again.rounds) == 6
