@@ -15,7 +15,7 @@ from piebald import adaptation as newcomers
 from piebald import recipes
 from piebald.adaptation import Adaptation
 from piebald.component import Component
-from piebald.contracts import Clients, Split
+from piebald.contracts import Clients, DismissesSites, Fleet, HoldsRows, Split
 from piebald.errors import RunFolderError, SettingError, unknown
 from piebald.finished_run import Run
 from piebald.partition import clients_from
@@ -24,6 +24,7 @@ from piebald.progress import Bar
 from piebald.recipe import Recipe
 from piebald.report.comparison import Comparison
 from piebald.report.store import RunStore
+from piebald.runtimes.base import SimulatesDevices
 from piebald.server import ServerLoop, StoppingCriteria
 from piebald.server.best_version import ModelSnapshot
 from piebald.server.result_checks import LONGEST_STEP
@@ -103,7 +104,7 @@ def run(
     store = RunStore.create(out, plan.meta)
     if len(plan.clients) <= _DESCRIBED_CLIENTS:
         store.clients(list(_client_rows(plan.clients, plan.runtime)))
-        if seen := unlike(plan.clients, getattr(plan.runtime, "fleet", None), plan.work, measure):
+        if seen := unlike(plan.clients, _fleet(plan.runtime), plan.work, measure):
             store.set_meta(units=seen.units)
             store.measures(seen.records())
     return _carry_out(plan, store, progress)
@@ -217,7 +218,7 @@ def adapt(
         RunFolderError: there is no finished run in the folder.
     """
     finished = run if isinstance(run, Run) else opened(run, clients, model, **objective)
-    if not hasattr(newcomer, "counts"):
+    if not isinstance(newcomer, HoldsRows):
         pair = isinstance(newcomer, tuple) and len(newcomer) == 2
         classes = finished.meta.get("classes")
         newcomer = clients_from(
@@ -249,8 +250,12 @@ def opened(path: Path | str, clients: Clients | Any = None, model: Model | None 
 # --------------------------------------------------------------------------------------------------------------- inside
 
 
+def _fleet(runtime: Any) -> Fleet | None:
+    return runtime.fleet if isinstance(runtime, SimulatesDevices) else None
+
+
 def _client_rows(clients: Clients, runtime: Any) -> Iterator[dict[str, Any]]:
-    fleet = getattr(runtime, "fleet", None)
+    fleet = _fleet(runtime)
     for client in range(len(clients)):
         counts = clients.counts(client, "train")
         device = fleet.device(client) if fleet is not None else None
@@ -321,7 +326,7 @@ def _ending(store: RunStore, runtime: Any) -> Iterator[None]:
         status = "stopped"
         raise
     finally:
-        if status == "finished" and hasattr(runtime, "dismiss"):
+        if status == "finished" and isinstance(runtime, DismissesSites):
             runtime.dismiss()  # sites may go home
         runtime.close()
         try:

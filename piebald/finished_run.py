@@ -15,7 +15,8 @@ from piebald.errors import SettingError
 from piebald.report.store import RunStore
 from piebald.report.tables import History
 from piebald.runtimes.engines.choose import make_engine
-from piebald.runtimes.engines.serving import PRIVATE, personal_model
+from piebald.runtimes.engines.serving import personal_model
+from piebald.runtimes.engines.stack import PRIVATE
 from piebald.server.best_version import ModelSnapshot
 from piebald.sharing.base import Sharing
 

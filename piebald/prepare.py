@@ -8,7 +8,7 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from piebald import __version__, recipes
 from piebald.adaptation import set_apart
 from piebald.client_work import ClientWork
 from piebald.component import Component, build
-from piebald.contracts import Clients, Rows, Split
+from piebald.contracts import Clients, HasServerRows, HoldsRows, Rows, RowsAtSites, Split
 from piebald.data.dataset import DataSet
 from piebald.errors import SettingError, unknown
 from piebald.model_spec import ModelSpec
@@ -167,7 +167,7 @@ def _runtime(recipe: Recipe, clients: Clients, work: ClientWork, runtime: Any) -
 
 
 def _check_rows_are_here(where: RuntimeSettings, clients: Clients, options: Options) -> None:
-    if where.simulates and getattr(clients, "elsewhere", False):
+    if where.simulates and isinstance(clients, RowsAtSites) and clients.elsewhere:
         raise SettingError(
             "partition 'sites' says that rows are at their sites, so there is nothing to simulate: run it with "
             "piebald server KIT FILE, or take another partition"
@@ -181,7 +181,7 @@ def _check_fit(recipe: Recipe, clients: Clients, work: ClientWork) -> None:
     for part in recipe.components:
         if why := part.unsupported_model(work):
             raise SettingError(why)
-        if part.needs_server_rows() and getattr(clients, "server_rows", None) is None:
+        if part.needs_server_rows() and (not isinstance(clients, HasServerRows) or clients.server_rows is None):
             raise SettingError(
                 f"{part.axis} {part.kind!r} needs rows that the server may look at, and there are none: set the "
                 "partition's server_rows = 100, or server_rows = (x, y) of clients_from"
@@ -255,7 +255,7 @@ def some_clients(clients: Any) -> Clients:
             f"the data set {clients.name} belongs to nobody yet: deal it out first, "
             "like partition.Iid(clients=10).split(dataset)"
         )
-    made: Clients = clients if hasattr(clients, "rows") and hasattr(clients, "counts") else clients_from(clients)
+    made: Clients = cast(Clients, clients) if isinstance(clients, HoldsRows) else clients_from(clients)
     if len(made) == 0:
         raise SettingError("there are no clients: give at least one")
     return made

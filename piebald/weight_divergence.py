@@ -86,7 +86,7 @@ def diverge(
     trained = [_epoch(model, layout, objective, held[client], lr, batch, (seed, client)) for client in some]
     centre = None
     if pool:
-        x, y = (torch.cat([getattr(held[client], part) for client in some]) for part in ("x", "y"))
+        x, y = torch.cat([held[client].x for client in some]), torch.cat([held[client].y for client in some])
         everything = type(held[some[0]])(x, y)
         centre = _epoch(model, layout, objective, everything, lr, batch * len(some), (seed, "pooled")).numpy()
     models = torch.stack(trained).numpy()

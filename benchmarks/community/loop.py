@@ -34,7 +34,7 @@ class Trivial:
         self.due: list[tuple[float, int, Task]] = []
         self.clock = 0.0
 
-    def submit(self, tasks: Sequence[Task], pool: SumRequest | None = None) -> None:
+    def submit(self, tasks: Sequence[Task], sum_request: SumRequest | None = None) -> None:
         for one in tasks:
             heapq.heappush(self.due, (self.clock + 1.0 + one.client % 97 / 97, one.id, one))
 

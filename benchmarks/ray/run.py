@@ -1,6 +1,8 @@
-"""The Ray runtime: one actor and two beside the simulator, and memory over 200 rounds: python benchmarks/ray/run.py
+"""Compare the Ray runtime with the simulator, with one actor and two, and its memory over 200 rounds.
 
-Needs `pip install 'piebald[ray]'` and two cores that do nothing else.  Every measurement is a process of its own.
+    python benchmarks/ray/run.py
+
+Needs `pip install 'piebald[ray]'` and two idle cores.  Every measurement is a process of its own.
 """
 
 from __future__ import annotations
@@ -55,34 +57,36 @@ def speed(case: str, name: str, method: str) -> float:
 def memory(rounds: int) -> list[dict[str, float]]:
     """Megabytes of this process, of the actors and of Ray's object store, every tenth of a run of Ditto.
 
-    Its clients remember a model each, of which 64 MB are kept in RAM; what passed through this process is counted, too:
-    down and up with tasks and updates, and what checkpoints fetched from the state_actors.
+    The state of each client is a model, of which 64 MB in all are kept in RAM.  Bytes that pass through this process
+    are counted too: down and up with tasks and updates, and what checkpoints fetch from the state actors.
     """
     import ray
     from workloads import W1
 
     import piebald
     from piebald.report.store import RunStore
-    from piebald.runtimes.ray.actors import RayCrew
-    from piebald.runtimes.ray.state_actors import Shelves
+    from piebald.runtimes.ray.actors import RayWorkerPool
+    from piebald.runtimes.ray.state_actors import StateActors
 
     samples: list[dict[str, float]] = []
     sent = {"down": 0, "up": 0, "saved": 0}
-    real_commit, real_packed, real_carry = RunStore.commit, RayCrew._packed, RayCrew._carry_out
-    real_given = Shelves._given
+    real_commit, real_packed, real_serve = RunStore.commit, RayWorkerPool._packed, RayWorkerPool._serve_chunks
+    real_given = StateActors._given
 
-    def packed(self: RayCrew, shares: Any) -> Any:
+    def packed(self: RayWorkerPool, shares: Any) -> Any:
         chunks = real_packed(self, shares)
         arrays = [array for chunk in chunks for array in chunk.own.values()]
-        sent["down"] += sum(array.nbytes for array in arrays if hasattr(array, "nbytes"))  # not what stands for memory
+        sent["down"] += sum(
+            array.nbytes for array in arrays if hasattr(array, "nbytes")
+        )  # no placeholders of client state
         return chunks
 
-    def carry_out(self: RayCrew, *arguments: Any) -> Any:
-        answers = real_carry(self, *arguments)
+    def carry_out(self: RayWorkerPool, *arguments: Any) -> Any:
+        answers = real_serve(self, *arguments)
         sent["up"] += sum(array.nbytes for answer in answers for array in answer["arrays"].values())
         return answers
 
-    def given(self: Shelves, *arguments: Any) -> Any:
+    def given(self: StateActors, *arguments: Any) -> Any:
         entries = real_given(self, *arguments)
         sent["saved"] += sum(array.nbytes for arrays in entries.values() for array in arrays.values())
         return entries
@@ -92,12 +96,14 @@ def memory(rounds: int) -> list[dict[str, float]]:
         if step["version"] % (rounds // 10) == 0 or step["version"] == 5:
             store = ray.cluster_resources()["object_store_memory"] - ray.available_resources()["object_store_memory"]
             row = {"round": step["version"], "driver": own_memory("self"), "store": store / 2**20}
-            actors = {f"actor {place}": own_memory(pid) for place, pid in enumerate(processes("Hand"))}
-            state_actors = {f"actor {place}": own_memory(pid) for place, pid in enumerate(processes("Shelf"))}
+            actors = {f"actor {place}": own_memory(pid) for place, pid in enumerate(processes("RayWorker"))}
+            state_actors = {
+                f"state actor {place}": own_memory(pid) for place, pid in enumerate(processes("StateActor"))
+            }
             samples.append(row | actors | state_actors | {name: count / 2**20 for name, count in sent.items()})
 
-    RunStore.commit, RayCrew._packed, RayCrew._carry_out = commit, packed, carry_out  # type: ignore[method-assign]
-    Shelves._given = given  # type: ignore[method-assign]
+    RunStore.commit, RayWorkerPool._packed, RayWorkerPool._serve_chunks = commit, packed, carry_out  # type: ignore[method-assign]
+    StateActors._given = given  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as place:
         piebald.run(
             piebald.recipes.ditto(cohort=W1.cohort, lr=0.05, batch=20, epochs=1),

@@ -1,4 +1,4 @@
-"""Peak memory beside pfl-research's, and seconds from the start of Python to the first round's end.
+"""Measure peak memory, also that of pfl-research, and seconds from the start of Python to the first round's end.
 
     python benchmarks/simulator/footprint.py --peers build/peers
 
@@ -20,7 +20,7 @@ from run import HERE, PEERS, VENVS
 
 
 def watched(command: list[str], folder: Path) -> tuple[str, float]:
-    """What a command prints, and the peak memory of it and all that it starts, GB."""
+    """A command's output, and the peak memory of it and all its children, GB."""
     with tempfile.TemporaryFile("w+") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.DEVNULL, cwd=folder)
         peak = 0
@@ -45,7 +45,7 @@ def _pages(pid: int) -> int:
 
 
 def first_round(name: str) -> float:
-    """Seconds since this process began until the first round is committed, without making the random data."""
+    """Seconds since this process began until the first round ends, without making the random data."""
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     began = time.perf_counter()

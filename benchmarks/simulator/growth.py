@@ -1,4 +1,6 @@
-"""How seconds and memory grow with clients, cohorts and models: python benchmarks/simulator/growth.py
+"""Measure how time and memory grow with clients, cohorts and models.
+
+    python benchmarks/simulator/growth.py
 
 Each point is a process of its own: three rounds of FedAvg, one local epoch of 40 rows, batch 20; the first is not
 counted.  Peak memory is of the whole process tree, shared pages of forked workers counted once.
@@ -25,7 +27,7 @@ POINTS = {
 
 
 def one(registered: int, cohort: int, parameters: int) -> float:
-    """Seconds of a client's update."""
+    """Seconds for one client update."""
     import piebald
     from piebald.partition import Lists, PooledClients
 
@@ -75,7 +77,7 @@ def main() -> None:
 
 
 def draw(found: dict[str, list[tuple[int, float, float]]]) -> None:
-    """Seconds over each of the three, on logarithmic axes."""
+    """Draw time and memory over each of the three sizes, on logarithmic axes."""
     import matplotlib
 
     matplotlib.use("agg")

@@ -1,4 +1,7 @@
-"""What recipes beside FedAvg cost, for the same number of client updates: python benchmarks/simulator/overhead.py"""
+"""The cost of other recipes than FedAvg, for the same number of client updates.
+
+python benchmarks/simulator/overhead.py
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
-WANTED = {"fedavg": 1.0, "hdafl": 1.02, "fedprox": 1.05, "scaffold": 1.15, "asynchronous": 1.10, "run folder": 1.03}
+TARGETS = {"fedavg": 1.0, "hdafl": 1.02, "fedprox": 1.05, "scaffold": 1.15, "asynchronous": 1.10, "run folder": 1.03}
 
 
 def one(what: str, name: str, engine: str) -> float:
@@ -24,9 +27,8 @@ def one(what: str, name: str, engine: str) -> float:
     recipe = piebald.recipes.make(named, cohort=work.cohort, lr=0.05, batch=20)
     if what == "asynchronous":
         recipe = recipe.with_(scheduling={"kind": "asynchronous", "cohort": work.cohort})
-    each = (
-        work.cohort if recipe.scheduling.kind == "asynchronous" else 1
-    )  # commits that take a round's worth of updates
+    # server steps that take a round's worth of updates
+    each = work.cohort if recipe.scheduling.kind == "asynchronous" else 1
     devices = piebald.Simulator(fleet={"kind": "homogeneous", "seconds_per_step": 1.0}, engine=engine)
     with tempfile.TemporaryDirectory() as place:
         run = piebald.run(
@@ -54,10 +56,10 @@ def main() -> None:
     if options.one:
         print(one(*options.one, options.engine))
         return
-    print("| workload | | seconds a round's updates | times FedAvg | pairs | wanted |")
+    print("| workload | | seconds a round's updates | times FedAvg | pairs | target |")
     print("| --- | --- | --- | --- | --- | --- |")
     for name in options.workloads:
-        times: dict[str, list[float]] = {what: [] for what in WANTED}
+        times: dict[str, list[float]] = {what: [] for what in TARGETS}
         for _ in range(options.pairs):
             for what, found in times.items():
                 command = [sys.executable, __file__, "--engine", options.engine, "--one", what, name]
@@ -67,7 +69,7 @@ def main() -> None:
             ratios = sorted(mine / theirs for mine, theirs in zip(found, times["fedavg"], strict=True))
             middle, ratio = statistics.median(found), statistics.median(ratios)
             pairs = f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
-            print(f"| {name} | {what} | {middle:.4f} | {ratio:.2f} | {pairs} | {WANTED[what]} |", flush=True)
+            print(f"| {name} | {what} | {middle:.4f} | {ratio:.2f} | {pairs} | {TARGETS[what]} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""Piebald's simulator beside bare PyTorch loops and its peers, in alternating runs: python benchmarks/simulator/run.py
+"""Compare Piebald's simulator with bare PyTorch loops and other packages, in alternating runs.
+
+    python benchmarks/simulator/run.py
 
 Prints seconds a round (training, averaging and the run folder; no evaluation), the medians, and their ratio to the bare
-loop of one thread.  Each measurement is a process of its own, so that none profits from another's warmth.
+loop of one thread.  Each measurement is a process of its own, so that none profits from another's caches.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ def bare(name: str, processes: int) -> float:
     return bare_loop(WORKLOADS[name], WORKLOADS[name].data(), processes)
 
 
-def piebald_run(name: str, folder: bool, alone: bool) -> float:
-    """Seconds a round through `piebald.run`: from the first commit to the last, so that start-up is not counted."""
+def piebald_run(name: str, folder: bool, in_process: bool) -> float:
+    """Seconds a round through `piebald.run`, from the first server step to the last, so without the start."""
     from workloads import WORKLOADS
 
     import piebald
@@ -48,7 +50,7 @@ def piebald_run(name: str, folder: bool, alone: bool) -> float:
             work.network(),
             rounds=work.rounds + 1,
             out=Path(place) / "run" if folder else None,
-            runtime=piebald.Simulator(workers=0 if alone else None),
+            runtime=piebald.Simulator(workers=0 if in_process else None),
             evaluate_every=0,
         )
         walls = [row["wall"] for row in history.rounds]
@@ -60,7 +62,7 @@ def one(what: str, name: str) -> float:
     """One measurement in this process."""
     if what.startswith("bare"):
         return bare(name, 2 if "two" in what else 1)
-    return piebald_run(name, folder="folder" in what, alone="one process" in what)
+    return piebald_run(name, folder="folder" in what, in_process="one process" in what)
 
 
 def measure(what: str, name: str, venvs: Path | None) -> float:

@@ -1,7 +1,9 @@
-"""Whether a long run's process grows: python benchmarks/simulator/steady.py
+"""Measure whether the process of a long run grows.
 
-Ditto on the digits, thirty clients that remember models, in this process, with a run folder; MB of the process's own
-memory and of mapped files.  Linux only.
+    python benchmarks/simulator/steady.py
+
+Ditto on the digits with thirty clients, each with a model as its state, in this process, with a run folder; MB of the
+process's own memory and of mapped files.  Linux only.
 """
 
 from __future__ import annotations

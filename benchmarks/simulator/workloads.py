@@ -1,4 +1,4 @@
-"""The workloads of the simulator's benchmark, on random data, and the bare loops they are compared with."""
+"""Workloads of the simulator's benchmark, on random data, and the bare loops it is compared with."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Workload:
     epochs: int = 1
 
     def data(self) -> PooledClients:
-        """Random clients, the same every time."""
+        """Random clients, always the same."""
         generator = torch.Generator().manual_seed(0)
         least, most = self.rows if isinstance(self.rows, tuple) else (self.rows, self.rows)
         sizes = np.random.default_rng(0).integers(least, most + 1, self.clients)
@@ -98,11 +98,13 @@ def bare_loop(work: Workload, clients: PooledClients, processes: int = 1) -> flo
     floats = [value for value in model.buffers() if value.is_floating_point()]
     state = torch.cat([state, *(value.flatten() for value in floats)]).share_memory_()
     halves = torch.zeros(processes, len(state)).share_memory_()
-    workers = [_hire(work, clients, state, halves[place]) for place in range(processes)] if processes > 1 else []
+    workers = (
+        [_start_worker(work, clients, state, halves[place]) for place in range(processes)] if processes > 1 else []
+    )
     draw = np.random.default_rng(0)
     began = 0.0
-    for turn in range(work.rounds + 1):  # the first one is not counted
-        began = time.perf_counter() if turn == 1 else began
+    for round_ in range(work.rounds + 1):  # the first one is not counted
+        began = time.perf_counter() if round_ == 1 else began
         cohort = draw.choice(work.clients, work.cohort, replace=False).tolist()
         total = sum(len(clients.indices(client, "train")) for client in cohort)
         if workers:
@@ -131,29 +133,29 @@ def _train(
         with torch.no_grad():
             for tensor, lo, hi in zip(tensors, ends, ends[1:], strict=False):
                 tensor.copy_(state[lo:hi].view(tensor.shape))
-        optimiser = torch.optim.SGD(model.parameters(), lr=0.05)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         rows = clients.rows(client, "train")
         for _ in range(work.epochs):
             for batch in torch.randperm(len(rows)).split(20):
-                optimiser.zero_grad()
+                optimizer.zero_grad()
                 loss_of(model(rows.x[batch]), rows.y[batch]).backward()
-                optimiser.step()
+                optimizer.step()
         with torch.no_grad():
             out.add_(torch.cat([tensor.flatten() for tensor in tensors]), alpha=len(rows) / total)
 
 
-def _hire(work: Workload, clients: PooledClients, state: Tensor, out: Tensor) -> tuple:
+def _start_worker(work: Workload, clients: PooledClients, state: Tensor, out: Tensor) -> tuple:
     """A forked process that trains what it is sent, until it is sent None."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
 
-    def labour() -> None:
+    def serve() -> None:
         torch.set_num_threads(1)
         model = copy.deepcopy(work.network())
-        while (told := theirs.recv()) is not None:
-            _train(work, clients, model, state, out, *told)
+        while (message := theirs.recv()) is not None:
+            _train(work, clients, model, state, out, *message)
             theirs.send("done")
 
-    process = context.Process(target=labour, daemon=True)
+    process = context.Process(target=serve, daemon=True)
     process.start()
     return ours, process

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
-from piebald.contracts import Clients, Rows, Split
+from piebald.contracts import Clients, InMemory, Rows, Split
 from piebald.errors import SettingError
 from piebald.randomness import generator
 
@@ -44,24 +43,23 @@ class SomeClients:
 
 
 class SomePooledClients(SomeClients):
-    """The same of clients that keep their rows in one pool, which engines index."""
+    """The same for clients whose rows are in one pool, which engines index (`contracts.InMemory`)."""
 
-    @property
-    def x(self) -> Tensor:
-        """Inputs of the whole pool."""
-        x: Tensor = self._clients.x  # type: ignore[attr-defined]
-        return x
+    def in_memory(self) -> bool:
+        """See `contracts.InMemory`."""
+        return self._pooled().in_memory()
 
-    @property
-    def y(self) -> Tensor:
-        """Targets of the whole pool."""
-        y: Tensor = self._clients.y  # type: ignore[attr-defined]
-        return y
+    def pool(self) -> Rows:
+        """All rows, also those of clients that were not chosen."""
+        return self._pooled().pool()
 
     def indices(self, client: int, split: Split) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Row numbers of one part of one client."""
-        places: np.ndarray[Any, np.dtype[np.int64]] = self._clients.indices(self._chosen[client], split)  # type: ignore[attr-defined]
-        return places
+        return self._pooled().indices(self._chosen[client], split)
+
+    def _pooled(self) -> InMemory:
+        assert isinstance(self._clients, InMemory)
+        return self._clients
 
 
 def set_apart(clients: Clients, unseen: float, seed: int) -> tuple[Clients, Clients | None]:
@@ -84,6 +82,6 @@ def set_apart(clients: Clients, unseen: float, seed: int) -> tuple[Clients, Clie
         return clients, None
     apart = set(generator("unseen", seed).choice(len(clients), count, replace=False).tolist())
     there = [client for client in range(len(clients)) if client not in apart]
-    pooled = hasattr(clients, "indices") and not getattr(clients, "lazy", False)
+    pooled = isinstance(clients, InMemory) and clients.in_memory()
     some = SomePooledClients if pooled else SomeClients
     return some(clients, there), some(clients, sorted(apart))

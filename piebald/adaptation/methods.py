@@ -214,14 +214,14 @@ class _Walker:
     def epoch(self, client: int, number: int) -> Tensor:
         """One pass over the client's rows; the model's numbers [p] after it."""
         engine = self.engine
-        pool = engine.feed.gather([client], "train")
-        words = engine.feed.words(engine.work.seed, client, number, 0)
+        gathered = engine.row_loader.gather([client], "train")
+        rng_key = engine.row_loader.rng_key(engine.work.seed, client, number, 0)
         with KeyedDropout() if engine.traits.dropout else nullcontext() as dropout, torch.random.fork_rng(devices=[]):
-            torch.manual_seed(step_key(words, 0))
-            for step, batch in enumerate(batches(pool.places[0], self.descent, engine.traits.mixes, *words)):
+            torch.manual_seed(step_key(rng_key, 0))
+            for step, batch in enumerate(batches(gathered.places[0], self.descent, engine.traits.mixes, *rng_key)):
                 if isinstance(dropout, KeyedDropout):
-                    dropout.start(torch.tensor(step_key(words, step)))
-                loss = engine.work.objective.loss(self.module(pool.x[batch]), pool.y[batch]).mean()
+                    dropout.start(torch.tensor(step_key(rng_key, step)))
+                loss = engine.work.objective.loss(self.module(gathered.x[batch]), gathered.y[batch]).mean()
                 self.optimiser.zero_grad()
                 torch.autograd.backward(loss)
                 if self.descent.clip is not None:

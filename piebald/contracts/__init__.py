@@ -5,7 +5,18 @@ cohort, `c` clients in a stack.  Client code is written for one client with plai
 may hand it a stack of clients, so vectors carry a leading axis of `c` (1 where clients run one after another).
 """
 
-from piebald.contracts.data import SERVER_ID, Clients, Device, Fleet, Rows, Split
+from piebald.contracts.data import (
+    SERVER_ID,
+    Clients,
+    Device,
+    Fleet,
+    HasServerRows,
+    HoldsRows,
+    InMemory,
+    Rows,
+    RowsAtSites,
+    Split,
+)
 from piebald.contracts.messages import (
     MASKING,
     ONE_WAY,
@@ -17,7 +28,7 @@ from piebald.contracts.messages import (
     Update,
     WeighsUpdates,
 )
-from piebald.contracts.runtime import Checkpoint, Runtime
+from piebald.contracts.runtime import Checkpoint, DismissesSites, Runtime
 from piebald.contracts.secrets import SIGNATURE, ClientSecrets, Signer
 from piebald.contracts.server import Cohort, KeyAgreement, QueryRequest, RunRecorder, ServerContext, StepContext
 from piebald.contracts.training import (
@@ -43,7 +54,11 @@ __all__ = [
     "Clients",
     "Cohort",
     "Device",
+    "DismissesSites",
     "Fleet",
+    "HasServerRows",
+    "HoldsRows",
+    "InMemory",
     "KeyAgreement",
     "PartialSum",
     "Personalizes",
@@ -52,6 +67,7 @@ __all__ = [
     "Result",
     "RowPrivacy",
     "Rows",
+    "RowsAtSites",
     "RunRecorder",
     "Runtime",
     "SendsInputMoments",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
 
@@ -27,11 +28,24 @@ class Rows:
         return int(self.x.shape[0])
 
 
-class Clients(Protocol):
+@runtime_checkable
+class HoldsRows(Protocol):
+    """What has rows of clients: the part of `Clients` by which an object is recognized as such."""
+
+    def rows(self, client: int, split: Split) -> Rows:
+        """The rows of one split; empty where the client has none."""
+
+    def size(self, client: int, split: Split) -> int | None:
+        """How many rows, or None where that is not known without fetching them."""
+
+    def counts(self, client: int, split: Split) -> Sequence[int] | None:
+        """Rows of each class, or None where that is not known without fetching them."""
+
+
+class Clients(HoldsRows, Protocol):
     """Who holds what.  Clients are numbered from 0; their rows are fetched only when asked for.
 
-    They may also have `server_rows`, rows (or None) that the server keeps for itself and may train on or look at, for
-    components that need such rows.  Never those of `common`.
+    They may offer more: `InMemory`, `HasServerRows`, `RowsAtSites`.
     """
 
     @property
@@ -48,14 +62,40 @@ class Clients(Protocol):
 
     def __len__(self) -> int: ...
 
-    def rows(self, client: int, split: Split) -> Rows:
-        """The rows of one split; empty where the client has none."""
 
-    def size(self, client: int, split: Split) -> int | None:
-        """How many rows, or None where that is not known without fetching them."""
+@runtime_checkable
+class InMemory(Protocol):
+    """Clients that share one pool of rows, so that engines can index the pool instead of fetching rows.
 
-    def counts(self, client: int, split: Split) -> Sequence[int] | None:
-        """Rows of each class, or None where that is not known without fetching them."""
+    All members are methods: `isinstance` evaluates properties, and reading a pool may decode every file of a data set.
+    """
+
+    def in_memory(self) -> bool:
+        """Whether the pool is in memory; False where rows stay in files until they are asked for."""
+
+    def pool(self) -> Rows:
+        """All rows."""
+
+    def indices(self, client: int, split: Split) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Positions in the pool of one split of one client."""
+
+
+@runtime_checkable
+class HasServerRows(Protocol):
+    """Clients that come with rows of the server, which it may train on or look at; never those of `Clients.common`."""
+
+    @property
+    def server_rows(self) -> Rows | None:
+        """The rows that the server keeps for itself, or None."""
+
+
+@runtime_checkable
+class RowsAtSites(Protocol):
+    """Clients whose rows may be at their sites, and not on this machine."""
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the rows are at the sites."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +103,7 @@ class Device:
     """How fast a client is.  The default is instant and always there.
 
     Attributes:
-        seconds_per_step: time of one optimiser step.
+        seconds_per_step: time of one optimizer step.
         down, up: bandwidth in bytes a second.
         latency: seconds before each transfer.
         dropout: probability that a task is lost.
@@ -85,6 +125,7 @@ class Device:
         return rows * (self.seconds_per_step / 60 if self.seconds_per_row is None else self.seconds_per_row)
 
 
+@runtime_checkable
 class Fleet(Protocol):
     """The devices of a federation."""
 

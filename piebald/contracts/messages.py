@@ -63,8 +63,8 @@ class Task:
     committed: int = 0
 
     @property
-    def moment(self) -> int | str:
-        """What tells this task's randomness from that of the client's others."""
+    def rng_version(self) -> int | str:
+        """The version in the task's rng key, which tells it from the client's other tasks."""
         return f"{self.version}.{self.turn}" if self.turn else self.version
 
 

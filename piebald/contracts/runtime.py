@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from piebald.contracts.messages import Result, SumRequest, Task
 
@@ -23,8 +23,8 @@ class Checkpoint:
 class Runtime(Protocol):
     """Where clients run: tasks in, results out, and a clock.  Nothing else asks what time it is."""
 
-    def submit(self, tasks: Sequence[Task], pool: SumRequest | None = None) -> None:
-        """Send tasks; their inputs are fixed from now on."""
+    def submit(self, tasks: Sequence[Task], sum_request: SumRequest | None = None) -> None:
+        """Send tasks; their inputs are fixed from now on.  With a request, updates are summed where they are made."""
 
     def next(self, until: float = float("inf")) -> Result | None:
         """The next result in order of time (ties: task id), or None when none is due by `until`.
@@ -47,3 +47,11 @@ class Runtime(Protocol):
 
     def close(self) -> None:
         """Let go of processes and files.  May be called twice."""
+
+
+@runtime_checkable
+class DismissesSites(Protocol):
+    """A runtime whose sites wait for more tasks until they are dismissed."""
+
+    def dismiss(self) -> None:
+        """Tell the sites that the run is over."""

@@ -105,7 +105,7 @@ class ClientContext(Protocol):
     def run_sgd(
         self,
         model: Tensor,
-        descent: SgdConfig,
+        config: SgdConfig,
         *,
         prox: float = 0.0,
         prox_center: Tensor | None = None,

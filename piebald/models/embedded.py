@@ -55,6 +55,14 @@ class Embedded:
     def __len__(self) -> int:
         return len(self.names)
 
+    def in_memory(self) -> bool:
+        """True: embeddings are in memory."""
+        return True
+
+    def pool(self) -> Rows:
+        """The embeddings of all rows."""
+        return Rows(self.x, self.y)
+
     def indices(self, client: int, split: Split) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Row numbers of one part of one client in `x` and `y`."""
         return self._places[client, split]

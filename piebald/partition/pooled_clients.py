@@ -77,11 +77,6 @@ class PooledClients:
             return self._gather(self._common) if len(self._common) else None
         return self._common
 
-    @property
-    def lazy(self) -> bool:
-        """Whether inputs stay in their files until rows are asked for, so that `x` would decode all of them."""
-        return isinstance(self._stored, Decoded)
-
     @cached_property
     def server_rows(self) -> Rows | None:
         """Rows that the server keeps for itself, or None."""
@@ -98,6 +93,14 @@ class PooledClients:
     def y(self) -> Tensor:
         """Targets of the whole pool [n, ...]."""
         return self._y
+
+    def in_memory(self) -> bool:
+        """Whether inputs are in memory; False where they stay in their files, so that `x` would decode all of them."""
+        return not isinstance(self._stored, Decoded)
+
+    def pool(self) -> Rows:
+        """All rows; `indices` points into them."""
+        return Rows(self.x, self.y)
 
     def indices(self, client: int, split: Split) -> Ints:
         """Row numbers of one part of one client, a view."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from piebald.contracts import InMemory
 from piebald.partition.heterogeneity import Heterogeneity, measure
 from piebald.partition.pictures import flat
 from piebald.partition.statistics import collect
@@ -41,7 +42,7 @@ def survey(clients: Clients, fleet: Fleet | None = None) -> Heterogeneity | None
 
 def embedding(clients: Clients) -> Callable[[Tensor], Tensor] | None:
     """Inputs as embeddings where that is cheap, else None: rows in memory, few clients, few numbers."""
-    if len(clients) > MOST_EMBEDDED or not hasattr(clients, "indices") or getattr(clients, "lazy", False):
+    if len(clients) > MOST_EMBEDDED or not isinstance(clients, InMemory) or not clients.in_memory():
         return None
     sizes = [clients.size(client, "train") or 0 for client in range(len(clients))]
     if not 0 < sum(sizes) <= MOST_ROWS:

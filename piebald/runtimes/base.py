@@ -11,11 +11,11 @@ from piebald.contracts import Clients, Fleet, Runtime
 
 
 class RuntimeSettings(Component):
-    """Where a recipe runs.
+    """Settings that say where a recipe runs.
 
     Attributes:
         simulates: False where clients' rows are not on this machine.
-        repeats: False where what is lost since the last checkpoint cannot be computed again.
+        repeats: False where results that were lost since the last checkpoint cannot be computed again.
     """
 
     axis = "runtime"
@@ -23,17 +23,17 @@ class RuntimeSettings(Component):
     repeats: ClassVar[bool] = True
 
     def resolved(self, work: ClientWork, clients: Clients, expected: int) -> RuntimeSettings:
-        """These settings with every choice made, so that a resumed run makes the same ones.
+        """These settings with every choice made, so that a resumed run makes the same choices.
 
         Args:
-            work: what clients do.
+            work: the model and the components that work at clients.
             clients: who holds what.
             expected: how many clients work at a time.
         """
         return self
 
     def with_folder(self, folder: Path) -> RuntimeSettings:
-        """These settings with what the runtime keeps on disk put into a run's folder."""
+        """These settings with the runtime's own files in a run's folder."""
         return self
 
     def open(self, work: ClientWork, clients: Clients) -> Runtime:

@@ -15,7 +15,7 @@ import piebald
 from piebald import recipes
 from piebald.contracts import Device, Result, SumRequest, Task
 from piebald.partition.devices import Devices
-from piebald.runtimes.engines.serving import PRIVATE
+from piebald.runtimes.engines.stack import PRIVATE
 from piebald.runtimes.simulation.simulation import Simulation
 
 from .conftest import SIZES, assert_same, carry_out, federation, method, vector
@@ -105,8 +105,8 @@ class Backwards(Simulation):
         self.heard: list[Result] = []
         self.private: set[float] = set()
 
-    def submit(self, tasks: Sequence[Task], pool: SumRequest | None = None) -> None:
-        super().submit(list(reversed(tasks)), pool)
+    def submit(self, tasks: Sequence[Task], sum_request: SumRequest | None = None) -> None:
+        super().submit(list(reversed(tasks)), sum_request)
 
     def next(self, until: float = float("inf")) -> Result | None:
         result = super().next(until)

@@ -18,7 +18,7 @@ from piebald.errors import RuntimeFault, SettingError
 from piebald.partition import FastSlow
 from piebald.report.store import RunStore
 from piebald.runtimes.ray import actors
-from piebald.runtimes.ray.actors import RayCrew
+from piebald.runtimes.ray.actors import RayWorkerPool
 from piebald.runtimes.ray.connection import RayConnection
 
 from .conftest import assert_same, carry_out, federation, method, network, on_ray, plain_network, vector
@@ -99,7 +99,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.mark.parametrize("rule", ["fedavg", "scaffold", "hdafl", "ifca"])
 def test_an_actor_killed_in_mid_round_loses_nothing(cluster: Any, rule: str, tmp_path: Path, started: Any) -> None:
-    """Sums (fedavg, scaffold), private memory (hdafl), single updates (ifca): the same bits."""
+    """Sums (fedavg, scaffold), private parameters (hdafl), single updates (ifca): the same bits."""
     mark = tmp_path / "killed"
     disturbed = on_ray(method(rule), loss=deadly(mark), out=tmp_path / "one")
     assert mark.exists()
@@ -166,7 +166,7 @@ def test_ctrl_c_leaves_a_run_that_goes_on(cluster: Any, tmp_path: Path, monkeypa
     assert_identical(on_ray(method("hdafl"), out=tmp_path / "whole"), resumed)
 
 
-# --------------------------------------------------------------------------------------------------------------- words
+# -------------------------------------------------------------------------------------------------------------- errors
 
 
 def test_an_error_of_the_users_code_names_the_client(cluster: Any) -> None:
@@ -178,7 +178,7 @@ def test_an_error_of_the_users_code_names_the_client(cluster: Any) -> None:
         on_ray(method("fedavg"), loss=bad_loss(12, fail))
 
 
-def test_code_that_a_node_does_not_have_is_told(cluster: Any) -> None:
+def test_code_that_a_node_does_not_have_is_an_error(cluster: Any) -> None:
     class Absent:
         def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
             return torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
@@ -201,22 +201,22 @@ def test_an_address_where_nobody_is() -> None:
     assert "SettingError: no Ray cluster answers at '127.0.0.1:1'" in done.stderr
 
 
-def test_without_ray_the_command_that_installs_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_the_error_names_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(SettingError, match=r"pip install 'piebald\[ray\]'"):
         on_ray(method("fedavg"))
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"address": "ray://10.0.0.7:10001"}, "that of the cluster itself"),
         ({"device": "cuda:1"}, "must be 'cpu' or 'cuda'"),
         ({"workers": 0}, "workers must be greater than or equal to 1"),
     ],
 )
-def test_settings_that_cannot_work(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(SettingError, match=said):
+def test_settings_that_cannot_work(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingError, match=message):
         piebald.Ray(**settings)
 
 
@@ -225,15 +225,15 @@ def test_a_node_that_goes_away_loses_nothing(
 ) -> None:
     """Last in this file: one of the two nodes is killed while both serve."""
     whole = on_ray(method("hdafl"), out=tmp_path / "whole")
-    real, calls = RayCrew._send, [0]
+    real, calls = RayWorkerPool._send, [0]
 
-    def send(self: RayCrew, *arguments: Any) -> None:
+    def send(self: RayWorkerPool, *arguments: Any) -> None:
         real(self, *arguments)
         calls[0] += 1
         if calls[0] == 6:
             cluster.remove_node(cluster.worker_nodes.copy().pop(), allow_graceful=False)
 
-    monkeypatch.setattr(RayCrew, "_send", send)
+    monkeypatch.setattr(RayWorkerPool, "_send", send)
     before = len(started)
     assert_identical(whole, on_ray(method("hdafl"), out=tmp_path / "disturbed"))
     assert len(started) > before

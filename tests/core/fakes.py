@@ -53,7 +53,7 @@ class FakeRuntime:
         self._due: list[tuple[float, int, float, Task]] = []
         self._now = 0.0
 
-    def submit(self, tasks: Sequence[Task], pool: SumRequest | None = None) -> None:
+    def submit(self, tasks: Sequence[Task], sum_request: SumRequest | None = None) -> None:
         for task in tasks:
             self.sent.append(task)
             time = self._now + (0.0 if task.free else self.delay(task))

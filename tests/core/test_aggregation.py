@@ -15,7 +15,7 @@ from piebald.aggregation import EqualWeighted, ExampleWeighted, GradientNormWeig
 from piebald.aggregation.base import Aggregator
 from piebald.contracts import Cohort, PartialSum, StepContext, Update
 from piebald.errors import SettingError
-from piebald.runtimes.engines.serving import RunningSum
+from piebald.runtimes.engines.stack import RunningSum
 from piebald.server_optimizer import Adam, Momentum, ServerSgd, Yogi
 from piebald.server_optimizer.base import KeepsServerState
 

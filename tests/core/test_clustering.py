@@ -18,7 +18,7 @@ from piebald.contracts import Update
 from piebald.errors import SettingError
 from piebald.models import build_model
 from piebald.partition import FlipPairs, Iid, Lists, PooledClients
-from piebald.runtimes.engines.serving import moments
+from piebald.runtimes.engines.input_moments import input_moments
 
 from .fakes import classified, seeded, simulate
 
@@ -249,7 +249,7 @@ def test_moments_are_those_of_the_rows() -> None:
     from piebald.runtimes.engines.choose import make_engine
 
     engine = make_engine("sequential", run.work, clients, torch.device("cpu"), bfloat16=False)
-    found = moments(engine, [0, 1], run.work.initial.expand(2, -1), ["0", "2"])
+    found = input_moments(engine, [0, 1], run.work.initial.expand(2, -1), ["0", "2"])
     for row, client in zip(found, (0, 1), strict=True):
         x = clients.rows(client, "train").x
         with torch.no_grad():

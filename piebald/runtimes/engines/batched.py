@@ -1,7 +1,8 @@
-"""The batched engine: the rows of many clients in one batch through one module, see `layers`.
+"""The batched engine: the rows of many clients in one batch through one module (`batched_layers`).
 
-Dense layers need not form any client's weights (`factors`), whether all clients start from the same ones or not; which
-layers that pays for is decided by counting.  Clients of unequal size are treated as in `vmapped`.
+The weights of dense layers need not be formed for any client (`factored.factors`), whether all clients start from the
+same weights or not; counting multiplications decides for which layers this pays.  Clients of unequal size are treated
+as in `vmapped`.
 """
 
 from __future__ import annotations
@@ -16,71 +17,76 @@ from torch import Tensor, nn
 
 from piebald.contracts import SgdConfig, SgdOutcome
 from piebald.parameters import Layout, Slot
-from piebald.runtimes.engines.batched_layers import BatchedPass, Factored, join
+from piebald.runtimes.engines.batched_layers import BatchedPass, FactoredDense, batch_layers
 from piebald.runtimes.engines.row_loader import Gathered, Places
 from piebald.runtimes.engines.sequential import SequentialEngine
 from piebald.runtimes.engines.sgd_step import SgdRun
-from piebald.runtimes.engines.vmapped import Leaves, VmappedEngine, Words, descended, laid_out, pad_rows, rows_of
-from piebald.runtimes.factored.client_state import in_steps, own_places
-from piebald.runtimes.factored.factors import OwnRows
+from piebald.runtimes.engines.vmapped import (
+    Leaves,
+    RngKey,
+    VmappedEngine,
+    lay_out_rows,
+    pad_rows,
+    restored_order,
+    rows_of,
+)
+from piebald.runtimes.factored.client_state import client_row_places, in_step_rows
+from piebald.runtimes.factored.factors import ClientRowFactor
 from piebald.runtimes.factored.vectors import FactoredVectors
 
-# Keeping factors costs products of a client's rows with one another, R^2 (in + out) multiplications each way for R rows
-# in all; forming the weights costs steps * in * out numbers read and written several times over.  One of these is about
-# as dear as so many multiplications.
+# Keeping factors costs products of a client's rows with one another: R^2 (in + out) multiplications in each direction
+# for R rows in all.  Forming the weights reads and writes steps * in * out numbers several times.  One such number
+# costs about as much as this many multiplications.
 _MULTIPLICATIONS = 24
-_FORMED = 1 << 23  # numbers of a stack whose weights are formed; beyond, one client after another is kinder to memory
+_FORMED = 1 << 23  # parameters of a stack whose weights are formed; larger ones are trained one client after another
 
 
 class BatchedEngine(VmappedEngine):
-    """Trains all clients of a stack at once, in one pass of a joined module."""
+    """Trains all clients of a stack at once, in one pass through one module."""
 
     name = "batched"
-    lazy = True
+    takes_factored = True
 
-    def walk(self, walk: SgdRun) -> SgdOutcome:
-        if self.traits.random or not self.traits.each or walk.descent.privacy is not None:
-            return super().walk(walk)
-        pool, plans, words, order = self.planned(walk)
-        start, correction = (
-            FactoredVectors.of(walk.model),
-            None if walk.correction is None else FactoredVectors.of(walk.correction),
-        )
-        factored = self._worth_factoring(walk, start, correction, plans)
-        form = self._form(factored)
-        if form is None or not plans[0]:
-            return super().walk(walk)
+    def run_sgd(self, run: SgdRun) -> SgdOutcome:
+        if self.traits.random or not self.traits.each or run.config.privacy is not None:
+            return super().run_sgd(run)
+        gathered, plans, rng_keys, order = self.planned(run)
+        start = FactoredVectors.of(run.model)
+        correction = None if run.correction is None else FactoredVectors.of(run.correction)
+        factored = self._worth_factoring(run, start, correction, plans)
+        module = self._module(factored)
+        if module is None or not plans[0]:
+            return super().run_sgd(run)
         if not factored and len(plans) * self.work.layout.size > _FORMED:
-            return SequentialEngine.walk(self, walk)
-        journey = _Journey(self, form, walk, order, start, correction)
-        journey.begin(pool, plans)
+            return SequentialEngine.run_sgd(self, run)
+        batched = _BatchedRun(self, module, run, order, start, correction)
+        batched.begin(gathered, plans)
         for step in range(len(plans[0])):
-            journey.step(step, pool, plans, words)
-        return journey.end([len(plan) for plan in plans])
+            batched.step(step, gathered, plans, rng_keys)
+        return batched.end([len(plan) for plan in plans])
 
     @cached_property
-    def _forms(self) -> dict[tuple[str, ...], _Form | None]:
+    def _modules(self) -> dict[tuple[str, ...], _BatchedModule | None]:
         return {}
 
     @property
-    def joins(self) -> bool:
-        """Whether the model's layers can be joined; if not, stacks run through vmap."""
-        return not self.traits.random and self.traits.each and self._form(()) is not None
+    def can_batch(self) -> bool:
+        """Whether every layer of the model has a batched form; if not, stacks run through vmap."""
+        return not self.traits.random and self.traits.each and self._module(()) is not None
 
     def _worth_factoring(
         self,
-        walk: SgdRun,
+        run: SgdRun,
         start: FactoredVectors,
         correction: FactoredVectors | None,
         plans: Sequence[Sequence[Places]],
     ) -> list[Slot]:
-        """Dense layers whose weights need not be formed: their steps are linear in gradients, and it is cheaper."""
-        descent = walk.descent
-        nonlinear = descent.clip is not None or isinstance(descent.lr, Tensor)
-        apart = walk.velocity is not None or (walk.prox and walk.prox_center is not walk.model) or start.factors
-        twice = correction is not None and (
-            walk.prox or descent.weight_decay
-        )  # the start and the correction, see `moved`
+        """Dense layers whose weights need not be formed: their steps are linear in the gradients, and it is cheaper."""
+        config = run.config
+        nonlinear = config.clip is not None or isinstance(config.lr, Tensor)
+        apart = run.velocity is not None or (run.prox and run.prox_center is not run.model) or start.factors
+        # then the start and the correction both change, see `FactoredDense.moved`
+        twice = correction is not None and (run.prox or config.weight_decay)
         if nonlinear or apart or twice or (self.traits.mixes and len(plans) > 1):
             return []
         found, steps = [], len(plans[0])
@@ -90,102 +96,115 @@ class BatchedEngine(VmappedEngine):
             products = (
                 [] if correction is None else [factor for factor, _ in correction.factors if factor.slot == layer.slot]
             )
-            others = rows * (1 + len(products))  # those of a product are as many, more or less
+            others = rows * (1 + len(products))  # a product has about as many rows
             if free and rows * others * (out + inside) < _MULTIPLICATIONS * steps * out * inside:
                 found.append(layer.slot)
         return found
 
-    def _form(self, factored: Sequence[Slot]) -> _Form | None:
-        """The joined module for these factored layers, made once for each choice of them."""
-        names, made = tuple(slot.name for slot in factored), self._forms
+    def _module(self, factored: Sequence[Slot]) -> _BatchedModule | None:
+        """The batched module with these factored layers, made once for each choice of them."""
+        names, made = tuple(slot.name for slot in factored), self._modules
         if names not in made:
-            joined = join(self.work.model, self.work.layout, names)
-            if joined is not None:
-                joined[0].to(self.device).train()
-            direct = {layer.slot.name for layer in self.packer.layers if layer.itself} if names else set()
-            made[names] = None if joined is None else _Form(*joined, _without(self.work.layout, names), direct)
+            batched = batch_layers(self.work.model, self.work.layout, names)
+            if batched is not None:
+                batched[0].to(self.device).train()
+            direct = {layer.slot.name for layer in self.packer.layers if layer.is_model_input} if names else set()
+            made[names] = (
+                None if batched is None else _BatchedModule(*batched, _without(self.work.layout, names), direct)
+            )
         return made[names]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Scalars:
-    """What a walk's factored layers are made of after some steps, see `_Journey`."""
+    """Coefficients of weights and velocity of the factored layers after some steps (see `_BatchedRun`).
 
-    keep: float = 1.0
-    swing: float = 0.0
-    drift: float = 0.0
-    tow: float = 0.0
-    scale: list[float] = dataclasses.field(default_factory=list)
-    push: list[float] = dataclasses.field(default_factory=list)
+    Attributes:
+        start, correction, gradients: coefficients of the weights.
+        u_start, u_correction, u_gradients: coefficients of the velocity.
+    """
+
+    start: float = 1.0
+    correction: float = 0.0
+    gradients: list[float] = dataclasses.field(default_factory=list)
+    u_start: float = 0.0
+    u_correction: float = 0.0
+    u_gradients: list[float] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Form:
-    """A joined module, the turn its layers follow, its factored layers, the layout of all other numbers, and the names
-    of layers that see the model's inputs themselves.
+class _BatchedModule:
+    """A module in its batched form.
+
+    Attributes:
+        module: the module.
+        batched_pass: what its layers read during a pass.
+        factored: its factored layers.
+        rest: the layout of all other tensors, and which slice of the whole vector is which slice of theirs.
+        direct: names of the factored weights whose layers see the model's inputs themselves.
     """
 
     module: nn.Module
-    turn: BatchedPass
-    factored: list[Factored]
+    batched_pass: BatchedPass
+    factored: list[FactoredDense]
     rest: tuple[Layout, list[tuple[slice, slice]]]
     direct: set[str]
 
 
 class _Ahead(NamedTuple):
-    """The rows x [c, r, ...] of all steps, where each step's begin and end, and how many rows of a layer one is."""
+    """The rows x [c, r, ...] of all steps, where each step begins and ends, and rows of a layer for each of them."""
 
     x: Tensor
     ends: list[int]
     each: int
 
 
-class _Journey:
-    """One walk of one stack: own numbers [c, q] step by step, and scalars that say what became of factored layers.
+class _BatchedRun:
+    """One run of SGD on one stack.
 
-    With g_t the gradient of step t and S the correction, a factored layer's weights and velocity are
-    keep W0 + drift S + sum_t scale_t g_t  and  swing W0 + tow S + sum_t push_t g_t; Metis' eq. 2 with weight decay,
-    prox and correction is a recursion of these numbers alone.
+    Parameters outside of factored layers [c, q] are updated step by step.  For factored layers only coefficients are:
+    with g_t the gradient of step t and S the correction, their weights and velocity are  a W0 + b S + sum_t c_t g_t,
+    and Metis' eq. 2 with weight decay, a proximal term and a correction is a recursion of a, b and c alone.
     """
 
     def __init__(
         self,
         engine: BatchedEngine,
-        form: _Form,
-        walk: SgdRun,
+        module: _BatchedModule,
+        run: SgdRun,
         order: list[int],
         start: FactoredVectors,
         correction: FactoredVectors | None,
     ) -> None:
-        self.engine, self.form, self.order, self.start, self.correction = engine, form, order, start, correction
-        layout, self.spans = form.rest
+        self.engine, self.module, self.order, self.start, self.correction = engine, module, order, start, correction
+        layout, self.spans = module.rest
         own = dataclasses.replace(
-            walk,
-            model=self._own(walk.model),
-            prox_center=None if walk.prox_center is None else self._own(walk.prox_center),
-            correction=None if walk.correction is None else self._own(walk.correction),
-            velocity=None if walk.velocity is None else self._own(walk.velocity),
+            run,
+            model=self._own(run.model),
+            prox_center=None if run.prox_center is None else self._own(run.prox_center),
+            correction=None if run.correction is None else self._own(run.correction),
+            velocity=None if run.velocity is None else self._own(run.velocity),
         )
-        self.walk = rows_of(own, order)
-        self.w = self.walk.model.clone()
-        momentum = walk.velocity is not None or bool(walk.descent.momentum)
+        self.run = rows_of(own, order)
+        self.w = self.run.model.clone()
+        momentum = run.velocity is not None or bool(run.config.momentum)
         self.u = None
         if momentum:
-            self.u = torch.zeros_like(self.w) if self.walk.velocity is None else self.walk.velocity.clone()
-        self.g = None if walk.plain else torch.zeros_like(self.w)
+            self.u = torch.zeros_like(self.w) if self.run.velocity is None else self.run.velocity.clone()
+        self.g = None if run.plain else torch.zeros_like(self.w)
         self.leaves = Leaves(layout, self.w)
         straight = order == sorted(order)
         self.sorted = None if straight else torch.tensor(order, device=engine.device)
-        self.at = _Scalars()
-        self.past = [self.at]
+        self.scalars = _Scalars()
+        self.history = [self.scalars]
         self.total = torch.zeros(len(order), device=engine.device)
-        form.turn.scale, form.turn.shares = [], self._shares()
-        form.turn.hook = torch.zeros((), device=engine.device, requires_grad=True)
+        module.batched_pass.scale, module.batched_pass.shares = [], self._shares()
+        module.batched_pass.hook = torch.zeros((), device=engine.device, requires_grad=True)
         self.ahead: _Ahead | None = None
         self.places: Tensor | None = None
 
     def _own(self, matrix: Tensor) -> Tensor:
-        """The numbers of a [c, p] matrix that are not factored."""
+        """The columns of a [c, p] matrix outside of factored layers."""
         if isinstance(matrix, FactoredVectors):
             vectors = [matrix.columns(here.start, here.stop) for here, _ in self.spans]
         else:
@@ -194,133 +213,138 @@ class _Journey:
             return vectors[0]
         return torch.cat(vectors, dim=1) if vectors else self.engine.vector.new_zeros(len(matrix), 0)
 
-    def begin(self, pool: Gathered, plans: Sequence[Sequence[Places]]) -> None:
-        """Tell the factored layers what they start from.  Where one sees the rows as they are, fetch those of all steps
-        at once, and make its products in one go.
+    def begin(self, gathered: Gathered, plans: Sequence[Sequence[Places]]) -> None:
+        """Start the factored layers.  Where one sees the model's inputs, fetch the rows of all steps at once and
+        compute its products ahead.
         """
-        direct = [layer for layer in self.form.factored if layer.slot.name in self.form.direct]
-        direct = [layer for layer in direct if layer.slot.shape[1] == direct[0].slot.shape[1]]  # rows cut in one way
+        direct = [layer for layer in self.module.factored if layer.slot.name in self.module.direct]
+        direct = [layer for layer in direct if layer.slot.shape[1] == direct[0].slot.shape[1]]  # of one width
         if direct:
-            index, ends = laid_out(plans)
-            rows = pool.x.index_select(0, torch.from_numpy(index.ravel()).to(self.engine.device))
+            index, ends = lay_out_rows(plans)
+            rows = gathered.x.index_select(0, torch.from_numpy(index.ravel()).to(self.engine.device))
             inside = direct[0].slot.shape[1]
             self.ahead = _Ahead(rows.view(*index.shape, *rows.shape[1:]), ends, rows[0].numel() // inside)
             seen = rows.view(len(index), -1, inside)
-            if self.correction is not None and self.engine.feed.pooled and self.ahead.each == 1:
-                places = [pool.places[row] for row in self.order]
-                self.places, first = (part.to(self.w.device) for part in own_places(index, ends, plans, places))
+            if self.correction is not None and self.engine.row_loader.indexed and self.ahead.each == 1:
+                places = [gathered.places[row] for row in self.order]
+                self.places, first = (part.to(self.w.device) for part in client_row_places(index, ends, plans, places))
                 self.correction = self._by_steps(self.correction, seen, self.places, first)
         starts = [self.start] if self.correction is None else [self.start, self.correction]
-        for layer in self.form.factored:
+        for layer in self.module.factored:
             layer.begin([one.layer(layer.slot, self.sorted) for one in starts])
         for layer in direct:
             layer.look_ahead(seen)
 
     def _by_steps(self, correction: FactoredVectors, x: Tensor, places: Tensor, first: Tensor) -> FactoredVectors:
-        """The correction, with sums over a client's rows by the rows of its steps x [c, r, in]."""
+        """The correction, with sums over a client's rows expressed by the rows of its steps x [c, r, in]."""
         factors = []
         for factor, scale in correction.factors:
-            made = in_steps(factor, x, places, first, self.sorted) if isinstance(factor, OwnRows) else None
+            made = in_step_rows(factor, x, places, first, self.sorted) if isinstance(factor, ClientRowFactor) else None
             factors.append((made or factor, scale))
         return correction.like(correction.matrices, factors, correction.own)
 
-    def _inputs(self, step: int, pool: Gathered, flat: Tensor, active: int) -> Tensor:
-        """The rows of a step."""
-        ahead, turn = self.ahead, self.form.turn
+    def _inputs(self, step: int, gathered: Gathered, flat: Tensor, active: int) -> Tensor:
+        """The inputs of a step."""
+        ahead, batched_pass = self.ahead, self.module.batched_pass
         if ahead is None:
-            return pool.x.index_select(0, flat)
+            return gathered.x.index_select(0, flat)
         lo, hi = ahead.ends[step : step + 2]
         x = ahead.x[:active, lo:hi].flatten(0, 1)
-        turn.rows, turn.batch = slice(lo * ahead.each, hi * ahead.each), (x.data_ptr(), x._version)
+        batched_pass.rows, batched_pass.batch = slice(lo * ahead.each, hi * ahead.each), (x.data_ptr(), x._version)
         return x
 
-    def step(self, step: int, pool: Gathered, plans: Sequence[Sequence[Places]], words: Sequence[Words]) -> None:
+    def step(
+        self, step: int, gathered: Gathered, plans: Sequence[Sequence[Places]], rng_keys: Sequence[RngKey]
+    ) -> None:
         """One step of all clients that still have one."""
         engine = self.engine
         active = sum(len(plan) > step for plan in plans)
-        for lo, hi in engine.runs([len(plan[step]) for plan in plans[:active]]):
+        for lo, hi in engine.ranges([len(plan[step]) for plan in plans[:active]]):
             index, mask = pad_rows([plan[step] for plan in plans[lo:hi]], engine.device)
             flat = index.flatten()  # one axis: much quicker to gather by than two
-            rows = self._inputs(step, pool, flat, active), pool.y.index_select(0, flat)
-            losses = self._losses(lo, hi, *rows, engine.keys(words[lo:hi], step), mask)
+            rows = self._inputs(step, gathered, flat, active), gathered.y.index_select(0, flat)
+            losses = self._losses(lo, hi, *rows, engine.keys(rng_keys[lo:hi], step), mask)
             parameters = self.leaves(lo, hi)[1]
-            assert self.form.turn.hook is not None
+            assert self.module.batched_pass.hook is not None
             *gradients, _ = torch.autograd.grad(
-                losses.sum(), [*parameters, self.form.turn.hook], allow_unused=True, materialize_grads=True
+                losses.sum(), [*parameters, self.module.batched_pass.hook], allow_unused=True, materialize_grads=True
             )
             with torch.no_grad():
                 self.total[lo:hi] += losses.detach()
                 if parameters:
-                    engine.step(self.walk, self.leaves, self.w, self.g, self.u, gradients, lo, hi)
-        self._advance(self.walk.descent)
+                    engine.step(self.run, self.leaves, self.w, self.g, self.u, gradients, lo, hi)
+        self._advance(self.run.config)
 
     def _losses(self, lo: int, hi: int, x: Tensor, y: Tensor, keys: Tensor | None, mask: Tensor | None) -> Tensor:
         """The mean loss [c] of each client's rows in x and y [c * b, ...]."""
-        turn, objective = self.form.turn, self.engine.work.objective
-        turn.count, turn.tensors = hi - lo, self.leaves(lo, hi)[0]
+        batched_pass, objective = self.module.batched_pass, self.engine.work.objective
+        batched_pass.count, batched_pass.tensors = hi - lo, self.leaves(lo, hi)[0]
         with self.engine.precision(), self.engine.dropping(keys):
-            losses = objective.loss(self.form.module(self.engine.shaped(x)), y).view(hi - lo, -1)
+            losses = objective.loss(self.module.module(self.engine.shaped(x)), y).view(hi - lo, -1)
         return losses.mean(1) if mask is None else (losses * mask).sum(1) / mask.sum(1)
 
     def _shares(self) -> list[float]:
-        """Of the starts of factored layers."""
-        return [self.at.keep] if self.correction is None else [self.at.keep, self.at.drift]
+        """Coefficients of the terms that factored layers start from."""
+        scalars = self.scalars
+        return [scalars.start] if self.correction is None else [scalars.start, scalars.correction]
 
-    def _advance(self, descent: SgdConfig) -> None:
-        """The recursion of the factored layers' scalars."""
-        if not self.form.factored:
+    def _advance(self, config: SgdConfig) -> None:
+        """The recursion of the factored layers' coefficients."""
+        if not self.module.factored:
             return
-        at, lr, decay, prox = self.at, self.walk.rate, descent.weight_decay, self.walk.prox
-        swing = descent.momentum * at.swing - lr * (decay * at.keep + prox * (at.keep - 1))
-        tow = descent.momentum * at.tow - lr * (self.correction is not None)
-        push = [descent.momentum * e - lr * (decay + prox) * c for e, c in zip(at.push, at.scale, strict=True)]
-        push.append(-lr)
-        scale = [c + e for c, e in zip([*at.scale, 0.0], push, strict=True)]
-        self.at = _Scalars(at.keep + swing, swing, at.drift + tow, tow, scale, push)
-        self.form.turn.shares, self.form.turn.scale = self._shares(), self.at.scale
-        self.past.append(self.at)
+        now, lr, decay, prox = self.scalars, self.run.rate, config.weight_decay, self.run.prox
+        start = config.momentum * now.u_start - lr * (decay * now.start + prox * (now.start - 1))
+        correction = config.momentum * now.u_correction - lr * (self.correction is not None)
+        pairs = zip(now.u_gradients, now.gradients, strict=True)
+        push = [*(config.momentum * u - lr * (decay + prox) * c for u, c in pairs), -lr]
+        gradients = [c + u for c, u in zip([*now.gradients, 0.0], push, strict=True)]
+        self.scalars = _Scalars(now.start + start, now.correction + correction, gradients, start, correction, push)
+        self.module.batched_pass.shares, self.module.batched_pass.scale = self._shares(), gradients
+        self.history.append(self.scalars)
 
     def end(self, taken: Sequence[int]) -> SgdOutcome:
-        """Where the clients ended; `taken` says how many steps each took."""
+        """The outcome, from how many steps each client took."""
         self.leaves.finish()
         steps = torch.tensor([float(count) for count in taken], device=self.w.device)
-        if not self.form.factored:
-            return descended(self.w, steps, self.total / steps, self.u, self.order)
+        if not self.module.factored:
+            return restored_order(self.w, steps, self.total / steps, self.u, self.order)
         back = slice(None) if self.sorted is None else self.sorted.argsort()
-        factors = [layer.factor(self.sorted, self.places) for layer in self.form.factored]
-        ends, width = [self.past[count] for count in taken], max(taken)
+        factors = [layer.factor(self.sorted, self.places) for layer in self.module.factored]
+        ends, width = [self.history[count] for count in taken], max(taken)
 
         def by_client(values: Sequence[float]) -> float | Tensor:
-            """A number for each client [c, 1], one for all where they are equal."""
+            """A number for each client [c, 1], or one number where all are equal."""
             return values[0] if len(set(values)) == 1 else self.w.new_tensor(values)[back].unsqueeze(1)
 
-        def ended(own: Tensor, kept: Sequence[float], drift: Sequence[float], scale: Tensor) -> FactoredVectors:
-            terms = [term.times(by_client(kept)) for term in self.start.matrices]
+        def ended(own: Tensor, start: Sequence[float], correction: Sequence[float], scale: Tensor) -> FactoredVectors:
+            terms = [term.times(by_client(start)) for term in self.start.matrices]
             found = [(factor, scale[back]) for factor in factors]
             if self.correction is not None:
-                terms += [term.times(by_client(drift)) for term in self.correction.matrices]
-                found += [(factor, own * by_client(drift)) for factor, own in self.correction.factors]
+                terms += [term.times(by_client(correction)) for term in self.correction.matrices]
+                found += [(factor, own * by_client(correction)) for factor, own in self.correction.factors]
             return self.start.like(
                 [term for term in terms if isinstance(term.share, Tensor) or term.share], found, own[back], self.spans
             )
 
-        scale, push = (self._rectangle([getattr(at, name) for at in ends], width) for name in ("scale", "push"))
-        model = ended(self.w, [at.keep for at in ends], [at.drift for at in ends], scale)
-        shares = [self.w.new_tensor([at.keep - 1 for at in ends]), self.w.new_tensor([at.drift for at in ends])]
+        starts, corrections = [at.start for at in ends], [at.correction for at in ends]
+        scale = self._rectangle([at.gradients for at in ends], width)
+        model = ended(self.w, starts, corrections, scale)
+        shares = [self.w.new_tensor([start - 1 for start in starts]), self.w.new_tensor(corrections)]
         model.start = self.start.alone
-        model.moved = {layer.slot.start: layer.moved(scale, shares)[back] for layer in self.form.factored}
+        model.moved = {layer.slot.start: layer.moved(scale, shares)[back] for layer in self.module.factored}
         velocity = None
         if self.u is not None:
-            velocity = ended(self.u, [at.swing for at in ends], [at.tow for at in ends], push)
+            push = self._rectangle([at.u_gradients for at in ends], width)
+            velocity = ended(self.u, [at.u_start for at in ends], [at.u_correction for at in ends], push)
         return SgdOutcome(model, steps[back], (self.total / steps)[back], velocity)
 
     def _rectangle(self, rows: Sequence[Sequence[float]], width: int) -> Tensor:
-        """Rows of unequal length, with zeros behind."""
+        """Rows of unequal length as one tensor, filled up with zeros."""
         return self.w.new_tensor([[*row, *[0.0] * (width - len(row))] for row in rows])
 
 
 def _without(layout: Layout, names: Sequence[str]) -> tuple[Layout, list[tuple[slice, slice]]]:
-    """A layout of all but some tensors, and which slice of the whole vector is which slice of its own."""
+    """A layout without some tensors, and which slice of the whole vector is which slice of the new one."""
     slots: list[Slot] = []
     spans: list[tuple[slice, slice]] = []
     for slot in layout.slots:

@@ -1,4 +1,4 @@
-"""Build the engine that was asked for, or measure which is fastest here."""
+"""Build an engine by name, or measure which engine is fastest here."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ ENGINES: dict[str, type[SequentialEngine]] = {
     engine.name: engine for engine in (SequentialEngine, VmappedEngine, BatchedEngine, ReferenceEngine)
 }
 STACKS = (1, 5, 25, 50)
-_STACK_NUMBERS = 64_000_000  # a measured stack holds at most this many numbers, so that trying never costs much memory
+_STACK_NUMBERS = 64_000_000  # a measured stack has at most this many parameters, so that measuring takes little memory
 _STEPS = 4
-_GOES, _SECONDS = 4, 0.2  # a measurement is the best of so many goes, or fewer once they have taken this long
-_MARGIN = 0.85  # another engine must be this much faster than one client after another: measuring is noisy
-_CLOSE = 1e-3  # how far another engine's first losses may be from the lean one's, relative
+_REPEATS, _SECONDS = 4, 0.2  # a measurement is the best of this many repeats, or of fewer that have taken this long
+_MARGIN = 0.85  # another engine must be this much faster than the sequential one: measuring is noisy
+_CLOSE = 1e-3  # allowed relative difference of another engine's first losses from the sequential one's
 
 
 def make_engine(
     name: str, work: ClientWork, clients: Clients, device: torch.device, bfloat16: bool
 ) -> SequentialEngine:
     """An engine by name ("sequential", "vmapped", "batched" or "reference"), ready for these clients."""
-    feed = RowLoader(clients, device)
+    row_loader = RowLoader(clients, device)
     first = next((c for c in range(len(clients)) if clients.size(c, "train") != 0), 0)
     rows = clients.rows(first, "train")
-    return ENGINES[name](work, feed, probe(work, rows), device, bfloat16)
+    return ENGINES[name](work, row_loader, probe(work, rows), device, bfloat16)
 
 
 def stack_limit(work: ClientWork) -> int:
-    """The largest stack that keeps one stack's vectors within a modest piece of memory."""
+    """The largest stack whose vectors take a modest amount of memory."""
     return max(1, _STACK_NUMBERS // max(work.layout.size, 1))
 
 
@@ -52,32 +52,32 @@ def fastest(
 ) -> tuple[str, int, float]:
     """Try the engines on some clients' own rows.
 
-    An engine that does not come to what the lean one comes to is left out, so that a model which it misunderstands runs
-    slowly rather than wrongly.
+    An engine whose losses differ from those of the sequential one is left out, so that a model that it does not run
+    correctly runs slowly rather than wrongly.
 
     Returns:
         The name and the stack size of the fastest, and its seconds for one client and step.
     """
     sample = [client for client in sample if clients.size(client, "train") != 0] or list(sample)
-    lean = make_engine("sequential", work, clients, device, bfloat16)
-    expected, seconds = _measure(lean, sample[:2], 1)
+    sequential = make_engine("sequential", work, clients, device, bfloat16)
+    expected, seconds = _measure(sequential, sample[:2], 1)
     best = ("sequential", 1, seconds)
-    if lean.traits.random:
+    if sequential.traits.random:
         return best
     for kind in (BatchedEngine, VmappedEngine):
-        engine = kind(work, lean.feed, lean.traits, device, bfloat16)
-        if isinstance(engine, BatchedEngine) and (not engine.joins or work.row_privacy is not None):
+        engine = kind(work, sequential.row_loader, sequential.traits, device, bfloat16)
+        if isinstance(engine, BatchedEngine) and (not engine.can_batch or work.row_privacy is not None):
             continue
         for stack in STACKS:
             if stack > min(len(sample), stack_limit(work)):
                 break
             try:
                 with warnings.catch_warnings():
-                    # vmap that is a loop inside
+                    # vmap falls back to a loop
                     warnings.filterwarnings("error", message="There is a performance drop")
                     found, seconds = _measure(engine, sample[: max(stack, 2)], stack)
             except (RuntimeError, ValueError, TypeError, AttributeError, AssertionError, UserWarning):
-                break  # a model that cannot be taken this way
+                break  # this engine cannot run the model
             if not torch.allclose(found[:2], expected, rtol=0.02 if bfloat16 else _CLOSE, equal_nan=True):
                 break
             if seconds < (_MARGIN * best[2] if best[0] == "sequential" else best[2]):
@@ -90,17 +90,17 @@ def fastest(
 def _measure(engine: SequentialEngine, clients: Sequence[int], stack: int) -> tuple[torch.Tensor, float]:
     """The clients' mean losses, and seconds for one client and step."""
     batch = engine.work.trainer.batch if isinstance(engine.work.trainer, Sgd) else 20
-    descent = SgdConfig(lr=0.01, batch=batch, steps=_STEPS, privacy=engine.work.row_privacy)
+    config = SgdConfig(lr=0.01, batch=batch, steps=_STEPS, privacy=engine.work.row_privacy)
     start = engine.work.initial.to(engine.device)
     times: list[float] = []
     losses: list[torch.Tensor] = []
-    engine.walk(SgdRun(clients[:1], [0], 0, start.expand(1, -1), dataclasses.replace(descent, steps=1)))  # warm up
-    while len(times) < _GOES and sum(times) < _SECONDS:
+    engine.run_sgd(SgdRun(clients[:1], [0], 0, start.expand(1, -1), dataclasses.replace(config, steps=1)))  # warm up
+    while len(times) < _REPEATS and sum(times) < _SECONDS:
         began, losses = time.perf_counter(), []
         for lo in range(0, len(clients), stack):
             chosen = clients[lo : lo + stack]
-            end = engine.walk(SgdRun(chosen, [0] * len(chosen), 0, start.expand(len(chosen), -1), descent))
-            if isinstance(end.model, FactoredVectors):  # what is not formed while training must be summed afterwards
+            end = engine.run_sgd(SgdRun(chosen, [0] * len(chosen), 0, start.expand(len(chosen), -1), config))
+            if isinstance(end.model, FactoredVectors):  # what is not formed in training must be summed afterwards
                 change = FactoredVectors.of(end.model - start.expand(len(chosen), -1))
                 change.total(start.new_ones(len(chosen)))
             losses.append(end.loss)

@@ -1,9 +1,9 @@
 """Dropout whose mask depends on a key and a position, not on the order of calls or on who shares the batch.
 
 torch draws dropout masks from one global stream, so a client's mask would depend on which clients ran before it or
-beside it. Inside this mode `torch.nn.functional.dropout` and its channel-wise relatives (and so all `nn.Dropout*`
-modules) hash (key, call, position) instead.  The key may be batched by `vmap`: then every client of a stack has masks
-of its own.
+in the same batch.  Inside this mode `torch.nn.functional.dropout` and its channel-wise variants (and so all
+`nn.Dropout*` modules) hash (key, call, position) instead.  The key may be batched by `vmap`: then every client of a
+stack has its own masks.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ def mix(z: Tensor) -> Tensor:
 
 
 class KeyedDropout(TorchFunctionMode):
-    """While active, dropout is a function of `key` and the call's number.
+    """While active, dropout is a function of `key` and the number of the call.
 
-    The key is an int64 tensor without axes, perhaps batched by vmap, or [c] where the rows of c clients lie behind one
-    another in one batch.
+    The key is an int64 tensor without axes, perhaps batched by vmap, or [c] where the rows of c clients are
+    concatenated in one batch.
     """
 
     key: Tensor
     call: int
 
     def start(self, key: Tensor) -> None:
-        """Begin one forward pass under a key."""
+        """Begin a forward pass with this key."""
         self.key, self.call = key, 0
 
     def uniform(self, shape: torch.Size | tuple[int, ...], device: torch.device) -> Tensor:
-        """Numbers in [0, 1) of this shape for the next call."""
+        """Uniform numbers in [0, 1) of this shape for the next call."""
         self.call += 1
-        clients = self.key.numel() if self.key.dim() else 1  # one key, or one for each client whose rows are in there
+        clients = self.key.numel() if self.key.dim() else 1  # one key, or one for each client in the batch
         place = torch.arange(torch.Size(shape).numel() // clients, device=device)
-        offset = _signed(self.call * _STEP % (1 << 64))  # Python's integers do not wrap by themselves
+        offset = _signed(self.call * _STEP % (1 << 64))  # Python's integers do not wrap
         start = mix(self.key + offset).unsqueeze(-1)
         return ((mix(start + place * _STEP) >> 40) & 0xFFFFFF).view(shape).float() / float(1 << 24)
 

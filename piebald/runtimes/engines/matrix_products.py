@@ -1,7 +1,7 @@
-"""Products of matrices by whichever of torch's libraries is faster on this processor.
+"""Matrix products by whichever of torch's libraries is faster on this processor.
 
-torch hands float32 products to MKL, which on processors of other makers does not use all of their vector units, while
-oneDNN, which is in torch as well, does.
+torch computes float32 products with MKL, which does not use all vector units of processors that Intel did not make;
+oneDNN, which is part of torch as well, does.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _use_onednn = False
 
 
 def set_onednn(wanted: bool) -> None:
-    """Say which library `product` uses from now on in this process and those forked from it."""
+    """Choose the library that `product` uses from now on, in this process and processes forked from it."""
     global _use_onednn
     _use_onednn = wanted and has_onednn()
 
 
 def has_onednn() -> bool:
-    """Whether this build of torch offers oneDNN's product; it is an internal operator, so it may go."""
+    """Whether this build of torch has oneDNN's product; it is an internal operator that may be removed."""
     available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     return available and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
@@ -35,7 +35,7 @@ def product(x: Tensor, w: Tensor) -> Tensor:
 
 
 def each_product(x: Tensor, w: Tensor) -> Tensor:
-    """Rows x [c, b, k] times the transposes of w [n, k], which all share, or [c, n, k]; [c, b, n], without gradient."""
+    """Rows x [c, b, k] times the transpose of w, [n, k] for all clients or [c, n, k]; [c, b, n], without gradient."""
     if w.dim() == 2:
         return product(x.flatten(0, 1), w).view(*x.shape[:2], -1)
     if _use_onednn and x.device.type == "cpu" and x.dtype == torch.float32:
@@ -44,14 +44,14 @@ def each_product(x: Tensor, w: Tensor) -> Tensor:
 
 
 def gram(x: Tensor) -> Tensor:
-    """The products of rows with one another, [c, r, r] for x [c, r, n], without gradient."""
+    """Inner products of rows, [c, r, r] for x [c, r, n], without gradient."""
     if _use_onednn and x.device.type == "cpu" and x.dtype == torch.float32:
         return torch.stack([_onednn(one, one) for one in x])
     return torch.bmm(x, x.transpose(1, 2))
 
 
 def onednn_is_faster() -> bool:
-    """Measure both on a product of middle size."""
+    """Measure both libraries on a product of medium size."""
     if not has_onednn():
         return False
     x, w = torch.randn(128, 512), torch.randn(512, 512)

@@ -1,4 +1,4 @@
-"""What a model does that decides how it can be run, found by trying it, since any `nn.Module` is allowed."""
+"""Properties of a model that decide how it can be run, found by trying it, since any `nn.Module` is allowed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from piebald.runtimes.engines.keyed_dropout import KeyedDropout
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """Attributes:
-    mixes: the output of an example depends on the others in its batch (batch norm), so no batch may be padded.
-    dropout: it draws dropout masks that `KeyedDropout` can replace.
-    random: it draws random numbers in a way that cannot be replaced; it runs one client after another, seeded.
-    each: the loss gives a value an example rather than one mean.
+    """How a model and its loss behave.
+
+    Attributes:
+        mixes: the output of an example depends on the others in its batch (batch norm), so no batch may be padded.
+        dropout: the model draws dropout masks that `KeyedDropout` can replace.
+        random: it draws random numbers that cannot be replaced; it runs one client after another, seeded.
+        each: the loss has one value for each example rather than one mean.
     """
 
     mixes: bool
@@ -44,7 +46,7 @@ def probe(work: ClientWork, rows: Rows) -> Traits:
             )
     module = copy.deepcopy(work.model).train().to(rows.x.device)
     x, y = rows.x[:4], rows.y[:4]
-    if len(x) == 1:  # batch norm refuses a single row; a repeated one tells as much
+    if len(x) == 1:  # batch norm refuses a single row; a repeated one will do
         x, y = x.repeat(2, *[1] * (x.dim() - 1)), y.repeat(2, *[1] * (y.dim() - 1))
     with torch.no_grad(), torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
         try:

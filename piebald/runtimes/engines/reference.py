@@ -1,6 +1,4 @@
-"""The reference engine: the plain loop anyone would write, kept as the definition the fast engines are compared
-with.
-"""
+"""The reference engine: the plain loop that anyone would write, against which fast engines are tested."""
 
 from __future__ import annotations
 
@@ -19,89 +17,92 @@ from piebald.runtimes.engines.sgd_step import SgdRun
 
 
 class ReferenceEngine(SequentialEngine):
-    """A fresh copy of the module for every client, `backward`, and an update written out tensor by tensor."""
+    """Train with a fresh copy of the module for every client, `backward`, and an update written tensor by tensor."""
 
     name = "reference"
 
-    def walk(self, walk: SgdRun) -> SgdOutcome:
-        ends = [self._walk_plainly(walk, row) for row in range(len(walk.clients))]
+    def run_sgd(self, run: SgdRun) -> SgdOutcome:
+        ends = [self._train_plainly(run, row) for row in range(len(run.clients))]
         models, steps, losses, velocities = zip(*ends, strict=True)
-        velocity = torch.stack(velocities) if walk.velocity is not None or walk.descent.momentum else None
+        velocity = torch.stack(velocities) if run.velocity is not None or run.config.momentum else None
         return SgdOutcome(torch.stack(models), torch.tensor(steps), torch.tensor(losses), velocity)
 
-    def _walk_plainly(self, walk: SgdRun, row: int) -> tuple[torch.Tensor, float, float, torch.Tensor]:
-        layout, descent = self.work.layout, walk.descent
+    def _train_plainly(self, run: SgdRun, row: int) -> tuple[torch.Tensor, float, float, torch.Tensor]:
+        layout, config = self.work.layout, run.config
         module = copy.deepcopy(self.work.model).train()
-        layout.load(module, walk.model[row])
+        layout.load(module, run.model[row])
         parameters = dict(module.named_parameters())
-        lr = float(descent.lr[row]) if isinstance(descent.lr, torch.Tensor) else descent.lr
-        velocity = torch.zeros(layout.size) if walk.velocity is None else walk.velocity[row].clone()
-        pool = self.feed.gather([walk.clients[row]], "train")
-        words = self.feed.words(self.work.seed, walk.clients[row], walk.moments[row], walk.phase)
+        lr = float(config.lr[row]) if isinstance(config.lr, torch.Tensor) else config.lr
+        velocity = torch.zeros(layout.size) if run.velocity is None else run.velocity[row].clone()
+        gathered = self.row_loader.gather([run.clients[row]], "train")
+        rng_key = self.row_loader.rng_key(self.work.seed, run.clients[row], run.rng_versions[row], run.phase)
         losses: list[float] = []
-        with self._randomness(walk, row) as dropout:
-            for batch in batches(pool.places[0], descent, self.traits.mixes, *words):
+        with self._randomness(run, row) as dropout:
+            for batch in batches(gathered.places[0], config, self.traits.mixes, *rng_key):
                 if isinstance(dropout, KeyedDropout):
-                    dropout.start(torch.tensor(step_key(words, len(losses))))
-                if descent.privacy is None:
-                    loss = self.work.objective.loss(module(pool.x[batch]), pool.y[batch]).mean()
+                    dropout.start(torch.tensor(step_key(rng_key, len(losses))))
+                if config.privacy is None:
+                    loss = self.work.objective.loss(module(gathered.x[batch]), gathered.y[batch]).mean()
                     module.zero_grad()
                     torch.autograd.backward(loss)
                     losses.append(loss.item())
                 else:
-                    losses.append(self._hide_plainly(module, pool, batch, row, walk, len(losses), dropout))
+                    losses.append(self._set_private_gradients(module, gathered, batch, row, run, len(losses), dropout))
                 with torch.no_grad():
                     for slot in layout.slots:
-                        if slot.buffer or not walk.prox or walk.prox_center is None:
+                        if slot.buffer or not run.prox or run.prox_center is None:
                             continue
-                        away = parameters[slot.name] - walk.prox_center[row][slot.start : slot.stop].view(slot.shape)
+                        away = parameters[slot.name] - run.prox_center[row][slot.start : slot.stop].view(slot.shape)
                         grad = parameters[slot.name].grad
-                        parameters[slot.name].grad = walk.prox * away if grad is None else grad + walk.prox * away
-                if descent.clip is not None:
-                    torch.nn.utils.clip_grad_norm_(list(parameters.values()), descent.clip)
+                        parameters[slot.name].grad = run.prox * away if grad is None else grad + run.prox * away
+                if config.clip is not None:
+                    torch.nn.utils.clip_grad_norm_(list(parameters.values()), config.clip)
                 with torch.no_grad():
                     for slot in layout.slots:
                         if slot.buffer:
                             continue
                         here, w = slice(slot.start, slot.stop), parameters[slot.name]
                         g = torch.zeros_like(w) if w.grad is None else w.grad
-                        g = g + descent.weight_decay * w
-                        if walk.correction is not None:
-                            g = g + walk.correction[row][here].view(slot.shape)
-                        velocity[here] = descent.momentum * velocity[here] - lr * g.flatten()
+                        g = g + config.weight_decay * w
+                        if run.correction is not None:
+                            g = g + run.correction[row][here].view(slot.shape)
+                        velocity[here] = config.momentum * velocity[here] - lr * g.flatten()
                         w.add_(velocity[here].view(slot.shape))
         mean = sum(losses) / len(losses) if losses else float("nan")
         return layout.flatten(module), float(len(losses)), mean, velocity
 
-    def _hide_plainly(
+    def _set_private_gradients(
         self,
         module: nn.Module,
-        pool: Gathered,
+        gathered: Gathered,
         batch: Places,
         row: int,
-        walk: SgdRun,
+        run: SgdRun,
         step: int,
         dropout: KeyedDropout | None,
     ) -> float:
-        """Gradients by DP-SGD, one row after another; the mean loss."""
-        descent, words = walk.descent, self.feed.words(self.work.seed, walk.clients[row], walk.moments[row], walk.phase)
-        assert descent.privacy is not None
+        """Set the gradients of DP-SGD, one row after another, and return the mean loss."""
+        config, rng_key = (
+            run.config,
+            self.row_loader.rng_key(self.work.seed, run.clients[row], run.rng_versions[row], run.phase),
+        )
+        assert config.privacy is not None
         parameters = dict(module.named_parameters())
         summed, total = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}, 0.0
         for place, one in enumerate(batch):
             if dropout is not None:
-                dropout.start(row_keys(torch.tensor([step_key(words, step)]), len(batch))[0, place])
-            loss = self.work.objective.loss(module(pool.x[one : one + 1]), pool.y[one : one + 1]).mean()
+                dropout.start(row_keys(torch.tensor([step_key(rng_key, step)]), len(batch))[0, place])
+            loss = self.work.objective.loss(module(gathered.x[one : one + 1]), gathered.y[one : one + 1]).mean()
             module.zero_grad()
             torch.autograd.backward(loss)
             grads = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
             norm = sum(float(grad.square().sum()) for grad in grads.values()) ** 0.5
             for name, grad in grads.items():
-                summed[name] += grad * min(1.0, descent.privacy.clip / max(norm, 1e-12))
+                summed[name] += grad * min(1.0, config.privacy.clip / max(norm, 1e-12))
             total += loss.item()
-        noise = torch.randn(self.work.layout.size, generator=torch_generator("hide", step, *words))
-        lot = min(descent.batch, len(pool.places[0]))
-        for name, view in self.work.layout.views(noise * descent.privacy.noise * descent.privacy.clip).items():
+        noise = torch.randn(self.work.layout.size, generator=torch_generator("hide", step, *rng_key))
+        lot = min(config.batch, len(gathered.places[0]))
+        for name, view in self.work.layout.views(noise * config.privacy.noise * config.privacy.clip).items():
             if name in parameters:
                 parameters[name].grad = (summed[name] + view) / lot
         return total / max(1, len(batch))

@@ -1,9 +1,9 @@
 """Gradients of single rows, clipped and summed: what DP-SGD steps along (Abadi et al. 2016, algorithm 1).
 
-A row's own gradient is that of a batch of one, so `torch.func` makes those of a batch, and of a stack of clients, out
-of the forward pass that every engine has: the client's rule stays one that is written for one client, whatever layers
-a model has.  opacus, which hooks into the layers that it knows, is what the tests compare with; its accountant counts
-beside ours (`update.budget`).
+The gradient of a row is that of a batch of one, so `torch.func` computes the gradients of a batch's rows, for a stack
+of clients, from the forward pass that every engine has: the trainer is written for one client, whatever layers a model
+has.  The tests compare with opacus, which hooks into the layers that it supports; its accountant is compared with ours
+(`privacy.accounting`).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from piebald.parameters import Layout
 from piebald.randomness import torch_generator
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout, mix
 
-ROOM = 1 << 25  # numbers that the rows' gradients may have together while they are summed
+MAX_NUMBERS = 1 << 25  # numbers in all rows' gradients together while they are summed
 
 
 @dataclass(frozen=True, slots=True)
-class Rowwise:
-    """Makes clipped sums.  `module` is in training mode; `loss` is that of the objective."""
+class RowGradients:
+    """Computes clipped sums of row gradients.  `module` is in training mode; `loss` is that of the objective."""
 
     module: nn.Module
     layout: Layout
@@ -41,15 +41,15 @@ class Rowwise:
         clip: float,
         dropout: KeyedDropout | None,
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """The sum of a client's clipped gradients by parameter, and the sum of its losses.
+        """Compute the sum of a client's clipped gradients by parameter, and the sum of its losses.
 
         Args:
-            tensors: the client's numbers, by name.
+            tensors: the client's parameters and buffers by name.
             x, y: rows [b, ...].
             mask: [b], 1 for rows that count and 0 for padding.
-            keys: [b], of dropout.
-            clip: longest gradient of a row.
-            dropout: the mode that is active, if there is any.
+            keys: dropout keys [b].
+            clip: maximum length of a row's gradient.
+            dropout: the active mode, or None.
         """
         slots = self.layout.slots
         buffers = {slot.name: tensors[slot.name] for slot in slots if slot.buffer}
@@ -76,7 +76,7 @@ class Rowwise:
         clip: float,
         dropout: KeyedDropout | None,
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """The same for a stack of clients: everything with a leading axis [c]."""
+        """The same for a stack of clients: all arguments have a leading axis [c]."""
 
         def one(
             tensors: dict[str, Tensor], x: Tensor, y: Tensor, mask: Tensor, keys: Tensor
@@ -88,12 +88,12 @@ class Rowwise:
 
 
 def shrink(norms: Tensor, clip: float) -> Tensor:
-    """By what vectors of these lengths are multiplied, so that none is longer than `clip`."""
+    """Factors for vectors of these lengths after which none is longer than `clip`."""
     return (clip / norms.clamp(min=1e-12)).clamp(max=1.0)
 
 
 def row_keys(keys: Tensor, rows: int) -> Tensor:
-    """Dropout keys [c, rows] of single rows, from those of steps [c]."""
+    """Dropout keys [c, rows] of single rows, from the keys [c] of a step."""
     return mix(keys.unsqueeze(-1) + torch.arange(rows, device=keys.device))
 
 
@@ -103,23 +103,23 @@ def noised(
     privacy: RowPrivacy,
     lots: Sequence[float],
     step: int,
-    words: Sequence[tuple[int | str, ...]],
+    rng_keys: Sequence[tuple[int | str, ...]],
 ) -> list[Tensor]:
-    """The gradients to step along, in the layout's order of parameters.
+    """The noisy gradients of a step, in the layout's order of parameters.
 
     Args:
         summed: clipped sums [c, ...] by parameter.
-        layout: of the model.
+        layout: layout of the model.
         privacy: how much noise.
-        lots: rows that a batch of each client has in the mean.
+        lots: expected rows in a batch of each client.
         step: number of the step.
-        words: what each client's randomness comes from.
+        rng_keys: the rng key of each client.
     """
     first = next(iter(summed.values()))
-    noise = torch.zeros(len(words), layout.size)
+    noise = torch.zeros(len(rng_keys), layout.size)
     if privacy.noise:
-        for row, word in enumerate(words):
-            noise[row] = torch.randn(layout.size, generator=torch_generator("hide", step, *word))
+        for row, rng_key in enumerate(rng_keys):
+            noise[row] = torch.randn(layout.size, generator=torch_generator("hide", step, *rng_key))
     views = layout.views(noise.mul_(privacy.noise * privacy.clip).to(first.device))
     share = 1 / first.new_tensor(lots)
     return [(views[name] + part) * share.view(-1, *[1] * (part.dim() - 1)) for name, part in summed.items()]

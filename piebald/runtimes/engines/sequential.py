@@ -1,4 +1,4 @@
-"""The sequential engine: one client after another, on one resident module whose tensors are views of one flat vector."""
+"""The sequential engine: one client after another, on one module whose tensors are views of a flat vector."""
 
 from __future__ import annotations
 
@@ -19,33 +19,29 @@ from piebald.parameters import Layout
 from piebald.randomness import key
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
 from piebald.runtimes.engines.model_traits import Traits
-from piebald.runtimes.engines.row_gradients import ROOM, Rowwise, noised, row_keys, shrink
+from piebald.runtimes.engines.row_gradients import MAX_NUMBERS, RowGradients, noised, row_keys, shrink
 from piebald.runtimes.engines.row_loader import Gathered, Places, RowLoader, batches
-from piebald.runtimes.engines.sgd_step import SgdRun, advance, slide
+from piebald.runtimes.engines.sgd_step import SgdRun, plain_step, sgd_step
 from piebald.runtimes.factored.client_state import StatePacker
 
-SCORE_ROWS = (
-    2048  # rows a forward pass when only scoring: large enough to be efficient, small enough for any activation
-)
+SCORE_ROWS = 2048  # rows in a forward pass that only scores: enough to be efficient, few enough for any activation
 
 
 class SequentialEngine:
-    """Trains the clients of a stack one after another and scores models.  Base of the engines that only train
-    differently.
-    """
+    """Trains the clients of a stack one after another, and scores models; the base of all other engines."""
 
     name = "sequential"
-    lazy = False
+    takes_factored = False
 
     def __init__(
-        self, work: ClientWork, feed: RowLoader, traits: Traits, device: torch.device, bfloat16: bool = False
+        self, work: ClientWork, row_loader: RowLoader, traits: Traits, device: torch.device, bfloat16: bool = False
     ) -> None:
         if traits.mixes and work.row_privacy is not None:
             raise SettingError(
                 f"{work.trainer.kind} clips each row's own gradient but this model mixes the rows of a batch: "
                 "take one that does not, with group norm (nn.GroupNorm) in the place of batch norm"
             )
-        self.work, self.feed, self.traits, self.device, self.bfloat16 = work, feed, traits, device, bfloat16
+        self.work, self.row_loader, self.traits, self.device, self.bfloat16 = work, row_loader, traits, device, bfloat16
         self.module = copy.deepcopy(work.model).to(device)
         self.vector = work.initial.to(device, copy=True)
         self.parameters = bind(self.module, work.layout, self.vector)
@@ -56,109 +52,111 @@ class SequentialEngine:
         views = work.layout.views(self._gradient)
         self._names = [slot.name for slot in work.layout.slots if not slot.buffer]
         self._gradient_views = [views[name] for name in self._names]
-        self._vectorises: bool | None = None
+        self._vectorizes: bool | None = None
         self._conv2d = any(isinstance(layer, nn.Conv2d) for layer in self.module.modules())
 
     @cached_property
     def packer(self) -> StatePacker:
-        """Knows which layers see the rows, and packs what clients remember of them."""
-        return StatePacker(self.work, self.feed, self.module)
+        """Packs client state."""
+        return StatePacker(self.work, self.row_loader, self.module)
 
     # -- training
 
-    def walk(self, walk: SgdRun) -> SgdOutcome:
-        """Train every client of the stack in turn."""
-        count = len(walk.clients)
+    def run_sgd(self, run: SgdRun) -> SgdOutcome:
+        """Train the clients of the stack one after another."""
+        count = len(run.clients)
         end = torch.empty(count, self.work.layout.size, device=self.device)
-        keeps = walk.velocity is not None or walk.descent.momentum > 0
+        keeps = run.velocity is not None or run.config.momentum > 0
         velocity = torch.zeros_like(end) if keeps else None
-        if velocity is not None and walk.velocity is not None:
-            velocity.copy_(walk.velocity)
+        if velocity is not None and run.velocity is not None:
+            velocity.copy_(run.velocity)
         steps, losses = torch.zeros(count), torch.full((count,), torch.nan)
-        pool = self.feed.gather(walk.clients, "train")
+        gathered = self.row_loader.gather(run.clients, "train")
         for row in range(count):
-            with self._randomness(walk, row) as dropout:
-                steps[row], losses[row] = self._walk_one(walk, row, pool, velocity, dropout)
+            with self._randomness(run, row) as dropout:
+                steps[row], losses[row] = self._train_one(run, row, gathered, velocity, dropout)
             end[row].copy_(self.vector)
         return SgdOutcome(end, steps.to(self.device), losses.to(self.device), velocity)
 
-    def _walk_one(
-        self, walk: SgdRun, row: int, pool: Gathered, velocity: Tensor | None, dropout: KeyedDropout | None
+    def _train_one(
+        self, run: SgdRun, row: int, gathered: Gathered, velocity: Tensor | None, dropout: KeyedDropout | None
     ) -> tuple[int, Tensor | float]:
-        self._load(walk.model[row])
+        self._load(run.model[row])
         self.module.train()
         u = velocity[row] if velocity is not None else None
-        plain, total, taken = walk.plain, torch.zeros((), device=self.device), 0
-        words = self.feed.words(self.work.seed, walk.clients[row], walk.moments[row], walk.phase)
-        for batch in batches(pool.places[row], walk.descent, self.traits.mixes, *words):
+        plain, total, taken = run.plain, torch.zeros((), device=self.device), 0
+        rng_key = self.row_loader.rng_key(self.work.seed, run.clients[row], run.rng_versions[row], run.phase)
+        for batch in batches(gathered.places[row], run.config, self.traits.mixes, *rng_key):
             if dropout is not None:
-                dropout.start(torch.tensor(step_key(words, taken), device=self.device))
-            if walk.descent.privacy is None:
-                loss, gradients = self._gradients(pool, batch)
+                dropout.start(torch.tensor(step_key(rng_key, taken), device=self.device))
+            if run.config.privacy is None:
+                loss, gradients = self._gradients(gathered, batch)
             else:
-                loss, gradients = self._hidden(pool, batch, walk.descent, len(pool.places[row]), taken, words, dropout)
+                loss, gradients = self._private_gradients(
+                    gathered, batch, run.config, len(gathered.places[row]), taken, rng_key, dropout
+                )
             with torch.no_grad():
                 if plain:
-                    slide(self.parameters, gradients, self.vector, walk, self.work.layout.trained, row)
+                    plain_step(self.parameters, gradients, self.vector, run, self.work.layout.trained, row)
                 else:
                     torch._foreach_copy_(self._gradient_views, gradients)
-                    advance(self.vector, self._gradient, u, walk, self.work.layout.trained, row)
+                    sgd_step(self.vector, self._gradient, u, run, self.work.layout.trained, row)
                 total += loss
             taken += 1
         return taken, total / taken if taken else float("nan")
 
-    def _gradients(self, pool: Gathered, batch: Places) -> tuple[Tensor, list[Tensor]]:
+    def _gradients(self, gathered: Gathered, batch: Places) -> tuple[Tensor, list[Tensor]]:
         """The mean loss of a batch and its gradients."""
         chosen = torch.from_numpy(batch).to(self.device)
-        x, y = pool.x.index_select(0, chosen), pool.y.index_select(0, chosen)
+        x, y = gathered.x.index_select(0, chosen), gathered.y.index_select(0, chosen)
         with self.precision():
             loss = self.work.objective.loss(self.module(self.shaped(x)), y).mean()
         return loss.detach(), list(torch.autograd.grad(loss, self.parameters, materialize_grads=True))
 
-    # -- training that hides single rows
+    # -- training with DP-SGD
 
-    def _hidden(
+    def _private_gradients(
         self,
-        pool: Gathered,
+        gathered: Gathered,
         batch: Places,
-        descent: SgdConfig,
+        config: SgdConfig,
         rows: int,
         step: int,
-        words: tuple[int | str, ...],
+        rng_key: tuple[int | str, ...],
         dropout: KeyedDropout | None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """The mean loss of a batch and what DP-SGD steps along; `rows` are the client's."""
-        assert descent.privacy is not None
+        """The mean loss of a batch and the noisy gradients of DP-SGD; `rows` is how many the client has."""
+        assert config.privacy is not None
         summed = [torch.zeros_like(parameter) for parameter in self.parameters]
         total = torch.zeros((), device=self.device)
-        keys = row_keys(torch.tensor([step_key(words, step)], device=self.device), len(batch))[0]
-        clipped = self._clipped if self.vectorises(pool) else self._clipped_one_by_one
-        for part in torch.split(torch.arange(len(batch)), max(1, ROOM // self.work.layout.size)):
+        keys = row_keys(torch.tensor([step_key(rng_key, step)], device=self.device), len(batch))[0]
+        clipped = self._clipped if self.vectorizes(gathered) else self._clipped_one_by_one
+        for part in torch.split(torch.arange(len(batch)), max(1, MAX_NUMBERS // self.work.layout.size)):
             if not len(part):
                 break  # a Poisson sample may be empty: then the step is noise
             chosen = torch.from_numpy(batch[part.numpy()]).to(self.device)
-            x, y = pool.x.index_select(0, chosen), pool.y.index_select(0, chosen)
-            found, loss = clipped(x, y, keys[part.to(self.device)], descent.privacy.clip, dropout)
+            x, y = gathered.x.index_select(0, chosen), gathered.y.index_select(0, chosen)
+            found, loss = clipped(x, y, keys[part.to(self.device)], config.privacy.clip, dropout)
             torch._foreach_add_(summed, found)
             total += loss
         named = {name: one.unsqueeze(0) for name, one in zip(self._names, summed, strict=True)}
-        lot = min(descent.batch, rows)
-        hidden = noised(named, self.work.layout, descent.privacy, [lot], step, [words])
+        lot = min(config.batch, rows)
+        hidden = noised(named, self.work.layout, config.privacy, [lot], step, [rng_key])
         return total / max(1, len(batch)), [one[0] for one in hidden]
 
     def _clipped(
         self, x: Tensor, y: Tensor, keys: Tensor, clip: float, dropout: KeyedDropout | None
     ) -> tuple[list[Tensor], Tensor]:
-        """The sum of these rows' clipped gradients, and of their losses."""
+        """The sum of these rows' clipped gradients, and the sum of their losses."""
         tensors = self.work.layout.views(self.vector.detach())
         with self.precision():
-            found, loss = self.rowwise.one(tensors, x, y, x.new_ones(len(x)).float(), keys, clip, dropout)
+            found, loss = self.row_gradients.one(tensors, x, y, x.new_ones(len(x)).float(), keys, clip, dropout)
         return [found[name] for name in self._names], loss
 
     def _clipped_one_by_one(
         self, x: Tensor, y: Tensor, keys: Tensor, clip: float, dropout: KeyedDropout | None
     ) -> tuple[list[Tensor], Tensor]:
-        """The same for models that vmap cannot take: recurrent ones, or such that draw numbers of their own."""
+        """The same for models that vmap cannot run: recurrent ones, and those that draw random numbers themselves."""
         summed = [torch.zeros_like(parameter) for parameter in self.parameters]
         total = torch.zeros((), device=self.device)
         for row in range(len(x)):
@@ -173,21 +171,21 @@ class SequentialEngine:
         return summed, total
 
     @cached_property
-    def rowwise(self) -> Rowwise:
-        """Makes gradients of single rows through vmap."""
-        return Rowwise(self.module, self.work.layout, self.work.objective.loss)
+    def row_gradients(self) -> RowGradients:
+        """Computes gradients of single rows through vmap."""
+        return RowGradients(self.module, self.work.layout, self.work.objective.loss)
 
-    def vectorises(self, pool: Gathered) -> bool:
-        """Whether gradients of single rows can be made through vmap, found out once by trying it on two of them."""
-        if self._vectorises is None:
-            self._vectorises = not self.traits.random and not self.padded and self._tried(pool)
-        return self._vectorises
+    def vectorizes(self, gathered: Gathered) -> bool:
+        """Whether gradients of single rows can be computed through vmap; tried once, on two rows."""
+        if self._vectorizes is None:
+            self._vectorizes = not self.traits.random and not self.padded and self._tried(gathered)
+        return self._vectorizes
 
-    def _tried(self, pool: Gathered) -> bool:
-        chosen = torch.from_numpy(np.concatenate(pool.places)[:2]).to(self.device)
-        x, y, keys = pool.x.index_select(0, chosen), pool.y.index_select(0, chosen), torch.arange(len(chosen))
+    def _tried(self, gathered: Gathered) -> bool:
+        chosen = torch.from_numpy(np.concatenate(gathered.places)[:2]).to(self.device)
+        x, y, keys = gathered.x.index_select(0, chosen), gathered.y.index_select(0, chosen), torch.arange(len(chosen))
         with KeyedDropout() as dropout, warnings.catch_warnings():
-            warnings.filterwarnings("error", message="There is a performance drop")  # vmap that is a loop inside
+            warnings.filterwarnings("error", message="There is a performance drop")  # vmap falls back to a loop
             expected, _ = self._clipped_one_by_one(x, y, keys.to(self.device), 1.0, dropout)
             try:
                 found, _ = self._clipped(x, y, keys.to(self.device), 1.0, dropout)
@@ -197,14 +195,14 @@ class SequentialEngine:
 
     @cached_property
     def padded(self) -> bool:
-        """Whether there is a padding row in an embedding: torch's vmap forgets that it has no gradient."""
+        """Whether an embedding has a padding row: under torch's vmap it would get a gradient."""
         tables = (layer for layer in self.module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag))
         return any(table.padding_idx is not None for table in tables)
 
     # -- the module
 
     def _load(self, vector: Tensor) -> None:
-        """Make a vector the resident module's numbers, and its integer buffers the template's."""
+        """Load a vector into the resident module, and reset its integer buffers."""
         with torch.no_grad():
             self.vector.copy_(vector)
             if self._integers:
@@ -213,25 +211,28 @@ class SequentialEngine:
                     buffers[name].copy_(value)
 
     def shaped(self, x: Tensor) -> Tensor:
-        """Images channels-last, which torch's CPU pooling and convolution run much faster on."""
+        """Images in channels-last format, on which torch's CPU pooling and convolution are much faster."""
         if not self._conv2d or x.dim() != 4:
             return x
         _, channels, height, width = x.shape
-        if channels == 1:  # both formats look alike with one channel: say which one is meant through the strides
+        if channels == 1:  # both formats are the same with one channel: the strides tell torch which one is meant
             return x.as_strided(x.shape, (height * width, 1, width, 1))
         return x.contiguous(memory_format=torch.channels_last)
 
     def precision(self) -> contextlib.AbstractContextManager[object]:
-        """The context that forward passes run in."""
+        """The context of forward passes: autocast to bfloat16, or nothing."""
         return torch.autocast(self.device.type, torch.bfloat16) if self.bfloat16 else contextlib.nullcontext()
 
     @contextlib.contextmanager
-    def _randomness(self, walk: SgdRun, row: int) -> Iterator[KeyedDropout | None]:
-        """Keyed dropout for models that have some; a seeded global stream for models that draw in other ways."""
+    def _randomness(self, run: SgdRun, row: int) -> Iterator[KeyedDropout | None]:
+        """Keyed dropout for models with dropout; a seeded global stream for models that draw other random numbers."""
         if self.traits.random:
             with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
                 torch.manual_seed(
-                    key("torch", *self.feed.words(self.work.seed, walk.clients[row], walk.moments[row], walk.phase))
+                    key(
+                        "torch",
+                        *self.row_loader.rng_key(self.work.seed, run.clients[row], run.rng_versions[row], run.phase),
+                    )
                     >> 1
                 )
                 yield None
@@ -244,7 +245,7 @@ class SequentialEngine:
     # -- scoring
 
     def score(self, clients: Sequence[int], model: Tensor, split: Split) -> tuple[dict[str, Tensor], Tensor]:
-        """See `contracts.ClientContext.score`."""
+        """Score models, as `contracts.ClientContext.score` describes."""
         outputs, targets = self._outputs(clients, model, split)
         measures = {"loss": self.work.objective.loss, **self.work.objective.metrics}
         with torch.no_grad():
@@ -252,7 +253,7 @@ class SequentialEngine:
         return scores, torch.tensor([len(target) for target in targets], device=self.device)
 
     def confusion(self, clients: Sequence[int], model: Tensor, split: Split) -> Tensor:
-        """See `contracts.ClientContext.confusion`."""
+        """Count rows by true and predicted class, as `contracts.ClientContext.confusion` describes."""
         outputs, targets = self._outputs(clients, model, split)
         classes = max((out.shape[1] for out in outputs if out.dim() > 1), default=0)
         matrices = torch.zeros(len(clients), classes, classes, device=self.device)
@@ -263,25 +264,25 @@ class SequentialEngine:
         return matrices
 
     def _outputs(self, clients: Sequence[int], model: Tensor, split: Split) -> tuple[list[Tensor], list[Tensor]]:
-        """What models say about clients' rows, and the targets.  One model for all clients is run over their joined
-        rows at once.
+        """Models' outputs for clients' rows, and the targets; one model for all clients runs over all their rows at
+        once.
         """
-        pool = self.feed.gather(clients, split)
+        gathered = self.row_loader.gather(clients, split)
         self.module.eval()
         with torch.no_grad():
             outputs: list[Tensor]
             if model.stride(0) == 0 or len(clients) == 1:
                 self._load(model[0])
-                joined = self._forward(pool.x, np.concatenate(pool.places))
-                sizes = [len(places) for places in pool.places]
-                outputs = list(torch.split(joined, sizes)) if joined is not None else []
+                outputs_of_all = self._forward(gathered.x, np.concatenate(gathered.places))
+                sizes = [len(places) for places in gathered.places]
+                outputs = list(torch.split(outputs_of_all, sizes)) if outputs_of_all is not None else []
             else:
                 outputs = []
-                for row, places in enumerate(pool.places):
+                for row, places in enumerate(gathered.places):
                     self._load(model[row])
-                    out = self._forward(pool.x, places)
+                    out = self._forward(gathered.x, places)
                     outputs.append(out if out is not None else torch.empty(0, device=self.device))
-        targets = [pool.y.index_select(0, torch.from_numpy(places).to(self.device)) for places in pool.places]
+        targets = [gathered.y.index_select(0, torch.from_numpy(places).to(self.device)) for places in gathered.places]
         return outputs, targets
 
     def _forward(self, x: Tensor, places: Places) -> Tensor | None:
@@ -301,7 +302,7 @@ class SequentialEngine:
 
 
 def _value(measure: object, outputs: Tensor, targets: Tensor) -> Tensor:
-    """A metric on one client's rows: a torchmetrics object, or a function whose values are averaged."""
+    """A metric on one client's rows, from a torchmetrics object or a function whose values are averaged."""
     if hasattr(measure, "update") and hasattr(measure, "compute") and hasattr(measure, "reset"):
         measure.reset()
         measure.update(outputs, targets)
@@ -310,7 +311,7 @@ def _value(measure: object, outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def bind(module: nn.Module, layout: Layout, vector: Tensor) -> list[Tensor]:
-    """Make a module's tensors views of `vector`, and hand back its parameters in the layout's order."""
+    """Make a module's tensors views of `vector`, and return its parameters in the layout's order."""
     named = dict(module.named_parameters())
     parameters: list[Tensor] = []
     for slot in layout.slots:
@@ -324,6 +325,6 @@ def bind(module: nn.Module, layout: Layout, vector: Tensor) -> list[Tensor]:
     return parameters
 
 
-def step_key(words: tuple[int | str, ...], step: int) -> int:
-    """The dropout key of one optimiser step."""
-    return key("dropout", step, *words) >> 1
+def step_key(rng_key: tuple[int | str, ...], step: int) -> int:
+    """The dropout key of one optimizer step."""
+    return key("dropout", step, *rng_key) >> 1

@@ -1,4 +1,4 @@
-"""One optimiser step on flat vectors, for one client or a stack: the only place where the update rule is written."""
+"""One optimizer step on flat vectors, for one client or a stack: the only place where the update rule is written."""
 
 from __future__ import annotations
 
@@ -13,13 +13,21 @@ from piebald.contracts import SgdConfig
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SgdRun:
-    """All that one call of `Local.descend` asks for, for a stack of clients."""
+    """One call of `ClientContext.run_sgd` for a stack of clients.
+
+    Attributes:
+        clients: the clients' numbers.
+        rng_versions: `Task.rng_version` of each client's task.
+        phase: how many runs there were before in the same task.
+        model: [c, p], where to start.
+        config, prox, prox_center, correction, velocity: as in `ClientContext.run_sgd`.
+    """
 
     clients: Sequence[int]
-    moments: Sequence[int | str]
+    rng_versions: Sequence[int | str]
     phase: int
     model: Tensor
-    descent: SgdConfig
+    config: SgdConfig
     prox: float = 0.0
     prox_center: Tensor | None = None
     correction: Tensor | None = None
@@ -27,58 +35,60 @@ class SgdRun:
 
     @property
     def rate(self) -> float:
-        """The learning rate where it is one number."""
-        assert not isinstance(self.descent.lr, Tensor)
-        return self.descent.lr
+        """The learning rate, where it is one number."""
+        assert not isinstance(self.config.lr, Tensor)
+        return self.config.lr
 
     @property
     def plain(self) -> bool:
-        """Whether a step is just  w <- w - lr * (g + correction)  with one learning rate, see `slide`."""
+        """Whether a step is just  w <- w - lr * (g + correction)  with one learning rate (`plain_step`)."""
         extra = self.prox or self.velocity is not None
-        settings = self.descent.momentum or self.descent.weight_decay or self.descent.clip or self.descent.privacy
-        return not extra and not settings and not isinstance(self.descent.lr, Tensor)
+        settings = self.config.momentum or self.config.weight_decay or self.config.clip or self.config.privacy
+        return not extra and not settings and not isinstance(self.config.lr, Tensor)
 
 
-def slide(
+def plain_step(
     parameters: Sequence[Tensor],
     gradients: Sequence[Tensor],
     w: Tensor,
-    walk: SgdRun,
+    run: SgdRun,
     spans: Sequence[slice],
     rows: slice | int,
 ) -> None:
-    """One plain step, in place on the parameters, views of w [..., p]: `advance` without copying gradients."""
-    torch._foreach_add_(list(parameters), list(gradients), alpha=-walk.rate)
-    if walk.correction is not None:
+    """One plain step, in place on the parameters, views of w [..., p]: `sgd_step` without copying gradients."""
+    torch._foreach_add_(list(parameters), list(gradients), alpha=-run.rate)
+    if run.correction is not None:
         for span in spans:
-            w[..., span].add_(walk.correction[rows][..., span], alpha=-walk.rate)
+            w[..., span].add_(run.correction[rows][..., span], alpha=-run.rate)
 
 
-def advance(w: Tensor, g: Tensor, u: Tensor | None, walk: SgdRun, spans: Sequence[slice], rows: slice | int) -> None:
-    """One step, in place on w and u [..., p]; g [..., p] is used up.
+def sgd_step(w: Tensor, g: Tensor, u: Tensor | None, run: SgdRun, spans: Sequence[slice], rows: slice | int) -> None:
+    """One step, in place on w and u [..., p]; g [..., p] is overwritten.
 
     Args:
+        w, g, u: parameters, gradients and velocity.
+        run: the run with its settings and vectors [c, ...].
         spans: where the parameters are; buffers are not touched.
-        rows: which rows of the walk's [c, ...] vectors w, g and u are.
+        rows: which rows of the run's vectors w, g and u belong to.
     """
-    descent = walk.descent
-    if walk.prox and walk.prox_center is not None:
+    config = run.config
+    if run.prox and run.prox_center is not None:
         for span in spans:
-            g[..., span].add_(w[..., span] - walk.prox_center[rows][..., span], alpha=walk.prox)
-    if descent.clip is not None:
+            g[..., span].add_(w[..., span] - run.prox_center[rows][..., span], alpha=run.prox)
+    if config.clip is not None:
         square = sum(
             (g[..., span].square().sum(-1, keepdim=True) for span in spans), start=torch.zeros((), device=g.device)
         )
-        g.mul_((descent.clip / (square.sqrt() + 1e-6)).clamp(max=1.0))  # 1e-6 as in torch's clip_grad_norm_
-    lr = descent.lr[rows] if isinstance(descent.lr, Tensor) else descent.lr
+        g.mul_((config.clip / (square.sqrt() + 1e-6)).clamp(max=1.0))  # 1e-6 as in torch's clip_grad_norm_
+    lr = config.lr[rows] if isinstance(config.lr, Tensor) else config.lr
     for span in spans:
         here = g[..., span]
-        if walk.correction is not None:
-            here.add_(walk.correction[rows][..., span])
-        if descent.weight_decay:
-            here.add_(w[..., span], alpha=descent.weight_decay)
+        if run.correction is not None:
+            here.add_(run.correction[rows][..., span])
+        if config.weight_decay:
+            here.add_(w[..., span], alpha=config.weight_decay)
         if u is not None:
-            here = u[..., span].mul_(descent.momentum).sub_(here.mul_(lr))
+            here = u[..., span].mul_(config.momentum).sub_(here.mul_(lr))
             w[..., span].add_(here)
         elif isinstance(lr, Tensor):
             w[..., span].sub_(here.mul_(lr))

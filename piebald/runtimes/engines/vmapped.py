@@ -1,6 +1,7 @@
-"""The vmapped engine: many clients at once, each with its own numbers, through `torch.func.vmap` over the forward pass.
+"""The vmapped engine: many clients at once, each with its own parameters, through `torch.func.vmap` over the forward
+pass.
 
-Only the forward pass is vectorised; the gradient of the summed losses with respect to the stacked tensors is ordinary
+Only the forward pass is vectorized; the gradient of the summed losses with respect to the stacked tensors is ordinary
 autograd, since a sum over clients has no cross terms.  Clients of unequal size are never truncated: those that have
 finished leave the stack (it is sorted by steps), a short batch is padded and masked, or, where the model mixes the
 rows of a batch, clients with equally long batches run together.
@@ -21,82 +22,82 @@ from torch.func import functional_call, vmap
 from piebald.contracts import SgdOutcome
 from piebald.parameters import Layout
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
-from piebald.runtimes.engines.row_gradients import ROOM, noised, row_keys
+from piebald.runtimes.engines.row_gradients import MAX_NUMBERS, noised, row_keys
 from piebald.runtimes.engines.row_loader import Gathered, Places, batches
 from piebald.runtimes.engines.sequential import SequentialEngine, step_key
-from piebald.runtimes.engines.sgd_step import SgdRun, advance, slide
+from piebald.runtimes.engines.sgd_step import SgdRun, plain_step, sgd_step
 
-Words = tuple[int | str, ...]
+RngKey = tuple[int | str, ...]
 
 
 class VmappedEngine(SequentialEngine):
-    """Trains all clients of a stack at once."""
+    """Trains all clients of a stack at once through vmap."""
 
     name = "vmapped"
 
-    def walk(self, walk: SgdRun) -> SgdOutcome:
-        if self.traits.random or self.padded or not self._hides_together(walk):
-            return super().walk(walk)
-        pool, plans, words, order = self.planned(walk)
-        sorted_walk = rows_of(walk, order)
-        w = sorted_walk.model.clone(memory_format=torch.contiguous_format)
+    def run_sgd(self, run: SgdRun) -> SgdOutcome:
+        if self.traits.random or self.padded or not self._fits_privacy(run):
+            return super().run_sgd(run)
+        gathered, plans, rng_keys, order = self.planned(run)
+        ordered = rows_of(run, order)
+        w = ordered.model.clone(memory_format=torch.contiguous_format)
         u = None
-        if walk.velocity is not None or walk.descent.momentum:
-            u = torch.zeros_like(w) if sorted_walk.velocity is None else sorted_walk.velocity.clone()
+        if run.velocity is not None or run.config.momentum:
+            u = torch.zeros_like(w) if ordered.velocity is None else ordered.velocity.clone()
         total = torch.zeros(len(plans), device=self.device)
-        g = None if walk.plain else torch.zeros_like(w)
+        g = None if run.plain else torch.zeros_like(w)
         leaves = Leaves(self.work.layout, w)
-        lots = [float(min(walk.descent.batch, len(pool.places[row]))) for row in order]
+        lots = [float(min(run.config.batch, len(gathered.places[row]))) for row in order]
         for step in range(len(plans[0]) if plans else 0):
             active = sum(len(plan) > step for plan in plans)
-            for lo, hi in self.runs([len(plan[step]) for plan in plans[:active]]):
+            for lo, hi in self.ranges([len(plan[step]) for plan in plans[:active]]):
                 index, mask = pad_rows([plan[step] for plan in plans[lo:hi]], self.device)
-                keys = self.keys(words[lo:hi], step)
+                keys = self.keys(rng_keys[lo:hi], step)
                 tensors, parameters = leaves(lo, hi)
-                x, y = pool.x[index], pool.y[index]
-                if (privacy := walk.descent.privacy) is None:
+                x, y = gathered.x[index], gathered.y[index]
+                if (privacy := run.config.privacy) is None:
                     losses = self._losses(tensors, x, y, keys, mask)
                     gradients: Sequence[Tensor] = torch.autograd.grad(losses.sum(), parameters, materialize_grads=True)
                 else:
                     losses, summed = self._clipped_sums(tensors, x, y, keys, mask, privacy.clip)
-                    gradients = noised(summed, self.work.layout, privacy, lots[lo:hi], step, words[lo:hi])
+                    gradients = noised(summed, self.work.layout, privacy, lots[lo:hi], step, rng_keys[lo:hi])
                 with torch.no_grad():
                     total[lo:hi] += losses.detach()
-                    self.step(sorted_walk, leaves, w, g, u, gradients, lo, hi)
+                    self.step(ordered, leaves, w, g, u, gradients, lo, hi)
         leaves.finish()
         steps = torch.tensor([float(len(plan)) for plan in plans], device=self.device)
-        return descended(w, steps, total / steps, u, order)
+        return restored_order(w, steps, total / steps, u, order)
 
-    def _hides_together(self, walk: SgdRun) -> bool:
-        """Whether rows are not hidden at all, or all clients' gradients of single rows may be made at once."""
-        if walk.descent.privacy is None:
+    def _fits_privacy(self, run: SgdRun) -> bool:
+        """Whether rows are not hidden, or the gradients of all clients' single rows fit into memory at once."""
+        if run.config.privacy is None:
             return True
-        fits = len(walk.clients) * walk.descent.batch * self.work.layout.size <= ROOM
-        return fits and self.vectorises(self.feed.gather(walk.clients, "train"))
+        fits = len(run.clients) * run.config.batch * self.work.layout.size <= MAX_NUMBERS
+        return fits and self.vectorizes(self.row_loader.gather(run.clients, "train"))
 
-    def planned(self, walk: SgdRun) -> tuple[Gathered, list[list[Places]], list[Words], list[int]]:
-        """The rows, each client's mini-batches and the words of its randomness, both sorted by steps, and the order."""
-        pool = self.feed.gather(walk.clients, "train")
-        words = [
-            self.feed.words(self.work.seed, client, moment, walk.phase)
-            for client, moment in zip(walk.clients, walk.moments, strict=True)
+    def planned(self, run: SgdRun) -> tuple[Gathered, list[list[Places]], list[RngKey], list[int]]:
+        """The rows, then each client's mini-batches and rng key, both sorted by steps, and the order."""
+        gathered = self.row_loader.gather(run.clients, "train")
+        rng_keys = [
+            self.row_loader.rng_key(self.work.seed, client, rng_version, run.phase)
+            for client, rng_version in zip(run.clients, run.rng_versions, strict=True)
         ]
         plans = [
-            list(batches(place, walk.descent, self.traits.mixes, *word))
-            for place, word in zip(pool.places, words, strict=True)
+            list(batches(place, run.config, self.traits.mixes, *rng_key))
+            for place, rng_key in zip(gathered.places, rng_keys, strict=True)
         ]
-        order = sorted(range(len(plans)), key=lambda row: (-len(plans[row]), -len(pool.places[row]), row))
-        return pool, [plans[row] for row in order], [words[row] for row in order], order
+        order = sorted(range(len(plans)), key=lambda row: (-len(plans[row]), -len(gathered.places[row]), row))
+        return gathered, [plans[row] for row in order], [rng_keys[row] for row in order], order
 
-    def keys(self, words: Sequence[Words], step: int) -> Tensor | None:
-        """The dropout keys [c] of one step, None where the model has no dropout."""
+    def keys(self, rng_keys: Sequence[RngKey], step: int) -> Tensor | None:
+        """The dropout keys [c] of one step, or None where the model has no dropout."""
         if not self.traits.dropout:
             return None
-        return torch.tensor([step_key(word, step) for word in words], device=self.device)
+        return torch.tensor([step_key(rng_key, step) for rng_key in rng_keys], device=self.device)
 
     @contextlib.contextmanager
     def dropping(self, keys: Tensor | None) -> Iterator[None]:
-        """Dropout by these keys [c], where there are some."""
+        """Keyed dropout with these keys [c], if any."""
         if keys is None:
             yield
             return
@@ -104,8 +105,8 @@ class VmappedEngine(SequentialEngine):
             dropout.start(keys)
             yield
 
-    def runs(self, lengths: list[int]) -> Iterator[tuple[int, int]]:
-        """Ranges of the active clients that can share one pass."""
+    def ranges(self, lengths: list[int]) -> Iterator[tuple[int, int]]:
+        """Ranges of the active clients that can share one forward pass."""
         if not self.traits.mixes and self.traits.each:
             yield 0, len(lengths)
             return
@@ -145,7 +146,7 @@ class VmappedEngine(SequentialEngine):
         counts = torch.ones(x.shape[:2], device=self.device) if mask is None else mask
         steps = torch.zeros(len(x), dtype=torch.int64, device=self.device) if keys is None else keys
         with KeyedDropout() if keys is not None else contextlib.nullcontext() as dropout, self.precision():
-            summed, losses = self.rowwise.many(tensors, x, y, counts, row_keys(steps, x.shape[1]), clip, dropout)
+            summed, losses = self.row_gradients.many(tensors, x, y, counts, row_keys(steps, x.shape[1]), clip, dropout)
         return losses / counts.sum(1).clamp(min=1), summed
 
     def _one(self, tensors: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
@@ -153,7 +154,7 @@ class VmappedEngine(SequentialEngine):
 
     def step(
         self,
-        walk: SgdRun,
+        run: SgdRun,
         leaves: Leaves,
         w: Tensor,
         g: Tensor | None,
@@ -162,21 +163,21 @@ class VmappedEngine(SequentialEngine):
         lo: int,
         hi: int,
     ) -> None:
-        """One optimiser step of the clients from lo to hi; w, g and u hold all clients' numbers in `leaves`' layout."""
+        """One optimizer step of the clients from lo to hi; w, g and u are all clients', in the layout of `leaves`."""
         rows, spans = slice(lo, hi), leaves.layout.trained
         if g is None:
-            slide(leaves(lo, hi)[1], gradients, w[rows], walk, spans, rows)
+            plain_step(leaves(lo, hi)[1], gradients, w[rows], run, spans, rows)
             return
         for slot, gradient in zip(leaves.trained, gradients, strict=True):
             g[rows, slot.start : slot.stop] = gradient.flatten(1)
-        advance(w[rows], g[rows], None if u is None else u[rows], walk, spans, rows)
+        sgd_step(w[rows], g[rows], None if u is None else u[rows], run, spans, rows)
 
 
 class Leaves:
-    """A stack's tensors for any range of its clients: parameters as autograd leaves, views of the stack; buffers apart.
+    """A stack's tensors for any range of its clients: parameters as autograd leaves that are views of the stack.
 
-    Buffers are kept contiguous, since vmap's batch norm updates a copy where running statistics are strided views, and
-    are written back into the stack by `finish`.
+    Buffers are separate contiguous tensors, since vmap's batch norm updates a copy where running statistics are strided
+    views; `finish` writes them back into the stack.
     """
 
     def __init__(self, layout: Layout, w: Tensor) -> None:
@@ -196,48 +197,51 @@ class Leaves:
         return self._made[lo, hi]
 
     def finish(self) -> None:
-        """Put the buffers back into the stack."""
+        """Write the buffers back into the stack."""
         views = self.layout.views(self.w)
         for name, buffer in self._buffers.items():
             views[name].copy_(buffer)
 
 
-def rows_of(walk: SgdRun, order: list[int]) -> SgdRun:
-    """The same walk with its rows in another order."""
+def rows_of(run: SgdRun, order: list[int]) -> SgdRun:
+    """The same run with its clients in another order."""
     if order == list(range(len(order))):
-        return walk
+        return run
 
     def pick(rows: Tensor | None) -> Tensor | None:
         return None if rows is None else rows[order]
 
-    lr = walk.descent.lr
-    descent = dataclasses.replace(walk.descent, lr=lr[order]) if isinstance(lr, Tensor) else walk.descent
+    lr = run.config.lr
+    config = dataclasses.replace(run.config, lr=lr[order]) if isinstance(lr, Tensor) else run.config
     return SgdRun(
-        [walk.clients[row] for row in order],
-        [walk.moments[row] for row in order],
-        walk.phase,
-        walk.model[order],
-        descent,
-        walk.prox,
-        pick(walk.prox_center),
-        pick(walk.correction),
-        pick(walk.velocity),
+        [run.clients[row] for row in order],
+        [run.rng_versions[row] for row in order],
+        run.phase,
+        run.model[order],
+        config,
+        run.prox,
+        pick(run.prox_center),
+        pick(run.correction),
+        pick(run.velocity),
     )
 
 
-def descended(w: Tensor, steps: Tensor, loss: Tensor, u: Tensor | None, order: list[int]) -> SgdOutcome:
-    """Where a walk ended, its rows in the order in which they were asked for."""
-    if order == list(range(len(order))):  # a copy of a stack is dear
+def restored_order(w: Tensor, steps: Tensor, loss: Tensor, u: Tensor | None, order: list[int]) -> SgdOutcome:
+    """The outcome of a run, with its clients in the original order."""
+    if order == list(range(len(order))):  # copying a stack is expensive
         return SgdOutcome(w, steps, loss, u)
     back = torch.tensor(np.argsort(order), device=w.device)
     return SgdOutcome(w[back], steps[back], loss[back], None if u is None else u[back])
 
 
-def laid_out(plans: Sequence[Sequence[Places]]) -> tuple[Places, list[int]]:
-    """The positions of all steps' rows side by side [c, r], filled up as in `pad_rows`, and where steps begin and end.
+def lay_out_rows(plans: Sequence[Sequence[Places]]) -> tuple[Places, list[int]]:
+    """Lay out the positions of all steps' rows side by side.
 
     Args:
         plans: each client's mini-batches, those with most steps first.
+
+    Returns:
+        The positions [c, r], filled up as in `pad_rows`, and where each step begins and ends.
     """
     widths = [max(len(plan[step]) for plan in plans if len(plan) > step) for step in range(len(plans[0]))]
     ends = [0, *itertools.accumulate(widths)]
@@ -250,7 +254,7 @@ def laid_out(plans: Sequence[Sequence[Places]]) -> tuple[Places, list[int]]:
 
 
 def pad_rows(vectors: list[Places], device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """Positions [c, b], short batches filled up with their first row, and a mask [c, b] of what counts (None: all)."""
+    """Positions [c, b], short batches filled up with their first row, and a mask [c, b] of real rows (None: all)."""
     longest = max(1, *(len(part) for part in vectors))
     if all(len(part) == longest for part in vectors):
         return torch.from_numpy(np.stack(vectors)).to(device), None

@@ -1,8 +1,8 @@
-"""What clients remember of dense layers, as products of rows; and layers that see clients' rows as they are.
+"""Client state of dense layers, stored as products of rows; and which layers see clients' rows themselves.
 
-What such a layer has moved by is a product of the client's own rows with one number for each row and output.  The rows
-are there anyway, so a variate of SCAFFOLD takes as many numbers as a client has rows and the layer outputs, instead of
-as many as the layer has weights.
+The change of a layer that sees a client's rows is a product of these rows with one number for each row and output.  The
+rows are stored anyway, so a control variate of SCAFFOLD takes (rows x outputs) numbers instead of one number for each
+weight.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from torch.nn.utils.rnn import pad_sequence
 from piebald.client_work import ClientWork
 from piebald.parameters import Layout, Slot
 from piebald.runtimes.engines.row_loader import Places, RowLoader
-from piebald.runtimes.factored.factors import Factor, OwnRows, joined
+from piebald.runtimes.factored.factors import ClientRowFactor, Factor, concatenated
 from piebald.runtimes.factored.vectors import FactoredVectors
 
-_WORTH = 0.5  # of a vector's length: what is packed to more than that stays as it is
-_MOST = 24  # layers: as many bits as a float32 counts exactly
-_OWN = -1.0  # in the place of a number of rows: the client's own
+_WORTH = 0.5  # of a vector's length: vectors that would be packed to more than that stay as they are
+_MOST = 24  # layers: a float32 represents integers of this many bits exactly
+_CLIENT_ROWS = -1.0  # in the place of a number of rows: the client's own rows
 
 
 class StatePacker:
-    """Packs what clients remember, vectors [s] of the shared numbers, where training left dense layers as products.
+    """Packs vectors [s] of client state in which training left dense layers as products.
 
-    A packed vector [1, k] begins with which layers those are, and the rows of each; then come all other numbers, and
-    for each such layer the rows' inputs and outputs' gradients.  Of a layer that sees the client's own rows as they
-    are, the inputs are left out, if the rows lie in one pool and so are the same ones the next time.
+    A packed vector [1, k] begins with which layers those are, and the number of rows of each; then come all other
+    numbers, and for each such layer the inputs and outputs' gradients of the rows.  The inputs of a layer that sees the
+    client's own rows are left out, if the rows are in one pool and so stay the same.
     """
 
-    def __init__(self, work: ClientWork, feed: RowLoader, module: nn.Module) -> None:
-        self.work, self.feed, self.module = work, feed, module
+    def __init__(self, work: ClientWork, row_loader: RowLoader, module: nn.Module) -> None:
+        self.work, self.row_loader, self.module = work, row_loader, module
 
     @cached_property
-    def layers(self) -> list[Seen]:
+    def layers(self) -> list[DenseInputs]:
         """Dense layers that are used once a pass."""
-        return seen_rows(self.module, self.work.layout, self.feed.sample())
+        return dense_inputs(self.module, self.work.layout, self.row_loader.sample())
 
     @cached_property
     def _slots(self) -> list[Slot]:
@@ -50,68 +50,70 @@ class StatePacker:
         return [one.slot for one in self.layers if one.slot.stop <= shared][:_MOST]
 
     def pack(self, vectors: FactoredVectors, clients: Sequence[int]) -> list[Tensor] | None:
-        """Each client's vector packed, or None where it cannot be or is not worth it."""
+        """Each client's vector packed, or None where that is impossible or saves too little."""
         slots = sorted((factor.slot for factor, _ in vectors.factors), key=lambda slot: slot.start)
         known = bool(slots) and len({slot.start for slot in slots}) == len(slots) and set(slots) <= set(self._slots)
         whole = vectors.shape[1] == self.work.layout.shared and not vectors.matrices
         if not known or not whole or list(vectors.spans) != self._rest(slots):
             return None
-        sizes = [self.feed.size(client) for client in clients]
+        sizes = [self.row_loader.size(client) for client in clients]
         bits = float(sum(1 << self._slots.index(slot) for slot in slots))
         heads, bodies = [[bits] for _ in clients], [[own] for own in vectors.own]
         for factor, scale in sorted(vectors.factors, key=lambda pair: pair[0].slot.start):
-            if factor.places is not None and self.feed.pooled:
+            if factor.places is not None and self.row_loader.indexed:
                 for head, body, size, d in zip(heads, bodies, sizes, _by_row(factor, scale, max(sizes)), strict=True):
-                    head.append(_OWN)
+                    head.append(_CLIENT_ROWS)
                     body.append(d[:size].flatten())
                 continue
             for head, body, x, d in zip(heads, bodies, *factor.by_client(scale), strict=True):
-                some = d.abs().sum(1) > 0  # rows that were filled up have no gradient
+                some = d.abs().sum(1) > 0  # rows of padding have no gradient
                 head.append(float(some.sum()))
                 body += [x[some].flatten(), d[some].flatten()]
         rows = [torch.cat([body[0].new_tensor(head), *body]) for head, body in zip(heads, bodies, strict=True)]
         return [row.unsqueeze(0) for row in rows] if max(map(len, rows)) <= _WORTH * vectors.shape[1] else None
 
     def is_packed(self, row: Tensor, name: str) -> bool:
-        """Whether this is what `pack` made of what a rule remembers under a name."""
-        return self._remembered.get(name) == (self.work.layout.shared,) and row.dim() == 2 and len(row) == 1
+        """Whether a tensor of client state with this name was made by `pack`."""
+        return self._shapes.get(name) == (self.work.layout.shared,) and row.dim() == 2 and len(row) == 1
 
     @cached_property
-    def _remembered(self) -> dict[str, tuple[int, ...]]:
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
         found = self.work.initial_state()
         return {name: tuple(tensor.shape) for name, tensor in found.items()}
 
     def unpack(self, rows: Sequence[Tensor], clients: Sequence[int], device: torch.device) -> FactoredVectors | None:
-        """Clients' vectors [c, s] from rows of which some are packed; None where others are not zero, or other layers
-        are products in them.
+        """Clients' vectors [c, s] from rows of which some are packed.
+
+        None where the others are not zero, or where different layers are products in them.
         """
         packed = [row[0] for row in rows if row.dim() == 2]
         fresh = {row.data_ptr(): row for row in rows if row.dim() == 1}.values()  # most often one for all
         bits = int(packed[0][0])
         slots = [slot for place, slot in enumerate(self._slots) if bits >> place & 1]
-        kinds = {(int(row[0]), *(row[1 : 1 + len(slots)] == _OWN).tolist()) for row in packed}
+        kinds = {(int(row[0]), *(row[1 : 1 + len(slots)] == _CLIENT_ROWS).tolist()) for row in packed}
         if len(kinds) > 1 or any(bool(row.any()) for row in fresh):
             return None
         _, *by_row = kinds.pop()
-        taken = [self._apart(row, client, slots, by_row) for row, client in zip(rows, clients, strict=True)]
+        taken = [self._unpack_one(row, client, slots, by_row) for row, client in zip(rows, clients, strict=True)]
         own, *vectors = zip(*taken, strict=True)
         whole, factors = torch.stack(own).to(device), list[tuple[Factor, Tensor]]()
         for slot, mine, x, d in zip(slots, by_row, vectors[::2], vectors[1::2], strict=True):
             inputs, gradients = (pad_sequence([*part], batch_first=True).to(device) for part in (x, d))
             if mine:
-                made: Factor = OwnRows(slot, gradients, partial(_seen, self.feed, clients))
+                made: Factor = ClientRowFactor(slot, gradients, partial(_client_rows, self.row_loader, clients))
             else:
                 made = Factor(slot, [inputs], [gradients], inputs)
             factors.append((made, whole.new_ones(len(whole), 1)))
         return FactoredVectors(whole, len(whole), self.work.layout.shared, (), factors, whole, self._rest(slots))
 
-    def _apart(self, row: Tensor, client: int, slots: Sequence[Slot], by_row: Sequence[bool]) -> list[Tensor]:
-        """A client's numbers outside of layers, then each layer's inputs and outputs' gradients; zeros for one that was
-        never asked.
+    def _unpack_one(self, row: Tensor, client: int, slots: Sequence[Slot], by_row: Sequence[bool]) -> list[Tensor]:
+        """A client's numbers outside of the layers, then inputs and outputs' gradients of each layer.
+
+        Zeros for a client that was never asked.
         """
         rest, lengths, counts = self._rest(slots), list[int](), list[int]()
         for place, (slot, own) in enumerate(zip(slots, by_row, strict=True)):
-            count = self.feed.size(client) if own else 0 if row.dim() == 1 else int(row[0, 1 + place])
+            count = self.row_loader.size(client) if own else 0 if row.dim() == 1 else int(row[0, 1 + place])
             counts.append(count)
             lengths += [0 if own else count * slot.shape[1], count * slot.shape[0]]
         lengths.insert(0, rest[-1][1].stop if rest else 0)
@@ -124,7 +126,7 @@ class StatePacker:
         return found
 
     def _rest(self, slots: Sequence[Slot]) -> list[tuple[slice, slice]]:
-        """Which numbers lie outside of some layers, and where they lie behind one another."""
+        """Slices outside of some layers, and where they are when they are concatenated."""
         found, at, length = list[tuple[slice, slice]](), 0, 0
         for stop, after in [*((slot.start, slot.stop) for slot in slots), (self.work.layout.shared, 0)]:
             if at < stop:
@@ -134,32 +136,35 @@ class StatePacker:
         return found
 
 
-def _seen(feed: RowLoader, clients: Sequence[int]) -> Tensor:
-    """Clients' rows as a layer sees them, [c, n, in]."""
-    pool = feed.gather(clients, "train")
-    vectors = [pool.x[torch.from_numpy(places).to(pool.x.device)].flatten(1) for places in pool.places]
+def _client_rows(row_loader: RowLoader, clients: Sequence[int]) -> Tensor:
+    """Clients' rows as inputs of a layer, [c, n, in]."""
+    gathered = row_loader.gather(clients, "train")
+    vectors = [gathered.x[torch.from_numpy(places).to(gathered.x.device)].flatten(1) for places in gathered.places]
     return pad_sequence(vectors, batch_first=True)
 
 
 def _by_row(factor: Factor, scale: Tensor, rows: int) -> Tensor:
-    """A factor's numbers [c, rows, out] for each client's rows in their order."""
+    """The outputs' gradients of a factor [c, rows, out], summed for each of a client's rows."""
     assert factor.places is not None
-    d = joined(factor.scaled(scale), len(scale))
+    d = concatenated(factor.scaled(scale), len(scale))
     made = d.new_zeros(len(d), rows, d.shape[2])
     made.scatter_add_(1, factor.places.unsqueeze(2).expand_as(d), d)
     return made if factor.order is None else made[factor.order.argsort()]
 
 
-def own_places(
+def client_row_places(
     index: Places, ends: Sequence[int], plans: Sequence[Sequence[Places]], places: Sequence[Places]
 ) -> tuple[Tensor, Tensor]:
-    """Which of a client's own rows each row of all steps is [c, r], and where each of them comes first [c, n].
-
-    In no step is -1.
+    """Match the rows of all steps with the client's own rows.
 
     Args:
-        index, ends: as `laid_out` made them of `plans`.
-        places: where each client's rows lie in the pool.
+        index, ends: what `lay_out_rows` returned for `plans`.
+        plans: each client's mini-batches.
+        places: positions of each client's rows in the pool.
+
+    Returns:
+        Which of a client's own rows each row of the steps is [c, r], and in which row of the steps each of them occurs
+        first [c, n], -1 for rows that are in no step.
     """
     which = np.zeros(index.shape, dtype=np.int64)
     first = np.full((len(index), max(map(len, places))), -1)
@@ -171,8 +176,10 @@ def own_places(
     return torch.from_numpy(which), torch.from_numpy(first)
 
 
-def in_steps(factor: OwnRows, x: Tensor, places: Tensor, first: Tensor, order: Tensor | None) -> Factor | None:
-    """What a client's rows add up to, by the rows of its steps x [c, r, in] in `order`; None if some are in no step."""
+def in_step_rows(
+    factor: ClientRowFactor, x: Tensor, places: Tensor, first: Tensor, order: Tensor | None
+) -> Factor | None:
+    """A factor of client rows expressed by rows of the steps, x [c, r, in] in `order`; None if a row is in no step."""
     d = factor.d[0] if order is None else factor.d[0][order]
     first = first[:, : d.shape[1]]
     if bool((d.abs().sum(2) * (first < 0)).any()):
@@ -182,28 +189,32 @@ def in_steps(factor: OwnRows, x: Tensor, places: Tensor, first: Tensor, order: T
     return Factor(factor.slot, [x], [made[:, :-1]], x, order, places, factor.key)
 
 
-class Seen(NamedTuple):
-    """The weights of a dense layer, how many rows it sees for one of the model's (more than one in sequences), and
-    whether these are the model's inputs themselves, in another shape at most.
+class DenseInputs(NamedTuple):
+    """What a dense layer sees.
+
+    Attributes:
+        slot: the layer's weights.
+        rows: rows of the layer for each row of the model, more than one in sequences.
+        is_model_input: whether these are the model's inputs themselves, perhaps in another shape.
     """
 
     slot: Slot
     rows: int
-    itself: bool
+    is_model_input: bool
 
 
-def seen_rows(model: nn.Module, layout: Layout, x: Tensor) -> list[Seen]:
-    """What dense layers that are used once a pass see of the inputs x."""
-    slots, seen = {slot.name: slot for slot in layout.slots}, list[Seen]()
+def dense_inputs(model: nn.Module, layout: Layout, x: Tensor) -> list[DenseInputs]:
+    """What the dense layers see that are used once in a forward pass over the inputs x."""
+    slots, seen = {slot.name: slot for slot in layout.slots}, list[DenseInputs]()
     hooks = []
     for path, layer in model.named_modules():
         slot = slots.get(f"{path}.weight")
         if type(layer) is nn.Linear and slot is not None:
 
             def note(_: nn.Module, inputs: tuple[Tensor, ...], slot: Slot = slot) -> None:
-                itself = inputs[0].data_ptr() == x.data_ptr() and inputs[0].is_contiguous()
-                itself &= x.is_contiguous() and inputs[0].dtype == x.dtype and inputs[0].numel() == x.numel()
-                seen.append(Seen(slot, inputs[0].shape[:-1].numel() // len(x), itself))
+                is_model_input = inputs[0].data_ptr() == x.data_ptr() and inputs[0].is_contiguous()
+                is_model_input &= x.is_contiguous() and inputs[0].dtype == x.dtype and inputs[0].numel() == x.numel()
+                seen.append(DenseInputs(slot, inputs[0].shape[:-1].numel() // len(x), is_model_input))
 
             hooks.append(layer.register_forward_pre_hook(note))
     was = model.training

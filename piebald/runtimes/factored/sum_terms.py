@@ -1,4 +1,4 @@
-"""Terms of a sum of matrices: shares that cancel, and products that are made once."""
+"""Terms of a sum of matrices: coefficients that cancel, and products that are computed once."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from torch import Tensor
 
 from piebald.runtimes.engines.matrix_products import product
 
-Sharing = float | Tensor  # a number, or one for each client [c, 1]
-Known = list[tuple[Tensor, Tensor, Tensor]]  # rows, their gradients, and the sums of their products
-_ROUNDING = 1e-6  # what is left of two shares that cancel, relative to them
+Coefficient = float | Tensor  # a number, or one for each client [c, 1]
+KnownProducts = list[tuple[Tensor, Tensor, Tensor]]  # rows, their gradients, and the sums of their products
+_ROUNDING = 1e-6  # what rounding leaves of two coefficients that cancel, relative to them
 
 
 class Term(NamedTuple):
-    """A matrix [p] that all clients share, or [c, p], its share, and how often it had been written to."""
+    """A matrix [p] for all clients or [c, p], its coefficient, and its version counter when it joined the sum."""
 
     matrix: Tensor
-    share: Sharing
+    share: Coefficient
     version: int
 
     @classmethod
-    def of(cls, matrix: Tensor, share: Sharing = 1.0) -> Term:
+    def of(cls, matrix: Tensor, share: Coefficient = 1.0) -> Term:
         return cls(matrix, share, matrix._version)
 
-    def times(self, share: Sharing) -> Term:
+    def times(self, share: Coefficient) -> Term:
         return Term(self.matrix, self.share * share, self.version)
 
     def part(self, here: slice) -> Tensor:
@@ -40,14 +40,14 @@ class Term(NamedTuple):
 
     @property
     def name(self) -> tuple[Any, ...]:
-        """What is the same for two views of the same numbers, as long as nobody writes to them."""
+        """A name that two views of the same numbers share, as long as nobody writes to them."""
         matrix = self.matrix
         return matrix.data_ptr(), matrix.shape, matrix.stride(), matrix.dtype, self.version
 
 
-def added(one: Sharing, two: Sharing) -> Sharing:
-    """The sum of two shares; where only rounding is left of them, nothing is."""
-    made: Sharing = one + two
+def added(one: Coefficient, two: Coefficient) -> Coefficient:
+    """The sum of two coefficients, zero where only a rounding error is left of it."""
+    made: Coefficient = one + two
     size = torch.as_tensor(one).abs().add(torch.as_tensor(two).abs())
     if isinstance(made, float):
         return 0.0 if abs(made) <= _ROUNDING * float(size) else made
@@ -55,8 +55,8 @@ def added(one: Sharing, two: Sharing) -> Sharing:
     return left if bool(left.any()) else 0.0
 
 
-def once(x: Tensor, d: Tensor, known: Known) -> Tensor:
-    """The sum over clients of D^T X, unless that of a multiple of D is known."""
+def once(x: Tensor, d: Tensor, known: KnownProducts) -> Tensor:
+    """The sum over clients of D^T X, from that of a multiple of D where one is known."""
     for rows, other, made in known:
         if rows is x:
             share = (d * other).sum() / other.square().sum().clamp(min=1e-30)

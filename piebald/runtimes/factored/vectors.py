@@ -1,12 +1,12 @@
-"""A stack of vectors as sums that are formed only when somebody looks.
+"""A stack of vectors kept as sums, which are formed only when their numbers are read.
 
-What training comes to without forming any client's weights (`factors`) stays that way through the arithmetic of rules:
-sums, differences, a number for each client.  For c clients,
+Models that were trained without forming any client's weights (`factors`) stay factored through the arithmetic of
+trainers: sums, differences, multiples by a number for each client.  For c clients,
 
     v_c = sum_i a_ci M_i (or M_ci) + sum_f sum_t b_cft D_cft^T X_cft
 
-and equal terms cancel.  So the updates' weighted mean is one product of all rows, and SCAFFOLD's variate c_k - c +
-(w_t - w) / (K lr) is what it is on paper, the mean of a client's gradients.
+and equal terms cancel.  So the weighted mean of updates is a single product of all rows, and SCAFFOLD's variate c_k - c
++ (w_t - w) / (K lr) is, as in the paper, the mean of a client's gradients.
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ from torch.utils._pytree import tree_map_only
 
 from piebald.parameters import Slot
 from piebald.runtimes.factored.factors import Factor, Weights
-from piebald.runtimes.factored.sum_terms import Known, Sharing, Term, added, once
+from piebald.runtimes.factored.sum_terms import Coefficient, KnownProducts, Term, added, once
 
 Factors = Sequence[tuple[Factor, Tensor]]
 Spans = Sequence[tuple[slice, slice]]
 
 
 class FactoredVectors(Tensor):
-    """Vectors [c, p].  Sums, differences and multiples of them are such again; any other operation of torch first forms
-    them, so whoever knows nothing of this class is right.
+    """Vectors [c, p] as sums.  Sums, differences and multiples of them are factored again; any other operation of torch
+    first forms them, so code that does not know this class computes the right numbers.
 
     Attributes:
-        matrices: terms that are there already; nobody may write to them.
-        factors: layers that are products, each with the factor [c, steps] of every step.
-        own: [c, q], numbers that are there already, in the place of all terms, by `spans`: which slice of p lies in
-            which slice of q.
-        start: what a walk started from, where these are the models that it came to, and `moved`: by where a layer that
-            is a product begins, the square of how far each client's has moved, [c].
-        sliced: whether these are the first numbers of others, which torch would let be written to through them.
+        matrices: terms that exist as tensors; they may not be written to.
+        factors: layers that are products, each with the coefficients [c, steps] of the steps.
+        own: numbers [c, q] that replace all terms in some columns.
+        spans: which slice of p is which slice of q.
+        start: what SGD started from, where these are models that it ended with.
+        moved: then squared lengths [c] of the change of each layer that is a product, by the layer's first column.
+        sliced: whether these are the first columns of other vectors, which torch would allow to be written to through
+            them.
     """
 
     matrices: Sequence[Term]
@@ -73,7 +74,7 @@ class FactoredVectors(Tensor):
 
     @classmethod
     def of(cls, vectors: Tensor) -> FactoredVectors:
-        """Vectors [c, p] that are there already; what all clients share is taken as that."""
+        """Ordinary vectors [c, p] as a single term; a vector that all clients share is not copied."""
         if isinstance(vectors, FactoredVectors):
             return vectors
         shared = len(vectors) == 1 or vectors.stride(0) == 0
@@ -81,13 +82,13 @@ class FactoredVectors(Tensor):
 
     @classmethod
     def zeros(cls, like: Tensor) -> FactoredVectors:
-        """As many zeros."""
+        """Zeros of the same shape."""
         return cls(like, len(like), like.shape[1], ())
 
     def like(
         self, matrices: Sequence[Term], factors: Factors, own: Tensor, spans: Spans | None = None
     ) -> FactoredVectors:
-        """Other terms for as many vectors of the same length."""
+        """Vectors of the same shape from other terms."""
         return FactoredVectors(
             self.own, len(self), self.shape[1], matrices, factors, own, self.spans if spans is None else spans
         )
@@ -115,7 +116,7 @@ class FactoredVectors(Tensor):
     def __torch_dispatch__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         args, kwargs = tree_map_only(
             FactoredVectors, FactoredVectors.dense, (args, kwargs or {})
-        )  # what torch does by itself
+        )  # for operations that torch calls by itself
         return func(*args, **kwargs)
 
     def __repr__(self) -> str:  # type: ignore[override]
@@ -124,7 +125,7 @@ class FactoredVectors(Tensor):
     # -- formed
 
     def dense(self) -> Tensor:
-        """The vectors [c, p] as an ordinary tensor.  They are nothing else from then on: it may be written to."""
+        """The vectors [c, p] as an ordinary tensor, which replaces the terms from now on: it may be written to."""
         if self._formed is None:
             formed = self.columns(0, self.shape[1])
             self.own, self.spans = formed, [(slice(0, formed.shape[1]), slice(0, formed.shape[1]))]
@@ -133,11 +134,11 @@ class FactoredVectors(Tensor):
         return self._formed
 
     def columns(self, start: int, stop: int) -> Tensor:
-        """Some of their numbers [c, stop - start]; whole layers only."""
+        """Some columns [c, stop - start]; whole layers only."""
         made = self.own.new_empty(len(self), stop - start)
         for here, there in _cut(self.spans, start, stop):
             made[:, here.start - start : here.stop - start] = self.own[:, there]
-        written = set[int]()  # where layers begin that have something in them
+        written = set[int]()  # first columns of layers that have been written
         for gap in _gaps(self.spans, start, stop):
             self._sum_of_matrices(gap, made[:, gap.start - start : gap.stop - start])
         for factor, scale in self.factors:
@@ -155,7 +156,7 @@ class FactoredVectors(Tensor):
         return made
 
     def _sum_of_matrices(self, gap: slice, made: Tensor) -> None:
-        """Write it into `made`; zeros where there is none, unless a factor will write."""
+        """Write the sum of the matrices into `made`; zeros where there is none, unless a factor will write there."""
         if not self.matrices:
             slots = {factor.slot.start: factor.slot for factor, _ in self.factors}.values()
             if sum(slot.stop - slot.start for slot in slots) < self.shape[1] - self.own.shape[1]:
@@ -170,7 +171,7 @@ class FactoredVectors(Tensor):
                 made.addcmul_(term.part(gap), term.share)
 
     def first(self, stop: int) -> FactoredVectors:
-        """Their first numbers [c, stop]; whole layers only."""
+        """The first columns [c, stop]; whole layers only."""
         spans = _cut(self.spans, 0, stop)
         own = self.own[:, : spans[-1][1].stop if spans else 0]
         factors = [(factor, scale) for factor, scale in self.factors if factor.slot.start < stop]
@@ -181,8 +182,8 @@ class FactoredVectors(Tensor):
 
     # -- summed and measured
 
-    def total(self, weights: Tensor, known: Known | None = None) -> Tensor:
-        """The weighted sum [p], for weights [c]; `known` keeps products for other sums over the same rows."""
+    def total(self, weights: Tensor, known: KnownProducts | None = None) -> Tensor:
+        """The weighted sum [p] for weights [c]; `known` keeps products for other sums over the same rows."""
         made = self.own.new_zeros(self.shape[1])
         for gap in _gaps(self.spans, 0, self.shape[1]):
             for term in self.matrices:
@@ -191,11 +192,11 @@ class FactoredVectors(Tensor):
                 made[gap] += part * mine.sum() if part.dim() == 1 else mine @ part
         for here, there in self.spans:
             made[here] = weights @ self.own[:, there]
-        together: dict[tuple[int, int], tuple[Factor, Tensor]] = {}  # factors of the same rows, added up
+        together: dict[tuple[int, int], tuple[Factor, Tensor]] = {}  # sums of factors with the same rows
         for factor, scale in self.factors:
             mine, here = scale * weights.unsqueeze(1), slice(factor.slot.start, factor.slot.stop)
             if factor.whole is None:
-                made[here] += factor.pooled(mine).flatten()
+                made[here] += factor.summed(mine).flatten()
                 continue
             key, (_, d) = (here.start, id(factor.whole)), factor.rows(mine)
             together[key] = (factor, together[key][1] + d if key in together else d)
@@ -206,7 +207,7 @@ class FactoredVectors(Tensor):
         return made
 
     def lengths(self) -> Tensor:
-        """Lengths [c] of the change since `start`, where these are models that a walk came to."""
+        """Lengths [c] of the change since `start`, where these are models that SGD ended with."""
         assert self.start is not None
         total = self.own.new_zeros(len(self))
         for here, there in self.spans:
@@ -229,19 +230,19 @@ class FactoredVectors(Tensor):
 
     @property
     def alone(self) -> Term | None:
-        """The one matrix that these are, but for numbers of their own; None where they are something else."""
+        """The only matrix term, where its coefficient is 1 and there are no factors; otherwise None."""
         if len(self.matrices) != 1 or self.factors:
             return None
         (term,) = self.matrices
         return term if isinstance(term.share, float) and term.share == 1.0 else None
 
     def has_terms(self, slot: Slot) -> bool:
-        """Whether one layer's weights are such sums, not numbers of their own."""
+        """Whether the weights of a layer are sums, not in `own`."""
         products = any(factor.slot.start == slot.start for factor, _ in self.factors)
         return not _cut(self.spans, slot.start, slot.stop) and (bool(self.matrices) or products)
 
     def layer(self, slot: Slot, order: Tensor | None) -> Weights:
-        """One layer's weights, where they `has_terms`, clients in this order."""
+        """The weights of a layer that `has_terms`, clients in this order."""
         matrices: list[tuple[Tensor, float | Tensor]] = []
         for term in self.matrices:
             part, share = term.part(slice(slot.start, slot.stop)), term.share
@@ -257,7 +258,7 @@ class FactoredVectors(Tensor):
         return Weights(matrices, products)
 
     def plus(self, other: FactoredVectors, share: float) -> FactoredVectors | None:
-        """The sum of these and `share` times others, or None where their own numbers lie in different places."""
+        """The sum of these and `share` times others, or None where their `spans` differ."""
         spans = self.spans or other.spans
         if (self.spans and other.spans and list(self.spans) != list(other.spans)) or self.shape != other.shape:
             return None
@@ -268,7 +269,7 @@ class FactoredVectors(Tensor):
             before = found.get(term.name)
             found[term.name] = term if before is None else before._replace(share=added(before.share, term.share))
         matrices = [term for term in found.values() if isinstance(term.share, Tensor) or term.share != 0.0]
-        products: dict[Any, tuple[Factor, Sharing]] = {}
+        products: dict[Any, tuple[Factor, Coefficient]] = {}
         for factor, scale in (*self.factors, *((factor, share * scale) for factor, scale in other.factors)):
             seen = products.get(factor.key)
             products[factor.key] = (factor, scale) if seen is None else (seen[0], added(seen[1], scale))
@@ -288,8 +289,13 @@ class FactoredVectors(Tensor):
         )
 
 
-def _share(value: object, count: int) -> float | Tensor | None:
-    """A number, or a tensor with one number for each client, as a share."""
+def to_dense(vectors: Tensor) -> Tensor:
+    """Vectors as an ordinary tensor."""
+    return vectors.dense() if isinstance(vectors, FactoredVectors) else vectors
+
+
+def _coefficient(value: object, count: int) -> float | Tensor | None:
+    """A number, or a tensor with one number for each client, as a coefficient."""
     if isinstance(value, int | float):
         return float(value)
     if not isinstance(value, Tensor) or isinstance(value, FactoredVectors) or value.dim() > 2:
@@ -310,17 +316,17 @@ def _plus(one: Any, other: Any, *, alpha: float = 1.0) -> FactoredVectors | None
 
 def _times(one: Any, other: Any) -> FactoredVectors | None:
     vectors, by = (one, other) if isinstance(one, FactoredVectors) else (other, one)
-    share = _share(by, len(vectors))
+    share = _coefficient(by, len(vectors))
     return None if share is None else vectors.scaled(share)
 
 
 def _over(one: Any, other: Any) -> FactoredVectors | None:
-    share = _share(other, len(one)) if isinstance(one, FactoredVectors) else None
+    share = _coefficient(other, len(one)) if isinstance(one, FactoredVectors) else None
     return None if share is None else one.scaled(1 / share)
 
 
 def _first(vectors: FactoredVectors, key: Any) -> FactoredVectors | None:
-    """`vectors[:, :stop]` or `vectors[..., :stop]`, which cuts no layer."""
+    """`vectors[:, :stop]` or `vectors[..., :stop]`, unless it cuts a layer."""
     if not isinstance(key, tuple) or len(key) != 2:
         return None
     rows, columns = key
@@ -333,7 +339,7 @@ def _first(vectors: FactoredVectors, key: Any) -> FactoredVectors | None:
     return None if cuts else vectors.first(stop)
 
 
-# What torch says about a tensor without looking at its numbers.
+# What torch knows about a tensor without reading its numbers.
 _ABOUT = {"__get__", "__len__", "dim", "ndimension", "size", "stride", "numel", "element_size", "is_floating_point"}
 _LINEAR: dict[str, Callable[..., FactoredVectors | None]] = {
     "add": _plus,
@@ -353,7 +359,7 @@ _LINEAR: dict[str, Callable[..., FactoredVectors | None]] = {
 
 
 def _cut(spans: Spans, start: int, stop: int) -> list[tuple[slice, slice]]:
-    """The parts of spans between two places."""
+    """The parts of spans between two columns."""
     found = []
     for here, there in spans:
         lo, hi = max(here.start, start), min(here.stop, stop)
@@ -363,7 +369,7 @@ def _cut(spans: Spans, start: int, stop: int) -> list[tuple[slice, slice]]:
 
 
 def _gaps(spans: Spans, start: int, stop: int) -> list[slice]:
-    """What lies between spans."""
+    """The columns between spans."""
     found, at = [], start
     for here, _ in _cut(spans, start, stop):
         if at < here.start:

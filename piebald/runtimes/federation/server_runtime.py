@@ -23,7 +23,9 @@ from piebald.contracts import SERVER_ID, Checkpoint, Clients, Result, SumRequest
 from piebald.errors import SettingError
 from piebald.parameters import nbytes
 from piebald.runtimes.engines.choose import make_engine
-from piebald.runtimes.engines.serving import ClientStack, Engine, serve
+from piebald.runtimes.engines.engine import Engine
+from piebald.runtimes.engines.serving import serve
+from piebald.runtimes.engines.stack import ClientStack
 from piebald.runtimes.federation import provisioning
 from piebald.runtimes.federation.federation_settings import Federation
 from piebald.runtimes.federation.flare_link import SERVER, Link
@@ -104,7 +106,7 @@ class FederationServer:
 
     # -- the seam
 
-    def submit(self, tasks: Sequence[Task], pool: SumRequest | None = None) -> None:
+    def submit(self, tasks: Sequence[Task], sum_request: SumRequest | None = None) -> None:
         """See `contracts.Runtime`.  Updates are never summed before they arrive."""
         self._gather()
         with self._news:
@@ -406,5 +408,5 @@ class FederationServer:
         if self._engine is None:
             self._engine = make_engine("sequential", self.work, self.federation, torch.device("cpu"), False)
         model = task.vectors["model"]
-        stack = ClientStack([SERVER_ID], [task.version], [task.moment], [0], [model], {}, {}, task.query)
+        stack = ClientStack([SERVER_ID], [task.version], [task.rng_version], [0], [model], {}, {}, task.query)
         return serve(self._engine, stack).update(0)

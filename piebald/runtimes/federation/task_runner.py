@@ -15,7 +15,9 @@ from piebald.client_work import ClientWork
 from piebald.contracts import MASKING, Clients, ClientSecrets, Signer, Task, Update
 from piebald.privacy.secure_aggregation.client_side import Outcome, masked, replied
 from piebald.runtimes.engines.choose import make_engine
-from piebald.runtimes.engines.serving import PRIVATE, ClientStack, Engine, personal_model, serve
+from piebald.runtimes.engines.engine import Engine
+from piebald.runtimes.engines.serving import personal_model, serve
+from piebald.runtimes.engines.stack import PRIVATE, ClientStack
 from piebald.runtimes.federation.client_store import ClientStore
 from piebald.runtimes.federation.policy import Policy
 
@@ -115,7 +117,7 @@ class TaskRunner:
         return ClientStack(
             clients=[self.client],
             versions=[task.version],
-            moments=[task.moment],
+            rng_versions=[task.rng_version],
             committed=[task.committed],
             models=[task.vectors["model"]],
             vectors=vectors,

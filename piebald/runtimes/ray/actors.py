@@ -1,14 +1,14 @@
-"""Ray actors as a workers: the simulator's engines in processes on one machine or many.
+"""A worker pool of Ray actors: the simulator's engines in processes on one machine or many.
 
-    here                                          each actor: one core, or one GPU
-    model, rule and data, once           ->       built into an engine; rows are read where Ray keeps them
-    a round's model, once                ->       read where Ray keeps it, one copy a node
-    a chunk of stacks                    ->       served, with memory from the clients' state_actors (`state_actors`)
+    driver                                        each actor: one core, or one GPU
+    model, trainer and data, once        ->       built into an engine; rows are read where Ray keeps them
+    a round's model, once                ->       read where Ray keeps it, one copy for each node
+    a chunk of stacks                    ->       served, with client state from the state actors (`state_actors`)
     sums or updates                      <-
 
-What a chunk is, and the order in which sums are added, depend on the stacks alone; who serves it does not matter.  So
-an actor that dies loses nothing: its chunk, and nothing but it, is served again by another, with the same bits.  So
-is a chunk that met a actor that was gone, once that is replaced; what it wrote before is overwritten.
+What is in a chunk, and the order in which sums are added, depend on the stacks alone, not on who serves it.  So nothing
+is lost when an actor dies: its chunk, and no other, is served again by another actor, with the same bits.  A chunk that
+needed a state actor that had died is served again once that is replaced; what it wrote before is overwritten.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from piebald.errors import RuntimeFault
 from piebald.runtimes.engines.choose import make_engine
 from piebald.runtimes.engines.matrix_products import set_onednn
 from piebald.runtimes.engines.sequential import SequentialEngine
-from piebald.runtimes.engines.serving import ClientStack, RunningSum, StackResult
+from piebald.runtimes.engines.stack import ClientStack, RunningSum, StackResult
 from piebald.runtimes.ray.connection import RayConnection, as_array, as_tensor, gone
-from piebald.runtimes.ray.state_actors import StateActorRow, StateActors
-from piebald.runtimes.workers.pool import foretold, guarded, share_out
-from piebald.runtimes.workers.serialization import pack_served, pack_stack, unpack_served, unpack_stack
+from piebald.runtimes.ray.state_actors import StateActorRing, StateActors
+from piebald.runtimes.workers.pool import prefetched, serve_naming_client, share_out
+from piebald.runtimes.workers.serialization import pack_result, pack_stack, unpack_result, unpack_stack
 
 if TYPE_CHECKING:
     from piebald.runtimes.ray.settings import Ray
 
-_CHUNKS = 2  # for each actor: more would even out unequal nodes and lose less with an actor, but send more sums
-_DEATHS = 3  # a chunk that so many actors died over is not tried again
+_CHUNKS = 2  # for each actor: more would balance unequal nodes and repeat less work, but send more sums
+_DEATHS = 3  # a chunk over which this many actors died is not tried again
 
 
 class ObjectBuffer:
-    """Tensors of a message by number, as arrays, which Ray hands over without copying them; what stands for a client's
-    memory is kept as it is.
+    """Tensors of a message by number, as arrays, which Ray passes on without copying; placeholders of client state are
+    kept as they are.
     """
 
     def __init__(self, arrays: dict[int, Any] | None = None) -> None:
         self.arrays = {} if arrays is None else arrays
-        self.touched: set[int] = set()  # what was put lately; whoever asks empties it
+        self.touched: set[int] = set()  # numbers of tensors that were put since this was last cleared
         self._places: dict[int, int] = {}
         self._alive: list[Tensor] = []
 
@@ -66,77 +66,83 @@ class ObjectBuffer:
 
 
 class RayWorker:
-    """What an actor does."""
+    """An actor that serves chunks."""
 
     engine: SequentialEngine | None = None
 
     def load(self, work: ClientWork, clients: Clients, settings: Ray) -> None:
-        """Get ready for a run."""
+        """Build the engine of a run."""
         torch.set_num_threads(1)
         set_onednn(bool(settings.onednn))
         self.engine = make_engine(settings.engine, work, clients, torch.device(settings.device), settings.bfloat16)
 
     def measure(self, work: ClientWork, clients: Clients, settings: Ray, expected: int) -> Ray:
-        """Make the choices that were left open."""
+        """Make the choices that the settings leave open."""
         torch.set_num_threads(1)
         return settings.measured(work, clients, expected)
 
     def forget(self) -> None:
-        """Let go of a run."""
+        """Free what belongs to a run."""
         self.engine = None
 
     def serve(
         self,
         stacks: list[dict[str, Any]],
-        pool: SumRequest | None,
+        sum_request: SumRequest | None,
         state_actors: list[Any],
         own: dict[int, Any],
         places: list[int],
         *shared: Any,
     ) -> dict[str, Any] | None:
-        """Serve a chunk; None says that a actor was gone.
+        """Serve a chunk; returns None where a state actor had died.
 
         Args:
             stacks: as `pack_stack` makes them.
-            state_actors: where clients' memory lies; none where it comes and goes with the chunk.
+            sum_request: see `workers.pool.WorkerPool`.
+            state_actors: where client state is; none where it travels with the chunk.
             own: arrays of this chunk by number.
-            places, shared: numbers of arrays that other chunks have too, and these.
+            places, shared: numbers of arrays that other chunks need too, and these arrays.
         """
-        row = StateActorRow(state_actors) if state_actors else None
+        ring = StateActorRing(state_actors) if state_actors else None
         try:
-            crate = ObjectBuffer((own if row is None else row.fill_in(own)) | dict(zip(places, shared, strict=True)))
-            return self._serve([unpack_stack(values, crate) for values in stacks], pool, row)
+            buffer = ObjectBuffer((own if ring is None else ring.fill_in(own)) | dict(zip(places, shared, strict=True)))
+            return self._serve([unpack_stack(values, buffer) for values in stacks], sum_request, ring)
         except Exception as error:
-            if row is not None and gone(error):
+            if ring is not None and gone(error):
                 return None
             raise
 
-    def _serve(self, stacks: list[ClientStack], pool: SumRequest | None, row: StateActorRow | None) -> dict[str, Any]:
+    def _serve(
+        self, stacks: list[ClientStack], sum_request: SumRequest | None, ring: StateActorRing | None
+    ) -> dict[str, Any]:
         assert self.engine is not None
         total, out = RunningSum(), ObjectBuffer()
-        served = [guarded(self.engine, stack, pool, total) for stack in foretold(self.engine.feed, stacks)]
-        if row is not None:
-            row.hand_in(stacks, served)
-        answers = [pack_served(one, out) for one in served]
+        served = [
+            serve_naming_client(self.engine, stack, sum_request, total)
+            for stack in prefetched(self.engine.row_loader, stacks)
+        ]
+        if ring is not None:
+            ring.store_results(stacks, served)
+        packed = [pack_result(one, out) for one in served]
         sums = {name: out.put(part) for name, part in total.vectors.items()}
-        return {"served": answers, "weight": total.weight, "sums": sums, "arrays": out.arrays}
+        return {"results": packed, "weight": total.weight, "sums": sums, "arrays": out.arrays}
 
 
-def measured(settings: Ray, session: RayConnection, work: ClientWork, clients: Clients, expected: int) -> Any:
-    """Settings with every choice made, by one of the actors."""
-    resting = session.take(settings.workers or 1)
-    actors = resting or [session.start(RayWorker)]
-    asked = actors[0].measure.remote(session.put(work), session.put_rows(clients), settings, expected)
-    came, made = session.answer(session.first([], [asked]))
+def measured(settings: Ray, connection: RayConnection, work: ClientWork, clients: Clients, expected: int) -> Any:
+    """Settings with every choice made, measured by one of the actors."""
+    resting = connection.take(settings.workers or 1)
+    actors = resting or [connection.start(RayWorker)]
+    asked = actors[0].measure.remote(connection.put(work), connection.put_rows(clients), settings, expected)
+    came, made = connection.answer(connection.first([], [asked]))
     if not came:
         raise RuntimeFault("the Ray actor that measures the engines died: name an engine, like engine = 'sequential'")
-    session.rest(actors)
+    connection.rest(actors)
     return made
 
 
 @dataclass(slots=True)
 class _Chunk:
-    """What `Hand.serve` takes: stacks that one actor serves in one go, and the arrays that they point to."""
+    """What `RayWorker.serve` takes: stacks that one actor serves together, and the arrays that they point to."""
 
     stacks: list[dict[str, Any]]
     own: dict[int, Any]
@@ -144,72 +150,74 @@ class _Chunk:
 
 
 class RayWorkerPool:
-    """Actors that serve stacks (`workers.Crew`), with clients' memory on `state_actors` where they have any."""
+    """Actors that serve stacks (`workers.pool.WorkerPool`), with client state on `state_actors` where there is any."""
 
     def __init__(
         self,
         settings: Ray,
-        session: RayConnection,
+        connection: RayConnection,
         work: ClientWork,
         clients: Clients,
         state_actors: StateActors | None = None,
     ) -> None:
-        self.settings, self.session, self.state_actors = settings, session, state_actors
+        self.settings, self.connection, self.state_actors = settings, connection, state_actors
         self.count = max(1, settings.workers or 1)
-        self._run = (session.put(work), session.put_rows(clients), settings)
+        self._run = (connection.put(work), connection.put_rows(clients), settings)
         self._idle: list[Any] = []
-        self._starting: dict[Any, Any] = {}  # actors, by the answer that they are ready
-        self._serving: dict[Any, tuple[Any, int]] = {}  # actors and chunks, by the answer to come
-        self._stillborn = 0  # actors that died one after another before they were ready
-        resting = session.take(self.count)
-        for actor in [*resting, *(session.start(RayWorker) for _ in range(self.count - len(resting)))]:
+        self._starting: dict[Any, Any] = {}  # actors, by the reference to the answer that they are ready
+        self._serving: dict[Any, tuple[Any, int]] = {}  # actors and chunks, by the reference to the answer
+        self._failed_starts = 0  # actors that died one after another before they were ready
+        resting = connection.take(self.count)
+        for actor in [*resting, *(connection.start(RayWorker) for _ in range(self.count - len(resting)))]:
             self._load(actor)
 
     def serve(
-        self, stacks: Sequence[ClientStack], costs: Sequence[float], pool: SumRequest | None
+        self, stacks: Sequence[ClientStack], costs: Sequence[float], sum_request: SumRequest | None
     ) -> tuple[list[StackResult], RunningSum]:
         shares = [share for share in share_out(costs, self.count * _CHUNKS) if share]
-        answers = self._carry_out(self._packed([[stacks[place] for place in share] for share in shares]), pool)
+        answers = self._serve_chunks(
+            self._packed([[stacks[place] for place in share] for share in shares]), sum_request
+        )
         results: dict[int, StackResult] = {}
         total = RunningSum()
         for share, answer in zip(shares, answers, strict=True):
-            crate = ObjectBuffer(answer["arrays"])
-            results |= zip(share, (unpack_served(values, crate) for values in answer["served"]), strict=True)
-            total.add(answer["weight"], {name: crate.get(place) for name, place in answer["sums"].items()})
+            buffer = ObjectBuffer(answer["arrays"])
+            results |= zip(share, (unpack_result(values, buffer) for values in answer["results"]), strict=True)
+            total.add(answer["weight"], {name: buffer.get(place) for name, place in answer["sums"].items()})
         return [results[place] for place in range(len(stacks))], total
 
     def close(self) -> None:
-        """Actors that have nothing to do rest until the next run; the others are stopped."""
+        """Keep idle actors for the next run, and stop the others."""
         if self.state_actors is not None and self._serving:
-            self.state_actors.rests = False
+            self.state_actors.reusable = False
         for actor in [*self._starting.values(), *(actor for actor, _ in self._serving.values())]:
-            self.session.stop(actor)
-        self.session.rest(self._idle)
+            self.connection.stop(actor)
+        self.connection.rest(self._idle)
         self._idle, self._starting, self._serving = [], {}, {}
         del self._run
 
-    # -- inside
+    # -- internal
 
     def _packed(self, shares: Sequence[Sequence[ClientStack]]) -> list[_Chunk]:
-        """What to send: arrays that several chunks point to are put into Ray's store once."""
-        crate, stacks, touched = ObjectBuffer(), [], []
+        """Chunks to send; arrays that several chunks point to are put into Ray's store once."""
+        buffer, stacks, touched = ObjectBuffer(), [], []
         for share in shares:
-            stacks.append([pack_stack(stack, crate) | {"query": stack.query} for stack in share])
-            touched.append(crate.touched)
-            crate.touched = set()
+            stacks.append([pack_stack(stack, buffer) | {"query": stack.query} for stack in share])
+            touched.append(buffer.touched)
+            buffer.touched = set()
         users = Counter(place for places in touched for place in places)
-        common = {place: self.session.put(crate.arrays[place]) for place, count in users.items() if count > 1}
+        common = {place: self.connection.put(buffer.arrays[place]) for place, count in users.items() if count > 1}
         return [
             _Chunk(
                 mine,
-                {place: crate.arrays[place] for place in places if place not in common},
+                {place: buffer.arrays[place] for place in places if place not in common},
                 {place: common[place] for place in places if place in common},
             )
             for mine, places in zip(stacks, touched, strict=True)
         ]
 
-    def _carry_out(self, chunks: Sequence[_Chunk], pool: SumRequest | None) -> list[dict[str, Any]]:
-        """The chunks' answers, in their order, by whoever is free."""
+    def _serve_chunks(self, chunks: Sequence[_Chunk], sum_request: SumRequest | None) -> list[dict[str, Any]]:
+        """Serve chunks with whichever actor is idle; returns the answers in the order of the chunks."""
         waiting, deaths = deque(range(len(chunks))), Counter[int]()
         answers: dict[int, dict[str, Any]] = {}
         if self.state_actors is not None:
@@ -217,13 +225,13 @@ class RayWorkerPool:
         while len(answers) < len(chunks):
             while self._idle and waiting:
                 place = waiting.popleft()
-                self._send(self._idle.pop(), place, chunks[place], pool)
-            done = self.session.first([*self._serving], [*self._starting])
+                self._send(self._idle.pop(), place, chunks[place], sum_request)
+            done = self.connection.first([*self._serving], [*self._starting])
             if done in self._starting:
-                self._welcome(done)
+                self._handle_started(done)
                 continue
             actor, place = self._serving.pop(done)
-            came, answer = self.session.answer(done)
+            came, answer = self.connection.answer(done)
             if came:
                 self._idle.append(actor)
             else:
@@ -232,7 +240,7 @@ class RayWorkerPool:
                 answers[place] = answer
                 continue
             if came and self.state_actors is not None:
-                self.state_actors.mend()
+                self.state_actors.repair()
             waiting.appendleft(place)
             deaths[place] += 1
             if deaths[place] == _DEATHS:
@@ -242,29 +250,29 @@ class RayWorkerPool:
                 )
         return [answers[place] for place in range(len(chunks))]
 
-    def _send(self, actor: Any, place: int, chunk: _Chunk, pool: SumRequest | None) -> None:
-        state_actors = [] if self.state_actors is None else self.state_actors.row.state_actors
+    def _send(self, actor: Any, place: int, chunk: _Chunk, sum_request: SumRequest | None) -> None:
+        state_actors = [] if self.state_actors is None else self.state_actors.ring.state_actors
         asked = actor.serve.remote(
-            chunk.stacks, pool, state_actors, chunk.own, list(chunk.shared), *chunk.shared.values()
+            chunk.stacks, sum_request, state_actors, chunk.own, list(chunk.shared), *chunk.shared.values()
         )
         self._serving[asked] = (actor, place)
 
     def _load(self, actor: Any) -> None:
         self._starting[actor.load.remote(*self._run)] = actor
 
-    def _welcome(self, done: Any) -> None:
-        """An actor is ready, or died before it was."""
+    def _handle_started(self, done: Any) -> None:
+        """Take note that an actor is ready, or died before it was."""
         actor = self._starting.pop(done)
-        came, _ = self.session.answer(done)
+        came, _ = self.connection.answer(done)
         if came:
-            self._stillborn = 0
+            self._failed_starts = 0
             self._idle.append(actor)
             return
-        self._stillborn += 1
-        if self._stillborn > _DEATHS + self.count:
+        self._failed_starts += 1
+        if self._failed_starts > _DEATHS + self.count:
             raise RuntimeFault("Ray actors die before they are ready: look at Ray's logs, often memory ran out")
         self._replace(actor)
 
     def _replace(self, actor: Any) -> None:
-        self.session.stop(actor)
-        self._load(self.session.start(RayWorker))
+        self.connection.stop(actor)
+        self._load(self.connection.start(RayWorker))

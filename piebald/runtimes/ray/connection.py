@@ -1,9 +1,8 @@
-"""A connection to Ray: the one that the user has, one to a cluster, or a Ray that is started here.
+"""A connection to Ray: an existing one, one to a cluster, or a Ray that is started here.
 
-It stays until the process ends or `ray.shutdown()` is called, and so do actors that rest between two runs, since both
-take seconds to start.  Ray is imported when the first run needs it.  What passes through it is pickled and unpickled
-by Ray: whoever can reach a cluster can run code there, and Ray's own means (TLS, tokens, a closed network) keep others
-out.
+It stays until the process ends or `ray.shutdown()` is called, and so do actors that are idle between two runs, since
+both take seconds to start.  Ray is imported when the first run needs it.  Ray pickles and unpickles what it transports:
+anybody who can reach a cluster can run code there, and Ray's own means (TLS, tokens, a closed network) keep others out.
 """
 
 from __future__ import annotations
@@ -19,14 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from piebald.contracts import Clients, InMemory
 from piebald.errors import PiebaldError, RuntimeFault, SettingError
 
-_PATIENCE = 300.0  # seconds to wait while there is no actor at all: a cluster may have to start a node
-_TRIES = 2  # to start a Ray here: on a busy machine it may take longer than Ray itself waits
+_TIMEOUT = 300.0  # seconds to wait while there is no actor at all: a cluster may have to start a node
+_TRIES = 2  # to start a Ray here: on a busy machine this may take longer than Ray waits
 
 
 def imported() -> Any:
-    """The package, or the command that installs it."""
+    """The `ray` package; a missing one is an error with the command that installs it."""
     try:
         return importlib.import_module("ray")
     except ImportError:
@@ -36,7 +36,7 @@ def imported() -> Any:
 
 
 def connected() -> bool:
-    """Whether this process already speaks to a Ray."""
+    """Whether this process is already connected to a Ray."""
     return bool(imported().is_initialized())
 
 
@@ -44,14 +44,14 @@ class RayConnection:
     """Actors and objects of a Ray.
 
     Args:
-        address: of a running cluster; None takes the connection that there is, or starts a Ray on this machine.
-        cores: how many a Ray that is started here says it has.
-        store: bytes of its object store, Ray's default where None.
-        gpus: of a GPU that each actor takes.
+        address: address of a running cluster; None takes the existing connection, or starts a Ray on this machine.
+        cores: cores of a Ray that is started here.
+        store: bytes of its object store; None is Ray's default.
+        gpus: GPUs, or a share of one, that each actor takes.
     """
 
-    _resting: tuple[Any, list[Any]] = (None, [])  # what they belong to, and the actors
-    _resting_on: tuple[Any, dict[str, list[Any]]] = (None, {})  # the same for those that are to be on certain nodes
+    _resting: tuple[Any, list[Any]] = (None, [])  # their connection, and the actors
+    _resting_on: tuple[Any, dict[str, list[Any]]] = (None, {})  # the same for actors on certain nodes
 
     def __init__(self, address: str | None, cores: int, store: int | None, gpus: float) -> None:
         self.ray = imported()
@@ -62,7 +62,7 @@ class RayConnection:
         self._belongs = (context.get_node_id(), context.get_job_id(), gpus)
 
     def _connect(self, address: str | None, cores: int, store: int | None) -> None:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a Ray that we start tells nobody of it
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a Ray that is started here reports nothing
         own = {"num_cpus": cores, "object_store_memory": store, "include_dashboard": False} if address is None else {}
         try:
             _knock(address)
@@ -88,10 +88,10 @@ class RayConnection:
     # -- actors
 
     def take(self, count: int) -> list[Any]:
-        """Up to so many actors that rest; those that are too many, or of another kind, make room."""
+        """Take up to `count` idle actors; others, and those of another kind, are stopped."""
         belongs, actors = RayConnection._resting
         if belongs is not None and belongs[:2] != self._belongs[:2]:
-            actors = []  # of a connection that is gone, and so are they
+            actors = []  # of a closed connection, so they are gone
         fit = count if belongs == self._belongs else 0
         for actor in actors[fit:]:
             self.stop(actor)
@@ -106,67 +106,67 @@ class RayConnection:
         RayConnection._resting = (self._belongs, [*before, *actors])
 
     def start(self, kind: type) -> Any:
-        """A new actor; it is not ready yet."""
+        """Start an actor; it is not ready yet."""
         return self.ray.remote(kind).options(**self.needs()).remote()
 
     def start_on(self, node: str, kind: type) -> Any:
-        """An actor that takes no core, on a certain node: one that rests, or a new one, which dies if the node has."""
+        """An actor without a core on a certain node: an idle one, or a new one, which dies if the node has died."""
         belongs, resting = RayConnection._resting_on
         if belongs == self._belongs[:2] and resting.get(node):
             return resting[node].pop()
         strategies = importlib.import_module("ray.util.scheduling_strategies")
-        # a soft wish would be forgotten wherever a node has not heard of the others yet
+        # soft affinity would be ignored where a node does not know the others yet
         there = strategies.NodeAffinitySchedulingStrategy(node, soft=False)
         return self.ray.remote(kind).options(num_cpus=0, scheduling_strategy=there).remote()
 
     def rest_on(self, node: str, actor: Any) -> None:
-        """Keep an actor of `start_on` for the next run; there is only one kind of them."""
+        """Keep an actor of `start_on` for the next run; there is only one kind of these."""
         if RayConnection._resting_on[0] != self._belongs[:2]:
             RayConnection._resting_on = (self._belongs[:2], {})
         RayConnection._resting_on[1].setdefault(node, []).append(actor)
 
     def nodes(self) -> list[str]:
-        """The nodes that are there."""
+        """Ids of the nodes that are alive."""
         return sorted(node["NodeID"] for node in self.ray.nodes() if node["Alive"])
 
     def stop(self, actor: Any) -> None:
-        """Kill an actor, if it lives."""
+        """Kill an actor, if it is alive."""
         with suppress(Exception):
             self.ray.kill(actor)
 
     def needs(self) -> dict[str, Any]:
-        """What each actor takes of its node."""
+        """Resources that each actor takes."""
         return {"num_cpus": 1, "num_gpus": self.gpus}
 
     def offers(self) -> int:
-        """How many actors there is room for."""
+        """How many actors the cluster has resources for."""
         there = self.ray.cluster_resources()
         cores = int(there.get("CPU", 0))
         return min(cores, int(there.get("GPU", 0) / self.gpus)) if self.gpus else cores
 
-    # -- what they say
+    # -- answers
 
     def first(self, serving: Sequence[Any], starting: Sequence[Any]) -> Any:
-        """The first answer that is there, of actors that serve and may take their time, or of some that start.
+        """Wait for the first answer, of actors that serve, which may take long, or of actors that start.
 
         Raises:
-            RuntimeFault: none serves, and for minutes none has started.
+            RuntimeFault: no actor serves, and none has started for minutes.
         """
         while True:
-            there, _ = self.ray.wait([*serving, *starting], num_returns=1, timeout=_PATIENCE, fetch_local=False)
+            there, _ = self.ray.wait([*serving, *starting], num_returns=1, timeout=_TIMEOUT, fetch_local=False)
             if there:
                 return there[0]
             if not serving:
                 needs = ", ".join(f"{name[4:]}: {count:g}" for name, count in self.needs().items() if count)
                 raise RuntimeFault(
-                    f"Ray found no room for an actor in {_PATIENCE:g} seconds; each needs {needs}: see `ray status`"
+                    f"Ray found no room for an actor in {_TIMEOUT:g} seconds; each needs {needs}: see `ray status`"
                 )
 
     def answer(self, reference: Any) -> tuple[bool, Any]:
-        """Whether an answer came, and what it says.  None comes from an actor that died, or whose node did.
+        """Whether an answer came, and the answer.  None comes from an actor that died, or whose node died.
 
         Raises:
-            RuntimeFault: what was asked could not be done.
+            RuntimeFault: the actor raised an error.
         """
         errors = self.ray.exceptions
         try:
@@ -186,12 +186,13 @@ class RayConnection:
             return False, None
 
     def put(self, value: Any) -> Any:
-        """Keep a value where all actors can read it, for as long as the reference to it is kept."""
+        """Put a value into Ray's store; returns a reference, which keeps it there."""
         return self.ray.put(value)
 
-    def put_rows(self, clients: Any) -> Any:
-        """The same for clients: their tensors are kept as arrays, which actors of a node read where they lie."""
-        getattr(clients, "x", None)  # a pool is converted here, once, and not by every actor
+    def put_rows(self, clients: Clients) -> Any:
+        """Put clients into Ray's store, their tensors as arrays, which the actors of a node read without copying."""
+        if isinstance(clients, InMemory) and clients.in_memory():
+            clients.pool()  # is converted here, once, and not by every actor
         self.ray.util.register_serializer(Tensor, serializer=as_array, deserializer=as_tensor)
         try:
             return self.ray.put(clients)
@@ -200,7 +201,7 @@ class RayConnection:
 
 
 def gone(error: BaseException) -> bool:
-    """Whether what Ray raised says that an actor, a node or what they held is gone; a task may have met that, too."""
+    """Whether an error says that an actor, a node or an object is gone, also where a task met that."""
     errors = imported().exceptions
     met = getattr(error, "cause", None) or error
     kinds = (errors.RayActorError, errors.ActorUnschedulableError, errors.ObjectLostError, errors.NodeDiedError)
@@ -208,7 +209,7 @@ def gone(error: BaseException) -> bool:
 
 
 def _knock(address: str | None) -> None:
-    """Fail at once where nobody listens: Ray would try for minutes."""
+    """Fail at once where nothing listens at an address: Ray would try for minutes."""
     host, colon, port = (address or "").rpartition(":")
     if colon and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()

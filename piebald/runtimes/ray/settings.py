@@ -1,7 +1,7 @@
 """The Ray runtime's settings: the simulator with its engines in Ray actors, on this machine or on a cluster.
 
-Virtual clock and server stay in this process; `engines.actors` says what travels, `engines.state_actors` where clients'
-memory lies.
+The virtual clock and the server stay in this process; `ray.actors` describes what travels, `ray.state_actors` where
+client state is kept.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class Ray(Simulated):
     """How to simulate with Ray (`pip install 'piebald[ray]'`).
 
     Attributes:
-        workers: actors, each on one core or GPU; None is one for each that Ray offers, at most one for each client that
-            works at a time.
+        workers: actors, each on one core or GPU; None starts one for each that Ray offers, at most one for each client
+            that works at a time.
         device: "cpu", or "cuda" where each actor has a GPU, or a share of one.
-        address: of a running cluster, "auto" for one on this machine; None takes the connection that there is
+        address: address of a running cluster, "auto" for one on this machine; None takes the existing connection
             (`ray.init`), or starts a Ray on this machine.
         gpus: how much of a GPU each actor takes, with device "cuda".
-        memory: bytes of client memory that are kept in RAM on each node; more goes to temporary files there.
+        memory: bytes of client state that are kept in RAM on each node; more goes to temporary files there.
         store: bytes of the object store of a Ray that is started here; None is Ray's default, 30% of the memory.
     """
 
@@ -51,34 +51,34 @@ class Ray(Simulated):
         return self
 
     def resolved(self, work: ClientWork, clients: Clients, expected: int) -> Self:
-        """See `vectors.RuntimeSettings`: counted where the actors will be, and measured there."""
+        """Make the choices of `RuntimeSettings.resolved` where the actors will be."""
         imported()
         here = self.address is None and self.device == "cpu" and not connected()
-        workers = self.workers or min(expected, count_cores() if here else self._session().offers()) or 1
+        workers = self.workers or min(expected, count_cores() if here else self._connection().offers()) or 1
         known = self.model_copy(update={"workers": workers})
         if here or (self.engine != "auto" and self.onednn is not None):
             return known.measured(work, clients, expected)
-        made = measured(known, self._session(), work, clients, expected)
+        made = measured(known, self._connection(), work, clients, expected)
         assert isinstance(made, type(self))
         return made
 
     def measured(self, work: ClientWork, clients: Clients, expected: int) -> Self:
-        """The same as `settled`, measured by this very process."""
+        """The same as `resolved`, measured by this process."""
         return super().resolved(work, clients, expected)
 
     def worker_pool(
         self, work: ClientWork, clients: Clients, room: tuple[int, int], state_store: ClientStateStore
     ) -> WorkerPool:
-        """Actors."""
+        """A pool of Ray actors."""
         return RayWorkerPool(
-            self, self._session(), work, clients, state_store if isinstance(state_store, StateActors) else None
+            self, self._connection(), work, clients, state_store if isinstance(state_store, StateActors) else None
         )
 
     def state_store(self, work: ClientWork) -> ClientStateStore:
-        """Shelves, where clients have anything to remember."""
+        """State actors, where clients have any state."""
         here = super().state_store(work)
-        return StateActors(work, self.memory, self._session) if here.needed else here
+        return StateActors(work, self.memory, self._connection) if here.needed else here
 
-    def _session(self) -> RayConnection:
+    def _connection(self) -> RayConnection:
         gpus = self.gpus if self.device == "cuda" else 0.0
         return RayConnection(self.address, max(self.workers or 1, count_cores()), self.store, gpus)

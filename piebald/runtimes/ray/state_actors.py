@@ -1,14 +1,14 @@
-"""Shelves: Ray actors that keep what clients remember, so that none of it passes through the driver.
+"""State actors: Ray actors that keep client state, so that none of it passes through the driver.
 
-    driver                               an actor that trains                  state_actors
-    whose memory a stack needs      ->   reads it                         <-   client 7 remembers ...
-                                         writes what came of it           ->   task 52 came to ...
-    52 counts, or is dropped        ---------------------------------->        client 7 remembers ...
+    driver                               an actor that trains                  state actors
+    whose state a stack needs       ->   reads it                         <-   state of client 7
+                                         writes the new state             ->   new state held for task 52
+    52 counts, or is dropped        ---------------------------------->        new state of client 7
 
-A client's home is the actor of its number, counted around; everything lies there and on the next actor, on another node
-where there is one.  A actor that dies is replaced and filled from these two neighbours.  Which clients are known and
-which tasks are under way the driver knows, so state_actors need not be asked; only for a checkpoint what has changed
-comes to the driver.
+A client's home is the actor with its number, modulo the count of actors; its state is there and on the next actor,
+which is on another node where there is one.  An actor that dies is replaced and filled from these two neighbors.  The
+driver knows which clients have state and which tasks are under way, so it need not ask; only for a checkpoint the state
+that has changed comes to the driver.
 """
 
 from __future__ import annotations
@@ -22,71 +22,71 @@ from piebald.client_work import ClientWork
 from piebald.contracts import Task
 from piebald.errors import RuntimeFault
 from piebald.parameters import nbytes
-from piebald.runtimes.engines.serving import ClientStack, StackResult
+from piebald.runtimes.engines.stack import ClientStack, StackResult
 from piebald.runtimes.ray.connection import RayConnection, as_array, as_tensor, imported
 from piebald.runtimes.workers.state_store import ClientStateStore
 from piebald.tensor_store import TensorStore, by_client
 
-_PIECE = 32 << 20  # bytes of memory that are moved between state_actors, or to the driver, at a time
-_TRIES = 5  # to replace state_actors that die over and over
+_PIECE = 32 << 20  # bytes of client state that are moved between actors, or to the driver, at a time
+_TRIES = 5  # to replace state actors that die again and again
 
-Entries = Mapping[int, Mapping[str, Any]]  # by key: a client's number, or ~ID for what came of a task
+Entries = Mapping[int, Mapping[str, Any]]  # by key: a client's number, or ~ID for the state held for a task
 
 
 class StateKey(NamedTuple):
-    """What stands for a tensor that lies on a actor, on the way to an actor."""
+    """Placeholder for a tensor of a state actor, on its way to an actor that trains."""
 
     client: int
     name: str
 
 
 class StateActor:
-    """What a actor does."""
+    """An actor that keeps client state."""
 
     def __init__(self) -> None:
-        self.memory = TensorStore(0)
+        self.store = TensorStore(0)
 
     def begin(self, budget: int) -> None:
-        """Forget everything; `budget` is for the bytes kept in RAM from now on."""
-        self.memory.close()
-        self.memory = TensorStore(budget)
+        """Forget everything, and keep `budget` bytes in RAM from now on."""
+        self.store.close()
+        self.store = TensorStore(budget)
 
     def give(self, keys: Sequence[int]) -> Entries:
-        """Entries as arrays; those that are not here are left out."""
+        """Return entries as arrays; those that are not here are left out."""
         return {
-            key: {name: as_array(tensor) for name, tensor in self.memory.get(key).items()}
+            key: {name: as_array(tensor) for name, tensor in self.store.get(key).items()}
             for key in keys
-            if key in self.memory
+            if key in self.store
         }
 
     def put(self, entries: Entries) -> None:
-        """Take entries, copied out of Ray's store."""
+        """Store entries, copied out of Ray's object store."""
         for key, arrays in entries.items():
-            self.memory.set(key, {name: as_tensor(array).clone() for name, array in arrays.items()})
+            self.store.set(key, {name: as_tensor(array).clone() for name, array in arrays.items()})
 
-    def settle(self, moves: Sequence[tuple[int, int, bool]]) -> None:
-        """Let clients remember what came of tasks, or forget that: (id, client, kept).  A second time changes
+    def settle(self, outcomes: Sequence[tuple[int, int, bool]]) -> None:
+        """Make the state held for tasks the clients' state, or discard it: (id, client, kept).  Repeating it changes
         nothing.
         """
-        for id, client, kept in moves:
-            if ~id in self.memory:
-                tensors = self.memory.take(~id)
+        for id, client, kept in outcomes:
+            if ~id in self.store:
+                tensors = self.store.take(~id)
                 if kept:
-                    self.memory.set(client, tensors)
+                    self.store.set(client, tensors)
 
 
-class StateActorRow:
-    """Shelves in their order, as whoever reads from them and writes to them sees them."""
+class StateActorRing:
+    """State actors in their order, for reading and writing."""
 
     def __init__(self, state_actors: Sequence[Any]) -> None:
         self.state_actors, self.ray = list(state_actors), imported()
 
     def home(self, client: int) -> int:
-        """The actor that has a client's memory first."""
+        """The first of the two actors that have a client's state."""
         return client % len(self.state_actors)
 
     def fill_in(self, arrays: Mapping[int, Any]) -> dict[int, Any]:
-        """A message's arrays with what clients remember in place of what stood for it."""
+        """A message's arrays with client state in the place of placeholders."""
         wanted = {place: one for place, one in arrays.items() if isinstance(one, StateKey)}
         clients = {one.client for one in wanted.values()}
         asked = [self.state_actors[home].give.remote(keys) for home, keys in self.at_home((c, c) for c in clients)]
@@ -96,13 +96,13 @@ class StateActorRow:
         for one in wanted.values():
             if one.name not in found[one.client]:
                 raise RuntimeFault(
-                    f"a client was left without {one.name!r} in its memory: a rule that begins with it (`remember`) "
-                    "must hand it out each time (`TrainOutput.state`)"
+                    f"a client was left without {one.name!r} in its state: a trainer that starts with it "
+                    "(`initial_state`) must return it each time (`TrainOutput.state`)"
                 )
         return {**arrays, **{place: found[one.client][one.name] for place, one in wanted.items()}}
 
-    def hand_in(self, stacks: Sequence[ClientStack], served: Sequence[StackResult]) -> None:
-        """What came of tasks, onto both state_actors of their clients; returns when it lies there."""
+    def store_results(self, stacks: Sequence[ClientStack], served: Sequence[StackResult]) -> None:
+        """Write the new state of results to both state actors of their clients; returns when it is there."""
         entries, clients = {}, {}
         for stack, one in zip(stacks, served, strict=True):
             for row, (id, client) in enumerate(zip(stack.ids, stack.clients, strict=True)):
@@ -112,15 +112,15 @@ class StateActorRow:
         self.ray.get(self.write(entries, clients))
 
     def write(self, entries: Entries, clients: Mapping[int, int]) -> list[Any]:
-        """Both state_actors' receipts for entries; `clients` says by key whose they are."""
+        """Write entries to both state actors; `clients` is the client of each key.  Returns the references."""
         receipts = []
         for home, keys in self.at_home((key, clients[key]) for key in entries):
-            parcel = self.ray.put({key: {n: as_array(t) for n, t in entries[key].items()} for key in keys})
-            receipts += [self.state_actors[place].put.remote(parcel) for place in (home, self.home(home + 1))]
+            message = self.ray.put({key: {n: as_array(t) for n, t in entries[key].items()} for key in keys})
+            receipts += [self.state_actors[place].put.remote(message) for place in (home, self.home(home + 1))]
         return receipts
 
     def at_home(self, keys: Iterable[tuple[int, int]]) -> list[tuple[int, list[int]]]:
-        """Keys, each with its client, by their homes."""
+        """Pairs of key and client, sorted by the client's home."""
         homes: dict[int, list[int]] = {}
         for key, client in keys:
             homes.setdefault(self.home(client), []).append(key)
@@ -128,55 +128,55 @@ class StateActorRow:
 
 
 class StateActors(ClientStateStore):
-    """Client memory on state_actors, as the driver sees it.
+    """Client state on state actors, as the driver sees it.
 
-    There is a actor for each node, and never fewer than two; they start at the first need.
+    There is an actor for each node, and never fewer than two; they start when they are first needed.
 
     Args:
         work: see `ClientStateStore`.
-        budget: bytes of client memory kept in RAM on each node; each actor has a file of its own for more.
-        session: connects to Ray.
+        budget: bytes of client state kept in RAM on each node; each actor has a file for more.
+        connect: connects to Ray.
 
     Attributes:
-        rests: False once something may still be on its way to the state_actors that the next run must not find there.
+        reusable: False once something may still be on its way to the actors that the next run must not find there.
     """
 
-    def __init__(self, work: ClientWork, budget: int, session: Callable[[], RayConnection]) -> None:
+    def __init__(self, work: ClientWork, budget: int, connect: Callable[[], RayConnection]) -> None:
         super().__init__(work, budget)
-        self.rests, self._connect = True, session
-        self._row: StateActorRow | None = None
-        self._begun = False  # whether all state_actors lived once, and something may lie there
-        self._nodes: dict[int, str] = {}  # of each actor
-        self._known: set[int] = set()  # clients whose memory lies on state_actors
-        self._changed: set[int] = set()  # of these since the last checkpoint
-        self._tickets: dict[int, int] = {}  # clients by the ids of tasks of which something may lie there
-        self._moves: list[tuple[int, int, bool]] = []  # what state_actors have yet to be told (`Shelf.settle`)
+        self.reusable, self._connect = True, connect
+        self._ring: StateActorRing | None = None
+        self._begun = False  # whether all actors were alive once, so that there may be something on them
+        self._nodes: dict[int, str] = {}  # the node of each actor
+        self._known: set[int] = set()  # clients whose state is on state actors
+        self._changed: set[int] = set()  # those of them whose state changed since the last checkpoint
+        self._task_clients: dict[int, int] = {}  # clients by the ids of tasks for which state may be held there
+        self._outcomes: list[tuple[int, int, bool]] = []  # of tasks, not yet sent to the actors (`StateActor.settle`)
 
-    # -- what a simulation asks
+    # -- called by a simulation
 
     def recall(self, task: Task) -> Mapping[str, Any]:
         first, client = self.first(task), task.client
         if task.query is None:
-            self._tickets[task.id] = client  # before it is served: a actor may have to be filled meanwhile
+            self._task_clients[task.id] = client  # before it is served: an actor may have to be filled meanwhile
         return {name: StateKey(client, name) for name in first} if client in self._known else first
 
     def hold(self, task: Task, tensors: Mapping[str, Tensor]) -> None:
-        """From a checkpoint; what actors came to, they have handed in themselves."""
+        """Hold state from a checkpoint; the state of other tasks is written by the actors that train."""
         if tensors:
             self.ready()
-            self._tickets[task.id] = task.client
+            self._task_clients[task.id] = task.client
             self._write({~task.id: tensors}, {~task.id: task.client})
 
     def settle(self, task: Task, kept: bool) -> None:
-        if task.id not in self._tickets:
+        if task.id not in self._task_clients:
             return
-        self._moves.append((task.id, task.client, kept))
+        self._outcomes.append((task.id, task.client, kept))
         if kept:
             self._known.add(task.client)
             self._changed.add(task.client)
 
     def held(self, tasks: Sequence[Task]) -> Mapping[int, Mapping[str, Tensor]]:
-        clients = {~one.id: one.client for one in tasks if one.id in self._tickets}
+        clients = {~one.id: one.client for one in tasks if one.id in self._task_clients}
         found = dict(self._read(clients))
         return {one.id: found.get(~one.id, {}) for one in tasks}
 
@@ -185,12 +185,12 @@ class StateActors(ClientStateStore):
             return {}
         self.ready()
         found = self._read({client: client for client in sorted(self._changed)})
-        tensors = {f"memory/{client}/{name}": t for client, entry in found for name, t in entry.items()}
+        tensors = {f"{self.kept.prefix}/{client}/{name}": t for client, entry in found for name, t in entry.items()}
         self._changed.clear()
         return tensors
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        found = by_client(tensors, "memory")
+        found = by_client(tensors, self.kept.prefix)
         if found:
             self.ready()
         self._known |= set(found)
@@ -198,129 +198,129 @@ class StateActors(ClientStateStore):
             self._write({client: found[client] for client in piece}, {client: client for client in piece})
 
     def close(self) -> None:
-        """Shelves rest until the next run, or are stopped."""
-        for place, actor in enumerate(self._row.state_actors if self._row is not None else ()):
-            if self.rests:
+        """Keep the actors for the next run, or stop them."""
+        for place, actor in enumerate(self._ring.state_actors if self._ring is not None else ()):
+            if self.reusable:
                 actor.begin.remote(0)
-                self._session.rest_on(self._nodes[place], actor)
+                self._connection.rest_on(self._nodes[place], actor)
             else:
-                self._session.stop(actor)
-        self._row, self._begun = None, False
+                self._connection.stop(actor)
+        self._ring, self._begun = None, False
 
-    # -- what a workers asks
+    # -- called by a worker pool
 
-    def ready(self) -> StateActorRow:
-        """The state_actors, once all of them live and know which results count."""
+    def ready(self) -> StateActorRing:
+        """The state actors, once all of them are alive and know which results count."""
         for _ in range(_TRIES):
-            asked = [actor.settle.remote(self._moves) for actor in self.row.state_actors]
+            asked = [actor.settle.remote(self._outcomes) for actor in self.ring.state_actors]
             if self._came(asked):
-                for id, _, _ in self._moves:
-                    del self._tickets[id]
-                self._moves, self._begun = [], True
-                return self.row
-            self.mend()
+                for id, _, _ in self._outcomes:
+                    del self._task_clients[id]
+                self._outcomes, self._begun = [], True
+                return self.ring
+            self.repair()
         raise _dying()
 
     @property
-    def row(self) -> StateActorRow:
-        """The state_actors, as far as they live."""
-        if self._row is None:
-            self._session = self._connect()
-            count = max(2, len(self._session.nodes()))
-            self._row = StateActorRow([])
+    def ring(self) -> StateActorRing:
+        """The state actors, some of which may have died."""
+        if self._ring is None:
+            self._connection = self._connect()
+            count = max(2, len(self._connection.nodes()))
+            self._ring = StateActorRing([])
             for place in range(count):
-                self._row.state_actors.append(self._start(place, count))
-        return self._row
+                self._ring.state_actors.append(self._start(place, count))
+        return self._ring
 
-    def mend(self) -> None:
-        """Replace state_actors that died.
+    def repair(self) -> None:
+        """Replace state actors that died.
 
         Raises:
-            RuntimeFault: what lay on one of them lay on no other that lives.
+            RuntimeFault: state that was on one of them is on no other that is alive.
         """
         for _ in range(_TRIES):
-            state_actors = self.row.state_actors
+            state_actors = self.ring.state_actors
             dead = [place for place, actor in enumerate(state_actors) if not self._came([actor.settle.remote([])])]
             if not dead:
                 return
             for home in dead:
-                if self.row.home(home + 1) in dead and self._keys(home):
+                if self.ring.home(home + 1) in dead and self._keys(home):
                     raise RuntimeFault(
-                        "two Ray actors that kept the same clients' memory died at once: continue from the last "
+                        "two Ray actors that kept the same clients' state died at once: continue from the last "
                         "checkpoint with `piebald resume`; often memory ran out, or two nodes went away"
                     )
             for place in dead:
                 self._replace(place)
         raise _dying()
 
-    # -- inside
+    # -- internal
 
     def _replace(self, place: int) -> None:
-        state_actors, count = self.row.state_actors, len(self.row.state_actors)
-        self._session.stop(state_actors[place])
+        state_actors, count = self.ring.state_actors, len(self.ring.state_actors)
+        self._connection.stop(state_actors[place])
         state_actors[place] = new = self._start(place, count)
         before = (place - 1) % count
         for home, source in ((place, (place + 1) % count), (before, before)):
             for piece in self._pieces(self._keys(home)):
                 if not self._came([new.put.remote(state_actors[source].give.remote(piece))]):
-                    self._session.stop(new)  # one that is not whole must not be taken for one that is
+                    self._connection.stop(new)  # an incomplete actor must not be taken for a complete one
                     return
 
     def _start(self, place: int, count: int) -> Any:
-        """A actor, on a node where its neighbours are not, and few others, as far as there are such."""
-        nodes = self._session.nodes()
+        """Start an actor, if possible on a node without its neighbors and with few others."""
+        nodes = self._connection.nodes()
         self._nodes.pop(place, None)
         beside = [self._nodes.get((place + step) % count) for step in (-1, 1)]
         others = list(self._nodes.values())
         node = min(nodes, key=lambda node: (beside.count(node), others.count(node)))
         self._nodes[place] = node
-        actor = self._session.start_on(node, StateActor)
+        actor = self._connection.start_on(node, StateActor)
         actor.begin.remote(self.budget * min(len(nodes), count) // count)
         return actor
 
     def _keys(self, home: int) -> list[int]:
-        """Everything that may lie on a actor as clients' home."""
-        if not self._begun:  # one that had rested may have been dead already
+        """All keys whose clients have their home on an actor."""
+        if not self._begun:  # an actor that was kept from an earlier run may have been dead already
             return []
-        mine = [~id for id, client in self._tickets.items() if self.row.home(client) == home]
-        return mine + [client for client in sorted(self._known) if self.row.home(client) == home]
+        mine = [~id for id, client in self._task_clients.items() if self.ring.home(client) == home]
+        return mine + [client for client in sorted(self._known) if self.ring.home(client) == home]
 
     def _pieces(self, keys: Sequence[int]) -> Iterator[Sequence[int]]:
-        """Keys, in such numbers as can be moved at a time."""
+        """Split keys into pieces that can be moved at a time."""
         private = self.work.layout.size - self.work.layout.shared
         size = max(1, _PIECE // max(1, nbytes(self.fresh) + 4 * private))
         for start in range(0, len(keys), size):
             yield keys[start : start + size]
 
     def _read(self, clients: Mapping[int, int]) -> Iterator[tuple[int, Mapping[str, Tensor]]]:
-        """Entries by key, copied to this process; `clients` says by key whose they are."""
-        for home, keys in self.row.at_home(clients.items()) if clients else ():
+        """Entries by key, copied to this process; `clients` is the client of each key."""
+        for home, keys in self.ring.at_home(clients.items()) if clients else ():
             for piece in self._pieces(keys):
                 for key, arrays in self._given(home, piece).items():
                     yield key, {name: as_tensor(array).clone() for name, array in arrays.items()}
 
     def _given(self, home: int, keys: Sequence[int]) -> Entries:
         for _ in range(_TRIES):
-            came, entries = self._session.answer(self.row.state_actors[home].give.remote(keys))
+            came, entries = self._connection.answer(self.ring.state_actors[home].give.remote(keys))
             if came:
                 return cast(Entries, entries)
-            self.mend()
+            self.repair()
         raise _dying()
 
     def _write(self, entries: Entries, clients: Mapping[int, int]) -> None:
         for _ in range(_TRIES):
-            if self._came(self.row.write(entries, clients)):
+            if self._came(self.ring.write(entries, clients)):
                 return
-            self.mend()
+            self.repair()
         raise _dying()
 
     def _came(self, answers: Sequence[Any]) -> bool:
-        """Whether all of them came."""
-        return all([self._session.answer(one)[0] for one in answers])
+        """Whether all answers came."""
+        return all([self._connection.answer(one)[0] for one in answers])
 
 
 def _dying() -> RuntimeFault:
     return RuntimeFault(
-        f"Ray actors that keep clients' memory died {_TRIES} times in a row: look at Ray's logs, often memory ran out; "
+        f"Ray actors that keep clients' state died {_TRIES} times in a row: look at Ray's logs, often memory ran out; "
         "`piebald resume` continues from the last checkpoint"
     )

@@ -1,4 +1,4 @@
-"""The simulator's settings: which engine, how many clients at once, how many processes, which devices."""
+"""The simulator's settings: engine, clients trained at once, processes, and simulated devices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
 from piebald.client_work import ClientWork
 from piebald.component import build
-from piebald.contracts import Clients
+from piebald.contracts import Clients, Fleet
 from piebald.randomness import generator
 from piebald.runtimes.base import RuntimeSettings
 from piebald.runtimes.engines.choose import STACKS, fastest, make_engine, stack_limit
@@ -24,11 +24,11 @@ _SMALL_ROUND = 0.02  # seconds: rounds shorter than this do not repay worker pro
 
 
 def _fleet(table: Any) -> Any:
-    """A fleet from its table; only vectors will do, since a resumed run rebuilds the fleet from its fields."""
+    """A fleet from its table; it must be a component, since a resumed run rebuilds the fleet from its fields."""
     if table is None:
         return None
     made = build("fleet", table)
-    if not hasattr(made, "device") or not hasattr(made, "available"):
+    if not isinstance(made, Fleet):
         raise ValueError(f"must be one of piebald.partition's fleets or its table, got {table!r}")
     return made
 
@@ -44,20 +44,22 @@ def count_cores() -> int:
 
 
 class Simulated(RuntimeSettings):
-    """What all simulations have in common, wherever their engines run; `workers` says where.
+    """Settings of every simulation, wherever its engines run.
 
     Attributes:
-        engine: "sequential" (one client after another), "batched" (many at once through one module), "vmapped" (many at once
-            through vmap), "reference" (slow and plain), or "auto", which measures and takes the fastest.
-        stack: clients trained at once by the joined and the vmapped engine; None lets it be measured or chosen.
+        engine: "sequential" (one client after another), "batched" (many at once through one module), "vmapped" (many at
+            once through vmap), "reference" (slow and plain), or "auto", which measures and takes the fastest.
+        stack: clients trained at once by the batched and the vmapped engine; None measures or chooses the number.
+        workers: processes or actors that train; None decides by the number of cores and the work there is.
+        device: where engines compute, as torch calls it.
         onednn: whether the batched engine multiplies large matrices with oneDNN instead of torch's default; None
             measures which is faster here.
         bfloat16: forward and backward passes under autocast.
-        memory: bytes of client memory kept in RAM; more goes to a temporary file.
+        memory: bytes of client state kept in RAM; more goes to a temporary file.
         fleet: devices of the clients, instant by default.
     """
 
-    axis = "runtime"  # not a choice itself
+    axis = "runtime"  # without a kind: it cannot be chosen itself
 
     engine: Literal["auto", "sequential", "vmapped", "batched", "reference"] = "auto"
     stack: int | None = Field(default=None, ge=1)
@@ -78,26 +80,26 @@ class Simulated(RuntimeSettings):
 
     def open(self, work: ClientWork, clients: Clients) -> Simulation:
         """Start simulating."""
-        settled = self.engine != "auto" and self.workers is not None and self.onednn is not None
-        made = self if settled else self.resolved(work, clients, len(clients))
+        complete = self.engine != "auto" and self.workers is not None and self.onednn is not None
+        made = self if complete else self.resolved(work, clients, len(clients))
         return Simulation(made, work, clients)
 
     def worker_pool(
         self, work: ClientWork, clients: Clients, room: tuple[int, int], state_store: ClientStateStore
     ) -> WorkerPool:
-        """Who trains; `room` is the shared memory of a message, and how many clients' vectors fit into it."""
+        """The workers; `room` is the bytes of shared memory of a message, and how many clients' vectors fit into it."""
         raise NotImplementedError
 
     def state_store(self, work: ClientWork) -> ClientStateStore:
-        """Who keeps what clients remember: this process."""
+        """The store of client state: this process."""
         return ClientStateStore(work, self.memory)
 
     def resolved(self, work: ClientWork, clients: Clients, expected: int) -> Self:
-        """See `vectors.RuntimeSettings`: engine, stack and workers are measured or counted where they were left open."""
+        """Measure or count engine, stack and workers where they were left open, see `RuntimeSettings.resolved`."""
         device, engine, stack, workers = torch.device(self.device), self.engine, self.stack, self.workers
         forks = device.type == "cpu" and can_fork()
         cores = count_cores()
-        pace, onednn = 0.0, self.onednn
+        seconds_per_step, onednn = 0.0, self.onednn
         if onednn is None:
             with one_thread(forks):
                 onednn = device.type == "cpu" and onednn_is_faster()
@@ -106,7 +108,7 @@ class Simulated(RuntimeSettings):
             count = min(len(clients), max(STACKS))
             sample = generator("measure", work.seed).choice(len(clients), count, replace=False).tolist()
             with one_thread(forks):
-                engine, found, pace = fastest(work, clients, device, self.bfloat16, sample)  # type: ignore[assignment]
+                engine, found, seconds_per_step = fastest(work, clients, device, self.bfloat16, sample)  # type: ignore[assignment]
             stack = stack or found
         if stack is None:
             stack = 8 if engine in ("vmapped", "batched") else 1
@@ -115,7 +117,7 @@ class Simulated(RuntimeSettings):
             batch = work.trainer.batch if isinstance(work.trainer, Sgd) else 20
             seconds = (
                 expected
-                * pace
+                * seconds_per_step
                 * (work.trainer.epochs if isinstance(work.trainer, Sgd) else 1)
                 * ((rows or 10 * batch) / batch)
             )
@@ -129,7 +131,7 @@ class Simulator(Simulated):
     """How to simulate.
 
     Attributes:
-        workers: processes; 0 is this process alone, None decides by the number of cores and the work there is.
+        workers: processes; 0 trains in this process, None decides by the number of cores and the work there is.
         device: "cpu", "cuda" or "cuda:1".
     """
 
@@ -146,7 +148,7 @@ class Simulator(Simulated):
     def worker_pool(
         self, work: ClientWork, clients: Clients, room: tuple[int, int], state_store: ClientStateStore
     ) -> WorkerPool:
-        """This process alone, or forked ones."""
+        """This process, or forked workers."""
         set_onednn(bool(self.onednn))
         engine = make_engine(self.engine, work, clients, torch.device(self.device), self.bfloat16)
         return ForkedWorkers(engine, self.workers, *room) if self.workers else InProcess(engine)

@@ -1,7 +1,7 @@
-"""The simulation itself: clients as data, and a virtual clock.
+"""The simulation: clients as data, and a virtual clock.
 
-An task's inputs are fixed when it is submitted, so nothing is computed until its result could matter: everything
-outstanding is then served in one go, and results are handed out in the order of their virtual times.
+The inputs of a task are fixed when it is submitted, so nothing is computed until its result could matter: then all
+outstanding tasks are served together, and results are returned in the order of their virtual times.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from piebald.parameters import nbytes
 from piebald.privacy.secure_aggregation.client_side import masked, repeatable, replied
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 from piebald.randomness import generator
-from piebald.runtimes.engines.serving import PRIVATE, ClientStack, StackResult
-from piebald.runtimes.workers.pool import LEAST_ARENA, WorkerPool
+from piebald.runtimes.engines.stack import PRIVATE, ClientStack, StackResult
+from piebald.runtimes.workers.pool import MIN_ARENA, WorkerPool
 from piebald.runtimes.workers.state_store import under
 
 if TYPE_CHECKING:
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
 
 LOST = "lost"
 GONE = "the client went away before it was done"
-_LARGE = 1 << 20  # numbers of a model whose weights engines would rather not form (`engines.lowrank`)
+_LARGE = 1 << 20  # parameters of a model whose weights engines avoid forming (`runtimes.factored`)
 
 
 class Instant:
-    """The default fleet: everyone is instant and always there."""
+    """The default fleet: all devices are instant and always available."""
 
     def __init__(self) -> None:
         self._device = Device()
@@ -62,14 +62,14 @@ class Instant:
 
 @dataclass(slots=True, eq=False)
 class _Event:
-    """An task under way."""
+    """A task under way."""
 
     task: Task
     sent: float
-    pool: SumRequest | None
+    sum_request: SumRequest | None
     batch: int
     update: Update | None = None
-    counts: bool = False  # whether its client will remember it, unless it fails yet
+    counts: bool = False  # whether its new client state will be kept, unless it fails later
     failure: str | None = None
     served: bool = False
     bytes_down: int = 0
@@ -88,31 +88,31 @@ class Simulation:
     def __init__(self, settings: Simulated, work: ClientWork, clients: Clients) -> None:
         self.settings, self.work, self.federation = settings, work, clients
         self.fleet: Fleet = settings.fleet or Instant()
-        self.memory = settings.state_store(work)
+        self.state_store = settings.state_store(work)
         self._now = 0.0
         self._due: list[_Due] = []
         self._batches = 0
-        self._crew: WorkerPool | None = None
+        self._worker_pool: WorkerPool | None = None
         self._secrets: dict[int, dict[str, Tensor]] = {}  # what clients keep from everybody, for secure aggregation
 
-    # -- the seam
+    # -- contracts.Runtime
 
-    def submit(self, tasks: Sequence[Task], pool: SumRequest | None = None) -> None:
-        """See `contracts.Runtime`.  The earliest possible time is when the download ends; serving finds the true
-        one.
+    def submit(self, tasks: Sequence[Task], sum_request: SumRequest | None = None) -> None:
+        """Send tasks, see `contracts.Runtime`.  They are due when the download ends, at the earliest; serving finds the
+        true time.
         """
         self._batches += 1
-        if pool is not None and any(self._leaves(task) is not None for task in tasks):
-            pool = None  # whoever goes away in between must not be in a sum already
+        if sum_request is not None and any(self._leaves(task) is not None for task in tasks):
+            sum_request = None  # a client that goes away meanwhile must not be in a sum already
         for task in tasks:
-            event = _Event(task, self._now, pool, self._batches)
+            event = _Event(task, self._now, sum_request, self._batches)
             if not task.free:
                 event.bytes_down = nbytes(task.vectors)
                 self._maybe_lose(event)
             heapq.heappush(self._due, _Due(self._earliest(event), task.id, event))
 
     def next(self, until: float = float("inf")) -> Result | None:
-        """See `contracts.Runtime`."""
+        """The next result, see `contracts.Runtime`."""
         while self._due:
             due = self._due[0]
             if due.time > until:
@@ -122,7 +122,7 @@ class Simulation:
                 continue
             heapq.heappop(self._due)
             self._now = max(self._now, due.time)
-            return self._arrive(due)
+            return self._deliver(due)
         if until < float("inf"):
             self._now = max(self._now, until)
         elif not self._due and not len(self.clients()):
@@ -136,9 +136,9 @@ class Simulation:
         return self._now
 
     def state(self) -> Checkpoint:
-        """Clock, client memory that has changed, and what is under way with its results, if they are known."""
-        tensors, events = self.memory.changed(), []
-        held = self.memory.held([due.event.task for due in self._due if due.event.counts])
+        """The clock, client state that has changed, and tasks under way with their results, if they are known."""
+        tensors, events = self.state_store.changed(), []
+        held = self.state_store.held([due.event.task for due in self._due if due.event.counts])
         for due in sorted(self._due):
             event = due.event
             row: dict[str, Any] = {"id": due.id, "time": due.time, "sent": event.sent, "failure": event.failure}
@@ -147,18 +147,18 @@ class Simulation:
                 update = event.update
                 row |= {"examples": update.examples, "steps": update.steps, "metrics": dict(update.metrics)}
                 row |= {"norm": update.norm, "nbytes": update.nbytes}
-                tensors |= {f"event/{due.id}/parts/{name}": part for name, part in update.vectors.items()}
+                tensors |= {f"event/{due.id}/vectors/{name}": part for name, part in update.vectors.items()}
             tensors |= {f"secret/{event.task.client}/{n}": t for n, t in self._kept(event.task).items()}
             if event.counts:
-                row["remembers"] = True
-                tensors |= {f"event/{due.id}/memory/{name}": part for name, part in held[due.id].items()}
+                row["counts"] = True
+                tensors |= {f"event/{due.id}/state/{name}": part for name, part in held[due.id].items()}
             events.append(row)
         return Checkpoint(tensors, {"now": self._now, "events": events})
 
     def restore(self, checkpoint: Checkpoint, tasks: Mapping[int, Task]) -> None:
-        """Take up what `state` gave."""
+        """Restore what `state` returned."""
         self._now = float(checkpoint.values["now"])
-        self.memory.restore(checkpoint.tensors)
+        self.state_store.restore(checkpoint.tensors)
         for place, tensor in checkpoint.tensors.items():
             if place.startswith("secret/"):
                 _, client, own = place.split("/", 2)
@@ -172,16 +172,16 @@ class Simulation:
                 event.update = Update(
                     vectors, row["examples"], row["steps"], row["metrics"], row["norm"], None, row["nbytes"]
                 )
-            if row.get("remembers"):
+            if row.get("counts"):
                 event.counts = True
-                self.memory.hold(event.task, under(checkpoint.tensors, f"{name}memory/"))
+                self.state_store.hold(event.task, under(checkpoint.tensors, f"{name}state/"))
             heapq.heappush(self._due, _Due(row["time"], row["id"], event))
 
     def close(self) -> None:
-        if self._crew is not None:
-            self._crew.close()
-            self._crew = None
-        self.memory.close()
+        if self._worker_pool is not None:
+            self._worker_pool.close()
+            self._worker_pool = None
+        self.state_store.close()
 
     # -- time
 
@@ -192,7 +192,7 @@ class Simulation:
         return event.sent + device.latency + event.bytes_down / device.down
 
     def _earliest(self, event: _Event) -> float:
-        """When a task ends at the soonest: it need not be computed before."""
+        """The earliest time at which a task can end: it need not be computed before."""
         task, work = event.task, self.work
         downloaded = self._downloaded(event)
         if event.served or task.query is not None:
@@ -204,7 +204,7 @@ class Simulation:
         return soonest if leaves is None else min(soonest, leaves)
 
     def _leaves(self, task: Task, sent: float | None = None) -> float | None:
-        """When the client's device will go off, or None."""
+        """When the client's device will go offline, or None."""
         if task.free or task.client == SERVER_ID:
             return None
         asked = self._now if sent is None else sent
@@ -222,41 +222,43 @@ class Simulation:
         return self._downloaded(event) + work + device.latency + event.update.nbytes / device.up
 
     def _next_wake(self) -> float:
-        """When the next device comes on, if all are off now and nothing is under way."""
+        """When the next device comes online, if all are offline and nothing is under way."""
         devices = (self.fleet.device(client) for client in range(len(self.federation)))
         starts = (start for device in devices for start, _ in device.on or () if start > self._now)
         return min(starts, default=self._now)
 
     def _maybe_lose(self, event: _Event) -> None:
-        """A device may drop out; whether it does depends on the client and the version, not on when it is asked."""
+        """Let a device drop out or not, depending on the client and the version, not on when it is asked."""
         client, version = event.task.client, event.task.version
         device = self.fleet.device(client) if client != SERVER_ID else Device()
         query = event.task.query
-        kind = (query.kind,) if isinstance(query, KeyQuery) else ()  # clients may drop out between the rounds
-        words = ("dropout", self.work.seed, self.federation.names[client], version, *kind)
-        if device.dropout and generator(*words).random() < device.dropout:
+        kind = (
+            (query.kind,) if isinstance(query, KeyQuery) else ()
+        )  # clients may drop out between the queries of a key agreement
+        rng_key = ("dropout", self.work.seed, self.federation.names[client], version, *kind)
+        if device.dropout and generator(*rng_key).random() < device.dropout:
             event.served, event.failure = True, LOST
 
-    def _arrive(self, due: _Due) -> Result:
+    def _deliver(self, due: _Due) -> Result:
         event, task = due.event, due.event.task
         update, failure = event.update, event.failure
         if update is not None and task.query is None and self.work.masking is not None:
             update, failure = masked(update, task, self.work, self._of(task))
         if event.counts:
-            self.memory.settle(task, kept=failure is None)
+            self.state_store.settle(task, kept=failure is None)
         up = 0 if update is None or task.free else update.nbytes
         return Result(task, update, event.sent, due.time, event.bytes_down, up, failure)
 
     # -- secrets
 
     def _of(self, task: Task) -> ClientSecrets:
-        """What a task's client keeps from everybody."""
+        """The secrets of a task's client."""
         kept = self._secrets.setdefault(task.client, {})
         name = self.federation.names[task.client]
-        return ClientSecrets(task.client, kept, repeatable(self.work.seed, name, task.moment))
+        return ClientSecrets(task.client, kept, repeatable(self.work.seed, name, task.rng_version))
 
     def _kept(self, task: Task) -> Mapping[str, Tensor]:
-        """What a checkpoint needs of that: between two commits only clients at work are in the middle of a sum."""
+        """Secrets that a checkpoint needs: between two server steps only clients at work are part of a sum."""
         return self._secrets.get(task.client, {})
 
     def _reply(self, event: _Event) -> None:
@@ -266,14 +268,16 @@ class Simulation:
     # -- serving
 
     def _serve_outstanding(self) -> None:
-        """Serve everything under way in as few and as large stacks as there are kinds of work, then set true times."""
+        """Serve all tasks under way, in as few stacks as there are kinds of work, then set their true times."""
         kinds: dict[tuple[int, str], list[_Event]] = {}
         for due in sorted(self._due):
             if not due.event.served:
                 query = due.event.task.query
                 kind = "" if query is None else query.model_dump_json() + query.kind
-                # pooled updates are summed by submission; the others may be trained together whenever they were sent
-                kinds.setdefault((due.event.batch if due.event.pool is not None else 0, kind), []).append(due.event)
+                # updates to be summed are summed by submission; others may be trained together whenever they were sent
+                kinds.setdefault((due.event.batch if due.event.sum_request is not None else 0, kind), []).append(
+                    due.event
+                )
         for events in kinds.values():
             query = events[0].task.query
             if isinstance(query, KeyQuery):
@@ -285,7 +289,7 @@ class Simulation:
         heapq.heapify(self._due)
 
     def _ends(self, due: _Due) -> float:
-        """When a task that was served ends, or breaks off because its client goes away."""
+        """When a task that was served ends, or is cut off because its client goes away."""
         event = due.event
         if event.failure in (LOST, GONE):
             return due.time
@@ -293,7 +297,7 @@ class Simulation:
         if leaves is None or finished <= leaves:
             return finished
         if event.counts:
-            self.memory.settle(event.task, kept=False)
+            self.state_store.settle(event.task, kept=False)
         event.failure, event.update, event.counts = GONE, None, False
         return leaves
 
@@ -303,30 +307,30 @@ class Simulation:
         stacks = self._cut(order, events)
         groups = [[events[i] for i in stack] for stack in stacks]
         loads = [sum(costs[i] for i in stack) for stack in stacks]
-        pool = events[0].pool
-        served, total = self._hands().serve([self._stack(group) for group in groups], loads, pool)
+        sum_request = events[0].sum_request
+        served, total = self._workers().serve([self._stack(group) for group in groups], loads, sum_request)
         sums = {name: part.cpu() for name, part in total.vectors.items()}
-        pooled = PartialSum(total.weight, sums) if pool is not None else None
+        partial_sum = PartialSum(total.weight, sums) if sum_request is not None else None
         for group, result in zip(groups, served, strict=True):
             for row, event in enumerate(group):
-                self._settle(event, result, row, pooled)
+                self._settle(event, result, row, partial_sum)
 
-    def _settle(self, event: _Event, result: StackResult, row: int, pooled: PartialSum | None) -> None:
+    def _settle(self, event: _Event, result: StackResult, row: int, partial_sum: PartialSum | None) -> None:
         event.served = True
         event.failure = result.failures[row]
         update = result.update(row)
-        if pooled is not None:
-            update = Update({}, update.examples, update.steps, update.metrics, update.norm, pooled, update.nbytes)
+        if partial_sum is not None:
+            update = Update({}, update.examples, update.steps, update.metrics, update.norm, partial_sum, update.nbytes)
         event.update = update
         if event.task.query is None:
-            self.memory.hold(event.task, {name: _alone(rows[row]) for name, rows in result.state.items()})
+            self.state_store.hold(event.task, {name: _alone(rows[row]) for name, rows in result.state.items()})
             event.counts = event.failure is None and math.isfinite(update.norm)
-            if not event.counts:  # a client whose update cannot count also forgets the attempt
-                self.memory.settle(event.task, kept=False)
+            if not event.counts:  # a client whose update cannot count keeps its old state
+                self.state_store.settle(event.task, kept=False)
 
     def _stack(self, events: list[_Event]) -> ClientStack:
         tasks = [event.task for event in events]
-        remembered = [self.memory.recall(task) for task in tasks]
+        states = [self.state_store.recall(task) for task in tasks]
         sent = [
             {n: p for n, p in a.vectors.items() if n not in ("model", PRIVATE) and not n.startswith(MASKING)}
             for a in tasks
@@ -334,11 +338,11 @@ class Simulation:
         return ClientStack(
             clients=[task.client for task in tasks],
             versions=[task.version for task in tasks],
-            moments=[task.moment for task in tasks],
+            rng_versions=[task.rng_version for task in tasks],
             committed=[task.committed for task in tasks],
             models=[task.vectors["model"] for task in tasks],
             vectors={name: [vectors[name] for vectors in sent] for name in sent[0]},
-            state={name: [memory[name] for memory in remembered] for name in remembered[0]},
+            state={name: [state[name] for state in states] for name in states[0]},
             query=tasks[0].query,
             ids=[task.id for task in tasks],
         )
@@ -351,7 +355,7 @@ class Simulation:
         return 1.0 if size is None else float(size)
 
     def _cut(self, order: list[int], events: list[_Event]) -> list[list[int]]:
-        """Stacks of the events, by number; of a large model only clients that start from the same one go together."""
+        """Split events into stacks, by number; clients of a large model only with others that have the same start."""
         size, stacks = self._stack_size(events), dict[int, list[list[int]]]()
         apart = self.work.layout.size >= _LARGE and events[0].task.query is None
         for i in order:
@@ -362,26 +366,26 @@ class Simulation:
         return [stack for mine in stacks.values() for stack in mine]
 
     def _stack_size(self, events: list[_Event]) -> int:
-        """Training stacks as settled; questions about one model in large stacks, a few for each worker."""
+        """Clients in a stack: as set for training; large stacks for queries about one model, a few for each worker."""
         if events[0].task.query is None or isinstance(self.work.trainer, Personalizes):
             return self.settings.stack or 1
         share = -(-len(events) // max(1, self.settings.workers or 1))
-        return max(1, min(256, share, self._room()[1] if self.memory.needed else 256))
+        return max(1, min(256, share, self._room()[1] if self.state_store.needed else 256))
 
     def _room(self) -> tuple[int, int]:
         """Bytes of shared memory for a message, and how many clients' vectors fit into it with two to spare."""
-        vectors = 2 + len(self.memory.fresh) + len(self.work.server_vectors())
+        vectors = 2 + len(self.state_store.fresh) + len(self.work.server_vectors())
         client = 4 * self.work.layout.size * vectors
-        size = max(LEAST_ARENA, 2 * client * ((self.settings.stack or 1) + 2))
+        size = max(MIN_ARENA, 2 * client * ((self.settings.stack or 1) + 2))
         return size, max(1, size // client - 2)
 
-    def _hands(self) -> WorkerPool:
-        """The workers, started at the first need."""
-        if self._crew is None:
-            self._crew = self.settings.worker_pool(self.work, self.federation, self._room(), self.memory)
-        return self._crew
+    def _workers(self) -> WorkerPool:
+        """The workers, started when they are first needed."""
+        if self._worker_pool is None:
+            self._worker_pool = self.settings.worker_pool(self.work, self.federation, self._room(), self.state_store)
+        return self._worker_pool
 
 
 def _alone(row: Tensor) -> Tensor:
-    """A row that keeps nothing else in memory: not the stack that it is a view of."""
+    """A row that is no view of a stack, which it would keep in memory."""
     return row.clone() if row._is_view() else row

@@ -1,1 +1,1 @@
-"""Worker processes: who trains the stacks of clients."""
+"""Worker processes that train stacks of clients, and the store of client state."""

@@ -1,6 +1,6 @@
-"""Who does the work: this process alone, or worker processes forked from it.
+"""Worker pools: this process, or worker processes forked from it.
 
-Workers inherit model, rule and data by fork, copy nothing and unpickle nothing; vectors cross through shared memory.
+Forked workers inherit model, trainer and data, copy nothing and unpickle nothing; vectors travel through shared memory.
 Which worker gets which stack depends on the stacks alone, and partial sums are added in worker order, so a run repeats
 bit for bit.
 """
@@ -23,35 +23,37 @@ import torch
 
 from piebald.contracts import SERVER_ID, SumRequest
 from piebald.errors import PiebaldError, RuntimeFault
+from piebald.runtimes.engines.engine import Engine
 from piebald.runtimes.engines.row_loader import RowLoader
-from piebald.runtimes.engines.serving import ClientStack, Engine, RunningSum, StackResult, serve
-from piebald.runtimes.workers.serialization import Arena, pack_served, pack_stack, unpack_served, unpack_stack
+from piebald.runtimes.engines.serving import serve
+from piebald.runtimes.engines.stack import ClientStack, RunningSum, StackResult
+from piebald.runtimes.workers.serialization import Arena, pack_result, pack_stack, unpack_result, unpack_stack
 
-LEAST_ARENA = 64 << 20
+MIN_ARENA = 64 << 20
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # of mallopt(3)
-_HUGE = 1 << 24  # numbers of a model
+_HUGE = 1 << 24  # parameters of a model
 
 
 class WorkerPool(Protocol):
-    """Serves stacks, in the order given."""
+    """Serves stacks of clients."""
 
     def serve(
-        self, stacks: Sequence[ClientStack], costs: Sequence[float], pool: SumRequest | None
+        self, stacks: Sequence[ClientStack], costs: Sequence[float], sum_request: SumRequest | None
     ) -> tuple[list[StackResult], RunningSum]:
-        """What came of each stack, and the sum of those that were pooled."""
+        """Serve stacks; returns their results in the order given, and the sum of updates that the request asks for."""
 
     def close(self) -> None:
-        """Let workers go."""
+        """Stop the workers."""
 
 
 def can_fork() -> bool:
-    """Whether worker processes can be had."""
+    """Whether this platform can fork worker processes."""
     return "fork" in multiprocessing.get_all_start_methods()
 
 
 @contextlib.contextmanager
 def one_thread(wanted: bool) -> Iterator[None]:
-    """Compute with one thread, if wanted; the user's own setting comes back afterwards."""
+    """Compute with one thread, if wanted; the user's setting is restored afterwards."""
     before = torch.get_num_threads()
     if wanted:
         torch.set_num_threads(1)
@@ -63,14 +65,15 @@ def one_thread(wanted: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def kept_pages(model: int = 0) -> Iterator[None]:
-    """Let this process keep what memory it frees; afterwards it is given back.
+    """Let this process keep memory that it frees, until the end of the context.
 
-    A stack's vectors come and go at every step, and each time the system would map and clear their pages anew, which
-    takes longer than to compute them.  Only GNU's C library is told; with others nothing happens.  It goes on with the
-    highest of the limits that it would have come to by itself, since it cannot be told to find its own again.
+    A stack's vectors are allocated and freed at every step, and each time the system would map and clear their pages
+    again, which takes longer than computing them.  This works with GNU's C library; with others nothing happens.
+    Afterwards the library keeps the highest limits that it would have set by itself, since it cannot be told to adapt
+    them again.
 
     Args:
-        model: numbers of one model.  Of a huge one, pieces above 32 MB are given back at once: holes between them would
+        model: parameters of one model.  Of a huge one, pieces above 32 MB are returned at once: gaps between them would
             take half as much memory again.
     """
     library: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -90,34 +93,37 @@ def kept_pages(model: int = 0) -> Iterator[None]:
 
 
 class InProcess:
-    """This process does it, on the CPU with one thread.
+    """Serves stacks in this process, on the CPU with one thread.
 
-    Several threads help large tensors only, and on a busy machine they wait for one another many times longer than they
-    compute; whoever wants more cores has workers.  Where processes cannot fork, torch's threads are all there is.
+    Several threads only help with large tensors, and on a busy machine they wait for one another many times longer than
+    they compute; use workers for more cores.  Where processes cannot fork, torch keeps its threads.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._stay = contextlib.ExitStack()
-        self._stay.enter_context(one_thread(engine.device.type == "cpu" and can_fork()))
-        self._stay.enter_context(kept_pages(engine.work.layout.size))
+        self._context = contextlib.ExitStack()
+        self._context.enter_context(one_thread(engine.device.type == "cpu" and can_fork()))
+        self._context.enter_context(kept_pages(engine.work.layout.size))
 
     def serve(
-        self, stacks: Sequence[ClientStack], costs: Sequence[float], pool: SumRequest | None
+        self, stacks: Sequence[ClientStack], costs: Sequence[float], sum_request: SumRequest | None
     ) -> tuple[list[StackResult], RunningSum]:
         total = RunningSum()
-        return [guarded(self.engine, stack, pool, total) for stack in foretold(self.engine.feed, stacks)], total
+        return [
+            serve_naming_client(self.engine, stack, sum_request, total)
+            for stack in prefetched(self.engine.row_loader, stacks)
+        ], total
 
     def close(self) -> None:
-        self.engine.feed.close()
-        self._stay.close()
+        self.engine.row_loader.close()
+        self._context.close()
 
 
 class ForkedWorkers:
-    """Forked processes of one thread each.
+    """Serves stacks in forked processes of one thread each.
 
     Args:
-        engine: shared by inheritance; built before the fork.
+        engine: built before the fork, and inherited by the workers.
         count: how many processes.
         size: bytes of shared memory for each direction of each worker.
         room: how many clients' inputs or outputs fit into one message.
@@ -125,53 +131,57 @@ class ForkedWorkers:
 
     def __init__(self, engine: Engine, count: int, size: int, room: int) -> None:
         self.room = room
-        self.hands: list[_Worker] = []
-        # Our own threads would wait for one another while the workers hold the cores: adding two vectors took 2 ms
-        # instead of 0.05.
-        self._stay = contextlib.ExitStack()
-        self._stay.enter_context(one_thread(wanted=True))
-        self._stay.enter_context(kept_pages(engine.work.layout.size))  # workers inherit it
+        self.workers: list[_Worker] = []
+        # The threads of this process would wait for one another while the workers use the cores: adding two vectors
+        # took 2 ms instead of 0.05.
+        self._context = contextlib.ExitStack()
+        self._context.enter_context(one_thread(wanted=True))
+        self._context.enter_context(kept_pages(engine.work.layout.size))  # workers inherit it
         context = multiprocessing.get_context("fork")
         for _ in range(count):
             inbox, outbox = Arena(size), Arena(size)
             ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(engine, theirs, ours, inbox, outbox), daemon=True)
+            process = context.Process(
+                target=_serve_until_closed, args=(engine, theirs, ours, inbox, outbox), daemon=True
+            )
             with warnings.catch_warnings():
-                # Python 3.12 warns about fork beside threads.  The children compute with one thread and touch no lock
-                # of ours.
+                # Python 3.12 warns about forking while there are threads.  The children compute with one thread and
+                # take no lock of this process.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 process.start()
             theirs.close()
-            self.hands.append(_Worker(process, ours, inbox, outbox))
+            self.workers.append(_Worker(process, ours, inbox, outbox))
 
     def serve(
-        self, stacks: Sequence[ClientStack], costs: Sequence[float], pool: SumRequest | None
+        self, stacks: Sequence[ClientStack], costs: Sequence[float], sum_request: SumRequest | None
     ) -> tuple[list[StackResult], RunningSum]:
-        queues = share_out(costs, len(self.hands))
+        queues = share_out(costs, len(self.workers))
         results: dict[int, StackResult] = {}
-        pieces = [self._pieces(queue, stacks) for queue in queues]
-        aggregation = None if pool is None else {"weight": pool.weight.table(), "limit": pool.limit}
-        sums: dict[int, dict[str, Any]] = {}  # what each worker says with its last message
+        pieces = [self._messages(queue, stacks) for queue in queues]
+        request = None if sum_request is None else {"weight": sum_request.weight.table(), "limit": sum_request.limit}
+        sums: dict[int, dict[str, Any]] = {}  # what each worker sends with its last message
         while any(pieces):
             busy = [(place, mine.pop(0), not mine) for place, mine in enumerate(pieces) if mine]
             for place, piece, last in busy:
-                hand = self.hands[place]
-                chosen = _pack(hand.inbox, [stacks[one] for one in piece])
-                hand.send({"pool": aggregation, "stacks": chosen, "last": last})
+                worker = self.workers[place]
+                chosen = _pack(worker.inbox, [stacks[one] for one in piece])
+                worker.send({"sum_request": request, "stacks": chosen, "last": last})
             for place, piece, last in busy:
-                hand = self.hands[place]
-                answer = hand.receive()
-                results |= zip(piece, (unpack_served(values, hand.outbox) for values in answer["served"]), strict=True)
+                worker = self.workers[place]
+                answer = worker.receive()
+                results |= zip(
+                    piece, (unpack_result(values, worker.outbox) for values in answer["results"]), strict=True
+                )
                 if last:
                     sums[place] = answer
         total = RunningSum()
-        for place in sorted(sums) if pool is not None else ():
-            outbox, answer = self.hands[place].outbox, sums[place]
-            total.add(answer["weight"], {name: outbox.get(where) for name, where in answer["parts"].items()})
+        for place in sorted(sums) if sum_request is not None else ():
+            outbox, answer = self.workers[place].outbox, sums[place]
+            total.add(answer["weight"], {name: outbox.get(where) for name, where in answer["vectors"].items()})
         return [results[place] for place in range(len(stacks))], total
 
-    def _pieces(self, queue: Sequence[int], stacks: Sequence[ClientStack]) -> list[list[int]]:
-        """A worker's stacks cut into messages that fit into its shared memory."""
+    def _messages(self, queue: Sequence[int], stacks: Sequence[ClientStack]) -> list[list[int]]:
+        """Split a worker's stacks into messages that fit into its shared memory."""
         pieces: list[list[int]] = []
         used = self.room
         for place in queue:
@@ -183,18 +193,18 @@ class ForkedWorkers:
         return pieces
 
     def close(self) -> None:
-        for hand in self.hands:
-            hand.pipe.close()
-        for hand in self.hands:
-            hand.process.join(timeout=5)
-            if hand.process.is_alive():
-                hand.process.kill()
-        self._stay.close()
-        self.hands = []
+        for worker in self.workers:
+            worker.pipe.close()
+        for worker in self.workers:
+            worker.process.join(timeout=5)
+            if worker.process.is_alive():
+                worker.process.kill()
+        self._context.close()
+        self.workers = []
 
 
 class _Worker:
-    """The near end of one worker."""
+    """One worker, as seen from this process."""
 
     def __init__(self, process: Any, pipe: Connection, inbox: Arena, outbox: Arena) -> None:
         self.process, self.pipe, self.inbox, self.outbox = process, pipe, inbox, outbox
@@ -222,29 +232,31 @@ class _Worker:
         )
 
 
-def share_out(costs: Sequence[float], hands: int) -> list[list[int]]:
-    """Places of stacks for each worker: the dearest first, always to the least loaded; then in their own order."""
-    queues: list[list[int]] = [[] for _ in range(hands)]
-    loads = [0.0] * hands
+def share_out(costs: Sequence[float], workers: int) -> list[list[int]]:
+    """Assign stacks to workers: the most expensive first, each to the least loaded worker; then in their own order."""
+    queues: list[list[int]] = [[] for _ in range(workers)]
+    loads = [0.0] * workers
     for place in sorted(range(len(costs)), key=lambda place: (-costs[place], place)):
-        hand = loads.index(min(loads))
-        queues[hand].append(place)
-        loads[hand] += max(costs[place], 1e-9)
+        worker = loads.index(min(loads))
+        queues[worker].append(place)
+        loads[worker] += max(costs[place], 1e-9)
     return [sorted(queue) for queue in queues]
 
 
-def foretold(feed: RowLoader, stacks: Sequence[ClientStack]) -> Iterator[ClientStack]:
-    """Stacks in their order; while one is served, the rows that the next one trains on are fetched."""
+def prefetched(row_loader: RowLoader, stacks: Sequence[ClientStack]) -> Iterator[ClientStack]:
+    """Stacks in their order; while one is served, the training rows of the next one are fetched."""
     for stack, after in zip(stacks, [*stacks[1:], None], strict=True):
         if after is not None and after.query is None:
-            feed.expect(after.clients)
+            row_loader.expect(after.clients)
         yield stack
 
 
-def guarded(engine: Engine, stack: ClientStack, pool: SumRequest | None, total: RunningSum) -> StackResult:
-    """`serve`, with an error of the user's own code (model, loss, metric) named by client."""
+def serve_naming_client(
+    engine: Engine, stack: ClientStack, sum_request: SumRequest | None, total: RunningSum
+) -> StackResult:
+    """`serve`, with errors of the user's own code (model, loss, metric) that name the client."""
     try:
-        return serve(engine, stack, pool, total)
+        return serve(engine, stack, sum_request, total)
     except PiebaldError:
         raise
     except Exception as error:
@@ -253,13 +265,15 @@ def guarded(engine: Engine, stack: ClientStack, pool: SumRequest | None, total: 
 
 
 def _culprit(engine: Engine, stack: ClientStack) -> str:
-    """Whose rows the error came with, found by serving the clients of the stack one by one."""
+    """The client whose rows cause the error, found by serving the clients of the stack one by one."""
     for row, client in enumerate(stack.clients):
         alone = stack.row(row)
         try:
             serve(engine, alone)
         except Exception:
-            return "the common test set" if client == SERVER_ID else f"client {engine.feed.clients.names[client]!r}"
+            return (
+                "the common test set" if client == SERVER_ID else f"client {engine.row_loader.clients.names[client]!r}"
+            )
     return f"a stack of {len(stack.clients)} clients, but on none of them alone"
 
 
@@ -268,10 +282,10 @@ def _pack(inbox: Arena, stacks: Sequence[ClientStack]) -> list[dict[str, Any]]:
     return [pack_stack(stack, inbox) for stack in stacks]
 
 
-def _work(engine: Engine, pipe: Connection, parent: Connection, inbox: Arena, outbox: Arena) -> None:
-    """A worker's life: serve until the other end closes."""
-    parent.close()  # else our own copy of it would keep the pipe open after the parent has died
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
+def _serve_until_closed(engine: Engine, pipe: Connection, parent: Connection, inbox: Arena, outbox: Arena) -> None:
+    """The loop of a worker: serve until the other end closes."""
+    parent.close()  # otherwise this copy of it would keep the pipe open after the parent has died
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent decides what to do
     torch.set_num_threads(1)
     total = RunningSum()
     while True:
@@ -281,11 +295,14 @@ def _work(engine: Engine, pipe: Connection, parent: Connection, inbox: Arena, ou
             os._exit(0)
         outbox.clear()
         try:
-            answer: dict[str, Any] = {"served": _serve_all(engine, message, inbox, outbox, total)}
+            answer: dict[str, Any] = {"results": _serve_all(engine, message, inbox, outbox, total)}
             if message["last"]:
-                answer |= {"weight": total.weight, "parts": {n: outbox.put(part) for n, part in total.vectors.items()}}
+                answer |= {
+                    "weight": total.weight,
+                    "vectors": {n: outbox.put(part) for n, part in total.vectors.items()},
+                }
                 total = RunningSum()
-        except Exception as error:  # told to the parent, which raises it where the user can see it
+        except Exception as error:  # sent to the parent, which raises it where the user can see it
             answer = {"error": str(error) if isinstance(error, PiebaldError) else f"{type(error).__name__}: {error}"}
         pipe.send_bytes(json.dumps(answer).encode())
 
@@ -296,13 +313,12 @@ def _serve_all(
     from piebald.aggregation.linear import Linear
     from piebald.component import build
 
-    pool = None
-    if message["pool"] is not None:
-        aggregation = build("aggregation", message["pool"]["weight"])
+    sum_request = None
+    if message["sum_request"] is not None:
+        aggregation = build("aggregation", message["sum_request"]["weight"])
         assert isinstance(aggregation, Linear)
-        pool = SumRequest(aggregation, message["pool"]["limit"])
+        sum_request = SumRequest(aggregation, message["sum_request"]["limit"])
     answers = []
-    for stack in foretold(engine.feed, [unpack_stack(values, inbox) for values in message["stacks"]]):
-        served = guarded(engine, stack, pool, total)
-        answers.append(pack_served(served, outbox))
+    for stack in prefetched(engine.row_loader, [unpack_stack(values, inbox) for values in message["stacks"]]):
+        answers.append(pack_result(serve_naming_client(engine, stack, sum_request, total), outbox))
     return answers

@@ -1,6 +1,6 @@
-"""Values and tensors across a process border: plain JSON for the values, raw numbers for the tensors.
+"""Values and tensors between processes: plain JSON for the values, raw numbers for the tensors.
 
-Nothing is pickled here.  A tensor that occurs twice is stored once, so a round's one model costs one copy a worker.
+Nothing is pickled.  A tensor that occurs twice is stored once, so the model of a round is copied once for each worker.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from torch import Tensor
 
 from piebald.component import build
 from piebald.contracts import Query
-from piebald.runtimes.engines.serving import ClientStack, StackResult
+from piebald.runtimes.engines.stack import ClientStack, StackResult
 
 _ALIGN = 64
-_SMALL = 1 << 16  # numbers, up to which a copy costs less than a call
+_SMALL = 1 << 16  # numbers of a tensor, up to which a copy costs less than a call
 _DTYPES = {
     str(dtype): dtype for dtype in (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool)
 }
 
 
 class Store(Protocol):
-    """Where the tensors of a message lie; a place is a plain value."""
+    """Where the tensors of a message are; a place is a plain value."""
 
     def put(self, tensor: Tensor) -> Any: ...
 
@@ -33,7 +33,7 @@ class Store(Protocol):
 
 
 class Arena:
-    """A piece of shared memory that one side fills and the other reads; the pages cost memory only once touched."""
+    """Shared memory that one process fills and another reads; pages take memory only once they are written."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -49,7 +49,7 @@ class Arena:
         self._alive.clear()
 
     def put(self, tensor: Tensor) -> list[Any]:
-        """Store a tensor; returns where."""
+        """Store a tensor; returns its place."""
         if id(tensor) not in self._stored:
             length = tensor.numel() * tensor.element_size()
             if self._free + length > self.size:
@@ -62,7 +62,7 @@ class Arena:
         return self._stored[id(tensor)]
 
     def get(self, place: list[Any]) -> Tensor:
-        """A view of a stored tensor, good until the next message."""
+        """A view of a stored tensor, valid until the next message."""
         return self._view(place[0], place[1], _DTYPES[place[2]])
 
     def _view(self, start: int, shape: Any, dtype: torch.dtype) -> Tensor:
@@ -75,18 +75,18 @@ def pack_stack(stack: ClientStack, store: Store) -> dict[str, Any]:
     return {
         "clients": list(stack.clients),
         "versions": list(stack.versions),
-        "moments": list(stack.moments),
+        "rng_versions": list(stack.rng_versions),
         "committed": list(stack.committed),
         "models": [store.put(model) for model in stack.models],
-        "parts": {name: [store.put(row) for row in rows] for name, rows in stack.vectors.items()},
-        "memory": {name: _put_rows(rows, store) for name, rows in stack.state.items()},
+        "vectors": {name: [store.put(row) for row in rows] for name, rows in stack.vectors.items()},
+        "state": {name: _put_rows(rows, store) for name, rows in stack.state.items()},
         "query": None if stack.query is None else stack.query.table(),
         "ids": list(stack.ids),
     }
 
 
 def unpack_stack(values: dict[str, Any], store: Store) -> ClientStack:
-    """The stack again; equal places become one tensor object."""
+    """The stack of `pack_stack`; equal places become one tensor object."""
     seen: dict[str, Tensor] = {}
 
     def get(place: Any) -> Tensor:
@@ -98,11 +98,11 @@ def unpack_stack(values: dict[str, Any], store: Store) -> ClientStack:
     return ClientStack(
         values["clients"],
         values["versions"],
-        values["moments"],
+        values["rng_versions"],
         values["committed"],
         [get(place) for place in values["models"]],
-        {name: [get(place) for place in rows] for name, rows in values["parts"].items()},
-        {name: _get_rows(place, store, get) for name, place in values["memory"].items()},
+        {name: [get(place) for place in rows] for name, rows in values["vectors"].items()},
+        {name: _get_rows(place, store, get) for name, place in values["state"].items()},
         made,
         values["ids"],
     )
@@ -111,24 +111,24 @@ def unpack_stack(values: dict[str, Any], store: Store) -> ClientStack:
 _SCALARS = ("steps", "examples", "norms", "nbytes", "metrics", "failures")
 
 
-def pack_served(served: StackResult, store: Store) -> dict[str, Any]:
-    """What came of a stack as JSON values that point into the store."""
-    values = {name: getattr(served, name) for name in _SCALARS}
-    values["parts"] = {name: store.put(part) for name, part in served.vectors.items()}
-    values["memory"] = {name: _put_rows(part, store) for name, part in served.state.items()}
+def pack_result(result: StackResult, store: Store) -> dict[str, Any]:
+    """The result of a stack as JSON values that point into the store."""
+    values = {name: getattr(result, name) for name in _SCALARS}
+    values["vectors"] = {name: store.put(part) for name, part in result.vectors.items()}
+    values["state"] = {name: _put_rows(part, store) for name, part in result.state.items()}
     return values
 
 
-def unpack_served(values: dict[str, Any], store: Store) -> StackResult:
-    """What came of a stack again, copied out of the store."""
-    vectors = {name: store.get(place).clone() for name, place in values["parts"].items()}
-    found = {name: _get_rows(place, store, store.get) for name, place in values["memory"].items()}
+def unpack_result(values: dict[str, Any], store: Store) -> StackResult:
+    """The result of `pack_result`, copied out of the store."""
+    vectors = {name: store.get(place).clone() for name, place in values["vectors"].items()}
+    found = {name: _get_rows(place, store, store.get) for name, place in values["state"].items()}
     state = {name: [row.clone() for row in rows] for name, rows in found.items()}
     return StackResult(**{name: values[name] for name in _SCALARS}, vectors=vectors, state=state)
 
 
 def _put_rows(rows: Any, store: Store) -> dict[str, Any]:
-    """Clients' tensors, or what stands for them in this store; many small ones of the same shape lie together."""
+    """Store clients' tensors, or their placeholders; several small tensors of one shape are stored as one."""
     if not isinstance(rows, Tensor):
         kinds = {(row.shape, row.dtype) if isinstance(row, Tensor) else None for row in rows}
         distinct = len({id(row) for row in rows}) == len(rows) > 1
@@ -139,5 +139,5 @@ def _put_rows(rows: Any, store: Store) -> dict[str, Any]:
 
 
 def _get_rows(place: dict[str, Any], store: Store, get: Callable[[Any], Tensor]) -> list[Tensor]:
-    """The tensors again, one for each client; `get` fetches those that lie alone."""
+    """The tensors of `_put_rows`, one for each client; `get` fetches those that were stored separately."""
     return [*store.get(place["whole"]).unbind()] if "whole" in place else [get(where) for where in place["rows"]]

@@ -1,7 +1,7 @@
-"""Who keeps what clients remember between tasks, and until then what came of those under way.
+"""The store of client state: between tasks, and until the results of tasks under way arrive.
 
-An task's result is held under its id, since it may arrive long after it was computed, beside others of the same
-client; only once it arrives, and counts, does the client remember it.
+New state is held under the id of its task, since a result may arrive long after it was computed, next to others of the
+same client; it becomes the client's state once the result arrives and counts.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from torch import Tensor
 
 from piebald.client_work import ClientWork
 from piebald.contracts import Task
-from piebald.runtimes.engines.serving import PRIVATE
+from piebald.runtimes.engines.stack import PRIVATE
 from piebald.tensor_store import TensorStore
 
 
 class ClientStateStore:
-    """Everything lies in this process, beyond a budget in a file of its own.
+    """Keeps client state in this process, and beyond a budget in a temporary file.
 
     Args:
-        work: says what a client remembers that was never asked.
-        budget: bytes of client memory kept in RAM.
+        work: gives the state of a client that was never asked.
+        budget: bytes of client state kept in RAM.
 
     Attributes:
-        fresh: what a rule gives a client to remember before its first task.
-        kept: what clients remember that have taken part.
+        fresh: state that the trainer gives a client before its first task.
+        kept: the state of clients that have taken part.
     """
 
     def __init__(self, work: ClientWork, budget: int) -> None:
@@ -36,28 +36,28 @@ class ClientStateStore:
 
     @property
     def needed(self) -> bool:
-        """Whether clients have anything to remember."""
+        """Whether clients have any state."""
         return self.work.layout.shared < self.work.layout.size or bool(self.fresh)
 
     def recall(self, task: Task) -> Mapping[str, Tensor]:
-        """What a task's client remembers, by name."""
+        """The state of a task's client, by name."""
         client = task.client
         return self.kept.get(client) if client in self.kept else self.first(task)
 
     def first(self, task: Task) -> Mapping[str, Tensor]:
-        """At the first contact: what the rule says, and the private part that was sent along."""
+        """The state at the first contact: the trainer's, and the private parameters that were sent with the task."""
         shared = self.work.layout.shared
         if shared == self.work.layout.size:
             return self.fresh
         return self.fresh | {PRIVATE: task.vectors.get(PRIVATE, self.work.initial[shared:])}
 
     def hold(self, task: Task, tensors: Mapping[str, Tensor]) -> None:
-        """What a task's client will remember, if its result counts."""
+        """Hold the new state of a task's client until it is known whether the result counts."""
         if self.needed:
             self._held[task.id] = tensors
 
     def settle(self, task: Task, kept: bool) -> None:
-        """From now on the client remembers what was held for a task, or that is forgotten."""
+        """Make the state that is held for a task the client's state, or discard it."""
         tensors = self._held.pop(task.id, None)
         if kept and tensors is not None:
             self.kept.set(task.client, tensors)
@@ -65,15 +65,15 @@ class ClientStateStore:
     # -- for checkpoints
 
     def held(self, tasks: Sequence[Task]) -> Mapping[int, Mapping[str, Tensor]]:
-        """What is held for tasks that will count, by id."""
+        """The state that is held for some tasks, by id."""
         return {task.id: self._held.get(task.id, {}) for task in tasks}
 
     def changed(self) -> dict[str, Tensor]:
-        """What clients remember since this was last asked, as "memory/CLIENT/NAME"."""
+        """State that has changed since the last call, as "memory/CLIENT/NAME"."""
         return self.kept.changed()
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take up what `changed` gave, over all calls."""
+        """Restore what `changed` returned, over all calls."""
         self.kept.restore(tensors)
 
     def close(self) -> None:
@@ -83,5 +83,5 @@ class ClientStateStore:
 
 
 def under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors whose names begin with a prefix, without it."""
+    """The tensors whose names begin with a prefix, which is removed."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

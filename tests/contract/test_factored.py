@@ -1,4 +1,4 @@
-"""Vectors as sums that are not formed: their arithmetic, the weights of layers, and what clients remember of them."""
+"""Vectors as sums that are not formed: their arithmetic, the weights of layers, and packed client state."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from piebald import recipes
 from piebald.parameters import Slot
 from piebald.partition import PooledClients
 from piebald.prepare import Options, prepare
-from piebald.runtimes.engines import batched as joined_engine
+from piebald.report.store import RunStore
+from piebald.runtimes.engines import batched as batched_engine
 from piebald.runtimes.engines import matrix_products as products
 from piebald.runtimes.engines.choose import make_engine
-from piebald.runtimes.factored import client_state as ownrows
+from piebald.runtimes.factored import client_state
 from piebald.runtimes.factored.client_state import StatePacker
-from piebald.runtimes.factored.factors import Factor, OwnRows, Weights
+from piebald.runtimes.factored.factors import ClientRowFactor, Factor, Weights
 from piebald.runtimes.factored.sum_terms import Term
 from piebald.runtimes.factored.vectors import FactoredVectors
-from piebald.server.loop import ServerLoop
 
 from .conftest import assert_same, carry_out, vector
-from .test_joined import MODELS, federation
+from .test_batched import MODELS, federation
 
 SLOT = Slot("w", (4, 5), 3, False)
 SPANS = [(slice(0, 3), slice(0, 3)), (slice(23, 26), slice(3, 6))]
@@ -182,12 +182,12 @@ def test_weights_do_what_the_matrix_does(seed: int, each: bool, ahead: bool) -> 
     close(square, formed.square().sum((1, 2)))
 
 
-# ---------------------------------------------------------------------------------------------- what clients remember
+# ------------------------------------------------------------------------------------------------------- client state
 
 
 @pytest.fixture
 def packing(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Factor and pack whatever can be; hands back what was packed."""
+    """Factor and pack whatever can be; returns what was packed."""
     packed: list[Any] = []
     pack = StatePacker.pack
 
@@ -196,8 +196,8 @@ def packing(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         packed.append(made)
         return made
 
-    monkeypatch.setattr(joined_engine, "_MULTIPLICATIONS", 1e9)
-    monkeypatch.setattr(ownrows, "_WORTH", 1e9)
+    monkeypatch.setattr(batched_engine, "_MULTIPLICATIONS", 1e9)
+    monkeypatch.setattr(client_state, "_WORTH", 1e9)
     monkeypatch.setattr(StatePacker, "pack", noted)
     return packed
 
@@ -248,7 +248,7 @@ def test_a_private_layer_has_no_variate(packing: list[Any]) -> None:
 
 
 def engines(clients: PooledClients) -> tuple[Any, Any]:
-    """A joined and a sequential engine of one federation."""
+    """A batched and a sequential engine of one federation."""
     work = prepare(recipes.scaffold(lr=0.1, batch=8), clients, MODELS["dense"][0](), Options()).work
     made = [make_engine(name, work, clients, torch.device("cpu"), False) for name in ("batched", "sequential")]
     return made[0], made[1]
@@ -259,9 +259,9 @@ def engines(clients: PooledClients) -> tuple[Any, Any]:
 def test_what_is_packed_comes_back(seed: int, by_row: bool, beside: str) -> None:
     made = torch.Generator().manual_seed(seed)
     clients = federation((6,), False)
-    joined, lean = engines(clients)
-    packer, size = joined.packer, joined.work.layout.shared
-    slots = [slot for slot in joined.work.layout.slots if slot.name in ("0.weight", "3.weight")]
+    batched, sequential = engines(clients)
+    packer, size = batched.packer, batched.work.layout.shared
+    slots = [slot for slot in batched.work.layout.slots if slot.name in ("0.weight", "3.weight")]
     order = torch.tensor([1, 0, 2])
     places = torch.stack(
         [torch.randint(0, clients.size(int(client), "train"), (9,), generator=made) for client in order]
@@ -276,28 +276,28 @@ def test_what_is_packed_comes_back(seed: int, by_row: bool, beside: str) -> None
     rest = packer._rest(slots)
     own = torch.randn(3, rest[-1][1].stop, generator=made)
     expected = FactoredVectors(own, 3, size, (), vectors, own, rest).clone()
-    worth, ownrows._WORTH = ownrows._WORTH, 1e9
+    worth, client_state._WORTH = client_state._WORTH, 1e9
     packed = packer.pack(FactoredVectors(own, 3, size, (), vectors, own, rest), [0, 1, 2])
-    ownrows._WORTH = worth
+    client_state._WORTH = worth
     assert packed is not None
     assert all(packer.is_packed(row, "control") and not packer.is_packed(row, "other") for row in packed)
     if beside != "packed":
         packed[1] = torch.zeros(size) if beside == "never asked" else torch.ones(size)
         expected[1] = packed[1]
-    from piebald.runtimes.engines.serving import _recalled
+    from piebald.runtimes.engines.incoming import unpack_state
 
-    for engine in (joined, lean):
-        found = _recalled(engine, [0, 1, 2], "control", packed)
-        assert isinstance(found, FactoredVectors) == (engine is joined)
+    for engine in (batched, sequential):
+        found = unpack_state(engine, [0, 1, 2], "control", packed)
+        assert isinstance(found, FactoredVectors) == (engine is batched)
         close(found.clone(), expected)
     found = packer.unpack(packed, [0, 1, 2], torch.device("cpu"))
     assert (found is None) == (beside == "formed")
-    assert found is None or isinstance(found.factors[0][0], OwnRows) == by_row
+    assert found is None or isinstance(found.factors[0][0], ClientRowFactor) == by_row
 
 
 @pytest.mark.parametrize("width", [4, 400])
 def test_only_what_is_worth_it_is_packed(width: int, packing: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ownrows, "_WORTH", 0.5)
+    monkeypatch.setattr(client_state, "_WORTH", 0.5)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(6, width), torch.nn.ReLU(), torch.nn.Linear(width, 200))
@@ -317,18 +317,18 @@ def test_packed_variates_are_on_the_disk_and_come_back(
     clients, model = federation((6,), False), MODELS["dense"][0]
     recipe, where = recipes.scaffold(lr=0.1, batch=8, cohort=3), {"engine": "batched", "stack": 2}
     whole = carry_out(recipe, clients, model(), rounds=6, simulator=where, out=tmp_path / "whole")
-    commit = ServerLoop._commit
+    commit = RunStore.commit
 
-    def stopped(server: ServerLoop, *args: Any) -> None:
-        commit(server, *args)
-        if server.version == 4:
+    def stopped(store: RunStore, *args: Any, **more: Any) -> None:
+        commit(store, *args, **more)
+        if store.version == 4:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(ServerLoop, "_commit", stopped)
+    monkeypatch.setattr(RunStore, "commit", stopped)
     with pytest.raises(KeyboardInterrupt):
         carry_out(recipe, clients, model(), rounds=6, simulator=where, out=tmp_path / "run", checkpoint_every=1)
-    monkeypatch.setattr(ServerLoop, "_commit", commit)
-    files = sorted((tmp_path / "run").glob("memory-*.safetensors"))
+    monkeypatch.setattr(RunStore, "commit", commit)
+    files = [file for file in (tmp_path / "run").glob("*.safetensors") if not file.name.startswith("vectors-")]
     assert {len(tensor.shape) for file in files for tensor in load_file(file).values()} == {2}
     again = piebald.resume(tmp_path / "run", clients, model())
     assert len(again.rounds) == 6

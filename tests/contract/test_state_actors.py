@@ -1,4 +1,4 @@
-"""Clients' memory on Ray's state_actors: the same as in one process, also where state_actors are killed."""
+"""Client state on Ray's state actors: the same as in one process, also where actors are killed."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from piebald.contracts import Task
 from piebald.errors import RuntimeFault
 from piebald.partition import FastSlow
 from piebald.report.store import RunStore
-from piebald.runtimes.ray import state_actors as state_actors
-from piebald.runtimes.ray.actors import RayCrew
+from piebald.runtimes.ray import state_actors
+from piebald.runtimes.ray.actors import RayWorkerPool
 from piebald.runtimes.ray.connection import RayConnection
-from piebald.runtimes.ray.state_actors import StateActor, StateActorRow, StateActors
+from piebald.runtimes.ray.state_actors import StateActor, StateActorRing, StateActors
 from piebald.runtimes.workers.state_store import ClientStateStore
 
 from .conftest import TWO, assert_same, carry_out, federation, fitting, method, on_ray
@@ -38,8 +38,8 @@ class Gone(Exception):
     """What a caller meets whose actor is dead."""
 
 
-class Ward:
-    """Shelves in this process that die on command, in the place of Ray and of a session."""
+class FakeRay:
+    """State actors in this process that die on command, in the place of Ray and of a connection."""
 
     def __init__(self, nodes: Sequence[str]) -> None:
         self.calls, self.deadly = 0, set[int]()
@@ -81,40 +81,41 @@ class Ward:
 
 
 class _Handle:
-    def __init__(self, ward: Ward, actor: StateActor) -> None:
-        self.ward, self.actor = ward, actor
+    def __init__(self, fake_ray: FakeRay, actor: StateActor) -> None:
+        self.fake_ray, self.actor = fake_ray, actor
 
     def __getattr__(self, name: str) -> Any:
-        return SimpleNamespace(remote=lambda *arguments: self.ward.call(self, name, arguments))
+        return SimpleNamespace(remote=lambda *arguments: self.fake_ray.call(self, name, arguments))
 
 
 def some_work() -> Any:
     layout = SimpleNamespace(shared=6, size=10)
-    rule = SimpleNamespace(remember=lambda model, shared: {"control": torch.zeros(shared)})
-    return SimpleNamespace(layout=layout, rule=rule, initial=torch.arange(10.0))
+    return SimpleNamespace(
+        layout=layout, initial_state=lambda: {"control": torch.zeros(layout.shared)}, initial=torch.arange(10.0)
+    )
 
 
 def train(state_store: ClientStateStore, tasks: Sequence[Task]) -> None:
-    """Each client remembers what it did, with its task's number behind: on state_actors as an actor would do it."""
+    """Each client's state grows by its task's number: on state actors as an actor that trains would do it."""
     if not isinstance(state_store, StateActors):
         for one in tasks:
             state_store.hold(one, {name: tensor + one.id for name, tensor in state_store.recall(one).items()})
         return
     told = [dict(enumerate(state_store.recall(one).values())) for one in tasks]
-    row = StateActorRow(state_store.ready().state_actors)
+    ring = StateActorRing(state_store.ready().state_actors)
     clients = {~one.id: one.client for one in tasks}
     while True:
         try:
-            seen = [row.fill_in(tensors) for tensors in told]
+            seen = [ring.fill_in(tensors) for tensors in told]
             entries = {
                 ~one.id: {"control": torch.as_tensor(first) + one.id, "private": torch.as_tensor(second) + one.id}
                 for one, (first, second) in zip(tasks, (each.values() for each in seen), strict=True)
             }
-            row.ray.get(row.write(entries, clients))
+            ring.ray.get(ring.write(entries, clients))
             return
         except Gone:
-            state_store.mend()
-            row = StateActorRow(state_store.row.state_actors)
+            state_store.repair()
+            ring = StateActorRing(state_store.ring.state_actors)
 
 
 def story(state_store: ClientStateStore) -> list[dict[str, Tensor]]:
@@ -123,15 +124,15 @@ def story(state_store: ClientStateStore) -> list[dict[str, Tensor]]:
     state_store.restore({"memory/3/control": torch.ones(6), "memory/3/private": torch.ones(4)})
     early = Task(1000, 4, 0, {})
     state_store.hold(early, {"control": torch.ones(6), "private": torch.ones(4)})
-    for turn in range(12):
-        asked = [Task(10 * turn + place, chance.randrange(7), turn, {}) for place in range(4)]
+    for step in range(12):
+        asked = [Task(10 * step + place, chance.randrange(7), step, {}) for place in range(4)]
         train(state_store, asked)
         waiting += asked
         chance.shuffle(waiting)
         for one in waiting[:3]:
             state_store.settle(one, kept=chance.random() < 0.7)
         del waiting[:3]
-        if turn % 3 == 2:
+        if step % 3 == 2:
             held = state_store.held([*waiting, early])
             flat = {f"{id}/{name}": tensor for id, own in held.items() for name, tensor in own.items()}
             told.append(state_store.changed() | flat)
@@ -140,9 +141,9 @@ def story(state_store: ClientStateStore) -> list[dict[str, Tensor]]:
 
 
 @pytest.fixture
-def ward(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ward]:
-    def make(nodes: Sequence[str] = ("a", "b", "c"), deadly: Sequence[int] = ()) -> Ward:
-        made = Ward(nodes)
+def fake_ray(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeRay]:
+    def make(nodes: Sequence[str] = ("a", "b", "c"), deadly: Sequence[int] = ()) -> FakeRay:
+        made = FakeRay(nodes)
         made.deadly = set(deadly)
         monkeypatch.setattr(state_actors, "imported", lambda: made)
         return made
@@ -150,96 +151,98 @@ def ward(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ward]:
     return make
 
 
-def shelved(ward: Ward, budget: int = 1 << 20) -> StateActors:
-    return StateActors(some_work(), budget, lambda: ward)  # type: ignore[arg-type, return-value]
+def on_actors(fake_ray: FakeRay, budget: int = 1 << 20) -> StateActors:
+    return StateActors(some_work(), budget, lambda: fake_ray)  # type: ignore[arg-type, return-value]
 
 
-def assert_told(expected: Sequence[dict[str, Tensor]], told: Sequence[dict[str, Tensor]]) -> None:
+def assert_same_checkpoints(expected: Sequence[dict[str, Tensor]], told: Sequence[dict[str, Tensor]]) -> None:
     for one, two in zip(expected, told, strict=True):
         assert one.keys() == two.keys()
         assert all(torch.equal(tensor, two[name]) for name, tensor in one.items())
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
-def test_shelves_tell_what_one_process_would(ward: Callable[..., Ward], count: int) -> None:
-    assert_told(
-        story(ClientStateStore(some_work(), 1 << 20)), story(shelved(ward([str(node) for node in range(count)])))
+def test_actors_keep_what_one_process_would(fake_ray: Callable[..., FakeRay], count: int) -> None:
+    assert_same_checkpoints(
+        story(ClientStateStore(some_work(), 1 << 20)), story(on_actors(fake_ray([str(node) for node in range(count)])))
     )
 
 
 @pytest.mark.parametrize("budget", [0, 100])
-def test_a_shelf_without_room_writes_to_its_disk(ward: Callable[..., Ward], budget: int) -> None:
-    made = ward()
-    state_store = shelved(made, budget)
+def test_an_actor_without_room_writes_to_its_disk(fake_ray: Callable[..., FakeRay], budget: int) -> None:
+    made = fake_ray()
+    state_store = on_actors(made, budget)
     train(state_store, [Task(id, id, 0, {}) for id in range(9)])
-    assert all(one.actor.memory._far for one in made.alive)
-    assert_told(story(ClientStateStore(some_work(), 1 << 20)), story(shelved(ward(), budget)))
+    assert all(one.actor.store._far for one in made.alive)
+    assert_same_checkpoints(story(ClientStateStore(some_work(), 1 << 20)), story(on_actors(fake_ray(), budget)))
 
 
 @pytest.mark.parametrize("count", [1, 3, 4])
-def test_any_shelf_may_die_at_any_call(ward: Callable[..., Ward], count: int) -> None:
+def test_any_actor_may_die_at_any_call(fake_ray: Callable[..., FakeRay], count: int) -> None:
     """Deaths far enough from one another to fill the new actor, at each call in turn."""
     nodes = [str(node) for node in range(count)]
     expected = story(ClientStateStore(some_work(), 1 << 20))
-    quiet = ward(nodes)
-    story(shelved(quiet))
+    quiet = fake_ray(nodes)
+    story(on_actors(quiet))
     for first in range(1, quiet.calls, 3):
-        assert_told(expected, story(shelved(ward(nodes, range(first, 10 * quiet.calls, 60)))))
+        assert_same_checkpoints(expected, story(on_actors(fake_ray(nodes, range(first, 10 * quiet.calls, 60)))))
 
 
 @pytest.mark.parametrize("count", [2, 3, 5])
-def test_two_that_die_close_together_end_the_run_or_change_nothing(ward: Callable[..., Ward], count: int) -> None:
+def test_two_that_die_close_together_end_the_run_or_change_nothing(
+    fake_ray: Callable[..., FakeRay], count: int
+) -> None:
     """Also where the second dies while the first one's successor is filled from it."""
     nodes, ended = [str(node) for node in range(count)], 0
     expected = story(ClientStateStore(some_work(), 1 << 20))
     for first in range(60, 100):
         for apart in (1, 2, 3, 5, 8, 13):
-            made = ward(nodes, [first, first + apart])
+            made = fake_ray(nodes, [first, first + apart])
             made.chance = random.Random(first)
             try:
-                told = story(shelved(made))
+                told = story(on_actors(made))
             except RuntimeFault:
                 ended += 1
             else:
-                assert_told(expected, told)
+                assert_same_checkpoints(expected, told)
     assert ended
 
 
-def test_two_neighbours_at_once_end_the_run_with_one_sentence(ward: Callable[..., Ward]) -> None:
-    made = ward(["a", "b"])
-    state_store = shelved(made)
+def test_two_neighbours_at_once_end_the_run_with_one_sentence(fake_ray: Callable[..., FakeRay]) -> None:
+    made = fake_ray(["a", "b"])
+    state_store = on_actors(made)
     train(state_store, [Task(0, 0, 0, {})])
     made.alive.clear()
     with pytest.raises(RuntimeFault, match=r"died at once: continue from the last checkpoint with `piebald resume`"):
         state_store.ready()
 
 
-def test_shelves_that_never_live_are_given_up(ward: Callable[..., Ward]) -> None:
+def test_actors_that_always_die_are_given_up(fake_ray: Callable[..., FakeRay]) -> None:
     with pytest.raises(RuntimeFault, match="died 5 times in a row"):
-        shelved(ward(["a"], range(1, 1000))).ready()
+        on_actors(fake_ray(["a"], range(1, 1000))).ready()
 
 
-def test_shelves_that_died_while_they_rested(ward: Callable[..., Ward]) -> None:
+def test_actors_that_died_while_they_were_idle(fake_ray: Callable[..., FakeRay]) -> None:
     """A run takes up dead ones, with tasks at hand or a checkpoint to restore, and starts others."""
     expected = story(ClientStateStore(some_work(), 1 << 20))
     for nodes in (["a"], ["a", "b", "c"]):
-        made = ward(nodes)
+        made = fake_ray(nodes)
         made.resting = [_Handle(made, StateActor()) for _ in range(4)]
-        assert_told(expected, story(shelved(made)))
+        assert_same_checkpoints(expected, story(on_actors(made)))
         made.resting = [_Handle(made, StateActor()) for _ in range(4)]
-        train(shelved(made), [Task(0, 0, 0, {})])
+        train(on_actors(made), [Task(0, 0, 0, {})])
 
 
-def test_a_rule_that_stops_remembering_is_told(ward: Callable[..., Ward]) -> None:
-    state_store = shelved(ward())
+def test_a_trainer_that_drops_its_state_is_an_error(fake_ray: Callable[..., FakeRay]) -> None:
+    state_store = on_actors(fake_ray())
     state_store.restore({"memory/3/control": torch.ones(6)})
-    with pytest.raises(RuntimeFault, match="left without 'private' in its memory"):
+    with pytest.raises(RuntimeFault, match="left without 'private' in its state"):
         train(state_store, [Task(0, 3, 0, {})])
 
 
-def test_copies_lie_on_different_nodes(ward: Callable[..., Ward]) -> None:
+def test_copies_lie_on_different_nodes(fake_ray: Callable[..., FakeRay]) -> None:
     for count in (2, 3, 4):
-        state_store = shelved(ward([str(node) for node in range(count)]))
+        state_store = on_actors(fake_ray([str(node) for node in range(count)]))
         state_store.ready()
         assert sorted(state_store._nodes.values()) == [str(node) for node in range(count)]
 
@@ -247,12 +250,12 @@ def test_copies_lie_on_different_nodes(ward: Callable[..., Ward]) -> None:
 # ----------------------------------------------------------------------------------------------------------- on a Ray
 
 
-def shelf_processes() -> list[int]:
-    """The state_actors of this machine, by the name that Ray gives their processes."""
+def state_actor_processes() -> list[int]:
+    """The state actors of this machine, by the name that Ray gives their processes."""
     found = []
     for place in sorted(Path("/proc").glob("[0-9]*/cmdline")):
         try:
-            if place.read_bytes().startswith(b"ray::Shelf"):
+            if place.read_bytes().startswith(b"ray::StateActor"):
                 found.append(int(place.parent.name))
         except OSError:  # it has just ended
             continue
@@ -260,7 +263,7 @@ def shelf_processes() -> list[int]:
 
 
 def at_call(patch: pytest.MonkeyPatch, owner: type, name: str, number: int, what: Callable[[], None]) -> list[int]:
-    """Do something before a method's call of this number; hands back the count of calls."""
+    """Do something before a method's call of this number; returns the count of calls."""
     real, calls = getattr(owner, name), [0]
 
     def wrapped(*arguments: Any, **more: Any) -> Any:
@@ -275,7 +278,7 @@ def at_call(patch: pytest.MonkeyPatch, owner: type, name: str, number: int, what
 
 def kill(count: int) -> Callable[[], None]:
     def what() -> None:
-        found = shelf_processes()
+        found = state_actor_processes()
         assert len(found) >= count
         for process in found[:count]:
             os.kill(process, signal.SIGKILL)
@@ -303,19 +306,19 @@ def three(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RayConnection, "nodes", lambda self: [*real(self), real(self)[0]])
 
 
-MOMENTS = {
-    "a chunk is sent": (RayCrew, "_send", 8),
+INTERRUPTIONS = {
+    "a chunk is sent": (RayWorkerPool, "_send", 8),
     "a result counts": (StateActors, "settle", 5),
     "a checkpoint reads what changed": (StateActors, "_given", 3),
-    "actors write": (RayCrew, "_carry_out", 6),
+    "actors write": (RayWorkerPool, "_serve_chunks", 6),
 }
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_a_shelf_killed_in_mid_run_loses_nothing(
-    three: None, whole: piebald.Run, moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("interruption", INTERRUPTIONS)
+def test_an_actor_killed_in_mid_run_loses_nothing(
+    three: None, whole: piebald.Run, interruption: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    owner, name, number = MOMENTS[moment]
+    owner, name, number = INTERRUPTIONS[interruption]
     with monkeypatch.context() as patch:
         calls = at_call(patch, owner, name, number, kill(1))
         disturbed = late(tmp_path / "disturbed")
@@ -325,7 +328,7 @@ def test_a_shelf_killed_in_mid_run_loses_nothing(
 
 def test_all_killed_and_resumed(whole: piebald.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        at_call(patch, RayCrew, "_carry_out", 8, lambda: kill(len(shelf_processes()))())
+        at_call(patch, RayWorkerPool, "_serve_chunks", 8, lambda: kill(len(state_actor_processes()))())
         with pytest.raises(RuntimeFault, match="piebald resume"):
             late(tmp_path / "killed")
     resumed = piebald.resume(tmp_path / "killed", federation(), fitting(LATE))
@@ -336,7 +339,7 @@ def test_all_killed_and_resumed(whole: piebald.Run, tmp_path: Path, monkeypatch:
 def test_a_run_goes_on_where_the_other_runtime_stopped(
     whole: piebald.Run, there: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With results under way, which clients do not remember yet."""
+    """With results under way that are not yet in the client state."""
 
     def stop() -> None:
         raise KeyboardInterrupt
@@ -358,10 +361,10 @@ def test_a_tiny_budget_changes_nothing(cluster: Any) -> None:
 def traffic(patch: pytest.MonkeyPatch, recipe: Any) -> tuple[int, int]:
     """Bytes of arrays that went to and from actors after the first contact with everybody."""
     seen = {"down": 0, "up": 0}
-    real = RayCrew._carry_out
+    real = RayWorkerPool._serve_chunks
 
-    def carry_out(self: RayCrew, chunks: Any, pool: Any) -> Any:
-        answers = real(self, chunks, pool)
+    def carry_out(self: RayWorkerPool, chunks: Any, sum_request: Any) -> Any:
+        answers = real(self, chunks, sum_request)
         own = [array for chunk in chunks for array in [*chunk.own.values(), *chunk.shared] if hasattr(array, "nbytes")]
         seen["down"] += sum(array.nbytes for array in own)
         seen["up"] += sum(array.nbytes for answer in answers for array in answer["arrays"].values())
@@ -369,13 +372,13 @@ def traffic(patch: pytest.MonkeyPatch, recipe: Any) -> tuple[int, int]:
         return answers
 
     totals: list[tuple[int, int]] = []
-    patch.setattr(RayCrew, "_carry_out", carry_out)
+    patch.setattr(RayWorkerPool, "_serve_chunks", carry_out)
     on_ray(recipe, rounds=6, evaluate_every=0)
     first, last = totals[0], totals[-1]
     return last[0] - first[0], last[1] - first[1]
 
 
-def test_the_driver_carries_no_memory(cluster: Any) -> None:
+def test_no_client_state_passes_through_the_driver(cluster: Any) -> None:
     """Ditto's personal models are as long as the model, and pass as little through the driver as nothing at all."""
     with pytest.MonkeyPatch.context() as patch:
         plain = traffic(patch, method("fedavg", cohort=5))
@@ -383,7 +386,7 @@ def test_the_driver_carries_no_memory(cluster: Any) -> None:
         assert traffic(patch, method("ditto", cohort=5)) == plain
 
 
-def test_without_memory_no_shelf_is_started(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_client_state_no_state_actor_is_started(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The runs before may have left some that rest."""
     calls = at_call(monkeypatch, RayConnection, "start_on", 1, lambda: None)
     on_ray(method("fedavg"))

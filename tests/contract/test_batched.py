@@ -13,9 +13,9 @@ from piebald import Simulator, recipes
 from piebald.models import build_model
 from piebald.partition import Lists, PooledClients
 from piebald.prepare import Options, prepare
-from piebald.runtimes.engines import batched as joined_engine
+from piebald.runtimes.engines import batched as batched_engine
 from piebald.runtimes.engines import choose
-from piebald.runtimes.engines.batched_layers import Factored
+from piebald.runtimes.engines.batched_layers import FactoredDense
 from piebald.runtimes.factored.factors import Factor
 
 from .conftest import assert_same, carry_out, plain_network
@@ -94,24 +94,24 @@ def federation(shape: tuple[int, ...], tokens: bool) -> PooledClients:
 
 @pytest.fixture
 def formed(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Factor all dense layers that can be, or none; hands back which ones were, walk by walk."""
+    """Factor all dense layers that can be, or none; returns which ones were, run by run."""
     begun: list[str] = []
-    begin = Factored.begin
+    begin = FactoredDense.begin
 
-    def noted(layer: Factored, starts: Any) -> None:
+    def noted(layer: FactoredDense, starts: Any) -> None:
         begun.append(layer.slot.name)
         begin(layer, starts)
 
     def choose(factored: bool) -> list[str]:
-        monkeypatch.setattr(joined_engine, "_MULTIPLICATIONS", 1e9 if factored else 0)
-        monkeypatch.setattr(Factored, "begin", noted)
+        monkeypatch.setattr(batched_engine, "_MULTIPLICATIONS", 1e9 if factored else 0)
+        monkeypatch.setattr(FactoredDense, "begin", noted)
         return begun
 
     return choose
 
 
 def check(model: str, recipe: Any, stack: int = 3, **more: Any) -> None:
-    """The batched engine comes to what the plain reference comes to."""
+    """The batched engine gives the numbers of the plain reference."""
     make, shape = MODELS[model]
     clients, network = federation(shape, model == "tokens"), make()
     runs = [
@@ -137,14 +137,14 @@ def test_products_are_made_ahead_only_where_a_layer_sees_the_rows_themselves(
     model: str, ahead: bool, formed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     formed(True)
-    factor, seen = Factored.factor, set[bool]()
+    factor, seen = FactoredDense.factor, set[bool]()
 
-    def noted(layer: Factored, *rows: Any) -> Factor:
+    def noted(layer: FactoredDense, *rows: Any) -> Factor:
         made = factor(layer, *rows)
         seen.add(made.whole is not None)
         return made
 
-    monkeypatch.setattr(Factored, "factor", noted)
+    monkeypatch.setattr(FactoredDense, "factor", noted)
     check(model, recipes.fedavg(lr=0.1, batch=8, epochs=2), stack=4)
     assert (True in seen) == ahead
 
@@ -152,18 +152,18 @@ def test_products_are_made_ahead_only_where_a_layer_sees_the_rows_themselves(
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "momentum": ("fedavg", {"momentum": 0.9}),
     "momentum and decay": ("fedavg", {"momentum": 0.5, "weight_decay": 0.1}),
-    "pull": ("fedprox", {"mu": 0.7, "momentum": 0.4}),
-    "pull and decay": ("fedprox", {"mu": 0.7, "weight_decay": 0.2}),
+    "prox": ("fedprox", {"mu": 0.7, "momentum": 0.4}),
+    "prox and decay": ("fedprox", {"mu": 0.7, "weight_decay": 0.2}),
     "lr_schedule": ("fedavg", {"lr_schedule": {"kind": "exponential", "rate": 0.5}}),
     "private head": ("hdafl", {}),
-    "private head and pull": ("hdafl", {"momentum": 0.3, "weight_decay": 0.1}),
+    "private head and momentum": ("hdafl", {"momentum": 0.3, "weight_decay": 0.1}),
     "validation cycles": ("adaptive_dvw", {"cycles": 3, "vc_tomb": 2, "momentum": 0.5, "limit_staleness": False}),
-    "ditto": ("ditto", {"pull": 0.3}),
+    "ditto": ("ditto", {"lam": 0.3}),
     "fine-tuned": ("fine_tuned", {"tune_epochs": 2}),
     "momentum at the server": ("fedavgm", {}),
     "control variates": ("scaffold", {}),
     "starts of their own": ("async_fedavg", {}),
-    "starts of groups": ("ifca", {"k": 2}),
+    "starts of clusters": ("ifca", {"k": 2}),
 }
 
 
@@ -192,12 +192,12 @@ def test_what_is_not_linear_or_keeps_velocity_is_formed(name: str, fields: dict[
     assert not begun
 
 
-@pytest.mark.parametrize("aggregation", ["example_weighted", "gradient_norm_weighted", "equal"])
-def test_an_update_that_cannot_count_is_left_out_of_the_sum(weigh: str, formed: Any) -> None:
+@pytest.mark.parametrize("aggregation", ["example_weighted", "gradient_norm_weighted", "equal_weighted"])
+def test_an_update_that_cannot_count_is_left_out_of_the_sum(aggregation: str, formed: Any) -> None:
     formed(True)
     clients = federation((6,), False)
     clients.x[: SIZES[0]] = float("nan")  # so are this client's gradients
-    recipe = recipes.fedavg(lr=0.1, batch=8).with_(aggregation=weigh)
+    recipe = recipes.fedavg(lr=0.1, batch=8).with_(aggregation=aggregation)
     runs = [
         carry_out(recipe, clients, plain_network(), rounds=2, measure="none", simulator={"engine": engine, "stack": 4})
         for engine in ("reference", "batched")
@@ -262,7 +262,7 @@ def test_layers_that_are_used_in_a_way_of_their_own(make: Any, shape: tuple[int,
 
 
 class ByBatch(nn.Module):
-    """What it makes of a row depends on how long the batch is, so that joined batches mean something else to it."""
+    """Its outputs depend on the length of the batch, so batches of several clients give other outputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -287,7 +287,7 @@ def test_an_engine_that_misreads_the_model_is_not_chosen(
     rows = federation((6,), False)
     train = Lists(np.arange(60), np.arange(0, 61, 12))
     clients = PooledClients(rows.x, rows.y, {"train": train}, classes=list("abcd"))
-    lean = Options(runtime=Simulator(engine="sequential", workers=0))
-    work = prepare(recipes.fedavg(lr=0.1, batch=8), clients, make(), lean).work
+    options = Options(runtime=Simulator(engine="sequential", workers=0))
+    work = prepare(recipes.fedavg(lr=0.1, batch=8), clients, make(), options).work
     found = choose.fastest(work, clients, torch.device("cpu"), False, range(5))
     assert found[:2] == chosen

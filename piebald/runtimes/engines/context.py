@@ -1,0 +1,49 @@
+"""What trainers and queries are given to work with: an engine behind `contracts.ClientContext`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from piebald.contracts import SgdConfig, SgdOutcome, Split
+from piebald.runtimes.engines.engine import Engine
+from piebald.runtimes.engines.input_moments import input_moments
+from piebald.runtimes.engines.sgd_step import SgdRun
+from piebald.runtimes.engines.stack import ClientStack
+
+
+@dataclass(slots=True)
+class EngineContext:
+    """`contracts.ClientContext` for one stack."""
+
+    engine: Engine
+    stack: ClientStack
+    phase: int = 0
+
+    def run_sgd(
+        self,
+        model: Tensor,
+        config: SgdConfig,
+        *,
+        prox: float = 0.0,
+        prox_center: Tensor | None = None,
+        correction: Tensor | None = None,
+        velocity: Tensor | None = None,
+    ) -> SgdOutcome:
+        clients, rng_versions = self.stack.clients, self.stack.rng_versions
+        run = SgdRun(clients, rng_versions, self.phase, model, config, prox, prox_center, correction, velocity)
+        self.phase += 1
+        with torch.enable_grad():  # also where the caller only wants a model to use, inside torch.no_grad
+            return self.engine.run_sgd(run)
+
+    def score(self, model: Tensor, split: Split) -> tuple[dict[str, Tensor], Tensor]:
+        return self.engine.score(self.stack.clients, model, split)
+
+    def moments(self, model: Tensor, layers: Sequence[str]) -> Tensor:
+        return input_moments(self.engine, self.stack.clients, model, layers)
+
+    def confusion(self, model: Tensor, split: Split) -> Tensor:
+        return self.engine.confusion(self.stack.clients, model, split)

@@ -1,0 +1,42 @@
+"""The contract of a training engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from piebald.client_work import ClientWork
+from piebald.contracts import SgdOutcome, Split
+from piebald.runtimes.engines.row_loader import RowLoader
+from piebald.runtimes.engines.sgd_step import SgdRun
+from piebald.runtimes.factored.client_state import StatePacker
+
+
+class Engine(Protocol):
+    """What a training engine offers.
+
+    Attributes:
+        name: the engine's name in settings.
+        takes_factored: whether the engine works with `FactoredVectors`; others get ordinary tensors.
+        work: the model and the components that work at clients.
+        row_loader: fetches clients' rows.
+        device: where the engine computes.
+    """
+
+    name: str
+    takes_factored: bool
+    work: ClientWork
+    row_loader: RowLoader
+    device: torch.device
+
+    @property
+    def packer(self) -> StatePacker: ...
+
+    def run_sgd(self, run: SgdRun) -> SgdOutcome: ...
+
+    def score(self, clients: Sequence[int], model: Tensor, split: Split) -> tuple[dict[str, Tensor], Tensor]: ...
+
+    def confusion(self, clients: Sequence[int], model: Tensor, split: Split) -> Tensor: ...

@@ -1,0 +1,67 @@
+"""What a stack of clients starts from: the models and vectors that were sent, and client state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from piebald.contracts import TrainInput
+from piebald.parameters import pad
+from piebald.runtimes.engines.engine import Engine
+from piebald.runtimes.engines.stack import PRIVATE, ClientStack
+from piebald.runtimes.factored.sum_terms import Term
+from piebald.runtimes.factored.vectors import FactoredVectors, to_dense
+
+
+def train_input(engine: Engine, stack: ClientStack) -> TrainInput:
+    """The input of a trainer or query for a stack, on the engine's device."""
+    device, layout = engine.device, engine.work.layout
+    model = _stacked(stack.models, device)
+    state = {
+        name: unpack_state(engine, stack.clients, name, rows) for name, rows in stack.state.items() if name != PRIVATE
+    }
+    if layout.size > layout.shared:
+        model = _with_private(model, _stacked(stack.state[PRIVATE], device))
+    vectors = {name: _stacked(rows, device) for name, rows in stack.vectors.items()}
+    trains = stack.query is None
+    sizes = [engine.row_loader.size(client) if trains else 0 for client in stack.clients]
+    examples = torch.tensor(sizes, dtype=torch.float32, device=device).unsqueeze(1)
+    committed = torch.tensor(stack.committed, dtype=torch.float64, device=device).unsqueeze(1)
+    return TrainInput(model, layout.shared, state, vectors, stack.versions, committed, examples)
+
+
+def unpack_state(engine: Engine, clients: Sequence[int], name: str, rows: Sequence[Tensor]) -> Tensor:
+    """One named tensor of the clients' state, [c, ...], from a stored tensor for each client.
+
+    Stored tensors may be packed (`factored.client_state`).  An engine that takes factored vectors gets such ones, so
+    that sums and differences that a trainer computes with them are formed once, if at all.
+    """
+    packed = [engine.packer.is_packed(row, name) for row in rows]
+    made = engine.packer.unpack(rows, clients, engine.device) if any(packed) else _stacked(rows, engine.device)
+    if made is None:  # some are packed and some are not, as when another engine trained before
+        alone = [unpack_state(engine, [client], name, [row]) for client, row in zip(clients, rows, strict=True)]
+        made = torch.cat([to_dense(one) for one in alone])
+    if not engine.takes_factored:
+        return to_dense(made)
+    nothing = made.dim() == 2 and made.stride(0) == 0 and not bool(made[0].any())  # nobody has been asked before
+    return FactoredVectors.zeros(made) if nothing else FactoredVectors.of(made) if made.dim() == 2 else made
+
+
+def _stacked(rows: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Clients' tensors as one [c, ...]; a tensor that all of them share is expanded, not copied."""
+    first = rows[0]
+    if all(row is first for row in rows):
+        return first.to(device).expand(len(rows), *first.shape)
+    return torch.stack(list(rows)).to(device)
+
+
+def _with_private(model: Tensor, private: Tensor) -> Tensor:
+    """Whole models [c, p] from shared and private parameters; what all clients share is not copied."""
+    shared, size = model.shape[1], model.shape[1] + private.shape[1]
+    if model.stride(0):
+        return torch.cat([model, private], dim=1)
+    base = Term.of(pad(model[0], size))
+    spans = [(slice(shared, size), slice(0, size - shared))]
+    return FactoredVectors(model, len(model), size, [base], (), private, spans)

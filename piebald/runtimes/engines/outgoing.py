@@ -1,0 +1,153 @@
+"""What leaves a client: the update behind its transforms, the new client state, and the sum where a sum is enough."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from piebald.contracts import SumRequest, TrainInput, TrainOutput
+from piebald.errors import RuntimeFault
+from piebald.parameters import nbytes
+from piebald.randomness import key
+from piebald.runtimes.engines.engine import Engine
+from piebald.runtimes.engines.stack import PRIVATE, ClientStack, RunningSum, StackResult
+from piebald.runtimes.factored.sum_terms import KnownProducts
+from piebald.runtimes.factored.vectors import FactoredVectors, to_dense
+
+
+def updates(engine: Engine, stack: ClientStack, inputs: TrainInput, output: TrainOutput, summed: bool) -> StackResult:
+    """Split trained models at the end of the shared slice: what is before it is sent, the rest stays at the client.
+
+    Args:
+        engine: that trained.
+        stack: the clients.
+        inputs: what they started from.
+        output: what the trainer returned.
+        summed: whether the updates will only be summed; then factored vectors stay factored.
+    """
+    work, shared, size = engine.work, inputs.shared, engine.work.layout.size
+    change = output.model[:, :shared] - inputs.model[:, :shared]
+    vectors: Mapping[str, Tensor] = {"model": change, **output.vectors}
+    _check_uploads(engine, output, vectors, shared)
+    norms = None if work.transforms else _known_norms(output.model, inputs, shared)
+    if not summed:
+        vectors = {name: to_dense(part) for name, part in vectors.items()}
+    vectors = _transformed(engine, stack, vectors)
+    norms = torch.linalg.vector_norm(vectors["model"], dim=1) if norms is None else norms
+    state = {name: _packed(engine, stack.clients, rows) for name, rows in output.state.items()}
+    if shared < size:
+        state[PRIVATE] = _columns(output.model, shared, size).cpu()
+    one = {name: part[0] for name, part in vectors.items()} if work.transforms else {}
+    sent = sum([part.shape[1:].numel() * part.element_size() for part in vectors.values()])
+    return StackResult(
+        steps=[int(count) for count in output.steps.tolist()],
+        examples=[int(count) for count in inputs.examples.flatten().tolist()],
+        norms=norms.tolist(),
+        nbytes=work.transforms[-1].nbytes(one) if work.transforms else sent,
+        metrics={name: values.tolist() for name, values in output.metrics.items()},
+        failures=[None] * len(output.steps),
+        vectors=dict(vectors),
+        state=state,
+    )
+
+
+def answers(output: TrainOutput) -> StackResult:
+    """The result of a stack that answered a query."""
+    metrics = {name: values.tolist() for name, values in output.metrics.items()}
+    count = len(output.steps)
+    examples = [int(rows) for rows in metrics.pop("examples", [0.0] * count)]
+    vectors = {name: part.cpu() for name, part in output.vectors.items()}
+    return StackResult(
+        [0] * count, examples, [0.0] * count, nbytes(vectors) // max(count, 1), metrics, [None] * count, vectors
+    )
+
+
+def add_to_sum(result: StackResult, request: SumRequest, total: RunningSum) -> None:
+    """Move the updates that may count from `result` to `total`; the others are marked and left out of the sum."""
+    weights, rows = [], []
+    vectors, result.vectors = result.vectors, {}
+    # a sum is finite where its terms are; `isfinite` writes three tensors as large as the part
+    sound = {n: _finiteness(part).isfinite().tolist() for n, part in vectors.items() if n != "model"}
+    for row in range(len(result.norms)):
+        result.failures[row] = _reject_reason(result.norms[row], request.limit) or next(
+            (f"{name} is not finite" for name, finite in sound.items() if not finite[row]), None
+        )
+        if result.failures[row] is None:
+            weights.append(request.weight.weight(result.update(row)))
+            rows.append(row)
+    if not rows:
+        return
+    if len(rows) < len(result.norms):  # a sum of products cannot leave out one that is not finite
+        vectors = {name: part[rows] for name, part in vectors.items()}
+    ones, known = [1.0] * len(rows), KnownProducts()
+    summed = {name: _weighted(part, weights if name == "model" else ones, known) for name, part in vectors.items()}
+    total.add(sum(weights), summed)
+
+
+def _check_uploads(engine: Engine, output: TrainOutput, vectors: Mapping[str, Tensor], shared: int) -> None:
+    """Refuse vectors other than those that the trainer declares, and vectors that are longer than what is shared."""
+    trainer = engine.work.trainer
+    declared = set(trainer.uploads())
+    if undeclared := sorted(output.vectors.keys() - declared):
+        raise RuntimeFault(
+            f"trainer {trainer.kind!r} would send {undeclared[0]!r}, which its uploads() do not declare: add it there"
+        )
+    if missing := sorted(declared - output.vectors.keys()):
+        raise RuntimeFault(
+            f"trainer {trainer.kind!r} declares {missing[0]!r} in uploads() but sent nothing of that name"
+        )
+    for name, part in vectors.items():
+        if shared < engine.work.layout.size and part.shape[1:].numel() > shared:
+            raise RuntimeFault(f"trainer {trainer.kind!r} would send {name!r}, which is longer than what is shared")
+
+
+def _transformed(engine: Engine, stack: ClientStack, vectors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The vectors after every transform, at the clients."""
+    rng_key, seed = engine.row_loader.rng_key, engine.work.seed
+    for place, transform in enumerate(engine.work.transforms):
+        rng_keys = [rng_key(seed, c, v, place) for c, v in zip(stack.clients, stack.rng_versions, strict=True)]
+        vectors = transform.on_client(vectors, [key("stage", *one) for one in rng_keys], stack.clients)
+    return vectors
+
+
+def _packed(engine: Engine, clients: Sequence[int], rows: Tensor) -> Tensor | list[Tensor]:
+    """A named tensor of the new client state, [c, ...], or packed with a tensor for each client."""
+    packed = engine.packer.pack(rows, clients) if isinstance(rows, FactoredVectors) else None
+    return to_dense(rows).cpu() if packed is None else [row.cpu() for row in packed]
+
+
+def _columns(models: Tensor, start: int, stop: int) -> Tensor:
+    """Some columns of models [c, p], without forming the others."""
+    return models.columns(start, stop) if isinstance(models, FactoredVectors) else models[:, start:stop]
+
+
+def _known_norms(models: Tensor, inputs: TrainInput, shared: int) -> Tensor | None:
+    """Lengths [c] of the changes of the shared parameters, where training has computed them already."""
+    if not isinstance(models, FactoredVectors) or models.start is None:
+        return None
+    start = FactoredVectors.of(inputs.model).alone
+    return models.first(shared).lengths() if start is not None and start.name == models.start.name else None
+
+
+def _finiteness(part: Tensor) -> Tensor:
+    """Numbers [c] that are finite where a client's tensor is."""
+    return part.sums() if isinstance(part, FactoredVectors) else part.flatten(1).sum(1)
+
+
+def _weighted(part: Tensor, weights: Sequence[float], known: KnownProducts) -> Tensor:
+    """The weighted sum of clients' tensors [c, ...]."""
+    if isinstance(part, FactoredVectors):
+        return part.total(part.own.new_tensor(weights), known)
+    if set(weights) == {1.0}:
+        return part.sum(0)
+    made: Tensor = torch.tensordot(part.new_tensor(weights), part, 1)
+    return made
+
+
+def _reject_reason(norm: float, limit: float) -> str | None:
+    """Why an update of this length may not count, or None."""
+    if norm != norm or norm == float("inf"):
+        return "not finite"
+    return f"step of length {norm:.3g} is above the limit of {limit:.3g}" if norm > limit else None
