@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from piebald.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from piebald import data, models, partition, recipes
-    from piebald import vertical as transfer
+    from piebald import data, models, partition, recipes, vertical
     from piebald.errors import ParameterError, PiebaldError, RunFolderError, RuntimeFault, SettingError
     from piebald.experiment import adapt, compare, resume, run
     from piebald.finished_run import Run
@@ -48,7 +47,7 @@ __all__ = [
     "recipes",
     "resume",
     "run",
-    "transfer",
+    "vertical",
     "write_report",
 ]
 
@@ -56,7 +55,7 @@ _HOMES = {
     "recipe": ("Recipe",),
     "errors": ("ParameterError", "PiebaldError", "RunFolderError", "RuntimeFault", "SettingError"),
     "experiment": ("adapt", "compare", "resume", "run"),
-    "outcome": ("Run",),
+    "finished_run": ("Run",),
     "parameters": ("Layout",),
     "partition": ("LazyClients", "clients_from"),
     "report": ("write_report",),
@@ -68,7 +67,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 def __getattr__(name: str) -> Any:
     """Public names are imported when they are first used, so that `import piebald` and `piebald --help` are quick."""
-    if name in ("data", "models", "partition", "recipes", "transfer"):
+    if name in ("data", "models", "partition", "recipes", "vertical"):
         return importlib.import_module(f"piebald.{name}")
     if name in _HOME_OF:
         return getattr(importlib.import_module(f"piebald.{_HOME_OF[name]}"), name)

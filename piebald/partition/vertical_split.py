@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Party:
+class PartyRows:
     """What one party holds.
 
     Attributes:
@@ -41,8 +41,8 @@ class Party:
 class Parties:
     """The active party, which has the targets, the passive one, and the ids both hold [overlap], increasing."""
 
-    active: Party
-    passive: Party
+    active: PartyRows
+    passive: PartyRows
     overlap: Ints
 
 
@@ -115,7 +115,7 @@ def feature_names(data: DataSet) -> list[str]:
     return [str(number) for number in range(data.x.shape[1])] if data.features is None else list(data.features)
 
 
-def _party(data: DataSet, rows: Ints, places: Ints, labelled: bool) -> Party:
+def _party(data: DataSet, rows: Ints, places: Ints, labelled: bool) -> PartyRows:
     names = feature_names(data)
     x = data.x[rows][:, places]
-    return Party(rows, x, data.y[rows] if labelled else None, tuple(names[place] for place in places))
+    return PartyRows(rows, x, data.y[rows] if labelled else None, tuple(names[place] for place in places))
