@@ -31,6 +31,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.randomly_reset_seed = False
 
 
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Write down how the run ended: `.ci/run` runs failed tests again only if all tests have been run."""
+    if not hasattr(session.config, "workerinput") and session.config.cache is not None:
+        session.config.cache.set("piebald/exit_status", int(exitstatus))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """No test sees what another one has drawn from the global generators, nor which products another one has chosen."""
