@@ -170,6 +170,14 @@ def assert_same(first: Run | Outcome, second: Run | Outcome, atol: float = 1e-5)
                     assert b[name] == value, (name, a, b)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever starts a cluster belongs to the full tier."""
+    for item in items:
+        if "cluster" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.full)
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Two nodes on this machine, each with one core, and a connection to them."""

@@ -211,7 +211,14 @@ VISITS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("visit", VISITS)
-@pytest.mark.parametrize("model", ["dense", "images", "tokens", "windows", "dropout first"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        "dense",
+        "tokens",
+        *(pytest.param(name, marks=pytest.mark.full) for name in ("images", "windows", "dropout first")),
+    ],
+)
 def test_control_variates_are_the_same_ones_packed(model: str, visit: str, packing: list[Any]) -> None:
     make, shape = MODELS[model]
     clients, network = federation(shape, model == "tokens"), make()
@@ -254,6 +261,7 @@ def engines(clients: PooledClients) -> tuple[Any, Any]:
     return made[0], made[1]
 
 
+@pytest.mark.full
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6), st.booleans(), st.sampled_from(["packed", "never asked", "formed"]))
 def test_what_is_packed_comes_back(seed: int, by_row: bool, beside: str) -> None:

@@ -93,6 +93,7 @@ def test_iid_clients_stay_together() -> None:
     assert set(grouped(run, 4)) == {0}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("attackers", [3, 9])
 def test_attackers_are_told_apart_and_the_centres_rows_say_who_is_normal(attackers: int) -> None:
     """Also where they are three in four; group 0, whose model stands for the run, is the honest one."""

@@ -32,6 +32,7 @@ def jpegs(*sizes: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(files), np.r_[0, np.cumsum([len(file) for file in files])]
 
 
+@pytest.mark.full
 @prepared
 def test_cifar10_as_published() -> None:
     start = time.perf_counter()
@@ -46,6 +47,7 @@ def test_cifar10_as_published() -> None:
     assert len(cifar.test) == 1000
 
 
+@pytest.mark.full
 @prepared
 def test_the_two_test_parts_of_cifar10_differ_in_their_pixels() -> None:
     exact, compressed = data.cifar10().x[50_000:], data.cifar10(test="jpeg")
