@@ -104,7 +104,7 @@ class FlipPairs(_Flip):
 
     def labels(self, y: Ints, classes: int, client: int) -> Ints:
         """New labels [n]."""
-        check_classes(self, [number for pair in self.pairs for number in pair], classes)
+        _check_classes(self, [number for pair in self.pairs for number in pair], classes)
         map_to = np.arange(classes)
         for a, b in self.pairs:
             map_to[a], map_to[b] = b, a
@@ -138,7 +138,7 @@ class FlipTo(_Flip):
 
     def labels(self, y: Ints, classes: int, client: int) -> Ints:
         """New labels [n]."""
-        check_classes(self, [self.target, *(self.source or ())], classes)
+        _check_classes(self, [self.target, *(self.source or ())], classes)
         flipped, rows = y.copy(), self._rows(y, client)
         if self.source is not None:
             rows = rows[np.isin(y[rows], self.source)]
@@ -146,8 +146,7 @@ class FlipTo(_Flip):
         return flipped
 
 
-def check_classes(change: DataChange, named: list[int], classes: int) -> None:
-    """Refuse classes that the data set does not have."""
+def _check_classes(change: DataChange, named: list[int], classes: int) -> None:
     for number in named:
         if not 0 <= number < classes:
             raise change.refuse(f"classes must be in 0..{classes - 1}, got {number}")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PartyRows:
+class Party:
     """What one party holds.
 
     Attributes:
@@ -41,8 +41,8 @@ class PartyRows:
 class Parties:
     """The active party, which has the targets, the passive one, and the ids both hold [overlap], increasing."""
 
-    active: PartyRows
-    passive: PartyRows
+    active: Party
+    passive: Party
     overlap: Ints
 
 
@@ -115,7 +115,7 @@ def feature_names(data: DataSet) -> list[str]:
     return [str(number) for number in range(data.x.shape[1])] if data.features is None else list(data.features)
 
 
-def _party(data: DataSet, rows: Ints, places: Ints, labelled: bool) -> PartyRows:
+def _party(data: DataSet, rows: Ints, places: Ints, labelled: bool) -> Party:
     names = feature_names(data)
     x = data.x[rows][:, places]
-    return PartyRows(rows, x, data.y[rows] if labelled else None, tuple(names[place] for place in places))
+    return Party(rows, x, data.y[rows] if labelled else None, tuple(names[place] for place in places))

@@ -323,7 +323,7 @@ def test_packed_variates_are_on_the_disk_and_come_back(
     packing: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clients, model = federation((6,), False), MODELS["dense"][0]
-    recipe, where = recipes.scaffold(lr=0.1, batch=8, cohort=3), {"engine": "batched", "stack": 2}
+    recipe, where = recipes.scaffold(lr=0.1, batch=8, cohort=3), {"engine": "batched", "stack": 2, "onednn": False}
     whole = carry_out(recipe, clients, model(), rounds=6, simulator=where, out=tmp_path / "whole")
     commit = ServerLoop._commit
 
