@@ -3,14 +3,25 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Tests run in parallel and in random order; a run prints the seed of its order as `--randomly-seed`.
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+COVERAGE := --cov --cov-report term:skip-covered
 
-.PHONY: demo test check bench clean
+.PHONY: demo test test-all coverage check bench clean
 
 demo: .venv/installed                  ## train on scikit-learn's digits and write the report into demo/
 	$(BIN)/python examples/demo.py --out demo
 
-test: .venv/installed-dev              ## all tests
-	$(BIN)/python -m pytest
+test: .venv/installed-dev              ## the quick tests: at most five minutes on two cores
+	$(PYTEST) -m "not full"
+
+test-all: .venv/installed-dev          ## all tests, also those on Ray and of killed processes: at most twenty minutes
+	$(PYTEST)
+
+coverage: .venv/installed-dev          ## all tests, and which lines the quick ones and all of them run
+	$(PYTEST) -m "not full" $(COVERAGE) --cov-fail-under 85
+	$(PYTEST) -m full $(COVERAGE) --cov-append --cov-fail-under 93
 
 check: .venv/installed-dev             ## style, types, and who may import whom
 	$(BIN)/ruff check .
@@ -22,7 +33,7 @@ bench: .venv/installed-dev             ## every benchmark, one folder a claim
 	for claim in benchmarks/*/run.py; do $(BIN)/python "$$claim" || exit; done
 
 clean:                                 ## what the targets above made, and tools' caches
-	rm -rf .venv demo build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv demo build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage*
 	find piebald tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 # The stamps are newer than what they depend on once an install has gone through, so it happens once.

@@ -61,7 +61,7 @@ class Place(Kind):
     kind: str = "simulator"
 
 
-class Evaluate(Section):
+class Evaluation(Section):
     """When and on what models are judged.
 
     Attributes:
@@ -116,7 +116,7 @@ class ExperimentSettings(Section):
     longest_step: float | None = Field(default=None, gt=0)
     fleet: Kind | None = None
     runtime: Place = Place()
-    evaluate: Evaluate = Evaluate()
+    evaluate: Evaluation = Evaluation()
 
     _document: Document = PrivateAttr(default_factory=lambda: Document("", "settings"))
 
@@ -425,7 +425,7 @@ def _reject_reason(error: ValidationError, document: Document) -> SettingError:
     key: Key = first["loc"]
     place = document.origin(key)
     if first["type"] == "extra_forbidden":
-        sections: dict[str | int, type[Section]] = {"data": Data, "evaluate": Evaluate}
+        sections: dict[str | int, type[Section]] = {"data": Data, "evaluate": Evaluation}
         fields = (ExperimentSettings if len(key) == 1 else sections[key[0]]).model_fields
         what = "setting or section called" if len(key) == 1 else f"setting of [{dotted(key[:-1])}] called"
         return SettingError(f"{place}: {unknown(what, key[-1], fields)}")

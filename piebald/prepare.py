@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from piebald import __version__, recipes
+from piebald import recipes
 from piebald.adaptation import set_apart
 from piebald.client_work import ClientWork
 from piebald.component import Component, build
@@ -32,6 +32,7 @@ from piebald.runtimes.base import RuntimeSettings
 from piebald.scheduling.cohort import cohort_size
 from piebald.server import EvaluationPlan, ResultChecks, StoppingCriteria
 from piebald.server.result_checks import LONGEST_STEP
+from piebald.version import __version__
 
 Model = nn.Module | Callable[[int], nn.Module]
 Metrics = Mapping[str, Any] | Sequence[str]

@@ -1,9 +1,50 @@
-"""What all tests share."""
+"""What all tests share: everything that could differ from one run to the next is pinned down here."""
 
 from __future__ import annotations
 
+import os
+import random
+import sys
+
+import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
+
+# The same examples everywhere and at any time, and no example fails because the machine was busy.
+settings.register_profile(
+    "piebald",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("piebald")
+
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tests come in random order (pytest-randomly) but draw the same numbers every time."""
+    if hasattr(config.option, "randomly_reset_seed"):
+        config.option.randomly_reset_seed = False
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Write down how the run ended: `.ci/run` runs failed tests again only if all tests have been run."""
+    if not hasattr(session.config, "workerinput") and session.config.cache is not None:
+        session.config.cache.set("piebald/exit_status", int(exitstatus))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """No test sees what another one has drawn from the global generators, nor which products another one has chosen."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    if products := sys.modules.get("piebald.runtimes.engines.matrix_products"):
+        products.set_onednn(False)
 
 
 @pytest.fixture(autouse=True, scope="session")

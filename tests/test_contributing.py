@@ -83,6 +83,7 @@ def run(tree: Path, *words: str) -> str:
     return done.stdout
 
 
+@pytest.mark.full
 def test_a_method_touches_what_contributing_says_and_inherits_the_contract_tests(tree: Path) -> None:
     before = hashes(tree)
     made = follow(tree)
@@ -117,6 +118,7 @@ def test_a_method_touches_what_contributing_says_and_inherits_the_contract_tests
     assert "failed" not in out
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("tool", ["ruff", "mypy"])
 def test_its_examples_are_in_the_projects_style(tree: Path, tool: str) -> None:
     pytest.importorskip(tool)

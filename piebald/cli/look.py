@@ -122,7 +122,7 @@ def _show(name: str, partition: str, sets: Sequence[str], as_json: bool, **more:
 @app.command()
 def version(as_json: Json = False) -> None:
     """Print the version."""
-    from piebald import __version__
+    from piebald.version import __version__
 
     if as_json:
         print_json({"version": __version__})

@@ -8,7 +8,7 @@ from piebald.scheduling.base import Scheduler, ServerView
 from piebald.scheduling.cohort import CohortSize, cohort_size
 
 
-class _AnyTime(Scheduler):
+class NonBlockingScheduler(Scheduler):
     """Base of the schedulers that never wait for one client in particular.
 
     Attributes:
@@ -38,7 +38,7 @@ class _AnyTime(Scheduler):
         return None
 
 
-class Asynchronous(_AnyTime):
+class Asynchronous(NonBlockingScheduler):
     """Step at every result; an idle client gets the newest model at once (Metis, section III)."""
 
     def num_to_request(self, view: ServerView) -> int:
@@ -48,7 +48,7 @@ class Asynchronous(_AnyTime):
         return view.waiting > 0 or self.hopeless(view)
 
 
-class Buffered(_AnyTime):
+class Buffered(NonBlockingScheduler):
     """Step at every `buffer_size` results; an idle client gets the newest model at once (FedBuff, Nguyen et al. 2022).
 
     Attributes:

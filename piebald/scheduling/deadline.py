@@ -6,11 +6,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from piebald.scheduling.asynchronous import _AnyTime
+from piebald.scheduling.asynchronous import NonBlockingScheduler
 from piebald.scheduling.base import ServerView
 
 
-class Deadline(_AnyTime):
+class Deadline(NonBlockingScheduler):
     """Step with what has arrived `seconds` after the last step; late updates count at the next one, by then stale.
 
     Semi-synchronous.  Clients are asked once between two steps.  When all results have

@@ -1,24 +1,43 @@
-"""What the loop lends to the components that work at the server."""
+"""What the server loop gives to the components that work at the server."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from piebald.component import Component
-from piebald.contracts import QueryRequest, Update
+from piebald.contracts import QueryRequest, Runtime, Update
 from piebald.model_spec import ModelSpec
+from piebald.recipe import Recipe
+from piebald.server.client_pool import ClientPool
+from piebald.server.cluster_models import ClusterModels
 
-if TYPE_CHECKING:
-    from piebald.server.loop import ServerLoop
+
+class ServerState(Protocol):
+    """What a context shows of the server loop, and does through it."""
+
+    recipe: Recipe
+    client_pool: ClientPool
+    cluster_models: ClusterModels
+    version: int
+
+    @property
+    def work(self) -> ModelSpec: ...
+    @property
+    def known(self) -> int: ...
+    @property
+    def runtime(self) -> Runtime: ...
+    def query(self, requests: Sequence[QueryRequest]) -> list[Update | None]: ...
+    def exclude_update(self, client: int, reason: str) -> None: ...
+    def note(self, axis: str, cluster: int, name: str, value: Any) -> None: ...
 
 
 class LoopContext:
     """`contracts.ServerContext` for the component of one axis and one cluster."""
 
-    def __init__(self, server: ServerLoop, axis: str, cluster: int) -> None:
+    def __init__(self, server: ServerState, axis: str, cluster: int) -> None:
         self._server, self._axis, self._cluster = server, axis, cluster
         self.spec: ModelSpec = server.work
         self.known = server.known

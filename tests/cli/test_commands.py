@@ -92,6 +92,7 @@ def test_ctrl_c_before_anything_was_written(command, good, monkeypatch):
     assert command("run", good) == (130, "", "interrupted\n")
 
 
+@pytest.mark.full
 def test_a_comparison_pairs_recipes_and_seeds(command, good):
     text = (
         good.read_text()
@@ -240,6 +241,7 @@ def test_what_cannot_be_shown_is_one_sentence(command, words, message):
     assert said.err.count("\n") == 1
 
 
+@pytest.mark.full
 def test_verbose_says_what_computes(tmp_path, good):
     words = ("run", good, "--set", "runtime.kind=simulator", "--set", "runtime.engine=lean")
     assert '"engine": "sequential"' in process(*words, "--verbose", cwd=tmp_path).stderr

@@ -1,10 +1,10 @@
-"""The table of recipes that every contract test walks, and the small uneven federation they meet."""
+"""The table of recipes that every contract test walks, and the small uneven federation that it is run on."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pytest
@@ -17,11 +17,14 @@ from piebald.finished_run import Run
 from piebald.models import GatedUnit
 from piebald.partition import Lists, PooledClients
 from piebald.recipe import Recipe
+from piebald.training.base import HidesRows
 
 STORE = 80 << 20  # bytes of each Ray node's object store
+# Whatever could be measured and so differ from run to run is named.
+HERE: dict[str, Any] = {"engine": "sequential", "workers": 0, "onednn": False}
 TWO: dict[str, Any] = {"engine": "sequential", "workers": 2, "onednn": False}
 
-# One row a recipe: its name and settings that make it do something.
+# One row for each recipe: its name, and settings with which it does something.
 TABLE: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "fedprox": {"mu": 0.5},
@@ -49,7 +52,7 @@ TABLE: dict[str, dict[str, Any]] = {
     "cfl": {"eps1": 2.0, "eps2": 0.1},
     "adaptive_dvw": {"cycles": 3, "vc_tomb": 1},
 }
-# Settings of local training, and answers on other axes, that have to hold beside the recipes' defaults.
+# Settings of local training that have to work beside the recipes' defaults.
 VARIANTS: dict[str, dict[str, Any]] = {
     "momentum": {"momentum": 0.9, "keep_momentum": True, "weight_decay": 0.01, "clip": 0.5},
     "lr_schedule": {"lr_schedule": {"kind": "exponential", "rate": 0.5}, "epochs": 2},
@@ -107,13 +110,13 @@ def method(name: str, **more: Any) -> Recipe:
 
 def fitting(recipe: Recipe) -> Any:
     """The hardest network that a recipe can take."""
-    return network if recipe.training.privacy() is None else plain_network
+    return network if not isinstance(recipe.training, HidesRows) else plain_network
 
 
 def carry_out(recipe: Recipe, clients: Any = None, model: Any = None, **options: Any) -> Run:
     """A short run, by default in this process on the sequential engine."""
     model = model or fitting(recipe)
-    where = {"engine": "sequential", "workers": 0} | options.pop("simulator", {})
+    where = HERE | options.pop("simulator", {})
     return piebald.run(
         recipe, clients or federation(), model, runtime=piebald.Simulator(**where), **{"rounds": 3, "seed": 1} | options
     )
@@ -129,9 +132,34 @@ def vector(run: Run, client: int | None = None) -> Tensor:
     return run.work.layout.flatten(run.model(client))
 
 
-def assert_same(one: Run, two: Run, atol: float = 1e-5) -> None:
+class Outcome(NamedTuple):
+    """What runs are compared by: the global model, all scores, and all results of clients."""
+
+    model: Tensor
+    scores: list[dict[str, Any]]
+    results: list[dict[str, Any]]
+
+    @classmethod
+    def of(cls, run: Run) -> Self:
+        return cls(vector(run), run.scores, run.results)
+
+
+_references: dict[str, Outcome] = {}
+
+
+def reference(recipe: Recipe, **options: Any) -> Outcome:
+    """What the reference engine makes of a recipe: computed once in a process, whatever it is compared with."""
+    label = repr((recipe, sorted(options.items())))
+    if label not in _references:
+        where = options.pop("simulator", {}) | {"engine": "reference"}
+        _references[label] = Outcome.of(carry_out(recipe, simulator=where, **options))
+    return _references[label]
+
+
+def assert_same(first: Run | Outcome, second: Run | Outcome, atol: float = 1e-5) -> None:
     """Two runs came to the same: the global model, every score, every loss, every byte."""
-    torch.testing.assert_close(vector(one), vector(two), atol=atol, rtol=1e-4)
+    one, two = (made if isinstance(made, Outcome) else Outcome.of(made) for made in (first, second))
+    torch.testing.assert_close(one.model, two.model, atol=atol, rtol=1e-4)
     for mine, theirs in ((one.scores, two.scores), (one.results, two.results)):
         assert len(mine) == len(theirs)
         for a, b in zip(mine, theirs, strict=True):
@@ -140,6 +168,14 @@ def assert_same(one: Run, two: Run, atol: float = 1e-5) -> None:
                     assert b[name] == pytest.approx(value, abs=10 * atol, rel=1e-3), (name, a, b)
                 else:
                     assert b[name] == value, (name, a, b)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever starts a cluster belongs to the full tier."""
+    for item in items:
+        if "cluster" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.full)
 
 
 @pytest.fixture(scope="module")

@@ -123,7 +123,7 @@ def check(model: str, recipe: Any, stack: int = 3, **more: Any) -> None:
 
 @pytest.mark.parametrize("factored", [False, True])
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("stack", [1, 3, 4])
+@pytest.mark.parametrize("stack", [pytest.param(1, marks=pytest.mark.full), 3, pytest.param(4, marks=pytest.mark.full)])
 def test_models_of_every_kind(model: str, factored: bool, stack: int, formed: Any) -> None:
     begun = formed(factored)
     check(model, recipes.fedavg(lr=0.1, batch=8, epochs=2), stack)
@@ -168,7 +168,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.full)])
 def test_what_is_linear_in_gradients_need_not_be_formed(setting: str, workers: int, formed: Any) -> None:
     name, fields = SETTINGS[setting]
     begun = formed(True)

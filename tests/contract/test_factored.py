@@ -211,7 +211,14 @@ VISITS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("visit", VISITS)
-@pytest.mark.parametrize("model", ["dense", "images", "tokens", "windows", "dropout first"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        "dense",
+        "tokens",
+        *(pytest.param(name, marks=pytest.mark.full) for name in ("images", "windows", "dropout first")),
+    ],
+)
 def test_control_variates_are_the_same_ones_packed(model: str, visit: str, packing: list[Any]) -> None:
     make, shape = MODELS[model]
     clients, network = federation(shape, model == "tokens"), make()
@@ -254,6 +261,7 @@ def engines(clients: PooledClients) -> tuple[Any, Any]:
     return made[0], made[1]
 
 
+@pytest.mark.full
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6), st.booleans(), st.sampled_from(["packed", "never asked", "formed"]))
 def test_what_is_packed_comes_back(seed: int, by_row: bool, beside: str) -> None:
@@ -315,7 +323,7 @@ def test_packed_variates_are_on_the_disk_and_come_back(
     packing: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clients, model = federation((6,), False), MODELS["dense"][0]
-    recipe, where = recipes.scaffold(lr=0.1, batch=8, cohort=3), {"engine": "batched", "stack": 2}
+    recipe, where = recipes.scaffold(lr=0.1, batch=8, cohort=3), {"engine": "batched", "stack": 2, "onednn": False}
     whole = carry_out(recipe, clients, model(), rounds=6, simulator=where, out=tmp_path / "whole")
     commit = RunStore.commit
 

@@ -34,7 +34,7 @@ NO_EFFECT = {
     "sgd clipping at a huge norm": recipes.fedavg(cohort=4, lr=0.1, batch=10, clip=1e9),
 }
 # Recipes whose global model is FedAvg's, with something for each client beside it.
-BESIDE = {"fine_tuned": {}, "ditto": {"pull": 0.3}}
+BESIDE = {"fine_tuned": {}, "ditto": {"lam": 0.3}}
 
 
 @pytest.mark.parametrize("case", NO_EFFECT)
@@ -43,16 +43,16 @@ def test_settings_without_effect_equal_fedavg(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", BESIDE)
-def test_personal_models_leave_the_community_model_alone(case: str) -> None:
+def test_personal_models_leave_the_global_model_alone(case: str) -> None:
     torch.testing.assert_close(vector(carry_out(method("fedavg"))), vector(carry_out(method(case, **BESIDE[case]))))
 
 
-def test_ditto_without_pull_is_local_training() -> None:
+def test_ditto_without_lam_is_local_training() -> None:
     """With whole batches, whose order does not matter, the personal models are those of Local."""
     model = nn.Linear(6, 4)
     ditto, local = (
         carry_out(method(name, cohort=1.0, batch=64, lr=0.01, **more), model=model)
-        for name, more in (("ditto", {"pull": 0.0}), ("local", {}))
+        for name, more in (("ditto", {"lam": 0.0}), ("local", {}))
     )
     mine, theirs = (
         {
@@ -138,10 +138,10 @@ def test_the_order_of_submission_changes_nothing(name: str, listening: list[Back
     assert torch.equal(vector(backwards), vector(forwards))
 
 
-@pytest.mark.parametrize("aggregation", ["example_weighted", "equal"])
-def test_no_private_number_is_in_an_arrival(name: str, weigh: str, listening: list[Backwards]) -> None:
+@pytest.mark.parametrize("aggregation", ["example_weighted", "equal_weighted"])
+def test_no_private_number_is_in_a_result(name: str, aggregation: str, listening: list[Backwards]) -> None:
     """Listen at the seam: everything sent fits the shared slice, and no value of a private layer is in it."""
-    recipe = method(name).with_(aggregation={"kind": weigh}, scheduling={"kind": "asynchronous", "cohort": 4})
+    recipe = method(name).with_(aggregation={"kind": aggregation}, scheduling={"kind": "asynchronous", "cohort": 4})
     carry_out(recipe, rounds=6)
     simulation = listening[0]
     shared, size = simulation.work.layout.shared, simulation.work.layout.size
@@ -150,9 +150,9 @@ def test_no_private_number_is_in_an_arrival(name: str, weigh: str, listening: li
     assert len(sent) >= 6
     for result in sent:
         assert result.update is not None
-        for part in result.update.vectors.values():
-            assert part.numel() <= shared
-            assert not simulation.private & set(part.flatten().tolist()) - {0.0}
+        for sent_vector in result.update.vectors.values():
+            assert sent_vector.numel() <= shared
+            assert not simulation.private & set(sent_vector.flatten().tolist()) - {0.0}
 
 
 def test_a_personal_model_scores_what_the_run_said(name: str, tmp_path: Path) -> None:
@@ -177,5 +177,5 @@ def test_a_recipe_survives_its_toml(name: str) -> None:
         scheduling={"kind": "asynchronous", "cohort": 2}
     )
     document = tomllib.loads(recipes.toml(recipe))["recipe"]
-    answers = {axis: document.pop(axis) for axis in recipe.axes if axis in document}
-    assert recipes.make(document.pop("name"), **document).with_(**answers).model_dump() == recipe.model_dump()
+    components = {axis: document.pop(axis) for axis in recipe.axes if axis in document}
+    assert recipes.make(document.pop("name"), **document).with_(**components).model_dump() == recipe.model_dump()

@@ -24,6 +24,8 @@ from piebald.runtimes.ray.connection import RayConnection
 from .conftest import assert_same, carry_out, federation, method, network, on_ray, plain_network, vector
 from .test_resume import assert_identical
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -1,11 +1,11 @@
-"""Killed at any moment and resumed, a run ends with the same numbers, bit for bit, as an undisturbed one."""
+"""Killed at any point and resumed, a run ends with the same numbers, bit for bit, as an undisturbed one."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from piebald.report.store import RunStore
 from piebald.runtimes.simulation.simulation import Simulation
 from piebald.server.masked_rounds import MaskedRounds
 
-from .conftest import VARIANTS, carry_out, federation, fitting, method, network, plain_network, vector
+from .conftest import HERE, VARIANTS, carry_out, federation, fitting, method, network, plain_network, vector
 
 FORK = multiprocessing.get_context("fork")
 
@@ -44,22 +44,28 @@ def _at_call(number: int, method_name: str, owner: type, after: bool) -> None:
     setattr(owner, method_name, wrapped)
 
 
-# where to die: (method, its owner, the call, after it?)
-MOMENTS: dict[str, tuple[str, type, int, bool]] = {
-    "before anything is committed": ("commit", RunStore, 1, False),
+# Where to die: (method, its owner, the call, after it?)
+POINTS: dict[str, tuple[str, type, int, bool]] = {
+    "before the first server step": ("commit", RunStore, 1, False),
     "in the middle of training": ("_serve", Simulation, 4, False),
-    "trained but not committed": ("commit", RunStore, 3, False),
-    "just committed": ("commit", RunStore, 2, True),
+    "trained but not stepped": ("commit", RunStore, 3, False),
+    "just stepped": ("commit", RunStore, 2, True),
     "while scores are written": ("scores", RunStore, 3, False),
-    "after the last commit": ("commit", RunStore, 4, True),
+    "after the last server step": ("commit", RunStore, 4, True),
 }
 
 
-def killed(folder: Path, recipe: Recipe, moment: tuple[str, type, int, bool], **options: Any) -> None:
-    """Run in a child that is killed at a moment."""
+def every_point(points: Iterable[str]) -> pytest.MarkDecorator:
+    """Parametrize by points to die at, of which only "just stepped" is tried in the quick tier."""
+    marked = [point if point == "just stepped" else pytest.param(point, marks=pytest.mark.full) for point in points]
+    return pytest.mark.parametrize("point", marked)
+
+
+def killed(folder: Path, recipe: Recipe, point: tuple[str, type, int, bool], **options: Any) -> None:
+    """Run in a child that is killed at some point."""
 
     def child() -> None:
-        name, owner, number, after = moment
+        name, owner, number, after = point
         _at_call(number, name, owner, after)
         carry_out(recipe, out=folder, rounds=4, **options)
 
@@ -91,95 +97,95 @@ def _timeless(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def check(
-    tmp_path: Path, recipe: Recipe, moment: tuple[str, type, int, bool], model: Any = None, **options: Any
+    tmp_path: Path, recipe: Recipe, point: tuple[str, type, int, bool], model: Any = None, **options: Any
 ) -> None:
     model = model or fitting(recipe)
-    killed(tmp_path / "killed", recipe, moment, model=model, **options)
+    killed(tmp_path / "killed", recipe, point, model=model, **options)
     resumed = piebald.resume(tmp_path / "killed", federation(), model)
     undisturbed = carry_out(recipe, out=tmp_path / "whole", rounds=4, model=model, **options)
     assert_identical(undisturbed, resumed)
     assert resumed.meta["status"] == "finished"
 
 
-@pytest.mark.parametrize("moment", ["in the middle of training", "just committed"])
-def test_every_recipe(name: str, moment: str, tmp_path: Path) -> None:
-    check(tmp_path, method(name), MOMENTS[moment])
+@every_point(["in the middle of training", "just stepped"])
+def test_every_recipe(name: str, point: str, tmp_path: Path) -> None:
+    check(tmp_path, method(name), POINTS[point])
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("rule", ["hdafl", "scaffold"])
-def test_every_moment(rule: str, moment: str, tmp_path: Path) -> None:
-    check(tmp_path, method(rule), MOMENTS[moment])
+@every_point(POINTS)
+@pytest.mark.parametrize("base", ["hdafl", "scaffold"])
+def test_every_point(base: str, point: str, tmp_path: Path) -> None:
+    check(tmp_path, method(base), POINTS[point])
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_kept_momentum_and_schedules(variant: str, tmp_path: Path) -> None:
-    check(tmp_path, method("hdafl", **VARIANTS[variant]), MOMENTS["trained but not committed"])
+    check(tmp_path, method("hdafl", **VARIANTS[variant]), POINTS["trained but not stepped"])
 
 
 @pytest.mark.parametrize(
     "simulator", [{"engine": "vmapped", "stack": 3}, {"engine": "sequential", "workers": 2}], ids=str
 )
 def test_engines(simulator: dict[str, Any], tmp_path: Path) -> None:
-    check(tmp_path, method("hdafl"), MOMENTS["just committed"], plain_network, simulator=simulator)
+    check(tmp_path, method("hdafl"), POINTS["just stepped"], plain_network, simulator=simulator)
 
 
 def test_sparse_checkpoints_repeat_what_came_after_the_last(tmp_path: Path) -> None:
     check(tmp_path, method("hdafl"), ("commit", RunStore, 4, False), checkpoint_every=2)
 
 
-def test_asynchronous_with_assignments_under_way(tmp_path: Path) -> None:
+def test_asynchronous_with_outstanding_tasks(tmp_path: Path) -> None:
     """Devices of different speed, private heads: what is outstanding is in the checkpoint, with its results if it has
     any."""
     fleet = piebald.partition.FastSlow(fast=1.0, slow_factor=3.0, share_slow=0.4)
     recipe = method("hdafl").with_(scheduling={"kind": "asynchronous", "cohort": 3})
-    check(tmp_path, recipe, MOMENTS["just committed"], simulator={"fleet": fleet})
+    check(tmp_path, recipe, POINTS["just stepped"], simulator={"fleet": fleet})
 
 
-PACES = {
+SCHEDULES = {
     "private heads, validation weighting, adaptive": method("adaptive_dvw").with_(
         sharing={"kind": "all_except", "private_layers": "classifier"}
     ),
-    "buffered, a client twice at one version": method("fedbuff", size=3, cohort=5),
+    "buffered, a client twice at one version": method("fedbuff", buffer_size=3, cohort=5),
     "a deadline that half of them miss": method("fedavg").with_(scheduling={"kind": "deadline", "seconds": 4.0}),
-    "over-selection": method("fedavg").with_(scheduling={"kind": "synchronous", "cohort": 2, "over": 2.0}),
-    "groups, whose normal one clients vote for": method("distfl", normal="vote"),
+    "over-selection": method("fedavg").with_(scheduling={"kind": "synchronous", "cohort": 2, "over_selection": 2.0}),
+    "clusters, whose normal one clients vote for": method("distfl", normal="vote"),
     "validation weighting, mixing by staleness": method("fedasync").with_(
         aggregation={"kind": "staleness_weighted", "base": {"kind": "dvw"}}
     ),
 }
 
 
-@pytest.mark.parametrize("moment", ["just committed", "in the middle of training"])
-@pytest.mark.parametrize("case", PACES)
-def test_paces_without_rounds(case: str, moment: str, tmp_path: Path) -> None:
-    """Slow and fast devices that answer questions beside their training: all of it goes on where it was."""
+@every_point(["just stepped", "in the middle of training"])
+@pytest.mark.parametrize("case", SCHEDULES)
+def test_schedulers_without_rounds(case: str, point: str, tmp_path: Path) -> None:
+    """Slow and fast devices that answer queries beside their training: all of it goes on where it was."""
     fleet = piebald.partition.FastSlow(fast=1.0, slow_factor=3.0, share_slow=0.4, down=2000.0, latency=0.1)
-    check(tmp_path, PACES[case], MOMENTS[moment], simulator={"fleet": fleet})
+    check(tmp_path, SCHEDULES[case], POINTS[point], simulator={"fleet": fleet})
 
 
-SEALED = {
+MASKED = {
     "all wait": method("fedavg").with_(transforms=[{"kind": "secure_aggregation"}]),
     "late ones, private heads, neighbours": method("hdafl").with_(
-        scheduling={"kind": "synchronous", "cohort": 3, "over": 1.6},
+        scheduling={"kind": "synchronous", "cohort": 3, "over_selection": 1.6},
         transforms=[{"kind": "secure_aggregation", "neighbours": 2}],
     ),
 }
 KEY_ROUNDS = {
-    "keys told": ("_reply", Simulation, 6, True),
-    "shares told": ("_reply", Simulation, 14, False),
-    "sealed": ("_arrive", Simulation, 40, True),
-    "opening": ("open", MaskedRounds, 2, True),
-    "just committed": MOMENTS["just committed"],
+    "keys advertised": ("_reply", Simulation, 6, True),
+    "shares sent": ("_reply", Simulation, 14, False),
+    "masked": ("_arrive", Simulation, 40, True),
+    "unmasked": ("unmask", MaskedRounds, 2, True),
+    "just stepped": POINTS["just stepped"],
 }
 
 
-@pytest.mark.parametrize("moment", KEY_ROUNDS)
-@pytest.mark.parametrize("case", SEALED)
-def test_secure_sums(case: str, moment: str, tmp_path: Path) -> None:
-    """In the middle of the rounds around a sum, too: a resumed run begins that commit's keys anew."""
+@every_point(KEY_ROUNDS)
+@pytest.mark.parametrize("case", MASKED)
+def test_secure_aggregation(case: str, point: str, tmp_path: Path) -> None:
+    """In the middle of the rounds around a sum, too: a resumed run agrees on that round's keys anew."""
     fleet = piebald.partition.FastSlow(fast=1.0, slow_factor=3.0, share_slow=0.4, down=2000.0, latency=0.1)
-    check(tmp_path, SEALED[case], KEY_ROUNDS[moment], simulator={"fleet": fleet})
+    check(tmp_path, MASKED[case], KEY_ROUNDS[point], simulator={"fleet": fleet})
 
 
 def test_a_finished_run_is_handed_back(tmp_path: Path) -> None:
@@ -226,13 +232,13 @@ def test_clients_may_depend_on_the_seed(tmp_path: Path) -> None:
     def dealt(seed: int) -> Any:
         return federation((0, 1, 2, 3, 4) if seed == 0 else (4, 3, 2, 1, 0))
 
-    options: dict[str, Any] = {"rounds": 1, "runtime": piebald.Simulator(engine="sequential", workers=0)}
+    options: dict[str, Any] = {"rounds": 1, "runtime": piebald.Simulator(**HERE)}
     both = piebald.compare([method("fedavg")], dealt, network, seeds=(0, 1), out=tmp_path, **options)
     assert [run.clients[0]["name"] for run in both.runs] == ["site 0", "site 4"]
 
 
 def test_compare_refuses_what_was_run_otherwise(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"out": tmp_path, "runtime": piebald.Simulator(engine="sequential", workers=0)}
+    options: dict[str, Any] = {"out": tmp_path, "runtime": piebald.Simulator(**HERE)}
     piebald.compare({"A": method("fedavg")}, federation(), network, rounds=1, **options)
     for recipe, rounds, what in ((method("hdafl"), 1, "recipe"), (method("fedavg"), 2, "rounds")):
         with pytest.raises(SettingError, match=f"holds a run with another {what}"):
@@ -245,7 +251,7 @@ def test_compare_goes_on_where_it_was_cut(tmp_path: Path) -> None:
         "rounds": 2,
         "seeds": (0, 1),
         "out": tmp_path,
-        "runtime": piebald.Simulator(engine="sequential", workers=0),
+        "runtime": piebald.Simulator(**HERE),
     }
     whole = piebald.compare(methods, federation(), network, **options)
     import shutil

@@ -92,6 +92,7 @@ def test_iid_clients_stay_together() -> None:
     assert set(clusters_at(run, 4)) == {0}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("attackers", [3, 9])
 def test_attackers_are_separated_and_server_rows_tell_which_cluster_is_normal(attackers: int) -> None:
     """Also where they are three in four; cluster 0, whose model stands for the run, is the honest one."""

@@ -152,6 +152,7 @@ def test_no_training_loss_leaves_the_client() -> None:
     assert {row["steps"] for row in run.results if row["kind"] == "train"} == {1}
 
 
+@pytest.mark.full
 def test_less_noise_learns_more() -> None:
     clients, model = classified(60, 60, 60), seeded(lambda: nn.Linear(4, 2))
     ends = [

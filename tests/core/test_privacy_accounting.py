@@ -47,6 +47,7 @@ def test_many_releases_are_one_with_less_noise() -> None:
     assert local(10.0, 25, 1e-5).epsilon_pld == pytest.approx(exact(1.0, 1e-5), rel=0.01)
 
 
+@pytest.mark.full
 @settings(max_examples=3, deadline=None, derandomize=True)
 @given(st.floats(1.0, 3), st.floats(0.1, 0.5), st.integers(2, 10))
 def test_more_noise_fewer_clients_fewer_rounds_cost_less(noise: float, share: float, rounds: int) -> None:

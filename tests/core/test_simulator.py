@@ -201,6 +201,7 @@ print(json.dumps([len(run.results), len(took), len(scored), sorted(asked - took 
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no getrusage on Windows")
 def test_a_million_clients_of_which_a_hundred_take_part() -> None:
     """Only those that took part or were scored are loaded (and the first, to see what rows look like)."""

@@ -29,6 +29,7 @@ LONG = experiment.run
 RUN = [page for page in pages.PAGES if any(b.language in ("python", "console", "toml") for b in pages.blocks(page))]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("page", RUN, ids=pages.name)
 def test_code_on_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -124,6 +125,7 @@ def test_example_files_are_settings(file: Path) -> None:
         assert ExperimentSettings.load(file).plan().recipes
 
 
+@pytest.mark.full
 def test_the_demo_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     spec = importlib.util.spec_from_file_location("demo", pages.ROOT / "examples" / "demo.py")
     assert spec is not None

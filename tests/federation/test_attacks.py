@@ -55,26 +55,31 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         made.sites.close()
 
 
+@pytest.mark.full
 def test_another_authority(running: Running, tmp_path: Path) -> None:
     foreign = provisioned(tmp_path / "foreign", name="test", port=running.port)
     assert running.attack("hello", foreign / "site-3") is None
     assert_said_once(running, "did not prove that it belongs to this federation")
 
 
+@pytest.mark.full
 def test_another_name(running: Running) -> None:
     assert running.attack("hello", name="site-1") is None
     assert_said_once(running, "site-3 claimed to be site-1")
 
 
+@pytest.mark.full
 def test_no_certificate_and_silent_strangers(running: Running) -> None:
     assert running.attack("nameless") == "closed"
     assert running.attack("hello") is not None
 
 
+@pytest.mark.full
 def test_a_frame_that_claims_gigabytes(running: Running) -> None:
     assert running.attack("frame") == "closed"
 
 
+@pytest.mark.full
 def test_an_insider(running: Running) -> None:
     found = running.attack("insider")
     assert found.pop("still served")
@@ -92,6 +97,7 @@ def test_an_insider(running: Running) -> None:
         assert_said_once(running, sentence)
 
 
+@pytest.mark.full
 def test_replayed_results_are_dropped(running: Running) -> None:
     assert running.attack("replay") == ["known"]
 

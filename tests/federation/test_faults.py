@@ -18,6 +18,8 @@ from piebald.report.store import RunStore
 
 from .conftest import SITES, Server, Sites, carry_out, provisioned, settings, until
 
+pytestmark = pytest.mark.full
+
 ROUNDS = 6
 
 

@@ -8,6 +8,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from piebald.runtimes.federation import provisioning
 from piebald.runtimes.federation.flare_link import SERVER, Link
 from piebald.runtimes.federation.messages import Wish, Word, decode
@@ -41,6 +43,7 @@ def begin(folder: Path, how: str) -> subprocess.Popen[str]:
     return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
 
 
+@pytest.mark.full
 def test_nobody_waits_for_a_server_that_died_and_the_one_after_it_is_reached(tmp_path: Path) -> None:
     folder = provisioned(tmp_path / "credentials", ["site-1"])
     credentials = provisioning.read(folder / "site-1")

@@ -23,16 +23,20 @@ MODELS = {"distfl": {"name": "mlp_bn"}}
 NOISE = [{"kind": "gaussian", "clip": 0.5, "noise": 1.0, "where": "client"}]
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(
+    "name", [name if name == "hdafl" else pytest.param(name, marks=pytest.mark.full) for name in RECIPES]
+)
 def test_equals_the_simulator(name: str, sites: Sites) -> None:
     made = settings({"name": name, **RECIPES[name]}, model=MODELS.get(name, {"name": "mlp"}))
     assert_same(made, sites)
 
 
+@pytest.mark.full
 def test_noise_at_the_client_is_the_same_too(sites: Sites) -> None:
     assert_same(settings({"name": "fedavg", "update": NOISE}), sites)
 
 
+@pytest.mark.full
 def test_buffered_and_deadline_paces_end(sites: Sites) -> None:
     for recipe in (
         {"name": "fedbuff", "size": 2},

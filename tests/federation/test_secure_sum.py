@@ -24,6 +24,7 @@ from .conftest import SITES, Sites, carry_out, provisioned, settings
 SEALED = {"name": "fedavg", "transforms": [{"kind": "secure_aggregation"}]}
 
 
+@pytest.mark.full
 def test_a_site_that_dies_before_the_opening(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the first commit it comes back and opens with what is on its disk; in the second it is gone, and two of three
     shares are enough.  Both commits count its update, so the model is that of an undisturbed simulation."""
@@ -56,6 +57,7 @@ def test_a_site_that_dies_before_the_opening(sites: Sites, monkeypatch: pytest.M
     assert not found(plain, b"|".join(wire))
 
 
+@pytest.mark.full
 def test_what_is_looked_for_on_the_wire_is_there_without_a_seal(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = plain_changes(settings(SEALED, rounds=1, evaluate={"every": 0}), monkeypatch)
     wire = captured(monkeypatch)

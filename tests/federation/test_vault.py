@@ -9,6 +9,7 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -80,6 +81,7 @@ def _work(folder: Path) -> None:
         store.settle(id)
 
 
+@pytest.mark.full
 def test_killed_at_any_moment_every_file_is_whole(tmp_path: Path) -> None:
     folder, dice, last = tmp_path / "state" / "run", random.Random(0), 0.0
     for _ in range(20):

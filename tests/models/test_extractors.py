@@ -45,8 +45,9 @@ def test_bytes_and_floats_are_the_same_image() -> None:
     assert torch.allclose(network(image), network(image.float() / 255), rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.full
 @prepared
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_weights_separate_photographs_of_another_source() -> None:
     """A linear probe learns on amazon's shop pictures and is right on 85 % of caltech10's (random weights: 26 %)."""
     from sklearn.linear_model import RidgeClassifier
@@ -74,6 +75,7 @@ def test_nearly_the_stored_features() -> None:
     assert np.median(alike) > 0.9
 
 
+@pytest.mark.full
 @prepared
 def test_regions_of_real_embeddings(cache: Path) -> None:
     office = data.office_caltech10()

@@ -72,9 +72,9 @@ def test_1024_dimensions_and_few_rows_are_finite_and_quick() -> None:
     dice = np.random.default_rng(2)
     few = [Statistics.of(embedding=dice.normal(size=(n, 1024)).astype(np.float32) + 100) for n in (1, 2, 50)]
     everybody = total([*few, Statistics.of(embedding=dice.normal(size=(300, 1024)) + 100)])
-    start = time.perf_counter()
+    start = time.process_time()
     distances = [frechet_to_rest(own, everybody) for own in few]
-    assert time.perf_counter() - start < 30
+    assert time.process_time() - start < 30
     assert np.isfinite(distances).all()
     assert min(distances) > 0
 

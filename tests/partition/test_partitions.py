@@ -249,6 +249,7 @@ def halves(signals: torch.Tensor) -> set[bytes]:
     return {window[:, half].numpy().tobytes() for window in signals for half in (slice(0, 64), slice(64, 128))}
 
 
+@pytest.mark.full
 @prepared
 @pytest.mark.parametrize(
     "kind",
@@ -286,6 +287,7 @@ def test_a_random_split_of_har_would_leak() -> None:
     assert len(halves(clients.x[learned]) & halves(clients.x[tested])) > 1000
 
 
+@pytest.mark.full
 @prepared
 def test_tests_on_cifar10_say_which_pixels_they_have() -> None:
     """The default test part is of exact pixels; the compressed one must be asked for and is named in the source."""

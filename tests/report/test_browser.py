@@ -9,7 +9,7 @@ import pytest
 from piebald.report import write_report
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 ARGUMENTS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",

@@ -18,7 +18,7 @@ spec = importlib.util.spec_from_file_location("dying_run", PROGRAM)
 dying_run = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(dying_run)
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")]
+pytestmark = [pytest.mark.full, pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")]
 
 
 def contents(store):

@@ -18,6 +18,8 @@ from piebald.vertical.transfer_runs import resume, run
 
 from .conftest import small
 
+pytestmark = pytest.mark.full
+
 STEPS, KILLED_AFTER = 40, 12
 
 

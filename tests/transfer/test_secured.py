@@ -179,12 +179,14 @@ def test_a_silent_stranger_holds_up_nobody(tmp_path) -> None:
             server.result().close()
 
 
+@pytest.mark.full
 def test_two_processes_with_kits_end_with_the_weights_of_two_threads(tmp_path, undisturbed) -> None:
     made = run(settings(runtime={"kind": "federation"}), out=tmp_path / "run")
     assert_as_undisturbed(tmp_path / "run", undisturbed)
     assert made.score is not None
 
 
+@pytest.mark.full
 def test_killed_with_a_kit_and_resumed_without_naming_it(tmp_path, undisturbed) -> None:
     """The source has the server's credentials here: who listens is no matter of roles."""
     found = credentials(tmp_path / "credentials")

@@ -12,8 +12,8 @@ so no client gives the shares of both another client's own mask and its pairwise
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -33,15 +33,24 @@ from piebald.privacy.secure_aggregation.masking_graph import (
 )
 from piebald.transforms.base import MaskingTransform
 
-if TYPE_CHECKING:
-    from piebald.privacy.secure_aggregation.transform import SecureAggregation
-
 BOX = 2 * shamir.BYTES + masks.TAG  # bytes of two shares for one neighbour
 SENDERS, BOXES, SHARES = MASKING + "senders", MASKING + "boxes", MASKING + "shares"
 SURVIVORS = MASKING + "survivors"
 SIGNED = MASKING + "signed"  # signatures of keys
 # what a client keeps
 ROOT, MASKED, OPENED = "root", "masked", "opened"
+
+
+@runtime_checkable
+class MasksOverGraph(Protocol):
+    """A masking transform whose clients agree on keys with their neighbours in a graph; `SecureAggregation` is one."""
+
+    @property
+    def least(self) -> int:
+        """Of how many clients a sum may be opened at least."""
+
+    def graph(self, members: Sequence[int], public: Sequence[bytes]) -> MaskingGraph:
+        """The graph of these clients, from their public keys."""
 
 
 class KeyQuery(Query):
@@ -160,7 +169,7 @@ class Unmasking(KeyQuery):
         """Refuse lists of survivors that are none; `partners` are the client and whom it masked with."""
         if partners[0] not in survivors or not {*survivors} <= {*graph.members}:
             raise Declined("the list of survivors is not of this sum")
-        least, near = max(graph.threshold, _stage(masking).least), len({*survivors} & {*partners})
+        least, near = max(graph.threshold, _over_graph(masking).least), len({*survivors} & {*partners})
         if len(survivors) < least or near < graph.threshold:
             raise Declined(
                 f"{len(survivors)} clients arrived, {near} of them masked together here, too few for a sum of at "
@@ -255,12 +264,10 @@ def _check_signatures(vectors: Mapping[str, Tensor], graph: MaskingGraph, secret
 
 
 def _listed(vectors: Mapping[str, Tensor], masking: MaskingTransform) -> MaskingGraph:
-    return _stage(masking).graph(clients_in(vectors.get(MEMBERS)), texts(vectors.get(KEYS), 2 * masks.KEY))
+    return _over_graph(masking).graph(clients_in(vectors.get(MEMBERS)), texts(vectors.get(KEYS), 2 * masks.KEY))
 
 
-def _stage(masking: MaskingTransform) -> SecureAggregation:
-    from piebald.privacy.secure_aggregation.transform import SecureAggregation
-
-    if not isinstance(masking, SecureAggregation):
+def _over_graph(masking: MaskingTransform) -> MasksOverGraph:
+    if not isinstance(masking, MasksOverGraph):
         raise Declined("this run has no secure aggregation")
     return masking

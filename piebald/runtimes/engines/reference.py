@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from piebald.contracts import SgdOutcome
+from piebald.contracts import SgdOutcome, Split
 from piebald.randomness import torch_generator
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
 from piebald.runtimes.engines.row_gradients import row_keys
@@ -106,3 +107,45 @@ class ReferenceEngine(SequentialEngine):
             if name in parameters:
                 parameters[name].grad = (summed[name] + view) / lot
         return total / max(1, len(batch))
+
+    # -- scoring
+
+    def score(self, clients: Sequence[int], model: Tensor, split: Split) -> tuple[dict[str, Tensor], Tensor]:
+        """See `contracts.ClientContext.score`."""
+        measures = {"loss": self.work.objective.loss, **self.work.objective.metrics}
+        scores = {name: torch.full((len(clients),), torch.nan) for name in measures}
+        rows = torch.zeros(len(clients), dtype=torch.int64)
+        for place, (outputs, targets) in enumerate(self._evaluate_plainly(clients, model, split)):
+            rows[place] = len(targets)
+            if not len(targets):
+                continue
+            for name, measure in measures.items():
+                if hasattr(measure, "update"):  # a torchmetrics object
+                    measure.reset()
+                    for row in range(len(targets)):
+                        measure.update(outputs[row : row + 1], targets[row : row + 1])
+                    scores[name][place] = measure.compute().mean()
+                else:
+                    scores[name][place] = measure(outputs, targets).float().mean()
+        return scores, rows
+
+    def confusion(self, clients: Sequence[int], model: Tensor, split: Split) -> Tensor:
+        """See `contracts.ClientContext.confusion`."""
+        matrices = []
+        for outputs, targets in self._evaluate_plainly(clients, model, split):
+            matrices.append(torch.zeros(outputs.shape[1], outputs.shape[1]) if len(targets) else torch.zeros(0, 0))
+            for output, target in zip(outputs, targets, strict=True):
+                matrices[-1][int(target), int(output.argmax())] += 1
+        classes = max((len(matrix) for matrix in matrices), default=0)
+        none = torch.zeros(classes, classes)
+        return torch.stack([matrix if len(matrix) else none for matrix in matrices])
+
+    def _evaluate_plainly(self, clients: Sequence[int], model: Tensor, split: Split) -> Iterator[tuple[Tensor, Tensor]]:
+        """Outputs and targets of each client, from a module of its own and one row at a time."""
+        for place, client in enumerate(clients):
+            module = copy.deepcopy(self.work.model).eval()
+            self.work.layout.load(module, model[place])
+            gathered = self.feed.gather([client], split)
+            with torch.no_grad():
+                outputs = [module(gathered.x[row : row + 1]) for row in gathered.places[0].tolist()]
+            yield torch.cat(outputs) if outputs else torch.empty(0), gathered.y[gathered.places[0]]

@@ -18,7 +18,6 @@ from typing import Any
 
 from torch import Tensor
 
-from piebald import __version__
 from piebald.contracts import Task
 from piebald.errors import PiebaldError
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
@@ -40,6 +39,7 @@ from piebald.runtimes.federation.provisioning import Credentials, private
 from piebald.runtimes.federation.signing import CertificateSigner
 from piebald.runtimes.federation.task_runner import SiteClient, TaskRunner
 from piebald.runtimes.federation.wire_format import Assembly, digest, pack_update, pieces, unpack_task
+from piebald.version import __version__
 
 BEAT = 1.0  # seconds between two hellos
 TERMS = 16 << 20  # bytes of a run's terms

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import shutil
 import signal
@@ -15,6 +17,9 @@ from pathlib import Path
 from piebald.errors import RuntimeFault
 from piebald.runtimes.federation.flare_link import SERVER
 from piebald.runtimes.federation.provisioning import Description, provision, read
+
+_PORTS = range(20_000, 32_000)
+_tried = itertools.count()
 
 
 class LocalFederation:
@@ -75,6 +80,13 @@ class LocalFederation:
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    """A port of this machine that nothing listens on.
+
+    It lies below those that systems give to outgoing connections, and processes begin their search at different places:
+    so it is still free when it is used a moment later.
+    """
+    for _ in _PORTS:
+        port = _PORTS[(os.getpid() * 97 + next(_tried)) % len(_PORTS)]
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise RuntimeFault("no port of this machine is free")

@@ -8,12 +8,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from piebald import __version__
 from piebald.client_work import ClientWork
 from piebald.component import build
 from piebald.errors import SettingError
 from piebald.training.base import Trainer
 from piebald.transforms.base import Transform
+from piebald.version import __version__
 
 
 class RunTerms(BaseModel):

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import torch
 
-from piebald import __version__
 from piebald.client_work import ClientWork
 from piebald.contracts import SERVER_ID, Checkpoint, Clients, Result, SumRequest, Task, Update
 from piebald.errors import SettingError
@@ -45,6 +44,7 @@ from piebald.runtimes.federation.messages import (
 )
 from piebald.runtimes.federation.run_terms import terms
 from piebald.runtimes.federation.wire_format import digest, pack_task, pieces, unpack_update
+from piebald.version import __version__
 
 _TICK = 0.25  # seconds between looks at who is silent
 _ROOM = 1 << 20  # bytes that a result may have beside its vectors
