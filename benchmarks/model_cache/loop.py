@@ -73,8 +73,17 @@ def steps_per_second(recorder: Any, size: int, clients: int, steps: int) -> floa
     module = nn.Linear(size - 1, 1)  # and one bias
     layout = Layout.of(module, ())
     recipe = recipes.async_fedavg()
-    objective = OBJECTIVES["regression"]
-    work = ClientWork(module, layout, layout.flatten(module), recipe.training, recipe.transforms, objective, 0)
+    work = ClientWork(
+        model=module,
+        layout=layout,
+        initial=layout.flatten(module),
+        objective=OBJECTIVES["regression"],
+        seed=0,
+        shape=(size - 1,),
+        outputs=(1,),
+        trainer=recipe.training,
+        transforms=recipe.transforms,
+    )
     server = ServerLoop(
         recipe,
         Trivial(clients, torch.full((size,), 1e-3)),
