@@ -21,7 +21,7 @@ Curve = list[tuple[float, float]]  # (virtual seconds, accuracy on the common te
 
 
 def read(out: Path) -> dict[tuple[str, str, str], list[dict[str, Any]]]:
-    """Return, by part, setting and recipe, what the tables need of each seed's run."""
+    """Return, by part, case and recipe, what the tables need of each seed's run."""
     found = defaultdict(list)
     for database in sorted(out.glob("*/*/*/seed-*/run.db")):
         with History(database.parent) as run:
@@ -92,13 +92,13 @@ def text(found: dict[tuple[str, str, str], list[dict[str, Any]]], scale: setting
         "corrupted": "Synchronous, and the second largest client has random labels",
     }
     for part, title in titles.items():
-        groups = sorted({group for here, group, _ in found if here == part})
-        for group in groups:
-            lines += ["## " + title + ": " + group.replace("_", " "), "", *table(found, part, group), ""]
-        if groups and part != "uneven":
+        cases = sorted({case for here, case, _ in found if here == part})
+        for case in cases:
+            lines += ["## " + title + ": " + case.replace("_", " "), "", *table(found, part, case), ""]
+        if cases and part != "uneven":
             lines += ["Clients' shares of the average over the second half, in percent, largest client first:", ""]
-            lines += [*client_shares(found, part, groups), ""]
-        if groups:
+            lines += [*client_shares(found, part, cases), ""]
+        if cases:
             figure = {"synchronous": "synchronous", "uneven": "fast_and_slow", "corrupted": "corrupted"}[part]
             lines += [f"![Accuracy over virtual seconds]({figure}.png)", ""]
     lines += [
@@ -110,15 +110,15 @@ def text(found: dict[tuple[str, str, str], list[dict[str, Any]]], scale: setting
     return "\n".join(lines)
 
 
-def table(found: dict[tuple[str, str, str], list[dict[str, Any]]], part: str, group: str) -> list[str]:
-    """Return the table of one setting, with the best recipe first."""
+def table(found: dict[tuple[str, str, str], list[dict[str, Any]]], part: str, case: str) -> list[str]:
+    """Return the table of one case, with the best recipe first."""
     lines = [
         "| recipe | last | second half | best | updates | steps per update | models per update | seeds |",
         "|---|---|---|---|---|---|---|---|",
     ]
     rows = []
     for (here, there, label), runs in found.items():
-        if (here, there) == (part, group):
+        if (here, there) == (part, case):
             last = [100 * run["curve"][-1][1] for run in runs]
             half = [100 * late(run["curve"]) for run in runs]
             best = [100 * max(value for _, value in run["curve"]) for run in runs]
@@ -131,14 +131,14 @@ def table(found: dict[tuple[str, str, str], list[dict[str, Any]]], part: str, gr
 
 
 def client_shares(
-    found: dict[tuple[str, str, str], list[dict[str, Any]]], part: str, groups: Sequence[str]
+    found: dict[tuple[str, str, str], list[dict[str, Any]]], part: str, cases: Sequence[str]
 ) -> list[str]:
     """Return the table of clients' shares of the average, mean over seeds."""
     lines = ["| sizes, classes | recipe | shares |", "|---|---|---|"]
-    for (here, group, label), runs in sorted(found.items()):
-        if here == part and group in groups:
+    for (here, case, label), runs in sorted(found.items()):
+        if here == part and case in cases:
             means = [100 * statistics.mean(own) for own in zip(*(run["shares"] for run in runs), strict=True)]
-            lines.append(f"| {group.replace('_', ' ')} | {label} | {', '.join(f'{mean:.1f}' for mean in means)} |")
+            lines.append(f"| {case.replace('_', ' ')} | {label} | {', '.join(f'{mean:.1f}' for mean in means)} |")
     return lines
 
 
@@ -149,23 +149,23 @@ def spread(values: Sequence[float]) -> str:
 
 
 def curves(found: dict[tuple[str, str, str], list[dict[str, Any]]], part: str, path: Path) -> None:
-    """Plot accuracy over virtual seconds, one panel per setting: means over seeds, with their range."""
-    groups = sorted({group for here, group, _ in found if here == part})
-    if not groups:
+    """Plot accuracy over virtual seconds, one panel per case: means over seeds, with their range."""
+    cases = sorted({case for here, case, _ in found if here == part})
+    if not cases:
         return
     figure, panels = plt.subplots(
-        1, len(groups), figsize=(max(6.5, 4.2 * len(groups)), 4), squeeze=False, sharey=True, layout="constrained"
+        1, len(cases), figsize=(max(6.5, 4.2 * len(cases)), 4), squeeze=False, sharey=True, layout="constrained"
     )
-    for axes, group in zip(panels[0], groups, strict=True):
-        labels = sorted(label for here, there, label in found if (here, there) == (part, group))
+    for axes, case in zip(panels[0], cases, strict=True):
+        labels = sorted(label for here, there, label in found if (here, there) == (part, case))
         for number, label in enumerate(labels):
-            runs = [np.array(run["curve"]).T for run in found[part, group, label]]
+            runs = [np.array(run["curve"]).T for run in found[part, case, label]]
             times = np.unique(np.concatenate([run[0] for run in runs]))
             times = times[times <= min(run[0, -1] for run in runs)]
             values = 100 * np.stack([np.interp(times, *run) for run in runs])
             axes.plot(times, values.mean(0), color=f"C{number}", label=label, lw=1.4)
             axes.fill_between(times, values.min(0), values.max(0), color=f"C{number}", alpha=0.1, lw=0)
-        axes.set(title=group.replace("_", " "), xlabel="virtual seconds")
+        axes.set(title=case.replace("_", " "), xlabel="virtual seconds")
         axes.grid(alpha=0.3)
     panels[0][0].set_ylabel("accuracy in percent")
     panels[0][-1].legend(fontsize=7)
