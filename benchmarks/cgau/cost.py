@@ -1,4 +1,4 @@
-"""Time and bytes of a round: gated against plain, and the fused product against two."""
+"""Time and bytes of a round: gated against plain units, and one fused product against two."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REPEATS, ROUNDS = 3, 2
 
 
 class TwoProducts(nn.Module):
-    """The same gated unit with a product for the filter and one for the gate, conditioning added to every row."""
+    """The gated unit with separate products for filter and gate, and conditioning added to every row."""
 
     def __init__(self, inputs: int, units: int) -> None:
         super().__init__()
@@ -32,14 +32,14 @@ class TwoProducts(nn.Module):
         self.conditioning.gate = nn.Parameter(torch.zeros(units))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, inputs] to [batch, units]."""
+        """Map [batch, inputs] to [batch, units]."""
         f = functional.linear(x, self.filter.weight) + self.filter.bias + self.conditioning.filter
         g = functional.linear(x, self.gate.weight) + self.gate.bias + self.conditioning.gate
         return f.tanh() * g.sigmoid()
 
 
-def twice(seed: int) -> nn.Module:
-    """The gated classifier of `TwoProducts`."""
+def with_two_products(seed: int) -> nn.Module:
+    """Return the gated classifier made of `TwoProducts`."""
     torch.manual_seed(seed)
     wide = settings.IMAGE_TASK.units
     layers = [TwoProducts(512, wide), nn.Dropout(0.5), TwoProducts(wide, wide), nn.Dropout(0.5), nn.Linear(wide, 10)]
@@ -47,20 +47,20 @@ def twice(seed: int) -> nn.Module:
 
 
 def measure(out: Path) -> None:
-    """Alternating runs, so that what else the machine does falls on all alike."""
+    """Measure alternating runs, so that other work on the machine affects all alike."""
     torch.set_num_threads(1)
     clients = federations.by_clusters(0.0, 0)
     wide = {"units": (settings.IMAGE_TASK.units,) * 2}
 
-    def made(name: str, **more: object):
+    def network(name: str, **more: object):
         return lambda seed: build_model(name, (512,), 10, seed, **wide, **more)
 
     tried = {
-        "plain": (recipes.fedavg, made("plain_classifier")),
-        "plain, matched capacity": (recipes.fedavg, made("plain_classifier", matched=True)),
-        "gated, no conditioning": (recipes.fedavg, made("gated_classifier", filter=False, gate=False)),
-        "CGAU": (recipes.cgau, made("gated_classifier")),
-        "CGAU, two products": (recipes.cgau, twice),
+        "plain": (recipes.fedavg, network("plain_classifier")),
+        "plain, matched capacity": (recipes.fedavg, network("plain_classifier", matched=True)),
+        "gated, no conditioning": (recipes.fedavg, network("gated_classifier", filter=False, gate=False)),
+        "CGAU": (recipes.cgau, network("gated_classifier")),
+        "CGAU, two products": (recipes.cgau, with_two_products),
     }
     seconds: dict[str, list[float]] = {name: [] for name in tried}
     table: dict[str, dict[str, float]] = {}
@@ -78,7 +78,7 @@ def measure(out: Path) -> None:
                 table[name]["private"] = run.meta["parameters"] - run.meta["shared"]
                 table[name]["bytes_up"] = run.final["bytes_up"] / ROUNDS / len(clients)
         for name, values in seconds.items():
-            ratios = [own / plain for own, plain in zip(values[1:], seconds["plain"][1:], strict=True)]
+            ratios = [value / plain for value, plain in zip(values[1:], seconds["plain"][1:], strict=True)]
             table[name][engine] = statistics.median(values[1:])
             table[name][f"{engine}_ratio"] = statistics.median(ratios)
             table[name][f"{engine}_range"] = [min(ratios), max(ratios)]

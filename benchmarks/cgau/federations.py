@@ -1,4 +1,4 @@
-"""Who holds what: embedded images by clusters or by domain, sensor signals by person."""
+"""Federations: embedded images by clusters or by domain, and sensor signals by person."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from piebald.partition import ByEmbedding, ByOwner, collect, measure
 from piebald.partition.pooled_clients import PooledClients
 
 Floats = NDArray[np.float32]
-POSITIVE, KEPT = "sitting", 0.35  # the rare activity, and the share of its windows that is left
+POSITIVE, KEPT = "sitting", 0.35  # the rare activity, and the share of its windows that is kept
 
 
 @lru_cache(maxsize=1)
 def images() -> DataSet:
-    """CIFAR-10 behind the frozen SqueezeNet: 21,000 rows of 512 numbers, standardised."""
+    """Return CIFAR-10 embedded by the frozen SqueezeNet: 21,000 rows of 512 numbers, standardised."""
     source = data.cifar10()
     rows = np.r_[0 : settings.IMAGES, len(source.x) - 1000 : len(source.x)]
     made = embed(squeezenet(settings.SIDE), source.x[rows], key=f"cifar10-squeezenet-{settings.SIDE}")
@@ -30,22 +30,22 @@ def images() -> DataSet:
 
 
 @lru_cache(maxsize=1)
-def blurred() -> DataSet:
-    """The same rows with one class for all while they are dealt, so that clusters do not look at labels."""
+def images_in_one_class() -> DataSet:
+    """Return the same rows with a single class, so that clusters do not depend on labels."""
     known = images()
     return DataSet("cifar10 embedded", known.x, torch.zeros_like(known.y), ["any"])
 
 
 def by_clusters(shuffle: float, seed: int) -> PooledClients:
-    """Ten clients by regions of the embedding, inside each class (CGAU, section 3.3)."""
+    """Return ten clients, each with one region of the embedding inside each class (CGAU, section 3.3)."""
     return _clusters(images(), shuffle, seed)
 
 
 def by_blind_clusters(shuffle: float, seed: int) -> PooledClients:
-    """The control: k-means over all rows, so that a client says nothing about the label beyond its region."""
-    dealt = _clusters(blurred(), shuffle, seed)
+    """Return the control: k-means over all rows, so that a client tells nothing about the label beyond its region."""
+    split = _clusters(images_in_one_class(), shuffle, seed)
     known = images()
-    parts = {split: dealt.lists(split) for split in ("train", "validation", "test")}
+    parts = {name: split.lists(name) for name in ("train", "validation", "test")}
     return PooledClients(known.x, known.y, parts, classes=known.classes)
 
 
@@ -56,13 +56,13 @@ def _clusters(rows: DataSet, shuffle: float, seed: int) -> PooledClients:
         seed=seed,
         validation=settings.VALIDATION,
         test=settings.TEST,
-        limit=settings.DEALT,
+        limit=settings.TO_CLIENTS,
     ).split(rows)
 
 
 @lru_cache(maxsize=1)
 def office_rows() -> DataSet:
-    """Office-Caltech10 as SqueezeNet's features of the original photographs, standardised."""
+    """Return Office-Caltech10 as SqueezeNet's features of the original photographs, standardised."""
     source = data.office_caltech10("squeezenet")
     return DataSet(
         "office embedded", torch.from_numpy(_standard(source.x.numpy())), source.y, source.classes, source.owners
@@ -70,17 +70,17 @@ def office_rows() -> DataSet:
 
 
 def by_domain(seed: int) -> PooledClients:
-    """Four clients: amazon, caltech10, dslr and webcam."""
+    """Return four clients: amazon, caltech10, dslr and webcam."""
     return ByOwner(owner="domain", seed=seed, validation=0.15, test=0.3).split(office_rows())
 
 
 @lru_cache(maxsize=1)
 def signal_rows() -> DataSet:
-    """HAR as fixed features of each window, one activity made rare: is somebody sitting?"""
+    """Return HAR as fixed features of each window, with two classes: sitting, which is made rare, and other."""
     source = data.har()
     positive = source.y == source.classes.index(POSITIVE)
-    dice = np.random.default_rng(0)
-    chosen = np.flatnonzero(~positive.numpy() | (dice.random(len(source)) < KEPT))
+    rng = np.random.default_rng(0)
+    chosen = np.flatnonzero(~positive.numpy() | (rng.random(len(source)) < KEPT))
     x = _standard(features(source.x[chosen]).numpy())
     y = positive[chosen].long()
     owners = {"subject": data.dataset.Owners.of(source.owners["subject"].codes[chosen])}
@@ -88,12 +88,12 @@ def signal_rows() -> DataSet:
 
 
 def by_subject(seed: int) -> PooledClients:
-    """Thirty people."""
+    """Return thirty clients, one per person."""
     return ByOwner(owner="subject", seed=seed, validation=0.2, test=0.3).split(signal_rows())
 
 
 def features(windows: torch.Tensor) -> torch.Tensor:
-    """Mean, deviation, least, largest and log-energies of six bands of each axis: [n, 9, 128] to [n, 90]."""
+    """Return mean, deviation, minimum, maximum and six log band energies of each axis: [n, 9, 128] to [n, 90]."""
     power = torch.fft.rfft(windows - windows.mean(2, keepdim=True)).abs().square()[:, :, 1:]
     edges = [0, 2, 4, 8, 16, 32, 64]
     bands = [(power[:, :, lo:hi].mean(2) + 1e-6).log() for lo, hi in pairwise(edges)]
@@ -102,7 +102,9 @@ def features(windows: torch.Tensor) -> torch.Tensor:
 
 
 def frechet(clients: PooledClients, components: int, held: int | None = None) -> NDArray[np.float64]:
-    """Each client's squared Fréchet distance to all others, on principal components; `held` rows a client at most."""
+    """Return each client's squared Fréchet distance to all others, on principal components.
+
+    At most `held` rows per client are used."""
     from sklearn.decomposition import PCA
 
     rows = np.concatenate([clients.indices(client, "train") for client in range(len(clients))])
@@ -116,7 +118,7 @@ def frechet(clients: PooledClients, components: int, held: int | None = None) ->
 
 
 class _Unlabelled:
-    """Clients without classes, whose rows may be cut to the first ones."""
+    """A view of clients that hides their classes."""
 
     def __init__(self, clients: PooledClients) -> None:
         self._clients = clients
@@ -133,5 +135,5 @@ class _Unlabelled:
 
 
 def _standard(x: Floats) -> Floats:
-    """Standard scores over all rows, which clients can work out from their sums."""
+    """Return standard scores over all rows, which clients can compute from their sums."""
     return ((x - x.mean(0)) / (x.std(0) + 1e-6)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""One job is one run; what it came to is kept as a small JSON file, so nothing is run twice."""
+"""Jobs: one run each, whose result is saved as a small JSON file, so that nothing is run twice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import federations
 import numpy as np
 import settings
 import torch
-from settings import METHODS, SWITCHES, Objective
+from settings import METHODS, SWITCHES, TaskSettings
 
 import piebald
 from piebald.partition.pooled_clients import PooledClients
@@ -27,12 +27,12 @@ class Job:
 
     Attributes:
         part: one of `settings.PARTS`.
-        setting: who holds what, e.g. "shuffle 0.2".
+        setting: the partition, e.g. "shuffle 0.2".
         method: a key of `METHODS` or `SWITCHES`.
-        seed: of the rows, their deal, the first model and the batches.
-        unseen: clients that are held out until the end.
-        rate: learning rate, None for the task's own.
-        rounds: None for the task's own.
+        seed: seed of the rows, the partition, the first model and the batches.
+        unseen: number of clients that are held out until the end.
+        rate: learning rate; None means that of the task.
+        rounds: number of rounds; None means that of the task.
     """
 
     part: str
@@ -44,7 +44,7 @@ class Job:
     rounds: int | None = None
 
     def file(self, out: Path) -> Path:
-        """Where the result is kept."""
+        """Path of the result."""
         rate = "" if self.rate is None else f" rate {self.rate}"
         name = f"{self.method} {self.setting}{rate} seed {self.seed}".replace(",", "").replace(" ", "-")
         return out / self.part / f"{name}.json"
@@ -113,8 +113,8 @@ JOBS: dict[str, Callable[[], Iterator[Job]]] = {
 
 
 @lru_cache(maxsize=2)
-def federation(setting: str, seed: int) -> tuple[PooledClients, Objective]:
-    """Clients and what is common to their runs."""
+def federation(setting: str, seed: int) -> tuple[PooledClients, TaskSettings]:
+    """Return the clients of a setting, and the settings of its runs."""
     if setting == "by domain":
         return federations.by_domain(seed), settings.OFFICE_TASK
     if setting == "by subject":
@@ -124,12 +124,12 @@ def federation(setting: str, seed: int) -> tuple[PooledClients, Objective]:
     return federations.by_clusters(float(setting.removeprefix("shuffle ")), seed), settings.IMAGE_TASK
 
 
-def carry_out(job: Job, out: Path) -> str:
-    """Run one job, or do nothing where its result is there."""
+def run_job(job: Job, out: Path) -> str:
+    """Run one job; do nothing if its result exists."""
     file = job.file(out)
     if file.exists():
-        return f"{job}: is there"
-    torch.set_num_threads(1)  # jobs run beside one another
+        return f"{job}: already finished"
+    torch.set_num_threads(1)  # jobs run in parallel
     clients, task = federation(job.setting, job.seed)
     began = time.perf_counter()
     run = run_of(job, clients, task)
@@ -139,8 +139,8 @@ def carry_out(job: Job, out: Path) -> str:
     return f"{job.part} {job.setting} {job.method} seed {job.seed}: {table['mean']:.4f}, {table['took']:.0f} s"
 
 
-def run_of(job: Job, clients: PooledClients, task: Objective, out: Path | None = None) -> piebald.Run:
-    """The run itself."""
+def run_of(job: Job, clients: PooledClients, task: TaskSettings, out: Path | None = None) -> piebald.Run:
+    """Run one job and return its run."""
     method = (METHODS | SWITCHES)[job.method]
     rate = task.rates[method.family] if job.rate is None else job.rate
     recipe = method.recipe(lr=rate, batch=task.batch, momentum=settings.MOMENTUM)
@@ -163,7 +163,7 @@ def run_of(job: Job, clients: PooledClients, task: Objective, out: Path | None =
 
 
 def measured(run: piebald.Run) -> dict[str, Any]:
-    """What is kept of a run."""
+    """Return the part of a run's result that is saved."""
     final = run.final
     kept = ("mean", "sd", "worst_decile", "best", "rounds", "bytes_up", "bytes_down", "wall")
     last = [point["mean"] for point in run.curve][-1]
@@ -180,12 +180,12 @@ def measured(run: piebald.Run) -> dict[str, Any]:
 
 
 def load(out: Path, part: str) -> list[dict[str, Any]]:
-    """All results of a part."""
+    """Return all results of a part."""
     return [json.loads(file.read_text()) for file in sorted((out / part).glob("*.json"))]
 
 
 def describe(out: Path) -> None:
-    """Distances between clients, and what a label prior knows, for each federation of images; kept like a run."""
+    """Save distances between clients, and how well client and position predict the label, for each image federation."""
     from sklearn.decomposition import PCA
     from sklearn.neighbors import KNeighborsClassifier
 

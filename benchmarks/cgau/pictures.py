@@ -1,4 +1,4 @@
-"""What conditioning has learnt, and accuracy over shuffling."""
+"""Figures: what conditioning has learnt, and accuracy over shuffling."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import settings
 import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from summaries import by_method, interval
 
 from piebald.partition import Statistics
 from piebald.partition.heterogeneity import frechet
@@ -31,7 +32,7 @@ COLOURS = {
 
 
 def measure(out: Path) -> None:
-    """Conditioning vectors of one run each, and distances between their clients' data."""
+    """Save the conditioning vectors of one run per setting, and the distances between the clients' data."""
     torch.set_num_threads(1)
     for setting in WHERE:
         file = out / "conditioning" / f"{setting.replace(' ', '-')}.npz"
@@ -48,7 +49,7 @@ def measure(out: Path) -> None:
 
 
 def _pairs(clients: PooledClients) -> NDArray[np.float64]:
-    """Squared Fréchet distances between each two clients' training rows, on principal components."""
+    """Return squared Fréchet distances between the training rows of each two clients, on principal components."""
     from sklearn.decomposition import PCA
 
     rows = np.concatenate([clients.indices(client, "train") for client in range(len(clients))])
@@ -61,7 +62,7 @@ def _pairs(clients: PooledClients) -> NDArray[np.float64]:
 
 
 def correlation(vectors: NDArray, pairs: NDArray) -> tuple[float, float]:
-    """Spearman's correlation of distances between vectors and between data, and its p-value by 5,000 relabellings."""
+    """Return Spearman's correlation of distances between vectors and between data, and p from 5,000 relabellings."""
     from scipy.stats import rankdata
 
     count = len(vectors)
@@ -69,16 +70,16 @@ def correlation(vectors: NDArray, pairs: NDArray) -> tuple[float, float]:
     apart = np.linalg.norm(vectors[:, None] - vectors[None], axis=2)
     ranks = rankdata(pairs[upper])
     found = float(np.corrcoef(rankdata(apart[upper]), ranks)[0, 1])
-    dice = np.random.default_rng(0)
-    luck = 0
+    rng = np.random.default_rng(0)
+    higher = 0
     for _ in range(5000):
-        order = dice.permutation(count)
-        luck += np.corrcoef(rankdata(apart[np.ix_(order, order)][upper]), ranks)[0, 1] >= found
-    return found, (luck + 1) / 5001
+        order = rng.permutation(count)
+        higher += np.corrcoef(rankdata(apart[np.ix_(order, order)][upper]), ranks)[0, 1] >= found
+    return found, (higher + 1) / 5001
 
 
 def conditioning(out: Path, path: Path) -> dict[str, tuple[float, float]]:
-    """Above: clients' vectors on two principal components; below: their distances against those of the data."""
+    """Plot clients' vectors on two principal components, and their distances against those of the data."""
     found = {}
     figure = Figure(figsize=(4.3 * len(WHERE), 7.4), layout="constrained")
     panels = figure.subplots(2, len(WHERE))
@@ -99,10 +100,10 @@ def conditioning(out: Path, path: Path) -> dict[str, tuple[float, float]]:
         apart = np.linalg.norm(vectors[:, None] - vectors[None], axis=2)
         found[setting] = correlation(vectors, pairs)
         below.scatter(pairs[upper], apart[upper], s=12, color=COLOURS[settings.CGAU], alpha=0.6, lw=0)
-        rank, luck = found[setting]
+        rank, p_value = found[setting]
         below.set(
             xlabel="Fréchet distance of two clients' data", ylabel="distance of their conditioning",
-            title=f"Spearman {rank:+.2f} (p = {luck:.2g})",
+            title=f"Spearman {rank:+.2f} (p = {p_value:.2g})",
         )  # fmt: skip
         for panel in (above, below):
             _clean(panel)
@@ -111,15 +112,15 @@ def conditioning(out: Path, path: Path) -> dict[str, tuple[float, float]]:
 
 
 def shuffling(out: Path, path: Path) -> None:
-    """Accuracy of each method over the share of shuffled rows, with 95 % bands, and the distance between clients."""
-    from results import by_method, interval
-
+    """Plot accuracy over the share of shuffled rows, with 95 % bands, and the distance between clients."""
     figure = Figure(figsize=(10.5, 4.4), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(2, 1))
     found = {shuffle: by_method(out, "images", f"shuffle {shuffle}") for shuffle in settings.SHUFFLES}
-    shown = {name: colour for name, colour in COLOURS.items() if name != settings.MATRIX}  # that is at the ends only
+    shown = {
+        name: colour for name, colour in COLOURS.items() if name != settings.MATRIX
+    }  # measured at the two ends only
     whole = [set(found[shuffle].get(name, {})) for shuffle in settings.SHUFFLES for name in shown]
-    seeds = sorted(set.intersection(*whole))  # lines of other seeds at other levels would not be lines
+    seeds = sorted(set.intersection(*whole))  # each line needs the same seeds at all levels
     for name, colour in shown.items() if seeds else ():
         made = [interval([found[shuffle][name][seed]["mean"] for seed in seeds]) for shuffle in settings.SHUFFLES]
         left.plot(settings.SHUFFLES, [100 * one[0] for one in made], color=colour, label=name, marker="o", ms=4)

@@ -1,4 +1,4 @@
-"""RESULTS.md: its tables and pictures from what was measured; the words around them stay as they are."""
+"""Write the tables and figures of RESULTS.md from the measured results; other text is kept."""
 
 from __future__ import annotations
 
@@ -13,29 +13,11 @@ import jobs
 import pictures
 import settings
 import xor
-from scipy.stats import t
+from summaries import by_method, interval
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """The mean and half of its 95 % interval (Student's t); NaN for fewer than three values."""
-    middle, count = sum(values) / len(values), len(values)
-    if count < 3:
-        return middle, math.nan
-    spread = math.sqrt(sum((value - middle) ** 2 for value in values) / (count - 1))
-    return middle, float(t.ppf(0.975, count - 1)) * spread / math.sqrt(count)
-
-
-def by_method(out: Path, part: str, setting: str) -> dict[str, dict[int, dict[str, Any]]]:
-    """Results by method, then by seed."""
-    found: dict[str, dict[int, dict[str, Any]]] = {}
-    for one in jobs.load(out, part):
-        if one["job"]["setting"] == setting and one["job"]["rate"] is None:
-            found.setdefault(one["job"]["method"], {})[one["job"]["seed"]] = one
-    return found
-
-
-def said(values: Sequence[float], signed: bool = False) -> str:
-    """A mean with its interval, in points; nothing of nothing."""
+def formatted(values: Sequence[float], signed: bool = False) -> str:
+    """Format a mean with its interval, in points; empty if there are no values."""
     if not values:
         return ""
     middle, half = interval([100 * value for value in values])
@@ -44,13 +26,13 @@ def said(values: Sequence[float], signed: bool = False) -> str:
 
 
 def paired(found: dict[str, dict[int, dict[str, Any]]], one: str, other: str) -> str:
-    """The mean difference on the same seeds."""
+    """Format the mean difference over common seeds."""
     seeds = found.get(one, {}).keys() & found.get(other, {}).keys()
-    return said([found[one][seed]["mean"] - found[other][seed]["mean"] for seed in seeds], True) if seeds else ""
+    return formatted([found[one][seed]["mean"] - found[other][seed]["mean"] for seed in seeds], True) if seeds else ""
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
 
@@ -59,7 +41,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def xor_table(out: Path) -> str:
-    """How often each solves XOR."""
+    """Table: how often each model solves XOR."""
     found = json.loads((out / "xor.json").read_text())
     rows = [
         [name, one["numbers"], f"{one['solved']} of {xor.STARTS}", f"{100 * one['best']:.0f}"]
@@ -69,29 +51,29 @@ def xor_table(out: Path) -> str:
 
 
 def image_table(out: Path) -> str:
-    """Accuracy of every method at every level, and the distance between clients."""
+    """Table: accuracy of every method at every level of shuffling, and the distance between clients."""
     known = [json.loads(file.read_text()) for file in (out / "federations").glob("*.json")]
     found = {shuffle: by_method(out, "images", f"shuffle {shuffle}") for shuffle in settings.SHUFFLES}
     rows: list[list[object]] = []
     for method in settings.METHODS:
         cells = [[one["mean"] for one in found[shuffle].get(method, {}).values()] for shuffle in settings.SHUFFLES]
-        rows.append([method, *(said(values) for values in cells)])
+        rows.append([method, *(formatted(values) for values in cells)])
     for other in (settings.BLIND, settings.RELU, settings.MATCHED, settings.HEAD):
         rows.append([f"*CGAU minus {other}*", *(paired(found[s], settings.CGAU, other) for s in settings.SHUFFLES)])
     distance: list[object] = ["*average Fréchet distance, 32 components*"]
-    policy: list[object] = ["*the same on all 512 numbers, seed 0*"]
+    all_components: list[object] = ["*the same on all 512 numbers, seed 0*"]
     for shuffle in settings.SHUFFLES:
         here = [one for one in known if one["setting"] == f"shuffle {shuffle}"]
         middle, half = interval([one["frechet"] for one in here]) if here else (math.nan, math.nan)
         distance.append(f"{middle:.1f} ± {half:.1f}")
-        policy.append("".join(f"{one['frechet_512']:.0f}" for one in here if one["frechet_512"] is not None))
+        all_components.append("".join(f"{one['frechet_512']:.0f}" for one in here if one["frechet_512"] is not None))
     counts = [len(found[shuffle].get(settings.CGAU, {})) for shuffle in settings.SHUFFLES]
-    rows += [["*repetitions*", *counts], distance, policy]
+    rows += [["*repetitions*", *counts], distance, all_components]
     return table(["shuffled", *(f"{shuffle:.1f}" for shuffle in settings.SHUFFLES)], rows)
 
 
 def why_table(out: Path) -> str:
-    """What a label prior knows, with clusters inside classes and without looking at classes."""
+    """Table: how well the client and the position predict the label, with clusters inside classes and without."""
     known = [json.loads(file.read_text()) for file in (out / "federations").glob("*.json")]
     wheres = {
         "shuffle 0.0": "clusters in classes",
@@ -101,28 +83,28 @@ def why_table(out: Path) -> str:
     rows = []
     for name in ("client", "position", "client and position"):
         cells = [[one["prior"][name] for one in known if one["setting"] == where] for where in wheres]
-        rows.append([f"label from {name} alone", *map(said, cells)])
+        rows.append([f"label from {name} alone", *map(formatted, cells)])
     found = {where: by_method(out, "controls" if where == "label-free" else "images", where) for where in wheres}
     for method in settings.METHODS:
         cells = [[one["mean"] for one in found[where].get(method, {}).values()] for where in wheres]
-        rows.append([method, *(said(values) for values in cells)])
+        rows.append([method, *(formatted(values) for values in cells)])
     for other in (settings.BLIND, settings.RELU, settings.MATCHED):
         rows.append([f"*CGAU minus {other}*", *(paired(found[where], settings.CGAU, other) for where in wheres)])
     return table(["accuracy, %", *wheres.values()], rows)
 
 
 def longer_table(out: Path) -> str:
-    """Three times the rounds: the version that is kept, and the last one."""
+    """Table: three times the rounds, with the version that is kept and the last one."""
     found = by_method(out, "longer", "shuffle 0.0")
     short = by_method(out, "images", "shuffle 0.0")
     rows = []
     for method, seeds in found.items():
         usual = [short[method][seed]["mean"] for seed in seeds]
         kept, last = ([one[which] for one in seeds.values()] for which in ("mean", "last"))
-        rows.append([method, said(usual), said(kept), said(last), len(seeds)])
+        rows.append([method, formatted(usual), formatted(kept), formatted(last), len(seeds)])
     for other in (settings.BLIND, settings.RELU):
         pairs = found[settings.CGAU].keys() & found[other].keys()
-        ends = said([found[settings.CGAU][seed]["last"] - found[other][seed]["last"] for seed in pairs], True)
+        ends = formatted([found[settings.CGAU][seed]["last"] - found[other][seed]["last"] for seed in pairs], True)
         same = {m: {seed: short[m][seed] for seed in pairs} for m in (settings.CGAU, other)}
         row = [paired(same, settings.CGAU, other), paired(found, settings.CGAU, other), ends, len(pairs)]
         rows.append([f"*CGAU minus {other}*", *row])
@@ -133,38 +115,38 @@ def longer_table(out: Path) -> str:
 
 
 def switch_table(out: Path) -> str:
-    """Filter or gate alone, a shared bias, and the averaged matrix, at shuffling 0."""
+    """Table: filter or gate alone, a shared bias, and the averaged matrix, at shuffling 0."""
     found = by_method(out, "images", "shuffle 0.0")
     names = [settings.BLIND, settings.MATRIX, *settings.SWITCHES, settings.CGAU]
     rows = [
-        [name, said([one["mean"] for one in found[name].values()]), paired(found, name, settings.BLIND)]
+        [name, formatted([one["mean"] for one in found[name].values()]), paired(found, name, settings.BLIND)]
         for name in names
         if name in found
     ]
     return table(["", "accuracy, %", "minus no conditioning"], rows)
 
 
-def method_table(out: Path, part: str, setting: str, what: str) -> str:
-    """All methods on one federation."""
+def method_table(out: Path, part: str, setting: str, metric: str) -> str:
+    """Table: all methods on one federation."""
     found = by_method(out, part, setting)
     rows = []
     for method in settings.METHODS:
         if mine := found.get(method):
-            worst = said([one["worst_decile"] for one in mine.values()])
+            worst = formatted([one["worst_decile"] for one in mine.values()])
             rows.append(
                 [
                     method,
-                    said([one["mean"] for one in mine.values()]),
+                    formatted([one["mean"] for one in mine.values()]),
                     worst,
                     paired(found, settings.CGAU, method),
                     len(mine),
                 ]
             )
-    return table(["", what, "worst decile of clients", "CGAU minus this", "repetitions"], rows)
+    return table(["", metric, "worst decile of clients", "CGAU minus this", "repetitions"], rows)
 
 
 def tuning_table(out: Path) -> str:
-    """Learning rates on the seed that is used for nothing else."""
+    """Table: learning rates, with the seed that is used for nothing else."""
     made = {(one["job"]["method"], one["job"]["rate"]): one["mean"] for one in jobs.load(out, "tuning")}
     methods = list(dict.fromkeys(method for method, _ in made))
     rows = [[m, *(f"{100 * made[m, r]:.1f}" if (m, r) in made else "" for r in settings.TUNED_RATES)] for m in methods]
@@ -172,7 +154,7 @@ def tuning_table(out: Path) -> str:
 
 
 def newcomer_table(out: Path) -> str:
-    """Clients that were unseen until the end: each way of fitting to them, on their own test rows."""
+    """Table: clients held out until the end, with each method of adapting to them, on their own test rows."""
     rows = []
     for setting in ("shuffle 0.0", "label-free", "by domain", "by subject"):
         for method, seeds in by_method(out, "newcomers", setting).items():
@@ -194,8 +176,8 @@ def newcomer_table(out: Path) -> str:
         "clients",
         "run",
         "clients seen",
-        "global",
-        "private part",
+        "global model",
+        "private layers",
         "head",
         "all",
         "as validation chose",
@@ -205,7 +187,7 @@ def newcomer_table(out: Path) -> str:
 
 
 def cost_table(out: Path) -> str:
-    """Time and bytes of a round."""
+    """Table: time and bytes of a round."""
     found = json.loads((out / "cost.json").read_text())
     rows = []
     for name, one in found.items():
@@ -215,19 +197,19 @@ def cost_table(out: Path) -> str:
             cells.append(f"{one[engine]:.2f} s, {one[f'{engine}_ratio']:.2f} ({low:.2f} to {high:.2f})")
         rows.append([name, f"{one['numbers']:,}", one["private"], f"{one['bytes_up']:,.0f}", *cells])
     return table(
-        ["", "numbers", "private", "bytes a client and round, up", "one by one, to plain", "stacked, to plain"], rows
+        ["", "numbers", "private", "bytes up per client and round", "sequential, to plain", "vmapped, to plain"], rows
     )
 
 
 def conditioning_table(out: Path, folder: Path) -> str:
-    """Whether clients with unlike data have unlike conditioning."""
+    """Table: the correlation of distances between data and between conditioning vectors."""
     found = pictures.conditioning(out, folder / "conditioning.png")
-    rows = [[pictures.WHERE[setting], f"{rank:+.2f}", f"{luck:.2g}"] for setting, (rank, luck) in found.items()]
+    rows = [[pictures.WHERE[setting], f"{rank:+.2f}", f"{p_value:.2g}"] for setting, (rank, p_value) in found.items()]
     return table(["federation", "Spearman's correlation", "p (relabelled clients)"], rows)
 
 
 def write(out: Path, folder: Path) -> Path:
-    """Fill in the tables of RESULTS.md between their marks (a bare file is made where there is none), draw pictures."""
+    """Fill in the tables of RESULTS.md between their markers (a missing file is created), and draw the figures."""
     parts: dict[str, Callable[[], str]] = {
         "xor": lambda: xor_table(out),
         "images": lambda: image_table(out),
@@ -249,10 +231,10 @@ def write(out: Path, folder: Path) -> Path:
         try:
             made = make()
         except (OSError, KeyError, ZeroDivisionError) as error:
-            print(f"{name}: left as it is, since not everything was measured ({type(error).__name__}: {error})")
+            print(f"{name}: unchanged, since not everything has been measured ({type(error).__name__}: {error})")
             continue
-        mark = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
-        text = mark.sub(lambda found, made=made: f"{found[1]}{made}\n{found[2]}", text)
+        marker = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
+        text = marker.sub(lambda found, made=made: f"{found[1]}{made}\n{found[2]}", text)
     path.write_text(text, "utf-8")
     if (out / "xor.json").exists():
         xor.draw(out, folder / "xor.png")

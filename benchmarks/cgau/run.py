@@ -1,6 +1,6 @@
-"""CGAU's claims on real data, in one command: python benchmarks/cgau/run.py --out runs/cgau
+"""Check CGAU's claims on real data: python benchmarks/cgau/run.py --out runs/cgau
 
-Runs what is not there yet, then writes RESULTS.md and the pictures.  It needs PIEBALD_DATA.
+Runs only what has not been measured, then writes RESULTS.md and the figures.  It needs PIEBALD_DATA.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ import xor
 
 
 def main() -> int:
-    """Run the jobs side by side and write the results."""
+    """Run the jobs in parallel and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("runs/cgau"), help="folder of what was measured")
-    parser.add_argument("--results", type=Path, help="folder of RESULTS.md and pictures, by default the output folder")
+    parser.add_argument("--out", type=Path, default=Path("runs/cgau"), help="folder of the measured results")
+    parser.add_argument(
+        "--results", type=Path, help="folder of RESULTS.md and the figures, by default the output folder"
+    )
     parser.add_argument("--only", choices=settings.PARTS, nargs="+", default=settings.PARTS, help="only these parts")
     parser.add_argument("--seeds", type=int, nargs="+", help="only these seeds")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at the same time, one thread each")
-    parser.add_argument("--tables", action="store_true", help="run nothing, write the results from what is there")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="number of parallel runs, one thread each")
+    parser.add_argument("--tables", action="store_true", help="only write the results of what has been measured")
     options = parser.parse_args()
     failed = 0 if options.tables else measure(options.out, options.only, options.seeds, options.jobs)
     folder = options.results or options.out
@@ -39,19 +41,19 @@ def main() -> int:
 
 
 def measure(out: Path, only: list[str], seeds: list[int] | None, workers: int) -> int:
-    """Everything that is not there yet; how many jobs failed."""
+    """Run everything that has not been measured, and return how many jobs failed."""
     began, failed = time.monotonic(), 0
-    asked = [job for part, listed in jobs.JOBS.items() if part in only for job in listed()]
-    asked = [job for job in asked if seeds is None or job.seed in seeds]
+    wanted = [job for part, listed in jobs.JOBS.items() if part in only for job in listed()]
+    wanted = [job for job in wanted if seeds is None or job.seed in seeds]
     with ProcessPoolExecutor(max(1, workers), multiprocessing.get_context("spawn")) as pool:
-        waiting = {pool.submit(jobs.carry_out, job, out): job for job in asked}
+        waiting = {pool.submit(jobs.run_job, job, out): job for job in wanted}
         for number, done in enumerate(as_completed(waiting), 1):
             try:
-                said = done.result()
+                message = done.result()
             except Exception as error:
                 failed += 1
-                said = f"{waiting[done]} failed: {error}"
-            print(f"[{number}/{len(asked)}, {time.monotonic() - began:.0f} s] {said}", flush=True)
+                message = f"{waiting[done]} failed: {error}"
+            print(f"[{number}/{len(wanted)}, {time.monotonic() - began:.0f} s] {message}", flush=True)
     if "images" in only:
         jobs.describe(out)
     if "xor" in only:

@@ -1,4 +1,4 @@
-"""XOR of an input and of who the client is: how often each unit solves it, and how a gated one does."""
+"""XOR of an input and the client: how often each kind of unit solves it, and how a gated unit does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BLUE, RED, GREY = "#2f6fb4", "#c8442d", "#505a68"
 
 
 class Gated(nn.Module):
-    """One gated unit and a threshold; the unit sees x, and who the client is only through its conditioning."""
+    """One gated unit and a threshold; the unit sees x, and the client only through its conditioning."""
 
     def __init__(self, filter: bool, gate: bool) -> None:
         super().__init__()
@@ -26,14 +26,14 @@ class Gated(nn.Module):
         self.out = nn.Linear(1, 1)
 
     def forward(self, x: Tensor, client: Tensor) -> Tensor:
-        """Inputs [n, 1] of one client [2] (one-hot) to logits [n]."""
+        """Map inputs [n, 1] of one client [2] (one-hot) to logits [n]."""
         if self.unit.conditioning is not None:
             self.unit.conditioning.client = client
         return self.out(self.unit(x))[:, 0]
 
 
 class Perceptron(nn.Module):
-    """Plain units that see x and the client's number as two inputs."""
+    """Plain units with two inputs: x and the client's number."""
 
     def __init__(self, units: int, activation: nn.Module) -> None:
         super().__init__()
@@ -57,15 +57,17 @@ MODELS = {
 
 
 def points() -> tuple[Tensor, Tensor]:
-    """Inputs [2, n, 1] of two clients, around -1 and 1, and labels [2, n]: 1 where just one of x > 0 and client B."""
+    """Return inputs [2, n, 1] of two clients, near -1 and 1, and labels [2, n]: the XOR of x > 0 and client B."""
     draw = torch.Generator().manual_seed(0)
     side = torch.arange(ROWS) % 2
     x = (2 * side - 1 + 0.2 * torch.randn(2, ROWS, generator=draw)).unsqueeze(2)
     return x, torch.stack([side, 1 - side]).float()
 
 
-def trained(make) -> tuple[dict[str, Tensor], Tensor, nn.Module]:
-    """All starts at once by Adam: the numbers [starts, ...], the share of points that each has right, one module."""
+def train(make) -> tuple[dict[str, Tensor], Tensor, nn.Module]:
+    """Train all starts at once by Adam.
+
+    Return the parameters [starts, ...], each start's accuracy, and one module."""
     torch.manual_seed(0)
     modules = [make() for _ in range(STARTS)]
     for module in modules:
@@ -92,10 +94,10 @@ def trained(make) -> tuple[dict[str, Tensor], Tensor, nn.Module]:
 
 
 def measure(out: Path) -> None:
-    """How often each solves it, and the numbers of one start that did."""
+    """Save how often each model solves it, and the parameters of its best start."""
     found = {}
     for name, make in MODELS.items():
-        numbers, right, module = trained(make)
+        numbers, right, module = train(make)
         best = int(right.argmax())
         count = sum(parameter.numel() for parameter in module.parameters())
         kept = {key: value[best].tolist() for key, value in numbers.items()}
@@ -105,7 +107,7 @@ def measure(out: Path) -> None:
 
 
 def draw(out: Path, path: Path) -> None:
-    """Eight panels: for each of two clients the points, the filter, the gate, and their product with the threshold."""
+    """Draw, for each of two clients, the points, the filter, the gate, and their product with the threshold."""
     kept = json.loads((out / "xor.json").read_text())["one gated unit, conditioned"]["one"]
     module = Gated(True, True)
     module.load_state_dict({name: torch.tensor(value) for name, value in kept.items()}, strict=False)

@@ -1,6 +1,6 @@
-"""Noise against knowledge, z and E (Figs. 6 to 8): python benchmarks/distfl/ablation.py --out runs/distfl
+"""Ablation of noise, z and E (Figs. 6 to 8): python benchmarks/distfl/ablation.py --out runs/distfl
 
-One FedAvg run over digits with attackers; at its sixth round the same uploads are compared with every setting.
+One FedAvg run on digits with attackers; in its sixth round the same uploads are compared with every setting.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import federations as fed
 import numpy as np
 import torch
-from run import TRAINING, small
+from settings import TRAINING, small_network
 from sklearn.metrics import adjusted_rand_score
 
 import piebald
@@ -31,27 +31,27 @@ ROUND = 6
 
 
 class Compare(Distfl):
-    """Groups nobody; at one round it tries every setting on the uploads."""
+    """One cluster for all; in one round it tries every setting on the uploads."""
 
-    def assign(self, cohort: Any, known: Any, centre: Any) -> list[int]:
+    def assign(self, cohort: Any, known: Any, context: Any) -> list[int]:
         if cohort.version + 1 == ROUND:
-            FOUND.extend(self.tried(cohort, centre))
+            FOUND.extend(self.try_settings(cohort, context))
         return [0] * len(cohort.clients)
 
-    def tried(self, cohort: Any, centre: Any) -> list[dict[str, Any]]:
-        """A line for each z and E, and for plain noise."""
-        work, rows, lines = centre.work, range(len(cohort.clients)), []
+    def try_settings(self, cohort: Any, context: Any) -> list[dict[str, Any]]:
+        """Return a line for each z and E, and for plain noise."""
+        spec, rows, lines = context.spec, range(len(cohort.clients)), []
         truth = renumbered(TRUTH)
         for probes in PROBES:
-            noise = torch.randn((probes, *work.shape), generator=torch.Generator().manual_seed(probes))
+            noise = torch.randn((probes, *spec.shape), generator=torch.Generator().manual_seed(probes))
             for channels in (0.0, *CHANNELS):
-                module = copy.deepcopy(work.model).eval()
-                work.layout.load(module, sum(self._uploads(cohort, rows, work)) / len(rows))
+                module = copy.deepcopy(spec.model).eval()
+                spec.layout.load(module, sum(self._uploads(cohort, rows, spec)) / len(rows))
                 began, x, misfit = time.perf_counter(), noise, None
                 if channels:
                     made = synthesise(module, batch_norm_targets(module, channels), noise, 100, 0.1, 0.2)
                     x, misfit = made.x, made.misfit
-                answers = responses(module, work.layout, self._uploads(cohort, rows, work), x, afresh=True)
+                answers = responses(module, spec.layout, self._uploads(cohort, rows, spec), x, afresh=True)
                 distances = unlikeness(divergences(answers)).numpy()
                 found = by_silhouette(distances, accept=-1.0)
                 lines.append({
@@ -67,7 +67,7 @@ TRUTH = np.zeros(0)
 
 
 def main() -> None:
-    """Run the seeds and write one file."""
+    """Run all seeds and write one file."""
     global TRUTH
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
@@ -79,10 +79,10 @@ def main() -> None:
     for seed in options.seeds:
         clients, TRUTH = fed.attacked("digits", 30, 12, each=30, seed=seed)
         FOUND.clear()
-        recipe = recipes.fedavg(**TRAINING).with_(group=Compare())
-        model = small(tuple(clients.rows(0, "train").x.shape[1:]))
-        where = piebald.Simulator(workers=0)
-        piebald.run(recipe, clients, model, rounds=ROUND, seed=seed, evaluate_every=0, runtime=where)
+        recipe = recipes.fedavg(**TRAINING).with_(clustering=Compare())
+        model = small_network(tuple(clients.rows(0, "train").x.shape[1:]))
+        runtime = piebald.Simulator(workers=0)
+        piebald.run(recipe, clients, model, rounds=ROUND, seed=seed, evaluate_every=0, runtime=runtime)
         lines += [{"seed": seed, **line} for line in FOUND]
         print(seed, len(FOUND), flush=True)
     (options.out / "ablation.json").write_text(json.dumps(lines))

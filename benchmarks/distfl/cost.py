@@ -1,6 +1,6 @@
-"""Extraction and clustering beside a round's training: python benchmarks/distfl/cost.py --out runs/distfl
+"""Cost of extraction and clustering, relative to training: python benchmarks/distfl/cost.py --out runs/distfl
 
-Each step is timed on its own, in turns, and the shares are worked out from the medians; nothing else is assumed.
+Each step is timed by itself, in alternation, and the shares are computed from the medians.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ PROBES, BATCH = 200, 20
 
 
 def timed(work: Callable[[], Any]) -> float:
-    """Seconds of one call."""
+    """Return the seconds that one call takes."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
 
 
 def steps(name: str, repeats: int) -> dict[str, float]:
-    """Median seconds of a training step, a synthesis step, and one model's answers."""
+    """Return the median seconds of a training step, a synthesis step, and one model's responses to the probes."""
     model = build_model(name, (3, 32, 32), 10)
     x, y, probes = torch.randn(BATCH, 3, 32, 32), torch.randint(0, 10, (BATCH,)), torch.randn(PROBES, 3, 32, 32)
     frozen = copy.deepcopy(model).eval()
@@ -63,13 +63,13 @@ def steps(name: str, repeats: int) -> dict[str, float]:
 
 
 def matrices(clients: int) -> float:
-    """Seconds of divergences, unlikeness and clusters of so many clients."""
+    """Return the seconds that divergences, unlikeness and clusters of so many clients take."""
     answers = torch.randn(clients, PROBES, 10).softmax(2)
     return timed(lambda: by_silhouette(unlikeness(divergences(answers)).numpy()))
 
 
 def main() -> None:
-    """Measure and write one file."""
+    """Measure, and write one file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/distfl"))
     parser.add_argument("--repeats", type=int, default=5)

@@ -1,4 +1,4 @@
-"""Federations of real data whose groups are known, or might be: classes, domains, people, attackers."""
+"""Federations of real data whose clusters are known or expected: classes, domains, people, attackers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TYPES = ((0, 1), (2, 3), (4, 5), (6, 7), (8, 9))  # two classes each, Table 2
 
 @cache
 def data(name: str) -> DataSet:
-    """A data set, read once."""
+    """Return a data set, which is read only once."""
     return load(name)
 
 
@@ -34,7 +34,9 @@ def pooled(
     held: Sequence[Sequence[int]] | None = None,
     **more: list[int],
 ) -> PooledClients:
-    """Clients from row numbers; `held` is for validation, `more` names rows of the common test set and the server's."""
+    """Return clients made from row numbers.
+
+    `held` are validation rows; `more` are the rows of the common test set and of the server."""
     splits = {"train": train, "test": test, "validation": [[] for _ in train] if held is None else held}
     rows, lists = [], {}
     for split, parts in splits.items():
@@ -51,40 +53,40 @@ def pooled(
     return PooledClients(x, y, lists, classes=source.classes, **kept)
 
 
-def dealt(
-    name: str, holders: list[list[int]], each: int, tests: int, seed: int, root: int = 0, held: int = 0
+def with_classes(
+    name: str, holders: list[list[int]], each: int, tests: int, seed: int, server: int = 0, held: int = 0
 ) -> PooledClients:
-    """Clients with `each` training, `held` validation and `tests` test rows of their classes, evenly; no training or
-    validation row twice.
+    """Return clients with `each` training, `held` validation and `tests` test rows, spread evenly over their classes.
 
-    CIFAR-10's test images are the 1,000 exact ones and the digits' those that nobody trains on, so clients share them.
+    No row is used twice for training or validation.  Clients share test rows: CIFAR-10's are the 1,000 exact images,
+    those of the digits are rows that no client trains on.
     """
     source, draw = data(name), np.random.default_rng(seed)
     y = source.y.numpy()
     train_rows = np.arange(len(y)) if source.train is None else source.train
     stock = {c: [int(row) for row in draw.permutation(train_rows[y[train_rows] == c])] for c in range(10)}
     train = [[stock[classes[i % len(classes)]].pop() for i in range(each)] for classes in holders]
-    kept = [stock[i % 10].pop() for i in range(root)]
+    kept = [stock[i % 10].pop() for i in range(server)]
     own = [[stock[classes[i % len(classes)]].pop() for i in range(held)] for classes in holders]
     if source.test is None:
-        actor = stock
+        test_stock = stock
     else:
-        actor = {c: [int(row) for row in source.test[y[source.test] == c]] for c in range(10)}
-    test = [[int(draw.choice(actor[classes[i % len(classes)]])) for i in range(tests)] for classes in holders]
-    return pooled(train, test, source, own, common=list(chain(*actor.values())), root=kept)
+        test_stock = {c: [int(row) for row in source.test[y[source.test] == c]] for c in range(10)}
+    test = [[int(draw.choice(test_stock[classes[i % len(classes)]])) for i in range(tests)] for classes in holders]
+    return pooled(train, test, source, own, common=list(chain(*test_stock.values())), server_rows=kept)
 
 
 def planted(sizes: list[int], each: int = 40, tests: int = 40, seed: int = 0) -> tuple[PooledClients, Truth]:
-    """CIFAR-10 in groups of these sizes, the k-th with the k-th type's two classes; and each client's true group."""
+    """Return CIFAR-10 in clusters of these sizes, each with two classes of its own, and each client's true cluster."""
     truth = np.repeat(np.arange(len(sizes)), sizes)
-    return dealt("cifar10", [list(TYPES[kind]) for kind in truth], each, tests, seed), truth
+    return with_classes("cifar10", [list(TYPES[kind]) for kind in truth], each, tests, seed), truth
 
 
 def attacked(
-    name: str, count: int, attackers: int, each: int = 40, seed: int = 0, root: int = 0, held: int = 0
+    name: str, count: int, attackers: int, each: int = 40, seed: int = 0, server: int = 0, held: int = 0
 ) -> tuple[PooledClients, Truth]:
-    """IID clients of whom the first `attackers` swap labels in pairs; and who is one (-1) and who is not (0)."""
-    clients = dealt(name, [list(range(10))] * count, each, 40, seed, root, held)
+    """Return IID clients, the first `attackers` of which swap labels in pairs; the truth is -1 for them, else 0."""
+    clients = with_classes(name, [list(range(10))] * count, each, 40, seed, server, held)
     if attackers:
         change = FlipPairs(pairs=PAIRS, clients=tuple(range(attackers)))
         clients = changed(clients, [change], clients.x)
@@ -92,21 +94,19 @@ def attacked(
 
 
 def mixed(seed: int = 0) -> tuple[PooledClients, Truth]:
-    """20 holders of four types of CIFAR-10 (0 to 3), and 5 of each of the first two types whose labels are swapped (-1
-    and -2).
-    """
+    """Return 20 honest clients of four types of CIFAR-10 (0 to 3), and 5 attackers of each of two types (-1, -2)."""
     truth = np.repeat([0, 1, 2, 3, -1, -2], 5)
     kinds = [kind if kind >= 0 else -1 - kind for kind in truth]
-    clients = dealt("cifar10", [list(TYPES[kind]) for kind in kinds], 40, 40, seed)
+    clients = with_classes("cifar10", [list(TYPES[kind]) for kind in kinds], 40, 40, seed)
     change = FlipPairs(pairs=TYPES[:2], clients=tuple(np.flatnonzero(truth < 0).tolist()))
     return changed(clients, [change], clients.x), truth
 
 
 def honest(
-    name: str, count: int, attackers: int, each: int = 40, seed: int = 0, root: int = 0, held: int = 0
+    name: str, count: int, attackers: int, each: int = 40, seed: int = 0, server: int = 0, held: int = 0
 ) -> tuple[PooledClients, Truth]:
-    """The same federation without the attackers: the bound."""
-    clients = dealt(name, [list(range(10))] * count, each, 40, seed, root, held)
+    """Return the same federation without the attackers, as the upper bound."""
+    clients = with_classes(name, [list(range(10))] * count, each, 40, seed, server, held)
     keep = range(attackers, count)
     parts = {
         split: Lists(
@@ -120,7 +120,7 @@ def honest(
 
 
 def domains(seed: int = 0) -> tuple[PooledClients, Truth]:
-    """Office-Caltech10 as SqueezeNet features: four domains, five clients each, a fifth of the rows for testing."""
+    """Return Office-Caltech10 as SqueezeNet features: four domains of five clients, a fifth of the rows for testing."""
     source, draw = features(), np.random.default_rng(seed)
     owner = source.owners["domain"].codes
     train, test, truth = [], [], []
@@ -135,7 +135,7 @@ def domains(seed: int = 0) -> tuple[PooledClients, Truth]:
 
 @cache
 def features() -> DataSet:
-    """Office-Caltech10, each image as what a frozen SqueezeNet makes of it (standardised over all rows)."""
+    """Return Office-Caltech10 embedded by a frozen SqueezeNet, standardised over all rows."""
     from piebald.models import embed, squeezenet
 
     source = data("office_caltech10")
@@ -145,13 +145,13 @@ def features() -> DataSet:
 
 
 def writers(seed: int = 0, count: int = 10, each: int = 3000) -> tuple[PooledClients, Truth]:
-    """MNIST's digits, IID: enough rows for a guarantee about one of them."""
-    clients = dealt("mnist_writers", [list(range(10))] * count, each, 100, seed)
+    """Return IID clients with MNIST's digits, with enough rows each for a guarantee about single rows."""
+    clients = with_classes("mnist_writers", [list(range(10))] * count, each, 100, seed)
     return clients, np.zeros(count, dtype=int)
 
 
 def people(seed: int = 0, count: int = 20) -> tuple[PooledClients, Truth]:
-    """Human activity: the first people, whole segments for testing, so that no window overlaps one trained on."""
+    """Return human activity of the first people, with whole segments for testing, so that no windows overlap."""
     from piebald.partition import ByOwner
 
     clients = ByOwner(owner="subject", seed=seed, test=0.3).split(data("har"))
@@ -162,5 +162,5 @@ def people(seed: int = 0, count: int = 20) -> tuple[PooledClients, Truth]:
 
 
 def torch_threads() -> None:
-    """One thread: the machines these figures are made on are shared."""
+    """Use one thread, since the machines of these measurements are shared."""
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Tables and pictures from what was run: python benchmarks/distfl/results.py --out runs/distfl [--results FILE]"""
+"""Print the tables and draw the figure: python benchmarks/distfl/results.py --out runs/distfl [--figures FOLDER]"""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 Line = dict[str, Any]
-STEPS, ROWS, BATCH = 50, 500, 20  # of the shares of a round: synthesis steps when cold, a client's rows, rows a step
+STEPS, ROWS, BATCH = 50, 500, 20  # for the cost: synthesis steps of a cold start, rows per client, rows per step
 
 
 def interval(values: Sequence[float], scale: float = 100) -> str:
-    """Mean and half width of a 95 % interval by Student's t; the mean alone for one seed."""
+    """Format the mean and half of the 95 % interval by Student's t; only the mean for one seed."""
     from scipy.stats import t
 
     mean = scale * statistics.fmean(values)
@@ -29,13 +29,13 @@ def interval(values: Sequence[float], scale: float = 100) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(row) + " |" for row in lines)
 
 
-def grouped(lines: Sequence[Line], part: str) -> dict[str, dict[str, list[Line]]]:
-    """Lines of one part by case and method, in the order in which they were run."""
+def by_case(lines: Sequence[Line], part: str) -> dict[str, dict[str, list[Line]]]:
+    """Return the lines of one part by case and method, in the order in which they were run."""
     found: dict[str, dict[str, list[Line]]] = {}
     for line in lines:
         if line["part"] == part:
@@ -44,15 +44,15 @@ def grouped(lines: Sequence[Line], part: str) -> dict[str, dict[str, list[Line]]
 
 
 def classes(lines: Sequence[Line], part: str) -> str:
-    """Accuracy and groups of each method."""
+    """Table: accuracy and clusters of each method."""
     text = []
-    for case, methods in grouped(lines, part).items():
+    for case, methods in by_case(lines, part).items():
         rows = [
             [
                 method,
                 interval([one["accuracy"] for one in ones]),
                 " ".join(f"{value:.2f}" for value in ones[0]["ari"]),
-                f"{ones[0]['groups'][-1]}",
+                f"{ones[0]['clusters'][-1]}",
                 f"{statistics.fmean(one['mb'] for one in ones):.0f}",
                 f"{ones[0]['extraction'] / max(ones[0]['seconds'] - ones[0]['extraction'], 1e-9):.1f}",
                 " ".join(map(str, ones[0]["steps"])),
@@ -64,7 +64,7 @@ def classes(lines: Sequence[Line], part: str) -> str:
             "method",
             "accuracy on own test rows, %",
             "ARI by round (first seed)",
-            "groups",
+            "clusters",
             "MB",
             "extraction / training",
             "synthesis steps",
@@ -75,35 +75,35 @@ def classes(lines: Sequence[Line], part: str) -> str:
 
 
 def environment(lines: Sequence[Line], part: str) -> str:
-    """Accuracy, groups, and whether they stay."""
+    """Table: accuracy, clusters, and since when they are stable."""
     rows = []
-    for methods in grouped(lines, part).values():
+    for methods in by_case(lines, part).values():
         for method, ones in methods.items():
             worst, best = (statistics.fmean(pick(one["by_client"]) for one in ones) for pick in (min, max))
             rows.append([
                 method,
                 interval([one["accuracy"] for one in ones]),
                 f"{100 * worst:.0f} to {100 * best:.0f}",
-                ", ".join(str(one["groups"][-1]) for one in ones),
-                ", ".join(str(resolved(one["labels"])) for one in ones),
+                ", ".join(str(one["clusters"][-1]) for one in ones),
+                ", ".join(str(stable_since(one["labels"])) for one in ones),
                 ", ".join(f"{one['ari'][-1]:.2f}" for one in ones) if part == "domains" else "",
                 f"{len(ones)}",
             ])  # fmt: skip
     head = [
-        "method", "accuracy, %", "worst to best client", "groups at last, by seed", "nobody moved after round", "ARI",
+        "method", "accuracy, %", "worst to best client", "clusters at the end, by seed", "stable after round", "ARI",
         "seeds",
     ]  # fmt: skip
     return table(head, rows)
 
 
-def resolved(labels: Sequence[Sequence[int]]) -> int:
-    """The first round after which no client changed its group."""
+def stable_since(labels: Sequence[Sequence[int]]) -> int:
+    """Return the first round after which no client changed its cluster."""
     return max((i + 1 for i, (one, two) in enumerate(pairwise(labels), 1) if one != two), default=1)
 
 
 def per_client(lines: Sequence[Line], part: str) -> str:
-    """Accuracy of each client, mean of the seeds, with the groups that DistFL found, seed by seed."""
-    (methods,) = grouped(lines, part).values()
+    """Table: accuracy of each client, mean over seeds, with the clusters that DistFL found with each seed."""
+    (methods,) = by_case(lines, part).values()
     found = [one["labels"][-1] for one in methods["DistFL"]]
     rows = [
         [
@@ -114,12 +114,12 @@ def per_client(lines: Sequence[Line], part: str) -> str:
         ]
         for client in range(len(found[0]))
     ]
-    return table(["client", "domain" if part == "domains" else "person", "DistFL's group", *methods], rows)
+    return table(["client", "domain" if part == "domains" else "person", "DistFL's clusters", *methods], rows)
 
 
 def attacks(lines: Sequence[Line], part: str) -> str:
-    """Accuracy and attack success on the common test set, a column a share of attackers."""
-    cases = grouped(lines, part)
+    """Table: accuracy and attack success on the common test set, by share of attackers."""
+    cases = by_case(lines, part)
     methods = list(dict.fromkeys(method for found in cases.values() for method in found))
     rows = []
     for method in methods:
@@ -136,35 +136,35 @@ def attacks(lines: Sequence[Line], part: str) -> str:
 
 
 def privacy(lines: Sequence[Line], part: str) -> str:
-    """Accuracy over the noise, with the epsilon of one upload and of all of a client's."""
+    """Table: accuracy over the noise, with epsilon of one upload and of all uploads of a client."""
     from piebald.privacy.accounting import local
 
     rows = []
-    for case, methods in grouped(lines, part).items():
+    for case, methods in by_case(lines, part).items():
         noise, first = float(case.removeprefix("noise ")), next(iter(methods.values()))[0]
         upload = f"{math.sqrt(2 * math.log(1.25e5)) / noise:.0f}" if noise else "infinite"
         whole = f"{local(noise, first['rounds'], 1e-5).epsilon_rdp:,.0f}" if noise else "infinite"
-        found = [methods.get(method, []) for method in ("DistFL", "FedAvg", "ClientContext")]
+        found = [methods.get(method, []) for method in ("DistFL", "FedAvg", "Local")]
         cells = [interval([one["honest"] for one in ones]) if ones else "" for ones in found]
         rows.append([f"{noise:g}", upload, whole, *cells, f"{found[0][0]['ari'][-1]:.2f}" if found[0] else ""])
     head = ["noise in clips", "epsilon of one upload", "of the run (RDP)", "DistFL, %", "FedAvg, %", "Local, %", "ARI"]
     return table(head, rows)
 
 
-def hidden(lines: Sequence[Line]) -> str:
-    """Accuracy over epsilon where single rows are hidden."""
+def row_privacy(lines: Sequence[Line]) -> str:
+    """Table: accuracy over epsilon with DP-SGD."""
     rows = []
-    for case, methods in grouped(lines, "rows").items():
+    for case, methods in by_case(lines, "rows").items():
         for ones in methods.values():
-            told = [one for one in ones[0]["privacy"] or [] if one.get("unit") == "row"]
+            budget = [one for one in ones[0]["privacy"] or [] if one.get("unit") == "row"]
             names = ("epsilon_pld", "epsilon_prv", "epsilon_rdp")
-            cells = [f"{told[0][name]:.2f}" if told and told[0][name] else "infinite" for name in names]
+            cells = [f"{budget[0][name]:.2f}" if budget and budget[0][name] else "infinite" for name in names]
             rows.append([case, *cells, interval([one["common"]["accuracy"] for one in ones]), str(len(ones))])
     return table(["case", "epsilon, PLD", "opacus' PRV", "RDP", "accuracy, %", "seeds"], rows)
 
 
 def ablation(lines: Sequence[Line], out: Path) -> str:
-    """Noise against knowledge, and z and E as a heat map."""
+    """Table and heat map: noise, z and E."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -173,7 +173,7 @@ def ablation(lines: Sequence[Line], out: Path) -> str:
     probes = sorted({line["probes"] for line in lines})
     shares = sorted({line["channels"] for line in lines})
     figure, both = plt.subplots(1, 2, figsize=(10, 4), constrained_layout=True)
-    shown = (("true_silhouette", "Silhouette of the true groups"), ("ari", "ARI of the two groups found"))
+    shown = (("true_silhouette", "Silhouette of the true clusters"), ("ari", "ARI of the two clusters found"))
     for axes, (name, title) in zip(both, shown, strict=True):
         cell = [
             [statistics.fmean(one[name] for one in lines if (one["probes"], one["channels"]) == (z, e)) for z in probes]
@@ -201,28 +201,28 @@ def ablation(lines: Sequence[Line], out: Path) -> str:
         ]
         for e in shares
     ]
-    return f"ARI of two groups, mean of {seeds} seeds:\n\n" + table(["E", *(f"z = {z}" for z in probes)], rows)
+    return f"ARI of two clusters, mean of {seeds} seeds:\n\n" + table(["E", *(f"z = {z}" for z in probes)], rows)
 
 
 def rounds(lines: Sequence[Line]) -> str:
-    """What each way of comparing found in the same uploads, by round."""
+    """Table: the clusters that each way of comparing found in the same uploads, by round."""
     rows = []
     for line in lines:
-        told = line["rounds"]
+        scores = line["rounds"]
         rows.append([
             line["case"], str(line["seed"]), line["way"],
-            " ".join(f"{one['ari']:.2f}" for one in told),
-            " ".join(str(one["groups"]) for one in told),
-            " ".join(f"{one['best']:.2f}" for one in told),
-            " ".join(f"{one['halves']:.2f}" for one in told),
-            " ".join(f"{one['gap']:.2f}" for one in told),
+            " ".join(f"{one['ari']:.2f}" for one in scores),
+            " ".join(str(one["clusters"]) for one in scores),
+            " ".join(f"{one['best']:.2f}" for one in scores),
+            " ".join(f"{one['halves']:.2f}" for one in scores),
+            " ".join(f"{one['gap']:.2f}" for one in scores),
         ])  # fmt: skip
     head = [
         "case",
         "seed",
         "compared on",
         "ARI by round",
-        "groups",
+        "clusters",
         "ARI of the best cut",
         "halves agree",
         "ARI of the gap",
@@ -231,7 +231,7 @@ def rounds(lines: Sequence[Line]) -> str:
 
 
 def cost(found: dict[str, Any]) -> str:
-    """Extraction as a share of a round's training, from the measured steps."""
+    """Table: extraction as a share of a round's training, from the measured steps."""
     rows = []
     for name, step in found["steps"].items():
         for clients in (100, 1000):
@@ -247,18 +247,18 @@ def cost(found: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Print the tables; write pictures beside."""
+    """Print the tables and draw the figure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/distfl"))
-    parser.add_argument("--pictures", type=Path, default=Path(__file__).parent)
+    parser.add_argument("--figures", type=Path, default=Path(__file__).parent)
     options = parser.parse_args()
     file = options.out / "results.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     parts = {line["part"] for line in lines}
     if "study" in parts:
-        for case, methods in grouped(lines, "study").items():
+        for case, methods in by_case(lines, "study").items():
             for one in methods["DistFL"]:
-                print(case, one["seed"], " ".join(f"{value:.2f}" for value in one["ari"]), one["groups"])
+                print(case, one["seed"], " ".join(f"{value:.2f}" for value in one["ari"]), one["clusters"])
     for part in ("category", "vgg", "resnet", "wide"):
         if part in parts:
             print(classes(lines, part))
@@ -272,9 +272,9 @@ def main() -> None:
         if part in parts:
             print(f"\n{part}:\n\n{privacy(lines, part)}")
     if "rows" in parts:
-        print(f"\nrows:\n\n{hidden(lines)}")
+        print(f"\nrows:\n\n{row_privacy(lines)}")
     if (options.out / "ablation.json").exists():
-        print("\n" + ablation(json.loads((options.out / "ablation.json").read_text()), options.pictures))
+        print("\n" + ablation(json.loads((options.out / "ablation.json").read_text()), options.figures))
     if (options.out / "rounds.jsonl").exists():
         print("\n" + rounds([json.loads(line) for line in (options.out / "rounds.jsonl").read_text().splitlines()]))
     if (options.out / "cost.json").exists():

@@ -1,8 +1,9 @@
-"""What each way of comparing finds in the same uploads: python benchmarks/distfl/rounds.py --out runs/distfl
+"""Clusters that each way of comparing finds in the same uploads: python benchmarks/distfl/rounds.py --out runs/distfl
 
-Fifty clients with forty images of CIFAR-10 train as one group (FedAvg); at every round their uploads are compared on
-synthesised inputs and on plain noise, with batch norms that go by the probes or by running statistics, and grouped
-from all rounds so far.  Nobody acts on the groups, so all ways see the same models.
+Fifty clients with forty images of CIFAR-10 each train as one cluster (FedAvg).  In every round their uploads are
+compared on synthesised inputs and on plain noise, with batch norms that use the statistics of the probes or running
+statistics, and clustered from all rounds so far.  The clusters are not used in training, so all ways of comparing see
+the same models.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import federations as fed
 import numpy as np
 import torch
-from run import TRAINING, small
+from settings import TRAINING, small_network
 from sklearn.metrics import adjusted_rand_score
 
 import piebald
@@ -29,10 +30,10 @@ from piebald.clustering.response_divergence import divergences, responses, unlik
 CASES = {
     "40 % attack": lambda seed: fed.attacked("cifar10", 50, 20, seed=seed),
     "80 % attack": lambda seed: fed.attacked("cifar10", 50, 40, seed=seed),
-    "one group": lambda seed: fed.attacked("cifar10", 50, 0, seed=seed),
+    "one cluster": lambda seed: fed.attacked("cifar10", 50, 0, seed=seed),
     "20 % attack": lambda seed: fed.attacked("cifar10", 50, 10, seed=seed),
-    "5 equal groups": lambda seed: fed.planted([10] * 5, seed=seed),
-    "5 unequal groups": lambda seed: fed.planted([20, 12, 9, 6, 3], seed=seed),
+    "5 equal clusters": lambda seed: fed.planted([10] * 5, seed=seed),
+    "5 unequal clusters": lambda seed: fed.planted([20, 12, 9, 6, 3], seed=seed),
 }
 WAYS = {
     "synthesis": (True, True),
@@ -42,19 +43,19 @@ WAYS = {
 
 
 class Watch(Distfl):
-    """Groups nobody; keeps every round's matrices."""
+    """One cluster for all; keeps the divergences of every round."""
 
-    def assign(self, cohort: Any, known: Any, centre: Any) -> list[int]:
-        work, rows = centre.work, range(len(cohort.clients))
-        module = copy.deepcopy(work.model).eval()
-        noise = torch.randn((100, *work.shape), generator=torch.Generator().manual_seed(1))
-        work.layout.load(module, sum(self._uploads(cohort, rows, work)) / len(rows))
-        start = centre.memory.get("probes", noise)
+    def assign(self, cohort: Any, known: Any, context: Any) -> list[int]:
+        spec, rows = context.spec, range(len(cohort.clients))
+        module = copy.deepcopy(spec.model).eval()
+        noise = torch.randn((100, *spec.shape), generator=torch.Generator().manual_seed(1))
+        spec.layout.load(module, sum(self._uploads(cohort, rows, spec)) / len(rows))
+        start = context.state.get("probes", noise)
         made = synthesise(module, batch_norm_targets(module, 0.5), start, 50, 0.1, 0.2)
-        centre.memory["probes"] = made.x
+        context.state["probes"] = made.x
         for way, (knowledge, afresh) in WAYS.items():
             x = made.x if knowledge else noise
-            answers = responses(copy.deepcopy(module), work.layout, self._uploads(cohort, rows, work), x, afresh)
+            answers = responses(copy.deepcopy(module), spec.layout, self._uploads(cohort, rows, spec), x, afresh)
             SEEN.setdefault(way, []).append(divergences(answers))
         return [0] * len(rows)
 
@@ -62,28 +63,28 @@ class Watch(Distfl):
 SEEN: dict[str, list[torch.Tensor]] = {}
 
 
-def judged(seen: list[torch.Tensor], truth: Any) -> list[dict[str, Any]]:
-    """By round: what is found from all rounds so far, whether it is believed, and what the single-round gap finds."""
+def scores(seen: list[torch.Tensor], truth: Any) -> list[dict[str, Any]]:
+    """Score, by round, the clusters found from all rounds so far, and those of the single-round gap."""
     unlike, lines = [unlikeness(one).numpy() for one in seen], []
     for count in range(1, len(seen) + 1):
         mean = np.mean(unlike[:count], axis=0)
-        sure, faint = by_silhouette(mean, 0.35), by_silhouette(mean, -1.0)
+        accepted, best = by_silhouette(mean, 0.35), by_silhouette(mean, -1.0)
         halves = 0.0
         if count > 1:
             sides = [by_silhouette(np.mean(unlike[side:count:2], axis=0), -1.0).labels for side in (0, 1)]
             halves = agree(*sides)
-        found = sure if sure.labels.any() else faint if halves >= 0.5 else sure
+        found = accepted if accepted.labels.any() else best if halves >= 0.5 else accepted
         gap = by_gap(seen[count - 1].numpy())
         lines.append({
-            "best": adjusted_rand_score(truth, faint.labels), "score": faint.score, "halves": halves,
-            "ari": adjusted_rand_score(truth, found.labels), "groups": int(found.labels.max()) + 1,
-            "gap": adjusted_rand_score(truth, gap.labels), "gap_groups": int(gap.labels.max()) + 1,
+            "best": adjusted_rand_score(truth, best.labels), "score": best.score, "halves": halves,
+            "ari": adjusted_rand_score(truth, found.labels), "clusters": int(found.labels.max()) + 1,
+            "gap": adjusted_rand_score(truth, gap.labels), "gap_clusters": int(gap.labels.max()) + 1,
         })  # fmt: skip
     return lines
 
 
 def main() -> None:
-    """Add a line for each case, seed and way that is not there yet."""
+    """Add a line for each case, seed and way of comparing."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--rounds", type=int, default=8)
@@ -97,16 +98,20 @@ def main() -> None:
         for case in options.cases:
             clients, truth = CASES[case](seed)
             SEEN.clear()
-            recipe = recipes.fedavg(**TRAINING).with_(group=Watch())
-            model = small(tuple(clients.rows(0, "train").x.shape[1:]))
-            where = piebald.Simulator(workers=0)
-            piebald.run(recipe, clients, model, rounds=options.rounds, seed=seed, evaluate_every=0, runtime=where)
+            recipe = recipes.fedavg(**TRAINING).with_(clustering=Watch())
+            model = small_network(tuple(clients.rows(0, "train").x.shape[1:]))
+            runtime = piebald.Simulator(workers=0)
+            piebald.run(recipe, clients, model, rounds=options.rounds, seed=seed, evaluate_every=0, runtime=runtime)
             for way, seen in SEEN.items():
-                line = {"case": case, "seed": seed, "way": way, "rounds": judged(seen, truth)}
+                line = {"case": case, "seed": seed, "way": way, "rounds": scores(seen, truth)}
                 with file.open("a") as out:
                     out.write(json.dumps(line) + "\n")
                 print(
-                    case, seed, way, " ".join(f"{one['ari']:.2f}/{one['groups']}" for one in line["rounds"]), flush=True
+                    case,
+                    seed,
+                    way,
+                    " ".join(f"{one['ari']:.2f}/{one['clusters']}" for one in line["rounds"]),
+                    flush=True,
                 )
 
 

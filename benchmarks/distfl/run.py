@@ -1,6 +1,6 @@
-"""DistFL's claims on real data: python benchmarks/distfl/run.py --only category attacks --seeds 0 1 --out runs/distfl
+"""Check DistFL's claims: python benchmarks/distfl/run.py --only category attacks --seeds 0 1 --out runs/distfl
 
-Each run adds one line to OUT/results.jsonl; what is there already is not run again.  `results.py` writes RESULTS.md.
+Each run adds one line to OUT/results.jsonl, and is not run again.  `results.py` prints the tables of RESULTS.md.
 """
 
 from __future__ import annotations
@@ -14,83 +14,39 @@ from typing import Any
 
 import federations as fed
 import numpy as np
+from settings import DEEP, DEFENCES, PARTS, TRAINING, WIDE, Training, network
 from sklearn.metrics import adjusted_rand_score
 
 import piebald
 from piebald import recipes
 from piebald.attacks.success import AttackSuccess
-from piebald.models import build_model
 from piebald.objective import accuracy
 from piebald.recipe import Recipe
 
-SgdSettings = dict[str, Any]
-TRAINING: SgdSettings = {"lr": 0.1, "epochs": 3, "batch": 10}
-PARTS = (
-    "study", "category", "vgg", "resnet", "wide", "domains", "people", "attacks", "cifar", "replacement", "privacy",
-    "mixed", "rows",
-)  # fmt: skip
-DEEP: SgdSettings = {"lr": 0.05, "epochs": 3, "batch": 10}  # a hundred clients of the networks of Table 2
-WIDE: SgdSettings = {"lr": 0.05, "epochs": 1, "batch": 20}
 
-
-def network(part: str, shape: tuple[int, ...]) -> Callable[[int], Any]:
-    """The network of one part of the benchmark."""
-    if part in ("vgg", "resnet"):  # a quarter of the width, a sixteenth of the work
-        return lambda seed: build_model({"vgg": "vgg11", "resnet": "resnet18"}[part], shape, 10, seed=seed, width=16)
-    if part == "wide":
-        return lambda seed: build_model("vgg11", shape, 10, seed=seed)
-    if part == "rows":  # no batch norm: it mixes rows
-        return lambda seed: build_model("mlp", shape, 10, seed=seed, hidden=(64,))
-    return small(shape)
-
-
-def small(shape: tuple[int, ...]) -> Callable[[int], Any]:
-    """The small network with batch norm that fits these inputs."""
-    name = {3: "cnn_bn", 2: "cnn_1d_bn", 1: "mlp_bn"}[len(shape)]
-    outputs = {3: 10, 2: 6, 1: 10}[len(shape)]
-    settings = {"channels": (8, 8)} if shape[-1] == 8 else {}  # the digits are 8 pixels wide
-    return lambda seed: build_model(name, shape, outputs, seed=seed, **settings)
-
-
-def distfl(training: SgdSettings = TRAINING, **group: Any) -> Recipe:
-    """DistFL with settings of its group part."""
+def distfl(training: Training = TRAINING, **clustering: Any) -> Recipe:
+    """Return DistFL with other settings of its clustering."""
     made = recipes.distfl(**training)
-    return made.with_(clustering={**made.group.table(), **group})
+    return made.with_(clustering={**made.clustering.table(), **clustering})
 
 
-def kcluster(k: int, warm: int = 1, training: SgdSettings = TRAINING) -> Recipe:
-    """K-Cluster: k-means with ten restarts after the first round, or a cold start."""
+def kcluster(k: int, warm: int = 1, training: Training = TRAINING) -> Recipe:
+    """Return K-Cluster: k-means with ten restarts after the first round, or a cold start."""
     return recipes.ifca(k=k, warm=warm, **training)
 
 
-def plain(weigh: Any = "example_weighted", update: Any = ()) -> Recipe:
-    """FedAvg with another weighing and attacks."""
-    return recipes.fedavg(**TRAINING).with_(aggregation=weigh, update=update)
-
-
-DEFENCES: dict[str, Any] = {
-    "median": "median",
-    "trimmed mean": {"kind": "trimmed_mean", "attackers": 0.4},
-    "Krum": {"kind": "krum", "attackers": 0.4},
-    "multi-Krum": {"kind": "multi_krum", "attackers": 0.4},
-    "Bulyan": {"kind": "bulyan", "attackers": 0.2},
-    "geometric median": "geometric_median",
-    "norm clipping": "norm_clipping",
-    "IRLS": "irls",
-    "GRA": "gra",
-    "Credit": "credit",
-    "FLTrust": "fltrust",
-    "FoolsGold": "foolsgold",
-}
+def fedavg(aggregation: Any = "example_weighted", transforms: Any = ()) -> Recipe:
+    """Return FedAvg with another aggregation, and with attacks."""
+    return recipes.fedavg(**TRAINING).with_(aggregation=aggregation, transforms=transforms)
 
 
 def jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], Any], int]]:
-    """(case, method, recipe, federation, rounds) of one part."""
+    """Yield (case, method, recipe, federation, rounds) of one part."""
     if part == "study":
         cases: dict[str, Callable[[], Any]] = {
-            "5 equal groups": lambda: fed.planted([10] * 5, seed=seed),
-            "5 unequal groups": lambda: fed.planted([20, 12, 9, 6, 3], seed=seed),
-            "one group": lambda: fed.attacked("cifar10", 50, 0, seed=seed),
+            "5 equal clusters": lambda: fed.planted([10] * 5, seed=seed),
+            "5 unequal clusters": lambda: fed.planted([20, 12, 9, 6, 3], seed=seed),
+            "one cluster": lambda: fed.attacked("cifar10", 50, 0, seed=seed),
             "20 % attack": lambda: fed.attacked("cifar10", 50, 10, seed=seed),
             "40 % attack": lambda: fed.attacked("cifar10", 50, 20, seed=seed),
             "80 % attack": lambda: fed.attacked("cifar10", 50, 40, seed=seed),
@@ -105,16 +61,16 @@ def jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], 
             "K-Cluster (K = 5)": kcluster(5),
             "K-Cluster (K = 5), cold start": kcluster(5, warm=0),
             "CFL": recipes.cfl(eps1=0.6, eps2=0.2, **TRAINING),
-            "FedAvg": plain(),
+            "FedAvg": fedavg(),
             "Fine-tuning": recipes.fine_tuned(tune_epochs=3, **TRAINING),
-            "ClientContext": recipes.local(**TRAINING),
+            "Local": recipes.local(**TRAINING),
         }
         for method, recipe in methods.items():
             yield "CIFAR-10, 25 clients, 5 types", method, recipe, lambda: fed.planted([5] * 5, seed=seed), 6
     if part in ("domains", "people"):
         epochs = 3 if part == "domains" else 1  # a person has six times the rows
         here = {**TRAINING, "epochs": epochs}
-        methods = {"DistFL": distfl(here), "FedAvg": recipes.fedavg(**here), "ClientContext": recipes.local(**here)}
+        methods = {"DistFL": distfl(here), "FedAvg": recipes.fedavg(**here), "Local": recipes.local(**here)}
         methods |= {"Fine-tuning": recipes.fine_tuned(tune_epochs=epochs, **here)}
         methods |= {f"K-Cluster (K = {k})": kcluster(k, training=here) for k in (2, 3, 4)}
         for method, recipe in methods.items():
@@ -123,46 +79,46 @@ def jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], 
         for attackers in (6, 12, 24):
             case = f"digits, {attackers} of 30 flip labels"
             bound = lambda n=attackers: fed.honest("digits", 30, n, each=30, seed=seed)  # noqa: E731
-            attack = lambda n=attackers: fed.attacked("digits", 30, n, each=30, seed=seed, root=60)  # noqa: E731
-            yield case, "honest clients only", plain(), bound, 15
-            yield case, "FedAvg", plain(), attack, 15
+            attack = lambda n=attackers: fed.attacked("digits", 30, n, each=30, seed=seed, server=60)  # noqa: E731
+            yield case, "honest clients only", fedavg(), bound, 15
+            yield case, "FedAvg", fedavg(), attack, 15
             yield case, "DistFL", distfl(normal="root"), attack, 15
             yield case, "DistFL on plain noise", distfl(normal="root", knowledge="noise"), attack, 15
-            for method, weigh in DEFENCES.items():
-                yield case, method, plain(weigh), attack, 15
+            for method, aggregation in DEFENCES.items():
+                yield case, method, fedavg(aggregation), attack, 15
     if part == "replacement":
-        stage = {"kind": "model_replacement", "clients": [0], "scale": 30.0}
+        attack_settings = {"kind": "model_replacement", "clients": [0], "scale": 30.0}
         for name, count, each in (("digits", 30, 30), ("cifar10", 50, 40)):
             case = f"{name}, 1 of {count} flips labels and replaces the model"
-            bound = lambda n=name, c=count, e=each: fed.honest(n, c, 1, each=e, seed=seed, root=60)  # noqa: E731
-            attack = lambda n=name, c=count, e=each: fed.attacked(n, c, 1, each=e, seed=seed, root=60)  # noqa: E731
-            yield case, "honest clients only", plain(), bound, 8
-            yield case, "FedAvg", plain(transforms=[stage]), attack, 8
-            yield case, "DistFL", distfl(normal="root").with_(transforms=[stage]), attack, 8
+            bound = lambda n=name, c=count, e=each: fed.honest(n, c, 1, each=e, seed=seed, server=60)  # noqa: E731
+            attack = lambda n=name, c=count, e=each: fed.attacked(n, c, 1, each=e, seed=seed, server=60)  # noqa: E731
+            yield case, "honest clients only", fedavg(), bound, 8
+            yield case, "FedAvg", fedavg(transforms=[attack_settings]), attack, 8
+            yield case, "DistFL", distfl(normal="root").with_(transforms=[attack_settings]), attack, 8
             for method in ("IRLS", "GRA", "Credit", "median", "norm clipping", "multi-Krum"):
-                yield case, method, plain(DEFENCES[method], [stage]), attack, 8
+                yield case, method, fedavg(DEFENCES[method], [attack_settings]), attack, 8
     if part == "cifar":
         for attackers in (10, 20, 40):
             case = f"CIFAR-10, {attackers} of 50 flip labels"
-            more = {"seed": seed, "root": 100, "held": 10}
+            more = {"seed": seed, "server": 100, "held": 10}
             bound = lambda n=attackers: fed.honest("cifar10", 50, n, **more)  # noqa: B023, E731
             attack = lambda n=attackers: fed.attacked("cifar10", 50, n, **more)  # noqa: B023, E731
-            yield case, "honest clients only", plain(), bound, 12
-            yield case, "FedAvg", plain(), attack, 12
+            yield case, "honest clients only", fedavg(), bound, 12
+            yield case, "FedAvg", fedavg(), attack, 12
             yield case, "DistFL, the server's rows", distfl(probes=100, normal="root"), attack, 12
             yield case, "DistFL, clients vote", distfl(probes=100, normal="vote"), attack, 12
             noise = distfl(probes=100, normal="root", knowledge="noise")
             yield case, "DistFL on plain noise", noise, attack, 12
             for method in ("median", "multi-Krum", "FLTrust", "IRLS", "GRA", "Credit"):
-                yield case, method, plain(DEFENCES[method]), attack, 12
+                yield case, method, fedavg(DEFENCES[method]), attack, 12
     if part in ("privacy", "mixed"):
         federation = fed.mixed if part == "mixed" else lambda seed: fed.planted([5] * 5, seed=seed)
         for noise in (0.0, 0.01, 0.03, 0.1):
-            stage = [{"kind": "gaussian", "clip": 5.0, "noise": noise, "where": "client"}]
-            methods = {"DistFL": distfl(probes=100), "FedAvg": plain()}
+            gaussian = [{"kind": "gaussian", "clip": 5.0, "noise": noise, "where": "client"}]
+            methods = {"DistFL": distfl(probes=100), "FedAvg": fedavg()}
             for method, recipe in methods.items():
-                yield f"noise {noise:g}", method, recipe.with_(transforms=stage), lambda: federation(seed=seed), 8
-        yield "noise 0", "ClientContext", recipes.local(**TRAINING), lambda: federation(seed=seed), 8
+                yield f"noise {noise:g}", method, recipe.with_(transforms=gaussian), lambda: federation(seed=seed), 8
+        yield "noise 0", "Local", recipes.local(**TRAINING), lambda: federation(seed=seed), 8
     if part == "rows":
         for noise in (0.0, 0.6, 1.0, 2.0, 4.0):
             recipe = recipes.dp_sgd(lr=2.0, epochs=1, batch=100, clip=1.0, noise=noise)
@@ -173,18 +129,18 @@ def jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], 
         methods = {
             "DistFL": distfl(DEEP, probes=100),
             "FedAvg": recipes.fedavg(**DEEP),
-            "ClientContext": recipes.local(**DEEP),
+            "Local": recipes.local(**DEEP),
         }
         methods |= {"Fine-tuning": recipes.fine_tuned(tune_epochs=3, **DEEP), "K-Cluster (K = 5)": kcluster(5, 1, DEEP)}
         for method, recipe in methods.items():
             yield f"{part}, 100 clients, 5 types", method, recipe, lambda: fed.planted([20] * 5, seed=seed), 12
-    if part == "wide":  # groups only: to train it takes a GPU
+    if part == "wide":  # clusters only: training to the end takes a GPU
         case, recipe = "VGG-11 at full width, 100 clients", distfl(WIDE, probes=50, steps=20)
         yield case, "DistFL", recipe, lambda: fed.planted([20] * 5, seed=seed), 3
 
 
-def carry_out(part: str, case: str, method: str, recipe: Recipe, federation: Any, rounds: int, seed: int) -> Any:
-    """Run one job; what the tables need of it."""
+def run_job(part: str, case: str, method: str, recipe: Recipe, federation: Any, rounds: int, seed: int) -> Any:
+    """Run one job and return what the tables need of it."""
     clients, truth = federation()
     metrics: dict[str, Any] = {"accuracy": accuracy}
     if part in ("attacks", "cifar", "replacement"):
@@ -197,26 +153,28 @@ def carry_out(part: str, case: str, method: str, recipe: Recipe, federation: Any
     )  # fmt: skip
     seconds = time.perf_counter() - began
     last = [row for row in run.scores if row["version"] == rounds]
-    judged = "personal" if any(row["model"] == "personal" for row in last) else "global"
+    scored = "personal" if any(row["model"] == "personal" for row in last) else "global"
     own = {
         r["client"]: r["value"]
         for r in last
-        if r["client"] is not None and r["metric"] == "accuracy" and r["model"] == judged
+        if r["client"] is not None and r["metric"] == "accuracy" and r["model"] == scored
     }
     common = {r["metric"]: r["value"] for r in last if r["split"] == "common"}
-    found, stays = [], []
+    found, history = [], []
     labels = dict.fromkeys(range(len(truth)), 0)
     for version in range(1, rounds + 1):
-        labels |= {r["client"]: r["grp"] for r in run.results if r["version"] == version and r["grp"] is not None}
-        stays.append([labels[client] for client in range(len(truth))])
-        found.append(adjusted_rand_score(truth, stays[-1]))
+        labels |= {
+            r["client"]: r["cluster"] for r in run.results if r["version"] == version and r["cluster"] is not None
+        }
+        history.append([labels[client] for client in range(len(truth))])
+        found.append(adjusted_rand_score(truth, history[-1]))
     extraction = sum(row["value"]["seconds"] for row in run.notes if row["name"] == "grouping")
     steps = [row["value"]["steps"] for row in run.notes if row["name"] == "grouping"]
     return {
         "part": part, "case": case, "method": method, "seed": seed, "rounds": rounds,
         "accuracy": float(np.mean([*own.values()])), "by_client": [own[client] for client in sorted(own)],
         "honest": float(np.mean([v for c, v in own.items() if truth[c] >= 0])) if own else None,
-        "common": common, "ari": found, "groups": [len(set(one)) for one in stays], "labels": stays,
+        "common": common, "ari": found, "clusters": [len(set(one)) for one in history], "labels": history,
         "seconds": seconds, "extraction": extraction,
         "truth": truth.tolist(), "privacy": run.meta["privacy"], "engine": run.meta["runtime"]["engine"],
         "steps": steps, "mb": sum(r["bytes_up"] + r["bytes_down"] for r in run.results) / 1e6,
@@ -224,12 +182,14 @@ def carry_out(part: str, case: str, method: str, recipe: Recipe, federation: Any
 
 
 def main() -> None:
-    """Run what is not there yet."""
+    """Run the jobs that have not been run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument("--cases", nargs="+", default=[""], help="only cases that contain one of these texts")
-    parser.add_argument("--methods", nargs="+", default=[""], help="only methods that contain one of these texts")
+    parser.add_argument("--cases", nargs="+", default=[""], help="only cases whose name contains one of these texts")
+    parser.add_argument(
+        "--methods", nargs="+", default=[""], help="only methods whose name contains one of these texts"
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/distfl"))
     options = parser.parse_args()
     fed.torch_threads()
@@ -243,11 +203,13 @@ def main() -> None:
                 wanted = any(text in case for text in options.cases) and any(text in method for text in options.methods)
                 if not wanted or (part, case, method, seed) in done:
                     continue
-                line = carry_out(part, case, method, recipe, federation, rounds, seed)
+                line = run_job(part, case, method, recipe, federation, rounds, seed)
                 with file.open("a") as out:
                     out.write(json.dumps(line) + "\n")
                 brief = f"{line['accuracy']:.3f} common {line['common']} ARI {line['ari'][-1]:.2f}"
-                took = f"{line['groups'][-1]} groups, {line['seconds']:.0f} s ({line['extraction']:.0f} s extraction)"
+                took = (
+                    f"{line['clusters'][-1]} clusters, {line['seconds']:.0f} s ({line['extraction']:.0f} s extraction)"
+                )
                 print(part, case, method, seed, brief, took, flush=True)
 
 

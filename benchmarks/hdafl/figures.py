@@ -1,9 +1,10 @@
-"""The plots beside RESULTS.md."""
+"""The plots for RESULTS.md."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import finished_runs
 import settings
 import traffic
 from matplotlib.axes import Axes
@@ -12,18 +13,16 @@ from matplotlib.figure import Figure
 from piebald.report.comparison import Comparison
 
 COLOURS = {
-    "ClientContext": "#8a8f98", "FedAvg": "#1f6fb4", "FedAvg_tuned": "#5aa9a0", "HDAFL": "#c8401f", "LG-FedAvg": "#a070c0",
+    "Local": "#8a8f98", "FedAvg": "#1f6fb4", "FedAvg_tuned": "#5aa9a0", "HDAFL": "#c8401f", "LG-FedAvg": "#a070c0",
     traffic.CENTRAL: "#14181f",
 }  # fmt: skip
 
 
 def draw(out: Path, folder: Path) -> list[Path]:
-    """Write the plots that there are runs for."""
-    import results
-
+    """Draw the plots for which there are runs."""
     written = []
     found = {}
-    for model, setting, cohort, made in results.groups(out, "digits"):
+    for model, setting, cohort, made in finished_runs.comparisons(out, "digits"):
         found[model, setting, cohort] = made
     if found:
         panels = [key for key in found if key[2] == (2 if key[1] in settings.FEW else 10)]
@@ -34,7 +33,7 @@ def draw(out: Path, folder: Path) -> list[Path]:
     flows = {}
     for model in settings.TRAFFIC_MODELS:
         for case in settings.TRAFFIC_CASES:
-            if runs := results.traffic_runs(out, model, case):
+            if runs := finished_runs.traffic_runs(out, model, case):
                 flows[f"{model}, {case.replace('_', ' ')}"] = Comparison(runs)
     if flows:
         written.append(_panels(flows, "version", "rounds", folder / "traffic_over_rounds.png"))
@@ -50,9 +49,7 @@ def _panels(curves: dict[str, Comparison], axis: str, name: str, path: Path) -> 
         for label, colour in COLOURS.items():
             if label not in made.labels:
                 continue
-            if (
-                label == "ClientContext" and axis == "version"
-            ):  # its rounds are epochs at home: only where it ends compares
+            if label == "Local" and axis == "version":  # its rounds are local epochs: only its end is comparable
                 end = made.over_seeds(label, "mean")
                 panel.axhline(100 * end.mean, color=colour, ls="--", label="Local, at its end")
             elif (band := made.band(label, axis)) is not None:

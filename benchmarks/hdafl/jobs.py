@@ -1,4 +1,4 @@
-"""One job is one run: a recipe on one partition with one seed, in a run folder of its own."""
+"""Jobs: one run each, of a recipe on one partition with one seed, in its own run folder."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Job:
         part: one of `settings.PARTS`.
         model: the network.
         setting: the partition.
-        cohort: clients a round, a number, or 1.0 for all.
-        label: of the recipe, in tables.
-        seed: of everything.
-        plan: rounds and evaluations.
+        cohort: clients per round, a number, or 1.0 for all.
+        label: the recipe's name in tables.
+        seed: seed of the rows, the partition, the first model and the training.
+        plan: number of rounds and how often models are evaluated.
         rows: rows of the data set to use, None for all.
         rate: learning rate.
     """
@@ -45,14 +45,14 @@ class Job:
     rate: float
 
     @property
-    def group(self) -> Path:
-        """Folder of the runs that this one is compared with, below the output folder."""
-        asked = "alone" if self.cohort == settings.ALONE and isinstance(self.cohort, float) else f"C{self.cohort}"
-        return Path(self.part) / self.model / self.setting / asked
+    def folder(self) -> Path:
+        """Folder, below the output folder, of all runs that this one is compared with."""
+        cohort = "alone" if self.cohort == settings.ALONE and isinstance(self.cohort, float) else f"C{self.cohort}"
+        return Path(self.part) / self.model / self.setting / cohort
 
 
 def digit_jobs(scale: Scale, part: str, model: str, where: Sequence[str], seeds: Sequence[int]) -> Iterator[Job]:
-    """MNIST by writers: every setting, cohort and recipe."""
+    """Yield the jobs on digits: every setting, cohort and recipe."""
     for seed in seeds:
         for setting in where:
             leaf, few = part == "leaf", setting in settings.FEW
@@ -61,13 +61,11 @@ def digit_jobs(scale: Scale, part: str, model: str, where: Sequence[str], seeds:
             for cohort, plan in plans.items():
                 for label in settings.LABELS[1:]:
                     yield Job(part, model, setting, cohort, label, seed, plan, scale.rows, settings.LEARNING_RATE)
-            yield Job(
-                part, model, setting, settings.ALONE, "ClientContext", seed, alone, scale.rows, settings.LEARNING_RATE
-            )
+            yield Job(part, model, setting, settings.ALONE, "Local", seed, alone, scale.rows, settings.LEARNING_RATE)
 
 
 def tuning_jobs(scale: Scale) -> Iterator[Job]:
-    """Learning rates for the digits, on a seed that is used for nothing else."""
+    """Yield jobs that compare learning rates on digits, with a seed that is used for nothing else."""
     cohort, plan = next(iter(scale.plans.items()))
     for setting in settings.TUNED_SETTINGS:
         for rate in settings.TUNED_RATES:
@@ -77,7 +75,7 @@ def tuning_jobs(scale: Scale) -> Iterator[Job]:
 
 
 def why_jobs(scale: Scale) -> Iterator[Job]:
-    """Dirichlet(0.3) with more rounds, and with more rows."""
+    """Yield jobs at Dirichlet(0.3) with more rounds, and with more rows."""
     for name, (rows, plan) in settings.WHY.items():
         for label in ("FedAvg", "HDAFL", "FedAvg_tuned"):
             seed = scale.seeds[0]
@@ -85,7 +83,7 @@ def why_jobs(scale: Scale) -> Iterator[Job]:
 
 
 def traffic_jobs(scale: Scale) -> Iterator[Job]:
-    """Two captures, every recipe and the centralised model."""
+    """Yield the jobs on traffic: every recipe and the centralised model."""
     plan = Plan(scale.traffic_rounds, 1, max(1, scale.traffic_rounds // 4))
     for seed in scale.traffic_seeds:
         for model in scale.traffic_models:
@@ -96,7 +94,7 @@ def traffic_jobs(scale: Scale) -> Iterator[Job]:
 
 
 def all_jobs(scale: Scale, parts: Sequence[str], seeds: Sequence[int] | None) -> list[Job]:
-    """The jobs of some parts, the first seed and the first cohorts first, so that a run that is cut short is of use."""
+    """Return the jobs of some parts, in an order such that a run that is stopped early is still useful."""
     jobs: list[Job] = []
     if "tuning" in parts:
         jobs += tuning_jobs(scale)
@@ -110,11 +108,11 @@ def all_jobs(scale: Scale, parts: Sequence[str], seeds: Sequence[int] | None) ->
         jobs += digit_jobs(scale, "leaf", "leaf_cnn", scale.leaf_settings, scale.leaf_seeds)
     if seeds is not None:
         jobs = [job for job in jobs if job.part == "tuning" or job.seed in seeds]
-    return sorted(jobs, key=lambda job: _turn(scale, job))
+    return sorted(jobs, key=lambda job: _priority(scale, job))
 
 
-def _turn(scale: Scale, job: Job) -> float:
-    """When a job's turn comes: the first cohort of the first seed at 0."""
+def _priority(scale: Scale, job: Job) -> float:
+    """Return a job's place in the order; jobs with low numbers run first."""
     if job.part == "tuning":
         return -1.0
     own = {"traffic": 0.65, "leaf": 0.7, "why": 1.0}.get(job.part)
@@ -122,16 +120,16 @@ def _turn(scale: Scale, job: Job) -> float:
         own += 0.5 * list(scale.traffic_models).index(job.model)
     elif own is None:
         cohorts = list(scale.few_plans if job.setting in settings.FEW else scale.plans)
-        own = 0.55 if job.label == "ClientContext" else (0.0, 0.5, 0.75)[cohorts.index(job.cohort)]
+        own = 0.55 if job.label == "Local" else (0.0, 0.5, 0.75)[cohorts.index(job.cohort)]
     if job.label == "LG-FedAvg" and job.part == "digits" and job.seed > 1:
-        own += 0.5  # far behind wherever it is
+        own += 0.5  # far behind in every setting
     return own + 0.3 * job.seed
 
 
-def carry_out(job: Job, out: Path) -> str:
-    """Run one job in its folder, or go on with it, or do nothing where it is finished."""
-    if _finished(out / job.group / job.label / f"seed-{job.seed}"):
-        return f"{job.group} {job.label} seed {job.seed}: is there"
+def run_job(job: Job, out: Path) -> str:
+    """Run or resume one job in its folder; do nothing if it has finished."""
+    if _finished(out / job.folder / job.label / f"seed-{job.seed}"):
+        return f"{job.folder} {job.label} seed {job.seed}: already finished"
     torch.set_num_threads(1)  # jobs run beside one another
     if job.part == "traffic":
         training = {"lr": job.rate, "batch": settings.TRAFFIC_BATCH, "momentum": settings.TRAFFIC_MOMENTUM}
@@ -149,7 +147,7 @@ def carry_out(job: Job, out: Path) -> str:
         clients,
         lambda seed: build_model(network, shape, outputs, seed=seed, **own),
         seeds=(job.seed,),
-        out=out / job.group,
+        out=out / job.folder,
         rounds=job.plan.rounds,
         evaluate_every=job.plan.fine if job.label in settings.FINE else job.plan.coarse,
         checkpoint_every=job.plan.rounds if job.part == "leaf" else 10,
@@ -157,11 +155,11 @@ def carry_out(job: Job, out: Path) -> str:
     )
     final = comparison.runs[0].final
     comparison.runs[0].close()
-    return f"{job.group} {job.label} seed {job.seed}: {final['mean']:.4f} ({final['wall']:.0f} s)"
+    return f"{job.folder} {job.label} seed {job.seed}: {final['mean']:.4f} ({final['wall']:.0f} s)"
 
 
 def _finished(folder: Path) -> bool:
-    """Whether a run is there and finished: to find that out takes less than to make its clients again."""
+    """Return whether a run has finished, without building its clients."""
     if not (folder / "run.db").exists():
         return False
     with History(folder) as history:

@@ -1,4 +1,4 @@
-"""RESULTS.md from run folders: every table stands between two markers, and the words around them are left alone."""
+"""Write RESULTS.md from run folders: each table replaces what is between its two markers, other text is kept."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 import platform
 import re
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import figures
@@ -14,16 +13,14 @@ import numpy as np
 import settings
 import torch
 import traffic
+from finished_runs import BASE, OURS, comparisons, finished, traffic_runs
 
 import piebald
 from piebald.report.comparison import Comparison
-from piebald.report.tables import History, load
-
-BASE, OURS = "FedAvg", "HDAFL"
 
 
 def write(out: Path, path: Path) -> str:
-    """Write the tables into a file, which is made where it is not there, and the plots beside it."""
+    """Write the tables into a file, which is created if it is missing, and the plots into its folder."""
     blocks = {
         "facts": facts(out),
         "overview": overview(out),
@@ -43,51 +40,19 @@ def write(out: Path, path: Path) -> str:
 
 
 def put(text: str, name: str, block: str) -> str:
-    """Replace what stands between the markers of a name, or add it at the end."""
+    """Replace the text between the markers of a name, or append it with its markers."""
     whole = f"<!-- {name} -->\n{block.strip()}\n<!-- end of {name} -->"
     old = re.compile(rf"<!-- {name} -->.*?<!-- end of {name} -->", re.DOTALL)
     return old.sub(lambda _: whole, text) if old.search(text) else f"{text.rstrip()}\n\n{whole}\n"
 
 
-# ------------------------------------------------------------------------------------------------------------ reading
-
-
-@cache
-def finished(*folders: Path) -> list[History]:
-    """The finished runs below some folders: read as far as is needed here, and closed."""
-    found = [history for folder in folders if any(folder.rglob("run.db")) for history in load([folder])]
-    for history in found:
-        _ = history.final, history.curve, history.clients, history.scores if history.recipe == "fine_tuned" else None
-        history.close()
-    return [history for history in found if history.meta.get("status") == "finished"]
-
-
-def comparison(folder: Path) -> Comparison | None:
-    """The runs of one setting and cohort, and Local, the same for all cohorts; None without FedAvg and HDAFL."""
-    runs = finished(folder, folder.parent / "alone")
-    labels = {run.label for run in runs}
-    if not {BASE, OURS} <= labels:
-        return None
-    seeds = {run.seed for run in runs if run.label == BASE}
-    return Comparison(run for run in runs if run.seed in seeds)
-
-
-def groups(out: Path, part: str) -> Iterator[tuple[str, str, int, Comparison]]:
-    """Model, setting, clients a round and runs, in the order of `settings`."""
-    for setting in (*settings.MANY, *settings.FEW):
-        found = [path for path in (out / part).glob(f"*/{setting}/C*") if path.is_dir()]
-        for folder in sorted(found, key=lambda path: int(path.name[1:])):
-            if (made := comparison(folder)) is not None:
-                yield folder.parent.parent.name, setting, int(folder.name[1:]), made
-
-
 def common_target(made: Comparison) -> float:
-    """A value that FedAvg and HDAFL both come to in every seed: the worst end of the two, rounded down to a point."""
+    """Return the accuracy that both FedAvg and HDAFL reach with every seed, rounded down to a point."""
     return math.floor(100 * min(final["mean"] for label in (BASE, OURS) for final in made.finals[label])) / 100
 
 
 def rounds_ratio(made: Comparison) -> float | None:
-    """HDAFL's rounds to the common target over FedAvg's: the mean over seeds of the first by that of the second."""
+    """Return HDAFL's mean number of rounds to the common target, divided by FedAvg's."""
     rows = {row["label"]: row for row in made.to_target(common_target(made))}
     mine, theirs = rows[OURS]["rounds"], rows[BASE]["rounds"]
     return mine / theirs if mine is not None and theirs else None
@@ -97,9 +62,9 @@ def rounds_ratio(made: Comparison) -> float | None:
 
 
 def digit_tables(out: Path, part: str) -> Iterator[str]:
-    """One table a setting: cohorts by recipes."""
+    """Yield one table per setting, with a row for each cohort and recipe."""
     last = None
-    for model, setting, cohort, made in groups(out, part):
+    for model, setting, cohort, made in comparisons(out, part):
         if setting != last:
             yield f"\n### {settings.TITLES[setting]}, `{model}`\n"
             yield table_head(
@@ -124,7 +89,7 @@ def digit_tables(out: Path, part: str) -> Iterator[str]:
 
 
 def overview(out: Path) -> str:
-    """HDAFL against FedAvg and the others in one line a setting and cohort."""
+    """Compare HDAFL with FedAvg and the others, one row per setting and cohort."""
     lines = [
         table_head(
             "model", "setting", "C", "HDAFL - FedAvg", "HDAFL - tuned FedAvg", "HDAFL - LG-FedAvg", "HDAFL - Local",
@@ -132,12 +97,12 @@ def overview(out: Path) -> str:
         )
     ]  # fmt: skip
     for part in ("digits", "leaf"):
-        for model, setting, cohort, made in groups(out, part):
+        for model, setting, cohort, made in comparisons(out, part):
             against = [
                 next((signed(row) for row in made.paired(label) if row["label"] == OURS), "")
                 if label in made.labels
                 else ""
-                for label in (BASE, "FedAvg_tuned", "LG-FedAvg", "ClientContext")
+                for label in (BASE, "FedAvg_tuned", "LG-FedAvg", "Local")
             ]
             ratio = rounds_ratio(made)
             lines.append(
@@ -150,7 +115,7 @@ def overview(out: Path) -> str:
 
 
 def why_table(out: Path) -> Iterator[str]:
-    """Dirichlet(0.3), as in the tables and with more of one thing."""
+    """Dirichlet(0.3), as in the tables, with more rounds and with more rows."""
     yield table_head(
         "Dirichlet(0.3), C = 10", "rows a client", "rounds", "FedAvg", "FedAvg, tuned", "HDAFL", "HDAFL - FedAvg"
     )
@@ -169,7 +134,7 @@ def why_table(out: Path) -> Iterator[str]:
 
 
 def tuning_table(out: Path) -> str:
-    """Final accuracy by learning rate."""
+    """Return the final accuracy by learning rate."""
     lines = [table_head("setting", "recipe", *(f"lr {rate}" for rate in settings.TUNED_RATES))]
     for setting in settings.TUNED_SETTINGS:
         for label in (BASE, OURS):
@@ -181,16 +146,8 @@ def tuning_table(out: Path) -> str:
     return "\n".join(lines)
 
 
-def traffic_runs(out: Path, model: str, case: str) -> list[History]:
-    """The runs of one case, of those seeds that every recipe has."""
-    runs = finished(out / "traffic" / model / case / "C2")
-    labels = (*settings.LABELS, traffic.CENTRAL)
-    whole = set.intersection(*({run.seed for run in runs if run.label == label} for label in labels))
-    return [run for run in runs if run.seed in whole]
-
-
 def traffic_tables(out: Path) -> Iterator[str]:
-    """Accuracy against the centralised model, and bytes against those of the compressed data."""
+    """Compare accuracy with the centralised model, and bytes sent with the size of the compressed data."""
     for model in settings.TRAFFIC_MODELS:
         for case, alone in settings.TRAFFIC_CASES.items():
             runs = traffic_runs(out, model, case)
@@ -200,8 +157,8 @@ def traffic_tables(out: Path) -> Iterator[str]:
             by_label = {label: [run for run in runs if run.label == label] for label in labels}
             meta = by_label[BASE][0].meta
             data = traffic.compressed(case, None, by_label[BASE][0].seed)
-            what = "the same apps on both sides" if not alone else f"{alone} apps that only one side has, on each side"
-            yield f"\n### {what}, `{model}` ({meta['parameters']:,} parameters), {meta['rounds']} rounds\n"
+            title = "the same apps on both sides" if not alone else f"{alone} apps that only one side has, on each side"
+            yield f"\n### {title}, `{model}` ({meta['parameters']:,} parameters), {meta['rounds']} rounds\n"
             yield (
                 f"Training rows: {data['rows']:,} flows, {data['raw'] / 1e6:.2f} MB raw, "
                 f"{data['npz'] / 1e6:.3f} MB as npz, {data['xz'] / 1e6:.3f} MB as xz (seed {by_label[BASE][0].seed}).\n"
@@ -235,7 +192,7 @@ def traffic_tables(out: Path) -> Iterator[str]:
 
 
 def facts(out: Path) -> str:
-    """What ran, where, and whether two recipes that must agree did."""
+    """List the versions, the training settings, and how far two recipes that must agree differ."""
     lines = [
         f"Piebald {piebald.__version__}, Python {platform.python_version()}, PyTorch {torch.__version__}, "
         f"NumPy {np.__version__}; {finished_count(out)} finished runs.",
@@ -251,12 +208,12 @@ def facts(out: Path) -> str:
 
 
 def finished_count(out: Path) -> int:
-    """How many runs there are."""
+    """Count the finished runs."""
     return sum(len(finished(group)) for group in out.glob("*/*/*/*"))
 
 
 def agreement(out: Path) -> tuple[float, int]:
-    """How far apart FedAvg and the community score of a fine-tuned run are at most, and over how many pairs."""
+    """Return the largest difference of FedAvg and the global model of a fine-tuned run, and the number of pairs."""
     worst, pairs = 0.0, 0
     for part in ("digits", "leaf", "traffic"):
         for folder in (out / part).glob("*/*/C*"):
@@ -278,22 +235,22 @@ def agreement(out: Path) -> tuple[float, int]:
 
 
 def points(row: dict) -> str:
-    """An accuracy in per cent with its interval."""
+    """Format an accuracy in per cent with its interval."""
     return f"{100 * row['mean']:.1f}{interval(row, '.1f')}"
 
 
 def signed(row: dict) -> str:
-    """A paired difference in points with its interval."""
+    """Format a paired difference in points with its interval."""
     return f"{100 * row['difference']:+.1f}{interval(row, '+.1f')}"
 
 
 def interval(row: dict, form: str) -> str:
-    """The 95 % interval of three seeds or more; with two it is too wide to say anything."""
+    """Format the 95 % interval of three seeds or more; with two it is too wide to be of use."""
     return f" [{100 * row['low']:{form}}, {100 * row['high']:{form}}]" if row["seeds"] > 2 else ""
 
 
 def costs(row: dict) -> tuple[str, str]:
-    """Rounds and megabytes to the target; in how many runs where not in all."""
+    """Return the rounds and megabytes to the target, and how many runs reached it if not all did."""
     if not row["reached"]:
         return "not reached", ""
     some = "" if row["reached"] == row["runs"] else f" ({row['reached']} of {row['runs']} runs)"
@@ -301,10 +258,10 @@ def costs(row: dict) -> tuple[str, str]:
 
 
 def table_head(*names: str) -> str:
-    """The first two lines of a table."""
+    """Return the first two lines of a table."""
     return f"{table_row(*names)}\n{table_row(*('---' for _ in names))}"
 
 
 def table_row(*cells: str) -> str:
-    """One line of a table."""
+    """Return one line of a table."""
     return f"| {' | '.join(cells)} |"

@@ -1,4 +1,4 @@
-"""Everything that is chosen: models, partitions, recipes, learning rates, rounds, and what each scale runs."""
+"""Settings of the benchmark: models, partitions, recipes, learning rates, rounds, and the runs of each scale."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from piebald.partition import ByOwner, Dirichlet, Disjoint, Iid, Partition
 from piebald.recipe import Recipe
 
 PARTS = ("tuning", "digits", "traffic", "why", "leaf")
-TEST = 0.2  # share of each client's own rows that it is tested on
+TEST = 0.2  # share of each client's rows that is used for testing
 BATCH = 10
 LEARNING_RATE = 0.1  # digits; chosen with `--only tuning`, the same for every recipe
 TRAFFIC_BATCH = 50
@@ -24,9 +24,10 @@ TUNING_SEED = 100  # used for nothing else
 
 @dataclass(frozen=True)
 class Plan:
-    """How often clients are asked: rounds, and rounds between evaluations.
+    """Number of rounds, and of rounds between evaluations.
 
-    FedAvg and HDAFL, whose rounds to a target matter most, are evaluated at the finer step, the others at the coarser.
+    FedAvg and HDAFL, for which rounds to a target are compared, are evaluated every `fine` rounds, others every
+    `coarse` rounds.
     """
 
     rounds: int
@@ -34,7 +35,7 @@ class Plan:
     coarse: int
 
 
-# Dirichlet(0.3) again with more of one thing, to see what HDAFL lacks: (rows, rounds) with C = 10.
+# Dirichlet(0.3) with more rounds or rows, to find why HDAFL is behind there: (rows, plan) with C = 10.
 WHY_SETTING = "dirichlet_0.3"
 WHY = {
     "more_rounds": (7500, Plan(240, 10, 60)),
@@ -53,7 +54,7 @@ TITLES = {
     "disjoint_five": "disjoint, 5 clients with two classes each",
 }
 
-TRAFFIC_CASES = {"same_apps": 0, "own_apps": 18}  # apps that only one capture has, on each side
+TRAFFIC_CASES = {"same_apps": 0, "own_apps": 18}  # number of apps that each capture has alone
 TRAFFIC_MODELS = {  # settings of `cnn_1d`
     "cnn_1d_tiny": {"channels": (8, 16), "hidden": 32},
     "cnn_1d_small": {"channels": (16, 32), "hidden": 64},
@@ -63,22 +64,22 @@ TRAFFIC_MODELS = {  # settings of `cnn_1d`
 
 @dataclass(frozen=True)
 class Scale:
-    """What is run.
+    """Size of the benchmark.
 
     Attributes:
-        rows: digits that are dealt to clients, for training and testing; None is all 70,000.
+        rows: number of digits in the partition, for training and testing; None means all 70,000.
         seeds: each redraws the rows, the partition, the first model and the cohorts.
-        plans: for `small_cnn`, by clients a round out of 100.
-        few_plans: the same out of 5.
-        alone: for Local on digits, where every client trains every round: it has nobody to wait for.
-        leaf_plans: for `leaf_cnn`, by clients a round.
-        leaf_alone: for its Local.
-        leaf_settings: where `leaf_cnn` is run.
-        leaf_seeds: with which seeds.
-        traffic_rounds: epochs of both captures.
-        traffic_rows: flows, None is all 52,356.
-        traffic_models: of `TRAFFIC_MODELS`.
-        traffic_seeds: each redraws the split by trace, the apps that are taken away, and the first model.
+        plans: plans for `small_cnn`, by clients per round out of 100.
+        few_plans: the same, out of 5.
+        alone: plan for Local on digits, where every client trains in every round.
+        leaf_plans: plans for `leaf_cnn`, by clients per round.
+        leaf_alone: plan for Local with `leaf_cnn`.
+        leaf_settings: settings that are run with `leaf_cnn`.
+        leaf_seeds: seeds for `leaf_cnn`.
+        traffic_rounds: rounds of one epoch on both captures.
+        traffic_rows: number of flows; None means all 52,356.
+        traffic_models: keys of `TRAFFIC_MODELS`.
+        traffic_seeds: each redraws the split by trace, the apps that are removed, and the first model.
     """
 
     rows: int | None
@@ -131,7 +132,9 @@ SCALES = {
 
 
 def partition(setting: str, rows: int | None, seed: int) -> Partition:
-    """Who holds what.  MNIST's published parts are dealt as one set, so that clients test on their own mixture."""
+    """Return the partition of a setting.
+
+    MNIST's published training and test parts are pooled, so that clients test on rows like their own."""
     common = {"seed": seed, "limit": rows, "test": TEST, "pool": True}
     match setting:
         case "iid":
@@ -146,9 +149,9 @@ def partition(setting: str, rows: int | None, seed: int) -> Partition:
 
 
 def compared(cohort: float, **training: object) -> dict[str, Recipe]:
-    """The recipes of every table by label, with the same training."""
+    """Return the recipes that are compared, by label, with the same training settings."""
     return {
-        "ClientContext": recipes.local(cohort=cohort, **training),
+        "Local": recipes.local(cohort=cohort, **training),
         "FedAvg": recipes.fedavg(cohort=cohort, **training),
         "FedAvg_tuned": recipes.fine_tuned(cohort=cohort, **training),
         "HDAFL": recipes.hdafl(cohort=cohort, **training),
@@ -157,6 +160,6 @@ def compared(cohort: float, **training: object) -> dict[str, Recipe]:
 
 
 LABELS = tuple(compared(1))
-ALONE = 1.0  # clients a round of Local: a share, all of them
+ALONE = 1.0  # clients per round of Local, as a share: all of them
 FINE = ("FedAvg", "HDAFL", "centralised")
-NAMES = {"FedAvg_tuned": "FedAvg, then one unsent local epoch"}  # how tables call a label
+NAMES = {"FedAvg_tuned": "FedAvg, then one unsent local epoch"}  # names of labels in tables

@@ -1,4 +1,4 @@
-"""Two captures of mobile-app traffic as two clients, and what it costs to send them instead of learning from afar."""
+"""Two captures of mobile-app traffic as two clients, and the bytes it would take to send them to one place."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ def _everything() -> DataSet:
 
 @lru_cache(maxsize=2)
 def federation(case: str, rows: int | None, seed: int) -> PooledClients:
-    """Two clients, one a capture; no trace is on both sides of a test.
+    """Return two clients, one per capture; no trace is in both training and test rows.
 
     Args:
-        case: one of `settings.TRAFFIC_CASES`: how many apps are taken away from each capture.
-        rows: flows to use, None for all.
-        seed: of the split and of the apps that are taken away.
+        case: key of `settings.TRAFFIC_CASES`, which says how many apps are removed from each capture.
+        rows: number of flows; None means all.
+        seed: seed of the split and of the choice of removed apps.
     """
     whole = _everything()
     alone = settings.TRAFFIC_CASES[case]
     order = generator("hdafl benchmark", "apps", seed).permutation(len(whole.classes))
-    taken = {0: order[:alone], 1: order[alone : 2 * alone]}
+    removed = {0: order[:alone], 1: order[alone : 2 * alone]}
     app, capture = whole.y.numpy(), whole.owners["capture"].codes
-    keep = ~np.any([(capture == side) & np.isin(app, apps) for side, apps in taken.items()], axis=0)
+    keep = ~np.any([(capture == side) & np.isin(app, apps) for side, apps in removed.items()], axis=0)
     made = ByOwner(owner="capture", test=settings.TEST, limit=rows, seed=seed).split(only(whole, np.flatnonzero(keep)))
     check_traces(made, whole.together[keep])
     return made
 
 
 def clients(case: str, rows: int | None, seed: int, central: bool) -> PooledClients:
-    """The federation, or for the centralised model one where the first client holds all training rows.
+    """Return the federation, or for the centralised model one whose first client holds all training rows.
 
-    The second client then trains on nothing and counts nothing, but both are tested on the rows they always are.
+    The second client then has no training rows and no weight, but both keep their own test rows.
     """
     made = federation(case, rows, seed)
     if not central:
@@ -64,7 +64,7 @@ def clients(case: str, rows: int | None, seed: int, central: bool) -> PooledClie
 
 
 def only(whole: DataSet, rows: NDArray[np.int64]) -> DataSet:
-    """A data set with only some rows."""
+    """Return a data set that holds only some rows."""
     places = torch.from_numpy(rows)
     return replace(
         whole,
@@ -76,20 +76,20 @@ def only(whole: DataSet, rows: NDArray[np.int64]) -> DataSet:
 
 
 def check_traces(made: PooledClients, trace: NDArray[np.int64]) -> None:
-    """Stop if a trace has flows in training and in test."""
+    """Raise an error if a trace has flows in both training and test rows."""
     train, test = (np.unique(trace[made.lists(split).values]) for split in ("train", "test"))
     if len(np.intersect1d(train, test)):
-        raise RuntimeError("a trace has flows on both sides of the test")
+        raise RuntimeError("a trace has flows in both training and test rows")
 
 
 def sizes_in_bytes(x: NDArray[np.float32]) -> NDArray[np.int16]:
-    """Packet sizes as captured, from the scaled ones."""
+    """Return the captured packet sizes from the scaled ones."""
     return np.rint(np.sign(x) * np.expm1(np.abs(x.astype(np.float64)) * np.log1p(FULL_PACKET))).astype(np.int16)
 
 
 @lru_cache(maxsize=4)
 def compressed(case: str, rows: int | None, seed: int) -> dict[str, int]:
-    """Bytes of both captures' training rows (sizes and app), raw and compressed, as they would be sent to a centre."""
+    """Return the bytes of both captures' training rows (sizes and app), raw and compressed."""
     made = federation(case, rows, seed)
     train = np.sort(made.lists("train").values)
     size, app = sizes_in_bytes(made.x[torch.from_numpy(train)].numpy()[:, 0]), made.y.numpy()[train].astype(np.uint8)

@@ -1,4 +1,4 @@
-"""RESULTS.md and pictures, from the run folders that are there."""
+"""Write RESULTS.md and the figures from run folders."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Curve = list[tuple[float, float]]  # (virtual seconds, accuracy on the common te
 
 
 def read(out: Path) -> dict[tuple[str, str, str], list[dict[str, Any]]]:
-    """By part, setting and recipe: a curve, its end, and what was sent, for each seed."""
+    """Return, by part, case and recipe, what the tables need of each seed's run."""
     found = defaultdict(list)
     for database in sorted(out.glob("*/*/*/seed-*/run.db")):
         with History(database.parent) as run:
@@ -46,7 +46,7 @@ def read(out: Path) -> dict[tuple[str, str, str], list[dict[str, Any]]]:
 
 
 def shares(trained: Sequence[dict[str, Any]]) -> list[float]:
-    """The mean share of each learner in the average, over the second half of the commits."""
+    """Return each client's mean share of the average, over the second half of the server steps."""
     half = max(row["version"] for row in trained) / 2
     found = defaultdict(list)
     for row in trained:
@@ -56,12 +56,12 @@ def shares(trained: Sequence[dict[str, Any]]) -> list[float]:
 
 
 def late(curve: Curve) -> float:
-    """The mean over the measurements of a curve's second half."""
+    """Return the mean over the second half of a curve's evaluations."""
     return statistics.mean(value for _, value in curve[len(curve) // 2 :])
 
 
 def write(out: Path, results: Path, scale: settings.Scale) -> str:
-    """Write everything; the path of the text."""
+    """Write the text and the figures; return the path of the text."""
     found = read(out)
     results.mkdir(parents=True, exist_ok=True)
     for part, name in (("synchronous", "synchronous"), ("uneven", "fast_and_slow"), ("corrupted", "corrupted")):
@@ -74,96 +74,98 @@ def write(out: Path, results: Path, scale: settings.Scale) -> str:
 
 
 def text(found: dict[tuple[str, str, str], list[dict[str, Any]]], scale: settings.Scale) -> str:
-    """The tables."""
+    """Return the text with its tables."""
     lines = [
         "# Metis on CIFAR-10", "",
-        "`python benchmarks/metis/run.py` (`--scale full --device cuda` for the whole of it).  Ten learners,",
+        "`python benchmarks/metis/run.py` (`--scale full --device cuda` for the full scale).  Ten clients,",
         f"{'all' if scale.rows is None else f'{scale.rows:,}'} training images of {scale.side} x {scale.side} pixels"
         f"{'' if scale.side == settings.SIDE else ' (means of squares of the published ones)'},",
         f"`metis_cnn` with {dict(scale.model) or 'its full size'}, SGD {scale.training['lr']} with momentum",
-        f"{scale.training['momentum']}, batch {scale.training['batch']}, {scale.training['epochs']} epochs an",
-        "task, 5 % of each learner's rows for validation.  Accuracy is the global model's on the common test",
-        "set, in percent: last, the mean over the second half of the measurements, and the best; brackets are ranges",
-        "over seeds.  A step takes a fast learner one virtual second.", "",
+        f"{scale.training['momentum']}, batch {scale.training['batch']}, {scale.training['epochs']} epochs per",
+        "task, 5 % of each client's rows for validation.  Accuracy is the global model's on the common test set,",
+        "in percent: the last one, the mean over the second half of the evaluations, and the best one; brackets",
+        "are ranges over seeds.  A step takes a fast client one virtual second.", "",
     ]  # fmt: skip
     titles = {
-        "synchronous": f"All are waited for, {scale.rounds} rounds",
-        "uneven": f"Five fast and five slow learners (4 times slower), {scale.seconds:,.0f} virtual seconds",
-        "corrupted": "As the first, but the second largest learner has random labels",
+        "synchronous": f"Synchronous, {scale.rounds} rounds",
+        "uneven": f"Five fast and five slow clients (4 times slower), {scale.seconds:,.0f} virtual seconds",
+        "corrupted": "Synchronous, and the second largest client has random labels",
     }
     for part, title in titles.items():
-        groups = sorted({group for here, group, _ in found if here == part})
-        for group in groups:
-            lines += ["## " + title + ": " + group.replace("_", " "), "", *table(found, part, group), ""]
-        if groups and part != "uneven":
-            lines += ["Learners' shares of the average over the second half, in percent, largest learner first:", ""]
-            lines += [*weighed(found, part, groups), ""]
-        if groups:
-            picture = {"synchronous": "synchronous", "uneven": "fast_and_slow", "corrupted": "corrupted"}[part]
-            lines += [f"![Accuracy over virtual seconds]({picture}.png)", ""]
+        cases = sorted({case for here, case, _ in found if here == part})
+        for case in cases:
+            lines += ["## " + title + ": " + case.replace("_", " "), "", *table(found, part, case), ""]
+        if cases and part != "uneven":
+            lines += ["Clients' shares of the average over the second half, in percent, largest client first:", ""]
+            lines += [*client_shares(found, part, cases), ""]
+        if cases:
+            figure = {"synchronous": "synchronous", "uneven": "fast_and_slow", "corrupted": "corrupted"}[part]
+            lines += [f"![Accuracy over virtual seconds]({figure}.png)", ""]
     lines += [
         "## Models exchanged", "",
-        "![Models an update](models_exchanged.png)", "",
-        "A model down and a model up for each update; validation weighting sends each model to every learner as well:",
-        "with ten learners ten more down (figure 9 of the paper counts eleven, with the one that brings it).", "",
+        "![Models per update](models_exchanged.png)", "",
+        "Each update sends one model down and one up.  Validation weighting also sends each model to every client:",
+        "with ten clients ten more down (figure 9 of the paper counts eleven, with the upload itself).", "",
     ]  # fmt: skip
     return "\n".join(lines)
 
 
-def table(found: dict[tuple[str, str, str], list[dict[str, Any]]], part: str, group: str) -> list[str]:
-    """One setting: its recipes, the best first."""
+def table(found: dict[tuple[str, str, str], list[dict[str, Any]]], part: str, case: str) -> list[str]:
+    """Return the table of one case, with the best recipe first."""
     lines = [
-        "| recipe | last | second half | best | updates | steps an update | models an update | seeds |",
+        "| recipe | last | second half | best | updates | steps per update | models per update | seeds |",
         "|---|---|---|---|---|---|---|---|",
     ]
     rows = []
     for (here, there, label), runs in found.items():
-        if (here, there) == (part, group):
+        if (here, there) == (part, case):
             last = [100 * run["curve"][-1][1] for run in runs]
             half = [100 * late(run["curve"]) for run in runs]
             best = [100 * max(value for _, value in run["curve"]) for run in runs]
             rows.append((statistics.mean(half), label, last, half, best, runs))
     for _, label, last, half, best, runs in sorted(rows, reverse=True):
         means = [statistics.mean(run[name] for run in runs) for name in ("updates", "steps", "models")]
-        told = f"{means[0]:.0f} | {means[1]:.0f} | {means[2]:.2f} | {len(runs)}"
-        lines.append(f"| {label} | {spread(last)} | {spread(half)} | {spread(best)} | {told} |")
+        cells = f"{means[0]:.0f} | {means[1]:.0f} | {means[2]:.2f} | {len(runs)}"
+        lines.append(f"| {label} | {spread(last)} | {spread(half)} | {spread(best)} | {cells} |")
     return lines
 
 
-def weighed(found: dict[tuple[str, str, str], list[dict[str, Any]]], part: str, groups: Sequence[str]) -> list[str]:
-    """Who counted how much, mean over seeds."""
+def client_shares(
+    found: dict[tuple[str, str, str], list[dict[str, Any]]], part: str, cases: Sequence[str]
+) -> list[str]:
+    """Return the table of clients' shares of the average, mean over seeds."""
     lines = ["| sizes, classes | recipe | shares |", "|---|---|---|"]
-    for (here, group, label), runs in sorted(found.items()):
-        if here == part and group in groups:
+    for (here, case, label), runs in sorted(found.items()):
+        if here == part and case in cases:
             means = [100 * statistics.mean(own) for own in zip(*(run["shares"] for run in runs), strict=True)]
-            lines.append(f"| {group.replace('_', ' ')} | {label} | {', '.join(f'{mean:.1f}' for mean in means)} |")
+            lines.append(f"| {case.replace('_', ' ')} | {label} | {', '.join(f'{mean:.1f}' for mean in means)} |")
     return lines
 
 
 def spread(values: Sequence[float]) -> str:
-    """The mean, and the range where there are several."""
-    told = f"{statistics.mean(values):.1f}"
-    return told if len(values) == 1 else f"{told} [{min(values):.1f}, {max(values):.1f}]"
+    """Format the mean, and the range if there are several values."""
+    mean = f"{statistics.mean(values):.1f}"
+    return mean if len(values) == 1 else f"{mean} [{min(values):.1f}, {max(values):.1f}]"
 
 
 def curves(found: dict[tuple[str, str, str], list[dict[str, Any]]], part: str, path: Path) -> None:
-    """Accuracy over virtual seconds, a panel for each setting: means over seeds, with their range."""
-    groups = sorted({group for here, group, _ in found if here == part})
-    if not groups:
+    """Plot accuracy over virtual seconds, one panel per case: means over seeds, with their range."""
+    cases = sorted({case for here, case, _ in found if here == part})
+    if not cases:
         return
     figure, panels = plt.subplots(
-        1, len(groups), figsize=(max(6.5, 4.2 * len(groups)), 4), squeeze=False, sharey=True, layout="constrained"
+        1, len(cases), figsize=(max(6.5, 4.2 * len(cases)), 4), squeeze=False, sharey=True, layout="constrained"
     )
-    for axes, group in zip(panels[0], groups, strict=True):
-        labels = sorted(label for here, there, label in found if (here, there) == (part, group))
+    for axes, case in zip(panels[0], cases, strict=True):
+        labels = sorted(label for here, there, label in found if (here, there) == (part, case))
         for number, label in enumerate(labels):
-            runs = [np.array(run["curve"]).T for run in found[part, group, label]]
+            runs = [np.array(run["curve"]).T for run in found[part, case, label]]
             times = np.unique(np.concatenate([run[0] for run in runs]))
             times = times[times <= min(run[0, -1] for run in runs)]
             values = 100 * np.stack([np.interp(times, *run) for run in runs])
             axes.plot(times, values.mean(0), color=f"C{number}", label=label, lw=1.4)
             axes.fill_between(times, values.min(0), values.max(0), color=f"C{number}", alpha=0.1, lw=0)
-        axes.set(title=group.replace("_", " "), xlabel="virtual seconds")
+        axes.set(title=case.replace("_", " "), xlabel="virtual seconds")
         axes.grid(alpha=0.3)
     panels[0][0].set_ylabel("accuracy in percent")
     panels[0][-1].legend(fontsize=7)
@@ -172,10 +174,10 @@ def curves(found: dict[tuple[str, str, str], list[dict[str, Any]]], part: str, p
 
 
 def exchanged(found: dict[tuple[str, str, str], list[dict[str, Any]]], path: Path) -> None:
-    """Models that travel for one update, figure 9 of the paper."""
+    """Plot the models sent for one update, as in figure 9 of the paper."""
     known = {label: statistics.mean(run["models"] for run in runs) for (_, _, label), runs in found.items()}
     figure, axes = plt.subplots(figsize=(6.5, 3.6), layout="constrained")
     axes.barh(list(known), list(known.values()), color="#4c72b0")
-    axes.set(xlabel="models that travel for one update, both directions, 10 learners")
+    axes.set(xlabel="models sent for one update, both directions, 10 clients")
     figure.savefig(path, dpi=150)
     plt.close(figure)

@@ -1,7 +1,6 @@
 """Metis' comparisons on CIFAR-10: python benchmarks/metis/run.py --scale small --out runs/metis
 
-Runs what is not there yet (a finished run folder is kept, one that was cut off goes on), then writes RESULTS.md and
-pictures into --results.
+Finished run folders are kept and interrupted ones are resumed.  Then RESULTS.md and figures are written to --results.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ import piebald
 from piebald.models import build_model
 
 PARTS = ("synchronous", "corrupted", "uneven")
-BRIEF = ("FedAvg", "EqualWeighted", "DVW", "SyncFedAvg", "FedAsync", "AsyncFedAvg", "AsyncDVW")
+BRIEF = ("FedAvg", "Equal", "DVW", "SyncFedAvg", "FedAsync", "AsyncFedAvg", "AsyncDVW")
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run: a recipe on one partition and fleet with one seed."""
+    """One run of a recipe on one partition and fleet with one seed."""
 
     part: str
     sizes: str
@@ -38,13 +37,13 @@ class Job:
     seed: int
 
     @property
-    def group(self) -> Path:
-        """Folder of the runs that this one is compared with, below the output folder."""
+    def folder(self) -> Path:
+        """Folder, below the output folder, of all runs that this one is compared with."""
         return Path(self.part) / f"{self.sizes} {self.classes}".replace(" ", "_")
 
 
 def all_jobs(scale: Scale, seeds: Iterable[int]) -> Iterator[Job]:
-    """What a scale runs, all of the first seed first."""
+    """Yield the jobs of a scale, those of the first seed first."""
     for seed in seeds:
         for sizes, classes in scale.uneven:
             yield from (Job("uneven", sizes, classes, label, seed) for label in settings.asynchronous())
@@ -55,46 +54,48 @@ def all_jobs(scale: Scale, seeds: Iterable[int]) -> Iterator[Job]:
             yield from (Job("corrupted", sizes, classes, label, seed) for label in settings.synchronous())
 
 
-def carry_out(job: Job, scale: Scale, out: Path, device: str) -> str:
-    """Run one job in its folder, or go on with it, or do nothing where it is finished."""
+def run_job(job: Job, scale: Scale, out: Path, device: str) -> str:
+    """Run or resume one job in its folder; do nothing if it has finished."""
     torch.set_num_threads(1)
     uneven = job.part == "uneven"
     methods = settings.asynchronous if uneven else settings.synchronous
     fleet = settings.FLEETS["five fast, five slow" if uneven else "homogeneous"]
-    dealt = settings.partition(job.sizes, job.classes, job.seed, job.part == "corrupted")
-    clients = dealt.split(settings.images(scale.rows, scale.side, job.seed, scale.balanced))
+    partition = settings.partition(job.sizes, job.classes, job.seed, job.part == "corrupted")
+    clients = partition.split(settings.images(scale.rows, scale.side, job.seed, scale.balanced))
     label, began = job.label, time.perf_counter()
     every = scale.every
     if uneven and not label.startswith("Sync"):
-        every *= settings.LEARNERS
+        every *= settings.CLIENTS
     comparison = piebald.compare(
         {label: methods(**scale.training)[label]},
         clients,
         lambda seed: build_model("metis_cnn", (3, scale.side, scale.side), 10, seed=seed, **scale.model),
         seeds=(job.seed,),
-        out=out / job.group,
+        out=out / job.folder,
         evaluate_every=every,
         checkpoint_every=10,
         runtime=piebald.Simulator(workers=0, fleet=fleet, device=device),
         **({"stop": {"seconds": scale.seconds}} if uneven else {"rounds": scale.rounds}),
     )
     comparison.runs[0].close()
-    return f"{job.group} {label} seed {job.seed} ({time.perf_counter() - began:.0f} s)"
+    return f"{job.folder} {label} seed {job.seed} ({time.perf_counter() - began:.0f} s)"
 
 
 def main() -> int:
-    """Run the jobs side by side and write the results."""
+    """Run the jobs in parallel and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scale", choices=SCALES, default="small")
-    parser.add_argument("--out", type=Path, default=Path("runs/metis"), help="folder of the run folders")
-    parser.add_argument("--results", type=Path, default=Path(__file__).parent, help="where RESULTS.md is written")
-    parser.add_argument("--jobs", type=int, default=2, help="runs at the same time, one thread each")
+    parser.add_argument("--out", type=Path, default=Path("runs/metis"), help="folder that holds the run folders")
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent, help="folder of RESULTS.md")
+    parser.add_argument("--jobs", type=int, default=2, help="number of parallel runs, one thread each")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="of the comparison, by default all")
-    parser.add_argument("--seeds", type=int, nargs="+", help="instead of the scale's")
-    parser.add_argument("--recipes", nargs="+", help="labels, by default all")
-    parser.add_argument("--tables", action="store_true", help="run nothing, write the results from what is there")
-    parser.add_argument("--brief", action="store_true", help="one seed and the recipes that show the direction")
+    parser.add_argument(
+        "--parts", nargs="+", choices=PARTS, default=PARTS, help="parts of the comparison, by default all"
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", help="seeds instead of those of the scale")
+    parser.add_argument("--recipes", nargs="+", help="labels of recipes, by default all")
+    parser.add_argument("--tables", action="store_true", help="only write the results of the runs that have finished")
+    parser.add_argument("--brief", action="store_true", help="one seed and the main recipes only")
     options = parser.parse_args()
     scale, failed = SCALES[options.scale], 0
     if options.brief:
@@ -104,14 +105,14 @@ def main() -> int:
     jobs = [job for job in jobs if options.recipes is None or job.label in options.recipes]
     began = time.monotonic()
     with ProcessPoolExecutor(max(1, options.jobs), get_context("spawn")) as pool:
-        waiting = {pool.submit(carry_out, job, scale, options.out, options.device): job for job in jobs}
+        waiting = {pool.submit(run_job, job, scale, options.out, options.device): job for job in jobs}
         for number, done in enumerate(as_completed(waiting), 1):
             try:
-                said = done.result()
+                message = done.result()
             except Exception as error:
                 failed += 1
-                said = f"{waiting[done]} failed: {error}"
-            print(f"[{number}/{len(jobs)}, {time.monotonic() - began:.0f} s] {said}", flush=True)
+                message = f"{waiting[done]} failed: {error}"
+            print(f"[{number}/{len(jobs)}, {time.monotonic() - began:.0f} s] {message}", flush=True)
     print(results.write(options.out, options.results, scale))
     return 1 if failed else 0
 

@@ -1,4 +1,4 @@
-"""Everything that is chosen: data, partitions, fleets, recipes, and what each scale runs."""
+"""Settings of the benchmark: data, partitions, fleets, recipes, and the runs of each scale."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from piebald.randomness import generator
 from piebald.recipe import Recipe
 from piebald.server_optimizer import CachedAverage
 
-LEARNERS = 10
+CLIENTS = 10
 SIDE = 32  # pixels of a published image
 TRAINING = {"lr": 0.05, "momentum": 0.75, "batch": 20, "epochs": 4}
 SIZES: dict[str, Sizes] = {"uniform": Uniform(), "skewed": Skewed(), "power law": PowerLaw(exponent=1.5)}
 CLASSES: dict[str, int] = {"IID": 10, "Non-IID(5)": 5, "Non-IID(3)": 3}
-# The largest learners may have more rows than a few classes hold, so they hold more classes, as in Metis.
+# The largest clients may need more rows than a few classes have, so they hold more classes, as in Metis.
 HEADS = {
     ("skewed", "Non-IID(5)"): "7x1,6x1,5x8",
     ("power law", "Non-IID(5)"): "10x1,7x1,6x1,5x7",
     ("power law", "Non-IID(3)"): "8x1,4x1,3x8",
 }
-# Ours, not the paper's: a model counts by its score above guessing, or by the cube of that.
+# Not in the paper: a model's weight is its score above chance, or the cube of that.
 ABOVE = {"above_chance": True}
 SHARP = {"above_chance": True, "power": 3.0}
 
-# a step takes a fast learner a second, so virtual seconds are the steps that a fast learner could have made
+# a fast client takes a virtual second per step, so virtual seconds are steps that a fast client could have made
 FAST = 1.0
 FLEETS = {
     "homogeneous": Homogeneous(seconds_per_step=FAST),
@@ -62,10 +62,10 @@ def _photographs(side: int) -> DataSet:
 
 
 def images(rows: int | None, side: int, seed: int, balanced: bool = False) -> DataSet:
-    """CIFAR-10 with so many training images, drawn anew for each seed, and the whole test part.
+    """Return CIFAR-10 with so many training images, drawn anew for each seed, and all test images.
 
-    Where `side` is below 32 each pixel is the mean of a square of the published ones.  With `balanced` each class has
-    as many images.
+    If `side` is below 32, each pixel is the mean of a square of the published ones.  With `balanced` all classes have
+    the same number of images.
     """
     data = _photographs(side)
     if rows is None:
@@ -82,10 +82,10 @@ def images(rows: int | None, side: int, seed: int, balanced: bool = False) -> Da
 
 
 def partition(sizes: str, classes: str, seed: int, corrupted: bool = False) -> Partition:
-    """Who holds what; where one learner is corrupted it is the second largest, and all its labels are random."""
+    """Return the partition; if one client is corrupted, it is the second largest, and all its labels are random."""
     changes = (FlipRandom(clients=(1,)),) if corrupted else None
     return NonIid(
-        clients=LEARNERS,
+        clients=CLIENTS,
         classes_each=HEADS.get((sizes, classes), CLASSES[classes]),
         sizes=SIZES[sizes],
         validation=0.05,
@@ -95,10 +95,10 @@ def partition(sizes: str, classes: str, seed: int, corrupted: bool = False) -> P
 
 
 def synchronous(**training: Any) -> dict[str, Recipe]:
-    """What is compared where all are waited for."""
+    """Return the recipes of the synchronous comparison."""
     return {
         "FedAvg": recipes.fedavg(**training),
-        "EqualWeighted": recipes.fedavg(**training).with_(aggregation=EqualWeighted()),
+        "Equal": recipes.fedavg(**training).with_(aggregation=EqualWeighted()),
         "DVW": recipes.sync_dvw(**training),
         "DVW, above chance": recipes.sync_dvw(**ABOVE, **training),
         "DVW, sharp": recipes.sync_dvw(**SHARP, **training),
@@ -106,7 +106,7 @@ def synchronous(**training: Any) -> dict[str, Recipe]:
 
 
 def asynchronous(**training: Any) -> dict[str, Recipe]:
-    """What is compared where learners are fast and slow."""
+    """Return the recipes that are compared with fast and slow clients."""
     frequency = {**training, "epochs": 1, "cycles": 8, "vc_loss": 1.0, "vc_tomb": 1}
     return {
         "SyncFedAvg": recipes.fedavg(**training),
@@ -124,19 +124,20 @@ def asynchronous(**training: Any) -> dict[str, Recipe]:
 
 @dataclass(frozen=True)
 class Scale:
-    """What is run.
+    """Size of the benchmark.
 
     Attributes:
-        rows: training images dealt; None is all 50,000.
-        side: pixels of an image, 32 as published.
+        rows: number of training images; None means all 50,000.
+        side: width of an image in pixels, 32 as published.
         model: settings of `metis_cnn`.
         seeds: each redraws the partition and the first model.
-        rounds: of the synchronous comparison, scored every `every` rounds.
+        rounds: rounds of the synchronous comparison.
+        every: rounds between evaluations; asynchronous runs are evaluated after as many updates as that is.
         settings: (sizes, classes) of the synchronous comparison.
-        seconds: virtual, of the comparison on the heterogeneous fleet, scored every `commits` commits.
-        uneven: (sizes, classes) there.
-        corrupted: also with one corrupted learner, at the first of `settings`.
-        balanced: as many images of each class, without which some of the partitions are impossible.
+        seconds: virtual seconds of the comparison on the heterogeneous fleet.
+        uneven: (sizes, classes) of the comparison on the heterogeneous fleet.
+        corrupted: whether to run the first of `settings` with one corrupted client as well.
+        balanced: whether all classes have the same number of images, which some of the partitions need.
     """
 
     rows: int | None
@@ -182,7 +183,7 @@ SCALES = {
         ),
     ),
 }
-# every size with every number of classes, at the small size
+# every distribution of sizes with every number of classes, at the small scale
 SCALES["cells"] = replace(
     SCALES["small"],
     settings=tuple((sizes, classes) for sizes in SIZES for classes in CLASSES),

@@ -5,7 +5,7 @@
 A server step replaces client k's old contribution by its new one, W += p_k w_k - p_k' w_k', in time independent of the
 number of clients.
 W is float64 and the models are float32, so a step's rounding is about 1e-16 of the largest contribution: a million
-server steps drift by less than 1e-12 (`benchmarks/community`), and no refresh is needed.
+server steps drift by less than 1e-12 (`benchmarks/model_cache`), and no refresh is needed.
 """
 
 from __future__ import annotations
