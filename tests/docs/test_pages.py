@@ -96,6 +96,16 @@ def test_links_have_a_target(page: Path) -> None:
             assert anchor in pages.anchors(target), f"{pages.name(page)} links to {link}: no such heading"
 
 
+@pytest.mark.parametrize("page", pages.PAGES, ids=pages.name)
+def test_tests_that_a_page_names_exist(page: Path) -> None:
+    named = set(re.findall(r"`(test_\w+(?:\.py)?)`", page.read_text("utf-8")))
+    files = list((pages.ROOT / "tests").rglob("test_*.py")) if named else []
+    known = {path.name for path in files}
+    for path in files:
+        known.update(re.findall(r"^ *def (test_\w+)", path.read_text("utf-8"), re.MULTILINE))
+    assert named <= known, f"{pages.name(page)} names tests that do not exist: {sorted(named - known)}"
+
+
 def test_every_page_can_be_reached_from_the_index() -> None:
     index = pages.ROOT / "docs" / "index.md"
     linked = {(index.parent / link.partition("#")[0]).resolve() for link in pages.links(index)}
