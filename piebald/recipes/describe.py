@@ -15,16 +15,16 @@ from piebald.recipe import Recipe
 
 # Settings of recipes that are called otherwise in the part they end up in: (axis, field).
 ALIASES = {
-    "private": ("share", "private_layers"),
-    "shared": ("share", "shared_layers"),
-    "server_lr": ("step", "lr"),
+    "private": ("sharing", "private_layers"),
+    "shared": ("sharing", "shared_layers"),
+    "server_lr": ("server_optimizer", "lr"),
 }
 
 
 def home(recipe: Recipe, setting: str) -> tuple[type[Component], str] | None:
     """The part and the field that a recipe's setting ends up in; None for one that chooses between parts."""
     axis, field = ALIASES.get(setting, (None, setting))
-    for one in [axis] if axis else [one for one in Recipe.axes if one != "update"]:
+    for one in [axis] if axis else [one for one in Recipe.axes if one != "transforms"]:
         part = type(getattr(recipe, one))
         if field in part.model_fields:
             return part, field
