@@ -322,11 +322,12 @@ def model_lines() -> list[str]:
     text = ["", "## Models", ""]
     text += ["In a TOML file: `[model]` with a `name`.  In Python: `models.build_model(name, ...)`, or any `nn.Module`"]
     text += ["of [your own](../howto/your-model.md)."]
-    classes = {re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower(): getattr(models, name) for name in models.__all__}
+    classes = {name.lower(): getattr(models, name) for name in models.__all__}
     for name in models.names():
-        settings = list(inspect.signature(classes[name]).parameters.values())[2:]
+        made = classes[name.replace("_", "")]
+        settings = list(inspect.signature(made).parameters.values())[2:]
         shown = ", ".join(f"`{one.name} = {written(one.default)}`" for one in settings)
-        text += ["", f"### {name}", "", summary(classes[name]), "", f"Settings: {shown}." if shown else NONE]
+        text += ["", f"### {name}", "", summary(made), "", f"Settings: {shown}." if shown else NONE]
     return text
 
 
@@ -344,8 +345,7 @@ def dataset_lines() -> list[str]:
 
 def transfer_page() -> str:
     """docs/reference/transfer.md."""
-    from piebald.vertical import TransferSettings
-    from piebald.vertical import transfer_settings as settings
+    from piebald.vertical.transfer_settings import PartyFile, TransferSettings
 
     text = [NOTICE, "# Transfers", "", "The file of `piebald transfer`, and `piebald.vertical.TransferSettings`."]
     text += ["See [how to run a transfer](../howto/transfer.md) and [what it hides](../explanation/transfer.md)."]
@@ -354,8 +354,8 @@ def transfer_page() -> str:
         section = type(field.get_default(call_default_factory=True))
         if issubclass(section, BaseModel) and not issubclass(section, Component):
             text += ["", f"## [{name}]", "", summary(section), "", section_rows(section)]
-    text += ["", "## [files.source], [files.target]", "", summary(settings.PartyFile), ""]
-    text += [section_rows(settings.PartyFile)]
+    text += ["", "## [files.source], [files.target]", "", summary(PartyFile), ""]
+    text += [section_rows(PartyFile)]
     axes = {
         "method": "how the two parties' layers are aligned",
         "backend": "the encryption",
