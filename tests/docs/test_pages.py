@@ -21,7 +21,7 @@ from piebald.recipe import Recipe
 from piebald.runtimes import Simulator
 from piebald.runtimes.federation.provisioning import describe
 from piebald.toml_document import Document
-from piebald.vertical import TransferSettings
+from piebald.vertical.transfer_settings import TransferSettings
 
 sys.path.insert(0, str(Path(__file__).parent))
 import pages
@@ -98,7 +98,7 @@ def test_links_have_a_target(page: Path) -> None:
 
 @pytest.mark.parametrize("page", pages.PAGES, ids=pages.name)
 def test_tests_that_a_page_names_exist(page: Path) -> None:
-    named = set(re.findall(r"`(test_\w+(?:\.py)?)`", page.read_text("utf-8")))
+    named = set(re.findall(r"`(test_(?:\w+\.py|[a-z]+_\w+))`", page.read_text("utf-8")))
     files = list((pages.ROOT / "tests").rglob("test_*.py")) if named else []
     known = {path.name for path in files}
     for path in files:
@@ -173,4 +173,4 @@ def test_the_demo_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
         assert "SCAFFOLD" in said
         assert (tmp_path / "demo" / "disjoint" / "report.html").stat().st_size > 100_000
         assert (tmp_path / "demo" / "dirichlet" / "accuracy_over_rounds.png").exists()
-    assert "again;" in said
+    assert "shown again;" in said
