@@ -126,8 +126,8 @@ def jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], 
             attack = lambda n=attackers: fed.attacked("digits", 30, n, each=30, seed=seed, root=60)  # noqa: E731
             yield case, "honest clients only", plain(), bound, 15
             yield case, "FedAvg", plain(), attack, 15
-            yield case, "DistFL", distfl(normal="root"), attack, 15
-            yield case, "DistFL on plain noise", distfl(normal="root", knowledge="noise"), attack, 15
+            yield case, "DistFL", distfl(normal="server_rows"), attack, 15
+            yield case, "DistFL on plain noise", distfl(normal="server_rows", knowledge="noise"), attack, 15
             for method, weigh in DEFENCES.items():
                 yield case, method, plain(weigh), attack, 15
     if part == "replacement":
@@ -138,7 +138,7 @@ def jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], 
             attack = lambda n=name, c=count, e=each: fed.attacked(n, c, 1, each=e, seed=seed, root=60)  # noqa: E731
             yield case, "honest clients only", plain(), bound, 8
             yield case, "FedAvg", plain(transforms=[stage]), attack, 8
-            yield case, "DistFL", distfl(normal="root").with_(transforms=[stage]), attack, 8
+            yield case, "DistFL", distfl(normal="server_rows").with_(transforms=[stage]), attack, 8
             for method in ("IRLS", "GRA", "Credit", "median", "norm clipping", "multi-Krum"):
                 yield case, method, plain(DEFENCES[method], [stage]), attack, 8
     if part == "cifar":
@@ -149,9 +149,9 @@ def jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], 
             attack = lambda n=attackers: fed.attacked("cifar10", 50, n, **more)  # noqa: B023, E731
             yield case, "honest clients only", plain(), bound, 12
             yield case, "FedAvg", plain(), attack, 12
-            yield case, "DistFL, the server's rows", distfl(probes=100, normal="root"), attack, 12
+            yield case, "DistFL, the server's rows", distfl(probes=100, normal="server_rows"), attack, 12
             yield case, "DistFL, clients vote", distfl(probes=100, normal="vote"), attack, 12
-            noise = distfl(probes=100, normal="root", knowledge="noise")
+            noise = distfl(probes=100, normal="server_rows", knowledge="noise")
             yield case, "DistFL on plain noise", noise, attack, 12
             for method in ("median", "multi-Krum", "FLTrust", "IRLS", "GRA", "Credit"):
                 yield case, method, plain(DEFENCES[method]), attack, 12

@@ -18,7 +18,7 @@ def distfl(
     probes: int = 200,
     channels: float = 0.5,
     find: Literal["silhouette", "gap"] = "silhouette",
-    normal: Literal["largest", "vote", "root"] = "largest",
+    normal: Literal["largest", "vote", "server_rows"] = "largest",
     every: int = 1,
     **training: Unpack[SgdSettings],
 ) -> Recipe:

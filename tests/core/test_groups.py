@@ -99,7 +99,7 @@ def test_attackers_are_told_apart_and_the_centres_rows_say_who_is_normal(attacke
     pairs = ((0, 4), (1, 5), (2, 6), (3, 7))
     changes = (FlipPairs(pairs=pairs, clients=tuple(range(attackers))),)
     clients = Iid(clients=12, server_rows=60, changes=changes).split(data.digits())
-    recipe = recipes.distfl(probes=60, normal="root", **TRAINING)
+    recipe = recipes.distfl(probes=60, normal="server_rows", **TRAINING)
     run = carry_out(recipe, clients, rounds=6)
     truth = [0 if client >= attackers else 1 for client in range(12)]
     assert adjusted_rand_score(truth, grouped(run, 6)) == 1.0
@@ -268,7 +268,7 @@ def test_private_batch_norms_tell_nothing() -> None:
 
 def test_normal_by_root_needs_rows() -> None:
     with pytest.raises(SettingError, match="needs rows that the server may look at"):
-        carry_out(recipes.distfl(normal="root", **TRAINING), planted())
+        carry_out(recipes.distfl(normal="server_rows", **TRAINING), planted())
     with pytest.raises(SettingError, match="fltrust"):
         carry_out(recipes.fedavg(**TRAINING).with_(aggregation="fltrust"), planted())
 
