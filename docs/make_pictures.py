@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/images/partitions: what partitions, sizes, changes and fleets do to the digits.
+"""Draw the pictures of docs/images/partitions: partitions, sizes, changes and fleets, on the digits.
 
 python docs/make_pictures.py
 """
@@ -40,7 +40,7 @@ VERTICAL = 'Vertical(features=["pay", "debt", "rent"], overlap=12)'
 
 
 def main() -> None:
-    """Draw them all."""
+    """Draw all pictures."""
     import numpy as np
     from matplotlib.figure import Figure
 
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def made(example: str) -> Any:
-    """A part from what would make it."""
+    """Evaluate the expression that makes a component."""
     from piebald import partition
 
     return eval(example, vars(partition))
@@ -87,7 +87,7 @@ def sizes(figure: Figure, digits: DataSet) -> Figure:
 
 
 def changes(figure: Figure, digits: DataSet) -> Figure:
-    """The same digits as they are and with each change of inputs."""
+    """Unchanged digits, and the same digits with each change of inputs."""
     from piebald import partition
 
     shown = ["", *CHANGES]
@@ -96,13 +96,13 @@ def changes(figure: Figure, digits: DataSet) -> Figure:
         clients = partition.Iid(clients=1, test=0.0, changes=asked).split(digits)
         rows = clients.x[[0, 1, 2, 3], 0].numpy()
         ax.imshow(rows.reshape(2, 2, 8, 8).transpose(0, 2, 1, 3).reshape(16, 16), cmap="gray_r", vmin=0, vmax=1)
-        ax.set_title(example or "as they are", fontsize=9)
+        ax.set_title(example or "unchanged", fontsize=9)
         ax.axis("off")
     return figure
 
 
 def flips(figure: Figure, digits: DataSet) -> Figure:
-    """What labels become, for each change of labels."""
+    """New labels over old ones, for each change of labels."""
     import numpy as np
 
     from piebald import partition
@@ -122,7 +122,7 @@ def flips(figure: Figure, digits: DataSet) -> Figure:
 
 
 def fleets(figure: Figure, digits: DataSet) -> Figure:
-    """Seconds a step on each of 12 devices, for each kind of fleet."""
+    """Seconds of a step on each of 12 devices, for each kind of fleet."""
     from piebald.partition import pictures
 
     for ax, example in zip(figure.subplots(1, len(FLEETS), sharey=True), FLEETS, strict=True):
@@ -132,7 +132,7 @@ def fleets(figure: Figure, digits: DataSet) -> Figure:
 
 
 def vertical(figure: Figure) -> Figure:
-    """Which of two parties holds which features of which rows."""
+    """Features and rows of each of two parties."""
     import numpy as np
     import torch
     from matplotlib.colors import ListedColormap

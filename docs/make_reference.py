@@ -1,16 +1,19 @@
-"""Writes the pages of docs/reference that are made from the code.
+"""Write the pages of docs/reference and the tables of README.md that are made from the code.
 
 python docs/make_reference.py          write them
-python docs/make_reference.py --check  fail if one is not current
+python docs/make_reference.py --check  fail if one is out of date
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import importlib
 import inspect
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,43 +24,68 @@ import piebald.recipes
 import piebald.runtimes
 from piebald import data, models
 from piebald.component import Component
-from piebald.recipes import named as registry
 from piebald.recipes.describe import allowed, documented
 
 sys.path.insert(0, str(Path(__file__).parent))
 from make_pictures import EXAMPLES, VERTICAL
 
-FOLDER = Path(__file__).parent / "reference"
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "docs" / "reference"
 NOTICE = "<!-- Made by docs/make_reference.py from the docstrings: change those, not this page. -->"
 NONE = "No settings."
 PRIVATE = "[private layers](../howto/private-layers.md)"
 
+# The axes of a recipe: the question that its component answers.
 AXES = {
-    "training": ("How does a client learn?", "client"),
-    "share": ("What leaves the client?", "client"),
-    "update": ("What befalls an update on its way?", "update"),
-    "scheduling": ("When does the server step?", "server"),
-    "group": ("Who is averaged with whom?", "server"),
-    "aggregation": ("How much does each update count?", "server"),
-    "step": ("How does the global model move?", "server"),
-    "schedule": ("How does the learning rate change? (the `schedule` of a `learn` part)", "client"),
+    "training": "How does a client train?",
+    "sharing": "Which parameters leave the client?",
+    "transforms": "What is done to an update between client and server?",
+    "scheduling": "When does the server request training, and when does it step?",
+    "clustering": "Which clients are aggregated with which?",
+    "aggregation": "How are updates combined?",
+    "server_optimizer": "How does the global model move?",
 }
+# Modules that define what components, clients and runtimes may offer beyond their base class.
+CAPABILITIES = (
+    "training.base",
+    "contracts.training",
+    "transforms.base",
+    "scheduling.base",
+    "clustering.base",
+    "aggregation.base",
+    "server_optimizer.base",
+    "contracts.data",
+    "contracts.runtime",
+    "runtimes.base",
+)
 
 
 def kinds(axis: str) -> list[tuple[str, type[Component]]]:
-    """Piebald's own parts of an axis; others may have been registered in this process."""
+    """Piebald's own components of an axis; others may have been registered in this process."""
     return [
-        (name, part)
-        for name, part in sorted(Component.registry[axis].items())
-        if part.__module__.startswith("piebald.")
+        (name, component)
+        for name, component in sorted(Component.registry[axis].items())
+        if component.__module__.startswith("piebald.")
     ]
 
 
+def base_class(axis: str) -> type[Component]:
+    """The class that all components of an axis derive from."""
+    first = kinds(axis)[0][1]
+    heads = [cls for cls in first.__mro__ if issubclass(cls, Component) and cls is not Component]
+    return heads[-1]
+
+
 def summary(thing: Any) -> str:
-    """A docstring without its sections, as one paragraph."""
+    """A docstring without its sections, as one paragraph for each of its paragraphs."""
     text = re.split(r"\n\s*(?:Attributes|Args|Raises|Returns):", inspect.getdoc(thing) or "")[0]
     text = text.replace("`parameters.matching`", PRIVATE)
     return "\n\n".join(" ".join(block.split()) for block in text.split("\n\n"))
+
+
+def first_paragraph(thing: Any) -> str:
+    """The first paragraph of a docstring."""
+    return summary(thing).partition("\n\n")[0]
 
 
 def written(value: Any) -> str:
@@ -88,14 +116,19 @@ def rows(lines: list[tuple[str, str, str, str]]) -> str:
     return "\n".join(["| setting | default | allowed | what it does |", "|---|---|---|---|", *body])
 
 
-def part_rows(part: type[Component], skip: frozenset[str] = frozenset()) -> str:
-    """The settings of a part."""
-    says, lines = documented(part), []
-    for name, info in part.model_fields.items():
+def settings_of(component: type[Component], skip: frozenset[str] = frozenset()) -> str:
+    """The settings of a component."""
+    says, lines = documented(component), []
+    for name, info in component.model_fields.items():
         if name not in skip:
-            default = "*needed*" if info.is_required() else f"`{written(info.get_default())}`"
-            lines.append((name, default, allowed(part, name), linked(says.get(name, ""))))
+            default = "*required*" if info.is_required() else f"`{written(info.get_default())}`"
+            lines.append((name, default, allowed(component, name), linked(says.get(name, ""))))
     return rows(lines) if lines else NONE
+
+
+def linked(text: str) -> str:
+    """A text with links to pages in place of names in the code."""
+    return text.replace("`parameters.matching`", PRIVATE)
 
 
 def recipe_page() -> str:
@@ -104,8 +137,9 @@ def recipe_page() -> str:
 
     listing = {entry["name"]: entry for entry in piebald.recipes.listing()}
     text = [NOTICE, "# Recipes", ""]
-    text += ["Each is made by a function of its name in `piebald.recipes`, or by `name` in a TOML file's `[recipe]`."]
-    text += ["`piebald recipes` prints this list, `piebald recipes NAME` one recipe's settings as TOML.", ""]
+    text += ["Each recipe is made by the function of its name in `piebald.recipes`, or by `name` in the section"]
+    text += ["`[recipe]` of a TOML file.  `piebald recipes` prints this list, and `piebald recipes NAME` prints the"]
+    text += ["settings of one recipe as TOML.  A recipe is made of [components](components.md).", ""]
     text += ["| recipe | what it does | paper |", "|---|---|---|"]
     text += [
         f"| [`{name}`](#{name}) | {cell(entry['summary'])} | {cell(entry['paper'])} |"
@@ -115,49 +149,123 @@ def recipe_page() -> str:
     default = written(listing["fedavg"]["fields"]["cohort"]["default"])
     about = listing["fedavg"]["fields"]["cohort"]["doc"]
     cohort = ("cohort", f"`{default}`", "whole number, or a share up to 1.0", about)
-    text += [rows([cohort]) + "\n" + part_rows(Sgd).split("\n", 2)[2]]
+    text += [rows([cohort]) + "\n" + settings_of(Sgd).split("\n", 2)[2]]
     general = {"cohort", *Sgd.model_fields}
     for name, entry in listing.items():
-        made = registry._made[name]
-        text += ["", f"## {name}", "", summary(made.function), "", f"*{entry['paper']}*", ""]
+        text += ["", f"## {name}", "", summary(getattr(piebald.recipes, name)), "", f"*{entry['paper']}*", ""]
         own = {field: about for field, about in entry["fields"].items() if field not in general}
         lines = [own_row(field, about) for field, about in own.items()]
-        text += [rows(lines)] if lines else ["It has the settings of all recipes, and no others."]
+        text += [rows(lines)] if lines else ["It has the settings of all recipes and no others."]
     return "\n".join(text) + "\n"
 
 
 def own_row(name: str, about: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    """One row for a setting that a recipe has and others have not."""
+    """One row for a setting that not all recipes have."""
     return name, f"`{written(about['default'])}`", about["type"], linked(about["doc"])
 
 
-def linked(text: str) -> str:
-    """A text with links to pages in place of names in the code."""
-    return text.replace("`parameters.matching`", PRIVATE)
+def components_page() -> str:
+    """docs/reference/components.md."""
+    text = [NOTICE, "# Components", ""]
+    text += ["A recipe has seven components, one on each axis.  The name of the axis is the folder in `piebald/`, the"]
+    text += ["field of `piebald.Recipe`, and the key in a TOML file.", ""]
+    text += axis_table()
+    text += ["", "A component is chosen by its kind, which is the name of its class in snake case:", ""]
+    text += ['```toml\n[recipe]\nname = "fedavg"\naggregation = { kind = "equal_weighted" }\n```', ""]
+    text += ["In Python: `recipes.fedavg().with_(aggregation=EqualWeighted())`, or"]
+    text += ['`with_(aggregation={"kind": "equal_weighted"})`, or `with_(aggregation="equal_weighted")`.', ""]
+    text += capability_lines()
+    for axis, question in AXES.items():
+        text += ["", f"## {axis}", "", question]
+        for name, component in kinds(axis):
+            text += component_lines(axis, name, component)
+    text += ["", "## lr_schedule", "", "How the learning rate changes: the setting `lr_schedule` of a trainer."]
+    for name, component in kinds("lr_schedule"):
+        text += component_lines("lr_schedule", name, component)
+    text += ["", "## runtime", "", "Where a recipe runs: the section `[runtime]`, or the argument `runtime`."]
+    for name, component in kinds("runtime"):
+        text += component_lines("runtime", name, component)
+    return "\n".join(text) + "\n"
 
 
-def parts_page() -> str:
-    """docs/reference/parts.md."""
+def axis_table() -> list[str]:
+    """The seven axes, with their base classes."""
+    text = ["| axis | the question | base class | what it is |", "|---|---|---|---|"]
+    for axis, question in AXES.items():
+        base = base_class(axis)
+        about = cell(first_paragraph(base))
+        text += [f"| [`{axis}`](#{axis}) | {question} | `{base.__module__}.{base.__name__}` | {about} |"]
+    return text
+
+
+def component_lines(axis: str, name: str, component: type[Component]) -> list[str]:
+    """A section about one component."""
     from piebald.training import Sgd
 
-    text = [NOTICE, "# Parts", "", "A recipe is one part for each axis.  A part's kind is what a TOML table names:", ""]
-    text += ['```toml\n[recipe]\nname = "fedavg"\nweigh = { kind = "equal" }\n```', ""]
-    text += ["In Python: `recipes.fedavg().with_(aggregation=Equal())`, or `with_(aggregation={'kind': 'equal'})`."]
-    for axis, (question, folder) in AXES.items():
-        text += ["", f"## {axis}: {question}", "", f"In `piebald/{folder}/`."]
-        for name, part in kinds(axis):
-            text += ["", f"### {axis} = {name}", "", summary(part), ""]
-            if issubclass(part, Sgd) and part is not Sgd:
-                own = part_rows(part, frozenset(Sgd.model_fields))
-                text += [
-                    "The settings of [sgd](#learn--sgd)." if own == NONE else f"As [sgd](#learn--sgd), and:\n\n{own}"
-                ]
-            else:
-                text += [part_rows(part)]
-    text += ["", "## runtime: where does it run?"]
-    for name, part in kinds("runtime"):
-        text += ["", f"### runtime = {name}", "", summary(part), "", part_rows(part)]
-    return "\n".join(text) + "\n"
+    text = ["", f"### {axis} = {name}", "", summary(component), ""]
+    if not issubclass(component, Sgd) or component is Sgd:
+        return [*text, settings_of(component)]
+    own = settings_of(component, frozenset(Sgd.model_fields))
+    sgd = "[sgd](#training--sgd)"
+    return [*text, f"The settings of {sgd}." if own == NONE else f"The settings of {sgd}, and:\n\n{own}"]
+
+
+def capability_lines() -> list[str]:
+    """What components, clients and runtimes may offer beyond their base class, and who asks for it."""
+    text = ["## Capabilities", ""]
+    text += ["A base class has the one to three methods that every component of its axis has.  What only some of them"]
+    text += ["do is a small protocol of its own: a component has the capability if it has the methods, and whoever"]
+    text += ["needs it asks with `isinstance`.", "", "| capability | who asks | what it adds |", "|---|---|---|"]
+    for cls in capabilities():
+        askers = ", ".join(f"`{module}`" for module in asked_by(cls.__name__)) or "-"
+        offers = ", ".join(f"`{name}`" for name in own_names(cls))
+        text += [f"| `{cls.__module__}.{cls.__name__}` | {askers} | {cell(first_paragraph(cls))}  ({offers}) |"]
+    return text
+
+
+def capabilities() -> Iterator[type]:
+    """The protocols that can be asked for by type, and abstract classes beside them."""
+    for name in CAPABILITIES:
+        module = importlib.import_module(f"piebald.{name}")
+        for cls in vars(module).values():
+            if isinstance(cls, type) and cls.__module__ == module.__name__:
+                asked = getattr(cls, "_is_runtime_protocol", False) and getattr(cls, "_is_protocol", False)
+                if asked or inspect.isabstract(cls):
+                    yield cls
+
+
+def own_names(cls: type) -> list[str]:
+    """Public names that a class itself adds."""
+    inherited = set(dir(Component))
+    return [
+        name
+        for name in {**vars(cls), **vars(cls).get("__annotations__", {})}
+        if is_public(name) and name not in inherited
+    ]
+
+
+def is_public(name: str) -> bool:
+    """Whether a name is not private."""
+    return not name.startswith("_")
+
+
+@cache
+def askers() -> dict[str, list[str]]:
+    """For each class, the modules that call isinstance with it."""
+    found: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "piebald").rglob("*.py")):
+        module = ".".join(path.relative_to(ROOT / "piebald").with_suffix("").parts).removesuffix(".__init__")
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance":
+                for name in {one.id for one in ast.walk(node.args[1]) if isinstance(one, ast.Name)}:
+                    if module not in found.setdefault(name, []):
+                        found[name].append(module)
+    return found
+
+
+def asked_by(name: str) -> list[str]:
+    """The modules that ask whether something has a capability."""
+    return askers().get(name, [])
 
 
 def partition_page() -> str:
@@ -166,99 +274,99 @@ def partition_page() -> str:
     from piebald.partition.partition import Partition
 
     shared = frozenset(Partition.model_fields)
-    text = [NOTICE, "# Partitions, devices, models and data sets", "", "## Partitions: who holds what?", ""]
-    text += [" ".join(summary(sys.modules["piebald.partition.partition"]).split("\n\n")[0].split()), ""]
+    text = [
+        NOTICE,
+        "# Partitions, devices, models and data sets",
+        "",
+        "## Partitions: which client holds which rows",
+        "",
+    ]
+    text += [first_paragraph(sys.modules["piebald.partition.partition"]), ""]
     text += ["In a TOML file: `[partition]` with a `kind`.  In Python: `partition.Iid(clients=10).split(dataset)`."]
     text += ["Your own data needs none of them: see [bring your own data](../howto/your-data.md).", ""]
-    text += ["All of them but `sites` have these settings:", "", part_rows(Partition)]
-    for name, part in kinds("partition"):
-        text += ["", f"### {name}", "", summary(part), ""]
+    text += ["All partitions but `sites` have these settings:", "", settings_of(Partition)]
+    for name, component in kinds("partition"):
+        text += ["", f"### {name}", "", summary(component), ""]
         if name in EXAMPLES:
             picture = f"![{name}](../images/partitions/{name}.png)"
-            text += [picture, "", f"*`{EXAMPLES[name]}` on the digits.*", "", part_rows(part, shared)]
+            text += [picture, "", f"*`{EXAMPLES[name]}` on the digits.*", "", settings_of(component, shared)]
         else:
-            text += [
-                "For [real federations](../howto/federation.md); it has these settings and no others:",
-                "",
-                part_rows(part),
-            ]
-    text += ["", "## Sizes: how many rows does each client get?", ""]
+            text += ["For [real federations](../howto/federation.md).  It has these settings and no others:", ""]
+            text += [settings_of(component)]
+    text += ["", "## Sizes: how many rows each client gets", ""]
     text += ['The setting `sizes` of some partitions: `sizes = { kind = "power_law", exponent = 1.5 }`.']
     text += ["", "![sizes](../images/partitions/sizes.png)"]
-    for name, part in kinds("sizes"):
-        text += ["", f"### sizes = {name}", "", summary(part), "", part_rows(part)]
-    text += ["", "## Changes: what is done to clients' rows after the deal?", ""]
+    for name, component in kinds("sizes"):
+        text += ["", f"### sizes = {name}", "", summary(component), "", settings_of(component)]
+    text += ["", "## Changes: what is done to clients' rows after the split", ""]
     text += ['The setting `changes` of all partitions: `changes = [{ kind = "flip_random", share = 0.3 }]`.', ""]
+    text += ["All changes have these settings:", "", settings_of(DataChange), ""]
+    text += ["![flipped labels](../images/partitions/flips.png)", ""]
+    text += ["![changed inputs](../images/partitions/changes.png)"]
     change = frozenset(DataChange.model_fields)
-    text += ["All of them have these settings:", "", part_rows(DataChange)]
-    text += [
-        "",
-        "![flipped labels](../images/partitions/flips.png)",
-        "",
-        "![changed inputs](../images/partitions/changes.png)",
-    ]
-    for name, part in kinds("change"):
-        text += ["", f"### change = {name}", "", summary(part), "", part_rows(part, change)]
-    text += ["", "## Vertical: who knows which features?", "", summary(piebald.partition.Vertical), ""]
+    for name, component in kinds("change"):
+        text += ["", f"### change = {name}", "", summary(component), "", settings_of(component, change)]
+    text += ["", "## Vertical: which party holds which features", "", summary(piebald.partition.Vertical), ""]
     text += ["![vertical](../images/partitions/vertical.png)", "", f"*`{VERTICAL}`*", ""]
-    text += [part_rows(piebald.partition.Vertical)]
-    text += ["", "## Devices: how fast are the clients?", ""]
+    text += [settings_of(piebald.partition.Vertical)]
+    text += ["", "## Devices: how fast clients are", ""]
     text += ["In a TOML file: `[fleet]` with a `kind`.  In Python: `Simulator(fleet=partition.FastSlow())`."]
     text += ["", "![devices](../images/partitions/fleets.png)"]
-    for name, part in kinds("fleet"):
-        text += ["", f"### {name}", "", summary(part), "", part_rows(part)]
-    text += [
-        "",
-        "## Models",
-        "",
-        "In a TOML file: `[model]` with a `name`.  In Python: `models.build_model(name, ...)`, or",
-    ]
-    text += ["any `nn.Module` of [yours](../howto/your-model.md)."]
+    for name, component in kinds("fleet"):
+        text += ["", f"### {name}", "", summary(component), "", settings_of(component)]
+    return "\n".join([*text, *model_lines(), *dataset_lines()]) + "\n"
+
+
+def model_lines() -> list[str]:
+    """The models: what each is, and its settings."""
+    text = ["", "## Models", ""]
+    text += ["In a TOML file: `[model]` with a `name`.  In Python: `models.build_model(name, ...)`, or any `nn.Module`"]
+    text += ["of [your own](../howto/your-model.md)."]
+    classes = {name.lower(): getattr(models, name) for name in models.__all__}
     for name in models.names():
-        cls = models.registry._MODELS[name]
-        text += ["", f"### {name}", "", summary(cls), ""]
-        settings = list(inspect.signature(cls).parameters.values())[2:]
+        made = classes[name.replace("_", "")]
+        settings = list(inspect.signature(made).parameters.values())[2:]
         shown = ", ".join(f"`{one.name} = {written(one.default)}`" for one in settings)
-        text += [f"Settings: {shown}." if shown else NONE]
-    text += dataset_lines()
-    return "\n".join(text) + "\n"
+        text += ["", f"### {name}", "", summary(made), "", f"Settings: {shown}." if shown else NONE]
+    return text
 
 
 def dataset_lines() -> list[str]:
     """The data sets: what each is, and what it needs."""
     text = ["", "## Data sets", "", "In a TOML file: `[data]` with a `name`.  In Python: `data.load(name)`."]
-    text += ["`digits` comes with scikit-learn.  The others are looked for in the folder that the environment variable"]
-    text += [
-        "`PIEBALD_DATA` names (see [data files](data-files.md)), then in the cache, and else downloaded from where they"
-    ]
-    text += ["are published; `piebald data` says what is missing where."]
+    text += ["`digits` and `breast_cancer` come with scikit-learn.  The others are looked for in the folder that the"]
+    text += ["environment variable `PIEBALD_DATA` names (see [data files](data-files.md)), then in the cache, and are"]
+    text += ["otherwise downloaded from their publishers.  `piebald data` lists what is missing, and where it was"]
+    text += ["looked for."]
     for name in data.names():
-        text += ["", f"### {name}", "", summary(data.registry._LOADERS[name])]
+        text += ["", f"### {name}", "", summary(getattr(data, name))]
     return text
 
 
 def transfer_page() -> str:
     """docs/reference/transfer.md."""
-    from piebald.vertical import transfer_settings as settings
+    from piebald.vertical.transfer_settings import PartyFile, TransferSettings
 
-    text = [NOTICE, "# Transfers", "", "The file of `piebald transfer`, and `piebald.vertical.Settings`."]
-    text += ["See [how to run one](../howto/transfer.md) and [what it hides](../explanation/transfer.md)."]
-    sections = {
-        "": settings.Settings,
-        "data": settings.Data,
-        "files.source], [files.target": settings.File,
-        "network": settings.Networks,
-        "runtime": settings.Runtime,
+    text = [NOTICE, "# Transfers", "", "The file of `piebald transfer`, and `piebald.vertical.TransferSettings`."]
+    text += ["See [how to run a transfer](../howto/transfer.md) and [what it hides](../explanation/transfer.md)."]
+    text += ["", "## The file", "", summary(TransferSettings), "", section_rows(TransferSettings)]
+    for name, field in TransferSettings.model_fields.items():
+        section = type(field.get_default(call_default_factory=True))
+        if issubclass(section, BaseModel) and not issubclass(section, Component):
+            text += ["", f"## [{name}]", "", summary(section), "", section_rows(section)]
+    text += ["", "## [files.source], [files.target]", "", summary(PartyFile), ""]
+    text += [section_rows(PartyFile)]
+    axes = {
+        "method": "how the two parties' layers are aligned",
+        "backend": "the encryption",
+        "kernel": "how similar two hidden rows are (a setting of smmd)",
     }
-    for name, section in sections.items():
-        text += ["", f"## {f'[{name}]' if name else 'The file'}", "", summary(section), "", section_rows(section)]
-    axes = {"method": "what pulls the parties together?", "backend": "under what encryption?"}
-    for axis, question in (axes | {"kernel": "how alike are two hidden rows? (a setting of smmd)"}).items():
-        text += ["", f"## {axis}: {question}"]
-        for name, part in kinds(axis):
-            text += ["", f"### {axis} = {name}", "", summary(part), "", part_rows(part)]
+    for axis, about in axes.items():
+        text += ["", f"## {axis}: {about}"]
+        for name, component in kinds(axis):
+            text += ["", f"### {axis} = {name}", "", summary(component), "", settings_of(component)]
     text += ["", "## Environment", ""]
-    text += ["`PIEBALD_TRANSFER_SECRET`: 1 to 64 bytes in hexadecimal that both parties share; messages are then"]
+    text += ["`PIEBALD_TRANSFER_SECRET`: 1 to 64 bytes in hexadecimal that both parties share.  With it, messages are"]
     text += ["authenticated.  Used with `--party`."]
     return "\n".join(text) + "\n"
 
@@ -268,42 +376,78 @@ def section_rows(section: Any) -> str:
     says = documented(section)
     lines = []
     for name, info in section.model_fields.items():
-        default = info.get_default(call_default_factory=True)
+        default = None if info.is_required() else info.get_default(call_default_factory=True)
         if isinstance(default, BaseModel) and not isinstance(default, Component):
             continue  # a section of its own
-        lines.append((name, f"`{written(default)}`", allowed(section, name), says.get(name, "")))
+        shown = "*required*" if info.is_required() else f"`{written(default)}`"
+        lines.append((name, shown, allowed(section, name), says.get(name, "")))
     return rows(lines)
+
+
+def recipe_table() -> str:
+    """The recipes, for README.md."""
+    text = ["| recipe | what it does | paper |", "|---|---|---|"]
+    for entry in piebald.recipes.listing():
+        authors, _, _ = re.sub(r"(\d{4}), .*?(?=;|$)", r"\1", entry["paper"]).partition("\n")
+        text += [f"| `{entry['name']}` | {cell(entry['summary'])} | {cell(authors)} |"]
+    return "\n".join(text)
+
+
+def component_table() -> str:
+    """The components, for README.md."""
+    text = ["| component | the question | choices |", "|---|---|---|"]
+    for axis, question in AXES.items():
+        choices = ", ".join(f"`{name}`" for name, _ in kinds(axis))
+        text += [f"| `{axis}` | {question} | {choices} |"]
+    return "\n".join(text)
 
 
 PAGES = {
     "recipes.md": recipe_page,
-    "parts.md": parts_page,
+    "components.md": components_page,
     "partitions.md": partition_page,
     "transfer.md": transfer_page,
 }
+TABLES = {"recipes": recipe_table, "components": component_table}
+
+
+def readme(text: str) -> str:
+    """README.md with what stands between its markers made anew."""
+    for name, make in TABLES.items():
+        begin, end = f"<!-- {name}: made by docs/make_reference.py -->", f"<!-- end of {name} -->"
+        before, found, rest = text.partition(begin)
+        _, closed, after = rest.partition(end)
+        if not found or not closed:
+            raise SystemExit(f"README.md must have the lines {begin} and {end}")
+        text = f"{before}{begin}\n\n{make()}\n\n{end}{after}"
+    return text
+
+
+def generated() -> dict[Path, str]:
+    """All files with generated text, and what they should contain."""
+    pages = {FOLDER / name: make() for name, make in PAGES.items()}
+    page = ROOT / "README.md"
+    return pages | {page: readme(page.read_text("utf-8"))}
 
 
 def stale() -> list[str]:
-    """Pages that differ from what the code says."""
-    found = []
-    for name, make in PAGES.items():
-        path = FOLDER / name
-        if not path.exists() or path.read_text("utf-8") != make():
-            found.append(name)
-    return found
+    """Files whose generated text is not what the code makes of it."""
+    made = generated().items()
+    found = [path for path, text in made if not path.exists() or path.read_text("utf-8") != text]
+    return [str(path.relative_to(ROOT)) for path in found]
 
 
 def main() -> int:
     """Write the pages, or check them."""
-    parser = argparse.ArgumentParser(description="Write the reference pages that are made from the code.")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is not current")
+    parser = argparse.ArgumentParser(description="Write the reference pages and tables that are made from the code.")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is out of date")
     if parser.parse_args().check:
         for name in (old := stale()):
-            print(f"docs/reference/{name} is not current: run python docs/make_reference.py")
+            print(f"{name} is out of date: run python docs/make_reference.py")
         return 1 if old else 0
     FOLDER.mkdir(exist_ok=True)
-    for name, make in PAGES.items():
-        (FOLDER / name).write_text(make(), "utf-8")
+    for path, text in generated().items():
+        path.write_text(text, "utf-8")
     return 0
 
 

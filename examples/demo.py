@@ -1,4 +1,4 @@
-"""Five ways to learn from clients that are not alike, on real data: scikit-learn's digits.  `make demo` runs this."""
+"""Compare five methods on clients that are not alike, on real data: scikit-learn's digits.  `make demo` runs this."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from piebald import data, models, partition, recipes
 from piebald.report.comparison import Comparison
 
 ROUNDS = 20
-SEEDS = (0, 1, 2)  # each seed has its own first model and its own order of rows
+SEEDS = (0, 1, 2)  # each seed has its own initial model and its own order of rows
 TRAINING = {"lr": 0.1, "batch": 10, "epochs": 1}
 
-# Who holds what, and how many clients take part in a round.
+# Which client holds which rows, and how many clients take part in a round.
 FEDERATIONS = {
     "disjoint": (
-        "5 clients, each with two digits that no other has; all take part",
+        "5 clients, each with two digits that no other client has; all take part",
         partition.Disjoint(clients=5, classes_each=2),
         5,
     ),
@@ -34,7 +34,7 @@ FEDERATIONS = {
 
 def methods(cohort: int) -> dict[str, piebald.Recipe]:
     return {
-        "ClientContext": recipes.local(cohort=cohort, **TRAINING),
+        "Local": recipes.local(cohort=cohort, **TRAINING),
         "FedAvg": recipes.fedavg(cohort=cohort, **TRAINING),
         "FedAvg, fine-tuned": recipes.fine_tuned(cohort=cohort, **TRAINING),
         "SCAFFOLD": recipes.scaffold(cohort=cohort, **TRAINING),
@@ -60,8 +60,8 @@ def show(title: str, comparison: Comparison, console: Console) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for the runs and the pages")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="fewer rounds make a quicker demo")
+    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for the runs and the reports")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="number of rounds; fewer are faster")
     chosen = parser.parse_args()
     console = Console()
     digits = data.digits()
@@ -69,7 +69,7 @@ def main() -> None:
     for name, (title, split, cohort) in FEDERATIONS.items():
         runs = chosen.out / name / "runs"
         if runs.exists():
-            console.print(f"What is finished in {runs} is shown again; delete {chosen.out} to train anew.")
+            console.print(f"Finished runs in {runs} are shown again; delete {chosen.out} to train again.")
         comparison = piebald.compare(
             methods(cohort),
             split.split(digits),

@@ -82,8 +82,8 @@ def jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], 
             attack = lambda n=attackers: fed.attacked("digits", 30, n, each=30, seed=seed, server=60)  # noqa: E731
             yield case, "honest clients only", fedavg(), bound, 15
             yield case, "FedAvg", fedavg(), attack, 15
-            yield case, "DistFL", distfl(normal="root"), attack, 15
-            yield case, "DistFL on plain noise", distfl(normal="root", knowledge="noise"), attack, 15
+            yield case, "DistFL", distfl(normal="server_rows"), attack, 15
+            yield case, "DistFL on plain noise", distfl(normal="server_rows", knowledge="noise"), attack, 15
             for method, aggregation in DEFENCES.items():
                 yield case, method, fedavg(aggregation), attack, 15
     if part == "replacement":
@@ -94,7 +94,7 @@ def jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], 
             attack = lambda n=name, c=count, e=each: fed.attacked(n, c, 1, each=e, seed=seed, server=60)  # noqa: E731
             yield case, "honest clients only", fedavg(), bound, 8
             yield case, "FedAvg", fedavg(transforms=[attack_settings]), attack, 8
-            yield case, "DistFL", distfl(normal="root").with_(transforms=[attack_settings]), attack, 8
+            yield case, "DistFL", distfl(normal="server_rows").with_(transforms=[attack_settings]), attack, 8
             for method in ("IRLS", "GRA", "Credit", "median", "norm clipping", "multi-Krum"):
                 yield case, method, fedavg(DEFENCES[method], [attack_settings]), attack, 8
     if part == "cifar":
@@ -105,9 +105,9 @@ def jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], 
             attack = lambda n=attackers: fed.attacked("cifar10", 50, n, **more)  # noqa: B023, E731
             yield case, "honest clients only", fedavg(), bound, 12
             yield case, "FedAvg", fedavg(), attack, 12
-            yield case, "DistFL, the server's rows", distfl(probes=100, normal="root"), attack, 12
+            yield case, "DistFL, the server's rows", distfl(probes=100, normal="server_rows"), attack, 12
             yield case, "DistFL, clients vote", distfl(probes=100, normal="vote"), attack, 12
-            noise = distfl(probes=100, normal="root", knowledge="noise")
+            noise = distfl(probes=100, normal="server_rows", knowledge="noise")
             yield case, "DistFL on plain noise", noise, attack, 12
             for method in ("median", "multi-Krum", "FLTrust", "IRLS", "GRA", "Credit"):
                 yield case, method, fedavg(DEFENCES[method]), attack, 12

@@ -72,9 +72,9 @@ class Distfl(Clustering):
         threshold: cut at this average unlikeness instead, in (0, 2].
         forget: what earlier rounds count from one grouping to the next, in [0, 1]: 1 is the mean of all, 0 this alone.
         reach: models longer than this many median lengths are left out.
-        normal: which cluster is normal: "largest"; "vote", see `ballot`; or "root", the one with the least loss on rows
-            of the server's own.  With half of the clients or more attacking only "root" can tell; nothing that clients
-            send can.
+        normal: which cluster is the normal one: "largest"; "vote", see `voting`; or "server_rows", the one with the
+            smallest loss on rows that the server holds.  If half of the clients or more attack, only "server_rows" can
+            find it: nothing that clients send can.
         layers: whose input moments clients send, where the trainer makes them send some; set by the recipe.
         voters: with "vote", ask only so many of a step's clients, a seeded choice; None asks all.
     """
@@ -97,7 +97,7 @@ class Distfl(Clustering):
     threshold: float | None = Field(default=None, gt=0)
     forget: float = Field(default=1.0, ge=0, le=1)
     reach: float = Field(default=5.0, gt=1)
-    normal: Literal["largest", "vote", "root"] = "largest"
+    normal: Literal["largest", "vote", "server_rows"] = "largest"
     voters: int | None = Field(default=None, ge=1)
     layers: tuple[str, ...] | None = None
 
@@ -112,7 +112,7 @@ class Distfl(Clustering):
         return self.statistics == "probes"
 
     def needs_server_rows(self) -> bool:
-        return self.normal == "root"
+        return self.normal == "server_rows"
 
     def needs_validation_rows(self) -> bool:
         return self.normal == "vote"
@@ -301,7 +301,7 @@ class Distfl(Clustering):
             sizes = [number for number in now.values()]
             return max(sorted(set(sizes)), key=sizes.count)
         models = self._candidates(labels, cohort, context)
-        if self.normal == "root":
+        if self.normal == "server_rows":
             answers = context.query(
                 [QueryRequest(SERVER_ID, RootLoss(), {"model": model}) for model in models.values()]
             )

@@ -1,4 +1,4 @@
-"""Named recipes: one paper a file, each a few lines over the components."""
+"""Named recipes: one file for each paper, each a few lines over the components."""
 
 import piebald.attacks
 import piebald.privacy

@@ -1,4 +1,4 @@
-"""AsyncFedAvg: FedAvg's weighted mean over all clients' last models, renewed at every result."""
+"""AsyncFedAvg: FedAvg's weighted mean over the last models of all clients, updated at every result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ METIS = "Stripelis, Ambite 2020, Accelerating federated learning in heterogeneou
     "Stripelis, Ambite 2020, Accelerating federated learning in heterogeneous data and computational environments", Sgd
 )
 def async_fedavg(cohort: CohortSize = 1.0, max_staleness: int | None = None, **training: Unpack[SgdSettings]) -> Recipe:
-    """Step at each result: the client's last model is swapped for its new one in the mean, weighted by examples."""
+    """Keep the mean of all clients' last models, weighted by examples, and update it at every result."""
     return fedavg(cohort, **training).with_(
         scheduling=Asynchronous(cohort=cohort, max_staleness=max_staleness), server_optimizer=CachedAverage()
     )

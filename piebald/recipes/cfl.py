@@ -1,4 +1,4 @@
-"""CFL: clusters that are cut in two where updates pull apart."""
+"""CFL: clusters that are split where the updates of their clients diverge."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ from piebald.training.sgd import Sgd, SgdSettings
 
 @recipe("Sattler, Müller, Samek 2020, Clustered federated learning", Sgd)
 def cfl(cohort: CohortSize = 1.0, eps1: float = 0.4, eps2: float = 0.5, **training: Unpack[SgdSettings]) -> Recipe:
-    """Start as one group; cut it in two by the cosines of updates when its mean stands still and its members do not."""
+    """Split a cluster by the cosines between updates when its mean has converged and its clients have not."""
     return fedavg(cohort, **training).with_(clustering=Cfl(eps1=eps1, eps2=eps2))

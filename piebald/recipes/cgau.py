@@ -1,4 +1,4 @@
-"""CGAU: everybody's gated units, each client's own conditioning."""
+"""CGAU: shared gated units, conditioned on the client by private vectors."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def cgau(
     shared_matrix: bool = False,
     **training: Unpack[SgdSettings],
 ) -> Recipe:
-    """FedAvg over a model of gated units; the vectors that condition them on the client never leave it.
+    """FedAvg of a model with gated units, which private vectors condition on the client.
 
-    Section 3, with models such as `gated_classifier`.  With `shared_matrix` all clients' vectors are columns
-    of one matrix that is averaged like the rest, as in the paper's simulation; the model then needs its `clients`.
+    Section 3, with models such as `gated_classifier`.  With `shared_matrix`, the vectors of all clients are
+    columns of one matrix that is averaged like the rest, as in the paper's simulation; the model then needs `clients`.
     """
     return fedavg(cohort, **training).with_(sharing=OneHot() if shared_matrix else AllExcept(private_layers=private))

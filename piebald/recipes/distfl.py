@@ -18,13 +18,13 @@ def distfl(
     probes: int = 200,
     channels: float = 0.5,
     find: Literal["silhouette", "gap"] = "silhouette",
-    normal: Literal["largest", "vote", "root"] = "largest",
+    normal: Literal["largest", "vote", "server_rows"] = "largest",
     every: int = 1,
     **training: Unpack[SgdSettings],
 ) -> Recipe:
-    """Find out from the uploaded models alone whose data are alike, and average each group by itself.
+    """Cluster clients by what their models reveal about their data, and train one model for each cluster.
 
-    The model needs batch norms that are shared.  More settings are those of the group part `distfl`.
+    The model needs shared batch norm.  Further settings are those of the clustering `distfl`.
     """
     group = Distfl(probes=probes, channels=channels, find=find, normal=normal, every=every)
     return fedavg(cohort, **training).with_(clustering=group)

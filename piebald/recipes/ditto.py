@@ -1,4 +1,4 @@
-"""Ditto: a personal model on a spring."""
+"""Ditto: a personal model with a proximal term towards the global model."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ from piebald.training.sgd import SgdSettings
 def ditto(
     cohort: CohortSize = 1.0, lam: float = 0.1, personal_epochs: int = 1, **training: Unpack[SgdSettings]
 ) -> Recipe:
-    """FedAvg, and beside it a personal model for each client that is pulled towards the global model."""
+    """FedAvg, and for each client a personal model with a proximal term towards the global model."""
     return fedavg(cohort).with_(training=Ditto(lam=lam, personal_epochs=personal_epochs, **training))

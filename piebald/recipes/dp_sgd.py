@@ -1,4 +1,4 @@
-"""DP-SGD on every client: single rows are hidden from everybody, the server included."""
+"""DP-SGD at every client: single rows are protected from everybody, including the server."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ from piebald.training.sgd import SgdSettings
 
 @recipe("Abadi et al. 2016, Deep learning with differential privacy", DpSgd)
 def dp_sgd(cohort: CohortSize = 1.0, noise: float = 1.0, mu: float = 0.0, **training: Unpack[SgdSettings]) -> Recipe:
-    """FedAvg whose clients clip each row's gradient and add noise to every step."""
+    """FedAvg whose clients clip the gradient of each row and add noise to every step."""
     return fedavg(cohort).with_(training=DpSgd(noise=noise, mu=mu, **training))

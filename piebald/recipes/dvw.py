@@ -27,7 +27,7 @@ def sync_dvw(
     power: float = 1.0,
     **training: Unpack[SgdSettings],
 ) -> Recipe:
-    """FedAvg with each model weighted by its score on all clients' validation rows instead of by its examples."""
+    """FedAvg with each model weighted by its score on the validation rows of all clients."""
     aggregation = Dvw(score=score, evaluators=evaluators, above_chance=above_chance, power=power)
     return fedavg(cohort, **training).with_(aggregation=aggregation)
 
@@ -42,7 +42,7 @@ def async_dvw(
     max_staleness: int | None = None,
     **training: Unpack[SgdSettings],
 ) -> Recipe:
-    """Step at each result: the weighted mean of all clients' last models, weights by validation at their result."""
+    """Keep the mean of all clients' last models, weighted by validation scores, and update it at every result."""
     base = sync_dvw(cohort, score, evaluators, above_chance, power, **training)
     return base.with_(
         scheduling=Asynchronous(cohort=cohort, max_staleness=max_staleness), server_optimizer=CachedAverage()
@@ -63,7 +63,7 @@ def adaptive_dvw(
     max_staleness: int | None = None,
     **training: Unpack[SgdSettings],
 ) -> Recipe:
-    """`async_dvw` whose clients decide by their validation loss and staleness when to send (adaptive frequency)."""
+    """`async_dvw` whose clients decide by their validation loss and staleness when to send their models."""
     own = {"cycles": cycles, "vc_loss": vc_loss, "vc_tomb": vc_tomb, "limit_staleness": limit_staleness}
     base = async_dvw(cohort, score, evaluators, above_chance, power, max_staleness)
     return base.with_(training=AdaptiveFrequency(**own, **training))

@@ -1,4 +1,4 @@
-"""FedAsync: every update is mixed into the global model, a stale one less."""
+"""FedAsync: each update is mixed into the global model, with a smaller weight if it is stale."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def fedasync(
     max_staleness: int | None = None,
     **training: Unpack[SgdSettings],
 ) -> Recipe:
-    """Mix each arriving model into the community's with weight alpha * s(staleness); clients are pulled by mu (rho)."""
+    """Mix each model into the global one with weight alpha * s(staleness); clients have a proximal term mu (rho)."""
     return fedavg(cohort).with_(
         training=Proximal(mu=mu, **training),
         scheduling=Asynchronous(cohort=cohort, max_staleness=max_staleness),

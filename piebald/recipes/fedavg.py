@@ -1,4 +1,4 @@
-"""FedAvg, the recipe that all others change one answer of."""
+"""FedAvg: the recipe from which the others differ in one or a few components."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from piebald.training.sgd import Sgd, SgdSettings
 
 @recipe("McMahan et al. 2017, Communication-efficient learning of deep networks from decentralized data", Sgd)
 def fedavg(cohort: CohortSize = 1.0, **training: Unpack[SgdSettings]) -> Recipe:
-    """Train locally from the global model, average by examples."""
+    """Train the global model at the clients, and average the results weighted by examples."""
     return Recipe(
         training=Sgd(**training),
         sharing=Full(),

@@ -19,5 +19,5 @@ from piebald.training.sgd import Sgd, SgdSettings
 def fedavgm(
     cohort: CohortSize = 1.0, server_lr: float = 1.0, beta: float = 0.9, **training: Unpack[SgdSettings]
 ) -> Recipe:
-    """FedAvg whose server steps with momentum."""
+    """FedAvg with momentum at the server."""
     return fedavg(cohort, **training).with_(server_optimizer=Momentum(lr=server_lr, beta=beta))

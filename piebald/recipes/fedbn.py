@@ -1,4 +1,4 @@
-"""FedBN: batch norm stays at home."""
+"""FedBN: batch norm stays at the client."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ from piebald.training.sgd import Sgd, SgdSettings
 
 @recipe("Li et al. 2021, FedBN: federated learning on non-IID features via local batch normalization", Sgd)
 def fedbn(cohort: CohortSize = 1.0, **training: Unpack[SgdSettings]) -> Recipe:
-    """Average everything but batch norm's parameters and statistics.  Refuses a model without batch norm."""
+    """FedAvg of all layers except batch norm, which is private.  A model without batch norm is refused."""
     return fedavg(cohort, **training).with_(sharing=AllExcept(private_layers="batch_norm"))

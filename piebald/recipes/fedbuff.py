@@ -1,4 +1,4 @@
-"""FedBuff: asynchronous clients, a step for every buffer of updates."""
+"""FedBuff: asynchronous clients, and a server step for each full buffer of updates."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def fedbuff(
     max_staleness: int | None = None,
     **training: Unpack[SgdSettings],
 ) -> Recipe:
-    """Clients train all the time; every `buffer_size` results the community moves by their mean, stale ones damped.
+    """Clients train continuously; after every `buffer_size` results the server steps, with less weight for stale ones.
 
-    Algorithm 1.  Changes count from the model that was sent, and a client may train twice on one version.
+    Algorithm 1.  Changes are measured from the model that was sent, and a client may train twice on one version.
     """
     return fedavg(cohort, **training).with_(
         scheduling=Buffered(cohort=cohort, buffer_size=buffer_size, max_staleness=max_staleness),

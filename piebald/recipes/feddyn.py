@@ -16,7 +16,7 @@ from piebald.training.sgd import SgdSettings
 
 @recipe("Acar et al. 2021, Federated learning based on dynamic regularization", DynamicRegularization)
 def feddyn(cohort: CohortSize = 1.0, alpha: float = 0.01, **training: Unpack[SgdSettings]) -> Recipe:
-    """Dynamic regularization at the clients, and its correction at the server."""
+    """FedAvg with dynamic regularization at the clients and its correction at the server."""
     return fedavg(cohort).with_(
         training=DynamicRegularization(alpha=alpha, **training),
         aggregation=EqualWeighted(),

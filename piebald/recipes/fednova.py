@@ -1,4 +1,4 @@
-"""FedNova: clients that take unequal numbers of steps are averaged by direction, not by distance."""
+"""FedNova: averages that are normalized by the number of each client's steps."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ from piebald.training.sgd import Sgd, SgdSettings
 
 @recipe("Wang et al. 2020, Tackling the objective inconsistency problem in heterogeneous federated optimization", Sgd)
 def fednova(cohort: CohortSize = 1.0, **training: Unpack[SgdSettings]) -> Recipe:
-    """FedAvg whose changes are divided by the numbers of local steps, and multiplied by their mean."""
+    """FedAvg with changes divided by the number of local steps, and multiplied by the mean number of steps."""
     return fedavg(cohort, **training).with_(aggregation=Normalized())

@@ -1,4 +1,4 @@
-"""FedProx: a pull towards the global model."""
+"""FedProx: a proximal term towards the global model."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ from piebald.training.sgd import SgdSettings
 
 @recipe("Li et al. 2020, Federated optimization in heterogeneous networks", Proximal)
 def fedprox(cohort: CohortSize = 1.0, mu: float = 0.01, **training: Unpack[SgdSettings]) -> Recipe:
-    """FedAvg with mu/2 |w - w_t|^2 added to every client's loss."""
+    """FedAvg with the proximal term mu/2 |w - w_t|^2 added to the loss of every client."""
     return fedavg(cohort).with_(training=Proximal(mu=mu, **training))

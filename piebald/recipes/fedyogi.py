@@ -17,5 +17,5 @@ def fedyogi(
     cohort: CohortSize = 1.0, server_lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3,
     **training: Unpack[SgdSettings],
 ) -> Recipe:  # fmt: skip
-    """FedAvg whose server takes the averaged change as Yogi's gradient."""
+    """FedAvg whose server uses the averaged change as the gradient of Yogi."""
     return fedavg(cohort, **training).with_(server_optimizer=Yogi(lr=server_lr, beta1=beta1, beta2=beta2, tau=tau))

@@ -1,4 +1,4 @@
-"""FedAvg, then fine-tuning at home."""
+"""FedAvg, then fine-tuning at the client."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ from piebald.training.sgd import SgdSettings
 
 @recipe("Liu et al. 2021, DistFL (baseline LG-Net); McMahan et al. 2017", FineTune)
 def fine_tuned(cohort: CohortSize = 1.0, tune_epochs: int = 1, **training: Unpack[SgdSettings]) -> Recipe:
-    """FedAvg; each client's personal model is the global model after `tune_epochs` unsent local epochs."""
+    """FedAvg, and for each client a personal model: the global model after `tune_epochs` local epochs."""
     return fedavg(cohort).with_(training=FineTune(tune_epochs=tune_epochs, **training))

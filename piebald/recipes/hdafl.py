@@ -1,4 +1,4 @@
-"""HDAFL: share what is generic, keep the classifier at home."""
+"""HDAFL: generic layers are shared, the classifier is private."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def hdafl(
     aggregation: Literal["examples", "gradient_norm"] = "examples",
     **training: Unpack[SgdSettings],
 ) -> Recipe:
-    """Average the shared layers; private ones are sent once, at the start, and never come back.
+    """FedAvg of the shared layers; private layers are sent to a client once and never sent back.
 
-    Algorithm 1.  `private` names the layers that stay: the last linear layer by default, see `parameters.matching`.
+    Algorithm 1.  `private` names the private layers: the last linear layer by default, see `parameters.matching`.
     """
     aggregators = {"examples": ExampleWeighted(), "gradient_norm": GradientNormWeighted()}
     if aggregation not in aggregators:

@@ -1,4 +1,4 @@
-"""IFCA, K-Cluster: as many clusters as one says."""
+"""IFCA and K-Cluster: a fixed number of clusters."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from piebald.training.sgd import SgdSettings
 
 @recipe("Ghosh et al. 2020, An efficient framework for clustered federated learning", LowestLoss)
 def ifca(cohort: CohortSize = 1.0, k: int = 5, warm: int = 1, **training: Unpack[SgdSettings]) -> Recipe:
-    """Offer K models to every client, who trains the one of least loss; each model is the average of its choosers.
+    """Send K models to every client; it trains the one with the smallest loss, and each model is averaged separately.
 
-    K-Cluster among the baselines of DistFL.  After `warm` rounds of FedAvg the K models begin as the k-means
-    clusters of the clients' models; 0 begins with K random ones.
+    The baseline K-Cluster of DistFL.  After `warm` rounds of FedAvg, the K models start as the k-means clusters of
+    the clients' models; with 0, they start as K random ones.
     """
     return fedavg(cohort).with_(training=LowestLoss(**training), clustering=Ifca(k=k, warm=warm))

@@ -16,5 +16,5 @@ from piebald.training.sgd import Sgd, SgdSettings
 def lg_fedavg(
     cohort: CohortSize = 1.0, shared: str | tuple[str, ...] = "classifier", **training: Unpack[SgdSettings]
 ) -> Recipe:
-    """Average the head only; the layers that make representations stay with the client."""
+    """FedAvg of the head only; the layers that make representations are private."""
     return fedavg(cohort, **training).with_(sharing=Only(shared_layers=shared))

@@ -1,4 +1,4 @@
-"""Local: no federation, the baseline that any federation has to beat."""
+"""Local: no federation, the baseline for every federation."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ from piebald.training.sgd import Sgd, SgdSettings
 
 @recipe("Baseline: every client alone", Sgd)
 def local(cohort: CohortSize = 1.0, **training: Unpack[SgdSettings]) -> Recipe:
-    """Every client trains its own model and sends nothing; asked as often as in the other recipes, so results pair."""
+    """Every client trains a model of its own and sends nothing; it gets tasks as often as in the other recipes."""
     return fedavg(cohort, **training).with_(sharing=Nothing())

@@ -50,7 +50,7 @@ def recipe(paper: str, trainer: type[Component]) -> Callable[[Callable[..., Reci
 
     Args:
         paper: the source, as people cite it.
-        trainer: the trainer whose settings the function hands on through its keyword arguments.
+        trainer: the trainer whose settings the function takes as keyword arguments.
     """
 
     def register(function: Callable[..., Recipe]) -> Callable[..., Recipe]:
@@ -70,12 +70,12 @@ def recipe(paper: str, trainer: type[Component]) -> Callable[[Callable[..., Reci
 
 
 def names() -> list[str]:
-    """All recipe names."""
+    """The names of all recipes."""
     return sorted(_made)
 
 
 def make(name: str, **fields: Any) -> Recipe:
-    """A recipe from its name and fields.
+    """Make a recipe from its name and fields.
 
     Raises:
         SettingError: an unknown name or field, or a value that is not allowed.
@@ -86,7 +86,7 @@ def make(name: str, **fields: Any) -> Recipe:
 
 
 def rebuild(table: Mapping[str, Any]) -> Recipe:
-    """A recipe from what `Recipe.model_dump` gave: name, fields and one table an axis."""
+    """Rebuild a recipe from the output of `Recipe.model_dump`: name, fields and one table for each axis."""
     try:
         return Recipe(**table)
     except TypeError as error:
@@ -94,7 +94,7 @@ def rebuild(table: Mapping[str, Any]) -> Recipe:
 
 
 def toml(recipe: Recipe) -> str:
-    """A recipe as the [recipe] section of an experiment file: its name and fields, and the answers that were
+    """Write a recipe as the [recipe] section of an experiment file: its name and fields, and the components that were
     replaced.
     """
     name, fields = (recipe.name, recipe.fields) if recipe.name in _made else ("fedavg", {})
@@ -105,7 +105,7 @@ def toml(recipe: Recipe) -> str:
 
 
 def listing() -> list[dict[str, Any]]:
-    """All recipes: name, paper, summary, and fields with their default, what is allowed, and what they do."""
+    """List all recipes: name, paper, summary, and fields with their default, type and meaning."""
     rows = []
     for name in names():
         named = _made[name]
@@ -116,11 +116,11 @@ def listing() -> list[dict[str, Any]]:
 
 def _about(named: _Named, field: str, default: Any) -> dict[str, Any]:
     found = (named.trainer, field) if field in named.trainer.model_fields else home(named.function(), field)
-    if found is None:  # a setting that chooses between parts has its choices in the function's own signature
+    if found is None:  # a setting that chooses a component has its choices in the function's own signature
         annotation = typing.get_type_hints(named.function)[field]
-        return {"default": _plain(default), "type": kind(annotation), "doc": "which part is chosen"}
-    part, own = found
-    return {"default": _plain(default), "type": allowed(part, own), "doc": documented(part).get(own, "")}
+        return {"default": _plain(default), "type": kind(annotation), "doc": "the component that is chosen"}
+    component, own = found
+    return {"default": _plain(default), "type": allowed(component, own), "doc": documented(component).get(own, "")}
 
 
 def _plain(default: Any) -> Any:

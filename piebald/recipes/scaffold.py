@@ -16,9 +16,9 @@ from piebald.training.sgd import SgdSettings
 
 @recipe("Karimireddy et al. 2020, SCAFFOLD: stochastic controlled averaging for federated learning", Scaffold)
 def scaffold(cohort: CohortSize = 1.0, server_lr: float = 1.0, **training: Unpack[SgdSettings]) -> Recipe:
-    """Local steps corrected by the difference between the server's and the client's control variate.
+    """FedAvg with local steps corrected by the control variates of the client and of the server.
 
-    Algorithm 1, option II.  Clients count equally, as in the paper.
+    Algorithm 1, option II.  Clients have equal weights, as in the paper.
     """
     return fedavg(cohort).with_(
         training=Scaffold(**training), aggregation=EqualWeighted(), server_optimizer=Momentum(lr=server_lr, beta=0.0)

@@ -99,7 +99,7 @@ def test_attackers_are_separated_and_server_rows_tell_which_cluster_is_normal(at
     pairs = ((0, 4), (1, 5), (2, 6), (3, 7))
     changes = (FlipPairs(pairs=pairs, clients=tuple(range(attackers))),)
     clients = Iid(clients=12, server_rows=60, changes=changes).split(data.digits())
-    recipe = recipes.distfl(probes=60, normal="root", **TRAINING)
+    recipe = recipes.distfl(probes=60, normal="server_rows", **TRAINING)
     run = trained(recipe, clients, rounds=6)
     truth = [0 if client >= attackers else 1 for client in range(12)]
     assert adjusted_rand_score(truth, clusters_at(run, 6)) == 1.0
@@ -268,7 +268,7 @@ def test_private_batch_norms_are_refused() -> None:
 
 def test_the_normal_cluster_by_server_rows_needs_such_rows() -> None:
     with pytest.raises(SettingError, match="needs rows that the server may look at"):
-        trained(recipes.distfl(normal="root", **TRAINING), planted())
+        trained(recipes.distfl(normal="server_rows", **TRAINING), planted())
     with pytest.raises(SettingError, match="fltrust"):
         trained(recipes.fedavg(**TRAINING).with_(aggregation="fltrust"), planted())
 

@@ -62,7 +62,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "probes": st.integers(2, 500),
     "channels": st.floats(0.01, 1.0),
     "find": st.sampled_from(["silhouette", "gap"]),
-    "normal": st.sampled_from(["largest", "vote", "root"]),
+    "normal": st.sampled_from(["largest", "vote", "server_rows"]),
     "noise": positive,
     "every": counts,
     "k": counts,

@@ -1,4 +1,4 @@
-"""What the pages say is run: Python in order, TOML through the settings, commands through the command line."""
+"""Run what the pages show: Python in order, TOML through the settings, commands through the command line."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from piebald import experiment, recipes
 from piebald.cli import main
 from piebald.component import Component
 from piebald.experiment_file import ExperimentSettings
+from piebald.recipe import Recipe
 from piebald.runtimes import Simulator
 from piebald.runtimes.federation.provisioning import describe
 from piebald.toml_document import Document
-from piebald.vertical import ExperimentSettings as Transfer
+from piebald.vertical.transfer_settings import TransferSettings
 
 sys.path.insert(0, str(Path(__file__).parent))
 import pages
@@ -50,17 +51,17 @@ def test_code_on_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.M
 
 
 def brief(*arguments: Any, rounds: int | None = None, runtime: Any = None, **options: Any) -> experiment.Run:
-    """A run of few rounds in this process: enough to see that what is written works."""
+    """A run of few rounds in this process: enough to see that the example works."""
     where = runtime if isinstance(runtime, Simulator) else Simulator()
     plain = where.model_copy(update={"engine": "sequential", "workers": 0})
     return LONG(*arguments, rounds=min(rounds or 2, 2), runtime=plain, **options)
 
 
 def check_toml(block: pages.Block, page: Path) -> object:
-    """A whole file or a piece of one, which is put on top of the built-in experiment."""
+    """Check a whole file, or a piece of one that is put on top of the built-in experiment."""
     given = tomllib.loads(block.text)
     if "method" in given:
-        Transfer.of(Document.of(given, f"{pages.name(page)}:{block.line}"))
+        TransferSettings.of(Document.of(given, f"{pages.name(page)}:{block.line}"))
         return keep_file(block)
     if "sites" in given:
         keep_file(block)
@@ -73,19 +74,19 @@ def check_toml(block: pages.Block, page: Path) -> object:
 
 
 def keep_file(block: pages.Block) -> None:
-    """A block that begins with the name of a file becomes that file, for the commands after it."""
+    """Write a block that begins with the name of a file to that file, for the commands after it."""
     if named := re.match(r"# ([\w-]+\.toml)\n", block.text):
         Path(named[1]).write_text(block.text, "utf-8")
 
 
 def run_command(command: str, shown: str) -> None:
-    """A command ends well, unless the page shows what it complains of."""
+    """Run a command, which must succeed unless the page shows its error."""
     code = main(shlex.split(command, comments=True))
     assert code == 0 or (code == 2 and "there is no" in shown), f"piebald {command} ended with {code}"
 
 
 @pytest.mark.parametrize("page", pages.PAGES, ids=pages.name)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_have_a_target(page: Path) -> None:
     for link in pages.links(page):
         if link.startswith(("http://", "https://", "mailto:")):
             continue
@@ -96,6 +97,16 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in pages.anchors(target), f"{pages.name(page)} links to {link}: no such heading"
 
 
+@pytest.mark.parametrize("page", pages.PAGES, ids=pages.name)
+def test_tests_that_a_page_names_exist(page: Path) -> None:
+    named = set(re.findall(r"`(test_(?:\w+\.py|[a-z]+_\w+))`", page.read_text("utf-8")))
+    files = list((pages.ROOT / "tests").rglob("test_*.py")) if named else []
+    known = {path.name for path in files}
+    for path in files:
+        known.update(re.findall(r"^ *def (test_\w+)", path.read_text("utf-8"), re.MULTILINE))
+    assert named <= known, f"{pages.name(page)} names tests that do not exist: {sorted(named - known)}"
+
+
 def test_every_page_can_be_reached_from_the_index() -> None:
     index = pages.ROOT / "docs" / "index.md"
     linked = {(index.parent / link.partition("#")[0]).resolve() for link in pages.links(index)}
@@ -103,24 +114,47 @@ def test_every_page_can_be_reached_from_the_index() -> None:
     assert docs <= linked
 
 
-def test_the_reference_is_current() -> None:
+@pytest.fixture(scope="module")
+def maker() -> ModuleType:
+    """docs/make_reference.py as a module."""
     spec = importlib.util.spec_from_file_location("make_reference", pages.ROOT / "docs" / "make_reference.py")
     assert spec is not None
     assert spec.loader is not None
     maker = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(maker)
+    return maker
+
+
+def test_generated_pages_and_tables_are_up_to_date(maker: ModuleType) -> None:
     assert maker.stale() == [], "run python docs/make_reference.py"
 
 
-def test_the_readme_lists_every_recipe() -> None:
-    table = (pages.ROOT / "README.md").read_text("utf-8").partition("## Recipes")[2].partition("##")[0]
+def test_the_readme_lists_every_recipe_and_component() -> None:
+    readme = (pages.ROOT / "README.md").read_text("utf-8")
+    table = readme.partition("<!-- recipes:")[2].partition("<!-- end of recipes -->")[0]
     assert set(re.findall(r"`(\w+)`", table)) >= set(recipes.names())
+    table = readme.partition("<!-- components:")[2].partition("<!-- end of components -->")[0]
+    assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == set(Recipe.axes)
+
+
+def test_every_capability_is_listed_with_who_asks(maker: ModuleType) -> None:
+    page = (pages.ROOT / "docs" / "reference" / "components.md").read_text("utf-8")
+    names = [cls.__name__ for cls in maker.capabilities()]
+    assert {"KeepsClientState", "KeepsServerState", "Colludes", "MaskingTransform", "Personalizes"} <= set(names)
+    assert [name for name in names if f".{name}`" not in page] == []
+    assert [name for name in names if not maker.asked_by(name)] == [], "nothing asks for these"
+
+
+def test_the_glossary_has_the_words_of_a_recipe() -> None:
+    page = (pages.ROOT / "docs" / "reference" / "glossary.md").read_text("utf-8")
+    words = set(re.findall(r"^\| \*\*([\w ]+)\*\*", page, re.MULTILINE))
+    assert {axis.replace("_", " ") for axis in Recipe.axes} <= words
 
 
 @pytest.mark.parametrize("file", sorted((pages.ROOT / "examples").glob("*.toml")), ids=lambda path: path.name)
 def test_example_files_are_settings(file: Path) -> None:
     if "method" in tomllib.loads(file.read_text("utf-8")):
-        assert Transfer.load(file).steps > 0
+        assert TransferSettings.load(file).steps > 0
     else:
         assert ExperimentSettings.load(file).plan().recipes
 
@@ -141,4 +175,4 @@ def test_the_demo_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
         assert "SCAFFOLD" in said
         assert (tmp_path / "demo" / "disjoint" / "report.html").stat().st_size > 100_000
         assert (tmp_path / "demo" / "dirichlet" / "accuracy_over_rounds.png").exists()
-    assert "again;" in said
+    assert "shown again;" in said
