@@ -145,7 +145,7 @@ class ReferenceEngine(SequentialEngine):
         for place, client in enumerate(clients):
             module = copy.deepcopy(self.work.model).eval()
             self.work.layout.load(module, model[place])
-            gathered = self.feed.gather([client], split)
+            gathered = self.row_loader.gather([client], split)
             with torch.no_grad():
                 outputs = [module(gathered.x[row : row + 1]) for row in gathered.places[0].tolist()]
             yield torch.cat(outputs) if outputs else torch.empty(0), gathered.y[gathered.places[0]]
