@@ -1,4 +1,4 @@
-"""How many commits a second the server's loop manages when training costs nothing."""
+"""Server steps per second of the server's loop when training costs nothing."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from piebald.tensor_store import TensorStore
 
 
 class Trivial:
-    """A runtime whose learners answer at once with one and the same change, each after its own delay."""
+    """A runtime whose clients all return the same change, each after its own virtual delay."""
 
-    def __init__(self, learners: int, change: torch.Tensor) -> None:
-        self.learners = range(learners)
+    def __init__(self, count: int, change: torch.Tensor) -> None:
+        self.numbers = range(count)
         self.update = Update({"model": change}, 10, 1, {"loss": 1.0}, float(change.norm()), nbytes=4 * len(change))
         self.due: list[tuple[float, int, Task]] = []
         self.clock = 0.0
 
     def submit(self, tasks: Sequence[Task], sum_request: SumRequest | None = None) -> None:
-        for one in tasks:
-            heapq.heappush(self.due, (self.clock + 1.0 + one.client % 97 / 97, one.id, one))
+        for task in tasks:
+            heapq.heappush(self.due, (self.clock + 1.0 + task.client % 97 / 97, task.id, task))
 
     def next(self, until: float = float("inf")) -> Result | None:
         self.clock, _, task = heapq.heappop(self.due)
         return Result(task, self.update, self.clock - 1.0, self.clock, 4000, 4000)
 
     def clients(self) -> Sequence[int]:
-        return self.learners
+        return self.numbers
 
     def now(self) -> float:
         return self.clock
@@ -59,7 +59,9 @@ class Trivial:
 
 
 class Silent:
-    """A recorder that writes nothing down."""
+    """A recorder that records nothing."""
+
+    lasts = False
 
     def commit(self, step: Any, results: Any, checkpoint: Any = None, notes: Any = ()) -> None:
         return
@@ -68,49 +70,58 @@ class Silent:
         return
 
 
-def commits_a_second(recorder: Any, size: int, learners: int, commits: int) -> float:
-    """Asynchronous FedAvg with the cache, without evaluation; checkpoints at the end alone."""
+def steps_per_second(recorder: Any, size: int, clients: int, steps: int) -> float:
+    """Run asynchronous FedAvg with the cache, without evaluation and with one checkpoint at the end."""
     module = nn.Linear(size - 1, 1)  # and one bias
     layout = Layout.of(module, ())
     recipe = recipes.async_fedavg()
-    task = OBJECTIVES["regression"]
-    work = ClientWork(module, layout, layout.flatten(module), recipe.training, recipe.transforms, task, 0)
+    work = ClientWork(
+        model=module,
+        layout=layout,
+        initial=layout.flatten(module),
+        objective=OBJECTIVES["regression"],
+        seed=0,
+        shape=(size - 1,),
+        outputs=(1,),
+        trainer=recipe.training,
+        transforms=recipe.transforms,
+    )
     server = ServerLoop(
         recipe,
-        Trivial(learners, torch.full((size,), 1e-3)),
+        Trivial(clients, torch.full((size,), 1e-3)),
         work,
         recorder,
-        known=learners,
-        rounds=commits,
+        known=clients,
+        rounds=steps,
         evaluation=EvaluationPlan(Evaluate(), every=0),
-        checkpoint_every=commits,
+        checkpoint_every=steps,
     )
     began = time.perf_counter()
     server.run()
-    return commits / (time.perf_counter() - began)
+    return steps / (time.perf_counter() - began)
 
 
-def vectors(size: int, learners: int, commits: int) -> float:
-    """Seconds of the operations on vectors that a commit needs: whatever the loop does, it does these."""
+def vectors(size: int, clients: int, steps: int) -> float:
+    """Return the seconds per server step of the operations on vectors, which every loop needs."""
     cache, out = ModelCache(size, TensorStore()), torch.empty(size)
     sent, change = torch.ones(size), torch.full((size,), 1e-3)
-    for learner in range(learners):
-        cache.swap(learner, 1.0, sent, out)
+    for client in range(clients):
+        cache.swap(client, 1.0, sent, out)
     began = time.perf_counter()
-    for turn in range(commits):
-        torch.linalg.vector_norm(change).item()  # is it sound?
-        cache.swap(turn % learners, 1.0, sent + change, out)
-        torch.linalg.vector_norm(out).item()  # how long may the next change be?
-    return (time.perf_counter() - began) / commits
+    for turn in range(steps):
+        torch.linalg.vector_norm(change).item()  # the check of the result
+        cache.swap(turn % clients, 1.0, sent + change, out)
+        torch.linalg.vector_norm(out).item()  # the limit for the next change
+    return (time.perf_counter() - began) / steps
 
 
-def measure(size: int, learners: int, commits: int, repeats: int) -> dict[str, float]:
-    """Medians, in turn: commits a second without writing anything down and with a run folder, seconds of vectors."""
+def measure(size: int, clients: int, steps: int, repeats: int) -> dict[str, float]:
+    """Return medians of alternating runs: steps per second without and with a run folder, and seconds of vectors."""
     torch.set_num_threads(1)
-    found: dict[str, list[float]] = {"nothing written": [], "run folder": [], "vectors": []}
+    found: dict[str, list[float]] = {"no run folder": [], "run folder": [], "vectors": []}
     for _ in range(repeats):
-        found["vectors"].append(vectors(size, learners, commits))
-        found["nothing written"].append(commits_a_second(Silent(), size, learners, commits))
+        found["vectors"].append(vectors(size, clients, steps))
+        found["no run folder"].append(steps_per_second(Silent(), size, clients, steps))
         with TemporaryDirectory() as folder, RunStore.create(Path(folder) / "run", {}) as store:
-            found["run folder"].append(commits_a_second(store, size, learners, commits))
+            found["run folder"].append(steps_per_second(store, size, clients, steps))
     return {name: statistics.median(rates) for name, rates in found.items()}
