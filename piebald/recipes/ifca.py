@@ -15,7 +15,7 @@ from piebald.training.sgd import SgdSettings
 
 @recipe("Ghosh et al. 2020, An efficient framework for clustered federated learning", LowestLoss)
 def ifca(cohort: CohortSize = 1.0, k: int = 5, warm: int = 1, **training: Unpack[SgdSettings]) -> Recipe:
-    """Send K models to every client; it trains the one with the smallest loss, and each model is averaged separately.
+    """Send K models to every client; each model is averaged over the clients for which its loss is the smallest.
 
     The baseline K-Cluster of DistFL.  After `warm` rounds of FedAvg, the K models start as the k-means clusters of
     the clients' models; with 0, they start as K random ones.
