@@ -243,7 +243,7 @@ def opened(path: Path | str, clients: Clients | Any = None, model: Model | None 
             raise RunFolderError(f"the run in {path} is not finished: finish it with piebald resume {path}")
         plan = _again(meta, path, clients, model, objective)
         version = meta.get("best") or store.version
-        models = ModelSnapshot.of(store.centre(version))
+        models = ModelSnapshot.of(store.server_checkpoint(version))
     return Run(Path(path), plan.work, plan.clients, version, models, plan.recipe.sharing)
 
 
@@ -312,7 +312,7 @@ def _kept(store: RunStore, server: ServerLoop) -> tuple[int, ModelSnapshot]:
     if best.version is None:
         return server.version, server.models
     store.set_meta(best=best.version)
-    return best.version, best.models or ModelSnapshot.of(store.centre(best.version))
+    return best.version, best.models or ModelSnapshot.of(store.server_checkpoint(best.version))
 
 
 @contextmanager
