@@ -226,7 +226,8 @@ def partition(history: History) -> Chart | None:
     return Chart(
         "plot-partition",
         wording.holdings(counts),
-        f"Training rows of each class (rows) on each client (columns){of}{seed}. A stronger colour means more rows; blank means none.",
+        f"Training rows of each class (down) on each client (across){of}{seed}. A stronger colour means more rows; "
+        "blank means none.",
         [
             {
                 "type": "heatmap",

@@ -99,8 +99,8 @@ def flow(history: History, place: int) -> Chart | None:
     return Chart(
         f"plot-clusters-{place}",
         f"{wording.plural(len(last), 'cluster')} at the end; {wording.plural(moved, 'move')} between the rounds shown",
-        f"Clusters from round {versions[0]} (left) to round {versions[-1]} (right); the width of a band is the number of "
-        f"clients in it. At the end: {sized}.",
+        f"Clusters from round {versions[0]} (left) to round {versions[-1]} (right); the width of a band is the number "
+        f"of clients in it. At the end: {sized}.",
         [data],
         {"height": 360, "margin": {"l": 12, "r": 12, "t": 12, "b": 12}},
     )
@@ -118,8 +118,8 @@ def divergence(history: History, place: int) -> Chart | None:
     return Chart(
         f"plot-divergence-{place}",
         f"Divergence of the clients' models, round {rows[-1]['version']}",
-        "KL divergence of the models' outputs on the synthetic inputs, mean per input in nats, from the row's client to "
-        "the column's client. Clients are sorted by cluster; pale blocks on the diagonal are models that agree.",
+        "KL divergence of the models' outputs on the synthetic inputs, mean per input in nats, from the row's client "
+        "to the column's client. Clients are sorted by cluster; pale blocks on the diagonal are models that agree.",
         [
             {
                 "type": "heatmap",

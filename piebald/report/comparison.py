@@ -128,8 +128,8 @@ class Comparison:
     def paired(self, base: str) -> list[dict[str, Any]]:
         """One row for each other label: the mean difference to the base label, with its 95% interval.
 
-        Only seeds that both labels have are compared, each with itself.  A positive difference is an improvement if a higher
-        metric is better.
+        Only seeds that both labels have are compared, each with itself.  A positive difference is an improvement if a
+        higher metric is better.
         """
         self._check_label(base)
         rows = []

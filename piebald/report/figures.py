@@ -41,7 +41,7 @@ def draw(comparison: Comparison, folder: Path) -> list[Path]:
     painters["clients"] = lambda ax: _clients(ax, comparison)
     for recipe in ("local", "fedavg"):
         if (base := comparison.made_by(recipe)) is not None:
-            painters[f"gains_against_{recipe}"] = lambda ax, base=base: _gains(ax, comparison, base)  # type: ignore[misc]
+            painters[f"gains_against_{recipe}"] = lambda ax, to=base: _gains(ax, comparison, to)  # type: ignore[misc]
     painters["partition"] = lambda ax: _partition(ax, comparison)
     drawn = (_write(folder / f"{name}.png", paint) for name, paint in painters.items())
     return [path for path in drawn if path is not None]

@@ -118,12 +118,13 @@ def _results(comparison: Comparison) -> str:
         cells += [wording.count(row["rounds"]), wording.count(row["seeds"])]
         rows.append(cells)
     head = ["Label", f"Mean {shown.name}", *([f"Difference to {base}"] if base else []), "Worst tenth", "SD of clients",
-            "Common test set", *(["Unseen clients"] if unseen else []), "MB sent", _CLOCKS[clock], "Rounds", "Runs"]  # fmt: skip
+            "Common test set", *(["Unseen clients"] if unseen else []), "MB sent", _CLOCKS[clock], "Rounds",
+            "Runs"]  # fmt: skip
     pairs = f", the difference to {base} on the same seeds (in colour where its interval excludes zero)" if base else ""
     held_out = "the mean over clients that were held out until the end, " if unseen else ""
     caption = (
-        f"Final {shown.name} over clients, best first: mean over seeds with its 95% interval{pairs}, the worst tenth of "
-        f"clients, the standard deviation over clients, {held_out}and the traffic of all clients."
+        f"Final {shown.name} over clients, best first: mean over seeds with its 95% interval{pairs}, the worst tenth "
+        f"of clients, the standard deviation over clients, {held_out}and the traffic of all clients."
     )
     return markup.section("results", "Final figures", "", markup.table(caption, head, rows))
 

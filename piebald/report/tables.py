@@ -59,7 +59,7 @@ class History:
         self.meta = self._store.meta
 
     def close(self) -> None:
-        """Close the run folder, if this history opened it.  Tables that were not read before cannot be read afterwards."""
+        """Close the run folder, if this history opened it.  Tables that were not read yet cannot be read afterwards."""
         if self._owned:
             self._store.close()
 

@@ -128,7 +128,8 @@ def progress(comparison: Comparison) -> str:
         end = comparison.over_seeds(other, "mean")
         row = next((row for row in comparison.to_target(end.mean) if row["label"] == ranked[0]), None) if end else None
         if end and row and row["reached"] == row["runs"]:
-            return f"{ranked[0]} reaches the final value of {other}, {shown.value(end.mean)}, after {count(row['rounds'])} rounds"
+            rounds = count(row["rounds"])
+            return f"{ranked[0]} reaches the final value of {other}, {shown.value(end.mean)}, after {rounds} rounds"
     return f"{shown.name.capitalize()} over the run"
 
 

@@ -112,7 +112,7 @@ def test_a_newcomer_from_folders_of_images(command, finished, tmp_path: Path) ->
         (("run", "--data", "gone.npz"), "gone.npz cannot be read as npz"),
         (("run", "--data", "new.txt"), "must be an .npz, .csv or .parquet file or a folder, got 'new.txt'"),
         (("run", "--data", "empty.npz"), "must hold arrays x and y, got z"),
-        (("run", "--data", "table.csv"), "say which column is to be predicted: --target COLUMN"),
+        (("run", "--data", "table.csv"), "name the column to predict with --target COLUMN"),
         (("run", "--data", "gone.csv", "--target", "y"), "there is no file gone.csv"),
         (("run", "--data", "table.csv", "--target", "z"), "there is no column 'z'"),
         (("run", "--data", "new.npz", "--epochs", "0"), "epochs must be a whole number, at least 1, got 0"),

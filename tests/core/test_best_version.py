@@ -144,7 +144,7 @@ def test_the_loss_is_weighted_by_rows_and_prefers_personal_models() -> None:
     ("options", "message"),
     [
         ({"keep": "newest"}, "there is no version to keep called 'newest'"),
-        ({"keep": "best", "evaluate_every": 0}, "needs measurements to choose by"),
+        ({"keep": "best", "evaluate_every": 0}, "needs evaluations to choose by"),
     ],
 )
 def test_errors_are_one_sentence(clients, options, message: str) -> None:
