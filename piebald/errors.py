@@ -1,10 +1,10 @@
-"""The error family.  Each message is one sentence: what came, what is allowed, what to do.
+"""Errors of the package.  Each message is one sentence: the argument, what is allowed, what was given, what to do.
 
 PiebaldError
-├── SettingError      a value, a combination or a file the user can mend          (exit code 2)
+├── SettingError      a value, a combination or a file that the user can correct  (exit code 2)
 │   └── ParameterError    a model or vector that does not fit its layout
 ├── RunFolderError    a run folder that cannot be read, written or trusted        (exit code 2)
-├── Declined          what a client does not do though it was asked; the sentence tells nothing of its rows
+├── Declined          a request that a client declines; the message reveals nothing about its rows
 └── RuntimeFault      something broke while running: a worker died, no client left (exit code 1)
 """
 
@@ -15,13 +15,13 @@ from collections.abc import Iterable
 
 
 class PiebaldError(Exception):
-    """Anything Piebald refuses or fails to do, in one sentence.  `exit_code` is what the command line ends with."""
+    """Base class of all errors; `exit_code` is the exit code of the command line."""
 
     exit_code = 1
 
 
 class SettingError(PiebaldError, ValueError):
-    """A setting, a combination of parts, an input file or an argument that cannot work."""
+    """A setting, a combination of components, an input file or an argument that cannot work."""
 
     exit_code = 2
 
@@ -37,20 +37,20 @@ class RunFolderError(PiebaldError):
 
 
 class Declined(PiebaldError):
-    """What a client was asked and does not do.  The server reads the sentence, so it says nothing about rows."""
+    """A request that a client declines.  The server reads the message, so it must reveal nothing about rows."""
 
 
 class RuntimeFault(PiebaldError):
-    """Something broke while running; what was committed is safe and `piebald resume` continues."""
+    """A failure during a run; completed server steps are safe and `piebald resume` continues the run."""
 
 
 def unknown(what: str, name: object, allowed: Iterable[str]) -> SettingError:
-    """The error for a name that is not known, with the nearest known one.
+    """The error for an unknown name, with the most similar known name.
 
     Args:
-        what: the kind of thing that was named, e.g. ``"recipe"``.
-        name: what came.
-        allowed: the names that would do.
+        what: what was named, e.g. ``"recipe"``.
+        name: the unknown name.
+        allowed: the known names.
     """
     names = sorted(allowed)
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)

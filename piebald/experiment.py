@@ -1,4 +1,4 @@
-"""Put one run together: recipe, clients, model and runtime in; a history and a run folder out."""
+"""Run, resume and compare recipes, and adapt finished runs: the functions behind the package's front door."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import piebald.runtimes  # noqa: F401 - so that runtimes can be named
-from piebald import adaptation as newcomers
-from piebald import recipes
+import piebald.runtimes  # noqa: F401 - registers the runtimes
+from piebald import adaptation, recipes
 from piebald.adaptation import Adaptation
 from piebald.component import Component
 from piebald.contracts import Clients, DismissesSites, Fleet, HoldsRows, Split
@@ -28,10 +27,10 @@ from piebald.runtimes.base import SimulatesDevices
 from piebald.server import ServerLoop, StoppingCriteria
 from piebald.server.best_version import ModelSnapshot
 from piebald.server.result_checks import LONGEST_STEP
-from piebald.weight_divergence import Measure, unlike
+from piebald.weight_divergence import Measure, measure_heterogeneity
 
 _log = logging.getLogger(__name__)
-_DESCRIBED_CLIENTS = 10_000  # above this the run folder keeps no row for each client: nobody could look at the picture
+_DESCRIBED_CLIENTS = 10_000  # above this, the run folder keeps no rows about clients
 
 
 def run(
@@ -62,35 +61,37 @@ def run(
 
     Args:
         recipe: a recipe or the name of one.
-        clients: a `Clients` value, or anything `clients_from` takes.
-        model: any module, or a function of the seed that makes one.  It is copied, not changed.
-        rounds: commits of the global model; 10 by default, or as many as it takes where `stop` says when to stop.
-        stop: other limits, e.g. ``{"seconds": 3600, "target": 0.9}``, see `server.Stop`; the first that is met ends
-            the run.
-        seed: of everything random.
+        clients: a `Clients` value, or anything that `clients_from` accepts.
+        model: a module, or a function of the seed that makes one.  It is copied, not changed.
+        rounds: server steps; 10 by default, or no limit where `stop` is given.
+        stop: other limits, e.g. ``{"seconds": 3600, "target": 0.9}``, see `server.StoppingCriteria`; the first one that
+            is reached ends the run.
+        seed: the seed of all randomness.
         runtime: a runtime's name, table or value, e.g. ``Simulator(engine="vmapped")``.
-        out: the run folder, new or empty; None keeps the run in memory, from where it cannot be resumed.
-        loss: a objective's name ("classification", "regression", "multilabel") or a function (outputs, targets) -> [batch];
-            None looks at the targets.
-        metrics: names ("accuracy", "auc"), or by name functions (outputs, targets) -> [batch] or torchmetrics objects;
-            the first is the one that matters.
-        evaluate_every: commits between measurements, 0 for none.  evaluate_clients: on how many clients, None for all.
-            evaluate_split: on which of their rows.
-        keep: which models the run ends with: those after the last commit, or the best ones, of the measured version
-            with the least loss on all clients' validation rows.
-        unseen: a number of clients, or a share of them, that are held out until the end; then the models are fitted to
+        out: the run folder, new or empty; None keeps the run in memory, where it cannot be resumed.
+        loss: the name of an objective ("classification", "regression", "multilabel") or a function (outputs, targets)
+            -> [batch]; None chooses by the targets.
+        metrics: names ("accuracy", "auc"), or a mapping from names to functions (outputs, targets) -> [batch] or
+            torchmetrics objects; the first one is the main metric.
+        evaluate_every: server steps between evaluations, 0 for none.
+        evaluate_clients: the number of clients to evaluate on, None for all.
+        evaluate_split: the split to evaluate on.
+        keep: the models that the run ends with: those after the last server step, or the best ones, from the evaluated
+            version with the lowest loss on all clients' validation rows.
+        unseen: a number of clients, or a share of them, that are held out until the end; the models are then adapted to
             each of them, see `adapt` and `Run.newcomers`.
-        checkpoint_every: commits between checkpoints; None saves as often as takes at most 2 % of the run's time, and
-            after every commit where what is lost cannot be computed again (a real federation).
-        measure: how unlike clients are, kept in the run folder: "data" for what data in memory tell
-            (`partition.survey`), "weights" also trains one epoch on every client (`divergence.diverge`), or "none".
-        label: what tables call the run, the recipe's name by default.
-        progress: show a bar on a terminal.
+        checkpoint_every: server steps between checkpoints; None saves as often as costs at most 2 % of the run's time,
+            and after every step where lost work cannot be repeated (a real federation).
+        measure: heterogeneity measures to keep in the run folder: "data" for measures of data in memory
+            (`partition.survey`), "weights" for weight divergence after one epoch as well (`weight_divergence.diverge`),
+            or "none".
+        label: the run's name in tables, the recipe's name by default.
+        progress: show a progress bar on a terminal.
         settings: plain values kept with the run, from which the command line rebuilds clients and model to resume it.
-        longest_step: an update is refused, and its client put aside, if its norm is above this many times the model's.
+        longest_step: an update is refused, and its client excluded, if its norm exceeds this many times the model's.
 
     Raises:
-        SettingError: something does not fit, said before anything is trained.
+        SettingError: a setting is wrong or settings do not fit together; raised before training.
         RunFolderError: `out` cannot be used.
     """
     options = Options(
@@ -104,10 +105,10 @@ def run(
     store = RunStore.create(out, plan.meta)
     if len(plan.clients) <= _DESCRIBED_CLIENTS:
         store.clients(list(_client_rows(plan.clients, plan.runtime)))
-        if seen := unlike(plan.clients, _fleet(plan.runtime), plan.work, measure):
-            store.set_meta(units=seen.units)
-            store.measures(seen.records())
-    return _carry_out(plan, store, progress)
+        if measured := measure_heterogeneity(plan.clients, _fleet(plan.runtime), plan.work, measure):
+            store.set_meta(units=measured.units)
+            store.measures(measured.records())
+    return _execute(plan, store, progress)
 
 
 def resume(
@@ -118,22 +119,22 @@ def resume(
     progress: bool = False,
     **objective: Any,
 ) -> Run:
-    """Go on with a run that was cut off; a finished one is handed back.
+    """Continue a run that was interrupted; a finished one is returned as it is.
 
     Args:
         path: the run folder.
-        clients, model: as given to `run`; None rebuilds them from the settings file that the run was started with.
+        clients, model: as given to `run`; None rebuilds them from the experiment file that the run was started with.
         progress: show a bar on a terminal.
         objective: `loss` and `metrics`, as given to `run`.
     """
     store = RunStore.open(path)
     try:
-        plan = _again(store.meta, path, clients, model, objective)
+        plan = _prepared_again(store.meta, path, clients, model, objective)
         store.set_meta(status="running")
     except BaseException:
         store.close()
         raise
-    return _carry_out(plan, store, progress)
+    return _execute(plan, store, progress)
 
 
 def compare(
@@ -146,15 +147,15 @@ def compare(
     progress: bool = False,
     **options: Any,
 ) -> Comparison:
-    """Run several recipes on the same clients and seeds, so that their results pair.
+    """Run several recipes on the same clients and seeds, so that their results can be paired.
 
     Args:
-        methods: recipes by label, or a list of recipes or names.
-        clients, model, options: see `run`.  A function of the seed as the model, or as the clients, gives each seed its
-            own first model, or its own partition, the same for all recipes.
-        seeds: each recipe runs once for each.
-        out: a folder for the run folders; what is finished there is not run again, what was cut off is resumed.
-        progress: show a bar for each run.
+        methods: recipes by label, or a list of recipes or names of recipes.
+        clients, model, options: see `run`.  If the model, or the clients, are a function of the seed, each seed has its
+            own initial model, or its own partition, the same for all recipes.
+        seeds: each recipe runs once for each seed.
+        out: a folder for the run folders; finished runs in it are not repeated, interrupted ones are resumed.
+        progress: show a progress bar for each run.
     """
     if isinstance(methods, str):
         raise SettingError(
@@ -168,7 +169,7 @@ def compare(
     if not methods or not seeds:
         raise SettingError("a comparison needs at least one recipe and one seed")
     if out is not None and len({_folder_name(label) for label in methods}) < len(methods):
-        raise SettingError("two labels would share a run folder: let them differ in letters or digits")
+        raise SettingError("two labels would share a run folder: choose labels that differ in letters or digits")
     runs = []
     federation = None if callable(clients) else some_clients(clients)
     for seed in seeds:
@@ -193,24 +194,26 @@ def adapt(
     *,
     clients: Clients | Any = None,
     model: Model | None = None,
-    epochs: int = newcomers.EPOCHS,
+    epochs: int = adaptation.EPOCHS,
     lr: float | None = None,
     validation: float = 0.2,
     test: float = 0.0,
     **objective: Any,
 ) -> Adaptation:
-    """Fit a finished run to a client that took no part in it, and find which way of doing so is best.
+    """Adapt a finished run to a client that took no part in it, with several methods, and choose the best one.
 
-    Tried are the global model as it is, the private layers alone (CGAU's conditioning, HDAFL's head), the last layer
-    alone, everything, and the nearest group where the run found groups.  Nothing of the run is changed.
+    The methods are: the global model as it is, fitting only the private layers (CGAU's conditioning, HDAFL's head),
+    only the last layer, or all parameters, and the best cluster model where the run found clusters.  The run is not
+    changed.
 
     Args:
         run: a run, or the folder of a finished one.
-        newcomer: a pair (x, y), or anything `clients_from` takes with one client, or `Clients` of one.
+        newcomer: a pair (x, y), anything with one client that `clients_from` accepts, or `Clients` with one client.
         clients, model: as given to `run`, for a folder whose run was started from Python.
-        epochs: passes over the newcomer's training rows at most; the one of least validation loss is kept.
-        lr: learning rate, by default that of the run's recipe.
-        validation, test: shares of the newcomer's rows, where they are not divided yet.
+        epochs: the maximum number of passes over the newcomer's training rows; the one with the lowest validation loss
+            is kept.
+        lr: the learning rate, by default that of the run's recipe.
+        validation, test: the shares of validation and test rows, where the newcomer's rows are not divided yet.
         objective: `loss` and `metrics`, as given to `run`.
 
     Raises:
@@ -225,29 +228,29 @@ def adapt(
             {"newcomer": newcomer} if pair else newcomer, test=test, validation=validation, classes=classes
         )
     if len(newcomer) != 1:
-        raise SettingError(f"adapt takes one newcomer at a time, got {len(newcomer)} clients: call it for each")
-    return newcomers.fit(finished, newcomer, epochs=epochs, lr=lr)
+        raise SettingError(f"adapt takes one newcomer at a time, got {len(newcomer)} clients: call it once for each")
+    return adaptation.fit(finished, newcomer, epochs=epochs, lr=lr)
 
 
 def opened(path: Path | str, clients: Clients | Any = None, model: Model | None = None, **objective: Any) -> Run:
-    """A finished run with its models, for reading.
+    """Open a finished run with its models, for reading.
 
     Args:
         path: the run folder.
-        clients, model: as given to `run`; None rebuilds them from the settings file that the run was started with.
+        clients, model: as given to `run`; None rebuilds them from the experiment file that the run was started with.
         objective: `loss` and `metrics`, as given to `run`.
     """
     with RunStore.open_read_only(path) as store:
         meta = store.meta
         if meta.get("status") != "finished":
             raise RunFolderError(f"the run in {path} is not finished: finish it with piebald resume {path}")
-        plan = _again(meta, path, clients, model, objective)
+        plan = _prepared_again(meta, path, clients, model, objective)
         version = meta.get("best") or store.version
-        models = ModelSnapshot.of(store.centre(version))
+        models = ModelSnapshot.of(store.server_checkpoint(version))
     return Run(Path(path), plan.work, plan.clients, version, models, plan.recipe.sharing)
 
 
-# --------------------------------------------------------------------------------------------------------------- inside
+# -------------------------------------------------------------------------------------------------------------- helpers
 
 
 def _fleet(runtime: Any) -> Fleet | None:
@@ -270,8 +273,8 @@ def _client_rows(clients: Clients, runtime: Any) -> Iterator[dict[str, Any]]:
         }
 
 
-def _carry_out(plan: PreparedRun, store: RunStore, progress: bool) -> Run:
-    """Open the runtime, take up the last checkpoint if there is one, and run to the end."""
+def _execute(plan: PreparedRun, store: RunStore, progress: bool) -> Run:
+    """Open the runtime, restore the last checkpoint if there is one, and run to the end."""
     runtime = plan.runtime.open(plan.work, plan.clients)
     with (
         _ending(store, runtime),
@@ -295,12 +298,12 @@ def _carry_out(plan: PreparedRun, store: RunStore, progress: bool) -> Run:
             server.restore(last[1])
         server.run()
         version, models = _kept(store, server)
-        if plan.strangers is not None:
+        if plan.unseen is not None:
             ended = Run(store, plan.work, plan.clients, version, models, plan.recipe.sharing)
-            every = range(len(plan.strangers))
-            store.set_meta(newcomers=[newcomers.fit(ended, plan.strangers, client).table() for client in every])
+            numbers = range(len(plan.unseen))
+            store.set_meta(newcomers=[adaptation.fit(ended, plan.unseen, client).table() for client in numbers])
     if store.path is not None:
-        store.close()  # lets go of the lock: from here on the run is only read
+        store.close()  # releases the lock: the run is only read from here on
     return Run(
         store if store.path is None else store.path, plan.work, plan.clients, version, models, plan.recipe.sharing
     )
@@ -312,12 +315,12 @@ def _kept(store: RunStore, server: ServerLoop) -> tuple[int, ModelSnapshot]:
     if best.version is None:
         return server.version, server.models
     store.set_meta(best=best.version)
-    return best.version, best.models or ModelSnapshot.of(store.centre(best.version))
+    return best.version, best.models or ModelSnapshot.of(store.server_checkpoint(best.version))
 
 
 @contextmanager
 def _ending(store: RunStore, runtime: Any) -> Iterator[None]:
-    """Write down how the run ended, whatever happens, and let processes and files go."""
+    """Record how the run ended, whatever happens, and close the runtime and the store."""
     status = "failed"
     try:
         yield
@@ -331,17 +334,17 @@ def _ending(store: RunStore, runtime: Any) -> Iterator[None]:
         runtime.close()
         try:
             store.finish(status)
-        except RunFolderError:  # a full disk: the reason why the run ended is on its way up already
+        except RunFolderError:  # a full disk: the error that ended the run is already being raised
             if status == "finished":
                 raise
         if status != "finished":
             store.close()
 
 
-def _again(
+def _prepared_again(
     meta: Mapping[str, Any], path: Path | str, clients: Any, model: Model | None, objective: Mapping[str, Any]
 ) -> PreparedRun:
-    """The plan of a run that is in a folder."""
+    """Prepare the run in a folder again."""
     if clients is None or model is None:
         clients, model = _rebuilt(meta, path, clients, model)
     plan = prepare(recipes.rebuild(meta["recipe"]["table"]), clients, model, Options.of_folder(meta, objective))
@@ -352,12 +355,12 @@ def _again(
 def _check_repeats(folder: Path, recipe: Recipe, options: Mapping[str, Any]) -> None:
     with RunStore.open_read_only(folder) as store:
         meta = store.meta
-    about = {field.name: options[field.name] for field in fields(Options) if field.name in options}
-    check_repeats(folder, meta, recipe, Options(**about))
+    wanted = {field.name: options[field.name] for field in fields(Options) if field.name in options}
+    check_repeats(folder, meta, recipe, Options(**wanted))
 
 
 def _check_same(now: Mapping[str, Any], then: Mapping[str, Any], path: Path | str) -> None:
-    """Refuse to go on with something else than the run was started with."""
+    """Refuse to continue a run with another model, clients, loss or metric than it was started with."""
     for name, what in (
         ("layout", "model"),
         ("clients", "number of clients"),
@@ -365,14 +368,16 @@ def _check_same(now: Mapping[str, Any], then: Mapping[str, Any], path: Path | st
         ("metric", "first metric"),
     ):
         if now[name] != then[name]:
-            came = "" if name == "layout" else f": {then[name]!r} then, {now[name]!r} now"
-            raise SettingError(f"the {what} does not fit the run in {path}, which was started with another{came}")
+            values = "" if name == "layout" else f": {then[name]!r} then, {now[name]!r} now"
+            raise SettingError(f"the {what} does not fit the run in {path}, which was started with another{values}")
 
 
 def _rebuilt(meta: Mapping[str, Any], path: Path | str, clients: Any, model: Model | None) -> tuple[Any, Model]:
-    """Clients and model again, from the settings file that is kept in the run folder."""
+    """Rebuild clients and model from the settings in the run folder."""
     if meta.get("settings") is None:
-        raise SettingError(f"the run in {path} was started from Python: resume it there, with its clients and model")
+        raise SettingError(
+            f"the run in {path} was started from Python: resume it from there, with its clients and model"
+        )
     from piebald.experiment_file import ExperimentSettings
 
     plan = ExperimentSettings.of_table(meta["settings"], f"the settings in {path}").plan()

@@ -1,4 +1,4 @@
-"""The TOML file of an experiment: what may stand in it, where a wrong value stands, and what it all builds."""
+"""The TOML file of an experiment: its sections, and the recipes, clients, model and runtime that they define."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from piebald.contracts import Clients, Split
 from piebald.errors import SettingError, unknown
 from piebald.recipe import Recipe
 from piebald.runtimes.base import RuntimeSettings
+from piebald.setting_errors import of_document, plain, subject
 from piebald.toml_document import Document, Key, dotted, dumps
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Section(BaseModel):
 
 
 class Named(Section):
-    """A table that names something; the other keys are that thing's own settings."""
+    """A table with a name; the other keys are the settings of what it names."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -42,33 +43,33 @@ class Named(Section):
 
 
 class Data(Section):
-    """The data set.  It has no settings: what is done with its rows is said by the partition."""
+    """The data set.  It has no settings: the partition defines what is done with its rows."""
 
     name: str = "digits"
 
 
 class Kind(Section):
-    """A table that stands for a part; the other keys are the part's own fields."""
+    """A table of a component; the other keys are the component's fields."""
 
     model_config = ConfigDict(extra="allow")
 
     kind: str
 
 
-class Place(Kind):
-    """Where it runs; fields without a kind are the simulator's."""
+class RuntimeSection(Kind):
+    """The runtime; fields without a kind are those of the simulator."""
 
     kind: str = "simulator"
 
 
 class Evaluation(Section):
-    """When and on what models are judged.
+    """Evaluation of models during a run.
 
     Attributes:
-        every: commits between two evaluations, 0 for none.
-        clients: how many clients are asked, all by default.
-        split: which of their rows.
-        metrics: names of metrics, the one that matters first; by default what fits the targets.
+        every: server steps between two evaluations, 0 for none.
+        clients: the number of clients to evaluate on, all by default.
+        split: the split to evaluate on.
+        metrics: names of metrics, the main metric first; chosen by the targets by default.
     """
 
     every: int = Field(default=1, ge=0)
@@ -78,22 +79,24 @@ class Evaluation(Section):
 
 
 class ExperimentSettings(Section):
-    """An experiment as its file says it, checked; `plan` makes the things it names.
+    """The checked content of an experiment file; `plan` builds what it names.
 
     Attributes:
-        rounds: commits of the global model, 10 where nothing else ends the run.
+        rounds: server steps, 10 where nothing else ends the run.
         stop: other limits: updates, seconds, wall_seconds, bytes, target, patience.
-        checkpoint_every: commits between two that can be resumed; by default as often as costs little.
-        seed: of one run.  seeds: of each recipe's runs in a comparison.
-        measure: how unlike clients are, before any training: of their data, also of weights after one epoch, or none.
-        label: what reports call the run.
+        checkpoint_every: server steps between checkpoints; by default as often as costs little.
+        seed: the seed of one run.
+        seeds: the seeds of each recipe in a comparison.
+        measure: heterogeneity measures before training: of "data", of "weights" after one epoch as well, or "none".
+        label: the name of the run in reports.
         out: the run folder.
-        recipe: of one run.  recipes: of a comparison.
+        recipe: the recipe of one run.
+        recipes: the recipes of a comparison.
         grid: lists of values for settings of the recipe, by name; a comparison tries all combinations.
-        keep: the models to end with, of the last commit or the best by validation loss.
-        unseen: a number of clients, or a share, that are held out until the end and then fitted to.
-        extractor: a frozen network that each client runs once; the model reads what it made.
-        longest_step: refuse an update whose norm is above this many times the model's, 1000 by default.
+        keep: the models to end with: those of the last server step, or the best by validation loss.
+        unseen: a number of clients, or a share, that are held out until the end and then adapted to.
+        extractor: a frozen network that each client runs once; the model is trained on its outputs.
+        longest_step: refuse an update whose norm exceeds this many times the model's, 1000 by default.
     """
 
     rounds: int | None = Field(default=None, ge=1)
@@ -115,7 +118,7 @@ class ExperimentSettings(Section):
     extractor: str | None = None
     longest_step: float | None = Field(default=None, gt=0)
     fleet: Kind | None = None
-    runtime: Place = Place()
+    runtime: RuntimeSection = RuntimeSection()
     evaluate: Evaluation = Evaluation()
 
     _document: Document = PrivateAttr(default_factory=lambda: Document("", "settings"))
@@ -124,7 +127,7 @@ class ExperimentSettings(Section):
     def load(
         cls, path: str | Path | None, flags: Sequence[str] = (), out: str | None = None, runtime: str | None = None
     ) -> Self:
-        """Settings from a file, or the built-in experiment, with the command line's flags on top."""
+        """Load a file, or the built-in experiment, with the flags of the command line on top."""
         name = "the built-in experiment" if path is None else str(path)
         document = Document(_text(path), name)
         for flag in flags:
@@ -138,11 +141,11 @@ class ExperimentSettings(Section):
 
     @classmethod
     def of(cls, document: Document) -> Self:
-        """Settings from a document; the first thing that is wrong is said with its line."""
+        """Check a document; the first error is reported with its line."""
         try:
             settings = cls.model_validate(document.values)
         except ValidationError as error:
-            raise _reject_reason(error, document) from None
+            raise of_document(error, document, cls) from None
         settings._document = document
         if (settings.recipe is None) == (settings.recipes is None):
             wants = "[recipe] or [[recipes]], not both" if settings.recipe else "a [recipe] with a name, or [[recipes]]"
@@ -151,26 +154,26 @@ class ExperimentSettings(Section):
 
     @classmethod
     def of_table(cls, table: Mapping[str, Any], name: str) -> Self:
-        """Settings that a run folder kept."""
+        """Settings from a run folder."""
         return cls.of(Document.of(table, name))
 
     def table(self) -> dict[str, Any]:
-        """Plain values, to be kept with a run and read again by `of_table`."""
+        """The settings as plain values, which `of_table` reads again."""
         return self.model_dump(exclude_none=True)
 
     def text(self) -> str:
-        """The file that says the same."""
+        """The settings as TOML."""
         return dumps(self.table())
 
     @property
     def compares(self) -> bool:
-        """Whether there is more than one run in it."""
+        """Whether the settings define more than one run."""
         return bool(self.recipes or self.grid or (self.seeds and len(self.seeds) > 1))
 
     def plan(self) -> Plan:
-        """The recipes, the clients and the model.  Cheap things come first, so mistakes show before data is loaded."""
+        """Build recipes, clients, model and runtime; cheap checks come first, before data is read."""
         recipes = self._recipes()
-        partition = self._part("partition", self.partition, "piebald.partition")
+        partition = self._component("partition", self.partition, "piebald.partition")
         runtime = self._runtime()
         dataset = self._dataset(partition)
         try:
@@ -181,7 +184,7 @@ class ExperimentSettings(Section):
         return Plan(recipes, clients, self._model(dataset, clients), runtime, self._stop())
 
     def behind_extractor(self, clients: Clients) -> Clients:
-        """Clients as the model reads them."""
+        """The clients with their inputs as the model reads them."""
         if self.extractor is None:
             return clients
         from piebald import models
@@ -191,25 +194,25 @@ class ExperimentSettings(Section):
         except SettingError as error:
             raise SettingError(f"{self._at('extractor')}: {error}") from None
 
-    def _given(self) -> dict[Key, Named]:
+    def _recipe_sections(self) -> dict[Key, Named]:
         if self.recipe is not None:
             return {("recipe",): self.recipe}
         return {("recipes", index): named for index, named in enumerate(self.recipes or ())}
 
     def _recipes(self) -> dict[str, Recipe]:
         made: dict[str, Recipe] = {}
-        for key, named in self._given().items():
+        for key, named in self._recipe_sections().items():
             table = named.model_dump()
             label = str(table.pop("label", table["name"]))
             for changes in self._combinations():
-                called = label + "".join(f" {name}={value}" for name, value in changes.items())
-                if called in made:
-                    raise SettingError(f"{self._at(*key)}: there are two recipes called {called!r}: give one a label")
-                made[called] = self._recipe(key, {**table, **changes}, changes)
+                full = label + "".join(f" {name}={value}" for name, value in changes.items())
+                if full in made:
+                    raise SettingError(f"{self._at(*key)}: there are two recipes called {full!r}: give one a label")
+                made[full] = self._recipe(key, {**table, **changes}, changes)
         return made
 
     def _combinations(self) -> list[dict[str, Any]]:
-        """The settings of each point of the grid, by name."""
+        """The settings at each point of the grid, by name."""
         lists: dict[str, list[Any]] = {}
         for name, values, key in _leaves(self.grid or {}, ("grid",)):
             place = self._at(*key)
@@ -227,8 +230,9 @@ class ExperimentSettings(Section):
         known = {entry["name"]: entry["fields"] for entry in recipes.listing()}
         if name not in known:
             raise SettingError(f"{self._at(*key, 'name')}: {unknown('recipe', name, known)}")
-        # A recipe may have a setting of an axis' name (hdafl: aggregation = "gradient_norm"); a table still means the axis.
-        answers = {
+        # A recipe may have a setting with the name of an axis (hdafl: aggregation = "gradient_norm"); a table still
+        # replaces the component.
+        components = {
             axis: table.pop(axis)
             for axis in Recipe.axes
             if axis in table and (axis not in known[name] or isinstance(table[axis], dict))
@@ -238,20 +242,20 @@ class ExperimentSettings(Section):
             made = recipes.make(name, **table)
         except SettingError as error:
             raise self._placed(error, key, table, changes) from None
-        for axis, answer in answers.items():
+        for axis, component in components.items():
             try:
-                made = made.with_(**{axis: answer})
+                made = made.with_(**{axis: component})
             except SettingError as error:
-                inner = answer if isinstance(answer, dict) else {}
+                inner = component if isinstance(component, dict) else {}
                 raise self._placed(error, (*key, axis), inner) from None
         return made
 
-    def _part(self, section: str, kind: Kind, module: str, **more: Any) -> Component:
-        """A part from its section; `module` is what registers the kinds."""
+    def _component(self, section: str, kind: Kind, module: str, **more: Any) -> Component:
+        """The component of a section; `module` registers its kinds."""
         __import__(module)
         table = kind.model_dump()
         if known := Component.registry.get(section, {}).get(kind.kind):
-            # Before the part says that a field is missing: it may be there, misspelt.
+            # Before a field is reported as missing: it may be misspelt.
             self._check_names((section,), table, ["kind", *known.model_fields], f"{section} {kind.kind!r}")
         try:
             return build(section, table | more)
@@ -259,12 +263,12 @@ class ExperimentSettings(Section):
             raise self._placed(error, (section,), kind) from None
 
     def _runtime(self) -> RuntimeSettings:
-        if self.runtime.kind == "federation":  # real devices are as fast as they are, so there is no fleet
-            own = ("out", "runtime", "fleet")  # what is the server's own business, or only simulated
+        if self.runtime.kind == "federation":  # real devices have their own speed, so there is no fleet
+            own = ("out", "runtime", "fleet")  # settings of the server alone, or of the simulator
             more: dict[str, Any] = {"experiment": {key: v for key, v in self.table().items() if key not in own}}
         else:
-            more = {} if self.fleet is None else {"fleet": self._part("fleet", self.fleet, "piebald.partition")}
-        made = self._part("runtime", self.runtime, "piebald.runtimes", **more)
+            more = {} if self.fleet is None else {"fleet": self._component("fleet", self.fleet, "piebald.partition")}
+        made = self._component("runtime", self.runtime, "piebald.runtimes", **more)
         assert isinstance(made, RuntimeSettings)
         return made
 
@@ -310,12 +314,12 @@ class ExperimentSettings(Section):
         return made
 
     def located(self, error: SettingError) -> SettingError:
-        """The same reject_reason with its place, if it begins with the name of a setting of a recipe."""
+        """The error with its place, if its message begins with the name of a setting of a recipe."""
         from piebald import recipes
 
         fields = {entry["name"]: entry["fields"] for entry in recipes.listing()}
         word = next(iter(re.findall(r"\w+", str(error))), "")
-        for key, named in self._given().items():
+        for key, named in self._recipe_sections().items():
             if word in fields[named.name]:
                 return self._placed(error, key, named)
         return error
@@ -324,7 +328,7 @@ class ExperimentSettings(Section):
         return self._document.origin(key)
 
     def _of(self, key: Key, name: str, changes: Container[str]) -> str:
-        """Where a setting of a section came from; `changes` are those that the grid set."""
+        """The place of a setting of a section; `changes` are the settings from the grid."""
         return self._at("grid", f"recipe.{name}") if name in changes else self._at(*key, name)
 
     def _check_names(
@@ -338,31 +342,28 @@ class ExperimentSettings(Section):
     def _placed(
         self, error: SettingError, key: Key, given: Section | Mapping[str, Any], changes: Container[str] = ()
     ) -> SettingError:
-        """The same reject_reason, with the place of the key it is about, and the key's whole name.
+        """The error with the place and the full name of its key.
 
-        Parts say what is wrong with them and know nothing of files, so the key is found by its name, or else by its
-        value, in what they say.
+        Components know nothing of files, so the key is found in the message by its name, or else by its value.
         """
         table = given.model_dump() if isinstance(given, Section) else given
         message = plain(re.sub(r"^(recipe|\w+ '[^']*'): ", "", str(error)))
-        words = re.findall(r"\w+", message)
-        about = next((word for word in words if word in table), None)
-        about = about or next((name for name, value in table.items() if repr(value) in message), None)
-        start = f"{dotted(key)}." if words[0] == about else ""
-        place = self._at(*key) if about is None else self._of(key, about, changes)
+        name = subject(message, table)
+        start = f"{dotted(key)}." if re.findall(r"\w+", message)[:1] == [name] else ""
+        place = self._at(*key) if name is None else self._of(key, name, changes)
         return SettingError(f"{place}: {start}{message}")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What settings build.
+    """The objects that settings define.
 
     Attributes:
-        recipes: by label; one, unless the settings compare.
-        clients: who holds what.
-        model: makes the model before the first round, from a seed.
-        runtime: where it runs.
-        stop: when it is over, besides its rounds.
+        recipes: the recipes by label; one, unless the settings define a comparison.
+        clients: the clients and their rows.
+        model: a function of a seed that makes the initial model.
+        runtime: the runtime.
+        stop: the stopping criteria besides the number of rounds.
     """
 
     recipes: Mapping[str, Recipe]
@@ -384,7 +385,7 @@ def _text(path: str | Path | None) -> str:
 
 
 def _leaves(table: Mapping[str, Any], key: Key) -> list[tuple[str, Any, Key]]:
-    """The values of nested tables: their names below the first key, the values, and their whole keys."""
+    """The values of nested tables: their names below the first key, the values, and their full keys."""
     found: list[tuple[str, Any, Key]] = []
     for name, value in table.items():
         inner = (*key, name)
@@ -393,49 +394,3 @@ def _leaves(table: Mapping[str, Any], key: Key) -> list[tuple[str, Any, Key]]:
         else:
             found.append((".".join(str(word) for word in inner[1:]), value, inner))
     return found
-
-
-def plain(message: str) -> str:
-    """Pydantic's wording in our words."""
-    for theirs, ours in _WORDING:
-        message = re.sub(theirs, ours, message)
-    return message
-
-
-_WORDING = (
-    (r"^(\w+)\.(int|float|str|bool)\b", r"\1"),  # which branch of a union, which nobody wrote
-    (r"\bInput should be ", "must be "),
-    (r"greater than or equal to ", "at least "),
-    (r"less than or equal to ", "at most "),
-    (r"greater than ", "above "),
-    (r"less than ", "below "),
-    (r"must be an? (valid )?integer[^']*?(?=,? got|$)", "must be a whole number"),
-    (r"must be an? (valid )?number[^']*?(?=,? got|$)", "must be a number"),
-    (r"must be an? (valid )?string", "must be text"),
-    (r"must be an? (valid )?boolean[^']*?(?=,? got|$)", "must be true or false"),
-    (r"must be an? (valid )?(dictionary|mapping)[^']*?(?=,? got|$)", "must be a table"),
-    (r"must be an? (valid )?(list|tuple|set)\b", "must be a list"),
-)
-
-
-def _reject_reason(error: ValidationError, document: Document) -> SettingError:
-    """The first reject_reason about a document, in one sentence with its place."""
-    # A name that is not known comes first: what seems to be missing may be there, misspelt.
-    first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
-    key: Key = first["loc"]
-    place = document.origin(key)
-    if first["type"] == "extra_forbidden":
-        sections: dict[str | int, type[Section]] = {"data": Data, "evaluate": Evaluation}
-        fields = (ExperimentSettings if len(key) == 1 else sections[key[0]]).model_fields
-        what = "setting or section called" if len(key) == 1 else f"setting of [{dotted(key[:-1])}] called"
-        return SettingError(f"{place}: {unknown(what, key[-1], fields)}")
-    if first["type"] == "missing" and len(key) == 1:
-        wants = "kind" if key[0] == "partition" else "name"
-        return SettingError(f"{document.name} needs a section [{key[0]}] with a {wants}")
-    if first["type"] == "missing":
-        return SettingError(f"{document.origin(key[:-1])}: [{dotted(key[:-1])}] needs a {key[-1]}")
-    if first["type"] in ("model_type", "model_attributes_type"):
-        return SettingError(f"{place}: {dotted(key)} must be a table, like [{dotted(key)}], got {first['input']!r}")
-    if first["type"] == "too_short":
-        return SettingError(f"{place}: {dotted(key)} needs at least one entry")
-    return SettingError(f"{place}: {dotted(key)} {plain(first['msg'])}, got {first['input']!r}")

@@ -1,4 +1,4 @@
-"""What a run leaves in the hands of who started it: its tables and its models."""
+"""A finished run in memory: its tables and its models."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from piebald.sharing.base import Sharing
 
 
 class Run(History):
-    """A finished run: its tables, and its models.  Its run folder stays open for reading until `close`.
+    """A finished run: its tables and its models.  Its run folder stays open for reading until `close`.
 
-    Its models are those of the last commit, or of the best one where the run was asked to keep that.
+    The models are those of the last server step, or of the best version where the run keeps that.
 
     Attributes:
-        work: the model, its layout and the objective that clients were given.
-        groups: the global models [s] by the group's number.
-        main: the number of the group whose model stands for the run.
+        work: the model, its layout and objective, as clients received them.
+        cluster_models: the global models [s] by the number of their cluster.
+        main: the number of the main cluster, whose model is the global model of the run.
     """
 
     def __init__(
@@ -39,25 +39,25 @@ class Run(History):
         clients: Clients,
         version: int,
         models: ModelSnapshot,
-        share: Sharing,
+        sharing: Sharing,
     ) -> None:
         super().__init__(source)
         self.work = work
         self.main = models.main
-        first = {0: work.initial[: work.layout.shared]}  # where nobody is in a group yet
-        self.groups: Mapping[int, Tensor] = dict(sorted((first | dict(models.clusters)).items()))
+        first = {0: work.initial[: work.layout.shared]}  # where no client is in a cluster yet
+        self.cluster_models: Mapping[int, Tensor] = dict(sorted((first | dict(models.clusters)).items()))
         self._clients = clients
         self._version = version
-        self._group_of = models.cluster_of
-        self._share = share
+        self._cluster_of = models.cluster_of
+        self._sharing = sharing
 
     def model(self, client: int | None = None) -> nn.Module:
         """A copy of the user's module, ready to use.
 
         Args:
-            client: None gives the global model (of the main group where there are several); its private layers, if
-                any, are as they were at the start.  A number gives that client's personal model: with its private
-                layers, fine-tuned, or Ditto's, as the recipe has it.
+            client: None gives the global model (of the main cluster where there are several), with its initial private
+                layers, if any.  A number gives that client's personal model: with its private layers, fine-tuned, or
+                trained beside the global model (Ditto), as the recipe defines.
 
         Raises:
             SettingError: the recipe makes personal models and the run was not kept in a folder.
@@ -66,27 +66,28 @@ class Run(History):
         self.work.layout.load(module, self.start() if client is None else self._personal(client))
         return module.eval()
 
-    def start(self, group: int | None = None) -> Tensor:
-        """What a newcomer starts from [p]: a group's global model with the first private numbers."""
-        return torch.cat(
-            [self.groups[self.main if group is None else group], self.work.initial[self.work.layout.shared :]]
-        )
+    def start(self, cluster: int | None = None) -> Tensor:
+        """The model vector [p] that a newcomer starts from: a cluster's model with the initial private parameters."""
+        shared = self.cluster_models[self.main if cluster is None else cluster]
+        return torch.cat([shared, self.work.initial[self.work.layout.shared :]])
 
     def _personal(self, client: int) -> Tensor:
         if not 0 <= client < len(self._clients):
             raise SettingError(f"client must be a number from 0 to {len(self._clients) - 1}, got {client}")
         layout = self.work.layout
-        remembered = self.work.initial_state()
+        state = self.work.initial_state()
         if layout.private:
-            remembered[PRIVATE] = self._share.initial_private(self.work.initial[layout.shared :], layout, client)
-        if remembered:
+            state[PRIVATE] = self._sharing.initial_private(self.work.initial[layout.shared :], layout, client)
+        if state:
             if self.meta.get("runtime", {}).get("kind") == "federation":
                 raise SettingError(
-                    f"what client {client} remembers never left its site, where its model is: look into its credentials"
+                    f"the state of client {client} never leaves its site: its personal model is in the site's folder"
                 )
             if self.path is None:
-                raise SettingError("what clients remember is kept in a run folder only: run with out='some/folder'")
-            remembered |= self._store.memory(client, self._version)  # who never took part remembers the start
+                raise SettingError("the state of clients is only kept in a run folder: run with out='some/folder'")
+            state |= self._store.client_state(
+                client, self._version
+            )  # a client that never took part keeps the initial state
         engine = make_engine("sequential", self.work, self._clients, torch.device("cpu"), bfloat16=False)
-        community = self.groups[self._group_of.get(client, self.main)]
-        return personal_model(engine, client, self._version, community, remembered)
+        model = self.cluster_models[self._cluster_of.get(client, self.main)]
+        return personal_model(engine, client, self._version, model, state)

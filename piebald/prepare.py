@@ -1,4 +1,4 @@
-"""Everything of a run but its store, checked and settled before anything is trained."""
+"""Preparation of a run: everything but its store is checked and resolved before training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from piebald import recipes
-from piebald.adaptation import set_apart
+from piebald.adaptation import hold_out
 from piebald.client_work import ClientWork
 from piebald.component import Component, build
 from piebald.contracts import Clients, HasServerRows, HoldsRows, Rows, RowsAtSites, Split
@@ -29,7 +29,7 @@ from piebald.privacy.accounting import installed, of_run
 from piebald.queries.evaluate import Evaluate
 from piebald.recipe import Recipe
 from piebald.runtimes.base import RuntimeSettings
-from piebald.scheduling.cohort import cohort_size
+from piebald.scheduling.cohort import HasCohort, cohort_size
 from piebald.server import EvaluationPlan, ResultChecks, StoppingCriteria
 from piebald.server.result_checks import LONGEST_STEP
 from piebald.version import __version__
@@ -40,7 +40,7 @@ Metrics = Mapping[str, Any] | Sequence[str]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What `experiment.run` takes beside recipe, clients, model and folder; its docstring says what each means."""
+    """The options of `experiment.run` besides recipe, clients, model and folder, which documents them."""
 
     rounds: int | None = None
     stop: StoppingCriteria | Mapping[str, Any] | None = None
@@ -60,7 +60,7 @@ class Options:
 
     @classmethod
     def of_folder(cls, meta: Mapping[str, Any], objective: Mapping[str, Any]) -> Self:
-        """Those that a run folder was made with; what is no plain value is given anew in `objective` (loss, metrics)."""
+        """The options of the run in a folder; `objective` gives loss and metrics again, which are no plain values."""
         every, count, split = meta["evaluate"]
         return cls(
             rounds=meta["rounds"],
@@ -81,14 +81,16 @@ class Options:
         )
 
     def length(self) -> tuple[int | None, StoppingCriteria | None]:
-        """How long to run: ten rounds where nothing is said."""
+        """The number of rounds and the stopping criteria; ten rounds if neither is given."""
         made = StoppingCriteria(**self.stop) if isinstance(self.stop, Mapping) else self.stop
         if made is not None and not isinstance(made, StoppingCriteria):
-            raise SettingError(f"stop must be a Stop or a table like {{'seconds': 3600}}, got {self.stop!r}")
+            raise SettingError(
+                f"stop must be a StoppingCriteria or a table like {{'seconds': 3600}}, got {self.stop!r}"
+            )
         return (10 if self.rounds is None and made is None else self.rounds), made
 
     def kept(self) -> dict[str, Any]:
-        """Those that decide what a run comes to, as plain values for its folder."""
+        """The options that influence the results of a run, as plain values for its folder."""
         rounds, stop = self.length()
         return {
             "rounds": rounds,
@@ -102,7 +104,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class PreparedRun:
-    """Everything of one run but the store."""
+    """A run that is ready to start: everything but its store."""
 
     recipe: Recipe  # adapted to the model
     clients: Clients
@@ -114,18 +116,18 @@ class PreparedRun:
     check: ResultChecks
     checkpoint_every: int | None
     meta: Mapping[str, Any]
-    strangers: Clients | None = None
+    unseen: Clients | None = None
 
 
 def prepare(recipe: Recipe | str, clients: Any, model: Model, options: Options) -> PreparedRun:
-    """Check everything and make all choices, so that nothing can go wrong in round 90 that could be seen now."""
-    options = _whole(options)
+    """Check everything and make all choices now, so that no avoidable error appears in a later round."""
+    options = _checked_counts(options)
     rounds, stop = options.length()
     check = ResultChecks(longest_step=options.longest_step)
     recipe = recipes.make(recipe) if isinstance(recipe, str) else recipe
     if not isinstance(recipe, Recipe):
         raise SettingError(f"recipe must be a Recipe or the name of one, got {type(recipe).__name__}")
-    federation, strangers = set_apart(some_clients(clients), options.unseen, options.seed)
+    federation, unseen = hold_out(some_clients(clients), options.unseen, options.seed)
     work, adapted = _work(recipe, federation, model, options)
     objective = work.objective
     where = _runtime(recipe, federation, work, options.runtime)
@@ -136,11 +138,11 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: Options) 
     measuring = _measuring(federation, work, objective, options, stop)
     meta = _meta(recipe, federation, work, objective, where, options)
     every = options.checkpoint_every
-    return PreparedRun(adapted, federation, work, where, measuring, rounds, stop, check, every, meta, strangers)
+    return PreparedRun(adapted, federation, work, where, measuring, rounds, stop, check, every, meta, unseen)
 
 
-def _whole(options: Options) -> Options:
-    """The same with counts as Python's own whole numbers."""
+def _checked_counts(options: Options) -> Options:
+    """The options with their counts as Python integers."""
     rounds, _ = options.length()
     counts: dict[str, int] = {}
     for name, value, least in (
@@ -157,7 +159,7 @@ def _whole(options: Options) -> Options:
 
 
 def _runtime(recipe: Recipe, clients: Clients, work: ClientWork, runtime: Any) -> RuntimeSettings:
-    cohort = getattr(recipe.scheduling, "cohort", 1.0)
+    cohort = recipe.scheduling.cohort if isinstance(recipe.scheduling, HasCohort) else 1.0
     if isinstance(cohort, int) and cohort > len(clients):
         raise SettingError(
             f"cohort is {cohort} but there are {len(clients)} clients: choose at most that, or a share like 1.0"
@@ -170,21 +172,23 @@ def _runtime(recipe: Recipe, clients: Clients, work: ClientWork, runtime: Any) -
 def _check_rows_are_here(where: RuntimeSettings, clients: Clients, options: Options) -> None:
     if where.simulates and isinstance(clients, RowsAtSites) and clients.elsewhere:
         raise SettingError(
-            "partition 'sites' says that rows are at their sites, so there is nothing to simulate: run it with "
-            "piebald server KIT FILE, or take another partition"
+            "partition 'sites' means that rows are at their sites, so there is nothing to simulate: run it with "
+            "piebald server CREDENTIALS FILE, or choose another partition"
         )
     if options.unseen and not where.simulates:
-        raise SettingError("unseen holds clients out whose rows are here, in a federation they are not: leave it out")
+        raise SettingError(
+            "unseen holds out clients whose rows are on this machine, but a federation has no such rows: leave it out"
+        )
 
 
 def _check_fit(recipe: Recipe, clients: Clients, work: ClientWork) -> None:
-    """Refuse parts that cannot work with this model, or need rows that nobody has."""
-    for part in recipe.components:
-        if why := part.unsupported_model(work):
+    """Refuse components that cannot work with this model, or that need rows that do not exist."""
+    for component in recipe.components:
+        if why := component.unsupported_model(work):
             raise SettingError(why)
-        if part.needs_server_rows() and (not isinstance(clients, HasServerRows) or clients.server_rows is None):
+        if component.needs_server_rows() and (not isinstance(clients, HasServerRows) or clients.server_rows is None):
             raise SettingError(
-                f"{part.axis} {part.kind!r} needs rows that the server may look at, and there are none: set the "
+                f"{component.axis} {component.kind!r} needs rows that the server may see, and there are none: set the "
                 "partition's server_rows = 100, or server_rows = (x, y) of clients_from"
             )
 
@@ -194,18 +198,18 @@ def _measuring(
 ) -> EvaluationPlan:
     every = options.evaluate_every
     if stop is not None and stop.measures and not every:
-        raise SettingError("stop goes by scores but evaluate_every is 0: set it to 1 or more, or drop the target")
-    alone = not work.layout.private and clients.common is not None and len(clients.common) > 0
-    common = Evaluate(personal=False) if alone else None
+        raise SettingError("stop uses scores but evaluate_every is 0: set it to 1 or more, or remove the target")
+    global_model = not work.layout.private and clients.common is not None and len(clients.common) > 0
+    common = Evaluate(personal=False) if global_model else None
     validate = _validate(options.keep, every, clients)
-    asked = Evaluate(split=options.evaluate_split)
-    return EvaluationPlan(asked, every, options.evaluate_clients, common, objective.higher_is_better, validate)
+    query = Evaluate(split=options.evaluate_split)
+    return EvaluationPlan(query, every, options.evaluate_clients, common, objective.higher_is_better, validate)
 
 
 def _meta(
     recipe: Recipe, clients: Clients, work: ClientWork, objective: Objective, where: RuntimeSettings, options: Options
 ) -> dict[str, Any]:
-    """What the run folder says of the run, in plain values."""
+    """The description of the run for its folder, as plain values."""
     rounds, _ = options.length()
     metrics = options.metrics
     return {
@@ -235,13 +239,13 @@ def _meta(
 
 
 def _validate(keep: str, every: int, clients: Clients) -> Evaluate | None:
-    """What tells the best version, where that is to be kept."""
+    """The query that finds the best version, where that is to be kept."""
     if keep not in ("last", "best"):
         raise unknown("version to keep called", keep, ("last", "best"))
     if keep == "last":
         return None
     if not every:
-        raise SettingError("keep = 'best' needs measurements to choose by: evaluate_every must be at least 1")
+        raise SettingError("keep = 'best' needs evaluations to choose by: evaluate_every must be at least 1")
     if not _has_validation(clients):
         raise SettingError(
             "keep = 'best' needs validation rows but no client has any: give the partition validation = 0.1"
@@ -250,10 +254,10 @@ def _validate(keep: str, every: int, clients: Clients) -> Evaluate | None:
 
 
 def some_clients(clients: Any) -> Clients:
-    """Whatever was given as clients, as `Clients`."""
+    """Any accepted description of clients, as `Clients`."""
     if isinstance(clients, DataSet):
         raise SettingError(
-            f"the data set {clients.name} belongs to nobody yet: deal it out first, "
+            f"the data set {clients.name} is not divided among clients yet: partition it first, "
             "like partition.Iid(clients=10).split(dataset)"
         )
     made: Clients = cast(Clients, clients) if isinstance(clients, HoldsRows) else clients_from(clients)
@@ -290,23 +294,23 @@ def _work(recipe: Recipe, clients: Clients, model: Model, options: Options) -> t
 
 
 def _outputs(module: nn.Module, rows: Rows) -> tuple[int, ...]:
-    """The shape of what the model makes of one row; so a model that does not fit the data is found out at once."""
+    """The shape of the model's output for one row; refuses a model that does not fit the data."""
     trial = copy.deepcopy(module).eval()
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            made = trial(rows.x[:1])
+            output = trial(rows.x[:1])
     except Exception as error:
         shape = list(rows.x.shape[1:])
         raise SettingError(f"the model fails on an input of shape {shape}: {type(error).__name__}: {error}") from error
-    return tuple(made.shape[1:]) if isinstance(made, torch.Tensor) else ()
+    return tuple(output.shape[1:]) if isinstance(output, torch.Tensor) else ()
 
 
 def _check_validation(recipe: Recipe, clients: Clients) -> None:
-    """Refuse parts that go by validation rows where no client has any."""
-    for part in (recipe.aggregation, recipe.training, recipe.clustering):
-        if part.needs_validation_rows() and not _has_validation(clients):
+    """Refuse components that need validation rows where no client has any."""
+    for component in (recipe.aggregation, recipe.training, recipe.clustering):
+        if component.needs_validation_rows() and not _has_validation(clients):
             raise SettingError(
-                f"{part.kind} goes by validation rows but clients have none: set validation = 0.05 in the partition"
+                f"{component.kind} needs validation rows but clients have none: set validation = 0.05 in the partition"
             )
 
 
@@ -315,21 +319,18 @@ def _has_validation(clients: Clients) -> bool:
 
 
 def check_repeats(folder: Path, meta: Mapping[str, Any], recipe: Recipe, options: Options) -> None:
-    """Refuse to pass off a run with other settings as the one that is wanted.
+    """Refuse to reuse the run in a folder if its settings differ from the wanted ones.
 
     Args:
-        folder: where the run lies that is to stand for the one wanted.
-        meta: what its folder says of it.
+        folder: the folder of the existing run.
+        meta: the description of that run.
+        recipe, options: the wanted settings.
     """
     wanted = {**options.kept(), "recipe": recipe.model_dump()}
-    usual = {
-        "stop": None,
-        "keep": "last",
-        "unseen": 0,
-        "longest_step": LONGEST_STEP,
-    }  # what folders of earlier versions do not say
-    recorded = recipes.rebuild(meta["recipe"]["table"]).model_dump()  # with what earlier versions did not say
-    found = {name: meta.get(name, usual.get(name)) for name in options.kept()} | {"recipe": recorded}
+    # settings that folders of earlier versions do not have
+    defaults = {"stop": None, "keep": "last", "unseen": 0, "longest_step": LONGEST_STEP}
+    recorded = recipes.rebuild(meta["recipe"]["table"]).model_dump()
+    found = {name: meta.get(name, defaults.get(name)) for name in options.kept()} | {"recipe": recorded}
     for name, value in wanted.items():
         if json.dumps(value, sort_keys=True) != json.dumps(found[name], sort_keys=True):
             raise SettingError(f"{folder} holds a run with another {name}: choose another folder, or delete that one")

@@ -1,4 +1,4 @@
-"""What `piebald data show` shows: a data set dealt to clients, their devices, and how unlike they all are."""
+"""The preview of `piebald data show`: a partitioned data set, its devices, and the heterogeneity of clients."""
 
 from __future__ import annotations
 
@@ -15,18 +15,23 @@ if TYPE_CHECKING:
     from piebald.data.dataset import DataSet
     from piebald.partition.heterogeneity import Heterogeneity
 
-OTHERS = ("fleet", "model")  # settings "fleet.slow_factor" and "model.lr"; all others are the partition's
+OTHERS = (
+    "fleet",
+    "model",
+)  # the prefixes of "fleet.slow_factor" and "model.lr"; other settings belong to the partition
 
 
 @dataclass(frozen=True, slots=True)
 class DataPreview:
-    """Numbers for the federation and its clients, and the pictures that were drawn.
+    """Measures of the federation and its clients, and the pictures that were drawn.
 
     Attributes:
-        partition: its settings.  fleet: those of the fleet, or None.
-        federation: a number for each measure.  units: what they are.
-        clients: a row for each client.
-        files: the pictures.
+        partition: the settings of the partition.
+        fleet: the settings of the fleet, or None.
+        federation: the value of each measure.
+        units: the unit of each measure.
+        clients: one row for each client.
+        files: the paths of the pictures.
     """
 
     partition: dict[str, Any]
@@ -46,40 +51,40 @@ def show(
     model: str | None = None,
     out: Path | None = None,
 ) -> DataPreview:
-    """Deal a data set to clients and measure them.
+    """Partition a data set and measure the clients.
 
     Args:
         name: the data set.
         partition: the kind of partition.
-        settings: by name; those of the fleet begin with "fleet.", those of the model's training with "model.".
-        fleet: the kind of fleet, None for no devices.
-        model: a network to train on each client for one epoch, for the weight divergence.
+        settings: settings by name; those of the fleet begin with "fleet.", those of the model's training with "model.".
+        fleet: the kind of fleet, or None for no devices.
+        model: a model to train for one epoch on each client, to measure weight divergence.
         out: a folder for pictures.
 
     Raises:
-        SettingError: anything that does not fit.
+        SettingError: a name or a setting is wrong.
     """
-    from piebald import data as actor
+    from piebald import data as data_sets
     from piebald.component import build
     from piebald.partition import Devices, Partition, collect, measure, pictures
     from piebald.partition.heterogeneity import UNITS
     from piebald.partition.survey import embedding
 
-    own, of = _divided(settings)
+    own, others = _divided(settings)
     for word, kind in (("fleet", fleet), ("model", model)):
-        if of[word] and kind is None:
-            raise SettingError(f"{word}.{next(iter(of[word]))} needs a {word}: add --{word} KIND")
+        if others[word] and kind is None:
+            raise SettingError(f"{word}.{next(iter(others[word]))} needs a {word}: add --{word} KIND")
     made = build("partition", {"kind": partition} | own)
-    devices = None if fleet is None else build("fleet", {"kind": fleet} | of["fleet"])
-    assert isinstance(made, Partition)  # for the type checker; these axes have nothing else
+    devices = None if fleet is None else build("fleet", {"kind": fleet} | others["fleet"])
+    assert isinstance(made, Partition)  # for the type checker
     assert devices is None or isinstance(devices, Devices)
-    dataset = actor.load(name)
+    dataset = data_sets.load(name)
     clients = made.split(dataset)
     seconds = None if devices is None else [devices.device(number).seconds_per_step for number in range(len(clients))]
     embed = embedding(clients)
     seen = measure(collect(clients, embed=embed), seconds)
     if model is not None:
-        seen = _diverged(seen, clients, dataset, model, of["model"])
+        seen = _diverged(seen, clients, dataset, model, others["model"])
     drawn = [] if out is None else pictures.draw(clients, out, embed=embed, fleet=devices)
     rows = [{"client": clients.names[number], **row} for number, row in enumerate(seen.table())]
     if devices is not None:
@@ -92,20 +97,20 @@ def show(
 
 
 def _divided(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """The partition's settings, and those of the others by what they are of."""
+    """The partition's settings, and those of the fleet and the model."""
     own: dict[str, Any] = {}
-    of: dict[str, dict[str, Any]] = {other: {} for other in OTHERS}
+    others: dict[str, dict[str, Any]] = {other: {} for other in OTHERS}
     for key, value in settings.items():
         word, dot, rest = key.partition(".")
-        if dot and word in of:
-            of[word][rest] = value
+        if dot and word in others:
+            others[word][rest] = value
         else:
             own[key] = value
-    return own, of
+    return own, others
 
 
 def _device(fleet: Fleet, client: int) -> dict[str, Any]:
-    """What a device adds to its client's row; limits that it does not have are left empty."""
+    """The columns of a device in its client's row; infinite limits are None."""
     device = fleet.device(client)
     limits = {"down": device.down, "up": device.up}
     return {name: None if value == float("inf") else value for name, value in limits.items()} | {
@@ -126,10 +131,10 @@ def _diverged(
             raise unknown("setting of the model's training called", setting, known)
     outputs = len(dataset.classes) if dataset.classes is not None else int(dataset.y[:1].numel())
     network = build_model(model, dataset.input_shape, outputs, seed=settings.get("seed", 0))
-    apart = diverge(clients, network, **settings)
-    return dataclasses.replace(seen, divergence=apart.clients, pooled_divergence=apart.pooled)
+    found = diverge(clients, network, **settings)
+    return dataclasses.replace(seen, divergence=found.clients, pooled_divergence=found.pooled)
 
 
 def columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The columns of a table of clients in which there is something."""
+    """The columns of a table of clients that are not empty."""
     return [name for name in rows[0] if any(row[name] is not None for row in rows)]

@@ -1,4 +1,4 @@
-"""A progress bar with the metric that matters; silent where there is no terminal to draw on."""
+"""A progress bar with the main metric, shown only on a terminal."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ if TYPE_CHECKING:
 
 
 class Bar:
-    """Shows a run's commits.
+    """Progress of a run's server steps.
 
     Args:
-        label: what is running.  seed: its seed.
-        total: commits to make, None where that is not known.
-        metric: the metric to show, the mean over clients of the personal model or else the global model.
-        wanted: False keeps quiet also on a terminal.
+        label: the label of the run.
+        seed: its seed.
+        total: the number of server steps, None if it is not known.
+        metric: the metric to show, the mean over clients of the personal model or else of the global model.
+        wanted: False hides the bar on a terminal too.
     """
 
     def __init__(self, label: str, seed: int, total: int | None, metric: str, wanted: bool) -> None:
@@ -49,7 +50,7 @@ class Bar:
             self._bar.stop()
 
     def show(self, progress: RoundProgress) -> None:
-        """Move on to a commit."""
+        """Show the progress up to a server step."""
         if self._bar is None:
             return
         names = (f"personal/{self.metric}", f"global/{self.metric}")

@@ -1,4 +1,4 @@
-"""Vectors that belong to clients, kept between tasks: in RAM, and beyond a budget in a file."""
+"""Tensors that belong to clients, kept between tasks: in RAM, and in a file beyond a budget."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from torch import Tensor
 
 
 class TensorStore:
-    """Named tensors for each client, the least recently used ones on disk once `budget` bytes are full.
+    """Named tensors of each client; the least recently used ones move to a file once `budget` bytes are full.
 
-    Only clients that took part are here, so it grows with who was asked, not with who is registered.
+    Only clients that took part are stored, so it grows with the clients asked, not with the clients registered.
 
     Args:
         budget: bytes kept in RAM.
-        prefix: what checkpoints call it, "memory" for what clients remember, "last" for what the server does.
+        prefix: the first word of its tensors' names in checkpoints: "client_state" for the state of clients, "last" for
+            the last models that the server keeps.
     """
 
-    def __init__(self, budget: int = 4 << 30, prefix: str = "memory") -> None:
+    def __init__(self, budget: int = 4 << 30, prefix: str = "client_state") -> None:
         self.budget, self.prefix = budget, prefix
         self._near: OrderedDict[int, dict[str, Tensor]] = OrderedDict()
         self._far: dict[int, tuple[int, list[tuple[str, torch.Size, torch.dtype]]]] = {}
@@ -38,24 +39,24 @@ class TensorStore:
         yield from sorted({*self._near, *self._far})
 
     def get(self, client: int) -> Mapping[str, Tensor]:
-        """What a client remembers; it is now the most recently used."""
+        """A client's tensors, which become the most recently used."""
         if client in self._far:
             self._keep(client, self._fetch(client))
         self._near.move_to_end(client)
         return self._near[client]
 
     def set(self, client: int, tensors: Mapping[str, Tensor]) -> None:
-        """Replace what a client remembers."""
+        """Replace a client's tensors."""
         before = self._near.pop(client, None)
         if before is not None:
             self._bytes -= _size(before)
         elif client in self._far:
-            self._leave(*self._far.pop(client))
+            self._release(*self._far.pop(client))
         self._keep(client, dict(tensors))
         self._changed.add(client)
 
     def take(self, client: int) -> dict[str, Tensor]:
-        """What a client remembers, which is forgotten here."""
+        """Remove a client's tensors and return them."""
         self.get(client)
         tensors = self._near.pop(client)
         self._bytes -= _size(tensors)
@@ -63,7 +64,7 @@ class TensorStore:
         return tensors
 
     def changed(self) -> dict[str, Tensor]:
-        """What has changed since this was last asked, as "PREFIX/CLIENT/NAME"."""
+        """The tensors that changed since the last call, named "PREFIX/CLIENT/NAME"."""
         tensors = {
             f"{self.prefix}/{client}/{name}": t
             for client in sorted(self._changed)
@@ -73,20 +74,20 @@ class TensorStore:
         return tensors
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take up what `changed` gave, over all calls."""
+        """Restore the tensors that `changed` returned, over all calls."""
         for client, own in by_client(tensors, self.prefix).items():
             self.set(client, own)
         self._changed.clear()
 
     def close(self) -> None:
-        """Forget everything."""
+        """Drop all tensors and close the file."""
         if self._file is not None:
             self._file.close()
         self._near.clear()
         self._far.clear()
 
-    def _leave(self, place: int, kinds: list[tuple[str, torch.Size, torch.dtype]]) -> None:
-        """A place in the file is free again."""
+    def _release(self, place: int, kinds: list[tuple[str, torch.Size, torch.dtype]]) -> None:
+        """Mark a place in the file as free."""
         self._free.setdefault(_length(kinds), []).append(place)
 
     def _keep(self, client: int, tensors: dict[str, Tensor]) -> None:
@@ -97,9 +98,9 @@ class TensorStore:
             self._spill(oldest)
 
     def _spill(self, client: int) -> None:
-        """Move a client's tensors to the file, into a hole of the right size if there is one."""
+        """Move a client's tensors to the file, into a free place of the right size if there is one."""
         if self._file is None:
-            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the memory
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the store
             weakref.finalize(self, self._file.close)
         tensors = self._near.pop(client)
         self._bytes -= _size(tensors)
@@ -114,7 +115,7 @@ class TensorStore:
     def _fetch(self, client: int) -> dict[str, Tensor]:
         assert self._file is not None
         place, kinds = self._far.pop(client)
-        self._leave(place, kinds)
+        self._release(place, kinds)
         self._file.seek(place)
         found = {}
         for name, shape, dtype in kinds:
@@ -124,7 +125,7 @@ class TensorStore:
 
 
 def by_client(tensors: Mapping[str, Tensor], prefix: str) -> dict[int, dict[str, Tensor]]:
-    """Tensors that are called "PREFIX/CLIENT/NAME"."""
+    """The tensors named "PREFIX/CLIENT/NAME", by client."""
     found: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         kind, _, rest = name.partition("/")

@@ -1,4 +1,4 @@
-"""TOML with a memory: each value knows the line, or the flag, it came from.  Also a writer for plain values."""
+"""TOML documents that keep the line or the flag of each value, and a writer for plain values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from piebald.errors import SettingError
 
 Key = tuple[str | int, ...]
-SgdRun = Generator[tuple[Key, int], None, int]  # keys with their lines; returns the place in the text after them
+Walk = Generator[tuple[Key, int], None, int]  # yields keys with their lines, returns the position after them
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _BLANK = re.compile(r"(?:[ \t\r\n,]|#[^\n]*)*")
@@ -25,8 +25,8 @@ class Document:
     """A TOML file and the `--set` flags on top of it.
 
     Attributes:
-        name: what errors call the file.
-        values: what it says, as plain values.
+        name: the name of the file in error messages.
+        values: the content as plain values.
     """
 
     def __init__(self, text: str, name: str) -> None:
@@ -41,20 +41,20 @@ class Document:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], name: str) -> Document:
-        """A document that was never a file."""
+        """A document from plain values instead of a file."""
         document = cls("", name)
         document.values = dict(values)
         return document
 
     def origin(self, key: Key) -> str:
-        """Where a value came from: "experiment.toml:7" or "--set recipe.lr"; the file's name for one that is absent."""
+        """The source of a value: "experiment.toml:7" or "--set recipe.lr"; the file's name if it is absent."""
         for length in range(len(key), 0, -1):
             if key[:length] in self._origins:
                 return self._origins[key[:length]]
         return self.name
 
     def set(self, flag: str) -> None:
-        """Put `a.b=c` on top, where c is a TOML value, or text if it is none."""
+        """Override a value with `a.b=c`, where c is a TOML value or else text."""
         name, equals, text = flag.partition("=")
         if not equals or not name.strip():
             raise SettingError(f"--set needs key=value, like --set recipe.lr=0.1, got {flag!r}")
@@ -69,7 +69,7 @@ class Document:
         self._forget(key, origin)
 
     def put(self, key: str, value: Any, origin: str) -> None:
-        """Put one top-level value on top."""
+        """Override one top-level value."""
         self.values[key] = value
         self._forget((key,), origin)
 
@@ -78,7 +78,7 @@ class Document:
         self._origins[key] = origin
 
     def _place(self, words: Sequence[str], origin: str) -> Key:
-        """The key that a flag's words mean, with the tables on the way made."""
+        """The key that a flag names; missing tables on the way are created."""
         target: Any = self.values
         key: list[str | int] = []
         for depth, word in enumerate(words):
@@ -97,7 +97,7 @@ class Document:
 
 
 def dotted(key: Sequence[str | int]) -> str:
-    """A key as one writes it: recipe.lr, recipes[1].name."""
+    """A key in its written form: recipe.lr, recipes[1].name."""
     text = ""
     for word in key:
         text += f"[{word}]" if isinstance(word, int) else f".{word}" if text else str(word)
@@ -116,7 +116,7 @@ def _syntax(error: tomllib.TOMLDecodeError, text: str, name: str) -> str:
 
 
 def _words(name: str) -> list[str]:
-    """The words of a dotted key, which may be quoted."""
+    """The words of a dotted key, quoted or not."""
     words = [word for word, _ in _key_words(name, 0)]
     if not words or not all(words):
         raise SettingError(f"--set needs a key like recipe.lr, got {name!r}")
@@ -124,7 +124,7 @@ def _words(name: str) -> list[str]:
 
 
 def _value(text: str, origin: str) -> Any:
-    """A TOML value; a word that is none is taken as text, so that names need no quotes."""
+    """A TOML value; any other word is text, so that names need no quotes."""
     try:
         read = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
@@ -134,7 +134,7 @@ def _value(text: str, origin: str) -> Any:
     return read["value"] if len(read) == 1 else text
 
 
-# --------------------------------------------------------------------------------------------- which line a key is on
+# ----------------------------------------------------------------------------------------------------- lines of keys
 
 
 def lines(text: str) -> Iterator[tuple[Key, int]]:
@@ -162,16 +162,16 @@ def lines(text: str) -> Iterator[tuple[Key, int]]:
         place = text.index("]]" if array else "]", place) + (2 if array else 1)
 
 
-def _assignment(text: str, place: int, table: Key, key: Sequence[str]) -> SgdRun:
-    """What stands after a key: `= value`."""
+def _assignment(text: str, place: int, table: Key, key: Sequence[str]) -> Walk:
+    """The part after a key: `= value`."""
     line = text.count("\n", 0, place) + 1
     for depth in range(len(key)):
         yield (*table, *key[: depth + 1]), line
     return (yield from _walk(text, text.index("=", place) + 1, (*table, *key)))
 
 
-def _walk(text: str, place: int, key: Key) -> SgdRun:
-    """One value, with the keys inside it."""
+def _walk(text: str, place: int, key: Key) -> Walk:
+    """One value, and the keys inside it."""
     place = _blank(text, place)
     if text[place] in "[{":
         closing = "]" if text[place] == "[" else "}"
@@ -190,7 +190,7 @@ def _walk(text: str, place: int, key: Key) -> SgdRun:
 
 
 def _blank(text: str, place: int) -> int:
-    """The place after white space, commas and comments."""
+    """The position after white space, commas and comments."""
     match = _BLANK.match(text, place)
     return match.end() if match else place
 
@@ -201,7 +201,7 @@ def _key(text: str, place: int) -> tuple[list[str], int]:
 
 
 def _key_words(text: str, place: int) -> Iterator[tuple[str, int]]:
-    """The words of a dotted key, each with the place after it."""
+    """The words of a dotted key, each with the position after it."""
     while True:
         while text[place : place + 1] in (" ", "\t"):
             place += 1
@@ -222,7 +222,7 @@ def _key_words(text: str, place: int) -> Iterator[tuple[str, int]]:
 
 
 def dumps(values: Mapping[str, Any]) -> str:
-    """Plain values as TOML: tables one level deep get a heading, deeper ones stand in line; None is left out."""
+    """Plain values as TOML: top-level tables get a heading, deeper ones are inline; None is left out."""
     headed = {key: value for key, value in values.items() if isinstance(value, Mapping) or _tables(value)}
     blocks = [_pairs({key: value for key, value in values.items() if key not in headed})]
     for key, value in headed.items():

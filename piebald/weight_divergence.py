@@ -1,4 +1,4 @@
-"""Weight divergence: how far one local epoch carries the clients' models apart (Zhao et al. 2018)."""
+"""Weight divergence: the distance between clients' models after one local epoch (Zhao et al. 2018)."""
 
 from __future__ import annotations
 
@@ -26,18 +26,19 @@ if TYPE_CHECKING:
     from piebald.objective import Objective
 
 Measure = Literal["none", "data", "weights"]
-MOST_NUMBERS = 500_000_000  # of all clients' models together, 2 GB
+MAX_PARAMETERS = 500_000_000  # of all clients' models together, 2 GB
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Divergence:
-    """How far one epoch of local SGD takes models apart, as shares of a model's length.
+    """The divergence of models after one epoch of local SGD, relative to the norm of a model.
 
     Attributes:
-        clients: |w_k - w| / |w| of each client's model w_k [c]; w is their average by rows.  No row moves for it.
-        pooled: |w - w_SGD| / |w_SGD| (Zhao et al. 2018, section 3.1), w_SGD after one epoch on all rows together, in
-            batches as many times larger as there are clients, so that both take about as many steps; None where rows
-            were not pooled.
+        clients: |w_k - w| / |w| of each client's model w_k [c]; w is their average weighted by rows,
+            which needs no pooled rows.
+        pooled: |w - w_SGD| / |w_SGD| (Zhao et al. 2018, section 3.1), w_SGD after one epoch on all rows together.
+            Its batches are larger by a factor of the number of clients, so that both take about as many steps.  None
+            where rows were not pooled.
     """
 
     clients: NDArray[np.float64]
@@ -54,62 +55,65 @@ def diverge(
     loss: Any = None,
     pool: bool = True,
 ) -> Divergence:
-    """Train a copy of one model on each client for one epoch of plain SGD, and see how far they come apart.
+    """Train a copy of one model on each client for one epoch of plain SGD, and measure the divergence.
 
     Zhao et al. compare FedAvg's model with one that was trained on all rows (`pooled`).  A real federation cannot pool
-    rows, so each client's own number is measured from the clients' average.  Clients without training rows have none
-    and are left out (NaN).
+    rows, so the divergence of each client is measured from the clients' average.  Clients without training rows are
+    left out (NaN).
 
     Args:
-        clients: who holds what.
-        model: the first model, which is not changed.
+        clients: the clients and their rows.
+        model: the initial model, which is not changed.
         lr: learning rate.
-        batch: rows a step.
-        seed: of the orders of rows.
+        batch: rows per step.
+        seed: the seed of the order of rows.
         loss: as in `piebald.run`.
         pool: also train on all rows together.
 
     Raises:
-        SettingError: nobody has rows, or too many models to keep in memory.
+        SettingError: no client has training rows, or the models are too large to keep in memory.
     """
     layout = Layout.of(model)
-    if len(clients) * layout.size > MOST_NUMBERS:
+    if len(clients) * layout.size > MAX_PARAMETERS:
         raise SettingError(
-            f"{len(clients)} models of {layout.size} numbers are too much to compare: take fewer clients, or a smaller "
-            f"model, for at most {MOST_NUMBERS} numbers"
+            f"{len(clients)} models of {layout.size} parameters are too large to compare: use fewer clients, or a "
+            f"smaller model, for at most {MAX_PARAMETERS} parameters"
         )
     held = [clients.rows(client, "train") for client in range(len(clients))]
-    some = [client for client, rows in enumerate(held) if len(rows)]
-    if not some:
+    trainable = [client for client, rows in enumerate(held) if len(rows)]
+    if not trainable:
         raise SettingError("weight divergence needs clients with training rows, and no client has one")
-    objective = objective_for(held[some[0]].y, loss)
-    trained = [_epoch(model, layout, objective, held[client], lr, batch, (seed, client)) for client in some]
-    centre = None
+    objective = objective_for(held[trainable[0]].y, loss)
+    trained = [_epoch(model, layout, objective, held[client], lr, batch, (seed, client)) for client in trainable]
+    reference = None
     if pool:
-        x, y = torch.cat([held[client].x for client in some]), torch.cat([held[client].y for client in some])
-        everything = type(held[some[0]])(x, y)
-        centre = _epoch(model, layout, objective, everything, lr, batch * len(some), (seed, "pooled")).numpy()
+        x = torch.cat([held[client].x for client in trainable])
+        y = torch.cat([held[client].y for client in trainable])
+        all_rows = type(held[trainable[0]])(x, y)
+        reference = _epoch(model, layout, objective, all_rows, lr, batch * len(trainable), (seed, "pooled")).numpy()
     models = torch.stack(trained).numpy()
-    apart, pooled = weight_divergence(models, np.array([len(held[client]) for client in some]), centre)
+    relative, pooled = weight_divergence(models, np.array([len(held[client]) for client in trainable]), reference)
     every = np.full(len(clients), np.nan)
-    every[some] = apart
+    every[trainable] = relative
     return Divergence(every, pooled)
 
 
-def unlike(clients: Clients, fleet: Fleet | None, work: ClientWork, how: Measure) -> Heterogeneity | None:
-    """How unlike the clients of a run are; None where nothing is asked for, or nothing can be said without loading.
+def measure_heterogeneity(
+    clients: Clients, fleet: Fleet | None, work: ClientWork, how: Measure
+) -> Heterogeneity | None:
+    """Measure the heterogeneity of a run's clients; None where nothing is requested or known without loading data.
 
     Args:
-        clients: who holds what.
-        fleet: their devices.
-        work: the run's model, loss and seed.
-        how: "data" for what is known of data and devices, "weights" also for the divergence of weights, or "none".
+        clients: the clients and their rows.
+        fleet: the devices of the clients.
+        work: the model, loss and seed of the run.
+        how: "data" for measures of data and devices, "weights" for weight divergence as well, or "none".
     """
-    seen = None if how == "none" else survey(clients, fleet)
-    if seen is None or how == "data":
-        return seen
-    apart = diverge(clients, work.model, seed=work.seed, loss=work.objective.loss)
-    return replace(seen, divergence=apart.clients, pooled_divergence=apart.pooled)
+    measured = None if how == "none" else survey(clients, fleet)
+    if measured is None or how == "data":
+        return measured
+    found = diverge(clients, work.model, seed=work.seed, loss=work.objective.loss)
+    return replace(measured, divergence=found.clients, pooled_divergence=found.pooled)
 
 
 def _epoch(
@@ -119,19 +123,19 @@ def _epoch(
     rows: Rows,
     lr: float,
     batch: int,
-    words: tuple[int | str, ...],
+    key: tuple[int | str, ...],
 ) -> Tensor:
-    """One epoch of plain SGD from the model; its vector [p] afterwards.  The global random state is left as it was."""
+    """The model vector [p] after one epoch of plain SGD.  The global random state is not changed."""
     module = copy.deepcopy(model).train()
     optimiser = torch.optim.SGD(module.parameters(), lr=lr)
-    dice = generator("divergence", *words)
+    random = generator("divergence", *key)
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(int(dice.integers(1 << 62)))  # for dropout
-        order = torch.from_numpy(dice.permutation(len(rows)))
+        torch.default_generator.manual_seed(int(random.integers(1 << 62)))  # for dropout
+        order = torch.from_numpy(random.permutation(len(rows)))
         for start in range(0, len(rows), batch):
             places = order[start : start + batch]
             if len(places) == 1 and len(rows) > 1:
-                continue  # batch norm cannot learn from one row; a lone last one is left out for all models alike
+                continue  # batch norm cannot train on one row; a single last row is left out for all models
             optimiser.zero_grad()
             torch.autograd.backward(objective.loss(module(rows.x[places]), rows.y[places]).mean())
             optimiser.step()

@@ -161,7 +161,7 @@ def newcomer_table(out: Path) -> str:
             ways: dict[str, list[float]] = {}
             for one in seeds.values():
                 for newcomer in one["newcomers"]:
-                    for way in newcomer["ways"]:
+                    for way in newcomer["methods"]:
                         if way["test"] is not None:
                             ways.setdefault(way["name"], []).append(way["test"])
                             if way["name"] == newcomer["best"]:

@@ -108,7 +108,7 @@ def overview(out: Path) -> str:
             lines.append(
                 table_row(
                     model, settings.TITLES[setting], str(cohort), *against,
-                    "" if ratio is None else f"{ratio:.2f}", str(len(made.groups[OURS])),
+                    "" if ratio is None else f"{ratio:.2f}", str(len(made.by_label[OURS])),
                 )
             )  # fmt: skip
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Some clients are held out of a run until its end."""
+"""Clients that are held out of a run until its end."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from piebald.errors import SettingError
 from piebald.randomness import generator
 
 
-class SomeClients:
-    """Some of many clients, numbered from 0 again.
+class ClientSubset:
+    """A subset of clients, numbered from 0.
 
     Args:
-        clients: all of them.
-        chosen: the numbers of these there.
+        clients: all clients.
+        chosen: the numbers of those in the subset.
     """
 
     def __init__(self, clients: Clients, chosen: Sequence[int]) -> None:
@@ -42,8 +42,8 @@ class SomeClients:
         return self._clients.counts(self._chosen[client], split)
 
 
-class SomePooledClients(SomeClients):
-    """The same for clients whose rows are in one pool, which engines index (`contracts.InMemory`)."""
+class PooledClientSubset(ClientSubset):
+    """A subset of clients whose rows are in one pool, which engines index (`contracts.InMemory`)."""
 
     def in_memory(self) -> bool:
         """See `contracts.InMemory`."""
@@ -54,7 +54,7 @@ class SomePooledClients(SomeClients):
         return self._pooled().pool()
 
     def indices(self, client: int, split: Split) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Row numbers of one part of one client."""
+        """The row numbers of one split of one client."""
         return self._pooled().indices(self._chosen[client], split)
 
     def _pooled(self) -> InMemory:
@@ -62,16 +62,16 @@ class SomePooledClients(SomeClients):
         return self._clients
 
 
-def set_apart(clients: Clients, unseen: float, seed: int) -> tuple[Clients, Clients | None]:
-    """Those who take part, and those who stay unseen until the end; None where nobody does.
+def hold_out(clients: Clients, unseen: float, seed: int) -> tuple[Clients, Clients | None]:
+    """Divide clients into those that take part and those that stay unseen until the end, or None.
 
     Args:
-        clients: everybody.
+        clients: all clients.
         unseen: a number of clients, or a share of them below 1.
         seed: of the choice.
 
     Raises:
-        SettingError: nobody would take part, or it is not a number.
+        SettingError: no client would take part, or `unseen` is not a number.
     """
     if isinstance(unseen, bool) or not isinstance(unseen, int | float) or not 0 <= unseen < math.inf:
         raise SettingError(f"unseen must be a number of clients (0, 1, ...) or a share of them (0.2), got {unseen!r}")
@@ -80,8 +80,8 @@ def set_apart(clients: Clients, unseen: float, seed: int) -> tuple[Clients, Clie
         raise SettingError(f"unseen = {unseen} leaves none of {len(clients)} clients to train with: lower it")
     if not count:
         return clients, None
-    apart = set(generator("unseen", seed).choice(len(clients), count, replace=False).tolist())
-    there = [client for client in range(len(clients)) if client not in apart]
+    held_out = set(generator("unseen", seed).choice(len(clients), count, replace=False).tolist())
+    taking_part = [client for client in range(len(clients)) if client not in held_out]
     pooled = isinstance(clients, InMemory) and clients.in_memory()
-    some = SomePooledClients if pooled else SomeClients
-    return some(clients, there), some(clients, sorted(apart))
+    subset = PooledClientSubset if pooled else ClientSubset
+    return subset(clients, taking_part), subset(clients, sorted(held_out))

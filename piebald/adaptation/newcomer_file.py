@@ -1,4 +1,4 @@
-"""A newcomer's rows from a file or a folder, read as the run reads its own."""
+"""A newcomer's rows from a file or a folder, read in the same way as the run's own data."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from piebald.partition.client_tables import is_table, read_table
 def from_file(
     path: Path, target: str | None, meta: Mapping[str, Any], validation: float = 0.2, test: float = 0.2
 ) -> Clients:
-    """A newcomer's rows as a client, read as the run in `meta` reads its own.
+    """A newcomer's rows as a client, read in the same way as the data of the run that `meta` describes.
 
     Args:
         path: an .npz file with arrays x and y, a .csv, .tsv or .parquet table, or a folder of images or WAV
-            recordings with a folder for each class.
-        target: the table's column to predict; all other columns are inputs, in the order of the file.
-        meta: what the run is.
-        validation, test: shares of the rows.
+            recordings with one folder for each class.
+        target: the column of a table to predict; all other columns are inputs, in the order of the file.
+        meta: the description of the run.
+        validation, test: the shares of validation and test rows.
 
     Raises:
-        SettingError: the file cannot be read, or has something else in it.
+        SettingError: the file cannot be read, or has unexpected content.
     """
     settings = meta.get("settings") or {}
     source: Any
@@ -39,7 +39,7 @@ def from_file(
         source = _folder(path, settings)
     elif is_table(path):
         if target is None:
-            raise SettingError(f"{path} is a table, so say which column is to be predicted: --target COLUMN")
+            raise SettingError(f"{path} is a table: name the column to predict with --target COLUMN")
         source, columns = read_table(path).assign(**{_WHO: "newcomer"}), {"client": _WHO, "target": target}
     elif path.suffix == ".npz":
         source = {"newcomer": _arrays(path)}
@@ -67,7 +67,7 @@ def _arrays(path: Path) -> tuple[Any, Any]:
 
 
 def _folder(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Images or recordings of the size that the run's own data set has."""
+    """Images or recordings in the size of the run's data set."""
     name = (settings.get("data") or {}).get("name")
     if name is None:
         raise SettingError(f"{path} is a folder, but the run was started from Python: load it there and call adapt")
@@ -79,5 +79,7 @@ def _folder(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
         found = data.audio_folder(path, seconds=shape[1] / 16_000)
         x = found.x[:]
     else:
-        raise SettingError(f"{path} is a folder, but the run's inputs {list(shape)} are no square images or recordings")
+        raise SettingError(
+            f"{path} is a folder, but the run's inputs {list(shape)} are neither square images nor recordings"
+        )
     return {"newcomer": (x, np.array(found.classes)[found.y.numpy()])}

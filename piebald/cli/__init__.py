@@ -1,4 +1,4 @@
-"""The command line.  Everything heavy is imported inside the command that needs it, so `piebald --help` is quick."""
+"""The command line.  Heavy packages are imported inside the commands that need them, so `piebald --help` is fast."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ import typer
 from piebald.cli.app import app
 from piebald.errors import PiebaldError
 
-# commands register themselves; the order of import is their order in `piebald --help`
+# importing a module registers its commands, in the order of `piebald --help`
 from piebald.cli import train  # noqa: F401  # isort: skip
 from piebald.cli import federate  # noqa: F401  # isort: skip
 from piebald.cli import look  # noqa: F401  # isort: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and say how it ended: 0, 1 (something broke), 2 (bad input) or 130 (Ctrl-C).
+    """Run one command and return its exit code: 0, 1 (failure), 2 (bad input) or 130 (Ctrl-C).
 
     Args:
-        argv: words after `piebald`, by default those of this process.
+        argv: the words after `piebald`, by default those of this process.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         code = app(words or ["--help"], prog_name="piebald", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read our output has gone (`| head`); without this, Python would complain again when it closes stdout.
+        # The reader of our output has gone (`| head`); without this, Python would fail again when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except PiebaldError as error:
@@ -39,8 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", 130)
     except Exception as error:
-        hint = "PIEBALD_DEBUG=1 shows where"
-        return _fail(f"something broke: {type(error).__name__}: {error} ({hint})", 1)
+        hint = "set PIEBALD_DEBUG=1 for a traceback"
+        return _fail(f"unexpected error: {type(error).__name__}: {error} ({hint})", 1)
     if code == 130:
         return _fail("interrupted", 130)
     return code if isinstance(code, int) else 0

@@ -1,4 +1,4 @@
-"""What commands share: the application they register with, options that several take, and what they check first."""
+"""Shared parts of the commands: the application, common options, and first checks."""
 
 from __future__ import annotations
 
@@ -20,40 +20,43 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; repeatable.")]
+Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting; repeatable.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only what goes wrong.")]
-Out = Annotated[str | None, typer.Option("--out", help="The folder to write; a new one under runs/ by default.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also say how it is computed: engine, stack, workers.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")]
+Out = Annotated[str | None, typer.Option("--out", help="The folder to write to; a new one under runs/ by default.")]
+Verbose = Annotated[
+    bool,
+    typer.Option("--verbose", "-v", help="Also print how clients are computed: engine, batch of clients, workers."),
+]
 RuntimeSettings = Annotated[str | None, typer.Option("--runtime", help="Where to run: simulator, ray or federation.")]
 
 
 class Interrupted(PiebaldError):
-    """Somebody pressed Ctrl-C."""
+    """An interruption by Ctrl-C."""
 
     exit_code = 130
 
 
-def tell(verbose: bool) -> None:
-    """Let the package's messages through to standard error, if wanted."""
+def show_log(verbose: bool) -> None:
+    """Print the package's log to standard error, if wanted."""
     if verbose:
         logging.basicConfig(format="%(message)s")
         logging.getLogger("piebald").setLevel(logging.INFO)
 
 
 def check_run(folder: Path) -> None:
-    """Say at once that a folder is not there, before the second it takes to import what could open it."""
+    """Refuse a missing folder at once, before the slow import of what could open it."""
     if not folder.is_dir():
         raise SettingError(f"there is no run folder {str(folder)!r}: give the folder that piebald run wrote")
 
 
 def is_transfer(folder: Path) -> bool:
-    """Whether a folder holds a transfer between two parties."""
+    """Whether a folder holds a run of vertical training between two parties."""
     return (folder / "transfer.toml").is_file()
 
 
 def pair(text: str) -> tuple[str, Any]:
-    """A setting from the command line: KEY=VALUE, the value as TOML or else as text."""
+    """Parse KEY=VALUE from the command line; the value is TOML or else text."""
     import tomllib
 
     key, equals, value = text.partition("=")
@@ -66,7 +69,7 @@ def pair(text: str) -> tuple[str, Any]:
 
 
 def end_on_term() -> None:
-    """End on SIGTERM as on Ctrl-C: cleanly."""
+    """Handle SIGTERM like Ctrl-C."""
     signal.signal(signal.SIGTERM, _interrupt)
 
 
@@ -75,5 +78,5 @@ def _interrupt(*_: object) -> None:
 
 
 def progress(as_json: bool, quiet: bool) -> bool:
-    """Whether to show progress: somebody looks, and asked for nothing else."""
+    """Whether to show a progress bar: on a terminal, without --json and --quiet."""
     return sys.stdout.isatty() and not as_json and not quiet

@@ -1,4 +1,4 @@
-"""Commands that show: report, recipes, data, version."""
+"""Commands that show something: report, recipes, data, version."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from piebald.errors import SettingError, unknown
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or folders that hold them.")],
-    out: Annotated[Path, typer.Option("--out", help="The folder to write the report into.")] = Path("report"),
-    target: Annotated[float | None, typer.Option(help="A value of the metric: what did it cost to get there?")] = None,
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that contain them.")],
+    out: Annotated[Path, typer.Option("--out", help="The folder for the report.")] = Path("report"),
+    target: Annotated[float | None, typer.Option(help="A value of the metric whose cost is shown.")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write a page and figures about one or more runs."""
+    """Write an HTML page and figures about one or more runs."""
     for folder in runs:
         check_run(folder)
     if len(runs) == 1 and is_transfer(runs[0]):
@@ -63,24 +63,28 @@ def recipes(
 
 @app.command()
 def data(
-    words: Annotated[list[str] | None, typer.Argument(help="list, show NAME, or a NAME.", metavar="[NAME]")] = None,
-    partition: Annotated[str | None, typer.Option(help="Deal it and measure the clients: iid, dirichlet, ...")] = None,
-    fleet: Annotated[str | None, typer.Option(help="The clients' devices: fast_slow, log_normal, trace, ...")] = None,
-    model: Annotated[str | None, typer.Option(help="Train it one epoch on each: how far do weights diverge?")] = None,
+    words: Annotated[list[str] | None, typer.Argument(help="list, show NAME, or NAME.", metavar="[NAME]")] = None,
+    partition: Annotated[
+        str | None, typer.Option(help="Partition the data set and measure the clients: iid, dirichlet, ...")
+    ] = None,
+    fleet: Annotated[str | None, typer.Option(help="Devices of the clients: fast_slow, log_normal, trace, ...")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A model to train for one epoch on each client, to measure weight divergence.")
+    ] = None,
     sets: Sets = None,
     out: Annotated[Path | None, typer.Option("--out", help="A folder for pictures of the partition.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List the data sets, or show one and what a partition makes of it (--set clients=10, --set fleet.fast=2)."""
-    from piebald import data as actor
+    """List the data sets, or show one and how a partition divides it (--set clients=10, --set fleet.fast=2)."""
+    from piebald import data as data_sets
 
     words = list(words or ())
     shown = words[1:] if words[:1] in (["show"], ["list"]) else words
     if len(shown) > 1 or (words[:1] == ["list"] and shown) or (words == ["show"]):
-        raise SettingError(f"piebald data takes list, show NAME or a NAME, got {' '.join(words)!r}")
+        raise SettingError(f"piebald data takes list, show NAME or NAME, got {' '.join(words)!r}")
     name = shown[0] if shown else None
-    if name is not None and name not in actor.names():
-        raise unknown("data set", name, actor.names())
+    if name is not None and name not in data_sets.names():
+        raise unknown("data set", name, data_sets.names())
     if partition is not None:
         if name is None:
             raise SettingError(
@@ -88,8 +92,8 @@ def data(
             )
         return _show(name, partition, sets or [], as_json, fleet=fleet, model=model, out=out)
     if sets or out or fleet or model:
-        raise SettingError("--set, --fleet, --model and --out are about a partition: add --partition KIND")
-    listing = [_about(known, name is None) for known in actor.names() if name in (None, known)]
+        raise SettingError("--set, --fleet, --model and --out need a partition: add --partition KIND")
+    listing = [_about(known, name is None) for known in data_sets.names() if name in (None, known)]
     if as_json:
         print_json(listing)
     elif name is None:
@@ -100,7 +104,7 @@ def data(
 
 
 def _show(name: str, partition: str, sets: Sequence[str], as_json: bool, **more: Any) -> None:
-    """What a partition makes of a data set: numbers for the federation and its clients, and pictures."""
+    """Print measures of a partitioned data set, and draw pictures."""
     from piebald.preview import columns, show
 
     shown = show(name, partition, dict(pair(text) for text in sets), **more)
@@ -130,14 +134,14 @@ def version(as_json: Json = False) -> None:
         print(__version__)
 
 
-def _about(name: str, only_here: bool) -> dict[str, Any]:
-    """What is known of a data set; why it cannot be loaded, if it cannot."""
-    from piebald import data as actor
+def _about(name: str, only_local: bool) -> dict[str, Any]:
+    """The properties of a data set, or the reason why it cannot be loaded."""
+    from piebald import data as data_sets
     from piebald.data.download import forbidden
 
     try:
-        with forbidden() if only_here else nullcontext():
-            loaded = actor.load(name)
+        with forbidden() if only_local else nullcontext():
+            loaded = data_sets.load(name)
     except SettingError as error:
         return {"name": name, "missing": str(error)}
     return {

@@ -1,4 +1,4 @@
-"""How results are printed: tables for people, one JSON object for machines."""
+"""Printing of results: tables for people, one JSON object for programs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def print_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
     """Print one JSON object."""
-    # JSON knows no NaN; a score that does not exist is null.
+    # JSON has no NaN; a score that does not exist is null.
     print(json.dumps(_finite(value), ensure_ascii=False))
 
 
@@ -29,7 +29,7 @@ def _finite(value: Any) -> Any:
 
 
 def print_table(heading: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print rows under a heading; None as a dash."""
+    """Print rows under a heading, with a dash for None."""
     from rich.console import Console
     from rich.table import Table
 
@@ -38,12 +38,12 @@ def print_table(heading: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         table.add_row(
             *("-" if cell is None else f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row)
         )
-    # Where nobody looks, lines stay whole: they are for grep.
+    # Lines are not wrapped where output is not a terminal, for grep.
     Console(width=None if sys.stdout.isatty() else 10_000, highlight=False).print(table)
 
 
 def facts(history: History) -> dict[str, Any]:
-    """One run in numbers; its metric goes by its own name, e.g. "accuracy"."""
+    """The figures of a run; the metric has its own name, e.g. "accuracy"."""
     final = history.final
     facts = {name: final[name] for name in ("recipe", "label", "rounds", "seed", "status")}
     facts[history.metric] = final["mean"]
@@ -52,7 +52,7 @@ def facts(history: History) -> dict[str, Any]:
 
 
 def print_run(history: History, as_json: bool, quiet: bool) -> None:
-    """Print what came of a run."""
+    """Print the results of a run."""
     if as_json:
         print_json(facts(history))
     elif not quiet:
@@ -60,7 +60,7 @@ def print_run(history: History, as_json: bool, quiet: bool) -> None:
 
 
 def print_transfer(made: Result, rows: Sequence[tuple[str, str]], as_json: bool, quiet: bool) -> None:
-    """Print what came of a transfer between two parties."""
+    """Print the results of vertical training between two parties."""
     if as_json:
         print_json(made.table())
     elif not quiet:
@@ -68,12 +68,12 @@ def print_transfer(made: Result, rows: Sequence[tuple[str, str]], as_json: bool,
 
 
 def recipe_toml(entry: Mapping[str, Any]) -> str:
-    """A recipe's section with its defaults, and a comment on each setting."""
+    """A recipe as a [recipe] section with its defaults, and a comment on each setting."""
     from piebald.toml_document import pair
 
     lines = [f"# {entry['summary']}", f"# {entry['paper']}", "[recipe]", pair("name", entry["name"])]
-    for field, about in entry["fields"].items():
-        written = f"# {field} = ..." if about["default"] is None else pair(field, about["default"])
-        doc = f": {about['doc']}" if about.get("doc") else ""
-        lines.append(f"{written}  # {about['type']}{doc}")
+    for name, field in entry["fields"].items():
+        written = f"# {name} = ..." if field["default"] is None else pair(name, field["default"])
+        doc = f": {field['doc']}" if field.get("doc") else ""
+        lines.append(f"{written}  # {field['type']}{doc}")
     return "\n".join(lines) + "\n"

@@ -22,7 +22,7 @@ from piebald.cli.app import (
     end_on_term,
     is_transfer,
     progress,
-    tell,
+    show_log,
 )
 from piebald.cli.printing import facts, print_json, print_run, print_table, print_transfer
 from piebald.errors import SettingError
@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
 @app.command()
 def run(
-    file: Annotated[Path | None, typer.Argument(help="A TOML file; the built-in experiment without one.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(help="An experiment file in TOML; the built-in experiment by default.")
+    ] = None,
     sets: Sets = None,
     out: Out = None,
     runtime: RuntimeSettings = None,
@@ -41,8 +43,8 @@ def run(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Train one recipe and keep the run in a folder."""
-    tell(verbose)
+    """Train with one recipe and keep the run in a folder."""
+    show_log(verbose)
     settings = _settings(file, sets, out, runtime)
     if settings.compares:
         raise SettingError(f"{file or 'the built-in experiment'} describes several runs: use piebald compare")
@@ -51,7 +53,7 @@ def run(
 
     folder = _folder(settings)
     (label, recipe) = next(iter(plan.recipes.items()))
-    with _kept(folder, f"piebald resume {folder}", settings):
+    with _guarded(folder, f"piebald resume {folder}", settings):
         history = experiment.run(
             recipe,
             plan.clients,
@@ -67,7 +69,7 @@ def run(
 
 @app.command()
 def compare(
-    file: Annotated[Path, typer.Argument(help="A TOML file with [[recipes]], [grid] or seeds.")],
+    file: Annotated[Path, typer.Argument(help="An experiment file with [[recipes]], [grid] or seeds.")],
     sets: Sets = None,
     out: Out = None,
     runtime: RuntimeSettings = None,
@@ -75,14 +77,14 @@ def compare(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Train several recipes on the same clients and show them side by side."""
-    tell(verbose)
+    """Train with several recipes on the same clients and compare the results."""
+    show_log(verbose)
     settings = _settings(file, sets, out, runtime)
     plan = settings.plan()
     from piebald import experiment
 
     folder = _folder(settings)
-    with _kept(folder, f"piebald compare {file} --out {folder}", settings):
+    with _guarded(folder, f"piebald compare {file} --out {folder}", settings):
         comparison = experiment.compare(
             plan.recipes,
             plan.clients,
@@ -100,21 +102,21 @@ def compare(
     elif not quiet:
         print_table(list(rows[0]), [list(row.values()) for row in rows])
         if pairs:
-            print("\ndifferences of the mean on the same seeds")
+            print("\ndifferences of the means on the same seeds")
             print_table(list(pairs[0]), [list(row.values()) for row in pairs])
-        print(f"\nkept in {folder}; make a page of it with: piebald report {folder}")
+        print(f"\nsaved in {folder}; write a report with: piebald report {folder}")
 
 
 @app.command()
 def transfer(
-    file: Annotated[Path, typer.Argument(help="A TOML file that describes a transfer between two parties.")],
+    file: Annotated[Path, typer.Argument(help="A TOML file that describes vertical training between two parties.")],
     party: Annotated[str | None, typer.Option(help="Run only this party: source or target.")] = None,
     sets: Sets = None,
     out: Out = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train two parties with different features of partly the same people, under encryption."""
+    """Train two parties that have different features of partly the same people, under encryption."""
     from piebald.vertical import command
 
     print_transfer(*command.start(file, sets or (), out, party, progress(as_json, quiet)), as_json, quiet)
@@ -126,7 +128,7 @@ def resume(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Take up a run where it stopped."""
+    """Continue a run that was interrupted."""
     check_run(folder)
     if is_transfer(folder):
         from piebald.vertical import command
@@ -134,8 +136,8 @@ def resume(
         return print_transfer(*command.resume(folder, progress(as_json, quiet)), as_json, quiet)
     from piebald import experiment
 
-    end_on_term()  # of a federation's server, piebald stop ends it so
-    with _kept(folder, f"piebald resume {folder}"):
+    end_on_term()  # piebald stop ends the server of a federation in this way
+    with _guarded(folder, f"piebald resume {folder}"):
         history = experiment.resume(folder, progress=progress(as_json, quiet))
     print_run(history, as_json, quiet)
 
@@ -144,18 +146,18 @@ def resume(
 def adapt(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
     data: Annotated[
-        Path, typer.Option("--data", help="The newcomer's rows: .npz with x and y, .csv, .parquet, a folder.")
+        Path, typer.Option("--data", help="The new client's rows: .npz with x and y, .csv, .parquet, or a folder.")
     ],
     target: Annotated[str | None, typer.Option(help="The column of a table to predict.")] = None,
-    epochs: Annotated[int, typer.Option(help="Passes over the rows, at most.")] = 20,
+    epochs: Annotated[int, typer.Option(help="Maximum number of passes over the rows.")] = 20,
     lr: Annotated[float | None, typer.Option(help="Learning rate, the run's by default.")] = None,
-    test: Annotated[float, typer.Option(help="Share of the rows that is only for the report.")] = 0.2,
-    validation: Annotated[float, typer.Option(help="Share of the rows that chooses.")] = 0.2,
+    test: Annotated[float, typer.Option(help="Share of test rows, used only for reporting.")] = 0.2,
+    validation: Annotated[float, typer.Option(help="Share of validation rows, used to choose the method.")] = 0.2,
     out: Annotated[Path | None, typer.Option("--out", help="A file for the adapted model, .safetensors.")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Fit a finished run to a newcomer, and say which way of doing so is best."""
+    """Adapt a finished run to a new client and choose the best method."""
     check_run(folder)
     from piebald import experiment
     from piebald.adaptation import from_file
@@ -168,8 +170,8 @@ def adapt(
     if as_json:
         print_json(made.table() | {"out": None if out is None else str(out)})
     elif not quiet:
-        columns = ("way", "numbers fitted", "epochs", "validation loss", f"validation {made.metric}")
-        tried = [[w.name, w.fitted, w.epochs, w.loss, w.validation, w.test, w.gain] for w in made.ways]
+        columns = ("method", "parameters fitted", "epochs", "validation loss", f"validation {made.metric}")
+        tried = [[m.name, m.fitted, m.epochs, m.loss, m.validation, m.test, m.gain] for m in made.methods]
         print_table((*columns, f"test {made.metric}", "gain"), tried)
         print(f"\nbest on the validation rows: {made.best}")
 
@@ -181,7 +183,7 @@ def _settings(file: Path | None, sets: list[str] | None, out: str | None, runtim
 
 
 def _common(settings: ExperimentSettings, plan: Plan) -> dict[str, Any]:
-    """What a run and a comparison hand on alike."""
+    """The options that a run and a comparison share."""
     return {
         "rounds": settings.rounds,
         "stop": plan.stop,
@@ -200,7 +202,7 @@ def _common(settings: ExperimentSettings, plan: Plan) -> dict[str, Any]:
 
 
 def _folder(settings: ExperimentSettings) -> Path:
-    """Where to write: as told, or the first free name under runs/."""
+    """The folder to write to: as given, or the first free name under runs/."""
     if settings.out is not None:
         return Path(settings.out)
     name = settings.label or (settings.recipe.name if settings.recipe else "comparison")
@@ -214,13 +216,13 @@ def _folder(settings: ExperimentSettings) -> Path:
 
 
 @contextmanager
-def _kept(folder: Path, again: str, settings: ExperimentSettings | None = None) -> Iterator[None]:
-    """Say how to go on after Ctrl-C, and where in the settings something stands that does not fit."""
+def _guarded(folder: Path, again: str, settings: ExperimentSettings | None = None) -> Iterator[None]:
+    """Print how to continue after Ctrl-C, and add the place in the settings to an error about a setting."""
     try:
         yield
     except KeyboardInterrupt:
         if not folder.exists():
             raise Interrupted("interrupted before anything was written") from None
-        raise Interrupted(f"interrupted; what was committed is safe, go on with: {again}") from None
+        raise Interrupted(f"interrupted; completed server steps are saved, continue with: {again}") from None
     except SettingError as error:
         raise (settings.located(error) if settings else error) from None

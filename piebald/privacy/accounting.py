@@ -14,6 +14,7 @@ from piebald.aggregation.linear import Linear
 from piebald.contracts import Clients
 from piebald.errors import SettingError
 from piebald.recipe import Recipe
+from piebald.scheduling.cohort import HasCohort
 from piebald.training.base import HidesRows
 from piebald.training.sgd import Sgd
 from piebald.transforms.gaussian import Gaussian
@@ -159,9 +160,10 @@ def of_recipe(recipe: Recipe, known: int, rounds: int | None, delta: float | Non
         rounds: server steps.
         delta: by default 1 / (10 known), at most 1e-5.
     """
-    cohort = getattr(recipe.scheduling, "cohort", None)
-    if rounds is None or cohort is None or recipe.scheduling.kind != "synchronous":
+    scheduler = recipe.scheduling
+    if rounds is None or not isinstance(scheduler, HasCohort) or scheduler.kind != "synchronous":
         return []
+    cohort = scheduler.cohort
     share = min(1.0, cohort / known if isinstance(cohort, int) else cohort)
     delta = min(1e-5, 0.1 / known) if delta is None else delta
     found = []

@@ -1,4 +1,4 @@
-"""What is kept of a run and how it is shown: the run folder, tables over many runs, figures, and the page."""
+"""Run folders and reports: the tables of a run, comparisons of runs, figures, and the HTML page."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ __all__ = ["write_report"]
 
 
 def write_report(run_paths: Sequence[Path | str], out: Path | str, target: float | None = None) -> list[Path]:
-    """Write a page and figures about runs.
+    """Write an HTML page and figures about runs.
 
     Args:
-        run_paths: run folders, or folders that contain run folders however deep.
-        out: folder for `report.html` and PNG figures; made if it does not exist.
-        target: the value of the metric whose cost is tabled; where FedAvg's worst seed ends if not given.
+        run_paths: run folders, or folders that contain run folders at any depth.
+        out: a folder for `report.html` and PNG figures, created if it does not exist.
+        target: the value of the metric whose cost is shown, by default the final value of FedAvg's worst seed.
 
     Returns:
         The files written, the page first.
 
     Raises:
-        RunFolderError: a path is no folder or holds no run, or `out` cannot be written.
+        RunFolderError: a path is not a folder or holds no run, or `out` cannot be written.
         SettingError: the runs are judged by different metrics.
     """
-    from piebald.report.comparison import Comparison  # what draws is heavy, and most of Piebald does without it
+    from piebald.report.comparison import (
+        Comparison,
+    )  # plotting packages are heavy, and most of Piebald does without them
     from piebald.report.figures import draw
     from piebald.report.page import render
     from piebald.report.schema import explained

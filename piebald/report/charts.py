@@ -1,7 +1,7 @@
 """The page's charts as plain plotly traces and layouts.
 
-Colours are names of the page's CSS variables ("$series-0", "$ink", with an opacity after a slash), put in by the page's
-script, so that one chart serves both themes.
+Colours are names of the page's CSS variables ("$series-0", "$ink", with an opacity after a slash).  The page's script
+replaces them, so that a chart works in the light and in the dark theme.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from piebald.report.comparison import Axis, Band, Comparison
 from piebald.report.tables import History
 from piebald.report.wording import MetricFormat
 
-# Told apart by readers with any kind of colour vision, and at least 3 : 1 against the surface they lie on.
+# Distinguishable with any kind of colour vision, with a contrast of at least 3 : 1 to the background.
 LIGHT = ("#737a86", "#1569c3", "#cc8251", "#006051", "#5b1576", "#916900", "#4f8bea", "#7b0c00")
 DARK = ("#98a0ab", "#00aafe", "#ee7500", "#c9f7bd", "#f6c5ff", "#f5b800", "#5d78ee", "#b56f69")
-COLOURS = len(LIGHT)  # beyond them they repeat with other dashes
+COLOURS = len(LIGHT)  # further series repeat the colours with other dashes
 DASHES = ("solid", "dash", "dot", "dashdot")
-MANY_CLIENTS = 400  # values of a label above which single clients are no longer drawn
+MANY_CLIENTS = 400  # values of a label above which individual clients are not drawn
 WIDE = 300  # clients a heat map can show
 AXES: dict[Axis, tuple[str, str]] = {
     "version": ("Rounds", "over rounds"),
-    "bytes": ("Megabytes sent, both ways, all clients", "over traffic"),
+    "bytes": ("Megabytes sent, both ways, by all clients", "over traffic"),
     "seconds": ("Seconds on the run's clock", "over time"),
     "wall": ("Seconds of real time", "over real time"),
 }
@@ -36,7 +36,7 @@ class Chart:
 
     Attributes:
         id: unique in the page.
-        title: what one sees, in one sentence.
+        title: the finding, in one sentence.
         caption: how to read it.
         data, layout: for plotly.
         wide: takes the page's whole width.
@@ -51,18 +51,18 @@ class Chart:
 
 
 def series(labels: list[str], label: str) -> tuple[str, str]:
-    """The colour and the dash of a label, the same wherever it is drawn."""
+    """The colour and the dash of a label, the same in all charts."""
     place = labels.index(label)
     return f"$series-{place % COLOURS}", DASHES[place // COLOURS % len(DASHES)]
 
 
 def clock(comparison: Comparison) -> Axis:
-    """The run's clock, or real time where devices are instant and that clock stood still."""
+    """The axis of time: the run's clock, or real time where devices take no simulated time."""
     return "seconds" if any(history.final["seconds"] for history in comparison.runs) else "wall"
 
 
 def curve(comparison: Comparison, axis: Axis) -> Chart | None:
-    """The mean over clients along an axis, a line a label with its seeds as a band."""
+    """The mean over clients along an axis: a line for each label, with a band over its seeds."""
     shown = MetricFormat(comparison.metric)
     bands = comparison.bands(axis)
     if not bands:
@@ -70,10 +70,10 @@ def curve(comparison: Comparison, axis: Axis) -> Chart | None:
     scale = 1e-6 if axis == "bytes" else 1.0
     data = [trace for label, band in bands.items() for trace in _band(comparison.labels, label, band, scale, shown)]
     seeds = max(band.seeds for band in bands.values())
-    spread = f" Lines are means over {seeds} seeds, bands span them." if seeds > 1 else ""
+    spread = f" Lines are means over {seeds} seeds, bands are their range." if seeds > 1 else ""
     name, over = AXES[axis]
     levels = ", ".join(label for label, band in bands.items() if band.level)
-    level = f" A level line is where {levels} ends, with next to no traffic." if levels else ""
+    level = f" The horizontal line is the final value of {levels}, with almost no traffic." if levels else ""
     return Chart(
         f"plot-{axis}",
         f"{shown.name.capitalize()} {over}",
@@ -118,10 +118,10 @@ def _band(labels: list[str], label: str, band: Band, scale: float, shown: Metric
 
 
 def distribution(comparison: Comparison) -> Chart | None:
-    """The metric of single clients, a box a label."""
+    """The metric of individual clients: a box for each label."""
     shown = MetricFormat(comparison.metric)
     data = []
-    for label in reversed(comparison.ranking()):  # plotly draws from the bottom
+    for label in reversed(comparison.ranking()):  # plotly draws from the bottom up
         values = [value for final in comparison.finals[label] for value in final["per_client"].values()]
         colour, _ = series(comparison.labels, label)
         box: dict[str, Any] = {
@@ -141,12 +141,12 @@ def distribution(comparison: Comparison) -> Chart | None:
         data.append(box)
     if not data:
         return None
-    dots = " Each dot is a client in one run." if any("x" in box for box in data) else ""
+    dots = " Each dot is one client in one run." if any("x" in box for box in data) else ""
     return Chart(
         "plot-clients",
         wording.worst_tenth(comparison),
-        f"Final {shown.name} of single clients. Boxes hold the middle half, the line inside is the median, "
-        f"the dashed one the mean.{dots}",
+        f"Final {shown.name} of individual clients. A box holds the middle half, the solid line is the median, "
+        f"the dashed line the mean.{dots}",
         data,
         {"height": 110 + 64 * len(data), "xaxis": _values(shown), "yaxis": {"showgrid": False}, "hovermode": "closest"},
     )
@@ -168,7 +168,7 @@ def _summary(values: list[float]) -> dict[str, Any]:
 
 
 def gains(comparison: Comparison, base: str) -> Chart | None:
-    """Differences of single clients to a base label, in order of size, a line a label."""
+    """Differences of individual clients to a base label, sorted: a line for each label."""
     shown = MetricFormat(comparison.metric)
     data = []
     for label in comparison.labels:
@@ -193,14 +193,14 @@ def gains(comparison: Comparison, base: str) -> Chart | None:
     return Chart(
         f"plot-gains-{comparison.labels.index(base)}",
         wording.gains(comparison, base),
-        f"Each client's {shown.name} less what it has under {base} with the same seed, clients in order of what they "
-        f"gain. A line is {'above' if comparison.higher_is_better else 'below'} zero for those who gain.",
+        f"Each client's {shown.name} minus its {shown.name} with {base} on the same seed; clients are sorted by their "
+        f"gain. A line is {'above' if comparison.higher_is_better else 'below'} zero for clients that gain.",
         data,
         {
             "height": 340,
             "hovermode": "x unified",
             "xaxis": {
-                "title": {"text": "Share of clients, greatest loss first"},
+                "title": {"text": "Share of clients, largest loss first"},
                 "tickformat": ".0%",
             },
             "yaxis": {
@@ -222,21 +222,22 @@ def partition(history: History) -> Chart | None:
     classes = history.meta.get("classes") or [str(place) for place in range(len(counts[0]))]
     of = f", the first {WIDE} of {len(counts):,}" if len(counts) > WIDE else ""
     seed = "" if history.seed is None else f", seed {history.seed}"
-    part = counts[:WIDE]
+    shown = counts[:WIDE]
     return Chart(
         "plot-partition",
         wording.holdings(counts),
-        f"Training rows of each class (down) on each client (across){of}{seed}. Stronger is more; blank is none.",
+        f"Training rows of each class (down) on each client (across){of}{seed}. A stronger colour means more rows; "
+        "blank means none.",
         [
             {
                 "type": "heatmap",
-                "z": [[row[place] or None for row in part] for place in range(len(counts[0]))],
-                "x": list(range(len(part))),
+                "z": [[row[place] or None for row in shown] for place in range(len(counts[0]))],
+                "x": list(range(len(shown))),
                 "y": [short(str(name)) for name in classes],
                 "colorscale": [[0, "$heat-low"], [1, "$heat-high"]],
                 "zmin": 0,
                 "hoverongaps": False,
-                "xgap": 1 if len(part) <= 100 else 0,
+                "xgap": 1 if len(shown) <= 100 else 0,
                 "ygap": 1,
                 "colorbar": {
                     "thickness": 10,
@@ -259,7 +260,7 @@ def partition(history: History) -> Chart | None:
 
 
 def short(text: str, most: int = 20) -> str:
-    """A name for a tick or a legend: not longer than fits a phone, and safe in plotly's own markup."""
+    """A name for a tick or a legend: short enough for a phone, and safe in plotly's markup."""
     return html.escape(text if len(text) <= most else text[: most - 1] + "…", quote=False)
 
 

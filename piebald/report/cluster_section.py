@@ -1,4 +1,4 @@
-"""The page's section about groups: who was with whom, how unlike the groups are, how they do, and who was put aside."""
+"""The page's section about clusters: their members over rounds, divergence, scores, and excluded updates."""
 
 from __future__ import annotations
 
@@ -14,56 +14,56 @@ from piebald.report.markup import Cell
 from piebald.report.tables import History, mean
 from piebald.report.wording import NONE, MetricFormat
 
-_COLUMNS = 12  # rounds that the picture of groups shows at most
-_LISTED = 30  # clients put aside that the table names
+_COLUMNS = 12  # rounds that the chart of members shows at most
+_LISTED = 30  # clients that the table of excluded updates lists at most
 
 
 def section(comparison: Comparison, drawn: list[Chart]) -> str:
-    """The section; empty where no run had more than one group and nobody was put aside."""
+    """The section; empty where no run had more than one cluster or an excluded update."""
     pieces: list[str] = []
-    for place, (label, runs) in enumerate(comparison.groups.items()):
+    for place, (label, runs) in enumerate(comparison.by_label.items()):
         history = runs[0]
         charts = [
             chart for chart in (flow(history, place), accuracy(history, place), divergence(history, place)) if chart
         ]
         drawn += charts
-        aside = _aside(history)
-        if charts or aside:
+        excluded = _excluded(history)
+        if charts or excluded:
             seed = "" if history.seed is None else f", seed {history.seed}"
             pieces.append(f"<h3>{markup.text(f'{label}{seed}')}</h3>")
-            pieces.append(f'<div class="charts">{"".join(markup.figure(chart) for chart in charts)}</div>{aside}')
+            pieces.append(f'<div class="charts">{"".join(markup.figure(chart) for chart in charts)}</div>{excluded}')
     if not pieces:
         return ""
-    note = "Groups are numbered by the method; a group that is found again in another round keeps its number."
-    return markup.section("groups", "Groups of clients", note, *pieces)
+    note = "The method numbers the clusters; a cluster that is found again in a later round keeps its number."
+    return markup.section("clusters", "Clusters of clients", note, *pieces)
 
 
 def memberships(history: History) -> dict[int, dict[int, int]]:
-    """The group of each client after each commit, as far as it was ever asked: who was not asked stays where it was."""
+    """The cluster of each client after each server step, as of the last round in which the client took part."""
     now: dict[int, int] = {}
     found: dict[int, dict[int, int]] = {}
     for row in sorted(history.results, key=lambda row: row["version"]):
-        if row["grp"] is None or row["kind"] != "train":
+        if row["cluster"] is None or row["kind"] != "train":
             continue
-        now[row["client"]] = row["grp"]
+        now[row["client"]] = row["cluster"]
         found[row["version"]] = dict(now)
     return found
 
 
 def flow(history: History, place: int) -> Chart | None:
-    """How many clients went from which group to which, over rounds."""
+    """The moves of clients between clusters over rounds."""
     every = memberships(history)
-    if len({group for groups in every.values() for group in groups.values()}) < 2 or len(every) < 2:
+    if len({cluster for members in every.values() for cluster in members.values()}) < 2 or len(every) < 2:
         return None
     versions = _picked(sorted(every))
-    nodes = [(version, group) for version in versions for group in sorted(set(every[version].values()))]
+    nodes = [(version, cluster) for version in versions for cluster in sorted(set(every[version].values()))]
     number = {node: place for place, node in enumerate(nodes)}
     links: Counter[tuple[int, int]] = Counter()
     for before, after in pairwise(versions):
-        for client, group in every[after].items():
+        for client, cluster in every[after].items():
             if client in every[before]:
-                links[number[before, every[before][client]], number[after, group]] += 1
-    sizes = {node: sum(group == node[1] for group in every[node[0]].values()) for node in nodes}
+                links[number[before, every[before][client]], number[after, cluster]] += 1
+    sizes = {node: sum(cluster == node[1] for cluster in every[node[0]].values()) for node in nodes}
     span = max(len(versions) - 1, 1)
     moved = sum(
         every[before][client] != every[after][client]
@@ -75,10 +75,10 @@ def flow(history: History, place: int) -> Chart | None:
         "type": "sankey",
         "arrangement": "snap",
         "node": {
-            "label": [f"{group}" if version in (versions[0], versions[-1]) else "" for version, group in nodes],
-            "color": [_colour(group) for _, group in nodes],
+            "label": [f"{cluster}" if version in (versions[0], versions[-1]) else "" for version, cluster in nodes],
+            "color": [_colour(cluster) for _, cluster in nodes],
             "customdata": [
-                f"round {version}, group {group}: {sizes[version, group]} clients" for version, group in nodes
+                f"round {version}, cluster {cluster}: {sizes[version, cluster]} clients" for version, cluster in nodes
             ],
             "hovertemplate": "%{customdata}<extra></extra>",
             "x": [0.001 + 0.998 * versions.index(version) / span for version, _ in nodes],
@@ -95,31 +95,31 @@ def flow(history: History, place: int) -> Chart | None:
         },
         "textfont": {"color": "$ink", "size": 12},
     }
-    sized = ", ".join(f"group {group}: {count}" for group, count in sorted(last.items()))
+    sized = ", ".join(f"cluster {cluster}: {count}" for cluster, count in sorted(last.items()))
     return Chart(
-        f"plot-groups-{place}",
-        f"{wording.plural(len(last), 'group')} at the end; {wording.plural(moved, 'move')} between the rounds shown",
-        f"Clients' groups from round {versions[0]} (left) to round {versions[-1]} (right); a band is as wide as the "
-        f"number of clients in it. At the end {sized}.",
+        f"plot-clusters-{place}",
+        f"{wording.plural(len(last), 'cluster')} at the end; {wording.plural(moved, 'move')} between the rounds shown",
+        f"Clusters from round {versions[0]} (left) to round {versions[-1]} (right); the width of a band is the number "
+        f"of clients in it. At the end: {sized}.",
         [data],
         {"height": 360, "margin": {"l": 12, "r": 12, "t": 12, "b": 12}},
     )
 
 
 def divergence(history: History, place: int) -> Chart | None:
-    """The last divergence matrix that a method put on record, clients in order of their groups."""
+    """The last divergence matrix that a method recorded, with clients sorted by cluster."""
     rows = [row for row in history.notes if row["name"] == "divergence"]
     if not rows:
         return None
     clients, matrix = rows[-1]["value"]["clients"], rows[-1]["value"]["matrix"]
-    groups = memberships(history).get(rows[-1]["version"], {})
-    order = sorted(range(len(clients)), key=lambda one: (groups.get(clients[one], 0), clients[one]))[:WIDE]
+    members = memberships(history).get(rows[-1]["version"], {})
+    order = sorted(range(len(clients)), key=lambda one: (members.get(clients[one], 0), clients[one]))[:WIDE]
     names = [str(clients[one]) for one in order]
     return Chart(
         f"plot-divergence-{place}",
-        f"How differently the clients' models answer, round {rows[-1]['version']}",
-        "KL divergence of the models' answers to the synthesised inputs, mean per input in nats: of the client down "
-        "from the client across. Clients are in order of their groups; light blocks on the diagonal agree.",
+        f"Divergence of the clients' models, round {rows[-1]['version']}",
+        "KL divergence of the models' outputs on the synthetic inputs, mean per input in nats, from the row's client "
+        "to the column's client. Clients are sorted by cluster; pale blocks on the diagonal are models that agree.",
         [
             {
                 "type": "heatmap",
@@ -148,39 +148,39 @@ def divergence(history: History, place: int) -> Chart | None:
 
 
 def accuracy(history: History, place: int) -> Chart | None:
-    """The metric over rounds, the mean over each group's clients."""
+    """The metric over rounds: the mean over the clients of each cluster."""
     shown, every = MetricFormat(history.metric), memberships(history)
     lines: dict[int, dict[int, list[float]]] = {}
     for row in history.scores:
         wanted = row["client"] is not None and row["metric"] == history.metric and row["value"] is not None
         if wanted and row["split"] == history.split and row["version"] in every:
-            group = every[row["version"]].get(row["client"])
-            if group is not None:
-                lines.setdefault(group, {}).setdefault(row["version"], []).append(row["value"])
+            cluster = every[row["version"]].get(row["client"])
+            if cluster is not None:
+                lines.setdefault(cluster, {}).setdefault(row["version"], []).append(row["value"])
     if len(lines) < 2:
         return None
-    finals = {group: mean(points[max(points)]) or 0.0 for group, points in lines.items()}
+    finals = {cluster: mean(points[max(points)]) or 0.0 for cluster, points in lines.items()}
     low, high = min(finals, key=finals.__getitem__), max(finals, key=finals.__getitem__)
     return Chart(
-        f"plot-group-scores-{place}",
-        f"Group {high} ends at {shown.value(finals[high])}, group {low} at {shown.value(finals[low])}",
-        f"{shown.name.capitalize()} over rounds, the mean over the clients that are in a group at the time.",
+        f"plot-cluster-scores-{place}",
+        f"Cluster {high} ends at {shown.value(finals[high])}, cluster {low} at {shown.value(finals[low])}",
+        f"{shown.name.capitalize()} over rounds: the mean over the clients that are in a cluster at the time.",
         [
             {
                 "type": "scatter",
                 "mode": "lines+text" if len(points) > 1 else "markers+text",
-                "text": _named(len(points), nth, f"group {group}"),
+                "text": _named(len(points), nth, f"cluster {cluster}"),
                 "textposition": "bottom center",
-                "textfont": {"color": _colour(group)},
+                "textfont": {"color": _colour(cluster)},
                 "cliponaxis": False,
-                "name": f"group {group}",
+                "name": f"cluster {cluster}",
                 "x": sorted(points),
                 "y": [mean(points[version]) for version in sorted(points)],
-                "line": {"color": _colour(group), "width": 2.25},
-                "marker": {"color": _colour(group), "size": 9},
+                "line": {"color": _colour(cluster), "width": 2.25},
+                "marker": {"color": _colour(cluster), "size": 9},
                 "hovertemplate": "%{y:.1%}" if shown.percent else "%{y:.3~g}",
             }
-            for nth, (group, points) in enumerate(sorted(lines.items()))
+            for nth, (cluster, points) in enumerate(sorted(lines.items()))
         ],
         {
             "height": 460,
@@ -192,11 +192,11 @@ def accuracy(history: History, place: int) -> Chart | None:
     )
 
 
-def _aside(history: History) -> str:
-    """Who was left out, how often, and why at first."""
+def _excluded(history: History) -> str:
+    """A table of clients whose updates were excluded or refused: how often, and the first reason."""
     found: dict[int, list[Mapping[str, Any]]] = {}
     for row in history.results:
-        if row["status"] in ("aside", "refused") and row["kind"] == "train":
+        if row["status"] in ("excluded", "refused") and row["kind"] == "train":
             found.setdefault(row["client"], []).append(row)
     if not found:
         return ""
@@ -211,22 +211,22 @@ def _aside(history: History) -> str:
         for client, times in sorted(found.items())[:_LISTED]
     ]
     more = f" The first {_LISTED} of {len(found)}." if len(found) > _LISTED else ""
-    caption = f"Clients whose updates were left out or refused, and the reason at the first time.{more}"
-    return markup.table(caption, ["Client", "Times", "Rounds", "Why"], rows, kind="list")
+    caption = f"Clients whose updates were excluded or refused, with the first reason.{more}"
+    return markup.table(caption, ["Client", "Times", "Rounds", "Reason"], rows, kind="list")
 
 
 def _picked(versions: Sequence[int]) -> list[int]:
-    """At most so many, evenly spread, with the first and the last."""
+    """At most `_COLUMNS` versions, evenly spread, with the first and the last."""
     if len(versions) <= _COLUMNS:
         return list(versions)
     return [versions[round(place * (len(versions) - 1) / (_COLUMNS - 1))] for place in range(_COLUMNS)]
 
 
 def _named(points: int, nth: int, name: str) -> list[str]:
-    """A line's name at one of its points; at another point for each line, so that names do not lie on one another."""
+    """A line's name at one of its points, a different one for each line, so that names do not overlap."""
     here = (points - 1 - nth) % points
     return [name if place == here else "" for place in range(points)]
 
 
-def _colour(group: int) -> str:
-    return f"$series-{(group + 1) % COLOURS}"
+def _colour(cluster: int) -> str:
+    return f"$series-{(cluster + 1) % COLOURS}"

@@ -1,4 +1,4 @@
-"""Many runs side by side: grouped by label, with the seeds of a label as repetitions."""
+"""Comparison of runs: grouped by label, with the seeds of a label as repetitions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FIGURES = ("sd", "worst_decile", "common", "unseen", "bytes_up", "bytes_down", 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean over seeds and its 95% confidence interval by Student's t; a single seed has none."""
+    """A mean over seeds with its 95% confidence interval by Student's t, which a single seed does not have."""
 
     mean: float
     low: float | None
@@ -28,24 +28,24 @@ class Interval:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Interval | None:
-        """The interval of values that are repetitions of one another, or None of nothing."""
+        """The interval of repeated measurements, or None of an empty sequence."""
         if not values:
             return None
-        centre, count = sum(values) / len(values), len(values)
+        average, count = sum(values) / len(values), len(values)
         if count == 1:
-            return cls(centre, None, None, 1)
+            return cls(average, None, None, 1)
         from scipy.stats import t
 
-        error = math.sqrt(sum((value - centre) ** 2 for value in values) / (count - 1) / count)
+        error = math.sqrt(sum((value - average) ** 2 for value in values) / (count - 1) / count)
         half = float(t.ppf(0.975, count - 1)) * error
-        return cls(centre, centre - half, centre + half, count)
+        return cls(average, average - half, average + half, count)
 
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """A curve over seeds: at each `x` the mean of the seeds and their smallest and largest value.
+    """A curve over seeds: at each `x` the mean, the smallest and the largest value of the seeds.
 
-    A `level` one is only where the label ends, from the axis' beginning to its end, for comparison.
+    A `level` band is a horizontal line at the label's final value, for comparison.
     """
 
     x: list[float]
@@ -60,21 +60,24 @@ class Comparison:
     """Runs of one objective, grouped by label.
 
     Args:
-        histories: the runs; labels keep the order in which they come, but Local and FedAvg, the baselines, go first.
+        histories: the runs; labels keep their order, but the baselines Local and FedAvg come first.
+
+    Attributes:
+        by_label: the runs of each label.
 
     Raises:
         SettingError: the runs are judged by different metrics.
     """
 
     def __init__(self, histories: Iterable[History]) -> None:
-        self.groups: dict[str, list[History]] = {}
+        self.by_label: dict[str, list[History]] = {}
         for history in sorted(histories, key=_baselines_first):
-            self.groups.setdefault(history.label, []).append(history)
-        self.runs = [history for group in self.groups.values() for history in group]
+            self.by_label.setdefault(history.label, []).append(history)
+        self.runs = [history for runs in self.by_label.values() for history in runs]
         metrics = sorted({history.metric for history in self.runs})
         if len(metrics) != 1:
             raise SettingError(
-                f"runs of one report must share a metric, got {', '.join(metrics) or 'no run'}: report apart"
+                f"runs of one report must share a metric, got {', '.join(metrics) or 'no run'}: make separate reports"
             )
         self.metric = metrics[0]
         self.higher_is_better = self.runs[0].higher_is_better
@@ -82,23 +85,23 @@ class Comparison:
     @property
     def labels(self) -> list[str]:
         """The labels in order."""
-        return list(self.groups)
+        return list(self.by_label)
 
     def made_by(self, recipe: str) -> str | None:
-        """The first label whose runs were made by a recipe of this name."""
-        return next((label for label, group in self.groups.items() if group[0].recipe == recipe), None)
+        """The first label whose runs used a recipe of this name."""
+        return next((label for label, runs in self.by_label.items() if runs[0].recipe == recipe), None)
 
     @cached_property
     def finals(self) -> dict[str, list[dict[str, Any]]]:
         """The final figures of each run, by label."""
-        return {label: [history.final for history in group] for label, group in self.groups.items()}
+        return {label: [history.final for history in runs] for label, runs in self.by_label.items()}
 
     def over_seeds(self, label: str, figure: str) -> Interval | None:
         """A final figure of `History.final`, over the seeds of a label."""
         return Interval.of([final[figure] for final in self.finals[label] if final[figure] is not None])
 
     def ranking(self) -> list[str]:
-        """Labels that were evaluated, the best mean first."""
+        """Labels with an evaluation, the best mean first."""
         sign = -1 if self.higher_is_better else 1
         means = {label: found.mean for label in self.labels if (found := self.over_seeds(label, "mean"))}
         return sorted(means, key=lambda label: sign * means[label])
@@ -106,10 +109,10 @@ class Comparison:
     # ------------------------------------------------------------------------------------------------------- tables
 
     def summary(self) -> list[dict[str, Any]]:
-        """One row a label: seeds, the mean with its interval, sd over clients, worst decile, common test, costs, and
-        the mean over clients that were unseen until the end.
+        """One row for each label: seeds, the mean with its interval, sd over clients, worst decile, score on the common
+        test set, costs, and the mean over clients that were unseen until the end.
 
-        Megabytes are millions of bytes.  All figures are means over seeds; None where they do not exist.
+        Megabytes are millions of bytes.  All figures are means over seeds, None where they do not exist.
         """
         rows = []
         for label, finals in self.finals.items():
@@ -125,9 +128,10 @@ class Comparison:
     def paired(self, base: str) -> list[dict[str, Any]]:
         """One row for each other label: the mean difference to the base label, with its 95% interval.
 
-        Only seeds that both have count, each with itself.  Above 0 is better where a higher metric is.
+        Only seeds that both labels have are compared, each with itself.  A positive difference is an improvement if a
+        higher metric is better.
         """
-        self._known(base)
+        self._check_label(base)
         rows = []
         for label in self.labels:
             pairs = self._pairs(label, base)
@@ -141,8 +145,8 @@ class Comparison:
         return rows
 
     def per_client(self, label: str, base: str) -> list[float]:
-        """Differences of single clients to the base label over all seeds that both have, the greatest loss first."""
-        self._known(base)
+        """Differences of individual clients to the base label over all common seeds, the greatest loss first."""
+        self._check_label(base)
         sign = 1 if self.higher_is_better else -1
         differences = [
             one.per_client[client] - other.per_client[client]
@@ -152,9 +156,9 @@ class Comparison:
         return sorted(differences, key=lambda difference: sign * difference)
 
     def target(self) -> float | None:
-        """A value to reach that means something to all: where FedAvg's worst seed ends, or else the weakest label's.
+        """A default target for all labels: the final value of FedAvg's worst seed, or else of the weakest label's.
 
-        It is rounded to two digits, towards the easier side, so that the runs it comes from do reach it.
+        It is rounded to two digits, to the easier side, so that the runs that it comes from reach it.
         """
         ranked = self.ranking()
         if not ranked:
@@ -168,18 +172,18 @@ class Comparison:
         return float(f"{easier(value / unit + (1e-9 if self.higher_is_better else -1e-9)) * unit:.12g}")
 
     def to_target(self, value: float) -> list[dict[str, Any]]:
-        """One row a label: in how many of its runs the mean over clients came to a value, and what that took.
+        """One row for each label: in how many of its runs the mean over clients reached a value, and at what cost.
 
-        Rounds, megabytes, seconds of the run's clock and of real time are means over the runs that came to it, None if
+        Rounds, megabytes, seconds of the run's clock and of real time are means over the runs that reached it, None if
         none did.
         """
         rows = []
-        for label, group in self.groups.items():
-            reached = [point for history in group if (point := history.to_target(value))]
+        for label, runs in self.by_label.items():
+            reached = [point for history in runs if (point := history.to_target(value))]
             rows.append(
                 {
                     "label": label,
-                    "runs": len(group),
+                    "runs": len(runs),
                     "reached": len(reached),
                     "rounds": mean([point["version"] for point in reached]),
                     "mb": mean([point["bytes"] / 1e6 for point in reached]),
@@ -192,13 +196,13 @@ class Comparison:
     # ------------------------------------------------------------------------------------------------------- curves
 
     def band(self, label: str, axis: Axis, points: int = 300) -> Band | None:
-        """The curve of a label over its seeds; None where there is no curve.
+        """The curve of a label over its seeds, None where there is none.
 
-        Seeds are averaged version by version, in the metric and in what it had cost by then, over the versions at which
-        all of them were evaluated, thinned out to `points`.
+        The metric and the cost are averaged over seeds at each version at which all seeds were evaluated, thinned out
+        to `points` versions.
         """
         seeds = [
-            {point["version"]: point for point in history.curve} for history in self.groups[label] if history.curve
+            {point["version"]: point for point in history.curve} for history in self.by_label[label] if history.curve
         ]
         if not seeds:
             return None
@@ -206,7 +210,7 @@ class Comparison:
         if len(versions) > points:
             versions = [versions[round(i * (len(versions) - 1) / (points - 1))] for i in range(points)]
         rows = [[seed[version] for seed in seeds] for version in versions]
-        if not rows:  # evaluated at different versions, so only their ends can be averaged
+        if not rows:  # evaluated at different versions: only the final values can be averaged
             rows = [[seed[max(seed)] for seed in seeds]]
         values = [[point["mean"] for point in row] for row in rows]
         return Band(
@@ -220,8 +224,8 @@ class Comparison:
     def bands(self, axis: Axis) -> dict[str, Band]:
         """The curves of all labels that have one.
 
-        One that sends next to nothing (less than a twentieth of what the most talkative does) would be a dot on the
-        axis of bytes, so there it is a level.
+        A label that sends almost nothing (less than a twentieth of the largest traffic) would be a dot on the axis of
+        bytes, so it is drawn as a level there.
         """
         found = {label: band for label in self.labels if (band := self.band(label, axis))}
         last = max((band.x[-1] for band in found.values()), default=0.0)
@@ -232,12 +236,12 @@ class Comparison:
         return found
 
     def _pairs(self, label: str, base: str) -> list[tuple[History, History]]:
-        by_seed = {history.seed: history for history in self.groups[base] if history.seed is not None}
-        return [(history, by_seed[history.seed]) for history in self.groups[label] if history.seed in by_seed]
+        by_seed = {history.seed: history for history in self.by_label[base] if history.seed is not None}
+        return [(history, by_seed[history.seed]) for history in self.by_label[label] if history.seed in by_seed]
 
-    def _known(self, label: str) -> None:
-        if label not in self.groups:
-            raise unknown("label", label, self.groups)
+    def _check_label(self, label: str) -> None:
+        if label not in self.by_label:
+            raise unknown("label", label, self.by_label)
 
 
 def _baselines_first(history: History) -> int:

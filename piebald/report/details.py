@@ -1,4 +1,4 @@
-"""The page's last section: what was run, with which settings and versions."""
+"""The page's last section: the settings and versions of all runs, privacy budgets, and heterogeneity."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from piebald.report.markup import Cell
 from piebald.report.tables import History
 from piebald.report.wording import NONE
 
-UNITS = {"client": "that a client took part", "updates": "what a client's updates are", "row": "that a row is there"}
+UNITS = {"client": "whether a client took part", "updates": "a client's updates", "row": "whether a row is present"}
 
 _FACTS = {
     "objective": "Objective",
     "model": "Model",
     "parameters": "Parameters",
-    "shared": "of them shared",
+    "shared": "Shared parameters",
     "piebald": "Piebald",
     "torch": "PyTorch",
     "python": "Python",
@@ -28,7 +28,7 @@ _FACTS = {
 
 
 def settings(comparison: Comparison) -> str:
-    """Facts that all runs share, the recipes axis by axis, every run, and the settings of each label."""
+    """Facts about all runs, the recipes component by component, every run, and the settings of each label."""
     facts: list[tuple[str, Cell]] = [(name, _distinct(comparison.runs, key)) for key, name in _FACTS.items()]
     return markup.section(
         "settings",
@@ -38,12 +38,12 @@ def settings(comparison: Comparison) -> str:
         _privacy(comparison),
         _recipes(comparison),
         _runs(comparison),
-        *(_dump(label, group[0]) for label, group in comparison.groups.items()),
+        *(_dump(label, runs[0]) for label, runs in comparison.by_label.items()),
     )
 
 
-def unlike(history: History) -> str:
-    """A table of how unlike the clients are; empty where nothing was measured."""
+def heterogeneity(history: History) -> str:
+    """A table of the heterogeneity of clients; empty where nothing was measured."""
     units = history.meta.get("units") or {}
     whole = {row["name"]: row["value"] for row in history.measures if row["client"] is None}
     each: dict[str, list[float]] = {}
@@ -63,8 +63,10 @@ def unlike(history: History) -> str:
     if not rows:
         return ""
     seed = "" if history.seed is None else f" (seed {history.seed})"
-    caption = f"How unlike the clients are before any training{seed}: for the federation, and over clients."
-    return markup.table(caption, ["Measure", "Federation", "Least client", "Most client", "Unit"], rows, kind="text")
+    caption = f"Heterogeneity of clients before training{seed}: of the federation, and the range over clients."
+    return markup.table(
+        caption, ["Measure", "Federation", "Smallest client", "Largest client", "Unit"], rows, kind="text"
+    )
 
 
 def _figure(value: float | None) -> str:
@@ -80,19 +82,19 @@ def _plain(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, dict | list):
-        return _answer(value)
+        return _written(value)
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _recipes(comparison: Comparison) -> str:
-    tables = {label: _table(group[0]) for label, group in comparison.groups.items()}
+    tables = {label: _table(runs[0]) for label, runs in comparison.by_label.items()}
     axes = list(dict.fromkeys(axis for table in tables.values() for axis in table))
     if not axes:
         return ""
-    rows = [[axis, *(_answer(table.get(axis)) for table in tables.values())] for axis in axes]
-    marks = ["same" if len(set(answers)) == 1 else "" for _, *answers in rows]
-    caption = "The recipe of each label, one row an axis. Rows in grey are the same for all."
-    return markup.table(caption, ["Axis", *tables], rows, kind="text", marks=marks)
+    rows = [[axis.replace("_", " "), *(_written(table.get(axis)) for table in tables.values())] for axis in axes]
+    marks = ["same" if len(set(components)) == 1 else "" for _, *components in rows]
+    caption = "The recipe of each label, one row for each component. Grey rows are the same for all labels."
+    return markup.table(caption, ["Component", *tables], rows, kind="text", marks=marks)
 
 
 def _table(history: History) -> Mapping[str, Any]:
@@ -101,35 +103,35 @@ def _table(history: History) -> Mapping[str, Any]:
     return {axis: table[axis] for axis in Recipe.axes if axis in table} if isinstance(table, dict) else {}
 
 
-def _answer(part: Any) -> str:
-    """A part's table, or several, or a plain value, in words."""
-    if isinstance(part, list):
-        tables = any(isinstance(one, dict) for one in part)
-        return ("; then " if tables else ", ").join(map(_plain, part)) or "nothing"
-    if not isinstance(part, dict):
-        return "nothing" if part is None else _plain(part)
-    fields = ", ".join(f"{name} {_plain(value)}" for name, value in part.items() if name != "kind")
-    return ": ".join(piece for piece in (str(part.get("kind", "")), fields) if piece)
+def _written(value: Any) -> str:
+    """The table of a component, several of them, or a plain value, as text."""
+    if isinstance(value, list):
+        tables = any(isinstance(one, dict) for one in value)
+        return ("; then " if tables else ", ").join(map(_plain, value)) or "none"
+    if not isinstance(value, dict):
+        return "none" if value is None else _plain(value)
+    fields = ", ".join(f"{name} {_plain(setting)}" for name, setting in value.items() if name != "kind")
+    return ": ".join(piece for piece in (str(value.get("kind", "")), fields) if piece)
 
 
 def _privacy(comparison: Comparison) -> str:
-    """What noise buys, for labels whose recipe adds some."""
+    """Privacy budgets, for labels whose recipe adds noise."""
     rows: list[list[Cell]] = []
-    for label, runs in comparison.groups.items():
+    for label, runs in comparison.by_label.items():
         for budget in runs[0].meta.get("privacy") or []:
             epsilons = [budget["epsilon_pld"], budget["epsilon_rdp"]]
             shown = ["infinite: no noise" if one is None else f"{one:.3g}" for one in epsilons]
             second = budget.get("epsilon_prv")
-            unit = UNITS.get(budget.get("unit", "client"), NONE)  # folders of earlier versions do not say
+            unit = UNITS.get(budget.get("unit", "client"), NONE)  # missing in folders of earlier versions
             shown.append(NONE if second is None else f"{second:.3g}")
-            told = [unit, *shown, f"{budget['delta']:.1g}", budget["meaning"]]
-            rows.append([markup.key(comparison.labels, label), *told])
+            cells = [unit, *shown, f"{budget['delta']:.1g}", budget["meaning"]]
+            rows.append([markup.key(comparison.labels, label), *cells])
     if not rows:
         return ""
     caption = (
-        "Differential privacy that a whole run's noise gives, to what clients send of their models and nothing else."
+        "Differential privacy of the whole run, which covers the model updates that clients send and nothing else."
     )
-    head = ["Label", "Hidden", "Epsilon (PLD)", "Epsilon (RDP)", "Epsilon (opacus, PRV)", "Delta", "Meaning"]
+    head = ["Label", "Protected", "Epsilon (PLD)", "Epsilon (RDP)", "Epsilon (opacus, PRV)", "Delta", "Meaning"]
     return markup.table(caption, head, rows, kind="list")
 
 
@@ -146,17 +148,17 @@ def _runs(comparison: Comparison) -> str:
         ]
         for history in comparison.runs
     ]
-    head = ["Label", "Seed", "Folder", "Recipe", "Status", "Rounds", "Begun"]
-    table = markup.table("Every run of this report, in the order of the labels.", head, rows, kind="list")
+    head = ["Label", "Seed", "Folder", "Recipe", "Status", "Rounds", "Started"]
+    table = markup.table("All runs of this report, in the order of the labels.", head, rows, kind="list")
     return f"<details><summary>All {len(rows):,} runs</summary>{table}</details>"
 
 
-def _minute(moment: Any) -> str:
-    """An ISO time as date, hour and minute; anything else as it is."""
+def _minute(time: Any) -> str:
+    """An ISO time to the minute; any other value unchanged."""
     try:
-        return datetime.fromisoformat(str(moment)).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+        return datetime.fromisoformat(str(time)).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
     except ValueError:
-        return NONE if moment is None else str(moment)
+        return NONE if time is None else str(time)
 
 
 def _dump(label: str, history: History) -> str:

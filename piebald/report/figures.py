@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis as Axis_
 
 INK, SOFT, GRID = "#14181f", "#505a68", "#e8ebef"
-LOOK = {  # of every figure, for matplotlib
+LOOK = {  # matplotlib settings of every figure
     "font.family": "sans-serif", "font.size": 10, "text.color": INK, "axes.edgecolor": SOFT,
     "axes.labelcolor": SOFT, "xtick.color": SOFT, "ytick.color": SOFT, "axes.grid": True, "grid.color": GRID,
     "axes.axisbelow": True, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
@@ -28,32 +28,32 @@ _STYLES = dict(zip(DASHES, ("-", "--", ":", "-."), strict=True))
 
 
 def draw(comparison: Comparison, folder: Path) -> list[Path]:
-    """Write the figures that these runs have data for, and say which.
+    """Write the figures that these runs have data for, and return their paths.
 
     Raises:
         RunFolderError: the folder cannot be written.
     """
     axes: dict[str, Axis] = {"rounds": "version", "megabytes": "bytes", "seconds": charts.clock(comparison)}
-    plans: dict[str, Callable[[Axes], bool]] = {
+    painters: dict[str, Callable[[Axes], bool]] = {
         f"{comparison.metric}_over_{name}": lambda ax, axis=axis: _curves(ax, comparison, axis)  # type: ignore[misc]
         for name, axis in axes.items()
     }
-    plans["clients"] = lambda ax: _clients(ax, comparison)
+    painters["clients"] = lambda ax: _clients(ax, comparison)
     for recipe in ("local", "fedavg"):
         if (base := comparison.made_by(recipe)) is not None:
-            plans[f"gains_against_{recipe}"] = lambda ax, base=base: _gains(ax, comparison, base)  # type: ignore[misc]
-    plans["partition"] = lambda ax: _partition(ax, comparison)
-    drawn = (_write(folder / f"{name}.png", plan) for name, plan in plans.items())
+            painters[f"gains_against_{recipe}"] = lambda ax, to=base: _gains(ax, comparison, to)  # type: ignore[misc]
+    painters["partition"] = lambda ax: _partition(ax, comparison)
+    drawn = (_write(folder / f"{name}.png", paint) for name, paint in painters.items())
     return [path for path in drawn if path is not None]
 
 
-def _write(path: Path, plan: Callable[[Axes], bool]) -> Path | None:
+def _write(path: Path, paint: Callable[[Axes], bool]) -> Path | None:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     with rc_context(LOOK):  # type: ignore[arg-type]
         figure = Figure(figsize=(7.2, 4.4), layout="constrained")
-        if not plan(figure.subplots()):
+        if not paint(figure.subplots()):
             return None
         with explained(f"{path} cannot be written"):
             figure.savefig(path, dpi=160)
@@ -76,7 +76,7 @@ def _curves(ax: Axes, comparison: Comparison, axis: Axis) -> bool:
     if axis == "version":
         ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     name, over = AXES[axis]
-    _dress(ax, f"{shown.name.capitalize()} {over}", name, f"Mean {shown.name} over clients")
+    _label_axes(ax, f"{shown.name.capitalize()} {over}", name, f"Mean {shown.name} over clients")
     _percent(ax.yaxis, shown)
     if bands:
         _legend(ax)
@@ -97,7 +97,7 @@ def _clients(ax: Axes, comparison: Comparison) -> bool:
         box.set(facecolor=f"{colour}55", edgecolor=colour)
     ax.set_yticks(range(1, len(ranked) + 1), [textwrap.shorten(label, 24, placeholder="…") for label in ranked])
     ax.grid(visible=False, axis="y")
-    _dress(ax, wording.worst_tenth(comparison), f"Final {shown.name} of single clients", "")
+    _label_axes(ax, wording.worst_tenth(comparison), f"Final {shown.name} of individual clients", "")
     _percent(ax.xaxis, shown)
     return True
 
@@ -116,7 +116,7 @@ def _gains(ax: Axes, comparison: Comparison, base: str) -> bool:
         return False
     ax.axhline(0, color=SOFT, linewidth=1)
     unit = " in points" if shown.percent else ""
-    _dress(ax, wording.gains(comparison, base), "Share of clients, greatest loss first, %", f"Difference{unit}")
+    _label_axes(ax, wording.gains(comparison, base), "Share of clients, largest loss first, %", f"Difference{unit}")
     _legend(ax)
     return True
 
@@ -139,7 +139,7 @@ def _partition(ax: Axes, comparison: Comparison) -> bool:
     ax.grid(visible=False)
     bar = ax.figure.colorbar(image, ax=ax, label="Training rows")
     bar.outline.set_visible(False)
-    _dress(ax, wording.holdings(counts), "Client", "Class")
+    _label_axes(ax, wording.holdings(counts), "Client", "Class")
     return True
 
 
@@ -148,19 +148,19 @@ def _look(comparison: Comparison, label: str) -> tuple[str, str]:
     return LIGHT[place % COLOURS], _STYLES[DASHES[place // COLOURS % len(DASHES)]]
 
 
-def _dress(ax: Axes, title: str, x: str, y: str) -> None:
+def _label_axes(ax: Axes, title: str, x: str, y: str) -> None:
     figure = ax.get_figure(root=True)
-    assert figure is not None  # it was made with its figure
-    # over the whole figure: over the axes alone, long row labels would push the title out on the right
+    assert figure is not None  # axes are always made with a figure
+    # over the whole figure: over the axes, long row labels would push the title out on the right
     top = figure.suptitle(textwrap.fill(title, 68), x=0.01, ha="left", fontsize=12, fontweight="bold")
     for text in (top, ax.set_xlabel(x), ax.set_ylabel(y)):
-        text.set_parse_math(False)  # a label may hold a dollar
+        text.set_parse_math(False)  # a label may hold a dollar sign
 
 
 def _legend(ax: Axes) -> None:
     lines = [line for line in ax.get_lines() if not str(line.get_label()).startswith("_")]
     figure = ax.get_figure(root=True)
-    assert figure is not None  # it was made with its figure
+    assert figure is not None  # axes are always made with a figure
     legend = figure.legend(handles=lines, loc="outside lower center", ncols=min(5, len(lines)), fontsize=9)
     for entry in legend.get_texts():
         entry.set_parse_math(False)

@@ -1,4 +1,4 @@
-"""One writer a run folder."""
+"""A lock that allows one writer for each run folder."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from piebald.errors import RunFolderError
 
 try:
     import fcntl
-except ImportError:  # Windows: two writers are not told apart there
+except ImportError:  # Windows: a second writer is not detected there
     fcntl = None  # type: ignore[assignment]
 
 
 _held: weakref.WeakSet[RunLock] = weakref.WeakSet()
 
 
-def _let_go_in_child() -> None:
-    """Close inherited handles: a worker that outlives its killed parent for a moment must not keep the run locked."""
+def _release_in_child() -> None:
+    """Close inherited handles: a worker that outlives its killed parent must not keep the run locked."""
     for lock in list(_held):
         lock.release()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_let_go_in_child)
+    os.register_at_fork(after_in_child=_release_in_child)
 
 
 class RunLock:
-    """Held on `run.lock` until `release`, or until the process dies, however it dies.
+    """An exclusive lock on `run.lock`, held until `release` or until the process dies.
 
     Raises:
         RunFolderError: another writer holds it.
@@ -47,13 +47,13 @@ class RunLock:
             raise RunFolderError(
                 f"{folder} is being written to by process {holder}: wait for it to end, or stop it"
             ) from None
-        except OSError:  # some network file systems have no locks, and a run there is better than none
+        except OSError:  # some network file systems have no locks; the run goes on without one
             return
         os.ftruncate(self._handle, 0)
         os.write(self._handle, str(os.getpid()).encode())
 
     def release(self) -> None:
-        """Let another writer in.  May be called twice."""
+        """Release the lock.  May be called twice."""
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None

@@ -1,4 +1,4 @@
-"""Pieces of HTML.  Whatever comes from a run folder goes through `text`, so it is shown and never obeyed."""
+"""Building blocks of the HTML page.  Values from a run folder are always escaped by `text`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from piebald.report.charts import COLOURS, DASHES, Chart
 
 @dataclass(frozen=True, slots=True)
 class Markup:
-    """A string that is HTML already."""
+    """A string that is already HTML."""
 
     html: str
 
@@ -20,12 +20,12 @@ Cell = str | Markup
 
 
 def text(value: object) -> str:
-    """Anything as HTML, escaped unless it is markup."""
+    """Any value as HTML, escaped unless it is markup."""
     return value.html if isinstance(value, Markup) else html.escape(str(value))
 
 
 def key(labels: Sequence[str], label: str) -> Markup:
-    """A label after a sample of its line, as the charts draw it."""
+    """A label with a sample of its line, as the charts draw it."""
     place = labels.index(label)
     pattern = {"solid": "none", "dash": "5 3", "dot": "2 2", "dashdot": "6 2 2 2"}[
         DASHES[place // COLOURS % len(DASHES)]
@@ -38,13 +38,13 @@ def key(labels: Sequence[str], label: str) -> Markup:
 
 
 def keys(labels: Sequence[str]) -> str:
-    """The legend of all charts below it."""
+    """The legend for all charts below it."""
     items = "".join(f"<li>{key(labels, label).html}</li>" for label in labels)
     return f'<ul class="keys" aria-label="Line of each label">{items}</ul>'
 
 
 def figure(chart: Chart, heading: str = "h3") -> str:
-    """The place where the script draws a chart, with its title and how to read it."""
+    """The place where the script draws a chart, with its title and caption."""
     name = text(chart.id)
     return (
         f'<figure class="{"wide" if chart.wide else "half"}"><figcaption>'
@@ -58,7 +58,7 @@ def figure(chart: Chart, heading: str = "h3") -> str:
 def table(
     caption: str, head: Sequence[str], rows: Iterable[Sequence[Cell]], kind: str = "", marks: Sequence[str] = ()
 ) -> str:
-    """A table that scrolls in its own box; the first cell of a row is its heading; `marks` are classes of the rows."""
+    """A table in a scrolling box; the first cell of a row is its heading; `marks` are CSS classes of the rows."""
     heads = "".join(f'<th scope="col">{text(cell)}</th>' for cell in head)
     body = []
     for place, (first, *others) in enumerate(rows):
@@ -73,7 +73,7 @@ def table(
 
 
 def facts(kind: str, pairs: Iterable[tuple[str, Cell]]) -> str:
-    """Named values."""
+    """A list of named values."""
     return f'<dl class="{kind}">{"".join(f"<div><dt>{text(n)}</dt><dd>{text(v)}</dd></div>" for n, v in pairs)}</dl>'
 
 
@@ -83,13 +83,13 @@ def small(first: str, second: str) -> Markup:
 
 
 def judged(shown: str, good: bool | None) -> Markup:
-    """A difference in the colour of good or bad, or plain if it is neither; its sign says the same."""
+    """A difference in the colour of good or bad, or without colour if it is neither."""
     kind = {True: "good", False: "bad", None: "even"}[good]
     return Markup(f'<span class="{kind}">{text(shown)}</span>')
 
 
-def section(name: str, heading: str, note: str, *parts: str) -> str:
-    """A section under its finding; `parts` are HTML."""
+def section(name: str, heading: str, note: str, *content: str) -> str:
+    """A section with a heading; `content` is HTML."""
     about = f'<p class="note">{text(note)}</p>' if note else ""
     title = f'<h2 id="{name}-h">{text(heading)}</h2>'
-    return f'<section id="{name}" aria-labelledby="{name}-h">{title}{about}{"".join(parts)}</section>'
+    return f'<section id="{name}" aria-labelledby="{name}-h">{title}{about}{"".join(content)}</section>'

@@ -1,4 +1,4 @@
-"""One HTML file that shows many runs side by side: no network, no server, light and dark, on a phone and on paper."""
+"""The HTML report: one file about one or more runs, without network access, for screens, phones and paper."""
 
 from __future__ import annotations
 
@@ -10,20 +10,10 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-from piebald.report import (
-    charts,
-    markup,
-    wording,
-)
-from piebald.report import (
-    cluster_section as groups,
-)
-from piebald.report import (
-    participation_section as learners,
-)
+from piebald.report import charts, cluster_section, markup, participation_section, wording
 from piebald.report.charts import Chart
 from piebald.report.comparison import Axis, Comparison
-from piebald.report.details import settings, unlike
+from piebald.report.details import heterogeneity, settings
 from piebald.report.markup import Cell
 from piebald.report.wording import NONE, MetricFormat
 
@@ -31,15 +21,15 @@ _CLOCKS: dict[Axis, str] = {"seconds": "Run's clock", "wall": "Real time"}
 
 
 def render(comparison: Comparison, target: float | None = None) -> str:
-    """The whole page as HTML; `target` is the value whose cost is tabled, see `Comparison.target`."""
+    """The page as HTML; `target` is the value whose cost is shown, see `Comparison.target`."""
     drawn: list[Chart] = []
     sections = [
         ("results", "Results", _results(comparison)),
-        ("progress", "RoundProgress", _progress(comparison, drawn)),
+        ("progress", "Progress", _progress(comparison, drawn)),
         ("clients", "Clients", _clients(comparison, drawn)),
-        ("groups", "Groups", groups.section(comparison, drawn)),
+        ("clusters", "Clusters", cluster_section.section(comparison, drawn)),
         ("gains", "Gains", _gains(comparison, drawn)),
-        ("learners", "Learners", learners.section(comparison, drawn)),
+        ("participation", "Participation", participation_section.section(comparison, drawn)),
         ("cost", "Cost", _cost(comparison, target)),
         ("partition", "Partition", _partition(comparison, drawn)),
         ("settings", "Settings", settings(comparison)),
@@ -49,7 +39,7 @@ def render(comparison: Comparison, target: float | None = None) -> str:
 
 
 def frame(title: str, top: str, sections: Sequence[tuple[str, str, str]], footer: str, drawn: Sequence[Chart]) -> str:
-    """A whole page: its head, sections (name, link, HTML; empty ones are left out), and the charts drawn in them."""
+    """A page from its head, its sections (name, link, HTML; empty ones are left out) and the charts drawn in them."""
     present = [(name, link, body) for name, link, body in sections if body]
     plotly, script = "", ""
     if drawn:
@@ -82,20 +72,20 @@ def _top(comparison: Comparison) -> str:
         best = comparison.over_seeds(ranked[0], "mean")
         tail = comparison.over_seeds(ranked[0], "worst_decile")
         tiles += [(f"Best mean {shown.name}", markup.small(shown.value(best.mean if best else None), ranked[0]))]
-        tiles += [("Its worst-off tenth", markup.small(shown.value(tail.mean if tail else None), "of clients"))]
+        tiles += [("Its worst tenth", markup.small(shown.value(tail.mean if tail else None), "of clients"))]
     tiles += [
         ("Clients", markup.small(" to ".join(f"{n:,}" for n in {clients[0], clients[-1]}), "in each run")),
         ("Runs", markup.small(f"{len(comparison.runs):,}", f"{wording.plural(len(comparison.labels), 'label')}, "
                                                            f"{wording.plural(len(seeds), 'seed')}")),
     ]  # fmt: skip
-    open_runs = [history for history in comparison.runs if history.meta.get("status") != "finished"]
+    unfinished = [history for history in comparison.runs if history.meta.get("status") != "finished"]
     notice = ""
-    if open_runs:
-        names = ", ".join(f"{run.label} seed {run.seed} ({run.meta.get('status')})" for run in open_runs[:5])
-        more = f" and {len(open_runs) - 5} more" if len(open_runs) > 5 else ""
-        verb = "has" if len(open_runs) == 1 else "have"
-        how_many = wording.plural(len(open_runs), "run")
-        body = f"{how_many} {verb} not finished: {names}{more}. Figures are as far as they came."
+    if unfinished:
+        names = ", ".join(f"{run.label} seed {run.seed} ({run.meta.get('status')})" for run in unfinished[:5])
+        more = f" and {len(unfinished) - 5} more" if len(unfinished) > 5 else ""
+        verb = "has" if len(unfinished) == 1 else "have"
+        how_many = wording.plural(len(unfinished), "run")
+        body = f"{how_many} {verb} not finished: {names}{more}. Figures cover the rounds so far."
         notice = f'<p class="notice" role="note">{markup.text(body)}</p>'
     return (
         f"<h1>{markup.text(wording.headline(comparison))}</h1>"
@@ -109,7 +99,7 @@ def _results(comparison: Comparison) -> str:
     differences = {row["label"]: row for row in comparison.paired(base)} if base else {}
     rows: list[list[Cell]] = []
     by_label = {row["label"]: row for row in comparison.summary()}
-    strangers = any(row["unseen"] is not None for row in by_label.values())
+    unseen = any(row["unseen"] is not None for row in by_label.values())
     for label in sorted(labels, key=lambda name: _rank(comparison, name)):
         row = by_label[label]
         interval = "one seed" if row["low"] is None else f"{shown.value(row['low'])} to {shown.value(row['high'])}"
@@ -120,20 +110,21 @@ def _results(comparison: Comparison) -> str:
         if base:
             cells.append(_difference(comparison, differences.get(label)))
         cells += [shown.value(row["worst_decile"]), shown.size(row["sd"]), shown.value(row["common"])]
-        cells += [shown.value(row["unseen"])] if strangers else []
+        cells += [shown.value(row["unseen"])] if unseen else []
         ways = f"{wording.megabytes(row['mb_up'])} up, {wording.megabytes(row['mb_down'])} down"
         cells += [markup.small(wording.megabytes(row["mb_up"] + row["mb_down"]), ways)]
         real = wording.duration(row["wall"])
         cells += [markup.small(wording.duration(row["seconds"]), f"{real} real") if clock == "seconds" else real]
         cells += [wording.count(row["rounds"]), wording.count(row["seeds"])]
         rows.append(cells)
-    head = ["Label", f"Mean {shown.name}", *([f"To {base}"] if base else []), "Worst tenth", "SD of clients",
-            "Common test", *(["Unseen"] if strangers else []), "MB sent", _CLOCKS[clock], "Rounds", "Runs"]  # fmt: skip
+    head = ["Label", f"Mean {shown.name}", *([f"Difference to {base}"] if base else []), "Worst tenth", "SD of clients",
+            "Common test set", *(["Unseen clients"] if unseen else []), "MB sent", _CLOCKS[clock], "Rounds",
+            "Runs"]  # fmt: skip
     pairs = f", the difference to {base} on the same seeds (in colour where its interval excludes zero)" if base else ""
-    unseen = "clients that were held out until the end and then fitted to, " if strangers else ""
+    held_out = "the mean over clients that were held out until the end, " if unseen else ""
     caption = (
-        f"Final {shown.name} over clients, best first: mean over seeds with its 95% interval{pairs}, the worst-off "
-        f"tenth of clients, the spread over clients, {unseen}and what all clients sent and received."
+        f"Final {shown.name} over clients, best first: mean over seeds with its 95% interval{pairs}, the worst tenth "
+        f"of clients, the standard deviation over clients, {held_out}and the traffic of all clients."
     )
     return markup.section("results", "Final figures", "", markup.table(caption, head, rows))
 
@@ -144,7 +135,7 @@ def _progress(comparison: Comparison, drawn: list[Chart]) -> str:
     if not present:
         return ""
     drawn += present
-    note = "" if len(comparison.labels) == 1 else "One line a label, in the same colour everywhere on this page."
+    note = "" if len(comparison.labels) == 1 else "Each label has a line, in the same colour everywhere on this page."
     body = "".join(markup.figure(chart) for chart in present)
     return markup.section(
         "progress",
@@ -191,19 +182,19 @@ def _gains(comparison: Comparison, drawn: list[Chart]) -> str:
     unit = f" ({shown.points.strip()})" if shown.points else ""
     head = [
         "Label",
-        "Against",
+        "Compared with",
         f"Mean difference{unit}",
         "95% interval",
         "Clients that gain",
-        "that lose",
+        "Clients that lose",
         "Worst client",
         "Seeds",
     ]
-    caption = f"Differences in final {shown.name} on the same seeds, over all clients and for single ones."
+    caption = f"Differences in final {shown.name} on the same seeds: the mean over clients, and individual clients."
     return markup.section(
         "gains",
-        "Who gains and who loses",
-        "An average hides those who would be better off with another method, or alone.",
+        "Clients that gain and clients that lose",
+        "An average hides the clients that would be better off with another method, or training alone.",
         markup.keys(comparison.labels),
         f'<div class="charts">{"".join(figures)}</div>',
         markup.table(caption, head, rows),
@@ -226,29 +217,29 @@ def _cost(comparison: Comparison, target: float | None) -> str:
     base = comparison.made_by("fedavg") or comparison.ranking()[-1]
     why = "" if chosen else f", which every run of {base} reaches"
     goal = f"the mean {shown.name} over clients first reached {shown.value(target)}{why}"
-    caption = f"Until {goal}; means over the runs that did."
+    caption = f"Cost until {goal}; means over the runs that reached it."
     head = ["Label", "Rounds", "MB, both ways", _CLOCKS[clock], "Runs that reached it"]
     return markup.section("cost", wording.cheapest(comparison, target), "", markup.table(caption, head, body))
 
 
 def _partition(comparison: Comparison, drawn: list[Chart]) -> str:
     chart = next((chart for history in comparison.runs if (chart := charts.partition(history))), None)
-    table = next((table for history in comparison.runs if (table := unlike(history))), "")
+    table = next((table for history in comparison.runs if (table := heterogeneity(history))), "")
     if chart is None:
-        return markup.section("partition", "How unlike the clients are", "", table) if table else ""
+        return markup.section("partition", "Heterogeneity of clients", "", table) if table else ""
     drawn.append(chart)
     figure = markup.figure(chart, "h2")
     return f'<section id="partition" aria-labelledby="{chart.id}-title">{figure}{table}</section>'
 
 
-# ---------------------------------------------------------------------------------------------------- odds and ends
+# -------------------------------------------------------------------------------------------------------- helpers
 
 
 def _difference(comparison: Comparison, row: dict[str, Any] | None) -> Cell:
-    """The difference of a row of `Comparison.paired`, in colour where it is sure."""
+    """The difference of a row of `Comparison.paired`, in colour where its interval excludes zero."""
     if row is None:
         return NONE
-    good = (row["difference"] > 0) == comparison.higher_is_better if wording.sure(row) else None
+    good = (row["difference"] > 0) == comparison.higher_is_better if wording.is_significant(row) else None
     return markup.judged(MetricFormat(comparison.metric).difference(row["difference"]), good)
 
 
@@ -259,7 +250,7 @@ def _rank(comparison: Comparison, label: str) -> int:
 
 def _footer(comparison: Comparison) -> str:
     versions = sorted({str(history.meta.get("piebald", "unknown")) for history in comparison.runs})
-    return f"Made by Piebald from {wording.plural(len(comparison.runs), 'run')} of version {', '.join(versions)}."
+    return f"Made with Piebald from {wording.plural(len(comparison.runs), 'run')} of version {', '.join(versions)}."
 
 
 def _colours() -> str:
@@ -272,13 +263,13 @@ def _colours() -> str:
 
 
 def _data(drawn: Sequence[Chart]) -> str:
-    """The charts as JSON that can stand inside a script element."""
+    """The charts as JSON, safe inside a script element."""
     plain: list[dict[str, Any]] = [{"id": chart.id, "data": chart.data, "layout": chart.layout} for chart in drawn]
     return json.dumps(plain, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _policy(*scripts: str) -> str:
-    """Let nothing run but these scripts, and nothing be fetched from anywhere."""
+    """A content security policy that runs only these scripts and fetches nothing."""
     hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     allowed = " ".join(f"'sha256-{value}'" for value in hashes)
     return (

@@ -1,4 +1,4 @@
-"""Who worked how much, how stale, how long idle, and with which weight: what a run without rounds is judged by."""
+"""The page's section about participation: how much each client worked, how stale, how long idle, with what weight."""
 
 from __future__ import annotations
 
@@ -14,30 +14,34 @@ from piebald.report.tables import History, mean
 
 Measure = Callable[[History], dict[int, float]]
 
-SHOWN = 60  # learners a chart can show
-POINTS = 240  # moments a picture of weights can show
+SHOWN = 60  # clients a chart can show
+POINTS = 240  # points in time a chart of weights can show
 
 
 def section(comparison: Comparison, drawn: list[Chart]) -> str:
-    """The page's section on learners; empty where devices are instant and nobody is ever late."""
-    firsts = {label: group[0] for label, group in comparison.groups.items()}
+    """The section; empty where devices take no simulated time and no update is stale."""
+    firsts = {label: runs[0] for label, runs in comparison.by_label.items()}
     if not any(history.final["seconds"] or _stale(history) for history in firsts.values()):
         return ""
-    told = {
-        "requests": ("Updates of each learner", "Updates that counted, first run of a label.", requests),
-        "staleness": ("How stale they were", "Commits that a learner's update had missed, mean.", staleness),
-        "idle": ("How long each learner waited", "Share of the run's clock without a task of its own.", idle),
+    described = {
+        "requests": ("Updates of each client", "Updates that were used, in the first run of each label.", requests),
+        "staleness": (
+            "Staleness of each client",
+            "Mean number of server steps that a client's update missed.",
+            staleness,
+        ),
+        "idle": ("Idle time of each client", "Share of the run's clock without a task.", idle),
     }
-    found = [_bars(comparison, name, *words) for name, words in told.items()]
+    found = [_bars(comparison, name, *words) for name, words in described.items()]
     found += [_weights(label, history) for label, history in firsts.items() if _moves(history)]
     present = [chart for chart in found if chart]
     drawn += present
     body = "".join(markup.figure(chart) for chart in present)
-    return markup.section("learners", "Learners", "", f'<div class="charts">{body}</div>') if present else ""
+    return markup.section("participation", "Participation", "", f'<div class="charts">{body}</div>') if present else ""
 
 
 def requests(history: History) -> dict[int, float]:
-    """Updates that counted, by learner."""
+    """The number of used updates of each client."""
     found: dict[int, float] = defaultdict(float)
     for row in trained(history):
         found[row["client"]] += 1
@@ -45,7 +49,7 @@ def requests(history: History) -> dict[int, float]:
 
 
 def staleness(history: History) -> dict[int, float]:
-    """Commits missed, the mean of each learner."""
+    """The mean number of server steps that each client's updates missed."""
     found = defaultdict(list)
     for row in trained(history):
         found[row["client"]].append(row["staleness"] or 0)
@@ -53,7 +57,7 @@ def staleness(history: History) -> dict[int, float]:
 
 
 def idle(history: History) -> dict[int, float]:
-    """Share of the run's clock that each learner spent without a task of its own."""
+    """The share of the run's clock that each client spent without a task."""
     busy: dict[int, float] = defaultdict(float)
     for row in history.results:
         if row["kind"] == "train":
@@ -63,40 +67,41 @@ def idle(history: History) -> dict[int, float]:
 
 
 def trained(history: History) -> list[dict[str, Any]]:
-    """The rows of updates that counted, in order of commits."""
+    """The rows of used updates, sorted by server step."""
     rows = [row for row in history.results if row["kind"] == "train" and row["status"] == "ok"]
     return sorted(rows, key=lambda row: (row["version"], row["client"]))
 
 
 def shares(history: History) -> tuple[list[float], dict[int, list[float]]]:
-    """Times of commits, and at each of them the share of every learner in the global model.
+    """The times of server steps, and each client's share in the global model at each of them.
 
-    Where the step keeps every learner's last model all of them count at every commit, else those that arrived.
+    Where the server optimizer keeps the last model of every client, all of them count at every step, else only those
+    that arrived.
     """
-    keeps = (_table(history).get("step") or {}).get("kind") == "cached_average"
+    keeps = (_table(history).get("server_optimizer") or {}).get("kind") == "cached_average"
     times = {row["version"]: row["time"] or 0.0 for row in history.rounds}
     rows = defaultdict(list)
     for row in trained(history):
         rows[row["version"]].append(row)
-    clients = sorted({row["client"] for group in rows.values() for row in group})
+    clients = sorted({row["client"] for arrived in rows.values() for row in arrived})
     weights: dict[int, float] = {}
-    moments: list[float] = []
+    at: list[float] = []
     found: dict[int, list[float]] = {client: [] for client in clients}
     for version in sorted(rows):
         now = {row["client"]: row["raw_weight" if keeps else "weight"] or 0.0 for row in rows[version]}
         weights = weights | now if keeps else now
         whole = sum(weights.values()) or 1.0
-        moments.append(times[version])
+        at.append(times[version])
         for client in clients:
             found[client].append(weights.get(client, 0.0) / whole)
-    return moments, found
+    return at, found
 
 
 def _moves(history: History) -> bool:
-    """Whether shares differ from commit to commit for another reason than who was asked."""
+    """Whether shares change over steps for another reason than which clients were asked."""
     table = _table(history)
-    weighed = (table.get("aggregation") or {}).get("kind") in ("dvw", "staleness_weighted")
-    return weighed or (table.get("scheduling") or {}).get("kind", "synchronous") != "synchronous"
+    reweighted = (table.get("aggregation") or {}).get("kind") in ("dvw", "staleness_weighted")
+    return reweighted or (table.get("scheduling") or {}).get("kind", "synchronous") != "synchronous"
 
 
 def _table(history: History) -> dict[str, Any]:
@@ -110,8 +115,8 @@ def _stale(history: History) -> bool:
 
 def _bars(comparison: Comparison, name: str, title: str, caption: str, measure: Measure) -> Chart | None:
     data, percent = [], measure is idle
-    for label, group in comparison.groups.items():
-        values = measure(group[0])
+    for label, runs in comparison.by_label.items():
+        values = measure(runs[0])
         if not values or not any(values.values()):
             continue
         clients = sorted(values)[:SHOWN]
@@ -139,7 +144,7 @@ def _bars(comparison: Comparison, name: str, title: str, caption: str, measure: 
             "height": 320,
             "hovermode": "x unified",
             "barmode": "group",
-            "xaxis": {"title": {"text": "Learner"}, "dtick": 1 if few else None},
+            "xaxis": {"title": {"text": "Client"}, "dtick": 1 if few else None},
             "yaxis": axis | ({"tickformat": ".0%"} if percent else {}),
         },
         wide=False,
@@ -147,18 +152,18 @@ def _bars(comparison: Comparison, name: str, title: str, caption: str, measure: 
 
 
 def _weights(label: str, history: History) -> Chart | None:
-    """The shares of learners in the global model over time, stacked."""
-    moments, found = shares(history)
-    if len(moments) < 3 or not 2 <= len(found) <= charts.COLOURS * 4:
+    """The shares of clients in the global model over time, stacked."""
+    at, found = shares(history)
+    if len(at) < 3 or not 2 <= len(found) <= charts.COLOURS * 4:
         return None
-    every = -(-len(moments) // POINTS)
+    every = -(-len(at) // POINTS)
     data = [
         {
             "type": "scatter",
             "mode": "lines",
             "stackgroup": "all",
-            "name": f"learner {client}",
-            "x": moments[::every],
+            "name": f"client {client}",
+            "x": at[::every],
             "y": values[::every],
             "line": {"width": 0.5, "color": f"$series-{place % charts.COLOURS}", "shape": "hv"},
             "fillcolor": f"$series-{place % charts.COLOURS}/{0.75 if place < charts.COLOURS else 0.4}",
@@ -169,14 +174,14 @@ def _weights(label: str, history: History) -> Chart | None:
     heaviest = max(found, key=lambda client: mean(found[client]) or 0.0)
     return Chart(
         f"plot-weights-{html.escape(label)}",
-        f"{label}: learner {heaviest} counts most",
-        "Share of each learner in the global model over time, learner 0 at the bottom.",
+        f"{label}: client {heaviest} has the largest weight",
+        "Share of each client in the global model over time, client 0 at the bottom.",
         data,
         {
             "height": 320,
             "hovermode": "x unified",
             "xaxis": {"title": {"text": "Seconds on the run's clock"}},
-            "yaxis": {"title": {"text": "Sharing"}, "tickformat": ".0%", "range": [0, 1]},
+            "yaxis": {"title": {"text": "Share"}, "tickformat": ".0%", "range": [0, 1]},
         },
         wide=False,
     )

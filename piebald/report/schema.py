@@ -1,9 +1,9 @@
 """The tables of a run folder's `run.db`, and opening it.
 
-One row for each commit (`step`), task that ended (`result`), metric of a model on somebody's rows (`score`),
-client (`client`), measure of how unlike clients are (`measure`; client is NULL for the federation), kept checkpoint
-(`checkpoint`) and tensor that a client remembers (`memory`).  Times are seconds of the runtime's clock
-unless named wall; sizes are bytes.
+One row for each server step (`step`), task that ended (`result`), metric of a model on a client's rows (`score`),
+client (`client`), measure of heterogeneity (`measure`; client is NULL for the federation), value that a component
+recorded (`note`), kept checkpoint (`checkpoint`) and tensor of a client's state (`client_state`).  Times are seconds of
+the runtime's clock unless named wall; sizes are bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from piebald.errors import RunFolderError, unknown
 
 SCHEMA = 1
-APPLICATION = 0x50424C44  # "PBLD", so that any other SQLite file is told from a run
+APPLICATION = 0x50424C44  # "PBLD", which distinguishes a run from any other SQLite file
 DATABASE = "run.db"
 
 TABLES = {
@@ -28,29 +28,30 @@ TABLES = {
     "client": "client INTEGER PRIMARY KEY, name TEXT, train INTEGER, validation INTEGER, test INTEGER, counts TEXT,"
     " device TEXT",
     "measure": "client INTEGER, name TEXT NOT NULL, value REAL",
-    "step": "version INTEGER PRIMARY KEY, time REAL, wall REAL, arrived INTEGER, failed INTEGER, groups INTEGER,"
+    "step": "version INTEGER PRIMARY KEY, time REAL, wall REAL, arrived INTEGER, failed INTEGER, clusters INTEGER,"
     " bytes_down INTEGER, bytes_up INTEGER, loss REAL, norm REAL",
     "result": "id INTEGER PRIMARY KEY, version INTEGER, client INTEGER, kind TEXT, sent_version INTEGER,"
     " staleness INTEGER, sent REAL, time REAL, examples INTEGER, steps INTEGER, loss REAL, norm REAL, weight REAL,"
-    " raw_weight REAL, grp INTEGER, bytes_down INTEGER, bytes_up INTEGER, status TEXT, reason TEXT",
+    " raw_weight REAL, cluster INTEGER, bytes_down INTEGER, bytes_up INTEGER, status TEXT, reason TEXT",
     "score": "version INTEGER NOT NULL, client INTEGER, model TEXT NOT NULL, split TEXT NOT NULL, metric TEXT NOT NULL,"
     " value REAL, examples INTEGER",
-    "note": "version INTEGER, axis TEXT, grp INTEGER, name TEXT, value TEXT, PRIMARY KEY (version, axis, grp, name)",
+    "note": "version INTEGER, axis TEXT, cluster INTEGER, name TEXT, value TEXT,"
+    " PRIMARY KEY (version, axis, cluster, name)",
     "checkpoint": "version INTEGER PRIMARY KEY, file TEXT, sha256 TEXT, values_json TEXT",
-    "memory": "client INTEGER, name TEXT, version INTEGER, file TEXT, bytes INTEGER,"
+    "client_state": "client INTEGER, name TEXT, version INTEGER, file TEXT, bytes INTEGER,"
     " PRIMARY KEY (client, name, version)",
-    "memory_file": "file TEXT PRIMARY KEY, sha256 TEXT, bytes INTEGER",
+    "client_state_file": "file TEXT PRIMARY KEY, sha256 TEXT, bytes INTEGER",
 }
 _INDEXES = (
-    # client is NULL for the common test set, and NULLs are never equal to one another in a plain key
+    # client is NULL for the common test set, and two NULLs never equal each other in a plain key
     "CREATE UNIQUE INDEX score_once ON score (version, ifnull(client, -1), model, split, metric)",
     "CREATE UNIQUE INDEX measure_once ON measure (ifnull(client, -1), name)",
-    "CREATE INDEX memory_version ON memory (version)",
+    "CREATE INDEX client_state_version ON client_state (version)",
 )
 
 
 def make(db: sqlite3.Connection) -> None:
-    """Make the tables of schema `SCHEMA` in an empty database."""
+    """Create the tables of schema `SCHEMA` in an empty database."""
     with transaction(db):
         for name, columns in TABLES.items():
             db.execute(f"CREATE TABLE {name} ({columns})")
@@ -61,9 +62,9 @@ def make(db: sqlite3.Connection) -> None:
 
 
 def connect(path: Path | str, *, read_only: bool = False) -> sqlite3.Connection:
-    """A connection in autocommit mode; transactions are begun by `transaction`.
+    """Open a connection in autocommit mode; use `transaction` for transactions.
 
-    Other threads may use it, one at a time.
+    Threads may share it, one at a time.
     """
     if read_only:
         db = sqlite3.connect(
@@ -78,7 +79,7 @@ def connect(path: Path | str, *, read_only: bool = False) -> sqlite3.Connection:
 
 
 def check(db: sqlite3.Connection, folder: Path) -> None:
-    """Refuse a database that is no run, or a run of a newer schema."""
+    """Refuse a database that is not a run, or that has a newer schema."""
     application = db.execute("PRAGMA application_id").fetchone()[0]
     schema = db.execute("PRAGMA user_version").fetchone()[0]
     if application != APPLICATION:
@@ -91,7 +92,7 @@ def check(db: sqlite3.Connection, folder: Path) -> None:
 
 
 def insert(db: sqlite3.Connection, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Put rows in a table, in place of those with the same key.  Columns that a row does not name are NULL.
+    """Insert rows into a table, replacing those with the same key.  Columns that a row does not name are NULL.
 
     Raises:
         SettingError: a row names a column that the table does not have.
@@ -110,7 +111,7 @@ def _values(table: str, row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 @contextmanager
 def transaction(db: sqlite3.Connection, *, durable: bool = False) -> Iterator[None]:
-    """All or nothing; a durable one is on the disk when it is over, so that not even a power cut takes it back."""
+    """Run the block in one transaction; a durable one is on the disk when it ends and survives a power cut."""
     if durable:
         db.execute("PRAGMA synchronous = FULL")
     db.execute("BEGIN IMMEDIATE")
@@ -127,13 +128,13 @@ def transaction(db: sqlite3.Connection, *, durable: bool = False) -> Iterator[No
 
 
 def end(db: sqlite3.Connection) -> None:
-    """Commit; on its own so that tests can die before and after it."""
+    """Commit; a function of its own, so that tests can kill the process before and after it."""
     db.execute("COMMIT")
 
 
 @contextmanager
 def explained(doing: str) -> Iterator[None]:
-    """Turn what the disk, SQLite or safetensors complain about into one sentence that begins with `doing`."""
+    """Turn an error of the disk, SQLite or safetensors into one sentence that begins with `doing`."""
     try:
         yield
     except (OSError, sqlite3.Error, SafetensorError) as error:

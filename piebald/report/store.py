@@ -1,14 +1,14 @@
-"""The run folder: all that a run leaves behind, written so that it survives a kill at any moment.
+"""The run folder: everything that a run leaves behind, written so that it survives a kill at any moment.
 
     <folder>/
-      run.db                          SQLite in WAL mode, see `schema`
-      vectors-<version>.safetensors   tensors of the newest two checkpoints and of the best, see `vectors`
-      memory-<version>.safetensors    clients' memory, in pieces
-      run.lock                        held by the one process that writes
+      run.db                               SQLite in WAL mode, see `schema`
+      vectors-<version>.safetensors        tensors of the newest two checkpoints and of the best, see `vectors`
+      client-state-<version>.safetensors   the state of clients, in pieces
+      run.lock                             held by the one process that writes
 
-A commit writes its files aside, forces them to the disk and renames them; then ONE transaction records the step, its
-results and the checkpoint that names the files; only then are older files deleted.  So whenever the process dies, the
-database names files that are whole, and what it does not name is swept away at the next opening.
+`RunStore.commit` writes files under a temporary name, forces them to the disk and renames them; then ONE transaction
+records the server step, its results and the checkpoint that names the files; only then are older files deleted.
+Whenever the process dies, the database names complete files only; other files are deleted when the run is next opened.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ from piebald.report import schema, vectors
 from piebald.report.lock import RunLock
 from piebald.report.schema import DATABASE, explained
 
-KEPT = 2  # checkpoints; the second is there for the day the first cannot be read
+KEPT = 2  # checkpoints; the second one is used if the first cannot be read
 _UNFINISHED = DATABASE + ".part"
 _LEFTOVERS = {"run.lock", _UNFINISHED, _UNFINISHED + "-wal", _UNFINISHED + "-shm"}
 _JSON = {"client": ("counts", "device"), "note": ("value",)}
 
 
 class RunStore:
-    """A run folder, or the same tables in memory.  It is the server's `contracts.RunRecorder`.
+    """A run folder, or the same tables in memory; implements `contracts.RunRecorder` for the server.
 
     Make one with `create`, `open` or `open_read_only`; use it as a context manager or call `close`.  Threads may share
-    it if they take turns; a second process is refused for writing and welcome for reading.
+    it, one at a time.  A second process may read but not write.
 
     Attributes:
         path: the folder, or None for a store in memory, which keeps no checkpoints.
-        notes: sentences about what was found wrong and worked around, e.g. a damaged checkpoint that was passed over.
+        notes: sentences about problems that were worked around, e.g. a damaged checkpoint that was skipped.
     """
 
     def __init__(self, db: sqlite3.Connection, path: Path | None, lock: RunLock | None) -> None:
         self.path = path
         self.notes: list[str] = []
         self._db = db
-        weakref.finalize(self, db.close)  # whoever forgets to close a finished run meets no warning
+        weakref.finalize(self, db.close)  # no warning where a finished run is not closed
         self._lock = lock
         self._read_only = path is not None and lock is None
         newest = db.execute("SELECT coalesce(max(version), 0), coalesce(max(wall), 0.0) FROM step").fetchone()
@@ -64,7 +64,7 @@ class RunStore:
 
     @property
     def lasts(self) -> bool:
-        """Whether the run lies in a folder."""
+        """Whether the run is kept in a folder."""
         return self.path is not None
 
     @classmethod
@@ -72,13 +72,13 @@ class RunStore:
         """Start a new run.
 
         Args:
-            path: a folder that is empty or does not exist yet; None keeps the run in memory.
-            meta: JSON values that say what the run is: piebald, torch and python (versions), recipe (name, fields,
+            path: a folder that is empty or does not exist; None keeps the run in memory.
+            meta: JSON values that describe the run: piebald, torch and python (versions), recipe (name, fields,
                 table), label, seed, rounds, objective, metric, higher_is_better, model, parameters, shared, settings,
                 classes (their names).
 
         Raises:
-            RunFolderError: the folder holds something already, or cannot be written.
+            RunFolderError: the folder is not empty, or cannot be written.
         """
         if path is None:
             db = schema.connect(":memory:")
@@ -95,7 +95,9 @@ class RunStore:
                     (folder / _UNFINISHED).unlink(missing_ok=True)
                     with closing(schema.connect(folder / _UNFINISHED)) as empty:
                         schema.make(empty)
-                    os.replace(folder / _UNFINISHED, folder / DATABASE)  # so that a folder with a run.db is a run
+                    os.replace(
+                        folder / _UNFINISHED, folder / DATABASE
+                    )  # a folder with a run.db is always a complete run
                     store = cls(schema.connect(folder / DATABASE), folder, lock)
             except BaseException:
                 lock.release()
@@ -105,10 +107,10 @@ class RunStore:
 
     @classmethod
     def open(cls, path: Path | str) -> Self:
-        """Open an existing run to go on with it.
+        """Open an existing run to continue it.
 
         Raises:
-            RunFolderError: there is no run, it is damaged, of a newer schema, or another process is writing to it.
+            RunFolderError: there is no run, it is damaged or has a newer schema, or another process is writing to it.
         """
         folder = _existing(Path(path))
         with explained(f"{folder} cannot be opened"):
@@ -127,10 +129,10 @@ class RunStore:
 
     @classmethod
     def open_read_only(cls, path: Path | str) -> Self:
-        """Open an existing run to look at it, also while another process writes to it.
+        """Open an existing run for reading, also while another process writes to it.
 
         Raises:
-            RunFolderError: there is no run, or it is damaged or of a newer schema.
+            RunFolderError: there is no run, or it is damaged or has a newer schema.
         """
         folder = _existing(Path(path))
         with explained(f"{folder} cannot be opened"):
@@ -145,29 +147,29 @@ class RunStore:
         checkpoint: Checkpoint | None = None,
         notes: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """Record one commit, all of it or nothing.
+        """Record one server step in a single transaction.
 
-        What was recorded from the same version on, by a run that was killed and now repeats itself from a checkpoint,
-        is replaced.
+        Rows of the same version and later ones are replaced: a run that was killed and continues from a checkpoint
+        repeats the steps after it.
 
         Args:
-            step: columns of `step`; `wall` is filled in if it is not given.
-            results: columns of `result` each; `version` is the step's if it is not given.
-            checkpoint: the state after this step.  Of its tensors "memory/<client>/<name>" and
-                "last/<client>/<name>" it holds those that changed since the last checkpoint
-                that was committed; all others it holds whole.
-            notes: columns of `note` each, JSON values that parts of the server put on record.
+            step: columns of `step`; `wall` is filled in if it is missing.
+            results: columns of `result` each; `version` is the step's if it is missing.
+            checkpoint: the state after this step.  Of the tensors "client_state/<client>/<name>" and
+                "last/<client>/<name>" it holds those that changed since the last recorded checkpoint; it holds all
+                other tensors.
+            notes: columns of `note` each, JSON values that components of the server recorded.
 
         Raises:
-            RunFolderError: nothing was recorded, and what was recorded before is safe.
+            RunFolderError: the step was not recorded; earlier steps are safe.
         """
         version = int(step["version"])
-        with explained(f"commit {version} could not be recorded in {self._name}, and what was recorded before is safe"):
+        with explained(f"server step {version} could not be recorded in {self._name}, but earlier steps are safe"):
             self._check_writable()
             written = None
             if checkpoint is not None and self.path is not None:
                 written = self._write_files(self.path, version, checkpoint)
-            with schema.transaction(self._db, durable=written is not None):  # older files go afterwards
+            with schema.transaction(self._db, durable=written is not None):  # older files are deleted afterwards
                 if version <= self._version:
                     self._forget_from(version)
                 schema.insert(self._db, "step", [{"wall": self._wall + time.monotonic() - self._opened, **step}])
@@ -183,7 +185,7 @@ class RunStore:
     def scores(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Record columns of `score`: metrics on clients' rows, or on the common test set where client is None.
 
-        A score that is there already is replaced, so a resumed run may repeat those of the commit it was killed at.
+        An existing score is replaced, so that a resumed run may repeat those of the step at which it was killed.
         """
         self._insert("score", rows)
 
@@ -193,7 +195,7 @@ class RunStore:
         self._insert("client", coded)
 
     def measures(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Record columns of `measure`: how unlike a client is, or the federation where client is None."""
+        """Record columns of `measure`: heterogeneity of a client, or of the federation where client is None."""
         self._insert("measure", rows)
 
     def finish(self, status: str) -> None:
@@ -201,11 +203,11 @@ class RunStore:
         self.set_meta(status=status, finished=datetime.now(UTC).isoformat(timespec="seconds"))
 
     def set_meta(self, **values: Any) -> None:
-        """Record JSON values by name, in place of earlier ones."""
+        """Record JSON values by name, replacing earlier ones."""
         self._insert("meta", [{"key": key, "value": json.dumps(value)} for key, value in values.items()])
 
     def close(self) -> None:
-        """Let go of the folder.  May be called twice."""
+        """Close the database and release the lock.  May be called twice."""
         self._db.close()
         if self._lock is not None:
             self._lock.release()
@@ -220,16 +222,16 @@ class RunStore:
 
     @property
     def meta(self) -> dict[str, Any]:
-        """What the run is, by name."""
+        """The JSON values that describe the run, by name."""
         return {row["key"]: json.loads(row["value"]) for row in self.rows("meta")}
 
     @property
     def version(self) -> int:
-        """Commits recorded."""
+        """The number of recorded server steps."""
         return self._version
 
     def rows(self, table: str) -> list[dict[str, Any]]:
-        """All rows of a table in the order of their keys."""
+        """All rows of a table, sorted by key."""
         columns = schema.COLUMNS[table]
         coded = _JSON.get(table, ())
         with explained(f"{self._name} cannot be read"):
@@ -239,17 +241,17 @@ class RunStore:
         return found
 
     def query(self, sql: str, *values: Any) -> list[dict[str, Any]]:
-        """Rows of a SELECT over the tables of `schema.TABLES`, for tables too large to be read whole."""
+        """Rows of a SELECT over the tables of `schema.TABLES`, for tables that are too large to read completely."""
         with explained(f"{self._name} cannot be read"):
             return [dict(row) for row in self._db.execute(sql, values)]
 
     def last_checkpoint(self) -> tuple[int, Checkpoint] | None:
-        """The newest checkpoint whose files are whole, with its version; None where none was made.
+        """The newest intact checkpoint, with its version; None where none was made.
 
-        A damaged one is passed over, which `notes` says.
+        A damaged one is skipped and mentioned in `notes`.
 
         Raises:
-            RunFolderError: there are checkpoints and every one is damaged.
+            RunFolderError: there are checkpoints but all of them are damaged.
         """
         if self.path is None:
             return None
@@ -257,31 +259,29 @@ class RunStore:
         for row in found:
             try:
                 tensors = vectors.read(self.path, row["file"], row["sha256"])
-                tensors |= vectors.read_memory(self._db, self.path, row["version"])
+                tensors |= vectors.read_client_states(self._db, self.path, row["version"])
             except RunFolderError as error:
-                self.notes.append(f"the checkpoint of commit {row['version']} was passed over: {error}")
+                self.notes.append(f"the checkpoint of server step {row['version']} was skipped: {error}")
             else:
                 return row["version"], Checkpoint(tensors, json.loads(row["values_json"]))
         if found:
-            raise RunFolderError(f"no checkpoint of {self.path} can be used, so start a new run: {self.notes[-1]}")
+            raise RunFolderError(f"no checkpoint of {self.path} can be used: start a new run ({self.notes[-1]})")
         return None
 
-    def centre(self, version: int) -> Checkpoint:
-        """The checkpoint of one version, without what clients remember (see `memory`).
+    def server_checkpoint(self, version: int) -> Checkpoint:
+        """The checkpoint of one version, without the state of clients (see `client_state`).
 
         Raises:
             RunFolderError: it was not kept, or its file is damaged.
         """
         row = next((row for row in self._checkpoints() if row["version"] == version), None)
         if row is None or self.path is None:
-            raise RunFolderError(f"{self._name} has no checkpoint of commit {version}")
+            raise RunFolderError(f"{self._name} has no checkpoint of server step {version}")
         tensors = vectors.read(self.path, row["file"], row["sha256"])
         return Checkpoint(tensors, json.loads(row["values_json"]))
 
-    def memory(self, client: int, version: int | None = None) -> dict[str, Tensor]:
-        """What one client remembered at a version that was kept, by default the newest; files are not checked for
-        damage.
-        """
+    def client_state(self, client: int, version: int | None = None) -> dict[str, Tensor]:
+        """The state of one client at a kept version, by default the newest; files are not checked for damage."""
         tensors: dict[str, Tensor] = {}
         if self.path is not None:
             for row in vectors.current(self._db, self._version if version is None else version, client):
@@ -305,47 +305,49 @@ class RunStore:
             raise RunFolderError(f"{self.path} was opened for reading only: use RunStore.open to write to it")
 
     def _insert(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        with explained(f"{self._name} cannot be written, and what was recorded before is safe"):
+        with explained(f"{self._name} cannot be written, but what was recorded before is safe"):
             self._check_writable()
             with schema.transaction(self._db):
                 schema.insert(self._db, table, rows)
 
     def _write_files(self, folder: Path, version: int, checkpoint: Checkpoint) -> _Written:
-        values = json.dumps(dict(checkpoint.values))  # first, so that a value that is no JSON costs nothing
-        whole, changed = vectors.split_memory(checkpoint.tensors)
+        values = json.dumps(dict(checkpoint.values))  # first, so that a value that is not JSON leaves no file
+        whole, changed = vectors.split_client_state(checkpoint.tensors)
         name = f"vectors-{version}.safetensors"
         row = {"version": version, "file": name, "sha256": vectors.write(folder, name, whole), "values_json": values}
-        memory = vectors.survivors(self._db, folder, version, changed) | changed
-        if not memory:
+        states = vectors.survivors(self._db, folder, version, changed) | changed
+        if not states:
             return _Written(row, None, {})
-        name = f"memory-{version}.safetensors"
-        keyed = {vectors.StoredTensor(client, part, name).key: tensor for (client, part), tensor in memory.items()}
-        return _Written(row, (name, vectors.write(folder, name, keyed)), memory)
+        file = f"client-state-{version}.safetensors"
+        keyed = {vectors.StoredTensor(client, name, file).key: tensor for (client, name), tensor in states.items()}
+        return _Written(row, (file, vectors.write(folder, file, keyed)), states)
 
     def _index_files(self, written: _Written) -> None:
         schema.insert(self._db, "checkpoint", [written.row])
-        if written.memory_file is not None:
-            vectors.index(self._db, written.row["version"], *written.memory_file, written.memory)
+        if written.state_file is not None:
+            vectors.index(self._db, written.row["version"], *written.state_file, written.states)
         vectors.forget(self._db, KEPT)
 
     def _forget_from(self, version: int) -> None:
-        for table in ("step", "result", "note", "checkpoint", "memory"):
+        for table in ("step", "result", "note", "checkpoint", "client_state"):
             self._db.execute(f"DELETE FROM {table} WHERE version >= ?", (version,))
-        self._db.execute("DELETE FROM score WHERE version > ?", (version,))  # this one's may be repeats
+        self._db.execute(
+            "DELETE FROM score WHERE version > ?", (version,)
+        )  # those of this version are replaced when they are repeated
         vectors.drop_empty(self._db)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Written:
-    """Files of a checkpoint that no row names yet."""
+    """Files of a checkpoint that are not in the database yet."""
 
     row: dict[str, Any]
-    memory_file: tuple[str, str] | None
-    memory: Mapping[tuple[int, str], Tensor]
+    state_file: tuple[str, str] | None
+    states: Mapping[tuple[int, str], Tensor]
 
 
 def _checked(folder: Path, read_only: bool) -> sqlite3.Connection:
-    """A connection to a run's database; closed again where it is no run."""
+    """Open a run's database; close it again if it is not a run."""
     db = schema.connect(folder / DATABASE, read_only=read_only)
     try:
         schema.check(db, folder)
@@ -378,7 +380,7 @@ def _existing(folder: Path) -> Path:
     if not folder.exists():
         raise RunFolderError(f"there is no run folder at {folder}: check the path")
     if not folder.is_dir():
-        raise RunFolderError(f"{folder} is a file, not a run folder: name the folder it lies in")
+        raise RunFolderError(f"{folder} is a file, not a run folder: name the folder that holds it")
     if not (folder / DATABASE).exists():
         raise RunFolderError(f"{folder} is not a run folder: it has no {DATABASE}")
     return folder

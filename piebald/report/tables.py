@@ -1,7 +1,7 @@
-"""What one run came to: its tables, its curve and its final figures, read from the run folder alone.
+"""The history of one run: its tables, its learning curve and its final figures, read from the run folder alone.
 
 A client is judged by its personal model where it has one, else by the global model, on its test rows (validation
-rows where there are no test rows).  The mean over clients counts every client once, however many rows it has.
+rows where there are no test rows).  The mean over clients weighs all clients equally, however many rows they have.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from piebald.report.store import RunStore
 if TYPE_CHECKING:
     import pandas
 
-_NO_LIMIT = 2**62  # commits
+_NO_LIMIT = 2**62  # server steps
 
 _TABLES = {"rounds": "step", "clients": "client", "scores": "score", "results": "result", "measures": "measure"}
 
-# one value a client and version: the personal model's where there is one
+# one value for each client and version: that of the personal model where there is one
 _JUDGED = """
     SELECT version, client, coalesce(max(CASE model WHEN 'personal' THEN value END),
                                      max(CASE model WHEN 'global' THEN value END)) AS value
@@ -31,7 +31,7 @@ _JUDGED = """
 
 
 class Point(TypedDict):
-    """One evaluation: after `version` commits, `bytes` sent both ways and `seconds` of the runtime's clock."""
+    """One evaluation: after `version` server steps, `bytes` sent both ways and `seconds` of the runtime's clock."""
 
     version: int
     bytes: int
@@ -41,14 +41,14 @@ class Point(TypedDict):
 
 
 class History:
-    """One run, for reading.  It shows the run as it was when each table was first asked for.
+    """One run, for reading.  Each table is read once, when it is first used.
 
     Args:
-        source: a run folder, or a store that is already open (and stays so).
+        source: a run folder, or an open store, which stays open.
 
     Attributes:
         name: the run folder's name, or "run".
-        meta: what the run is, see `RunStore.create`.
+        meta: values that describe the run, see `RunStore.create`.
     """
 
     def __init__(self, source: RunStore | Path | str) -> None:
@@ -59,7 +59,7 @@ class History:
         self.meta = self._store.meta
 
     def close(self) -> None:
-        """Let go of the run folder, if this history opened it; what was not asked for before cannot be afterwards."""
+        """Close the run folder, if this history opened it.  Tables that were not read yet cannot be read afterwards."""
         if self._owned:
             self._store.close()
 
@@ -73,51 +73,51 @@ class History:
 
     @cached_property
     def rounds(self) -> list[dict[str, Any]]:
-        """One row a commit."""
+        """One row for each server step."""
         return self._store.rows("step")
 
     @cached_property
     def clients(self) -> list[dict[str, Any]]:
-        """One row a client: its name, rows and device."""
+        """One row for each client: its name, rows and device."""
         return self._store.rows("client")
 
     @cached_property
     def scores(self) -> list[dict[str, Any]]:
-        """One row a metric of a model on somebody's rows."""
+        """One row for each metric of a model on a client's rows."""
         return self._store.rows("score")
 
     @cached_property
     def notes(self) -> list[dict[str, Any]]:
-        """What parts of the server put on record, see `contracts.ServerContext.note`; one row a commit, part and name."""
+        """Values that components of the server recorded with `contracts.ServerContext.note`, by step, axis and name."""
         return self._store.rows("note")
 
     @cached_property
     def results(self) -> list[dict[str, Any]]:
-        """One row a task that ended."""
+        """One row for each task that ended."""
         return self._store.rows("result")
 
     @cached_property
     def measures(self) -> list[dict[str, Any]]:
-        """How unlike the clients are before any training: one row a measure of a client, or of the federation (None).
+        """Heterogeneity before training: one row for each measure of a client, or of the federation (client None).
 
-        `meta["units"]` says what the numbers are.  Empty where nothing was measured.
+        `meta["units"]` has their units.  Empty where nothing was measured.
         """
-        there = self._store.query("SELECT name FROM sqlite_master WHERE type = 'table' AND name = 'measure'")
-        return self._store.rows("measure") if there else []
+        exists = self._store.query("SELECT name FROM sqlite_master WHERE type = 'table' AND name = 'measure'")
+        return self._store.rows("measure") if exists else []
 
     def frame(self, name: str) -> pandas.DataFrame:
-        """One of the tables "rounds", "clients", "scores", "results" and "measures" as a pandas frame."""
+        """The table "rounds", "clients", "scores", "results" or "measures" as a pandas data frame."""
         if name not in _TABLES:
             raise unknown("table of a history called", name, _TABLES)
         import pandas
 
         return pandas.DataFrame(getattr(self, name), columns=list(COLUMNS[_TABLES[name]]))
 
-    # ------------------------------------------------------------------------------------------------ what the run is
+    # ------------------------------------------------------------------------------------------- description of the run
 
     @property
     def metric(self) -> str:
-        """The metric that matters, e.g. "accuracy"."""
+        """The main metric, e.g. "accuracy"."""
         return str(self.meta.get("metric", "accuracy"))
 
     @property
@@ -133,31 +133,31 @@ class History:
 
     @property
     def label(self) -> str:
-        """What the run is called in tables; runs of one label differ only in their seeds."""
+        """The run's name in tables; runs with the same label differ only in their seeds."""
         return str(self.meta.get("label") or self.recipe)
 
     @property
     def seed(self) -> int | None:
-        """The seed of all randomness."""
+        """The seed of the run."""
         seed = self.meta.get("seed")
         return int(seed) if seed is not None else None
 
-    # ------------------------------------------------------------------------------------------------- how well it did
+    # -------------------------------------------------------------------------------------------------------- results
 
     @cached_property
     def split(self) -> str:
-        """The rows that judge: "test", or else "validation", or else "train"."""
+        """The rows that models are judged by: "test", or else "validation", or else "train"."""
         found = {row["split"] for row in self._store.query("SELECT DISTINCT split FROM score WHERE client IS NOT NULL")}
         return next((split for split in ("test", "validation", "train") if split in found), "test")
 
     @cached_property
     def curve(self) -> list[Point]:
-        """The mean over clients at each evaluation, and what it had cost by then."""
-        sent: dict[int, tuple[int, float, float]] = {0: (0, 0.0, 0.0)}
+        """The mean over clients at each evaluation, and the cost up to then."""
+        costs: dict[int, tuple[int, float, float]] = {0: (0, 0.0, 0.0)}
         total = 0
         for row in self.rounds:
             total += (row["bytes_down"] or 0) + (row["bytes_up"] or 0)
-            sent[row["version"]] = (total, row["time"] or 0.0, row["wall"] or 0.0)
+            costs[row["version"]] = (total, row["time"] or 0.0, row["wall"] or 0.0)
         means = self._store.query(
             f"SELECT version, avg(value) AS mean FROM ({_JUDGED}) GROUP BY version ORDER BY version",
             self.metric,
@@ -166,19 +166,19 @@ class History:
         return [
             Point(version=row["version"], bytes=spent, seconds=seconds, wall=wall, mean=row["mean"])
             for row in means
-            if row["version"] in sent
-            for spent, seconds, wall in [sent[row["version"]]]
+            if row["version"] in costs
+            for spent, seconds, wall in [costs[row["version"]]]
         ]
 
     @property
     def best(self) -> int | None:
-        """The version that was kept as the best by validation loss, None where the last one is kept."""
+        """The version with the lowest validation loss, None where the run keeps the last version."""
         best = self.meta.get("best")
         return int(best) if best is not None else None
 
     @cached_property
     def per_client(self) -> dict[int, float]:
-        """The metric of each client at its last evaluation (up to the best version, where that one is kept)."""
+        """The metric of each client at its last evaluation (up to the best version where that one is kept)."""
         last = self._store.query(
             f"SELECT client, value, max(version) FROM ({_JUDGED}) WHERE version <= ? GROUP BY client ORDER BY client",
             self.metric,
@@ -200,27 +200,27 @@ class History:
 
     @property
     def _kept(self) -> int:
-        """No later evaluation counts."""
+        """The version that the run ended with; later evaluations do not count."""
         return _NO_LIMIT if self.best is None else self.best
 
     @property
     def newcomers(self) -> list[dict[str, Any]]:
-        """What came of each client that was unseen until the end, see `newcomers.Adaptation.table`."""
+        """The adaptation to each client that was unseen until the end, see `adaptation.Adaptation.table`."""
         return list(self.meta.get("newcomers") or ())
 
     @property
     def accuracy(self) -> float | None:
-        """The final mean of the metric over clients; None where no client was evaluated."""
+        """The final mean of the metric over clients, None where no client was evaluated."""
         return mean(list(self.per_client.values()))
 
     @property
     def final(self) -> dict[str, Any]:
         """The final figures by name.
 
-        Among them `mean` and `sd` of the metric over clients, `worst_decile` (the mean of the worst tenth of the
+        Among them are `mean` and `sd` of the metric over clients, `worst_decile` (the mean of the worst tenth of the
         clients, at least one), `per_client`, `common`, `best` (the version that was kept, if not the last), `unseen`
-        (the mean over clients that were unseen until the end, each in its best way), bytes sent, `seconds` of the
-        runtime's clock and `wall` seconds.
+        (the mean over clients that were unseen until the end, each with its best adaptation method), bytes sent,
+        `seconds` of the runtime's clock and `wall` seconds.
         """
         values = sorted(self.per_client.values(), reverse=not self.higher_is_better)
         return {
@@ -244,13 +244,13 @@ class History:
         }
 
     def to_target(self, value: float) -> Point | None:
-        """The first evaluation at which the mean over clients was at least as good as a value; None if it never was."""
+        """The first evaluation at which the mean over clients was at least as good as a value, or None."""
         sign = 1 if self.higher_is_better else -1
         return next((point for point in self.curve if sign * point["mean"] >= sign * value), None)
 
 
 def load(paths: Sequence[Path | str]) -> list[History]:
-    """The runs in these folders, however deep, each once, in order of their paths.
+    """The runs in these folders and their subfolders, each once, sorted by path.
 
     Args:
         paths: run folders, or folders that contain run folders.
@@ -272,20 +272,20 @@ def load(paths: Sequence[Path | str]) -> list[History]:
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """The mean, or None of nothing."""
+    """The mean, or None of an empty sequence."""
     return sum(values) / len(values) if values else None
 
 
 def spread(values: Sequence[float]) -> float | None:
-    """The standard deviation of a whole population, or None of nothing."""
+    """The population standard deviation, or None of an empty sequence."""
     if not values:
         return None
-    centre = sum(values) / len(values)
-    return float((sum((value - centre) ** 2 for value in values) / len(values)) ** 0.5)
+    average = sum(values) / len(values)
+    return float((sum((value - average) ** 2 for value in values) / len(values)) ** 0.5)
 
 
 def _of_best(newcomer: dict[str, Any]) -> float | None:
-    """The metric on a newcomer's test rows in its best way; on its validation rows where it has no others."""
-    way = next(way for way in newcomer["ways"] if way["name"] == newcomer["best"])
-    value = way["validation"] if way["test"] is None else way["test"]
+    """The metric of a newcomer's best method on its test rows, or on its validation rows where it has no test rows."""
+    best = next(method for method in newcomer["methods"] if method["name"] == newcomer["best"])
+    value = best["validation"] if best["test"] is None else best["test"]
     return None if value is None else float(value)

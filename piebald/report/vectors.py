@@ -1,14 +1,14 @@
 """The tensors of checkpoints, as safetensors files beside `run.db`.
 
-    vectors-<version>.safetensors   the server's tensors, whole, one file a checkpoint
-    memory-<version>.safetensors    what clients remember, and their last models where the server keeps them: only the
-                                    rows that changed since the checkpoint before
+    vectors-<version>.safetensors        the server's tensors, complete, one file for each checkpoint
+    client-state-<version>.safetensors   the state of clients, and their last models where the server keeps them: only
+                                         the tensors that changed since the previous checkpoint
 
-Kept are the newest checkpoints, and the best one where the server looks for it.  A client's row is found through
-the table `memory`: the one with the largest version up to the checkpoint's.  A superseded row stays until no kept
-checkpoint is older than the row that took its place.  A file of which less than half is still current is rewritten:
-its current rows are copied into the file of the checkpoint being written, and it goes when the last checkpoint that
-needs it does.
+The newest checkpoints are kept, and the best one where the server looks for it.  A tensor of a client is found through
+the table `client_state`, in the row with the largest version up to the checkpoint's.  A superseded row stays until no
+kept checkpoint is older than the row that replaced it.  When less than half of a file is still current, its current
+tensors are copied into the file of the checkpoint being written; the old file is deleted with the last checkpoint that
+needs it.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from torch import Tensor
 from piebald.errors import RunFolderError
 from piebald.report.schema import explained, insert
 
-MEMORY = "memory/"
-LAST = "last/"  # what the server keeps of each client; rows of the same table, their names begin with "last:"
-_ASIDE = ".part"
+CLIENT_STATE = "client_state/"
+LAST = "last/"  # what the server keeps of each client: rows of the same table whose names begin with "last:"
+_UNFINISHED = ".part"
 
 
 class StoredTensor(NamedTuple):
-    """Where one remembered tensor lies: `file` holds it under `key`."""
+    """The place of one tensor of a client: `file` holds it under `key`."""
 
     client: int
     name: str
@@ -43,41 +43,41 @@ class StoredTensor(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Its name in the file and in the checkpoint."""
+        """The tensor's name in the file and in the checkpoint."""
         if self.name.startswith("last:"):
             return f"{LAST}{self.client}/{self.name.removeprefix('last:')}"
-        return f"{MEMORY}{self.client}/{self.name}"
+        return f"{CLIENT_STATE}{self.client}/{self.name}"
 
 
 def write(folder: Path, name: str, tensors: Mapping[str, Tensor]) -> str:
-    """Write tensors aside, force them to the disk, give the file its name, and return its SHA-256."""
-    aside = folder / (name + _ASIDE)
+    """Write tensors to a temporary file, force it to the disk, rename it to `name`, and return its SHA-256."""
+    unfinished = folder / (name + _UNFINISHED)
     try:
-        save_file(_apart(tensors), str(aside))
-        with aside.open("rb") as file:
+        save_file(_separate(tensors), str(unfinished))
+        with unfinished.open("rb") as file:
             os.fsync(file.fileno())
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        os.replace(aside, folder / name)
+        os.replace(unfinished, folder / name)
         _sync_folder(folder)
     except BaseException:
         with suppress(OSError):
-            aside.unlink(missing_ok=True)
+            unfinished.unlink(missing_ok=True)
         raise
     return digest
 
 
 def read(folder: Path, name: str, sha256: str, keys: Iterable[str] | None = None) -> dict[str, Tensor]:
-    """Read the named tensors (or all) of a file whose SHA-256 is as recorded.
+    """Read the named tensors (or all) of a file after checking its SHA-256.
 
     Raises:
-        RunFolderError: the file is missing, damaged, or not what was written.
+        RunFolderError: the file is missing or damaged, or is not the one that was written.
     """
     verify(folder, name, sha256)
     return pick(folder, name, keys)
 
 
 def verify(folder: Path, name: str, sha256: str) -> None:
-    """Refuse a file that is not what was written."""
+    """Refuse a file that is not the one that was written."""
     with explained(f"{folder / name} cannot be read"), (folder / name).open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != sha256:
@@ -90,31 +90,31 @@ def pick(folder: Path, name: str, keys: Iterable[str] | None = None) -> dict[str
         return {key: file.get_tensor(key) for key in (file.keys() if keys is None else keys)}
 
 
-def split_memory(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[tuple[int, str], Tensor]]:
-    """A checkpoint's tensors, and apart from them the clients' memory by (client, name)."""
-    whole, memory = {}, {}
+def split_client_state(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[tuple[int, str], Tensor]]:
+    """Split a checkpoint's tensors into those of the server and those of clients, the latter by (client, name)."""
+    whole, states = {}, {}
     for key, tensor in tensors.items():
-        if key.startswith((MEMORY, LAST)):
+        if key.startswith((CLIENT_STATE, LAST)):
             kind, client, name = key.split("/", 2)
-            memory[int(client), name if kind == "memory" else f"last:{name}"] = tensor
+            states[int(client), f"last:{name}" if kind == "last" else name] = tensor
         else:
             whole[key] = tensor
-    return whole, memory
+    return whole, states
 
 
 def current(db: sqlite3.Connection, version: int, client: int | None = None) -> list[StoredTensor]:
-    """The rows of memory as of a version, of one client or of all."""
+    """The current rows of `client_state` as of a version, of one client or of all."""
     found = db.execute(
-        "SELECT client, name, file, max(version) FROM memory"
+        "SELECT client, name, file, max(version) FROM client_state"
         " WHERE version <= :version AND (:client IS NULL OR client = :client) GROUP BY client, name",
         {"version": version, "client": client},
     )
     return [StoredTensor(row["client"], row["name"], row["file"]) for row in found]
 
 
-def read_memory(db: sqlite3.Connection, folder: Path, version: int) -> dict[str, Tensor]:
-    """All of the clients' memory as of a version, by key, each file checked."""
-    digests = {row["file"]: row["sha256"] for row in db.execute("SELECT file, sha256 FROM memory_file")}
+def read_client_states(db: sqlite3.Connection, folder: Path, version: int) -> dict[str, Tensor]:
+    """Read the state of all clients as of a version, by key, checking each file."""
+    digests = {row["file"]: row["sha256"] for row in db.execute("SELECT file, sha256 FROM client_state_file")}
     tensors: dict[str, Tensor] = {}
     for file, keys in _by_file(current(db, version)).items():
         tensors |= read(folder, file, digests[file], keys)
@@ -124,11 +124,11 @@ def read_memory(db: sqlite3.Connection, folder: Path, version: int) -> dict[str,
 def survivors(
     db: sqlite3.Connection, folder: Path, version: int, changed: Iterable[tuple[int, str]]
 ) -> dict[tuple[int, str], Tensor]:
-    """The rows to be copied into the memory file of `version`: the current ones of files that are mostly superseded."""
-    sizes = {row["file"]: row for row in db.execute("SELECT file, sha256, bytes FROM memory_file")}
+    """The tensors to copy into the file of `version`: the current ones of files that are mostly superseded."""
+    sizes = {row["file"]: row for row in db.execute("SELECT file, sha256, bytes FROM client_state_file")}
     live = db.execute(
         "SELECT file, sum(bytes) AS bytes FROM"
-        " (SELECT file, bytes, max(version) FROM memory WHERE version < ? GROUP BY client, name) GROUP BY file",
+        " (SELECT file, bytes, max(version) FROM client_state WHERE version < ? GROUP BY client, name) GROUP BY file",
         (version,),
     )
     sparse = {row["file"] for row in live if 2 * row["bytes"] < sizes[row["file"]]["bytes"]}
@@ -140,73 +140,73 @@ def survivors(
     )
     kept: dict[tuple[int, str], Tensor] = {}
     for file, keys in _by_file(rows).items():
-        _, found = split_memory(read(folder, file, sizes[file]["sha256"], keys))
+        _, found = split_client_state(read(folder, file, sizes[file]["sha256"], keys))
         kept |= found
     return kept
 
 
 def index(
-    db: sqlite3.Connection, version: int, file: str, sha256: str, memory: Mapping[tuple[int, str], Tensor]
+    db: sqlite3.Connection, version: int, file: str, sha256: str, states: Mapping[tuple[int, str], Tensor]
 ) -> None:
-    """Record that a file holds these rows."""
-    sizes = {key: tensor.numel() * tensor.element_size() for key, tensor in memory.items()}
+    """Record that a file holds these tensors."""
+    sizes = {key: tensor.numel() * tensor.element_size() for key, tensor in states.items()}
     rows = [{"client": c, "name": name, "version": version, "file": file, "bytes": n} for (c, name), n in sizes.items()]
-    insert(db, "memory", rows)
-    insert(db, "memory_file", [{"file": file, "sha256": sha256, "bytes": sum(sizes.values())}])
+    insert(db, "client_state", rows)
+    insert(db, "client_state_file", [{"file": file, "sha256": sha256, "bytes": sum(sizes.values())}])
 
 
 def forget(db: sqlite3.Connection, keep: int) -> None:
-    """Drop what only checkpoints need that are neither among the newest `keep` nor the best one by what those know."""
+    """Drop what only old checkpoints need: those that are neither among the newest `keep` nor the best version."""
     newest = "SELECT version, values_json FROM checkpoint ORDER BY version DESC LIMIT ?"
     found = db.execute(newest, (keep,)).fetchall()
     oldest = found[-1]["version"]
     older = sorted({best for row in found if (best := _best(row["values_json"])) is not None and best < oldest})
     marks = ", ".join("?" * len(older))
     db.execute(f"DELETE FROM checkpoint WHERE version < ? AND version NOT IN ({marks})", (oldest, *older))
-    # rows up to the checkpoint before have been through this, so only those that came with `oldest` can supersede
-    needed = " AND version IS NOT (SELECT max(version) FROM memory AS m WHERE m.client = memory.client"
-    needed += " AND m.name = memory.name AND m.version <= ?)"
+    # earlier calls have handled the rows up to the previous checkpoint, so only those of `oldest` can supersede others
+    needed = " AND version IS NOT (SELECT max(version) FROM client_state AS other"
+    needed += " WHERE other.client = client_state.client AND other.name = client_state.name AND other.version <= ?)"
     db.execute(
-        "DELETE FROM memory WHERE version < ?"
-        " AND (client, name) IN (SELECT client, name FROM memory WHERE version = ?)" + needed * len(older),
+        "DELETE FROM client_state WHERE version < ?"
+        " AND (client, name) IN (SELECT client, name FROM client_state WHERE version = ?)" + needed * len(older),
         (oldest, oldest, *older),
     )
     drop_empty(db)
 
 
 def _best(values: str) -> int | None:
-    """The best version by what a checkpoint's values say (see the server's `Best.state`)."""
-    if '"best": [' not in values:  # nobody looks for it: the values may be long, so they are not read in vain
+    """The best version according to a checkpoint's values (see `server.best_version.BestVersion.state`)."""
+    if '"best": [' not in values:  # the run does not look for it, and long values need not be parsed
         return None
     best = json.loads(values).get("best")
     return int(best[0]) if isinstance(best, list) and best else None
 
 
 def drop_empty(db: sqlite3.Connection) -> None:
-    """Forget memory files that hold no row any more."""
-    db.execute("DELETE FROM memory_file WHERE file NOT IN (SELECT file FROM memory)")
+    """Delete the rows of client state files that hold no current tensor."""
+    db.execute("DELETE FROM client_state_file WHERE file NOT IN (SELECT file FROM client_state)")
 
 
 def sweep(db: sqlite3.Connection, folder: Path) -> None:
-    """Delete the files that no row names: those of dropped checkpoints, and what a killed process left half written."""
-    named = {row[0] for row in db.execute("SELECT file FROM checkpoint UNION SELECT file FROM memory_file")}
-    for pattern in ("vectors-*.safetensors*", "memory-*.safetensors*"):
+    """Delete the files that no row names: those of dropped checkpoints, and half-written ones of a killed process."""
+    named = {row[0] for row in db.execute("SELECT file FROM checkpoint UNION SELECT file FROM client_state_file")}
+    for pattern in ("vectors-*.safetensors*", "client-state-*.safetensors*"):
         for path in folder.glob(pattern):
             if path.name not in named:
-                with suppress(OSError):  # it costs room, no more
+                with suppress(OSError):  # a file that stays only takes up space
                     path.unlink(missing_ok=True)
 
 
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors on the CPU, contiguous, none sharing memory with another, as safetensors asks."""
+def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors on the CPU, contiguous and without shared memory, as safetensors requires."""
     seen: set[int] = set()
-    apart = {}
+    found = {}
     for name, tensor in tensors.items():
         plain = tensor.detach().cpu().contiguous()
         where = plain.untyped_storage().data_ptr()
-        apart[name] = plain.clone() if where in seen else plain
+        found[name] = plain.clone() if where in seen else plain
         seen.add(where)
-    return apart
+    return found
 
 
 def _by_file(rows: Iterable[StoredTensor]) -> dict[str, list[str]]:
@@ -217,7 +217,7 @@ def _by_file(rows: Iterable[StoredTensor]) -> dict[str, list[str]]:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Force a rename to the disk, where folders can be opened."""
+    """Force a rename to the disk, on systems where a folder can be opened."""
     if os.name != "posix":
         return
     handle = os.open(folder, os.O_RDONLY)

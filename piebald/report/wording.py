@@ -1,4 +1,4 @@
-"""Numbers and findings in words, the same in the page and in the figures."""
+"""Numbers and findings as text, the same on the page and in the figures."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 from piebald.report.comparison import Comparison
 
 NONE = "\N{EN DASH}"
-MINUS = "\N{MINUS SIGN}"  # as wide as a plus
+MINUS = "\N{MINUS SIGN}"  # as wide as a plus sign
 
 
 @dataclass(frozen=True, slots=True)
 class MetricFormat:
-    """How a metric is written: accuracies in percent, anything else to three digits."""
+    """How a metric is written: accuracies in percent, other metrics to three digits."""
 
     metric: str
 
     @property
     def percent(self) -> bool:
-        """Whether the metric is a share, which is written in percent."""
+        """Whether the metric is written in percent."""
         return "accuracy" in self.metric
 
     @property
@@ -34,13 +34,13 @@ class MetricFormat:
         return f"{100 * value:.1f}%" if self.percent else f"{value:.3g}"
 
     def size(self, value: float | None) -> str:
-        """A spread or the size of a difference, without unit; of percentages it is in points."""
+        """A spread or the size of a difference, without unit; in percentage points for percentages."""
         if value is None:
             return NONE
         return f"{100 * value:.1f}" if self.percent else f"{value:.3g}"
 
     def difference(self, value: float | None) -> str:
-        """A signed difference; of percentages it is in points."""
+        """A signed difference; in percentage points for percentages."""
         if value is None:
             return NONE
         text = f"{100 * value:+.1f}" if self.percent else f"{value:+.3g}"
@@ -53,7 +53,7 @@ class MetricFormat:
 
 
 def count(number: float | None) -> str:
-    """A count; whole where it is whole, else to one decimal."""
+    """A count: without decimals if it is whole, else to one decimal."""
     if number is None:
         return NONE
     return f"{number:,.0f}" if abs(number - round(number)) < 0.05 else f"{number:,.1f}"
@@ -67,7 +67,7 @@ def megabytes(number: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds in a unit that can be read."""
+    """Seconds in a readable unit."""
     if seconds is None:
         return NONE
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
@@ -82,7 +82,7 @@ def plural(number: int, thing: str) -> str:
 
 
 def headline(comparison: Comparison) -> str:
-    """What came out, in one sentence."""
+    """The main finding in one sentence."""
     shown, ranked = MetricFormat(comparison.metric), comparison.ranking()
     if not ranked:
         return "No client has been evaluated yet"
@@ -95,7 +95,7 @@ def headline(comparison: Comparison) -> str:
 
 
 def lead(comparison: Comparison) -> str:
-    """How far the best is ahead of FedAvg, or else of the next, and how sure that is."""
+    """The lead of the best label over FedAvg, or else over the second best, with its interval."""
     shown, ranked = MetricFormat(comparison.metric), comparison.ranking()
     if len(ranked) < 2:
         return ""
@@ -110,17 +110,17 @@ def lead(comparison: Comparison) -> str:
     if row["low"] is None:
         return f"{text}, on one seed."
     low, high = shown.difference(row["low"]), shown.difference(row["high"])
-    doubt = "" if sure(row) else ", so that they cannot be told apart"
+    doubt = "" if is_significant(row) else ", no clear difference"
     return f"{text} (95% interval {low} to {high}, {row['seeds']} seeds{doubt})."
 
 
-def sure(row: dict[str, Any]) -> bool:
-    """Whether a row of `Comparison.paired` has an interval, and zero is not in it."""
+def is_significant(row: dict[str, Any]) -> bool:
+    """Whether a row of `Comparison.paired` has an interval that excludes zero."""
     return row["low"] is not None and (row["low"] > 0 or row["high"] < 0)
 
 
 def progress(comparison: Comparison) -> str:
-    """How soon the best is where FedAvg, or else the next, ends."""
+    """The rounds after which the best label reaches the final value of FedAvg, or else of the second best."""
     shown, ranked = MetricFormat(comparison.metric), comparison.ranking()
     fedavg = comparison.made_by("fedavg")
     if len(ranked) > 1:
@@ -128,36 +128,37 @@ def progress(comparison: Comparison) -> str:
         end = comparison.over_seeds(other, "mean")
         row = next((row for row in comparison.to_target(end.mean) if row["label"] == ranked[0]), None) if end else None
         if end and row and row["reached"] == row["runs"]:
-            return f"{ranked[0]} is where {other} ends, {shown.value(end.mean)}, after {count(row['rounds'])} rounds"
+            rounds = count(row["rounds"])
+            return f"{ranked[0]} reaches the final value of {other}, {shown.value(end.mean)}, after {rounds} rounds"
     return f"{shown.name.capitalize()} over the run"
 
 
 def worst_tenth(comparison: Comparison) -> str:
-    """For whom the worst-off clients fare best."""
+    """The label with the best worst tenth of clients."""
     shown = MetricFormat(comparison.metric)
     tails = {
         label: found.mean for label in comparison.ranking() if (found := comparison.over_seeds(label, "worst_decile"))
     }
     if len(tails) < 2:
-        return f"How {shown.name} is spread over clients"
+        return f"Distribution of {shown.name} over clients"
     order = sorted(tails, key=lambda label: tails[label], reverse=comparison.higher_is_better)
     return (
-        f"The worst-off tenth of clients does best under {order[0]}: "
-        f"{shown.value(tails[order[0]])}, against {shown.value(tails[order[-1]])} under {order[-1]}"
+        f"The worst tenth of clients does best with {order[0]}: "
+        f"{shown.value(tails[order[0]])}, compared with {shown.value(tails[order[-1]])} with {order[-1]}"
     )
 
 
 def gains(comparison: Comparison, base: str) -> str:
-    """What share of clients the best label serves better than the base."""
+    """The share of clients for which the best label is better than the base."""
     best = next((label for label in comparison.ranking() if label != base and comparison.per_client(label, base)), None)
     if best is None:
-        return f"Who gains and who loses against {base}"
+        return f"Clients that gain and lose compared with {base}"
     share = gaining(comparison, best, base)[0]
-    return f"{best} serves {share:.0%} of clients better than {base}"
+    return f"{best} is better than {base} for {share:.0%} of clients"
 
 
 def gaining(comparison: Comparison, label: str, base: str) -> tuple[float, float]:
-    """The shares of clients that gain and that lose against the base."""
+    """The shares of clients that gain and that lose compared with the base."""
     sign = 1 if comparison.higher_is_better else -1
     differences = comparison.per_client(label, base)
     better = sum(sign * difference > 0 for difference in differences)
@@ -166,13 +167,13 @@ def gaining(comparison: Comparison, label: str, base: str) -> tuple[float, float
 
 
 def cheapest(comparison: Comparison, target: float) -> str:
-    """Who needs the least traffic to come to the target."""
+    """The label that reaches the target with the least traffic."""
     shown = MetricFormat(comparison.metric)
-    alone = comparison.made_by("local")  # it has no traffic worth comparing
+    alone = comparison.made_by("local")  # its traffic is not comparable
     reached = [row for row in comparison.to_target(target) if row["reached"] == row["runs"] and row["mb"]]
     rows = [row for row in reached if row["label"] != alone]
     if len(rows) < 2:
-        return f"What it takes to reach {shown.value(target)}"
+        return f"Cost of reaching {shown.value(target)}"
     rows.sort(key=lambda row: row["mb"])
     return (
         f"{rows[0]['label']} reaches {shown.value(target)} with {megabytes(rows[0]['mb'])} MB; "
@@ -181,7 +182,7 @@ def cheapest(comparison: Comparison, target: float) -> str:
 
 
 def holdings(counts: list[list[int]]) -> str:
-    """How many classes a client holds."""
+    """The number of classes that clients hold."""
     held = sorted(sum(number > 0 for number in row) for row in counts)
     classes, middle = len(counts[0]), held[len(held) // 2]
     if held[0] == held[-1]:

@@ -1,8 +1,8 @@
-"""How many clients a cohort is."""
+"""The size of a cohort: the setting, and the number of clients it means."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Protocol, runtime_checkable
 
 from pydantic import AfterValidator
 
@@ -18,8 +18,14 @@ def _cohort(cohort: float) -> float:
 CohortSize = Annotated[int | float, AfterValidator(_cohort)]
 
 
+@runtime_checkable
+class HasCohort(Protocol):
+    """A scheduler with a cohort: clients per round, or clients that work at the same time."""
+
+    @property
+    def cohort(self) -> int | float: ...
+
+
 def cohort_size(cohort: float, known: int) -> int:
-    """How many clients a cohort means: whole numbers count clients, a float up to 1.0 is a share of those that are
-    there.
-    """
+    """The number of clients in a cohort; a whole number counts clients, a float up to 1.0 is a share of `known`."""
     return min(int(cohort), known) if isinstance(cohort, int) else min(known, max(1, round(cohort * known)))

@@ -1,4 +1,4 @@
-"""Which version is the best so far, by the loss on clients' validation rows."""
+"""The best version so far, by the loss on clients' validation rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from piebald.contracts import Checkpoint
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelSnapshot:
-    """Global models [s] by group, and the group of each client that was put into one (others are in `main`)."""
+    """Global models [s] by cluster, and the cluster of each client that was assigned to one (others are in `main`)."""
 
     clusters: Mapping[int, Tensor]
     cluster_of: Mapping[int, int]
@@ -21,24 +21,26 @@ class ModelSnapshot:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> ModelSnapshot:
-        """Those of a server's checkpoint."""
+        """The models in a checkpoint of the server."""
         names = [name.split("/") for name in checkpoint.tensors]
         clusters = {
-            int(name[1]): checkpoint.tensors["/".join(name)] for name in names if name[0::2] == ["group", "model"]
+            int(name[1]): checkpoint.tensors["/".join(name)] for name in names if name[0::2] == ["cluster", "model"]
         }
         values = checkpoint.values["cluster_models"]
-        return cls(clusters, {int(client): int(group) for client, group in values["cluster_of"]}, values.get("main", 0))
+        cluster_of = {int(client): int(cluster) for client, cluster in values["cluster_of"]}
+        return cls(clusters, cluster_of, values.get("main", 0))
 
 
 @dataclass(slots=True, eq=False)
 class BestVersion:
-    """The version of least validation loss (CGAU keeps that one), over all measured rows of all clients.
+    """The version with the lowest validation loss over all evaluated rows of all clients (CGAU keeps that one).
 
-    Its global models are kept here while the run lasts; a run folder has them, and what clients remembered then, in
-    that version's checkpoint.  A client is judged by its personal model where it has one.  The start is no candidate.
+    Its global models are kept here during the run; a run folder has them, with the state of clients at that time, in
+    that version's checkpoint.  A client is judged by its personal model where it has one.  The initial model is not a
+    candidate.
 
     Attributes:
-        version: commits made by then, None before the first measurement.
+        version: server steps made by then, None before the first evaluation.
         loss: mean over rows.
         models: the global models at that version, None after a resume.
     """
@@ -48,7 +50,7 @@ class BestVersion:
     models: ModelSnapshot | None = None
 
     def consider(self, version: int, scores: Sequence[Mapping[str, Any]], models: ModelSnapshot) -> None:
-        """Take this version if it is better than all before; of equals the earliest is kept."""
+        """Keep this version if it is better than all earlier ones; the earliest of equals is kept."""
         loss = validation_loss(scores)
         if version and loss is not None and loss < self.loss:
             self.version, self.loss, self.models = version, loss, models
@@ -58,20 +60,20 @@ class BestVersion:
         return None if self.version is None else [self.version, self.loss]
 
     def restore(self, state: Sequence[float] | None) -> None:
-        """Take up what `state` gave."""
+        """Restore what `state` returned."""
         if state is not None:
             self.version, self.loss = int(state[0]), float(state[1])
 
 
 def validation_loss(scores: Sequence[Mapping[str, Any]]) -> float | None:
     """The mean loss over validation rows, from rows of the table `score`; None where there are none."""
-    mine: dict[int, Mapping[str, Any]] = {}
+    by_client: dict[int, Mapping[str, Any]] = {}
     for row in scores:
         if (
             row["split"] == "validation"
             and row["metric"] == "loss"
-            and (row["model"] == "personal" or row["client"] not in mine)
+            and (row["model"] == "personal" or row["client"] not in by_client)
         ):
-            mine[row["client"]] = row
-    rows = sum(row["examples"] for row in mine.values())
-    return sum(row["examples"] * row["value"] for row in mine.values()) / rows if rows else None
+            by_client[row["client"]] = row
+    rows = sum(row["examples"] for row in by_client.values())
+    return sum(row["examples"] * row["value"] for row in by_client.values()) / rows if rows else None

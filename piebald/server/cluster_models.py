@@ -50,7 +50,7 @@ class ClusterModel:
 class Counted(NamedTuple):  # made for every update, and a tuple is made four times as fast as a frozen dataclass
     """How an update counted: its cluster, its share of the average, and its weight before shares were made of them."""
 
-    group: int
+    cluster: int
     share: float
     weight: float | None
 
@@ -225,7 +225,7 @@ class ClusterModels:
         tensors = self.last.changed()
         numbers: dict[int, dict[str, Any]] = {}
         for number, cluster in self.clusters.items():
-            here = f"group/{number}"
+            here = f"cluster/{number}"
             tensors[f"{here}/model"] = cluster.model
             tensors |= {f"{here}/optimizer_state/{name}": tensor for name, tensor in cluster.optimizer_state.items()}
             tensors |= {f"{here}/server_vectors/{name}": tensor for name, tensor in cluster.server_vectors.items()}
@@ -239,7 +239,12 @@ class ClusterModels:
             kept.append([axis, number, plain])
         return Checkpoint(
             tensors,
-            {"main": self.main_number, "cluster_of": sorted(self.cluster_of.items()), "groups": numbers, "kept": kept},
+            {
+                "main": self.main_number,
+                "cluster_of": sorted(self.cluster_of.items()),
+                "clusters": numbers,
+                "kept": kept,
+            },
         )
 
     def restore(self, checkpoint: Checkpoint) -> None:
@@ -250,9 +255,9 @@ class ClusterModels:
         self.last.restore(tensors)
         for name, tensor in tensors.items():
             kind, _, rest = name.partition("/")
-            if kind == "group":
+            if kind == "cluster":
                 number, what, *own = rest.split("/")
-                cluster = self.cluster(int(number), tensors[f"group/{number}/model"])
+                cluster = self.cluster(int(number), tensors[f"cluster/{number}/model"])
                 if what == "model":
                     _settle(cluster, tensor)
                 elif what != "cache":
@@ -260,11 +265,11 @@ class ClusterModels:
             elif kind == "kept":
                 axis, number, own_name = rest.split("/", 2)
                 self.kept[axis, int(number)][own_name] = tensor
-        for number, numbers in values["groups"].items():
+        for number, numbers in values["clusters"].items():
             cluster = self.cluster(int(number))
             cluster.committed = int(numbers["committed"])
             if cluster.cache is not None:
-                cluster.cache.restore(tensors[f"group/{number}/cache/sums"], numbers["cache"])
+                cluster.cache.restore(tensors[f"cluster/{number}/cache/sums"], numbers["cache"])
 
 
 def _weights(aggregator: Aggregator, cohort: Cohort) -> Sequence[float | None]:

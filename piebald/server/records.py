@@ -1,4 +1,4 @@
-"""What the server writes down: rows of the run folder's tables (`report.schema`), and plain forms of its state."""
+"""Records of the server: rows of the run folder's tables (`report.schema`), and its state as plain values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TableRow = dict[str, Any]
 def result_row(
     result: Result, version: int, status: str, reason: str | None = None, counted: Counted | None = None
 ) -> TableRow:
-    """One task that has ended; `version` counts the commit that it belongs to."""
+    """The row of a task that has ended; `version` is the server step that it belongs to."""
     task, update = result.task, result.update
     return {
         "id": task.id,
@@ -33,7 +33,7 @@ def result_row(
         "norm": update.norm if update else None,
         "weight": counted.share if counted else 0.0,
         "raw_weight": counted.weight if counted else None,
-        "grp": counted.group if counted else None,
+        "cluster": counted.cluster if counted else None,
         "bytes_down": result.bytes_down,
         "bytes_up": result.bytes_up,
         "status": status,
@@ -42,9 +42,9 @@ def result_row(
 
 
 def step_row(rows: Sequence[Mapping[str, Any]], version: int, time: float, norm: float) -> TableRow:
-    """One commit, from the rows of its results; without its wall time, which the loop tells when all is done."""
+    """The row of a server step, from the rows of its results; the loop adds the wall time at the end."""
     arrived = failed = down = up = counted = 0
-    total, groups = 0.0, set()
+    total, clusters = 0.0, set()
     for row in rows:
         down += row["bytes_down"]
         up += row["bytes_up"]
@@ -52,7 +52,7 @@ def step_row(rows: Sequence[Mapping[str, Any]], version: int, time: float, norm:
             failed += 1
         elif row["kind"] == "train":
             arrived += 1
-            groups.add(row["grp"])
+            clusters.add(row["cluster"])
             if row["loss"] is not None and row["examples"]:
                 counted += row["examples"]
                 total += row["examples"] * row["loss"]
@@ -61,7 +61,7 @@ def step_row(rows: Sequence[Mapping[str, Any]], version: int, time: float, norm:
         "time": time,
         "arrived": arrived,
         "failed": failed,
-        "groups": len(groups),
+        "clusters": len(clusters),
         "bytes_down": down,
         "bytes_up": up,
         "loss": total / counted if counted else None,
@@ -70,7 +70,7 @@ def step_row(rows: Sequence[Mapping[str, Any]], version: int, time: float, norm:
 
 
 def score_rows(result: Result, version: int) -> list[TableRow]:
-    """One row for each metric of an answered evaluation."""
+    """The rows of an evaluation, one for each metric."""
     client, update = result.task.client, result.update
     split = "common" if client == SERVER_ID else getattr(result.task.query, "split", "test")
     if update is None or not update.examples:
@@ -101,38 +101,38 @@ def mean_scores(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {name: sum(values) / len(values) for name, values in found.items()}
 
 
-# ------------------------------------------------------------------------------------------------- plain forms of state
+# ------------------------------------------------------------------------------------------------ state as plain values
 
 
 def plain_tasks(tasks: Sequence[Task]) -> tuple[list[TableRow], dict[str, Tensor]]:
-    """Tasks as JSON values and the vectors they carry, each once."""
+    """Tasks as JSON values, and the vectors that they carry, each once."""
     places: dict[int, str] = {}
     rows: list[TableRow] = []
     tensors: dict[str, Tensor] = {}
     for task in tasks:
-        for part in task.vectors.values():
-            if id(part) not in places:
-                places[id(part)] = f"sent/{len(places)}"
-                tensors[places[id(part)]] = part
+        for vector in task.vectors.values():
+            if id(vector) not in places:
+                places[id(vector)] = f"sent/{len(places)}"
+                tensors[places[id(vector)]] = vector
         fields = {name: getattr(task, name) for name in ("id", "client", "version", "turn", "committed")}
-        rows.append({**fields, "parts": {name: places[id(part)] for name, part in task.vectors.items()}})
+        rows.append({**fields, "vectors": {name: places[id(vector)] for name, vector in task.vectors.items()}})
     return rows, tensors
 
 
 def whole_task(row: TableRow, tensors: Mapping[str, Tensor]) -> Task:
-    """An task again."""
-    vectors = {name: tensors[place] for name, place in row["parts"].items()}
+    """Restore a task that `plain_tasks` wrote."""
+    vectors = {name: tensors[place] for name, place in row["vectors"].items()}
     return Task(row["id"], row["client"], row["version"], vectors, turn=row["turn"], committed=row["committed"])
 
 
 def plain_results(results: Sequence[Result]) -> tuple[list[TableRow], dict[str, Tensor]]:
-    """Results that wait to be taken as JSON values, and their vectors."""
+    """Results that wait to be used, as JSON values, and their vectors."""
     names = ("examples", "steps", "metrics", "norm", "nbytes")
     rows: list[TableRow] = []
     tensors: dict[str, Tensor] = {}
     for result in results:
         update, own = result.update, result.task.id
-        tensors |= {f"queued/{own}/{n}": part for n, part in (update.vectors if update else {}).items()}
+        tensors |= {f"queued/{own}/{n}": vector for n, vector in (update.vectors if update else {}).items()}
         row = {name: getattr(result, name) for name in ("sent", "time", "bytes_down", "bytes_up", "failure")}
         answer = None if update is None else {name: getattr(update, name) for name in names}
         rows.append({"id": own, "update": answer, "result": row})
@@ -140,8 +140,8 @@ def plain_results(results: Sequence[Result]) -> tuple[list[TableRow], dict[str, 
 
 
 def whole_result(row: TableRow, tensors: Mapping[str, Tensor], tasks: Mapping[int, Task]) -> Result:
-    """An result again."""
+    """Restore a result that `plain_results` wrote."""
     prefix = f"queued/{row['id']}/"
-    vectors = {name.removeprefix(prefix): part for name, part in tensors.items() if name.startswith(prefix)}
+    vectors = {name.removeprefix(prefix): vector for name, vector in tensors.items() if name.startswith(prefix)}
     update = None if row["update"] is None else Update(vectors, **row["update"])
     return Result(tasks[row["id"]], update, **row["result"])

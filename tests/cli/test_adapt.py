@@ -59,8 +59,8 @@ def test_a_newcomer_from_arrays(command, finished, rows, tmp_path: Path) -> None
     said = command("adapt", finished, "--data", "new.npz", "--json", "--epochs", 3, "--out", "new.safetensors")
     assert said.code == 0, said
     told = json.loads(said.out)
-    assert [way["name"] for way in told["ways"]] == ["global", "private", "head", "fine_tune"]
-    assert told["best"] in [way["name"] for way in told["ways"]]
+    assert [way["name"] for way in told["methods"]] == ["global", "private", "head", "fine_tune"]
+    assert told["best"] in [way["name"] for way in told["methods"]]
     with safe_open("new.safetensors", framework="np") as file:
         assert "classifier.weight" in set(file.keys())
 
@@ -88,7 +88,7 @@ def test_a_newcomer_from_a_table(command, tmp_path: Path) -> None:
     (tmp_path / "new.csv").write_text("\n".join(lines))
     said = command("adapt", "plain", "--data", "new.csv", "--target", "digit", "--json", "--epochs", 2)
     assert said.code == 0, said
-    assert [way["name"] for way in json.loads(said.out)["ways"]] == ["global", "head", "fine_tune"]
+    assert [way["name"] for way in json.loads(said.out)["methods"]] == ["global", "head", "fine_tune"]
 
 
 def test_a_newcomer_from_folders_of_images(command, finished, tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_newcomer_from_folders_of_images(command, finished, tmp_path: Path) ->
         Image.fromarray(image).save(folder / f"{place}.png")
     said = command("adapt", finished, "--data", "scans", "--json", "--epochs", 2)
     assert said.code == 0, said
-    assert 0 <= json.loads(said.out)["ways"][0]["validation"] <= 1
+    assert 0 <= json.loads(said.out)["methods"][0]["validation"] <= 1
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_newcomer_from_folders_of_images(command, finished, tmp_path: Path) ->
         (("run", "--data", "gone.npz"), "gone.npz cannot be read as npz"),
         (("run", "--data", "new.txt"), "must be an .npz, .csv or .parquet file or a folder, got 'new.txt'"),
         (("run", "--data", "empty.npz"), "must hold arrays x and y, got z"),
-        (("run", "--data", "table.csv"), "say which column is to be predicted: --target COLUMN"),
+        (("run", "--data", "table.csv"), "name the column to predict with --target COLUMN"),
         (("run", "--data", "gone.csv", "--target", "y"), "there is no file gone.csv"),
         (("run", "--data", "table.csv", "--target", "z"), "there is no column 'z'"),
         (("run", "--data", "new.npz", "--epochs", "0"), "epochs must be a whole number, at least 1, got 0"),

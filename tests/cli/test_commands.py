@@ -73,7 +73,7 @@ def test_a_run_that_was_cut_off_goes_on_from_its_folder_alone(command, good, mon
 
     monkeypatch.setattr(experiment.Bar, "show", stop_at_two)
     said = command("run", good, "--json", "--out", "cut", "--set", "rounds=4")
-    assert said == (130, "", "interrupted; what was committed is safe, go on with: piebald resume cut\n")
+    assert said == (130, "", "interrupted; completed server steps are saved, continue with: piebald resume cut\n")
     monkeypatch.undo()
     os.chdir(good.parent)
     good.unlink()
@@ -172,7 +172,11 @@ def test_something_broken_is_one_line_too(command, good, monkeypatch):
 
     monkeypatch.setattr(experiment, "run", broken)
     said = command("run", good)
-    assert said == (1, "", "something broke: ZeroDivisionError: division by zero (PIEBALD_DEBUG=1 shows where)\n")
+    assert said == (
+        1,
+        "",
+        "unexpected error: ZeroDivisionError: division by zero (set PIEBALD_DEBUG=1 for a traceback)\n",
+    )
     monkeypatch.setenv("PIEBALD_DEBUG", "1")
     assert "Traceback" in command("run", good).err
 
@@ -194,9 +198,9 @@ def test_whoever_stops_reading_hears_no_complaint(tmp_path):
     code = "import sys; from piebald.cli import main; sys.exit(main(['recipes', '--json']))"
     child = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     child.stdout.close()
-    reject_reason = child.stderr.read()
+    complaint = child.stderr.read()
     child.stderr.close()
-    assert (child.wait(), reject_reason) == (1, b"")
+    assert (child.wait(), complaint) == (1, b"")
 
 
 def test_a_partition_is_shown_with_devices_and_weights(command, tmp_path):
@@ -221,7 +225,7 @@ def test_a_partition_is_shown_with_devices_and_weights(command, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--fleet", "fast_slow"), "--set, --fleet, --model and --out are about a partition: add --partition KIND"),
+        (("--fleet", "fast_slow"), "--set, --fleet, --model and --out need a partition: add --partition KIND"),
         (
             ("--partition", "iid", "--set", "clients=2", "--set", "fleet.fast=2"),
             "fleet.fast needs a fleet: add --fleet",
@@ -243,6 +247,6 @@ def test_what_cannot_be_shown_is_one_sentence(command, words, message):
 
 @pytest.mark.full
 def test_verbose_says_what_computes(tmp_path, good):
-    words = ("run", good, "--set", "runtime.kind=simulator", "--set", "runtime.engine=lean")
+    words = ("run", good, "--set", "runtime.kind=simulator", "--set", "runtime.engine=sequential")
     assert '"engine": "sequential"' in process(*words, "--verbose", cwd=tmp_path).stderr
     assert '"engine"' not in process(*words, cwd=tmp_path).stderr

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from piebald.errors import SettingError
-from piebald.experiment_file import ExperimentSettings, plain
+from piebald.experiment_file import ExperimentSettings
+from piebald.setting_errors import plain
 from piebald.toml_document import Document
 
 
@@ -43,15 +44,15 @@ def test_settings_read_the_same_after_they_were_written(good):
     assert ExperimentSettings.of_table(settings.table(), "again").table() == settings.table()
 
 
-def test_an_axis_table_replaces_an_answer(good):
-    settings = without_recipe(good, '[recipe]\nname = "hdafl"\npace = { kind = "asynchronous", cohort = 3 }\n')
+def test_an_axis_table_replaces_a_component(good):
+    settings = without_recipe(good, '[recipe]\nname = "hdafl"\nscheduling = { kind = "asynchronous", cohort = 3 }\n')
     recipe = settings.plan().recipes["hdafl"]
     assert (recipe.scheduling.kind, recipe.scheduling.cohort) == ("asynchronous", 3)
     assert recipe.sharing.kind == "all_except"
 
 
 def test_a_setting_with_the_name_of_an_axis_is_the_recipes_own(good):
-    text = '[recipe]\nname = "hdafl"\nweigh = '
+    text = '[recipe]\nname = "hdafl"\naggregation = '
     assert (
         without_recipe(good, text + '"gradient_norm"').plan().recipes["hdafl"].aggregation.kind
         == "gradient_norm_weighted"
@@ -96,7 +97,7 @@ def test_flags_go_on_top_of_the_file(good):
 
 
 def test_fields_of_a_runtime_without_a_kind_are_the_simulators():
-    assert ExperimentSettings.load(None, ["runtime.engine=lean"]).plan().runtime.engine == "sequential"
+    assert ExperimentSettings.load(None, ["runtime.engine=sequential"]).plan().runtime.engine == "sequential"
 
 
 def test_a_flag_for_the_runtime_replaces_its_section(good):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from piebald.adaptation.held_out import SomeClients, SomePooledClients, set_apart
+from piebald.adaptation.held_out import ClientSubset, PooledClientSubset, hold_out
 from piebald.contracts import HasServerRows, HoldsRows, InMemory, Rows, RowsAtSites, Split
 from piebald.data.decoded import Decoded
 from piebald.partition import LazyClients, Lists, PooledClients
@@ -45,13 +45,13 @@ def test_inputs_in_files_are_not_decoded() -> None:
     assert not clients.in_memory()
     assert not RowLoader(clients, torch.device("cpu")).indexed
     assert embedding(clients) is None
-    there, unseen = set_apart(clients, 1, seed=0)
-    assert type(there) is type(unseen) is SomeClients
+    there, unseen = hold_out(clients, 1, seed=0)
+    assert type(there) is type(unseen) is ClientSubset
 
 
 def test_a_pool_in_memory_is_indexed_also_where_clients_are_held_out() -> None:
     clients = pooled(torch.arange(12.0).view(4, 3))
-    there, unseen = set_apart(clients, 1, seed=0)
+    there, unseen = hold_out(clients, 1, seed=0)
     assert unseen is not None
     for some in (clients, there, unseen):
         loader = RowLoader(some, torch.device("cpu"))
@@ -60,7 +60,7 @@ def test_a_pool_in_memory_is_indexed_also_where_clients_are_held_out() -> None:
         assert torch.equal(gathered.x[gathered.places[0]], rows.x)
         assert torch.equal(gathered.y[gathered.places[0]], rows.y)
         assert gathered.x.data_ptr() == clients.x.data_ptr()
-    assert isinstance(there, SomePooledClients)
+    assert isinstance(there, PooledClientSubset)
 
 
 def test_clients_at_sites_say_so() -> None:

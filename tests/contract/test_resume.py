@@ -79,7 +79,7 @@ def assert_identical(one: piebald.Run, two: piebald.Run) -> None:
     """The same bits: global model, every client's memory, every number in the tables but wall time."""
     assert torch.equal(vector(one), vector(two))
     for client in range(5):
-        mine, theirs = one._store.memory(client), two._store.memory(client)
+        mine, theirs = one._store.client_state(client), two._store.client_state(client)
         assert mine.keys() == theirs.keys()
         assert all(torch.equal(mine[name], theirs[name]) for name in mine)
     first, second = one._store.last_checkpoint(), two._store.last_checkpoint()

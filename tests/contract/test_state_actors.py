@@ -121,7 +121,7 @@ def train(state_store: ClientStateStore, tasks: Sequence[Task]) -> None:
 def story(state_store: ClientStateStore) -> list[dict[str, Tensor]]:
     """Checkpoints of a run in which results arrive late, in disorder, and sometimes do not count."""
     chance, waiting, told = random.Random(3), [], []
-    state_store.restore({"memory/3/control": torch.ones(6), "memory/3/private": torch.ones(4)})
+    state_store.restore({"client_state/3/control": torch.ones(6), "client_state/3/private": torch.ones(4)})
     early = Task(1000, 4, 0, {})
     state_store.hold(early, {"control": torch.ones(6), "private": torch.ones(4)})
     for step in range(12):
@@ -235,7 +235,7 @@ def test_actors_that_died_while_they_were_idle(fake_ray: Callable[..., FakeRay])
 
 def test_a_trainer_that_drops_its_state_is_an_error(fake_ray: Callable[..., FakeRay]) -> None:
     state_store = on_actors(fake_ray())
-    state_store.restore({"memory/3/control": torch.ones(6)})
+    state_store.restore({"client_state/3/control": torch.ones(6)})
     with pytest.raises(RuntimeFault, match="left without 'private' in its state"):
         train(state_store, [Task(0, 3, 0, {})])
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import piebald
 from piebald import data, models, partition, recipes
-from piebald.adaptation import set_apart
+from piebald.adaptation import hold_out
 from piebald.clustering.base import Clustering
 from piebald.contracts import Rows
 from piebald.errors import RunFolderError, SettingError
@@ -61,8 +61,8 @@ def test_every_method_fits_the_parameters_it_names_and_no_others(finished, clien
     monkeypatch.setattr(methods._Trial, "_fitted", seen)
     made = piebald.adapt(finished, unseen_rows(finished, clients), epochs=3)
     layout, start = finished.work.layout, finished.start()
-    assert [way.name for way in made.ways] == ["global", "private", "head", "fine_tune"]
-    assert [way.fitted for way in made.ways] == [0, 2 * 16, 170, layout.size]
+    assert [way.name for way in made.methods] == ["global", "private", "head", "fine_tune"]
+    assert [way.fitted for way in made.methods] == [0, 2 * 16, 170, layout.size]
     for names, vector in tried.items():
         moved = {s.name for s in layout.slots if not torch.equal(vector[s.start : s.stop], start[s.start : s.stop])}
         assert moved == names
@@ -72,15 +72,15 @@ def test_every_method_fits_the_parameters_it_names_and_no_others(finished, clien
 
 def test_the_lowest_validation_loss_decides_and_gains_are_over_the_global_model(finished, clients) -> None:
     made = piebald.adapt(finished, unseen_rows(finished, clients), validation=0.3, test=0.2, epochs=5)
-    ways = {way.name: way for way in made.ways}
+    ways = {way.name: way for way in made.methods}
     assert made.best == min(ways, key=lambda name: ways[name].loss)
     assert made.chosen is ways[made.best]
     assert ways["global"].gain == 0
-    for way in made.ways:
+    for way in made.methods:
         assert way.loss <= ways["global"].loss  # the start is one of the epochs to choose from
         assert way.gain == pytest.approx(way.validation - ways["global"].validation)
         assert way.test is not None
-    assert made.table()["ways"][0]["name"] == "global"
+    assert made.table()["methods"][0]["name"] == "global"
 
 
 def test_batch_norm_is_left_alone_where_it_is_not_fitted(clients) -> None:
@@ -91,7 +91,7 @@ def test_batch_norm_is_left_alone_where_it_is_not_fitted(clients) -> None:
     one = partition.clients_from([(clients.rows(0, "train").x, clients.rows(0, "train").y)], validation=0.3, test=0.0)
     trial = _Trial(run, one, 0, 3, None)
     layout = run.work.layout
-    for name, fitted in trial._ways().items():
+    for name, fitted in trial._fitted_tensors().items():
         made[name], _ = trial._fitted(run.start(), fitted)
     statistics = [slot for slot in layout.slots if slot.buffer]
     assert statistics
@@ -103,9 +103,9 @@ def test_batch_norm_is_left_alone_where_it_is_not_fitted(clients) -> None:
 
 def test_hdafl_fits_the_head_as_its_private_layers(clients) -> None:
     run = piebald.run(recipes.hdafl(lr=0.3), clients, normed, rounds=5, runtime=HERE, unseen=2)
-    assert [way["name"] for way in run.newcomers[0]["ways"]] == ["global", "private", "fine_tune"]
+    assert [way["name"] for way in run.newcomers[0]["methods"]] == ["global", "private", "fine_tune"]
     for newcomer in run.newcomers:
-        shared, private, *_ = newcomer["ways"]
+        shared, private, *_ = newcomer["methods"]
         assert private["loss"] < shared["loss"]  # an untrained head can only get better
 
 
@@ -125,18 +125,18 @@ def test_a_newcomer_finds_the_cluster_whose_data_are_like_its_own(monkeypatch) -
         pairs.append((rows.x, rows.y if client % 2 == 0 else 9 - rows.y))
     there = partition.clients_from(pairs[:4], classes=list("0123456789"))
     run = piebald.run(recipes.fedavg(lr=0.3).with_(clustering=Parity()), there, gated, rounds=10, runtime=HERE)
-    assert sorted(run.groups) == [0, 1]
+    assert sorted(run.cluster_models) == [0, 1]
     for number, pair in ((0, pairs[4]), (1, pairs[5])):
         made = piebald.adapt(run, pair, validation=0.3)
-        ways = {way.name: way for way in made.ways}
-        assert made.group == number
-        assert ways["group"].fitted == 0
+        ways = {way.name: way for way in made.methods}
+        assert made.cluster == number
+        assert ways["cluster"].fitted == 0
         if number:
-            assert ways["group"].gain > 0.2
+            assert ways["cluster"].gain > 0.2
     # a client's own model is that of its cluster
     flat = run.work.layout.flatten
-    assert torch.equal(flat(run.model(1)), run.groups[1])
-    assert torch.equal(flat(run.model()), run.groups[0])
+    assert torch.equal(flat(run.model(1)), run.cluster_models[1])
+    assert torch.equal(flat(run.model()), run.cluster_models[0])
 
 
 def test_unseen_clients_take_no_part_and_are_scored_at_the_end(finished, clients) -> None:
@@ -144,18 +144,18 @@ def test_unseen_clients_take_no_part_and_are_scored_at_the_end(finished, clients
     assert name not in [row["name"] for row in finished.clients]
     assert len(finished.clients) == 5
     assert {row["client"] for row in finished.results} == set(range(5))
-    way = next(way for way in finished.newcomers[0]["ways"] if way["name"] == finished.newcomers[0]["best"])
+    way = next(way for way in finished.newcomers[0]["methods"] if way["name"] == finished.newcomers[0]["best"])
     assert finished.final["unseen"] == way["test"]
 
 
 def test_who_is_unseen_depends_on_the_seed_alone(clients) -> None:
-    there, unseen = set_apart(clients, 0.5, seed=3)
-    again, _ = set_apart(clients, 3, seed=3)
+    there, unseen = hold_out(clients, 0.5, seed=3)
+    again, _ = hold_out(clients, 3, seed=3)
     assert list(there.names) == list(again.names)
     assert unseen is not None
     assert sorted([*there.names, *unseen.names]) == sorted(clients.names)
     assert there.counts(0, "train") == clients.counts(list(clients.names).index(there.names[0]), "train")
-    assert set_apart(clients, 0, seed=3) == (clients, None)
+    assert hold_out(clients, 0, seed=3) == (clients, None)
     for client, rows in ((number, there.rows(number, "test")) for number in range(len(there))):
         assert len(rows) == there.size(client, "test")
         assert torch.equal(rows.x, there.x[torch.from_numpy(there.indices(client, "test"))])
@@ -191,7 +191,7 @@ def test_a_run_folder_gives_the_same_as_the_run(finished, clients) -> None:
     one = piebald.adapt(finished, rows, epochs=2)
     two = piebald.adapt(finished.path, rows, epochs=2, clients=clients, model=gated)
     assert torch.equal(one.vector, two.vector)
-    assert one.ways == two.ways
+    assert one.methods == two.methods
 
 
 def test_resumed_runs_hold_out_the_same(clients, tmp_path: Path, monkeypatch) -> None:
@@ -222,8 +222,8 @@ def test_errors_are_one_sentence(finished, clients, tmp_path: Path) -> None:
         (lambda: piebald.adapt(finished, (x, y), validation=0.0), "has no validation rows: give it some"),
         (lambda: piebald.adapt(finished, [(x, y), (x, y)]), "one newcomer at a time, got 2 clients"),
         (lambda: piebald.adapt(finished, (x[:, :, :4], y)), "the model cannot be trained on these rows"),
-        (lambda: set_apart(clients, 6, 0), "unseen = 6 leaves none of 6 clients"),
-        (lambda: set_apart(clients, -1, 0), "unseen must be a number of clients"),
+        (lambda: hold_out(clients, 6, 0), "unseen = 6 leaves none of 6 clients"),
+        (lambda: hold_out(clients, -1, 0), "unseen must be a number of clients"),
         (lambda: piebald.adapt(finished.path, (x, y)), "was started from Python"),
     ]
     for wrong, message in cases:

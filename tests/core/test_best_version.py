@@ -113,7 +113,7 @@ def test_no_more_checkpoints_are_kept_than_are_needed(clients, tmp_path: Path) -
     files = sorted(int(path.stem.split("-")[1]) for path in (tmp_path / "run").glob("vectors-*.safetensors"))
     assert files == sorted({run.best, ROUNDS - 1, ROUNDS})
     with pytest.raises(RunFolderError, match="no checkpoint of commit 1"):
-        run._store.centre(1)
+        run._store.server_checkpoint(1)
 
 
 def test_the_earliest_of_equals_and_never_the_start() -> None:
@@ -144,7 +144,7 @@ def test_the_loss_is_weighted_by_rows_and_prefers_personal_models() -> None:
     ("options", "message"),
     [
         ({"keep": "newest"}, "there is no version to keep called 'newest'"),
-        ({"keep": "best", "evaluate_every": 0}, "needs measurements to choose by"),
+        ({"keep": "best", "evaluate_every": 0}, "needs evaluations to choose by"),
     ],
 )
 def test_errors_are_one_sentence(clients, options, message: str) -> None:

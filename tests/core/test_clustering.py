@@ -46,8 +46,8 @@ def network(seed: int = 0) -> nn.Module:
 
 def clusters_at(run: Any, version: int) -> list[int]:
     """The cluster of each client at a version, by the run's results."""
-    rows = [row for row in run.results if row["version"] == version and row["grp"] is not None]
-    return [row["grp"] for row in sorted(rows, key=lambda row: row["client"])]
+    rows = [row for row in run.results if row["version"] == version and row["cluster"] is not None]
+    return [row["cluster"] for row in sorted(rows, key=lambda row: row["client"])]
 
 
 def trained(recipe: Any, clients: Any, model: Any = network, rounds: int = 4, **options: Any) -> Any:
@@ -140,7 +140,7 @@ def test_a_vote_is_lost_where_most_clients_attack() -> None:
 
 
 def test_a_vote_needs_validation_rows() -> None:
-    with pytest.raises(SettingError, match="distfl goes by validation rows but clients have none"):
+    with pytest.raises(SettingError, match="distfl needs validation rows but clients have none"):
         trained(recipes.distfl(normal="vote", **TRAINING), planted())
 
 
@@ -198,10 +198,10 @@ def test_a_replaced_model_is_left_out_of_the_mean_and_trains_alone() -> None:
     first = clusters_at(run, 1)
     others = [client for client in range(12) if client != 5]
     assert first.count(first[5]) == 1
-    last = {row["client"]: row["grp"] for row in run.results if row["version"] == 4 and row["client"] != 5}
+    last = {row["client"]: row["cluster"] for row in run.results if row["version"] == 4 and row["client"] != 5}
     assert adjusted_rand_score(TRUTH[others], [last[client] for client in others]) == 1.0
     rows = [row for row in run.results if row["client"] == 5 and row["version"] == 1]
-    assert rows[0]["status"] == "aside"
+    assert rows[0]["status"] == "excluded"
     assert "times the median" in rows[0]["reason"]
 
 
@@ -211,7 +211,7 @@ def test_clients_that_were_not_asked_keep_cluster_and_model() -> None:
     for version in range(1, 7):
         for row in run.results:
             if row["version"] == version:
-                seen[row["client"]] = row["grp"]
+                seen[row["client"]] = row["cluster"]
     assert adjusted_rand_score([TRUTH[client] for client in seen], list(seen.values())) == 1.0
     for client, cluster in seen.items():
         for other, same in seen.items():
@@ -267,7 +267,7 @@ def test_private_batch_norms_are_refused() -> None:
 
 
 def test_the_normal_cluster_by_server_rows_needs_such_rows() -> None:
-    with pytest.raises(SettingError, match="needs rows that the server may look at"):
+    with pytest.raises(SettingError, match="needs rows that the server may see"):
         trained(recipes.distfl(normal="server_rows", **TRAINING), planted())
     with pytest.raises(SettingError, match="fltrust"):
         trained(recipes.fedavg(**TRAINING).with_(aggregation="fltrust"), planted())

@@ -584,7 +584,7 @@ def test_target_and_patience_go_by_scores(tmp_path: Any) -> None:
         ({}, "must set at least one limit"),
         ({"second": 3}, "did you mean 'seconds'"),
         ({"updates": 0}, "updates"),
-        (7, "stop must be a Stop or a table"),
+        (7, "stop must be a StoppingCriteria or a table"),
     ],
 )
 def test_bad_limits_are_refused(stop: Any, words: str) -> None:

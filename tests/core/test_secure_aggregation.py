@@ -548,7 +548,7 @@ def test_a_run_comes_to_the_same_model(name: str, fields: dict[str, Any]) -> Non
     recipe = recipes.make(name, lr=0.1)
     plain = simulate(recipe, CLIENTS, made, rounds=3)
     summed = simulate(recipe.with_(transforms=[SecureAggregation(**fields)]), CLIENTS, made, rounds=3)
-    torch.testing.assert_close(summed.groups[0], plain.groups[0], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(summed.cluster_models[0], plain.cluster_models[0], atol=1e-4, rtol=1e-4)
     for mine, theirs in zip(plain.rounds, summed.rounds, strict=True):
         assert theirs["arrived"] == mine["arrived"]
 
@@ -652,4 +652,4 @@ def test_noise_at_the_clients_and_noise_at_the_server() -> None:
         recipe = recipes.fedavg(lr=0.1).with_(aggregation=aggregation)
         plain = simulate(recipe.with_(transforms=transforms[:1]), CLIENTS, model(), rounds=3)
         summed = simulate(recipe.with_(transforms=transforms), CLIENTS, model(), rounds=3)
-        torch.testing.assert_close(summed.groups[0], plain.groups[0], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(summed.cluster_models[0], plain.cluster_models[0], atol=1e-4, rtol=1e-4)

@@ -279,8 +279,8 @@ def test_clusters_are_like_separate_federations() -> None:
         torch.testing.assert_close(
             clustered.cluster_models.cluster(parity).model, alone.cluster_models.cluster(0).model
         )
-    assert [row["grp"] for row in recorder.rows] == [0, 1, 0, 1, 0, 1] * 4
-    assert all(step["groups"] == 2 for step in recorder.steps)
+    assert [row["cluster"] for row in recorder.rows] == [0, 1, 0, 1, 0, 1] * 4
+    assert all(step["clusters"] == 2 for step in recorder.steps)
     for step in recorder.steps:
         weights = [row["weight"] for row in recorder.rows if row["version"] == step["version"]]
         assert sum(weights) == pytest.approx(2.0)

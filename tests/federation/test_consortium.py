@@ -71,7 +71,7 @@ def test_organisations_train_on_rows_of_their_own(tmp_path: Path) -> None:
         for name in ("features.1.0.weight", "classifier.weight"):
             alike = bool((models[0][name] == models[1][name]).all())
             assert alike == (not name.startswith("classifier"))
-        with pytest.raises(SettingError, match="never left its site"):
+        with pytest.raises(SettingError, match="never leaves its site"):
             run.model(0)
         policy = Server(described("fedavg"), sites.folder / "server", tmp_path / "refused")
         assert policy.process.wait(180) == 2

@@ -71,7 +71,7 @@ def disturb(server: Server, crowd: Sites, dice: random.Random) -> None:
 def assert_same_run(simulated: experiment.Run, out: Path, crowd: Sites) -> None:
     """The same global model, the same private numbers at the sites, and one update from each client a commit."""
     real = experiment.opened(out)
-    torch.testing.assert_close(real.groups[0], simulated.groups[0], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(real.cluster_models[0], simulated.cluster_models[0], atol=1e-4, rtol=1e-4)
     trained = [
         (row["version"], row["client"]) for row in real.results if (row["kind"], row["status"]) == ("train", "ok")
     ]
@@ -80,7 +80,7 @@ def assert_same_run(simulated: experiment.Run, out: Path, crowd: Sites) -> None:
         (state,) = (folder for folder in (crowd.folder / name / "state").iterdir() if folder.is_dir())
         until(lambda state=state: not list(state.glob("done-*")))
         kept = load_file(state / "memory.safetensors")
-        remembered = simulated._store.memory(client)
+        remembered = simulated._store.client_state(client)
         assert kept.keys() == remembered.keys()
         for part, numbers in remembered.items():
             torch.testing.assert_close(kept[part], numbers, atol=1e-4, rtol=1e-4)

@@ -50,8 +50,8 @@ def test_buffered_and_deadline_paces_end(sites: Sites) -> None:
 def assert_same(made: Any, sites: Sites) -> None:
     simulated = carry_out(made)
     real = carry_out(made, credentials=str(sites.folder / "server"))
-    for group, vector in simulated.groups.items():
-        torch.testing.assert_close(real.groups[group], vector, atol=1e-4, rtol=1e-4)
+    for group, vector in simulated.cluster_models.items():
+        torch.testing.assert_close(real.cluster_models[group], vector, atol=1e-4, rtol=1e-4)
     for name in ("scores", "results"):
         mine, theirs = getattr(simulated, name), getattr(real, name)
         assert len(mine) == len(theirs)

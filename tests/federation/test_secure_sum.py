@@ -51,7 +51,7 @@ def test_a_site_that_dies_before_the_opening(sites: Sites, monkeypatch: pytest.M
         if "site-2" not in sites.running:  # other tests need it
             sites.start("site-2")
     assert calls == [[0, 1, 2], [0, 1, 2]]
-    torch.testing.assert_close(run.groups[0], undisturbed.groups[0], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(run.cluster_models[0], undisturbed.cluster_models[0], atol=1e-4, rtol=1e-4)
     opened = [(row["version"], row["client"], row["status"]) for row in run.results if row["kind"] == "secure_opening"]
     assert opened == [(1, 0, "ok"), (1, 1, "ok"), (1, 2, "ok"), (2, 0, "ok"), (2, 1, "lost"), (2, 2, "ok")]
     assert not found(plain, b"|".join(wire))

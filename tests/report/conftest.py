@@ -1,4 +1,4 @@
-"""Runs with numbers from a formula, so that every figure of a report can be worked out by hand."""
+"""Runs with numbers from a formula, so that every figure of a report can be computed by hand."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ RECIPES = {
 
 
 def wobble(*numbers):
-    """A fixed number in [-1, 1] that looks like chance."""
+    """A fixed number in [-1, 1] that looks random."""
     return math.sin(sum((i + 1) * 12.9898 * (number + 1) for i, number in enumerate(numbers)) * 43.758)
 
 
 def accuracy(recipe, seed, client, version):
-    top, pace, _, personal = RECIPES[recipe]
+    top, scale, _, personal = RECIPES[recipe]
     own = (0.05 if personal else 0.12) * wobble(client, len(recipe))
     noise = 0.01 * wobble(seed, client, version) + 0.012 * wobble(seed, len(recipe))
-    return min(1.0, max(0.0, 0.1 + (top - 0.1 + own) * (1 - math.exp(-version / pace)) + noise))
+    return min(1.0, max(0.0, 0.1 + (top - 0.1 + own) * (1 - math.exp(-version / scale)) + noise))
 
 
 def make_run(
@@ -49,13 +49,13 @@ def make_run(
                 "scheduling": {"kind": "synchronous", "cohort": 10},
                 "clustering": {"kind": "single_cluster"},
                 "aggregation": {"kind": "example_weighted"},
-                "server_optimizer": {"kind": "replace"},
+                "server_optimizer": {"kind": "average"},
             },
         },
         "label": label or recipe,
         "seed": seed,
         "rounds": rounds,
-        "task": "classification",
+        "objective": "classification",
         "metric": "accuracy",
         "higher_is_better": True,
         "model": "Cnn",
@@ -93,7 +93,7 @@ def make_run(
                 "wall": 0.3 * version,
                 "arrived": len(asked),
                 "failed": 0,
-                "groups": 1,
+                "clusters": 1,
             }
             | {
                 "bytes_down": size * len(asked),
@@ -138,5 +138,5 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def run():
-    """`make_run`, for a run of one's own."""
+    """`make_run`, for tests that need a run of their own."""
     return make_run

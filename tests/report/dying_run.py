@@ -1,6 +1,6 @@
-"""A small run that dies by SIGKILL at its n-th step towards the disk, for every n; `test_kill.py` starts it.
+"""A small run that dies by SIGKILL at its n-th write to the disk, for every n; `test_kill.py` starts it.
 
-Usage: python dying_run.py FOLDER.  Run n lies in FOLDER/n, and FOLDER/n.said holds the newest commit that had returned.
+Usage: python dying_run.py FOLDER.  Run n lies in FOLDER/n, and FOLDER/n.done holds the newest step that was recorded.
 The last run is the one that was not disturbed.
 """
 
@@ -18,35 +18,35 @@ from piebald.contracts import Checkpoint
 from piebald.report import schema, vectors
 from piebald.report.store import RunStore
 
-COMMITS = 7
+STEPS = 7
 WITHOUT_CHECKPOINT = {3, 6}
 CLIENTS = 3
 
 
 def state(version: int, since: int) -> Checkpoint:
-    """The whole state after a commit; of clients' memory what changed after `since`.  Commit v changes client v % 3."""
+    """The state after a server step; of client state what changed after `since`.  Step v changes client v % 3."""
     tensors = {"model": torch.full((50,), float(version)), "step/momentum": torch.arange(5) * version}
-    for commit in range(since + 1, version + 1):
-        client = commit % CLIENTS
-        tensors[f"memory/{client}/private"] = torch.full((20,), commit + client / 10)
-        if commit < CLIENTS:  # never changes again, so its file is thinned out
-            tensors[f"memory/{client}/once"] = torch.full((2,), float(client))
+    for step in range(since + 1, version + 1):
+        client = step % CLIENTS
+        tensors[f"client_state/{client}/private"] = torch.full((20,), step + client / 10)
+        if step < CLIENTS:  # never changes again, so its file is thinned out
+            tensors[f"client_state/{client}/once"] = torch.full((2,), float(client))
     return Checkpoint(tensors, {"version": version, "note": "é"})
 
 
-def proceed(store: RunStore, said: Callable[[int], None] = lambda version: None) -> None:
+def proceed(store: RunStore, recorded: Callable[[int], None] = lambda version: None) -> None:
     """Go on from the last checkpoint to the end."""
     found = store.last_checkpoint()
     since = found[0] if found else 0
-    if found:  # the run may have been killed between the commit and its scores
+    if found:  # the run may have been killed between a step and its scores
         score(store, since)
-    for version in range(since + 1, COMMITS + 1):
+    for version in range(since + 1, STEPS + 1):
         checkpoint = None
         if version not in WITHOUT_CHECKPOINT:
             checkpoint, since = state(version, since), version
         results = [{"id": 10 * version + i, "client": i, "kind": "train", "status": "ok"} for i in range(CLIENTS)]
         store.commit({"version": version, "time": 0.5 * version, "wall": 0.0, "loss": 1 / version}, results, checkpoint)
-        said(version)
+        recorded(version)
         score(store, version)
 
 
@@ -56,7 +56,7 @@ def score(store: RunStore, version: int) -> None:
 
 
 class Reaper:
-    """Kills the process at the n-th of the moments that `watch` has made."""
+    """Kills the process at the n-th call of a watched function."""
 
     def __init__(self, n: int) -> None:
         self.left = n
@@ -91,7 +91,7 @@ class Reaper:
 
 
 def run(folder: Path, n: int) -> None:
-    handle = os.open(folder.with_suffix(".said"), os.O_CREAT | os.O_WRONLY)
+    handle = os.open(folder.with_suffix(".done"), os.O_CREAT | os.O_WRONLY)
     reaper = Reaper(n)
     reaper.watch_half_writing()
     reaper.watch(os, "fsync")

@@ -36,7 +36,7 @@ def address(runs, tmp_path_factory):
 
 @pytest.fixture
 def visit(browser, address):
-    """Open the page; says what it complained about and what it asked for."""
+    """Open the page; returns the page, its console messages and its requests."""
     contexts = []
 
     def visit(width, scheme):
@@ -44,14 +44,14 @@ def visit(browser, address):
             viewport={"width": width, "height": 812}, color_scheme=scheme, offline=True, has_touch=width < 600
         )
         contexts.append(context)
-        page, said, asked = context.new_page(), [], []
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("request", lambda request: asked.append(request.url))
+        page, messages, requests = context.new_page(), [], []
+        page.on("console", lambda message: messages.append(message.text))
+        page.on("pageerror", lambda error: messages.append(str(error)))
+        page.on("request", lambda request: requests.append(request.url))
         page.goto(address)
         for plot in page.locator(".plot").all():
             plot.locator(".main-svg").first.wait_for()
-        return page, said, asked
+        return page, messages, requests
 
     yield visit
     for context in contexts:
@@ -61,9 +61,9 @@ def visit(browser, address):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 375])
 def test_all_is_drawn_quietly_and_fits(visit, address, width, scheme):
-    page, said, asked = visit(width, scheme)
-    assert said == []
-    assert [url for url in asked if not url.startswith(("data:", "blob:"))] == [address]
+    page, messages, requests = visit(width, scheme)
+    assert messages == []
+    assert [url for url in requests if not url.startswith(("data:", "blob:"))] == [address]
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.locator(".plot").count() == 9
     assert page.evaluate("[...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('svg'))")
@@ -74,12 +74,12 @@ def test_all_is_drawn_quietly_and_fits(visit, address, width, scheme):
 
 
 def test_the_charts_follow_the_theme(visit):
-    page, said, _ = visit(1280, "light")
+    page, messages, _ = visit(1280, "light")
     line = page.locator("#plot-version .js-line").nth(1)
     before = line.evaluate("(path) => getComputedStyle(path).stroke")
     page.emulate_media(color_scheme="dark")
     playwright.expect(line).not_to_have_css("stroke", before)
-    assert said == []
+    assert messages == []
 
 
 def test_tables_scroll_in_their_own_box(visit):

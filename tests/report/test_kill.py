@@ -1,4 +1,4 @@
-"""A killed run is found as it was after its last commit, wherever it was killed, and ends as if never disturbed."""
+"""A killed run is found as it was after its last server step, and ends as if it had not been killed."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def test_killed_anywhere_and_resumed_it_ends_like_an_undisturbed_run(tmp_path):
         undisturbed = contents(store)
     never_began = 0
     for folder in runs[:-1]:
-        said = int(folder.with_suffix(".said").read_text() or 0)
+        done_steps = int(folder.with_suffix(".done").read_text() or 0)
         if not (folder / "run.db").exists():
-            assert said == 0
+            assert done_steps == 0
             RunStore.create(folder, {"seed": 7}).close()  # what is left of an unborn run is no obstacle
             never_began += 1
         with RunStore.open(folder) as store:
-            assert store.version in (said, said + 1), folder.name
+            assert store.version in (done_steps, done_steps + 1), folder.name
             assert not list(folder.glob("*.part"))
             found = store.last_checkpoint()
             assert not store.notes

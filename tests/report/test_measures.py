@@ -1,4 +1,4 @@
-"""How unlike clients are: kept in a run folder and shown on its page."""
+"""Heterogeneity of clients: kept in a run folder and shown on its page."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def a_run(folder: Path, **more) -> Path:
     return folder
 
 
-def test_the_page_says_how_unlike_the_clients_are(tmp_path: Path) -> None:
+def test_the_page_shows_heterogeneity(tmp_path: Path) -> None:
     folder = a_run(tmp_path / "run", runtime=Simulator(fleet=partition.FastSlow()))
     page = Path(write_report([folder], tmp_path / "page")[0]).read_text("utf-8")
     (section,) = re.findall(r'<section id="partition".*?</section>', page, re.S)
@@ -38,7 +38,7 @@ def test_the_page_says_how_unlike_the_clients_are(tmp_path: Path) -> None:
 def test_a_page_without_measures_has_no_such_table(tmp_path: Path) -> None:
     folder = a_run(tmp_path / "run", measure="none")
     page = Path(write_report([folder], tmp_path / "page")[0]).read_text("utf-8")
-    assert "How unlike the clients are before" not in page
+    assert "Heterogeneity of clients before" not in page
     assert 'id="partition"' in page  # the classes of each client are still there
 
 

@@ -21,7 +21,7 @@ VOID = {"meta", "link", "line", "br"}
 
 
 class Outline(HTMLParser):
-    """The page's elements, with what one must be able to rely on: balanced tags, no second id, no foreign address."""
+    """The page's elements, with its guarantees: balanced tags, unique ids, no foreign address."""
 
     def __init__(self, page):
         super().__init__()
@@ -83,7 +83,7 @@ def test_what_is_written(written):
         assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_page_is_whole_and_asks_for_nothing(page):
+def test_the_page_is_complete_and_loads_nothing(page):
     outline = Outline(page)
     assert len(outline.ids) == len(set(outline.ids))
     assert {link[1:] for link in outline.links} <= set(outline.ids)
@@ -103,7 +103,7 @@ def test_only_its_own_scripts_may_run(page):
     assert "default-src 'none'" in policy
 
 
-def test_the_page_says_what_came_out(page, runs):
+def test_the_page_shows_the_results(page, runs):
     text = words(page)
     comparison = Comparison([History(path.parent) for path in sorted(runs.rglob("run.db"))])
     assert comparison.ranking()[0] == "hdafl"
@@ -111,7 +111,7 @@ def test_the_page_says_what_came_out(page, runs):
         assert f"{100 * row['mean']:.1f}%" in text
     assert "hdafl ends best of 5" in text
     assert "points above fedavg (95% interval" in text
-    assert "hdafl serves 100% of clients better than local" in text
+    assert "hdafl is better than local for 100% of clients" in text
     assert "Every client holds 3 of 10 classes" in text
     assert "103,018 / 32,800" in text
     ids = [chart["id"] for chart in drawn(page)]
@@ -139,7 +139,7 @@ EVIL = [
 
 
 @pytest.mark.parametrize("evil", EVIL)
-def test_what_a_run_folder_says_is_shown_and_never_obeyed(run, evil):
+def test_values_of_a_run_folder_are_escaped(run, evil):
     names = [evil, *map(str, range(9))]
     settings = {"data": evil}
     first = run(
@@ -157,7 +157,7 @@ def test_what_a_run_folder_says_is_shown_and_never_obeyed(run, evil):
     assert not any("<" in name for name in named)
 
 
-def test_a_run_under_way_is_reported_as_far_as_it_came(run):
+def test_an_unfinished_run_is_reported_so_far(run):
     text = words(page_of(run(None, rounds=4, finish=False)))
     assert "1 run has not finished: fedavg seed 1 (running)" in text
     assert "fedavg ends at" in text
@@ -182,7 +182,7 @@ def test_a_difference_that_seeds_do_not_settle_is_said_to_be_open(run):
     for place, store in enumerate(stores):
         store._db.execute("UPDATE score SET value = ?", (0.5 + 0.1 * (place in (1, 2)) + 0.01 * place,))
     page = page_of(*stores)
-    assert "so that they cannot be told apart" in words(page)
+    assert "no clear difference" in words(page)
     assert 'class="good"' not in page
     assert 'class="even"' in page
 
@@ -202,10 +202,10 @@ def test_an_error_is_better_when_small(run):
     text = words(page_of(*stores))
     assert "hdafl ends best of 2" in text
     assert "below fedavg" in text
-    assert "hdafl serves" in text
-    assert "A line is below zero for those who gain" in text
+    assert "hdafl is better than" in text
+    assert "A line is below zero for clients that gain" in text
     assert "squared error" in text
-    assert "%" not in text.partition("Final figures")[2].partition("RoundProgress")[0].split("95% interval")[0]
+    assert "%" not in text.partition("Final figures")[2].partition("Progress")[0].split("95% interval")[0]
 
 
 def test_many_clients_are_summed_up_and_many_labels_told_apart(run):
@@ -229,7 +229,7 @@ def test_a_report_that_cannot_be_made(runs, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_importing_the_store_loads_nothing_that_draws():
+def test_importing_the_store_loads_no_plotting_package():
     program = (
         "import sys, piebald.report, piebald.report.store, piebald.report.tables, piebald.report.comparison; "
         "print({'pandas', 'plotly', 'matplotlib', 'scipy'} & set(sys.modules))"

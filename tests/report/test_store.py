@@ -23,9 +23,9 @@ from piebald.report import schema, vectors
 from piebald.report.store import RunStore
 
 
-def state(version, memory=()):
+def state(version, states=()):
     tensors = {"model": torch.full((8,), float(version)), "count": torch.tensor(version)}
-    tensors |= {f"memory/{client}/private": torch.full((10,), value) for client, value in memory}
+    tensors |= {f"client_state/{client}/private": torch.full((10,), value) for client, value in states}
     return Checkpoint(tensors, {"version": version, "limit": math.inf})
 
 
@@ -40,7 +40,7 @@ def results(version, count=3):
             "loss": 0.5,
             "norm": 0.1,
             "weight": 1 / count,
-            "grp": 0,
+            "cluster": 0,
         }
         | {"bytes_down": 40, "bytes_up": 20, "status": "ok"}
         for client in range(count)
@@ -67,16 +67,16 @@ def one_sentence(*words):
 # --------------------------------------------------------------------------------------------- what goes in comes out
 
 
-def test_remarks_are_of_a_commit_and_go_with_it(tmp_path: Path) -> None:
+def test_notes_belong_to_a_step_and_are_replaced_with_it(tmp_path: Path) -> None:
     def note(name: str, value: object) -> dict[str, object]:
-        return {"axis": "group", "grp": 0, "name": name, "value": value}
+        return {"axis": "clustering", "cluster": 0, "name": name, "value": value}
 
     with RunStore.create(tmp_path / "run", {}) as store:
-        store.commit({"version": 1}, [], state(1), [note("groups", [[0], [1]])])
-        store.commit({"version": 2}, [], None, [note("groups", [[0, 1]]), note("divergence", None)])
-        store.commit({"version": 2}, [], None, [note("groups", [[1]])])  # as a resumed run repeats it
+        store.commit({"version": 1}, [], state(1), [note("clusters", [[0], [1]])])
+        store.commit({"version": 2}, [], None, [note("clusters", [[0, 1]]), note("divergence", None)])
+        store.commit({"version": 2}, [], None, [note("clusters", [[1]])])  # as a resumed run repeats it
         found = [(row["version"], row["name"], row["value"]) for row in store.rows("note")]
-    assert found == [(1, "groups", [[0], [1]]), (2, "groups", [[1]])]
+    assert found == [(1, "clusters", [[0], [1]]), (2, "clusters", [[1]])]
 
 
 @pytest.mark.parametrize("where", ["folder", None])
@@ -111,7 +111,7 @@ def test_in_memory_keeps_rows_and_no_checkpoints():
     with RunStore.create(None, {}) as store:
         store.commit({"version": 1}, [], state(1, [(0, 1.0)]))
         assert store.last_checkpoint() is None
-        assert store.memory(0) == {}
+        assert store.client_state(0) == {}
 
 
 def test_wall_goes_on_after_a_resume(store):
@@ -129,7 +129,7 @@ def test_an_unknown_column_is_named(store):
     assert store.rows("step") == []
 
 
-def test_a_commit_is_quick(tmp_path):
+def test_recording_a_step_is_quick(tmp_path):
     with RunStore.create(tmp_path / "run", {}) as store:
         spent = []
         for version in range(1, 101):
@@ -157,43 +157,48 @@ def test_the_last_checkpoint_comes_back_and_two_are_kept(store):
 
 def test_views_of_one_tensor_can_be_kept(store):
     stack = torch.arange(12.0).view(3, 4)
-    tensors = {"a": stack, "b": stack.T, **{f"memory/{i}/x": stack[i] for i in range(3)}, "none": torch.empty(0, 2)}
+    tensors = {
+        "a": stack,
+        "b": stack.T,
+        **{f"client_state/{i}/x": stack[i] for i in range(3)},
+        "none": torch.empty(0, 2),
+    }
     store.commit({"version": 1}, [], Checkpoint(tensors))
     _, found = store.last_checkpoint()
     assert all(torch.equal(found.tensors[name], tensors[name]) for name in tensors)
 
 
-def test_only_changed_memory_is_given_and_all_of_it_comes_back(store):
+def test_only_changed_client_state_is_written_and_all_of_it_is_read(store):
     store.commit({"version": 1}, [], state(1, [(0, 1.0), (1, 1.1)]))
     store.commit({"version": 2}, [], state(2, [(1, 2.1)]))
     _, checkpoint = store.last_checkpoint()
-    assert checkpoint.tensors["memory/0/private"][0] == 1.0
-    assert checkpoint.tensors["memory/1/private"][0] == pytest.approx(2.1)
-    assert store.memory(1)["private"][0] == pytest.approx(2.1)
-    assert store.memory(5) == {}
+    assert checkpoint.tensors["client_state/0/private"][0] == 1.0
+    assert checkpoint.tensors["client_state/1/private"][0] == pytest.approx(2.1)
+    assert store.client_state(1)["private"][0] == pytest.approx(2.1)
+    assert store.client_state(5) == {}
 
 
-def test_a_damaged_checkpoint_falls_back_with_the_memory_of_its_day(store):
+def test_a_damaged_checkpoint_falls_back_with_the_client_state_of_that_step(store):
     for version in (1, 2, 3):
         store.commit({"version": version}, [], state(version, [(0, float(version))]))
     damage(store.path / "vectors-3.safetensors")
     version, checkpoint = store.last_checkpoint()
     assert version == 2
-    assert checkpoint.tensors["memory/0/private"][0] == 2.0
+    assert checkpoint.tensors["client_state/0/private"][0] == 2.0
     assert len(store.notes) == 1
-    assert "commit 3 was passed over" in store.notes[0]
+    assert "server step 3 was skipped" in store.notes[0]
     # the run goes on from there, in place of what came after
     store.commit({"version": 3, "loss": 9.0}, results(3), state(3, [(0, 33.0)]))
     store.commit({"version": 4}, [], state(4, [(0, 4.0)]))
     assert [row["loss"] for row in store.rows("step")] == [None, None, 9.0, None]
     damage(store.path / "vectors-4.safetensors")
-    assert store.last_checkpoint()[1].tensors["memory/0/private"][0] == 33.0
+    assert store.last_checkpoint()[1].tensors["client_state/0/private"][0] == 33.0
 
 
-def test_a_damaged_memory_file_falls_back_too(store):
+def test_a_damaged_client_state_file_falls_back_too(store):
     for version in (1, 2):
         store.commit({"version": version}, [], state(version, [(0, float(version))]))
-    damage(store.path / "memory-2.safetensors")
+    damage(store.path / "client-state-2.safetensors")
     assert store.last_checkpoint()[0] == 1
 
 
@@ -206,7 +211,7 @@ def test_a_missing_file_is_as_bad_as_a_damaged_one(store):
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sets(st.integers(0, 5)), min_size=1, max_size=25))
-def test_memory_stays_right_and_small_whoever_changes(tmp_path_factory, changes):
+def test_client_state_stays_correct_and_small(tmp_path_factory, changes):
     with RunStore.create(tmp_path_factory.mktemp("runs") / "run", {}) as store:
         expected = [{}]
         for version, clients in enumerate(changes, 1):
@@ -218,11 +223,13 @@ def test_memory_stays_right_and_small_whoever_changes(tmp_path_factory, changes)
             number, checkpoint = store.last_checkpoint()
             assert number == version
             found = {
-                int(k.split("/")[1]): v[0].item() for k, v in checkpoint.tensors.items() if k.startswith("memory/")
+                int(k.split("/")[1]): v[0].item()
+                for k, v in checkpoint.tensors.items()
+                if k.startswith("client_state/")
             }
             assert found == expected[version]
             damage(store.path / f"vectors-{version}.safetensors")
-        held = store._db.execute("SELECT sum(bytes) FROM memory_file").fetchone()[0] or 0
+        held = store._db.execute("SELECT sum(bytes) FROM client_state_file").fetchone()[0] or 0
         changed = sum(len(clients) for clients in changes[-2:])
         assert held <= 40 * (2 * 6 + changed + 6)  # twice what is current, and what the kept checkpoints still need
 
@@ -320,7 +327,7 @@ FAULTS = {errno.ENOSPC: "the disk is full", errno.EROFS: "cannot be written", er
 
 @pytest.mark.parametrize("code", FAULTS, ids=errno.errorcode.get)
 @pytest.mark.parametrize("where", ["os.fsync", "os.replace", "save_file", "end"])
-def test_a_failing_disk_costs_one_commit_and_nothing_before_it(store, monkeypatch, code, where):
+def test_a_failing_disk_costs_one_step_and_nothing_before_it(store, monkeypatch, code, where):
     for version in (1, 2):
         store.commit({"version": version}, results(version), state(version, [(0, float(version))]))
 
@@ -330,12 +337,12 @@ def test_a_failing_disk_costs_one_commit_and_nothing_before_it(store, monkeypatc
     owner = {"os": os, "save_file": vectors, "end": schema}[where.split(".")[0]]
     with monkeypatch.context() as patch:
         patch.setattr(owner, where.rpartition(".")[2], fail)
-        with one_sentence("commit 3 could not be recorded", "what was recorded before is safe", FAULTS[code]):
+        with one_sentence("server step 3 could not be recorded", "earlier steps are safe", FAULTS[code]):
             store.commit({"version": 3}, results(3), state(3, [(0, 3.0)]))
     assert not list(store.path.glob("*.part"))
     assert store.version == 2
     assert len(store.rows("result")) == 6
-    assert store.last_checkpoint()[1].tensors["memory/0/private"][0] == 2.0
+    assert store.last_checkpoint()[1].tensors["client_state/0/private"][0] == 2.0
     store.commit({"version": 3}, results(3), state(3, [(0, 3.0)]))  # there is room again
     assert store.last_checkpoint()[0] == 3
     assert len(store.rows("result")) == 9

@@ -11,7 +11,7 @@ from piebald.report.tables import History, load
 
 
 def tiny(label, seed, values, *, sent=500_000, recipe=None, **meta):
-    """A run in memory; values[v] are the clients' metric after commit v + 1; a commit sends 1 MB and takes 2 s."""
+    """A run in memory; values[v] are the clients' metric after step v + 1; a step sends 1 MB and takes 2 s."""
     described = {"recipe": {"name": recipe or label}, "label": label, "seed": seed, "metric": "accuracy"} | meta
     store = RunStore.create(None, described)
     for version, row in enumerate(values, 1):
@@ -194,8 +194,8 @@ def test_seeds_evaluated_at_different_versions_have_one_point():
     stores = []
     for version in (1, 2):
         store = RunStore.create(None, {"label": "a", "seed": version, "metric": "accuracy"})
-        for commit in range(1, version + 1):
-            store.commit({"version": commit, "time": float(commit)}, [])
+        for step in range(1, version + 1):
+            store.commit({"version": step, "time": float(step)}, [])
         row = {"version": version, "client": 0, "model": "global", "split": "test", "metric": "accuracy"}
         store.scores([row | {"value": version / 10}])
         stores.append(store)

@@ -69,7 +69,7 @@ class ClientStateStore:
         return {task.id: self._held.get(task.id, {}) for task in tasks}
 
     def changed(self) -> dict[str, Tensor]:
-        """State that has changed since the last call, as "memory/CLIENT/NAME"."""
+        """State that has changed since the last call, as "client_state/CLIENT/NAME"."""
         return self.kept.changed()
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:

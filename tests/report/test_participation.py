@@ -1,10 +1,10 @@
-"""The page's section on learners, from results that can be worked out by hand."""
+"""The page's section about participation, from results that can be computed by hand."""
 
 from __future__ import annotations
 
 import pytest
 
-from piebald.report import participation_section as learners
+from piebald.report import participation_section as participation
 from piebald.report.comparison import Comparison
 from piebald.report.page import render
 from piebald.report.store import RunStore
@@ -17,7 +17,7 @@ def result(number, version, client, sent, time, **more):
 
 
 def history(server_optimizer="cached_average"):
-    """Client 0 ends tasks at 1 and 4, client 1 one of four seconds at 4; a lost one, a question in between."""
+    """Client 0 ends tasks at 1 and 4, client 1 one of four seconds at 4; a lost task and a query in between."""
     store = RunStore.create(
         None,
         {
@@ -42,27 +42,27 @@ def history(server_optimizer="cached_average"):
     return History(store)
 
 
-def test_what_learners_did() -> None:
+def test_the_work_of_each_client() -> None:
     made = history()
-    assert learners.requests(made) == {0: 2, 1: 1}
-    assert learners.staleness(made) == {0: 1.0, 1: 1.0}
+    assert participation.requests(made) == {0: 2, 1: 1}
+    assert participation.staleness(made) == {0: 1.0, 1: 1.0}
     # at work: client 0 from 0 to 1 and from 3 to 5 of 5 seconds, client 1 from 0 to 4, the lost client 2 for a second
-    assert learners.idle(made) == {0: pytest.approx(0.4), 1: pytest.approx(0.2), 2: pytest.approx(0.8)}
+    assert participation.idle(made) == {0: pytest.approx(0.4), 1: pytest.approx(0.2), 2: pytest.approx(0.8)}
 
 
 def test_weights_stay_where_last_models_are_kept() -> None:
-    moments, shares = learners.shares(history())
-    assert moments == [1.0, 4.0, 5.0]
+    times, shares = participation.shares(history())
+    assert times == [1.0, 4.0, 5.0]
     assert shares == {0: [1.0, pytest.approx(0.75), pytest.approx(0.8)], 1: [0.0, 0.25, pytest.approx(0.2)]}
 
 
-def test_else_those_count_that_arrived() -> None:
-    _, shares = learners.shares(history("server_sgd"))
+def test_otherwise_only_clients_that_arrived_count() -> None:
+    _, shares = participation.shares(history("server_sgd"))
     assert shares == {0: [1.0, 0.0, 1.0], 1: [0.0, 1.0, 0.0]}
 
 
-def test_the_page_shows_them() -> None:
+def test_the_page_shows_the_charts() -> None:
     page = render(Comparison([history()]))
-    assert 'id="learners"' in page
+    assert 'id="participation"' in page
     for chart in ("plot-requests", "plot-staleness", "plot-idle", "plot-weights-x"):
         assert f'id="{chart}-title"' in page

@@ -1,4 +1,4 @@
-"""The page's section about groups: real runs in, what it draws and says out."""
+"""The page's section about clusters, from real runs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import piebald
 from piebald import data, recipes
 from piebald.models import build_model
 from piebald.partition import Disjoint, FlipPairs, Iid
-from piebald.report import cluster_section as groups
-from piebald.report import page
+from piebald.report import cluster_section, page
 from piebald.report.comparison import Comparison
 from piebald.report.tables import History
 
@@ -22,8 +21,8 @@ TRAINING: dict[str, Any] = {"lr": 0.1, "epochs": 2, "batch": 10}
 
 
 @pytest.fixture(scope="module")
-def grouped(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
-    """FedAvg and DistFL on six holders in three types, one of whom replaces its model."""
+def clustered(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    """FedAvg and DistFL on six clients of three types, one of which replaces its model."""
     clients = Disjoint(clients=6, classes_each=3, shared_by=2).split(data.digits())
     stage = {"kind": "model_replacement", "clients": [5], "scale": 300.0}
     made = {
@@ -36,43 +35,43 @@ def grouped(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     return piebald.compare(made, clients, model, out=out, **options)
 
 
-def test_the_page_shows_groups_divergence_scores_and_who_was_put_aside(grouped: Comparison, tmp_path: Path) -> None:
-    html = page.render(grouped)
-    assert 'id="groups"' in html
+def test_the_page_shows_clusters_divergence_scores_and_excluded_updates(clustered: Comparison, tmp_path: Path) -> None:
+    html = page.render(clustered)
+    assert 'id="clusters"' in html
     assert "times the median" in html
     drawn: list[Any] = []
-    groups.section(grouped, drawn)
-    assert [chart.id for chart in drawn] == ["plot-groups-1", "plot-group-scores-1", "plot-divergence-1"]
+    cluster_section.section(clustered, drawn)
+    assert [chart.id for chart in drawn] == ["plot-clusters-1", "plot-cluster-scores-1", "plot-divergence-1"]
     assert json.loads(json.dumps([chart.data for chart in drawn], allow_nan=False))
 
 
-def test_bands_of_the_picture_are_clients(grouped: Comparison) -> None:
-    history = grouped.groups["distfl"][0]
-    chart = groups.flow(history, 0)
+def test_the_bands_of_the_chart_are_clients(clustered: Comparison) -> None:
+    history = clustered.by_label["distfl"][0]
+    chart = cluster_section.flow(history, 0)
     assert chart is not None
     (sankey,) = chart.data
-    every = groups.memberships(history)
+    every = cluster_section.memberships(history)
     assert sum(sankey["link"]["value"]) == sum(len(every[version]) for version in sorted(every)[:-1])
     assert len(sankey["node"]["label"]) == sum(len(set(found.values())) for found in every.values())
 
 
-def test_a_heat_map_is_the_matrix_in_order_of_groups(grouped: Comparison) -> None:
-    history = grouped.groups["distfl"][0]
-    chart = groups.divergence(history, 0)
+def test_the_heat_map_is_the_matrix_sorted_by_cluster(clustered: Comparison) -> None:
+    history = clustered.by_label["distfl"][0]
+    chart = cluster_section.divergence(history, 0)
     assert chart is not None
-    told = [row for row in history.notes if row["name"] == "divergence"][-1]["value"]
-    place = {str(client): row for row, client in enumerate(told["clients"])}
+    recorded = [row for row in history.notes if row["name"] == "divergence"][-1]["value"]
+    place = {str(client): row for row, client in enumerate(recorded["clients"])}
     order = [place[name] for name in chart.data[0]["x"]]
-    assert np.array_equal(np.array(chart.data[0]["z"]), np.array(told["matrix"])[np.ix_(order, order)])
+    assert np.array_equal(np.array(chart.data[0]["z"]), np.array(recorded["matrix"])[np.ix_(order, order)])
 
 
-def test_runs_of_one_group_have_no_such_section(grouped: Comparison) -> None:
+def test_runs_with_one_cluster_have_no_such_section(clustered: Comparison) -> None:
     drawn: list[Any] = []
-    assert groups.section(Comparison(grouped.groups["fedavg"]), drawn) == ""
+    assert cluster_section.section(Comparison(clustered.by_label["fedavg"]), drawn) == ""
     assert drawn == []
 
 
-def test_the_budget_of_noise_is_in_the_settings() -> None:
+def test_the_privacy_budget_is_in_the_settings() -> None:
     stage = {"kind": "gaussian", "clip": 1.0, "noise": 1.0}
     clients = Iid(clients=3, changes=(FlipPairs(pairs=((0, 1),), clients=(0,)),)).split(data.digits())
     run = piebald.run(
@@ -80,14 +79,14 @@ def test_the_budget_of_noise_is_in_the_settings() -> None:
     )
     html = page.render(Comparison([History(run._store)]))
     assert "Epsilon (PLD)" in html
-    assert "centre sees every update" in html
+    assert "server sees every update" in html
 
 
-def test_what_hides_rows_says_so_and_no_loss_is_missed() -> None:
+def test_the_budget_of_dp_sgd_protects_rows() -> None:
     clients = Iid(clients=3).split(data.digits())
     recipe = recipes.dp_sgd(lr=0.5, noise=2.0, batch=50)
     run = piebald.run(recipe, clients, build_model("logistic", (1, 8, 8), 10), rounds=2)
     html = page.render(Comparison([History(run._store)]))
-    assert "that a row is there" in html
+    assert "whether a row is present" in html
     assert "Epsilon (opacus, PRV)" in html
     assert "add or remove one row" in html
