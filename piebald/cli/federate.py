@@ -1,4 +1,4 @@
-"""Commands of a real federation: provision, server, client, up, status, stop."""
+"""Commands for real federations: provision, server, client, up, status, stop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from piebald.cli.printing import print_json, print_table
 from piebald.cli.train import run
 from piebald.errors import SettingError
 
-_KIT = typer.Argument(metavar="KIT", help="A folder that piebald provision made.")
+_CREDENTIALS = typer.Argument(metavar="CREDENTIALS", help="A folder that piebald provision made.")
 
 
 @app.command()
@@ -27,64 +27,63 @@ def provision(
     out: Annotated[Path, typer.Option("--out", help="The folder for the credentials.")] = Path("credentials"),
     as_json: Json = False,
 ) -> None:
-    """Make a credentials for the server and one for each site; those that are there stay as they are."""
+    """Create credentials for the server and for each site; existing ones stay as they are."""
     from piebald.runtimes.federation import provisioning
 
     made = provisioning.provision(provisioning.describe(file), out)
     if as_json:
         rows = [
-            {
-                "party": credentials.party,
-                "credentials": str(credentials.folder),
-                "expires": credentials.expires.isoformat(),
-            }
-            for credentials in made
+            {"party": one.party, "credentials": str(one.folder), "expires": one.expires.isoformat()} for one in made
         ]
         return print_json({"made": rows, "authority": str(out / "authority")})
     print_table(
-        ("new credentials of", "folder", "expires"), [(k.party, out / k.party, f"{k.expires:%Y-%m-%d}") for k in made]
+        ("new credentials of", "folder", "expires"),
+        [(one.party, out / one.party, f"{one.expires:%Y-%m-%d}") for one in made],
     )
-    print(f"\nHand each folder to its site alone; keep {out / 'authority'} in a safe: it makes further credentials.")
+    print(
+        f"\nGive each folder to its party alone.  Keep {out / 'authority'} in a safe place: "
+        "it makes further credentials."
+    )
 
 
 @app.command()
 def server(
-    credentials: Annotated[Path, _KIT],
+    credentials: Annotated[Path, _CREDENTIALS],
     file: Annotated[Path, typer.Argument(metavar="EXPERIMENT", help="A TOML file.")],
     sets: Sets = None,
     out: Out = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train with the sites of a federation; the server's credentials says who they are."""
+    """Train with the sites of a federation, which the server's credentials list."""
     from piebald.runtimes.federation.provisioning import read
 
     read(credentials)
-    _speak()
+    _log_to_stderr()
     with _Running(credentials):
         run(file, _flags(file, sets, credentials=str(credentials.resolve())), out, None, as_json, quiet)
 
 
 @app.command()
 def client(
-    credentials: Annotated[Path, _KIT],
+    credentials: Annotated[Path, _CREDENTIALS],
     data: Annotated[
         str | None, typer.Option("--data", help="The site's rows: a file, a folder, or my_data.py:load.")
     ] = None,
     target: Annotated[str | None, typer.Option(help="The column of a table to predict.")] = None,
-    stay: Annotated[bool, typer.Option("--stay", help="Wait for another run when one is over.")] = False,
+    stay: Annotated[bool, typer.Option("--stay", help="Wait for another run when one has ended.")] = False,
     with_parent: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Be a site of a federation, until its run is over."""
+    """Run a site of a federation until the run has ended."""
     from piebald.deploy.site_process import join
     from piebald.runtimes.federation.provisioning import read
 
     read(credentials)
-    _speak()
+    _log_to_stderr()
     with _Running(credentials):
         print(join(credentials, data, target, stay, with_parent))
     sys.stdout.flush()
-    os._exit(0)  # the layer below keeps threads that nothing ends
+    os._exit(0)  # the messaging layer keeps threads that nothing ends
 
 
 @app.command()
@@ -96,7 +95,7 @@ def up(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Try a federation on this machine: sets of credentials, a server, and a process for each client."""
+    """Try a federation on this machine: credentials, a server, and a process for each client."""
     from piebald.experiment_file import ExperimentSettings
 
     if local is not None:
@@ -105,19 +104,21 @@ def up(
             raise SettingError(
                 f"the experiment has {count} clients, --local says {local}: give the same number, or leave it out"
             )
-    _speak()
+    _log_to_stderr()
     run(file, _flags(file, sets), out, None, as_json, quiet)
 
 
 @app.command()
 def status(
-    folder: Annotated[Path, typer.Argument(metavar="RUN|KIT", help="A run's folder, or a credentials.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="RUN|CREDENTIALS", help="A run folder, or a folder of credentials.")
+    ],
     as_json: Json = False,
 ) -> None:
-    """Show who is there, when they were heard last, and what they do."""
-    from piebald.deploy.status import look
+    """Show which sites are present, when they were heard last, and what they do."""
+    from piebald.deploy.status import read_status
 
-    found = look(folder)
+    found = read_status(folder)
     if as_json:
         return print_json(found)
     sites = found.pop("sites", [])
@@ -129,26 +130,28 @@ def status(
 
 @app.command()
 def stop(
-    folder: Annotated[Path, typer.Argument(metavar="RUN|KIT", help="A run's folder, or a credentials.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="RUN|CREDENTIALS", help="A run folder, or a folder of credentials.")
+    ],
     wait: Annotated[float, typer.Option(help="Seconds to wait for it to end.")] = 30.0,
 ) -> None:
-    """End a server or a site cleanly; what was committed or finished is safe."""
-    from piebald.deploy.status import holder
+    """Stop a server or a site cleanly; finished rounds and tasks are saved."""
+    from piebald.deploy.status import running_process
 
-    pid = holder(folder)
+    pid = running_process(folder)
     if pid is None:
         return print(f"nothing is running in {folder}")
     os.kill(pid, signal.SIGTERM)
     until = time.monotonic() + wait
-    while holder(folder) == pid:
+    while running_process(folder) == pid:
         if time.monotonic() > until:
-            raise SettingError(f"process {pid} has not ended within {wait:g} seconds: look at it, or wait longer")
+            raise SettingError(f"process {pid} has not ended within {wait:g} seconds: inspect it, or wait longer")
         time.sleep(0.1)
     print(f"stopped process {pid}")
 
 
 def _flags(file: Path | None, sets: list[str] | None, **more: str) -> list[str]:
-    """Flags that choose the federation, if the file does not; the user's come after, and may be about it."""
+    """Settings that choose the federation where the file does not, then those of the user, which may change them."""
     from piebald.experiment_file import ExperimentSettings
 
     if ExperimentSettings.load(file).runtime.kind == "federation":
@@ -163,8 +166,8 @@ def _short(value: Any) -> Any:
     return " ".join(str(one) for one in value) if isinstance(value, list) else value
 
 
-def _speak() -> None:
-    """Say on the error output what the federation has to say, with the time."""
+def _log_to_stderr() -> None:
+    """Write the federation's log to standard error, with the time."""
     logger = logging.getLogger("piebald.federation")
     if not logger.handlers:
         handler = logging.StreamHandler()
@@ -174,7 +177,7 @@ def _speak() -> None:
 
 
 class _Running:
-    """Holds a credentials for one process, and ends it on SIGTERM as on Ctrl-C."""
+    """Locks credentials for this process, and ends it on SIGTERM as on Ctrl-C."""
 
     def __init__(self, credentials: Path) -> None:
         from piebald.report.lock import RunLock

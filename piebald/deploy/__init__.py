@@ -1,1 +1,1 @@
-"""A site's side of a real federation: its settings, its rows, and a run's terms made into work."""
+"""Deployment of a site: its settings, its rows, and its work in a run; and the status of running processes."""

@@ -1,4 +1,4 @@
-"""A site: its settings, and what it makes of a run's terms."""
+"""The process of a site: its settings, and its work in a run."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-import piebald.recipes  # noqa: F401 - so that all that a server may ask for can be named
+import piebald.recipes  # noqa: F401 - registers the components that terms may name
 from piebald.client_work import ClientWork
-from piebald.deploy.site_rows import SiteRows, SiteSource, own_rows, part_of
+from piebald.deploy.site_rows import SiteRows, SiteSource, own_rows, rows_of_one
 from piebald.errors import SettingError
 from piebald.experiment_file import ExperimentSettings
 from piebald.objective import objective_for
@@ -32,12 +32,12 @@ log = logging.getLogger("piebald.federation")
 
 
 class SiteSettings(BaseModel):
-    """What a site settles itself, in the `site.toml` of its credentials.
+    """Settings of a site, from the `site.toml` of its credentials.
 
     Attributes:
-        data: where its rows are; None takes those that the experiment's own partition gives it.
+        data: where its rows are; None takes those that the experiment's partition gives it.
         device: where it computes.
-        policy: what it agrees to at the most.
+        policy: what it allows.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -48,7 +48,7 @@ class SiteSettings(BaseModel):
 
     @classmethod
     def load(cls, path: Path) -> SiteSettings:
-        """ExperimentSettings from a file; the defaults where there is none."""
+        """Load the settings from a file; the defaults where it does not exist."""
         try:
             return cls.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
@@ -57,23 +57,29 @@ class SiteSettings(BaseModel):
             raise SettingError(f"{path} is not TOML: {error}") from None
         except ValidationError as error:
             first = error.errors()[0]
-            where = ".".join(str(word) for word in first["loc"])
+            where = ".".join(str(name) for name in first["loc"])
             raise SettingError(f"{path}: {where}: {first['msg'].lower()}, got {first['input']!r}") from None
 
 
 @dataclass(frozen=True, slots=True)
 class SiteWork:
-    """Makes a run's terms into this site's work."""
+    """Rebuilds a run at this site from its terms.
+
+    Attributes:
+        credentials: the site's credentials.
+        settings: the site's settings.
+        folder: what the path of its data is relative to.
+    """
 
     credentials: Credentials
     settings: SiteSettings
     folder: Path
 
     def __call__(self, values: Mapping[str, Any]) -> SiteClient:
-        """See `runtimes.federation.site.Site`.
+        """See `FederationClient.prepare`.
 
         Raises:
-            SettingError: this site cannot take part; the sentence goes to the server, so it says nothing of the rows.
+            SettingError: this site cannot take part.  The server gets the message, so it discloses nothing about rows.
         """
         terms = RunTerms.read(values)
         if self.credentials.party not in terms.sites:
@@ -97,11 +103,11 @@ class SiteWork:
             raise SettingError(
                 f"say where this site's rows are: [data] in {self.credentials.folder / 'site.toml'}, or --data"
             )
-        return part_of(settings.plan().clients, number)
+        return rows_of_one(settings.plan().clients, number)
 
 
 def _work(terms: RunTerms, settings: ExperimentSettings, clients: SiteRows, number: int) -> ClientWork:
-    """The run's work, rebuilt from names and fields with what is installed here."""
+    """The run's work, rebuilt from installed components."""
     trainer, transforms = terms.client_components()
     module = settings.plan().model(terms.seed)
     layout = Layout.of(module, terms.private)
@@ -120,35 +126,39 @@ def _work(terms: RunTerms, settings: ExperimentSettings, clients: SiteRows, numb
 
 
 def join(folder: Path, data: str | None, target: str | None, stays: bool, parent: int | None) -> str:
-    """Be a site until the run is over; says why it ended.
+    """Run a site until its run has ended; returns why it ended.
 
     Args:
         folder: the site's credentials.
-        data, target: in place of those of its settings.
-        stays: whether to wait for another run when one is over.
-        parent: a process to end with.
+        data, target: override those of its settings.
+        stays: whether to wait for another run when one has ended.
+        parent: a process with which this one ends.
     """
     credentials = read(folder)
     settings = SiteSettings.load(folder / "site.toml")
-    place = folder
+    data_folder = folder
     if data is not None:
         about = settings.data.model_dump() if settings.data else {}
         settings = settings.model_copy(update={"data": SiteSource(**{**about, "source": data, "target": target})})
-        place = Path()
+        data_folder = Path()
     if parent is not None:
         torch.set_num_threads(1)  # sites on one machine share its cores
     site = FederationClient(
-        credentials, SiteWork(credentials, settings, place), policy=settings.policy, device=settings.device, stays=stays
+        credentials,
+        SiteWork(credentials, settings, data_folder),
+        policy=settings.policy,
+        device=settings.device,
+        stays=stays,
     )
     if parent is not None:
-        threading.Thread(target=_leave_with, args=(site, parent), daemon=True).start()
+        threading.Thread(target=_stop_with, args=(site, parent), daemon=True).start()
     try:
         return site.run()
     except KeyboardInterrupt:
         return "stopped"
 
 
-def _leave_with(site: FederationClient, parent: int) -> None:
+def _stop_with(site: FederationClient, parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
     site.stop()

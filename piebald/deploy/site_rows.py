@@ -1,4 +1,4 @@
-"""A site's own rows, from where the site says they are."""
+"""The rows of a site, from the source in its settings."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 
 class SiteSource(BaseModel):
-    """Where a site's rows are.
+    """Source of a site's rows.
 
     Attributes:
         source: a .csv, .parquet or .npz file, a folder of images or recordings, or "file.py:function" for a function
-            without arguments that returns (x, y) or a pair for each of train, validation and test.
-        target: a table's column to predict.
-        test, validation: shares of the rows, where they are not divided yet.
+            without arguments that returns (x, y), or a mapping with such a pair for train, validation and test.
+        target: the column of a table to predict.
+        test, validation: shares of the rows to hold out, where they are not split yet.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -36,7 +36,7 @@ class SiteSource(BaseModel):
 
 
 class SiteRows:
-    """All clients by name, with the rows of one of them; they are `contracts.Clients`."""
+    """All clients by name, with the rows of one of them (`contracts.Clients`)."""
 
     def __init__(self, names: Sequence[str], number: int, rows: Mapping[Split, Rows], classes: Sequence[str] | None):
         self.names, self.classes = names, classes
@@ -48,20 +48,20 @@ class SiteRows:
         return len(self.names)
 
     def rows(self, client: int, split: Split) -> Rows:
-        """The rows of the one client; others have none here."""
+        """The rows of a split; none for other clients than the one."""
         return self._rows[split] if client == self._number else self._none
 
     def size(self, client: int, split: Split) -> int:
-        """How many rows."""
+        """Number of rows."""
         return len(self.rows(client, split))
 
     def counts(self, client: int, split: Split) -> Sequence[int] | None:
-        """Not told."""
+        """Not disclosed."""
         return None
 
 
-def part_of(clients: Clients, number: int) -> SiteRows:
-    """One client's part of a partition; the rest is let go."""
+def rows_of_one(clients: Clients, number: int) -> SiteRows:
+    """One client's rows of a partition, without those of the others."""
     rows = {split: clients.rows(number, split) for split in SPLITS}
     return SiteRows([str(clients.names[n]) for n in range(len(clients))], number, rows, clients.classes)
 
@@ -69,13 +69,14 @@ def part_of(clients: Clients, number: int) -> SiteRows:
 def own_rows(
     source: SiteSource, folder: Path, names: Sequence[str], number: int, classes: Sequence[str] | None, settings: Any
 ) -> SiteRows:
-    """A site's own rows.
+    """Load a site's own rows.
 
     Args:
-        source: where they are; relative to `folder`.
-        names: of all clients.
-        number: this site's.
-        classes: names of the classes, which the run's terms fix.
+        source: where they are, relative to `folder`.
+        folder: folder of the source.
+        names: names of all clients.
+        number: client number of this site.
+        classes: names of the classes, as in the run's terms.
         settings: the experiment's settings as plain values.
 
     Raises:
@@ -95,7 +96,7 @@ def own_rows(
 
 
 def loader(path: Path, name: str) -> Callable[[], Any]:
-    """A function out of the site's own Python file."""
+    """Import a function from the site's own Python file."""
     spec = importlib.util.spec_from_file_location("site_data", path)
     if not path.is_file() or spec is None or spec.loader is None:
         raise SettingError(f"there is no file {str(path)!r} to load the site's data with")

@@ -1,4 +1,4 @@
-"""How a federation stands, from the files that its processes keep up to date."""
+"""Status of a federation, from files that its processes keep up to date."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ from piebald.errors import SettingError
 
 try:
     import fcntl
-except ImportError:  # Windows: a process there is stopped by hand
+except ImportError:  # Windows, where a process must be stopped by hand
     fcntl = None  # type: ignore[assignment]
 
 
-def look(folder: Path) -> dict[str, Any]:
-    """How a run or a credentials's party stands.
+def read_status(folder: Path) -> dict[str, Any]:
+    """Read the status of a party.
+
+    Args:
+        folder: a party's credentials, or the run folder of a federation.
 
     Raises:
-        SettingError: there is nothing to see.
+        SettingError: there is no status.
     """
-    credentials = _kit(folder)
+    credentials = _credentials_folder(folder)
     try:
         found: dict[str, Any] = json.loads((credentials / "status.json").read_text())
     except (OSError, ValueError):
         raise SettingError(f"nothing has run in {folder} yet: start piebald server or piebald client with it") from None
-    found["process"] = holder(folder)
+    found["process"] = running_process(folder)
     now = time.time()
     for row in (found, *found.get("sites", ())):
         if row.get("heard") is not None:
@@ -34,8 +37,8 @@ def look(folder: Path) -> dict[str, Any]:
     return found
 
 
-def holder(folder: Path) -> int | None:
-    """The process that runs with a credentials or writes a run, None where none does."""
+def running_process(folder: Path) -> int | None:
+    """Id of the process that uses credentials or writes a run folder, or None."""
     if fcntl is None:
         return None
     try:
@@ -50,8 +53,8 @@ def holder(folder: Path) -> int | None:
     return None
 
 
-def _kit(folder: Path) -> Path:
-    """The credentials that is meant; a run's folder names the one it was run with."""
+def _credentials_folder(folder: Path) -> Path:
+    """The folder of credentials: the given one, or the one that a run folder names."""
     if (folder / "credentials.json").exists():
         return folder
     if (folder / "federation" / "server" / "credentials.json").exists():
@@ -63,4 +66,4 @@ def _kit(folder: Path) -> Path:
             runtime = store.meta.get("runtime") or {}
         if runtime.get("credentials"):
             return Path(runtime["credentials"])
-    raise SettingError(f"{str(folder)!r} is no credentials and no run of a federation")
+    raise SettingError(f"{str(folder)!r} holds no credentials and no run of a federation")

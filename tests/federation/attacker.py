@@ -1,6 +1,6 @@
-"""An attacker in a process of its own: python attacker.py ATTACK KIT NAME PORT; prints what it got as JSON.
+"""An attacker in a process of its own: python attacker.py ATTACK CREDENTIALS NAME PORT; prints replies as JSON.
 
-It speaks to the cell layer directly, without the guard that every party of ours has.
+It speaks to the cell layer directly, without the filter that parties have.
 """
 
 from __future__ import annotations
@@ -21,38 +21,36 @@ from nvflare.fuel.f3.cellnet.utils import new_cell_message
 
 from piebald import __version__
 from piebald.contracts import Update
-from piebald.runtimes.federation.messages import LONGEST, Hello, Piece, Welcome, Wish, Word, decode, encode
+from piebald.runtimes.federation.messages import LONGEST, Hello, Piece, Reply, TermsRequest, Welcome, decode, encode
 from piebald.runtimes.federation.tls import SCHEME, context, make_driver
 from piebald.runtimes.federation.wire_format import digest, pack_update, unpack_task
 
 logging.getLogger("nvflare").setLevel(logging.CRITICAL + 1)
 HELLO = encode(Hello(protocol=1, version=__version__, incarnation="ab"))
-CREDENTIALS = {"ca_cert": "authority.pem", "client_cert": "certificate.pem", "client_key": "key.pem"}
+FILES = {"ca_cert": "authority.pem", "client_cert": "certificate.pem", "client_key": "key.pem"}
 
 
 class Attacker:
-    """A cell that does as it likes."""
+    """A cell that sends what parties would not."""
 
     def __init__(self, credentials: Path, name: str, port: int) -> None:
-        self.credentials, self.name, self.port = credentials, name, port
-        self.credentials: dict[str, Any] = {key: str(credentials / file) for key, file in CREDENTIALS.items()}
+        self.name, self.port = name, port
+        self.files: dict[str, Any] = {key: str(credentials / file) for key, file in FILES.items()}
         communicator.driver_mgr.register(make_driver())
-        self.cell = CoreCell(
-            name, f"{SCHEME}://127.0.0.1:{port}", True, {**self.credentials, "connection_security": "mtls"}
-        )
+        self.cell = CoreCell(name, f"{SCHEME}://127.0.0.1:{port}", True, {**self.files, "connection_security": "mtls"})
 
     def start(self) -> None:
         self.cell.start()
         time.sleep(1.0)
 
     def ask(self, payload: Any, topic: str = "hello", target: str = "server", channel: str = "piebald") -> str | None:
-        """Send a request; what came back, in hexadecimal, or None."""
+        """Send a request; returns the reply in hexadecimal, or None."""
         reply = self.cell.send_request(channel, topic, target, new_cell_message({}, payload), timeout=0.5)
         fine = reply is not None and reply.get_header("cn__return_code") in (None, "ok")
         return bytes(reply.payload).hex() if fine and reply.payload is not None else None
 
     def forge(self, **headers: Any) -> str | None:
-        """A hello with headers of somebody else's."""
+        """Send a hello with forged headers."""
         self.cell.add_outgoing_request_filter("*", "*", lambda message: message.add_headers(headers))
         answer = self.ask(HELLO)
         self.cell.out_req_filter_reg.reg.clear()
@@ -64,18 +62,18 @@ class Attacker:
         more = {"start": 0, "size": len(body), "digest": digest(body)}
         return Piece(run=welcome.run, epoch=welcome.epoch, id=id, trains=True, **more)
 
-    # -- what it does
+    # -- attacks
 
     def hello(self) -> Any:
-        """The harmless thing; whoever may not be here gets no answer."""
+        """Send a harmless hello, which strangers get no answer to."""
         return self.ask(HELLO)
 
     def insider(self) -> Any:
-        """A site that tries what it may not."""
+        """Send what a site is not allowed to send."""
         found = {
             "origin": self.forge(cn__origin="site-1"),
             "destination": self.forge(cn__destination="site-1"),
-            "client to client": self.ask(HELLO, "work", "site-1"),
+            "client to client": self.ask(HELLO, "task", "site-1"),
             "another channel": self.ask(HELLO, "hello", channel="admin"),
             "another topic": self.ask(HELLO, "shell"),
             "certificates": self.ask(HELLO, "certificate", channel="credential_manager"),
@@ -83,34 +81,34 @@ class Attacker:
             "objects": self.ask({"a": [1, 2]}),
             "no head": self.ask(b"\x00"),
             "garbage": self.ask(os.urandom(5000)),
-            "unknown field": self.ask(encode(Word(word="done"))),
+            "unknown field": self.ask(encode(Reply(status="done"))),
             "deep": self.ask(len(deep := b'{"protocol":' + b"[" * 100_000).to_bytes(4, "little") + deep),
             "long": self.ask(HELLO + bytes(LONGEST)),
         }
         return found | {"still served": self.ask(HELLO) is not None}
 
     def replay(self) -> Any:
-        """Deliver results for every number there may be, one's own and others'."""
+        """Deliver results for any task id, its own and those of others."""
         welcome = decode(Welcome, bytes.fromhex(self.ask(HELLO) or ""))[0]
         body = pack_update(Update({}, 1, 1, {}), None)
-        words = set()
+        statuses = set()
         for id in range(1, 60):
             piece = self.piece(welcome, id, body)
-            words.add(decode(Word, bytes.fromhex(self.ask(encode(piece, body), "result") or ""))[0].word)
-        return sorted(words)
+            statuses.add(decode(Reply, bytes.fromhex(self.ask(encode(piece, body), "result") or ""))[0].status)
+        return sorted(statuses)
 
     def liar(self) -> Any:
-        """Take part, and send a result of another shape."""
+        """Take part, and send results of a wrong form."""
         tasks: list[bytes] = []
 
         def take(message: Any) -> Any:
             data = decode(Piece, message.payload)[1]
             tasks.append(bytes(data))
-            return new_cell_message({}, encode(Word(word="done")))
+            return new_cell_message({}, encode(Reply(status="done")))
 
-        self.cell.register_request_cb("piebald", "work", take)
+        self.cell.register_request_cb("piebald", "task", take)
         welcome = decode(Welcome, bytes.fromhex(self.ask(HELLO) or ""))[0]
-        self.ask(encode(Wish(start=0)), "terms")
+        self.ask(encode(TermsRequest(start=0)), "terms")
         ready = Hello(protocol=1, version=__version__, incarnation="cd", run=welcome.run, ready=welcome.terms)
         return [self.lie(tasks, ready, welcome, wrong) for wrong in (True, False)]
 
@@ -125,11 +123,11 @@ class Attacker:
         wrong = Update({"model": task.vectors["model"][:7]}, 10**9, 1, {"loss": 0.0}, 0.0, None, 10**12)
         body = b"not a result" if garbage else pack_update(wrong, None)
         answer = self.ask(encode(self.piece(welcome, task.id, body), body), "result")
-        return decode(Word, bytes.fromhex(answer or ""))[0].word
+        return decode(Reply, bytes.fromhex(answer or ""))[0].status
 
     def frame(self) -> Any:
         """A frame that claims to be two gigabytes long, on a connection that is otherwise fine."""
-        made = context(self.credentials, server=False)
+        made = context(self.files, server=False)
         with made.wrap_socket(socket.create_connection(("127.0.0.1", self.port))) as secured:
             secured.settimeout(5)
             secured.sendall((2_000_000_000).to_bytes(4, "big") + bytes(12))

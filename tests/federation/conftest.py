@@ -73,11 +73,11 @@ class Sites:
         self.folder = folder
         self.running: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start(self, name: str, *words: str) -> None:
+    def start(self, name: str, *options: str) -> None:
         """Start one; it stays for further runs."""
         with (self.folder / name / "log.txt").open("ab") as log:
             self.running[name] = subprocess.Popen(
-                [sys.executable, "-m", "piebald.cli", "client", str(self.folder / name), "--stay", *words],
+                [sys.executable, "-m", "piebald.cli", "client", str(self.folder / name), "--stay", *options],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=ENVIRONMENT,
             )  # fmt: skip
 
@@ -105,10 +105,10 @@ class Server:
         file.write_text(made.text())
         self.process = self._start("server", str(credentials), str(file), "--out", str(out))
 
-    def _start(self, *words: str) -> subprocess.Popen[bytes]:
+    def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "piebald.cli", *words], stdout=log, stderr=log, env=ENVIRONMENT
+                [sys.executable, "-m", "piebald.cli", *arguments], stdout=log, stderr=log, env=ENVIRONMENT
             )
 
     def kill_and_resume(self) -> None:
@@ -123,7 +123,7 @@ class Server:
         self.process.wait()
 
     def version(self) -> int:
-        """Commits so far."""
+        """Rounds so far."""
         if not (self.out / "run.db").exists():
             return 0
         with RunStore.open_read_only(self.out) as store:

@@ -1,4 +1,4 @@
-"""Strangers, and a site that does what it may not: refused, said once, and the run does not care."""
+"""Strangers, and a site that sends what it is not allowed to: refused and reported once, while the run goes on."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Running:
         self.server = Server(made, self.sites.folder / "server", folder / "run")
 
     def attack(self, attack: str, credentials: Path | None = None, name: str = "site-3") -> Any:
-        """What an attacker got."""
-        words = [attack, str(credentials or self.sites.folder / "site-3"), name, str(self.port)]
+        """The replies that an attacker got."""
+        arguments = [attack, str(credentials or self.sites.folder / "site-3"), name, str(self.port)]
         script = Path(__file__).with_name("attacker.py")
         done = subprocess.run(
-            [sys.executable, str(script), *words], capture_output=True, text=True, env=ENVIRONMENT, timeout=180
+            [sys.executable, str(script), *arguments], capture_output=True, text=True, env=ENVIRONMENT, timeout=180
         )
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
@@ -59,13 +59,13 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 def test_another_authority(running: Running, tmp_path: Path) -> None:
     foreign = provisioned(tmp_path / "foreign", name="test", port=running.port)
     assert running.attack("hello", foreign / "site-3") is None
-    assert_said_once(running, "did not prove that it belongs to this federation")
+    assert_reported_once(running, "did not prove that it belongs to this federation")
 
 
 @pytest.mark.full
 def test_another_name(running: Running) -> None:
     assert running.attack("hello", name="site-1") is None
-    assert_said_once(running, "site-3 claimed to be site-1")
+    assert_reported_once(running, "site-3 claimed to be site-1")
 
 
 @pytest.mark.full
@@ -94,7 +94,7 @@ def test_an_insider(running: Running) -> None:
         "site-3 sent a message that is no hello: protocol: missing",
         "site-3 sent a message that is no hello: its head: json_invalid",
     ):
-        assert_said_once(running, sentence)
+        assert_reported_once(running, sentence)
 
 
 @pytest.mark.full
@@ -102,7 +102,7 @@ def test_replayed_results_are_dropped(running: Running) -> None:
     assert running.attack("replay") == ["known"]
 
 
-def test_garbage_ends_an_assignment_and_another_shape_puts_its_site_aside(running: Running) -> None:
+def test_garbage_ends_a_task_and_another_shape_excludes_its_site(running: Running) -> None:
     assert running.attack("liar") == ["refused", "done"]
     until(lambda: running.query("SELECT 1 FROM result WHERE client = 2 AND reason LIKE 'sent a body that%'"))
     (refused,) = until(lambda: running.query("SELECT client, reason FROM result WHERE status = 'refused'"))
@@ -118,6 +118,6 @@ def test_after_all_this_the_run_goes_on_with_the_honest_site(running: Running) -
     assert [row["client"] for row in counted] == [0]
 
 
-def assert_said_once(running: Running, sentence: str) -> None:
+def assert_reported_once(running: Running, sentence: str) -> None:
     said = running.server.log.read_text()
     assert said.count(sentence) == 1, said

@@ -1,4 +1,4 @@
-"""A site's disk: what it remembers moves on once for each training that counts, whenever the process dies."""
+"""A site's files: the client state changes once for each training task that counts, whenever the process dies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from piebald.runtimes.federation.client_store import ClientStore, FinishedTask, secret
+from piebald.runtimes.federation.client_store import ClientStore, FinishedTask, site_secret
 
 
 def finish(store: ClientStore, id: int, value: float | None) -> None:
@@ -22,45 +22,45 @@ def finish(store: ClientStore, id: int, value: float | None) -> None:
     )
 
 
-def remembered(store: ClientStore, before: int = 1 << 50) -> float | None:
-    memory: dict[str, Tensor] | None = store.memory(before)
-    return None if memory is None else float(memory["private"])
+def value_in(store: ClientStore, before: int = 1 << 50) -> float | None:
+    state: dict[str, Tensor] | None = store.state(before)
+    return None if state is None else float(state["private"])
 
 
-def test_results_wait_until_they_are_settled_and_survive_a_restart(tmp_path: Path) -> None:
+def test_results_are_kept_until_they_are_confirmed_and_survive_a_restart(tmp_path: Path) -> None:
     store = ClientStore(tmp_path / "state" / "run")
-    assert remembered(store) is None
+    assert value_in(store) is None
     for id in (3, 5, 7):
         finish(store, id, float(id))
     for again in (store, ClientStore(store.folder)):
         assert [done.id for done in again.done] == [3, 5, 7]
         assert again.result(5) == b"abc"
-        assert remembered(again) == 7.0
-        assert remembered(again, before=7) == 5.0  # what a question of before is answered with
-        assert remembered(again, before=3) is None
-    store.settle(5)
+        assert value_in(again) == 7.0
+        assert value_in(again, before=7) == 5.0  # what a question of before is answered with
+        assert value_in(again, before=3) is None
+    store.confirm(5)
     for again in (store, ClientStore(store.folder)):
         assert [done.id for done in again.done] == [7]
-        assert remembered(again, before=7) == 5.0
+        assert value_in(again, before=7) == 5.0
 
 
-def test_what_never_happened_is_taken_back(tmp_path: Path) -> None:
+def test_a_task_can_be_discarded(tmp_path: Path) -> None:
     store = ClientStore(tmp_path / "state" / "run")
     for id in (3, 5, 7):
         finish(store, id, float(id))
-    store.take_back(5)
+    store.discard(5)
     for again in (store, ClientStore(store.folder)):
         assert [done.id for done in again.done] == [3]
-        assert remembered(again) == 3.0
+        assert value_in(again) == 3.0
 
 
-def test_training_whose_update_cannot_count_is_forgotten_and_yet_told(tmp_path: Path) -> None:
+def test_training_without_a_new_state_still_has_a_result(tmp_path: Path) -> None:
     store = ClientStore(tmp_path / "state" / "run")
     finish(store, 1, 1.0)
     finish(store, 2, None)
-    assert remembered(ClientStore(store.folder)) == 1.0
-    store.settle(2)
-    assert remembered(ClientStore(store.folder)) == 1.0
+    assert value_in(ClientStore(store.folder)) == 1.0
+    store.confirm(2)
+    assert value_in(ClientStore(store.folder)) == 1.0
     assert not store.done
 
 
@@ -69,33 +69,33 @@ def test_another_process_of_the_server_asks_for_the_same(tmp_path: Path) -> None
     finish(store, 1, 1.0)
     store.adopt(1, "another")
     (done,) = ClientStore(store.folder).done
-    assert (done.epoch, done.asked) == ("another", "ab")
+    assert (done.epoch, done.digest) == ("another", "ab")
     assert store.result(1) == b"abc"
 
 
 def _work(folder: Path) -> None:
     store = ClientStore(folder)
     while True:
-        id = int(remembered(store) or 0) + 1
+        id = int(value_in(store) or 0) + 1
         finish(store, id, float(id))
-        store.settle(id)
+        store.confirm(id)
 
 
 @pytest.mark.full
 def test_killed_at_any_moment_every_file_is_whole(tmp_path: Path) -> None:
-    folder, dice, last = tmp_path / "state" / "run", random.Random(0), 0.0
+    folder, rng, last = tmp_path / "state" / "run", random.Random(0), 0.0
     for _ in range(20):
         process = multiprocessing.get_context("fork").Process(target=_work, args=(folder,))
         process.start()
-        time.sleep(dice.uniform(0.01, 0.06))
+        time.sleep(rng.uniform(0.01, 0.06))
         os.kill(process.pid or 0, signal.SIGKILL)
         process.join()
-        now = remembered(ClientStore(folder)) or 0.0
+        now = value_in(ClientStore(folder)) or 0.0
         assert now >= last  # nothing that was finished is lost
         last = now
     assert last > 0
 
 
 def test_the_secret_is_the_sites_own_and_stays(tmp_path: Path) -> None:
-    assert secret(tmp_path / "a") == secret(tmp_path / "a") != secret(tmp_path / "b")
+    assert site_secret(tmp_path / "a") == site_secret(tmp_path / "a") != site_secret(tmp_path / "b")
     assert (tmp_path / "a" / "secret").stat().st_mode & 0o077 == 0

@@ -1,4 +1,4 @@
-"""Three organisations with rows of their own: a file each, a function, a policy; and all of it on one machine."""
+"""Three organisations with rows of their own, with a policy; and a federation on one machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sklearn.datasets import load_breast_cancer
 import piebald
 from piebald import experiment
 from piebald.cli import main
-from piebald.deploy.site_process import Preparing, SiteSettings
+from piebald.deploy.site_process import SiteSettings, SiteWork
 from piebald.errors import SettingError
 from piebald.experiment_file import ExperimentSettings
 from piebald.runtimes.federation import provisioning
@@ -87,10 +87,10 @@ def kept(sites: Sites, name: str) -> dict[str, Any] | None:
 
 
 def test_all_on_one_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--set", "partition.clients=2", "--set", "rounds=1", "--out", str(tmp_path / "run"), "--json"]
-    assert main(["up", "--local", "3", *words]) == 2
+    options = ["--set", "partition.clients=2", "--set", "rounds=1", "--out", str(tmp_path / "run"), "--json"]
+    assert main(["up", "--local", "3", *options]) == 2
     assert "the experiment has 2 clients, --local says 3" in capsys.readouterr().err
-    assert main(["up", "--local", "2", *words]) == 0
+    assert main(["up", "--local", "2", *options]) == 0
     assert '"status": "finished"' in capsys.readouterr().out
     assert main(["status", str(tmp_path / "run")]) == 0
     said = capsys.readouterr().out
@@ -101,28 +101,28 @@ def test_all_on_one_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("arguments", "says"),
     [
         (["run", "sites.toml"], "nothing to simulate"),
         (["run", "sites.toml", "--runtime", "federation"], "cannot be tried on this machine alone"),
         (["run", "--runtime", "federation", "--set", "unseen=1"], "unseen holds clients out"),
         (["server", "credentials/site-1", "sites.toml"], "the server needs the credentials of the server"),
         (["server", "credentials/server", "sites.toml"], "provision one site for each client"),
-        (["client", "nowhere"], "is no credentials"),
+        (["client", "nowhere"], "holds no credentials"),
         (["status", "credentials/server"], "nothing has run"),
         (["status", "."], "no credentials and no run"),
     ],
     ids=str,
 )
 def test_what_cannot_work_is_said_in_one_sentence(
-    words: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     provisioned(tmp_path / "credentials", ["site-1"])
     table = described("fedavg").table()
     del table["runtime"]
     Path("sites.toml").write_text(ExperimentSettings.of_table(table, "").text())
-    assert main(words) == 2
+    assert main(arguments) == 2
     said = capsys.readouterr().err
     assert says in said
     assert said.count("\n") == 1
@@ -130,15 +130,13 @@ def test_what_cannot_work_is_said_in_one_sentence(
 
 def test_what_is_wrong_with_a_sites_rows_stays_at_the_site(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     credentials = provisioning.read(provisioned(tmp_path / "credentials", ["north"]) / "north")
-    preparing = Preparing(
-        credentials, SiteSettings.model_validate({"data": {"source": "patients-of-dr-x.csv"}}), tmp_path
-    )
+    rebuild = SiteWork(credentials, SiteSettings.model_validate({"data": {"source": "patients-of-dr-x.csv"}}), tmp_path)
     terms = {
-        "piebald": piebald.__version__, "experiment": described("fedavg").table(), "rule": {}, "stages": [],
-        "private": [], "layout": [], "task": "classification", "metrics": [], "seed": 0, "shape": [30], "outputs": [2],
-        "classes": ["0", "1"], "clients": ["north"], "sites": ["north"],
+        "piebald": piebald.__version__, "experiment": described("fedavg").table(), "training": {}, "transforms": [],
+        "private": [], "layout": [], "objective": "classification", "metrics": [], "seed": 0, "shape": [30],
+        "outputs": [2], "classes": ["0", "1"], "clients": ["north"], "sites": ["north"],
     }  # fmt: skip
     with pytest.raises(SettingError) as caught:
-        preparing(terms)
+        rebuild(terms)
     assert "dr-x" not in str(caught.value)
     assert "dr-x" in caplog.text

@@ -12,7 +12,7 @@ import pytest
 
 from piebald.runtimes.federation import provisioning
 from piebald.runtimes.federation.flare_link import SERVER, Link
-from piebald.runtimes.federation.messages import Wish, Word, decode
+from piebald.runtimes.federation.messages import Reply, TermsRequest, decode
 
 from .conftest import ENVIRONMENT, provisioned
 
@@ -22,25 +22,25 @@ import sys, threading
 from pathlib import Path
 from piebald.runtimes.federation import provisioning
 from piebald.runtimes.federation.flare_link import Link
-from piebald.runtimes.federation.messages import Wish, Word, encode
+from piebald.runtimes.federation.messages import Reply, TermsRequest, encode
 
 def answer(origin, head, body):
     print("asked", flush=True)
     if sys.argv[2] == "silent":
         threading.Event().wait()
-    return encode(Word(word="known"))
+    return encode(Reply(status="known"))
 
 credentials = provisioning.read(Path(sys.argv[1]))
 link = Link(credentials.party, ("127.0.0.1", credentials.port), credentials.folder, {"site-1"}.__contains__, print)
-link.on("hello", Wish, answer)
+link.on("hello", TermsRequest, answer)
 link.start()
 threading.Event().wait()
 """
 
 
 def begin(folder: Path, how: str) -> subprocess.Popen[str]:
-    words = [sys.executable, "-c", SERVER_SIDE, str(folder / SERVER), how]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    command = [sys.executable, "-c", SERVER_SIDE, str(folder / SERVER), how]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
 
 
 @pytest.mark.full
@@ -58,7 +58,9 @@ def test_nobody_waits_for_a_server_that_died_and_the_one_after_it_is_reached(tmp
     over = threading.Event()
 
     def ask(timeout: float) -> memoryview:
-        while (answer := site.request(SERVER, "hello", Wish(start=0), timeout=timeout)) is None and not over.is_set():
+        while (
+            answer := site.request(SERVER, "hello", TermsRequest(start=0), timeout=timeout)
+        ) is None and not over.is_set():
             over.wait(0.1)
         return answer
 
@@ -71,7 +73,7 @@ def test_nobody_waits_for_a_server_that_died_and_the_one_after_it_is_reached(tmp
             server.kill()
             server.communicate()
             server = begin(folder, "ready")
-            assert decode(Word, waiting.result(timeout=60))[0].word == "known"
+            assert decode(Reply, waiting.result(timeout=60))[0].status == "known"
         finally:
             over.set()
             server.kill()

@@ -21,9 +21,9 @@ from piebald.runtimes.federation.messages import (
     Hello,
     Piece,
     Refused,
+    Reply,
+    TermsRequest,
     Welcome,
-    Wish,
-    Word,
     decode,
     encode,
 )
@@ -34,7 +34,7 @@ from piebald.runtimes.federation.wire_format import (
     pack,
     pack_task,
     pack_update,
-    pieces,
+    piece_at,
     unpack,
     unpack_task,
     unpack_update,
@@ -65,7 +65,7 @@ def test_a_message_is_read_back() -> None:
 
 @few
 @given(data=st.binary(max_size=200))
-@pytest.mark.parametrize("kind", [Hello, Welcome, Piece, Wish, Word])
+@pytest.mark.parametrize("kind", [Hello, Welcome, Piece, TermsRequest, Reply])
 def test_whatever_comes_is_read_or_refused(kind: type, data: bytes) -> None:
     for whole in (data, struct.pack("<I", len(data)) + data):
         with pytest.raises(Refused):
@@ -95,7 +95,7 @@ def test_too_long_a_message_is_refused() -> None:
         decode(Hello, encode(HELLO, bytes(LONGEST)))
 
 
-def test_assignments_and_updates_are_read_back() -> None:
+def test_tasks_and_updates_are_read_back() -> None:
     vectors = {"model": torch.randn(5), "control": torch.randn(5), "candidates": torch.randn(2, 5)}
     sent = Task(7, 1, 3, vectors, Evaluate(split="validation"), turn=2, committed=9)
     got = unpack_task(pack_task(sent))
@@ -148,8 +148,8 @@ def test_a_long_body_comes_together_also_when_pieces_come_twice_or_are_lost() ->
     head, assembly = piece(body), Assembly()
 
     def give(start: int) -> tuple[str, bytearray | None]:
-        word, whole = assembly.take(head.model_copy(update={"start": start}), pieces(body, start), len(body))
-        return word.word, whole
+        reply, whole = assembly.take(head.model_copy(update={"start": start}), piece_at(body, start), len(body))
+        return reply.status, whole
 
     assert give(PIECE) == ("again", None)  # the first one was lost
     assert give(0) == ("go on", None)

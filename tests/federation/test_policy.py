@@ -1,7 +1,8 @@
-"""A site's policy: recipes that would share more than it allows are refused, with the reason; noise is its own."""
+"""A site's policy: recipes and updates that would share more than it allows are refused; its noise is its own."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 from typing import Any
@@ -10,12 +11,13 @@ import pytest
 import torch
 
 from piebald.client_work import ClientWork
-from piebald.contracts import Task
+from piebald.contracts import ClientContext, Task, TrainInput, TrainOutput, Update
 from piebald.prepare import Options, prepare
 from piebald.queries import Evaluate
 from piebald.queries.validate import Validate
 from piebald.runtimes.federation.policy import Policy
 from piebald.runtimes.federation.task_runner import SiteClient, TaskRunner
+from piebald.training import Sgd
 
 from .conftest import settings
 
@@ -54,17 +56,17 @@ def summed(*before: dict[str, Any], **fields: Any) -> dict[str, Any]:
         ({"clip": 1.0}, noisy(), None),
         ({"clip": 0.5}, noisy(), "clipped to norm 1, this site allows at most 0.5"),
         ({"noise": 1.0}, noisy(), None),
-        ({"noise": 1.5}, noisy(), "noise of 1 clips, this site asks for at least 1.5"),
+        ({"noise": 1.5}, noisy(), "noise of 1 clips, this site demands at least 1.5"),
         ({"noise": 1.0}, noisy(where="server"), "at the server"),
         ({"secure_aggregation": 3}, {"name": "fedavg"}, "only inside secure aggregation but the recipe has none"),
-        ({"secure_aggregation": 3}, summed(), "sums could be of 2 clients, this site asks for 3"),
+        ({"secure_aggregation": 3}, summed(), "sums could be of 2 clients, this site demands 3"),
         ({"secure_aggregation": 3}, summed(least=3), None),
-        ({"noise": 1.0}, summed(*noisy()["update"]), None),
+        ({"noise": 1.0}, summed(*noisy()["transforms"]), None),
         ({"noise": 1.0}, summed(), "the recipe does not do that"),
     ],
     ids=str,
 )
-def test_what_a_floor_refuses(policy: dict[str, Any], recipe: dict[str, Any], says: str | None) -> None:
+def test_what_a_policy_refuses(policy: dict[str, Any], recipe: dict[str, Any], says: str | None) -> None:
     reject_reason = Policy(**policy).reject_reason(work(recipe))
     assert reject_reason is None if says is None else reject_reason is not None and says in reject_reason
 
@@ -87,7 +89,60 @@ def test_noise_that_is_asked_for_comes_from_what_only_the_site_knows() -> None:
     assert not torch.allclose(change(demanding, 11), change(demanding, 12), atol=0.1)
 
 
-def test_questions_that_are_not_allowed_get_no_answer() -> None:
-    policy = Policy(questions=["evaluate"])
+def test_queries_that_are_not_allowed_get_no_answer() -> None:
+    policy = Policy(queries=["evaluate"])
     assert update(policy, 0, Evaluate())[1] is None
     assert update(policy, 0, Validate(classes=10)) == (None, "this site does not answer 'validate'")
+
+
+_declared: list[str] = []  # what `Leaking` declares; an engine asks for it after training
+
+
+class Leaking(Sgd):
+    """A trainer whose updates carry the client's own rows, which it may declare too late."""
+
+    kind = "leaking"
+
+    def uploads(self) -> tuple[str, ...]:
+        return tuple(_declared)
+
+    def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
+        trained = super().train(inputs, context)
+        rows = torch.full_like(inputs.model[:, :8], 7.0)
+        return dataclasses.replace(trained, vectors={**trained.vectors, "rows": rows})
+
+
+@pytest.mark.parametrize("late", [[], ["rows"]], ids=["undeclared", "declared late"])
+def test_a_vector_that_the_trainer_did_not_declare_does_not_leave_the_site(late: list[str]) -> None:
+    """It would be neither clipped nor noised, so the site's own policy refuses it, whatever the engine does."""
+    plan, policy = prepared(noisy()), Policy(clip=1.0)
+    work = dataclasses.replace(plan.work, trainer=Leaking(**plan.work.trainer.model_dump()))
+    assert policy.reject_reason(work) is None
+    runner = TaskRunner(SiteClient(work, plan.clients, 0), policy, "cpu", 0)
+    _declared[:] = late
+    try:
+        update, failure, state = runner.serve(Task(1, 0, 0, {"model": work.initial[: work.layout.shared]}), None)
+    finally:
+        _declared.clear()
+    assert update is None
+    assert state is None
+    assert failure is not None
+    if late:
+        assert "the update carries 'rows', which was not declared" in failure
+
+
+@pytest.mark.parametrize(
+    ("vectors", "says"),
+    [
+        ({"model": 4}, None),
+        ({"model": 4, "control": 4}, None),
+        ({"model": 4, "rows": 4}, "carries 'rows', which was not declared"),
+        ({"model": 5}, "does not have the length of the shared model"),
+        ({"control": 4}, "does not have the length of the shared model"),
+    ],
+    ids=str,
+)
+def test_updates_are_checked_before_they_leave(vectors: dict[str, int], says: str | None) -> None:
+    update = Update({name: torch.zeros(size) for name, size in vectors.items()}, 1, 1, {})
+    reason = Policy().update_reject_reason(update, ("model", "control"), shared=4)
+    assert reason is None if says is None else reason is not None and says in reason

@@ -1,4 +1,4 @@
-"""Credentials: keys stay in theirs, a site can be added, and what is wrong is said in one sentence."""
+"""Credentials: keys are in one folder only, sites can be added, and errors are reported in one sentence."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-def test_keys_are_in_their_kit_alone_and_readable_by_their_owner_alone(tmp_path: Path) -> None:
+def test_keys_are_in_one_folder_only_and_readable_by_their_owner_only(tmp_path: Path) -> None:
     found = contents(provisioned(tmp_path / "credentials"))
     keys = {name: data for name, data in found.items() if name.endswith("key.pem")}
     assert sorted(keys) == [
@@ -106,14 +106,14 @@ def test_the_command_prints_when_certificates_end(tmp_path: Path, capsys: pytest
         assert f"{provisioning.read(tmp_path / 'credentials' / party).expires:%Y-%m-%d}" in said
 
 
-def test_a_kit_that_ended_or_lies_open_or_is_none_is_refused(tmp_path: Path) -> None:
+def test_expired_open_and_missing_credentials_are_refused(tmp_path: Path) -> None:
     folder = provisioned(tmp_path / "credentials") / "site-1"
     (folder / "key.pem").chmod(0o644)
     with pytest.raises(SettingError, match="chmod 600"):
         provisioning.read(folder)
     about = json.loads((folder / "credentials.json").read_text())
     (folder / "credentials.json").write_text(json.dumps(about | {"expires": "2020-01-01T00:00:00+00:00"}))
-    with pytest.raises(SettingError, match="ended on 2020-01-01"):
+    with pytest.raises(SettingError, match="expired on 2020-01-01"):
         provisioning.read(folder)
-    with pytest.raises(SettingError, match="is no credentials"):
+    with pytest.raises(SettingError, match="holds no credentials"):
         provisioning.read(tmp_path)

@@ -33,13 +33,13 @@ def test_equals_the_simulator(name: str, sites: Sites) -> None:
 
 @pytest.mark.full
 def test_noise_at_the_client_is_the_same_too(sites: Sites) -> None:
-    assert_same(settings({"name": "fedavg", "update": NOISE}), sites)
+    assert_same(settings({"name": "fedavg", "transforms": NOISE}), sites)
 
 
 @pytest.mark.full
-def test_buffered_and_deadline_paces_end(sites: Sites) -> None:
+def test_buffered_and_deadline_scheduling_end(sites: Sites) -> None:
     for recipe in (
-        {"name": "fedbuff", "size": 2},
+        {"name": "fedbuff", "buffer_size": 2},
         {"name": "fedavg", "scheduling": {"kind": "deadline", "seconds": 0.5}},
     ):
         run = carry_out(settings(recipe), credentials=str(sites.folder / "server"))

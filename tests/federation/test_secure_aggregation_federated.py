@@ -1,7 +1,8 @@
-"""A secure aggregation among real processes: sites die between sending and opening, and nothing plain is on the wire."""
+"""Secure aggregation among real processes: sites die before unmasking, and nothing unmasked is on the wire."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,33 +17,33 @@ from piebald.privacy.secure_aggregation.masking_graph import KEYS, texts
 from piebald.privacy.secure_aggregation.server_side import SecureRound
 from piebald.privacy.secure_aggregation.transform import SecureAggregation
 from piebald.runtimes.federation.messages import Piece
-from piebald.runtimes.federation.server_runtime import FederationServer
-from piebald.runtimes.federation.signing import Signer
+from piebald.runtimes.federation.server_messages import ServerMessages
+from piebald.runtimes.federation.signing import CertificateSigner
 
 from .conftest import SITES, Sites, carry_out, provisioned, settings
 
-SEALED = {"name": "fedavg", "transforms": [{"kind": "secure_aggregation"}]}
+MASKED = {"name": "fedavg", "transforms": [{"kind": "secure_aggregation"}]}
 
 
 @pytest.mark.full
-def test_a_site_that_dies_before_the_opening(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the first commit it comes back and opens with what is on its disk; in the second it is gone, and two of three
-    shares are enough.  Both commits count its update, so the model is that of an undisturbed simulation."""
-    made = settings(SEALED, rounds=2, evaluate={"every": 0})
+def test_a_site_that_dies_before_unmasking(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the first round it comes back and unmasks with what is on its disk; in the second it is gone, and two of
+    three shares are enough.  Both rounds count its update, so the model is that of an undisturbed simulation."""
+    made = settings(MASKED, rounds=2, evaluate={"every": 0})
     plain = plain_changes(made, monkeypatch)
     undisturbed = carry_out(settings({"name": "fedavg"}, rounds=2, evaluate={"every": 0}))
     wire = captured(monkeypatch)
     real, calls = SecureRound._shares, []
 
-    def dying(self: SecureRound, arrived: Any, centre: Any) -> Any:
+    def dying(self: SecureRound, arrived: Any, context: Any) -> Any:
         calls.append(list(arrived))
         sites.kill("site-2")
         if len(calls) == 1:
             sites.start("site-2")
         else:
-            runtime = centre._controller.runtime
-            runtime.settings = runtime.settings.model_copy(update={"silence": 2.0})
-        return real(self, arrived, centre)
+            shared = context._server.runtime.shared
+            shared.timeouts = replace(shared.timeouts, silence=2.0)
+        return real(self, arrived, context)
 
     monkeypatch.setattr(SecureRound, "_shares", dying)
     try:
@@ -52,30 +53,30 @@ def test_a_site_that_dies_before_the_opening(sites: Sites, monkeypatch: pytest.M
             sites.start("site-2")
     assert calls == [[0, 1, 2], [0, 1, 2]]
     torch.testing.assert_close(run.cluster_models[0], undisturbed.cluster_models[0], atol=1e-4, rtol=1e-4)
-    opened = [(row["version"], row["client"], row["status"]) for row in run.results if row["kind"] == "secure_opening"]
-    assert opened == [(1, 0, "ok"), (1, 1, "ok"), (1, 2, "ok"), (2, 0, "ok"), (2, 1, "lost"), (2, 2, "ok")]
+    unmasked = [(row["version"], row["client"], row["status"]) for row in run.results if row["kind"] == "unmasking"]
+    assert unmasked == [(1, 0, "ok"), (1, 1, "ok"), (1, 2, "ok"), (2, 0, "ok"), (2, 1, "lost"), (2, 2, "ok")]
     assert not found(plain, b"|".join(wire))
 
 
 @pytest.mark.full
-def test_what_is_looked_for_on_the_wire_is_there_without_a_seal(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = plain_changes(settings(SEALED, rounds=1, evaluate={"every": 0}), monkeypatch)
+def test_what_is_searched_for_on_the_wire_is_there_without_masks(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = plain_changes(settings(MASKED, rounds=1, evaluate={"every": 0}), monkeypatch)
     wire = captured(monkeypatch)
     carry_out(settings({"name": "fedavg"}, rounds=1, evaluate={"every": 0}), credentials=str(sites.folder / "server"))
     assert found(plain, b"|".join(wire))
 
 
 def plain_changes(made: Any, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """What the clients would send unsealed, from a simulation of the same run."""
+    """What the clients would send unmasked, from a simulation of the same run."""
     plain: list[bytes] = []
-    real = SecureAggregation.seal
+    real = SecureAggregation.mask
 
-    def seal(self: SecureAggregation, update: Update, task: Task, secrets: ClientSecrets) -> Update:
+    def mask(self: SecureAggregation, update: Update, task: Task, secrets: ClientSecrets) -> Update:
         plain.append(update.vectors["model"].numpy().tobytes())
         return real(self, update, task, secrets)
 
     with monkeypatch.context() as patch:
-        patch.setattr(SecureAggregation, "seal", seal)
+        patch.setattr(SecureAggregation, "mask", mask)
         carry_out(made)
     assert len(plain) == 3 * made.rounds
     return plain
@@ -84,13 +85,13 @@ def plain_changes(made: Any, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 def captured(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """All that sites deliver to the server from now on."""
     wire: list[bytes] = []
-    real = FederationServer._receive
+    real = ServerMessages._on_result_piece
 
-    def receive(self: FederationServer, origin: str, piece: Piece, data: memoryview) -> bytes:
+    def receive(self: ServerMessages, origin: str, piece: Piece, data: memoryview) -> bytes:
         wire.append(bytes(data))
         return real(self, origin, piece, data)
 
-    monkeypatch.setattr(FederationServer, "_receive", receive)
+    monkeypatch.setattr(ServerMessages, "_on_result_piece", receive)
     return wire
 
 
@@ -100,7 +101,7 @@ def found(plain: list[bytes], wire: bytes) -> bool:
     return any(window in wire for window in windows if window != bytes(8))
 
 
-# --------------------------------------------------------------------------------------- keys that sites vouch for
+# --------------------------------------------------------------------------------------- keys that sites sign----
 
 
 @pytest.fixture(scope="module")
@@ -108,11 +109,11 @@ def credentials(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return provisioned(tmp_path_factory.mktemp("signing"))
 
 
-def signer(credentials: Path, name: str, run: str = "ab") -> Signer:
-    return Signer(credentials / name, SITES, run)
+def signer(credentials: Path, name: str, run: str = "ab") -> CertificateSigner:
+    return CertificateSigner(credentials / name, SITES, run)
 
 
-def test_a_site_vouches_for_its_own_keys_in_one_run(credentials: Path) -> None:
+def test_a_site_signs_its_own_keys_in_one_run(credentials: Path) -> None:
     signed = signer(credentials, "site-2").sign(b"keys")
     assert len(signed) == SIGNATURE
     reader = signer(credentials, "site-1")
@@ -134,21 +135,21 @@ def test_nobody_else_can(credentials: Path, tmp_path: Path) -> None:
     assert not reader.check(1, b"keys", signer(credentials, "site-3").sign(b"keys"))
     assert not reader.check(1, b"keys", signer(provisioned(tmp_path / "strangers"), "site-2").sign(b"keys"))
     with pytest.raises(SettingError, match="one site for several clients"):
-        Signer(credentials / "site-1", ["site-1", "site-2", "site-2"], "ab")
+        CertificateSigner(credentials / "site-1", ["site-1", "site-2", "site-2"], "ab")
 
 
 def test_keys_that_the_server_made_up_are_refused(credentials: Path) -> None:
     """A server in the middle gives site-1 keys of its own as those of the others; it has no signatures for them."""
-    stage = SecureAggregation(aggregation={"kind": "equal"}, heaviest=1.0)
+    masking = SecureAggregation(aggregation={"kind": "equal_weighted"}, heaviest=1.0)
     held = [ClientSecrets(c, {}, repeatable(c), signer(credentials, name)) for c, name in enumerate(SITES)]
-    told = [AdvertiseKeys().reply({}, one, stage) for one in held]
+    told = [AdvertiseKeys().reply({}, one, masking) for one in held]
     public = [texts(one[KEYS], 64)[0] for one in told]
     signed = torch.cat([one[SIGNED] for one in told])
-    ShareKeys().reply({**stage.circle(range(3), public).vectors(), SIGNED: signed}, held[0], stage)
-    AdvertiseKeys().reply({}, held[0], stage)
-    fresh = AdvertiseKeys().reply({}, held[0], stage)
+    ShareKeys().reply({**masking.circle(range(3), public).vectors(), SIGNED: signed}, held[0], masking)
+    AdvertiseKeys().reply({}, held[0], masking)
+    fresh = AdvertiseKeys().reply({}, held[0], masking)
     false = [texts(fresh[KEYS], 64)[0], public_keys(bytes(32)), public[2]]
-    mixed = stage.circle(range(3), false).vectors()
+    mixed = masking.circle(range(3), false).vectors()
     for some in ({SIGNED: torch.cat([fresh[SIGNED], signed[1:]])}, {}, {SIGNED: signed[:2]}):
         with pytest.raises(Declined, match=r"not signed by its site|signatures came|something else"):
-            ShareKeys().reply({**mixed, **some}, held[0], stage)
+            ShareKeys().reply({**mixed, **some}, held[0], masking)

@@ -1,15 +1,27 @@
-"""A real federation: sites in processes of their own, mutual TLS between them and the server (extra `federation`).
+"""A real federation: sites in processes of their own, connected to the server by mutual TLS (extra `federation`).
 
-    credentials         one folder a site: its certificate, its key, its settings
-    tls          connections: both ends show a certificate of the federation's own authority
-    cell         messages over NVIDIA FLARE's cells, guarded: who may say what to whom, and how long it may be
-    messages     what is said: declared fields, checked, never unpickled
-    parcels      tasks and updates as bytes
-    store        a site's own disk: what it remembers, and finished work until the server has it safe
-    policy        what a site agrees to at the most
-    site         one client: takes work, trains, answers, delivers
-    coordinator  the server's end of the seam: `contracts.Runtime`
-    local        a whole federation on one machine, to try it
+    federation_settings  settings of the runtime
+    provisioning         credentials: one folder for each party, with certificate, key and settings
+    certificates         the federation's certificate authority
+    private_files        files that only their owner can read
+    tls                  connections with certificates of the federation's authority on both ends
+    flare_link           messages over NVIDIA FLARE's cells, filtered by sender, receiver, topic and length
+    messages             message types: declared fields, checked, never unpickled
+    wire_format          serialization of tasks and updates
+    transfer             sending of long bodies in pieces
+    signing              signatures of sites on the keys of secure aggregation
+    run_terms            terms of a run, from which a site rebuilds its work
+    policy               what a site allows
+    task_runner          tasks at a site: training and queries
+    client_store         a site's files: client state, and results until the server has saved them
+    client_session       a site's part in a run: tasks it has, results to deliver
+    client_runtime       a site: its threads and its messages
+    timeouts             how long the server waits
+    member_list          sites as the server knows them
+    server_state         the server's tasks and results
+    server_messages      messages of the server
+    server_runtime       the runtime: `contracts.Runtime`
+    local_federation     a federation on one machine
 
 Nothing here imports NVIDIA FLARE before a connection is made.
 """

@@ -1,4 +1,4 @@
-"""The federation's own certificate authority: ECDSA P-256, X.509."""
+"""Certificate authority of a federation: ECDSA P-256, X.509."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from piebald.runtimes.federation.flare_link import SERVER
-from piebald.runtimes.federation.provisioning import _EARLY, private
+from piebald.runtimes.federation.private_files import write_private
 
+_EARLY = timedelta(minutes=5)  # certificates are valid from a little before now, since clocks differ
 _PEM = serialization.Encoding.PEM
 
 
 class Authority:
-    """Signs certificates of one federation."""
+    """A certificate authority, which signs the certificates of one federation."""
 
     def __init__(self, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
         self._certificate, self._key = certificate, key
 
     @classmethod
     def at(cls, folder: Path, name: str, days: int) -> Self:
-        """The authority in a folder, a new one if there is none."""
+        """Load the authority from a folder, or create a new one there."""
         if (folder / "authority.pem").exists():
             certificate = x509.load_pem_x509_certificate((folder / "authority.pem").read_bytes())
             key = serialization.load_pem_private_key((folder / "key.pem").read_bytes(), None)
@@ -37,27 +38,31 @@ class Authority:
         subject = _name(f"{name} authority")
         constraints = x509.BasicConstraints(ca=True, path_length=0)
         certificate = (
-            _builder(subject, subject, key.public_key(), _ends(days))
+            _builder(subject, subject, key.public_key(), _expiry(days))
             .add_extension(constraints, critical=True)
             .add_extension(_usage(signs=True), critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
             .sign(key, hashes.SHA256())
         )
-        private(folder / "key.pem", _key_bytes(key))
-        private(folder / "authority.pem", certificate.public_bytes(_PEM))
+        write_private(folder / "key.pem", _key_bytes(key))
+        write_private(folder / "authority.pem", certificate.public_bytes(_PEM))
         return cls(certificate, key)
 
     def issue(self, folder: Path, party: str, host: str, days: int) -> datetime:
-        """Make a party's key and certificate in its credentials, and say when it ends (no later than the authority's own)."""
+        """Create a key and a certificate in a party's credentials folder.
+
+        Returns:
+            When the certificate expires, which is no later than the authority's own.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
-        ends = min(_ends(days), self._certificate.not_valid_after_utc)
+        expires = min(_expiry(days), self._certificate.not_valid_after_utc)
         names: x509.GeneralName = x509.DNSName(party)
         if party == SERVER:
             names = _host(host)
         use = ExtendedKeyUsageOID.SERVER_AUTH if party == SERVER else ExtendedKeyUsageOID.CLIENT_AUTH
         issuer_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         certificate = (
-            _builder(_name(party), self._certificate.subject, key.public_key(), ends)
+            _builder(_name(party), self._certificate.subject, key.public_key(), expires)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(signs=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage([use]), critical=False)
@@ -66,13 +71,13 @@ class Authority:
             .add_extension(issuer_key, critical=False)
             .sign(self._key, hashes.SHA256())
         )
-        private(folder / "key.pem", _key_bytes(key))
-        private(folder / "certificate.pem", certificate.public_bytes(_PEM))
-        private(folder / "authority.pem", self._certificate.public_bytes(_PEM))
-        return ends
+        write_private(folder / "key.pem", _key_bytes(key))
+        write_private(folder / "certificate.pem", certificate.public_bytes(_PEM))
+        write_private(folder / "authority.pem", self._certificate.public_bytes(_PEM))
+        return expires
 
 
-def _ends(days: int) -> datetime:
+def _expiry(days: int) -> datetime:
     return (datetime.now(UTC) + timedelta(days=days)).replace(microsecond=0)
 
 
@@ -88,11 +93,11 @@ def _host(host: str) -> x509.GeneralName:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, ends: datetime
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, expires: datetime
 ) -> x509.CertificateBuilder:
     made = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
     begins = datetime.now(UTC) - _EARLY
-    return made.serial_number(x509.random_serial_number()).not_valid_before(begins).not_valid_after(ends)
+    return made.serial_number(x509.random_serial_number()).not_valid_before(begins).not_valid_after(expires)
 
 
 def _usage(signs: bool) -> x509.KeyUsage:

@@ -1,13 +1,13 @@
-"""A site's own disk: what it remembers between tasks, and finished work until the server has it safe.
+"""A site's files: its client state, and finished training tasks until the server has saved their results.
 
     <folder>/
-      memory.safetensors        what the site remembers, as of the last training that the server has safe
-      done-<id>.safetensors     finished training: its result and what the site remembers after it
-      secrets.safetensors       keys of a secure aggregation that is under way, and what was done with them
+      client_state.safetensors  the client state after the last training task that the server has saved
+      done-<id>.safetensors     a finished training task: its result, and the client state after it
+      secrets.safetensors       keys of a secure aggregation that is under way, and how they were used
 
-Training that the server may still forget (it dies before its next checkpoint) does not touch `memory.safetensors`: it
-stays a link of the chain memory -> done-3 -> done-5, and can be taken back or handed in again.  Each file is written
-aside and renamed, so whenever the process dies there is a whole one.
+A training task that the server may still forget (it may die before its next checkpoint) does not change
+`client_state.safetensors`: it is a link of the chain client_state -> done-3 -> done-5, and can be discarded or sent
+again.  Each file is written under another name and renamed, so that it is complete whenever the process dies.
 """
 
 from __future__ import annotations
@@ -18,101 +18,102 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 from piebald.errors import RuntimeFault
-from piebald.runtimes.federation.provisioning import private
+from piebald.runtimes.federation.private_files import write_private
 
-_MEMORY = "memory/"
+_STATE = "state/"
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedTask:
-    """Finished training.
+    """A finished training task.
 
     Attributes:
-        id: of the task.
-        asked: digest of the task's body, which tells it from another of the same number.
-        epoch: of the server's process that asked.
+        id: id of the task.
+        digest: digest of the task's body, which differs from that of another task with the same id.
+        epoch: the server process that sent the task.
         size: bytes of the result.
     """
 
     id: int
-    asked: str
+    digest: str
     epoch: str
     size: int
 
 
 class ClientStore:
-    """What one site keeps for one run.
+    """Files of one site in one run.
 
     Args:
-        folder: the site's own, made if it is not there.
+        folder: the folder, created where it does not exist.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.parent.mkdir(mode=0o700, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
-        self._base = self._read(folder / "memory.safetensors")
+        self._base = self._read(folder / "client_state.safetensors")
         self._chain: dict[int, tuple[FinishedTask, dict[str, Tensor] | None]] = {}
         for path in sorted(folder.glob("done-*.safetensors")):
-            done, memory = self._open(path)
-            self._chain[done.id] = (done, memory)
+            done, state = self._open(path)
+            self._chain[done.id] = (done, state)
         self._chain = dict(sorted(self._chain.items()))
 
     @property
     def done(self) -> list[FinishedTask]:
-        """Finished training, by number."""
+        """Finished training tasks, by id."""
         return [done for done, _ in self._chain.values()]
 
-    def memory(self, before: int) -> dict[str, Tensor] | None:
-        """What the site remembered when a number was given out, None before its first training."""
-        memories = [memory for id, (_, memory) in self._chain.items() if memory is not None and id < before]
-        return memories[-1] if memories else self._base
+    def state(self, before: int) -> dict[str, Tensor] | None:
+        """The client state before a task of this id, None before the first training task."""
+        states = [state for id, (_, state) in self._chain.items() if state is not None and id < before]
+        return states[-1] if states else self._base
 
     def result(self, id: int) -> bytes:
         """The body of a result."""
         with safe_open(str(self._path(id)), framework="pt") as file:
             return bytes(file.get_tensor("result").numpy().tobytes())
 
-    def finish(self, done: FinishedTask, result: bytes, memory: Mapping[str, Tensor] | None) -> None:
-        """Keep a result, and what is remembered from now on (None: as before)."""
-        self._write(done, result, memory)
-        self._chain[done.id] = (done, None if memory is None else dict(memory))
+    def finish(self, done: FinishedTask, result: bytes, state: Mapping[str, Tensor] | None) -> None:
+        """Save the result of a task and the new client state (None: unchanged)."""
+        self._write(done, result, state)
+        self._chain[done.id] = (done, None if state is None else dict(state))
 
     def adopt(self, id: int, epoch: str) -> None:
-        """Another process of the server asked for the same."""
-        done, memory = self._chain[id]
+        """Take a finished task as the one that another server process has sent again."""
+        done, state = self._chain[id]
         done = replace(done, epoch=epoch)
-        self._write(done, self.result(id), memory)
-        self._chain[id] = (done, memory)
+        self._write(done, self.result(id), state)
+        self._chain[id] = (done, state)
 
-    def settle(self, id: int) -> None:
-        """The server has this training and all before it safe."""
+    def confirm(self, id: int) -> None:
+        """Drop the results of this task and of all before it, which the server has saved."""
         for number in [number for number in self._chain if number <= id]:
-            _, memory = self._chain[number]
-            if memory is not None:
-                private(self.folder / "memory.safetensors", save(dict(memory), {"id": str(number)}))
-                self._base = memory
+            _, state = self._chain[number]
+            if state is not None:
+                write_private(self.folder / "client_state.safetensors", save(dict(state), {"id": str(number)}))
+                self._base = state
             del self._chain[number]
             self._path(number).unlink(missing_ok=True)
 
-    def take_back(self, id: int) -> None:
-        """Forget this training and all after it: it never happened."""
+    def discard(self, id: int) -> None:
+        """Discard this task and all after it, with the client state that they led to."""
         for number in sorted((number for number in self._chain if number >= id), reverse=True):
             del self._chain[number]
             self._path(number).unlink(missing_ok=True)
 
     def secrets(self) -> dict[str, Tensor]:
-        """What the site keeps from everybody, for secure aggregation."""
+        """The site's secrets for secure aggregation."""
         return dict(self._read(self._secrets) or {})
 
-    def keep(self, secrets: Mapping[str, Tensor]) -> None:
-        """Keep that from now on."""
-        private(self._secrets, save({name: tensor.contiguous() for name, tensor in secrets.items()}))
+    def save_secrets(self, secrets: Mapping[str, Tensor]) -> None:
+        """Replace the site's secrets for secure aggregation."""
+        write_private(self._secrets, save({name: tensor.contiguous() for name, tensor in secrets.items()}))
 
     # -- files
 
@@ -123,24 +124,23 @@ class ClientStore:
     def _path(self, id: int) -> Path:
         return self.folder / f"done-{id}.safetensors"
 
-    def _write(self, done: FinishedTask, result: bytes, memory: Mapping[str, Tensor] | None) -> None:
-        import torch
-
+    def _write(self, done: FinishedTask, result: bytes, state: Mapping[str, Tensor] | None) -> None:
         tensors = {"result": torch.frombuffer(bytearray(result), dtype=torch.uint8)}
-        tensors |= {_MEMORY + name: tensor.contiguous() for name, tensor in (memory or {}).items()}
-        about = {"id": done.id, "asked": done.asked, "epoch": done.epoch, "remembers": memory is not None}
-        private(self._path(done.id), save(tensors, {"about": json.dumps(about)}))
+        tensors |= {_STATE + name: tensor.contiguous() for name, tensor in (state or {}).items()}
+        about = {"id": done.id, "digest": done.digest, "epoch": done.epoch, "has_state": state is not None}
+        write_private(self._path(done.id), save(tensors, {"about": json.dumps(about)}))
 
     def _open(self, path: Path) -> tuple[FinishedTask, dict[str, Tensor] | None]:
         try:
             with safe_open(str(path), framework="pt") as file:
                 about = json.loads(file.metadata()["about"])
                 size = file.get_slice("result").get_shape()[0]
-                names = [name for name in file.keys() if name.startswith(_MEMORY)]  # noqa: SIM118 - not a mapping
-                memory = {name.removeprefix(_MEMORY): file.get_tensor(name) for name in names}
+                names = [name for name in file.keys() if name.startswith(_STATE)]  # noqa: SIM118 - not a mapping
+                state = {name.removeprefix(_STATE): file.get_tensor(name) for name in names}
         except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
             raise RuntimeFault(f"{path} cannot be read: {type(error).__name__}: restore it from a backup") from None
-        return FinishedTask(about["id"], about["asked"], about["epoch"], size), memory if about["remembers"] else None
+        done = FinishedTask(about["id"], about["digest"], about["epoch"], size)
+        return done, state if about["has_state"] else None
 
     def _read(self, path: Path) -> dict[str, Tensor] | None:
         if not path.exists():
@@ -152,10 +152,10 @@ class ClientStore:
             raise RuntimeFault(f"{path} cannot be read: {type(error).__name__}: restore it from a backup") from None
 
 
-def secret(folder: Path) -> int:
-    """A random number that only this site knows, the same at every start."""
+def site_secret(folder: Path) -> int:
+    """A random number that only this site knows, the same after each restart."""
     path = folder / "secret"
     if not path.exists():
         folder.mkdir(mode=0o700, exist_ok=True)
-        private(path, os.urandom(32).hex())
+        write_private(path, os.urandom(32).hex())
     return int(path.read_text(), 16)

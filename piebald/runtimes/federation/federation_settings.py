@@ -1,32 +1,31 @@
-"""The settings of a real federation."""
+"""Settings of a real federation."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field
 
 from piebald.client_work import ClientWork
-from piebald.contracts import Clients
+from piebald.contracts import Clients, RowsAtSites, Runtime
 from piebald.errors import SettingError
 from piebald.runtimes.base import RuntimeSettings
-
-if TYPE_CHECKING:
-    from piebald.runtimes.federation.server_runtime import FederationServer
+from piebald.runtimes.federation.timeouts import Timeouts
 
 
 class Federation(RuntimeSettings):
-    """Where to find the sites, and how long to wait for them.
+    """Runs clients at sites of a federation.
 
     Attributes:
-        credentials: the server's credentials; None makes a federation of processes on this machine, to try it.
-        folder: where the federation on this machine keeps its credentials; None takes a temporary folder.
-        wait_for: sites that must be there before anything is asked; None waits for all, or after `patience` for one.
-        patience: seconds; a site that is silent for so long is not waited for any more.
-        silence: seconds; a site that is silent for so long is not asked, and its answers to questions are not
-            waited for.
-        longest: seconds that a task may take at a site that is there; None for no limit.
+        credentials: folder with the server's credentials; None starts a federation of processes on this machine.
+        folder: folder for the credentials of a federation on this machine; None takes a temporary folder.
+        wait_for: number of sites that must be present before the first task; None waits for all of them, or for one
+            after `patience`.
+        patience: seconds of silence after which the server no longer waits for a site's training.
+        silence: seconds of silence after which the server sends a site no tasks, and no longer waits for its answers to
+            queries.
+        longest: seconds that a task may take at a site that is present; None for no limit.
         experiment: the experiment's settings, from which sites rebuild the model; filled in by the command line.
     """
 
@@ -42,13 +41,13 @@ class Federation(RuntimeSettings):
     experiment: dict[str, Any] | None = None
 
     def with_folder(self, folder: Path) -> Federation:
-        """See `vectors.RuntimeSettings`."""
-        return (
-            self if self.credentials or self.folder else self.model_copy(update={"folder": str(folder / "federation")})
-        )
+        """See `runtimes.base.RuntimeSettings`."""
+        if self.credentials or self.folder:
+            return self
+        return self.model_copy(update={"folder": str(folder / "federation")})
 
-    def open(self, work: ClientWork, clients: Clients) -> FederationServer:
-        """Listen for sites; without a credentials, start them as well."""
+    def open(self, work: ClientWork, clients: Clients) -> Runtime:
+        """Listen for sites; without `credentials`, start them as well."""
         from piebald.runtimes.federation.flare_link import check_installed
 
         check_installed()
@@ -57,13 +56,15 @@ class Federation(RuntimeSettings):
                 "a federation's sites rebuild model and data from an experiment file: write one, and start it with "
                 "piebald run FILE --runtime federation"
             )
-        if self.credentials is None and getattr(clients, "elsewhere", False):
+        if self.credentials is None and isinstance(clients, RowsAtSites) and clients.elsewhere:
             raise SettingError(
                 "partition 'sites' says that rows are at their sites, so they cannot be tried on this machine alone: "
-                "start piebald server KIT FILE here and piebald client KIT there"
+                "start piebald server CREDENTIALS FILE here and piebald client CREDENTIALS there"
             )
         from piebald.runtimes.federation.local_federation import LocalFederation
         from piebald.runtimes.federation.server_runtime import FederationServer
 
         local = LocalFederation.start(len(clients), self.folder) if self.credentials is None else None
-        return FederationServer(self, work, clients, local)
+        folder = Path(str(self.credentials)) if local is None else local.server
+        timeouts = Timeouts(self.wait_for, self.patience, self.silence, self.longest)
+        return FederationServer(folder, timeouts, self.experiment, work, clients, local)

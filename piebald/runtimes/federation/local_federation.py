@@ -1,4 +1,4 @@
-"""A whole federation on one machine: real sets of credentials, real processes, real connections; the way to try it."""
+"""A federation on one machine, to try it: with real credentials, processes and connections."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class LocalFederation:
 
     @classmethod
     def start(cls, sites: int, folder: str | None) -> LocalFederation:
-        """Make sets of credentials, or take those that are there; the processes start with `open`."""
-        place = Path(tempfile.mkdtemp(prefix="piebald-")) if folder is None else Path(folder)
+        """Create credentials, or take existing ones.  The processes start with `open`."""
+        root = Path(tempfile.mkdtemp(prefix="piebald-")) if folder is None else Path(folder)
         names = [f"site-{number + 1}" for number in range(sites)]
-        port = read(place / SERVER).port if (place / SERVER).exists() else free_port()
-        provision(Description(name="local", host="127.0.0.1", port=port, days=30, sites=names), place)
-        return cls(place, names, folder is None)
+        port = read(root / SERVER).port if (root / SERVER).exists() else free_port()
+        provision(Description(name="local", host="127.0.0.1", port=port, days=30, sites=names), root)
+        return cls(root, names, folder is None)
 
     @property
     def server(self) -> Path:
@@ -44,23 +44,23 @@ class LocalFederation:
         return self._folder / SERVER
 
     def open(self) -> None:
-        """Start a process for each site; they end with this one, however it ends."""
+        """Start a process for each site.  They end with this process, however it ends."""
         environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-        words = [sys.executable, "-m", "piebald.cli", "client"]
+        command = [sys.executable, "-m", "piebald.cli", "client"]
         for name in self._sites:
             credentials = self._folder / name
             with (credentials / "log.txt").open("ab") as output:
                 process = subprocess.Popen(
-                    [*words, str(credentials), "--with-parent", str(os.getpid())],
+                    [*command, str(credentials), "--with-parent", str(os.getpid())],
                     stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True,
                 )  # fmt: skip
             self._processes.append(process)
 
     def check(self) -> None:
-        """Say why a site that ended by itself did so."""
+        """Raise a `RuntimeFault` where the process of a site has failed."""
         for name, process in zip(self._sites, self._processes, strict=True):
             if process.poll() not in (None, 0):
-                lines = (self._folder / name / "log.txt").read_text(errors="replace").strip().splitlines()
+                lines = (self._folder / name / "log.txt").read_text(errors="reroot").strip().splitlines()
                 raise RuntimeFault(f"{name} ended before the run began: {lines[-1] if lines else process.returncode}")
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What the server knows of each site."""
+"""The sites of a federation, as the server knows them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from piebald.runtimes.federation.wire_format import Assembly
 
 @dataclass(slots=True, eq=False)
 class OpenTask:
-    """An task under way.
+    """A task under way.
 
     Attributes:
-        sent: seconds of the run's clock.
-        pushed: incarnation of the site that has it, "" while none does.
-        at: when it was pushed, on the machine's monotonic clock.
+        task: the task.
+        sent: when it was submitted, in seconds of the run's clock.
+        delivered_to: incarnation of the site process that has it, "" while none does.
+        delivered_at: when it was delivered, on the machine's monotonic clock.
     """
 
     task: Task
     sent: float
-    pushed: str = ""
-    at: float = 0.0
+    delivered_to: str = ""
+    delivered_at: float = 0.0
 
     @property
     def trains(self) -> bool:
@@ -39,11 +40,16 @@ class Member:
     """One site.
 
     Attributes:
-        heard: when it last said hello, on the monotonic clock; None before the first time.
-        hello: what it said then.
-        open: tasks under way, by number.
+        name: the site's name.
+        heard: time of its last hello on the monotonic clock, None before the first.
+        seen: the same as seconds since the epoch.
+        hello: its last hello.
+        open: tasks under way, by id.
         refused: why it does not take part, "" where it does.
-        late: results that came twice, or too late to count.
+        late: number of results that arrived twice, or too late to count.
+        finished: number of results that brought an update.
+        version: version of the global model that its last finished task started from.
+        assembly: the result that is arriving.
     """
 
     name: str
@@ -58,33 +64,33 @@ class Member:
     assembly: Assembly = field(default_factory=Assembly)
 
     def silent(self) -> float:
-        """Seconds since it was heard."""
+        """Seconds since its last hello."""
         return float("inf") if self.heard is None else time.monotonic() - self.heard
 
     def ready(self, terms: str, silence: float) -> bool:
-        """Whether it can be asked."""
+        """Whether tasks can be sent to it under these terms."""
         return self.hello is not None and self.silent() < silence and self.hello.ready == terms and not self.refused
 
     def hear(self, hello: Hello, refused: str) -> bool:
-        """Take a hello; whether anything changed but the time."""
+        """Record a hello; returns whether anything other than the time has changed."""
         before = (self.hello.incarnation, self.hello.ready, self.refused) if self.hello else None
         self.hello, self.heard, self.seen, self.refused = hello, time.monotonic(), time.time(), refused
         return before != (hello.incarnation, hello.ready, refused)
 
-    def to_push(self) -> OpenTask | None:
-        """The next task that the site does not have."""
+    def next_delivery(self) -> OpenTask | None:
+        """The next task to deliver: one that the site does not have, or None."""
         if self.hello is None:
             return None
         for one in self.open.values():
-            if one.pushed != self.hello.incarnation:
+            if one.delivered_to != self.hello.incarnation:
                 return one
             lost = one.trains and one.task.id not in self.hello.held
-            if lost and self.heard is not None and self.heard > one.at + 5:  # it started anew on its own account
+            if lost and self.heard is not None and self.heard > one.delivered_at + 5:  # the site lost it
                 return one
         return None
 
-    def table(self, now: int) -> dict[str, Any]:
-        """How it stands, as plain values; `now` is the newest version."""
+    def table(self, version: int) -> dict[str, Any]:
+        """Its status as plain values; `version` is the newest version of the global model."""
         return {
             "site": self.name,
             "heard": self.seen,
@@ -93,28 +99,29 @@ class Member:
             "rows": self.hello.rows if self.hello and self.hello.rows >= 0 else None,
             "working": sorted(self.open),
             "finished": self.finished,
-            "staleness": None if self.version is None else now - self.version,
+            "staleness": None if self.version is None else version - self.version,
             "late": self.late,
         }
 
 
-def names_of(clients: Clients) -> list[str]:
-    """The clients' names."""
+def client_names(clients: Clients) -> list[str]:
+    """The names of all clients."""
     return [str(clients.names[number]) for number in range(len(clients))]
 
 
 def sites_of(credentials: Credentials, clients: Clients) -> list[str]:
-    """The site of each client: the one of its name where all have theirs, else by order."""
-    sites, names = credentials.sites(), names_of(clients)
+    """The site of each client: by name where each client has a site of its name, else by order."""
+    sites, names = credentials.sites(), client_names(clients)
     if credentials.party != SERVER:
         raise SettingError(
-            f"{credentials.folder} is the credentials of {credentials.party}: the server needs the credentials of the server"
+            f"{credentials.folder} holds the credentials of {credentials.party}: the server needs the credentials of "
+            "the server"
         )
     if set(names) <= set(sites):
         return names
     if len(sites) < len(names):
         raise SettingError(
-            f"the experiment has {len(names)} clients, the credentials in {credentials.folder} knows {len(sites)} sites: "
-            "provision one site for each client"
+            f"the experiment has {len(names)} clients, the credentials in {credentials.folder} list {len(sites)} "
+            "sites: provision one site for each client"
         )
     return sites[: len(names)]

@@ -1,7 +1,7 @@
-"""What server and sites say to one another: declared fields, checked, never unpickled.
+"""Messages between the server and its sites: declared fields, checked, never unpickled.
 
-A message is the length of its head (4 bytes), the head (JSON with the fields of one of these classes), and a body of
-raw bytes.  A long body travels in pieces, see `Piece`.
+A message consists of the length of its head (4 bytes), the head (JSON with the fields of one of these classes), and a
+body of raw bytes.  A long body is sent in pieces, see `Piece`.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from piebald.errors import PiebaldError
 
 PROTOCOL = 1
-PIECE = 4 << 20  # bytes of a body that travel in one message
-HEAD = 1 << 20  # bytes of a head
-LONGEST = PIECE + HEAD + 64  # bytes of a message
+PIECE = 4 << 20  # bytes of a body in one message
+HEAD = 1 << 20  # bytes of a head, at most
+LONGEST = PIECE + HEAD + 64  # bytes of a message, at most
 MOST_IDS = 10_000
 
 Id = Annotated[int, Field(ge=0, lt=1 << 53)]
-Mark = Annotated[str, Field(pattern=r"^[0-9a-f]{0,64}$")]  # a digest or a random number, in hexadecimal
-Words = Annotated[str, Field(max_length=300)]
+Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{0,64}$")]  # a digest or a random number, in hexadecimal
+ShortText = Annotated[str, Field(max_length=300)]
 
 
 class Refused(PiebaldError):
-    """A message that is not what was declared; whoever receives it drops it and says so once."""
+    """A message that does not have the declared form; the receiver drops it and reports it once."""
 
 
 class Message(BaseModel):
@@ -35,24 +35,24 @@ class Message(BaseModel):
 
 
 class Hello(Message):
-    """A site says, about once a second, that it is there.
+    """Heartbeat of a site, sent about once a second.
 
     Attributes:
-        protocol, version: of this protocol and of Piebald.
-        incarnation: a random number of this process.
-        run: of the run that `held` is about.
-        ready: digest of the terms it works under, "" while it has none.
-        refused: why it does not work under the server's terms, "" where it does.
-        held: training it has got and the server has not safe yet.
-        rows: of its training part, -1 where that is not told.
+        protocol, version: versions of this protocol and of Piebald.
+        incarnation: random number of this process.
+        run: the run that `held` refers to.
+        ready: digest of the terms that the site has accepted, "" while it has accepted none.
+        refused: why the site does not accept the server's terms, "" where it does.
+        held: training tasks that the site has, unfinished or not yet saved by the server.
+        rows: number of its training rows, -1 where it is not disclosed.
     """
 
     protocol: int
     version: Annotated[str, Field(max_length=40)]
-    incarnation: Mark
-    run: Mark = ""
-    ready: Mark = ""
-    refused: Words = ""
+    incarnation: Hex
+    run: Hex = ""
+    ready: Hex = ""
+    refused: ShortText = ""
     held: Annotated[list[Id], Field(max_length=MOST_IDS)] = []
     rows: Annotated[int, Field(ge=-1)] = -1
 
@@ -61,76 +61,79 @@ class Welcome(Message):
     """The server's answer to a hello.
 
     Attributes:
-        version: of the server's Piebald.
+        version: version of the server's Piebald.
         run: the run, "" while there is none.
-        epoch: a random number of the server's process.
-        terms: digest of the terms of the run.
-        restored: the highest training id that the checkpoint knew which this process took up, 0 for none.
-        horizon: the highest training id so far.
-        unsafe: this site's training of at most `horizon` that no checkpoint holds yet.
-        over: the run has ended, so the site may leave.
+        epoch: random number of the server's process.
+        terms: digest of the run's terms.
+        restored: highest id of a training task in the checkpoint that this process resumed from, 0 for none.
+        last_id: highest id of a training task so far.
+        unsaved: ids of this site's training tasks, up to `last_id`, that are not in a checkpoint yet.
+        over: whether the run has ended, so that the site may leave.
     """
 
     version: Annotated[str, Field(max_length=40)]
-    run: Mark
-    epoch: Mark
-    terms: Mark
+    run: Hex
+    epoch: Hex
+    terms: Hex
     restored: Id = 0
-    horizon: Id = 0
-    unsafe: Annotated[list[Id], Field(max_length=MOST_IDS)] = []
+    last_id: Id = 0
+    unsaved: Annotated[list[Id], Field(max_length=MOST_IDS)] = []
     over: bool = False
 
 
 class Piece(Message):
-    """A piece of a body: a task on its way down, a result on its way up, or the terms of a run.
+    """A piece of a body: of a task for a site, a result for the server, or the terms of a run.
 
     Attributes:
         run: the run it belongs to.
-        epoch: of the server's process that it is from or for; what was meant for an earlier one is not taken.
-        id: of the task, 0 for terms.
-        trains: whether it is about training.
-        start: the byte it begins at.
+        epoch: the server process that sent it or is to receive it; pieces for an earlier process are not accepted.
+        id: id of the task, 0 for terms.
+        trains: whether the task is a training task.
+        start: offset of its first byte.
         size: bytes of the whole body.
-        digest: BLAKE2b of the whole body, 16 bytes in hexadecimal.
+        digest: BLAKE2b digest of the whole body, 16 bytes in hexadecimal.
     """
 
-    run: Mark
-    epoch: Mark
+    run: Hex
+    epoch: Hex
     id: Id
     trains: bool
     start: Annotated[int, Field(ge=0)]
     size: Annotated[int, Field(ge=0)]
-    digest: Mark
+    digest: Hex
 
 
-class Wish(Message):
-    """A site asks for a piece of the terms."""
+class TermsRequest(Message):
+    """Request of a site for a piece of the run's terms."""
 
     start: Annotated[int, Field(ge=0)]
 
 
-class Word(Message):
-    """The answer to a piece: "go on", "done", "known" (it was there before), "not wanted", "again" from the start,
-    or "refused" for good.
+class Reply(Message):
+    """Reply to a piece.
+
+    Attributes:
+        status: "go on" (send the next piece), "done" (the body is complete), "known" (it was received before),
+            "not wanted" (not now), "again" (start from the first byte), or "refused" (do not send it again).
     """
 
-    word: Annotated[str, Field(pattern="^(go on|done|known|not wanted|again|refused)$")]
+    status: Annotated[str, Field(pattern="^(go on|done|known|not wanted|again|refused)$")]
 
 
 SomeMessage = TypeVar("SomeMessage", bound=Message)
 
 
 def encode(head: Message, body: bytes | memoryview = b"") -> bytes:
-    """A message."""
+    """Encode a message."""
     text = head.model_dump_json().encode()
     return b"".join((struct.pack("<I", len(text)), text, body))
 
 
 def decode(kind: type[SomeMessage], data: bytes | bytearray | memoryview | None) -> tuple[SomeMessage, memoryview]:
-    """Head and body of a message.
+    """Decode a message into its head and body.
 
     Raises:
-        Refused: it is not of this kind, or too long.
+        Refused: it is not of this kind, or it is too long.
     """
     whole = memoryview(data or b"")
     if len(whole) > LONGEST:
@@ -142,5 +145,5 @@ def decode(kind: type[SomeMessage], data: bytes | bytearray | memoryview | None)
         return kind.model_validate_json(bytes(whole[4 : 4 + length])), whole[4 + length :]
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(word) for word in first["loc"]) or "its head"
+        where = ".".join(str(name) for name in first["loc"]) or "its head"
         raise Refused(f"a message that is no {kind.__name__.lower()}: {where}: {first['type']}") from None

@@ -1,13 +1,13 @@
-"""What a site agrees to at the most: it looks at a run's terms before it works under them."""
+"""A site's policy: what it allows, checked against a run's terms and against each update before it leaves."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from piebald.client_work import ClientWork
-from piebald.contracts import Query
+from piebald.contracts import Query, Update
 from piebald.parameters import matching
 from piebald.privacy import SecureAggregation
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
@@ -16,15 +16,15 @@ from piebald.transforms.gaussian import Gaussian
 
 
 class Policy(BaseModel):
-    """A site's privacy policy.  What is not set is not asked for.
+    """A site's privacy policy.  A field that is not set demands nothing.
 
     Attributes:
-        private: layers that must stay, as patterns of `parameters.matching`.
-        clip: updates must be clipped to at most this norm.
-        noise: and get Gaussian noise at this site of at least this standard deviation, in clips.
-        uploads: named vectors that an update may carry.
-        questions: kinds of questions that are answered, beside those about a secure aggregation's keys.
-        secure_aggregation: updates leave only inside secure aggregation of at least so many clients.
+        private: layers that must stay at the site, as patterns of `parameters.matching`.
+        clip: the largest norm to which updates must be clipped.
+        noise: the least standard deviation of Gaussian noise that is added at this site, in clips.
+        uploads: the named vectors that an update may carry.
+        queries: the kinds of queries that are answered, besides those about the keys of a secure aggregation.
+        secure_aggregation: the least number of clients in a secure aggregation, outside of which no update leaves.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -33,44 +33,48 @@ class Policy(BaseModel):
     clip: float | None = Field(default=None, gt=0)
     noise: float | None = Field(default=None, gt=0)
     uploads: list[str] | None = None
-    questions: list[str] | None = None
+    queries: list[str] | None = None
     secure_aggregation: int | None = Field(default=None, ge=2)
 
     def reject_reason(self, work: ClientWork) -> str | None:
-        """Why this site does not work under these terms, or None."""
+        """The reason why this site does not work under a run's terms, or None."""
         if self.private:
             leaving = matching(work.model, self.private) - work.layout.private
             if leaving:
                 return f"{sorted(leaving)[0]} must stay at this site but the recipe would send it"
         if self.uploads is not None:
-            for name in ("model", *work.trainer.uploads()):
+            for name in declared_vectors(work):
                 if name not in self.uploads:
                     return f"updates would carry {name!r}, this site sends only {', '.join(self.uploads) or 'nothing'}"
-        sealing = (
-            work.transforms[-1] if work.transforms and isinstance(work.transforms[-1], SecureAggregation) else None
-        )
+        last = work.transforms[-1] if work.transforms else None
+        masking = last if isinstance(last, SecureAggregation) else None
         if self.secure_aggregation is not None:
-            if sealing is None:
-                return "updates leave this site only inside secure aggregation but the recipe has none: add update 'secure_aggregation'"
-            if sealing.least < self.secure_aggregation:
+            if masking is None:
                 return (
-                    f"sums could be of {sealing.least} clients, this site asks for {self.secure_aggregation}: set secure_aggregation's "
-                    "least"
+                    "updates leave this site only inside secure aggregation but the recipe has none: add transform "
+                    "'secure_aggregation'"
                 )
-        return self._noise(work.transforms[:-1] if sealing else work.transforms, work.trainer.uploads())
+            if masking.least < self.secure_aggregation:
+                return (
+                    f"sums could be of {masking.least} clients, this site demands {self.secure_aggregation}: "
+                    "set secure_aggregation's least"
+                )
+        return self._noise_reject_reason(work.transforms[:-1] if masking else work.transforms, work.trainer.uploads())
 
-    def _noise(self, stages: Sequence[Transform], uploads: Sequence[str]) -> str | None:
-        """Why clipping and noise are not enough.  The last stage (a secure aggregation aside) must be the one that adds it:
-        what comes later could undo it.
+    def _noise_reject_reason(self, transforms: Sequence[Transform], uploads: Sequence[str]) -> str | None:
+        """The reason why clipping and noise do not suffice, or None.
+
+        They must come from the last transform (except a secure aggregation), since a later one could undo them.
         """
         if self.clip is None and self.noise is None:
             return None
         if uploads:
             return f"updates would carry {uploads[0]!r} beside the model, which nothing clips"
-        last = stages[-1] if stages else None
+        last = transforms[-1] if transforms else None
         if not isinstance(last, Gaussian):
             return (
-                "updates must be clipped here as the last thing but the recipe does not do that: add update 'gaussian'"
+                "updates must be clipped by the last transform but the recipe does not do that: "
+                "add transform 'gaussian'"
             )
         if self.clip is not None and last.clip > self.clip:
             return f"updates would be clipped to norm {last.clip:g}, this site allows at most {self.clip:g}"
@@ -79,14 +83,39 @@ class Policy(BaseModel):
         if last.where != "client":
             return "noise must be added at this site but the recipe adds it at the server: set where = 'client'"
         if last.multiplier < self.noise:
-            return f"updates would get noise of {last.multiplier:g} clips, this site asks for at least {self.noise:g}"
+            return f"updates would get noise of {last.multiplier:g} clips, this site demands at least {self.noise:g}"
         return None
 
-    def answers(self, query: Query) -> bool:
-        """Whether a question is answered."""
-        return self.questions is None or isinstance(query, KeyQuery) or query.kind in self.questions
+    def update_reject_reason(self, update: Update, declared: Collection[str], shared: int) -> str | None:
+        """The reason why an update must not leave this site, or None.
+
+        It holds whatever engine and trainer made the update: what a transform clips, or what stays private, is decided
+        by names and lengths that were known when the terms were accepted.
+
+        Args:
+            update: the update as the transforms made it, before it is masked.
+            declared: names of the vectors that were declared when the site accepted the terms.
+            shared: how many numbers of the model are shared.
+        """
+        allowed = set(declared) if self.uploads is None else set(declared) & set(self.uploads)
+        undeclared = sorted(update.vectors.keys() - allowed)
+        if undeclared:
+            return f"the update carries {undeclared[0]!r}, which was not declared"
+        model = update.vectors.get("model")
+        if model is None or model.shape != (shared,):
+            return "the update does not have the length of the shared model"
+        return None
+
+    def allows(self, query: Query) -> bool:
+        """Whether a query is answered."""
+        return self.queries is None or isinstance(query, KeyQuery) or query.kind in self.queries
 
     @property
-    def own_noise(self) -> bool:
-        """Whether noise must come from numbers that only this site knows: others could subtract what they can make."""
+    def needs_own_noise(self) -> bool:
+        """Whether noise must come from a seed that only this site knows, so that others cannot subtract it."""
         return self.noise is not None
+
+
+def declared_vectors(work: ClientWork) -> tuple[str, ...]:
+    """Names of the vectors that an update carries, as its trainer declares them."""
+    return ("model", *work.trainer.uploads())

@@ -1,23 +1,21 @@
-"""Credentials: one folder a party, with its certificate, its key and what it may settle itself.
+"""Credentials of the parties of a federation: one folder each, with a certificate, a key and settings.
 
     <folder>/
       federation.toml        the description that the credentials were made from
-      authority/             the authority's own key: it makes further credentials, and belongs in a safe
-      server/, site-1/, ...  credentials: authority.pem, certificate.pem, key.pem, credentials.json, and for sites site.toml
+      authority/             the authority's own key, which makes further credentials: keep it in a safe place
+      server/, site-1/, ...  authority.pem, certificate.pem, key.pem, credentials.json; sites also have site.toml
 
-Keys are made in their credentials and are never anywhere else; files that hold or settle anything are readable by their owner
-alone (mode 0600).
+Keys are created in their party's folder and are stored nowhere else. Only the owner can read the files (mode 0600).
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +23,21 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from piebald.errors import SettingError
 from piebald.runtimes.federation.flare_link import INSTALL, SERVER
+from piebald.runtimes.federation.private_files import write_private
 
-KIT = "credentials.json"
-SITES = "sites.json"
+_CREDENTIALS = "credentials.json"
+_SITES = "sites.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
-_EARLY = timedelta(minutes=5)  # clocks differ
 
 
 class Description(BaseModel):
-    """What `federation.toml` says.
+    """Description of a federation, as in `federation.toml`.
 
     Attributes:
-        name: of the federation, a word.
-        host, port: where sites find the server.
+        name: of the federation.
+        host, port: address of the server, as sites see it.
         days: how long certificates are valid.
-        sites: names of the sites; their order numbers the clients.
+        sites: names of the sites, in the order of their client numbers.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -56,11 +54,11 @@ class Credentials:
     """A party's credentials.
 
     Attributes:
-        folder: where it is.
+        folder: where the files are.
         federation: the federation's name.
         party: the party's name.
-        host, port: where the server is.
-        expires: when the certificate ends.
+        host, port: address of the server.
+        expires: when the certificate expires.
     """
 
     folder: Path
@@ -71,9 +69,9 @@ class Credentials:
     expires: datetime
 
     def sites(self) -> list[str]:
-        """The sites, as the server's credentials lists them now; none in a site's credentials."""
+        """The names of the sites, as listed in the server's credentials; empty for those of a site."""
         try:
-            return [str(name) for name in json.loads((self.folder / SITES).read_text())]
+            return [str(name) for name in json.loads((self.folder / _SITES).read_text())]
         except FileNotFoundError:
             return []
 
@@ -82,7 +80,7 @@ def describe(path: Path) -> Description:
     """Read a federation's description.
 
     Raises:
-        SettingError: it cannot be read, or something in it cannot be.
+        SettingError: it cannot be read, or a value in it is not allowed.
     """
     try:
         made = Description.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
@@ -92,7 +90,7 @@ def describe(path: Path) -> Description:
         raise SettingError(f"{path} is not TOML: {error}") from None
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(word) for word in first["loc"])
+        where = ".".join(str(name) for name in first["loc"])
         raise SettingError(
             f"{path}: {where}: {first['msg'].lower()}, got {first['input']!r}; "
             "it takes name, host, port, days and sites"
@@ -105,17 +103,18 @@ def _check_names(path: Path, sites: Sequence[str]) -> None:
     for name in sites:
         if not _NAME.fullmatch(name) or name in (SERVER, "authority"):
             raise SettingError(
-                f"{path}: sites are named by letters, digits, - and _, at most 63, and not server, got {name!r}"
+                f"{path}: sites are named by letters, digits, - and _, at most 63, and not server or authority, "
+                f"got {name!r}"
             )
     if len({name.lower() for name in sites}) < len(sites):
-        raise SettingError(f"{path}: two sites have the same name: give each one of its own")
+        raise SettingError(f"{path}: two sites have the same name: give each its own")
 
 
 def provision(description: Description, out: Path) -> list[Credentials]:
-    """Make the sets of credentials that are not there yet, and let those that are there be.
+    """Create the credentials that do not exist yet, and leave existing ones as they are.
 
     Returns:
-        The new ones.
+        The new credentials.
 
     Raises:
         SettingError: the folder holds credentials of another federation.
@@ -130,19 +129,18 @@ def provision(description: Description, out: Path) -> list[Credentials]:
     made = []
     for party in (SERVER, *description.sites):
         folder = out / party
-        if (folder / KIT).exists():
+        if (folder / _CREDENTIALS).exists():
             continue
         folder.mkdir(mode=0o700, exist_ok=True)
         expires = authority.issue(folder, party, description.host, description.days)
         about = {"federation": description.name, "party": party, "host": description.host, "port": description.port}
         if party != SERVER:
-            private(folder / "site.toml", _SITE_TOML)
-        private(
-            folder / KIT, json.dumps({**about, "expires": expires.isoformat()}) + "\n"
-        )  # last: the credentials is whole
+            write_private(folder / "site.toml", _SITE_TOML)
+        # written last: where this file exists, the credentials are complete
+        write_private(folder / _CREDENTIALS, json.dumps({**about, "expires": expires.isoformat()}) + "\n")
         made.append(read(folder))
-    private(out / SERVER / SITES, json.dumps(list(description.sites)) + "\n")
-    private(out / "federation.json", json.dumps(description.model_dump()) + "\n")
+    write_private(out / SERVER / _SITES, json.dumps(list(description.sites)) + "\n")
+    write_private(out / "federation.json", json.dumps(description.model_dump()) + "\n")
     return made
 
 
@@ -152,75 +150,63 @@ def _check_same(description: Description, out: Path) -> None:
         before = json.loads((out / "federation.json").read_text())
     except FileNotFoundError:
         if out.exists() and any(out.iterdir()):
-            raise SettingError(f"{out} holds something that is no credentials: choose a new folder") from None
+            raise SettingError(f"{out} is not empty and holds no credentials: choose a new folder") from None
         return
     now = description.model_dump()
     for name in ("name", "host", "port"):
         if before[name] != now[name]:
             raise SettingError(
                 f"the credentials in {out} were made with {name} = {before[name]!r}, now it is {now[name]!r}: "
-                "choose a new folder, since every site would need a new credentials"
+                "choose a new folder, since every site needs new credentials"
             )
     if now["sites"][: len(before["sites"])] != before["sites"]:
         raise SettingError(
-            f"the credentials in {out} are of the sites {', '.join(before['sites'])}: list these first, as they are, and new "
-            "ones behind them, since the order numbers the clients"
+            f"the credentials in {out} are of the sites {', '.join(before['sites'])}: list these first, in this order, "
+            "and new ones after them, since the order numbers the clients"
         )
 
 
 def read(folder: Path) -> Credentials:
-    """A credentials from its folder.
+    """Read the credentials in a folder.
 
     Raises:
-        SettingError: there is none, or its certificate has ended.
+        SettingError: there are none, the certificate has expired, or others can read the key.
     """
     try:
-        about: dict[str, Any] = json.loads((folder / KIT).read_text())
+        about: dict[str, Any] = json.loads((folder / _CREDENTIALS).read_text())
         credentials = Credentials(
             folder.resolve(), about["federation"], about["party"], about["host"], int(about["port"]),
             datetime.fromisoformat(about["expires"]),
         )  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError):
-        raise SettingError(f"{str(folder)!r} is no credentials: give a folder that piebald provision made") from None
+        raise SettingError(f"{str(folder)!r} holds no credentials: give a folder that piebald provision made") from None
     if credentials.expires < datetime.now(UTC):
         raise SettingError(
-            f"the certificate of {credentials.party} in {folder} ended on {credentials.expires:%Y-%m-%d}: make new credentials with "
-            "piebald provision, into a new folder"
+            f"the certificate of {credentials.party} in {folder} expired on {credentials.expires:%Y-%m-%d}: make new "
+            "credentials with piebald provision, in a new folder"
         )
-    if loose := [name for name in ("key.pem",) if (folder / name).stat().st_mode & 0o077]:
-        raise SettingError(f"{folder / loose[0]} can be read by others: chmod 600 {folder / loose[0]}")
+    key = folder / "key.pem"
+    if key.stat().st_mode & 0o077:
+        raise SettingError(f"{key} can be read by others: chmod 600 {key}")
     return credentials
 
 
-def private(path: Path, text: str | bytes, lasting: bool = True) -> None:
-    """Write a file that its owner alone can read, whole or not at all; `lasting`: also if the power fails."""
-    data = text.encode() if isinstance(text, str) else text
-    aside = path.with_name(path.name + ".part")
-    handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(data)
-        file.flush()
-        if lasting:
-            os.fsync(file.fileno())
-    os.replace(aside, path)
-
-
 _SITE_TOML = """\
-# What this site settles itself.  Nothing in it leaves the site.
+# Settings of this site.  Nothing in this file leaves the site.
 
 # device = "cpu"          # or "cuda"
 
-# [data]                  # without it the rows are those that the experiment's own partition gives this site
+# [data]                  # without it, the site's rows are those that the experiment's partition gives it
 # source = "patients.csv" # .csv, .parquet, .npz (arrays x and y), a folder of images, or "my_data.py:load"
-# target = "diagnosis"    # a table's column to predict
-# test = 0.2              # share of the rows that is for testing only
-# validation = 0.1        # share of the rows that chooses
+# target = "diagnosis"    # the column of a table to predict
+# test = 0.2              # share of the rows held out for testing
+# validation = 0.1        # share of the rows held out for validation
 
-# [policy]                 # what this site agrees to at the most; other recipes are refused
-# private = ["classifier"]      # layers that must stay here
-# clip = 1.0                    # updates are clipped to at most this norm
-# noise = 0.5                   # and get noise of at least so many clips, here, from numbers that only this site knows
-# uploads = ["model"]           # what an update may carry
-# questions = ["evaluate"]      # what may be asked beside training
-# secure_aggregation = 3                # updates leave only inside secure aggregation of at least so many clients
+# [policy]                      # what this site allows; recipes that would share more are refused
+# private = ["classifier"]      # layers that must stay at this site
+# clip = 1.0                    # updates must be clipped to at most this norm
+# noise = 0.5                   # the least noise, in clips, added here from random numbers that only this site knows
+# uploads = ["model"]           # the vectors that an update may carry
+# queries = ["evaluate"]        # the queries that are answered, besides training
+# secure_aggregation = 3        # updates leave only inside secure aggregation of at least this many clients
 """

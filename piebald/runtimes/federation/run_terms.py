@@ -1,4 +1,4 @@
-"""The terms of a run: all that a site needs to rebuild its work from what it has installed."""
+"""The terms of a run: all that a site needs to rebuild its work from installed components."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ from piebald.version import __version__
 
 
 class RunTerms(BaseModel):
-    """What a site is told before its first task.
+    """The terms of a run, which a site receives before its first task.
 
     Attributes:
-        piebald: the server's version.
+        piebald: the server's version of Piebald.
         experiment: the experiment's settings.
-        rule, stages: how clients learn, and what befalls updates, as tables.
-        private: names of the tensors that stay with the client.
+        training: the trainer, as a table.
+        transforms: the transforms of updates, as tables.
+        private: names of the tensors that stay at the client.
         layout: names and shapes of the model's tensors, in order.
-        objective: what the model is for; metrics: by which it is judged.
-        seed: of the run.
-        shape, outputs: of one input, and of what comes out.
+        objective: name of the loss.
+        metrics: names of the metrics.
+        seed: seed of the run.
+        shape, outputs: shapes of one input and one output.
         classes: names of the classes, None where targets are not classes.
         clients: names of the clients, by number.
-        sites: names of their sites.
+        sites: names of the clients' sites.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -52,10 +54,10 @@ class RunTerms(BaseModel):
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> RunTerms:
-        """Terms as they came.
+        """Read terms as received.
 
         Raises:
-            SettingError: they are of another version, or cannot be read.
+            SettingError: they are from another version, or have another form.
         """
         theirs = str(values.get("piebald"))[:40]
         if theirs != __version__:
@@ -67,7 +69,7 @@ class RunTerms(BaseModel):
             raise SettingError(f"the run's terms cannot be read: {first['loc']}: {first['type']}") from None
 
     def client_components(self) -> tuple[Trainer, tuple[Transform, ...]]:
-        """The trainer and the transforms, from what is installed here."""
+        """Build the trainer and the transforms from what is installed here."""
         trainer = build("training", self.training)
         transforms = tuple(build("transforms", table) for table in self.transforms)
         assert isinstance(trainer, Trainer)
@@ -78,7 +80,7 @@ def terms(
     work: ClientWork, experiment: Mapping[str, Any], clients: Sequence[str], sites: Sequence[str],
     classes: Sequence[str] | None = None,
 ) -> bytes:  # fmt: skip
-    """The terms as bytes."""
+    """Serialize the terms of a run."""
     made = RunTerms(
         piebald=__version__,
         experiment=dict(experiment),

@@ -1,7 +1,7 @@
-"""Sites vouch for what they tell one another through the server: signed with the key of their credentials.
+"""Signatures of sites on messages that they exchange through the server, made with the key of their credentials.
 
 A signature carries the site's certificate, which the federation's authority has signed, so a server that is not the
-authority cannot put keys of its own in the place of a site's.
+authority cannot replace a site's keys by its own.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _SIGN = ec.ECDSA(hashes.SHA256())
 
 
 class CertificateSigner:
-    """One site's signatures in one run (`contracts.Signer`).
+    """Signs for one site in one run, and checks signatures of the others (`contracts.Signer`).
 
     Args:
         folder: the site's credentials.
         sites: the site of each client, by number.
-        run: what is signed is for this run alone.
+        run: the run, outside of which signatures are not valid.
 
     Raises:
-        SettingError: a site is named twice, so one could speak for several clients.
+        SettingError: a site is named twice, so that it could sign for several clients.
     """
 
     def __init__(self, folder: Path, sites: Sequence[str], run: str) -> None:
@@ -47,28 +47,28 @@ class CertificateSigner:
 
     def sign(self, text: bytes) -> bytes:
         """A signature of `SIGNATURE` bytes."""
-        vectors = (self._certificate, self._key.sign(self._whole(text), _SIGN))
-        made = b"".join(struct.pack("<H", len(part)) + part for part in vectors)
+        parts = (self._certificate, self._key.sign(self._message(text), _SIGN))
+        made = b"".join(struct.pack("<H", len(part)) + part for part in parts)
         if len(made) > SIGNATURE:
             raise SettingError(f"the site's certificate is too long: {len(made)} bytes with a signature")
         return made.ljust(SIGNATURE, b"\0")
 
     def check(self, client: int, text: bytes, signature: bytes) -> bool:
-        """Whether the site of a client has signed this."""
+        """Whether the site of a client has signed a text."""
         try:
             (length,) = struct.unpack_from("<H", signature)
             certificate = x509.load_der_x509_certificate(signature[2 : 2 + length])
             (size,) = struct.unpack_from("<H", signature, 2 + length)
             key = certificate.public_key()
-            if not self._is(certificate, client) or not isinstance(key, ec.EllipticCurvePublicKey):
+            if not self._is_of(certificate, client) or not isinstance(key, ec.EllipticCurvePublicKey):
                 return False
-            key.verify(signature[4 + length : 4 + length + size], self._whole(text), _SIGN)
+            key.verify(signature[4 + length : 4 + length + size], self._message(text), _SIGN)
         except (ValueError, TypeError, struct.error, InvalidSignature, x509.ExtensionNotFound):
             return False
         return True
 
-    def _is(self, certificate: x509.Certificate, client: int) -> bool:
-        """Whether a certificate of this authority is that of a client's site, today."""
+    def _is_of(self, certificate: x509.Certificate, client: int) -> bool:
+        """Whether a certificate is that of a client's site, was issued by this authority and is valid today."""
         certificate.verify_directly_issued_by(self._authority)
         use = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
         names = [name.value for name in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
@@ -76,5 +76,5 @@ class CertificateSigner:
         known = 0 <= client < len(self._sites) and names == [self._sites[client]]
         return today and known and ExtendedKeyUsageOID.CLIENT_AUTH in use
 
-    def _whole(self, text: bytes) -> bytes:
+    def _message(self, text: bytes) -> bytes:
         return b"piebald: keys of a secure aggregation\0" + struct.pack("<I", len(self._run)) + self._run + text

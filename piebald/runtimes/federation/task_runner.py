@@ -1,4 +1,4 @@
-"""What a site does with one task: the simulator's own engine, for one client."""
+"""Tasks at a site: they are served by the simulator's own engine, for one client."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from piebald.runtimes.engines.engine import Engine
 from piebald.runtimes.engines.serving import personal_model, serve
 from piebald.runtimes.engines.stack import PRIVATE, ClientStack
 from piebald.runtimes.federation.client_store import ClientStore
-from piebald.runtimes.federation.policy import Policy
+from piebald.runtimes.federation.policy import Policy, declared_vectors
 
 log = logging.getLogger("piebald.federation")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SiteClient:
-    """A run's terms as a site understands them.
+    """A run at one site, rebuilt from its terms.
 
     Attributes:
-        work: rebuilt from names and fields.
+        work: the model, the trainer and the transforms.
         clients: all clients' names, and this site's rows alone.
-        client: this site's number.
+        client: this site's client number.
     """
 
     work: ClientWork
@@ -40,14 +40,14 @@ class SiteClient:
 
 
 class TaskRunner:
-    """Serves tasks of one run.
+    """Serves the tasks of one run.
 
     Args:
-        prepared: the terms.
-        policy: what the site agrees to.
+        prepared: the run at this site.
+        policy: what the site allows.
         device: where it computes.
         secret: a number that only this site knows.
-        signer: signs the site's keys of secure aggregation, and checks those of others.
+        signer: signs the site's keys of secure aggregation, and checks those of other sites.
     """
 
     def __init__(
@@ -55,65 +55,78 @@ class TaskRunner:
     ) -> None:
         work = prepared.work
         # the server knows the run's seed, and could subtract noise that is made from it
-        if policy.own_noise or work.row_privacy is not None:
+        if policy.needs_own_noise or work.row_privacy is not None:
             work = replace(work, seed=secret % (1 << 64))
         self.work, self.client, self._policy, self._signer = work, prepared.client, policy, signer
-        self._fresh = work.initial_state()
-        # one engine a thread: a question is answered while the other trains
-        made = (make_engine("sequential", work, prepared.clients, torch.device(device), False) for _ in range(2))
-        self._trains, self._answers = made
+        self._declared = declared_vectors(work)  # as the policy saw them: what is declared later does not count
+        self._initial_state = work.initial_state()
+        # one engine for each thread: a query is answered while the other trains
+        engines = (make_engine("sequential", work, prepared.clients, torch.device(device), False) for _ in range(2))
+        self._training_engine, self._query_engine = engines
 
     def serve(
-        self, task: Task, memory: Mapping[str, Tensor] | None
+        self, task: Task, state: Mapping[str, Tensor] | None
     ) -> tuple[Update | None, str | None, dict[str, Tensor] | None]:
-        """The update or the reason why there is none, and what is remembered from now on (None: as before)."""
+        """Serve a task.
+
+        Args:
+            task: the task, which is not about keys.
+            state: the client's state, None before its first training.
+
+        Returns:
+            The update, or the reason why there is none, and the new client state (None: unchanged).
+        """
         query = task.query
-        if query is not None and not self._policy.answers(query):
+        if query is not None and not self._policy.allows(query):
             return None, f"this site does not answer {query.kind!r}", None
-        engine: Engine = self._trains if query is None else self._answers
+        engine: Engine = self._training_engine if query is None else self._query_engine
         try:
-            served = serve(engine, self._stack(task, memory))
-        except Exception as error:  # whatever its rows do, the site stays; the text may hold numbers of theirs
+            served = serve(engine, self._stack(task, state))
+        except Exception as error:  # the site goes on; the text is not sent, since it may hold numbers of its rows
             log.exception("task %d failed", task.id)
             return None, f"{type(error).__name__} at the site, whose log says more", None
         update = served.update(0)
-        # a client whose update cannot count also forgets the attempt
-        keeps = query is None and math.isfinite(update.norm)
-        return update, None, {name: rows[0].clone() for name, rows in served.state.items()} if keeps else None
+        if query is not None:
+            return update, None, None
+        refused = self._policy.update_reject_reason(update, self._declared, self.work.layout.shared)
+        if refused is not None:
+            log.error("task %d: nothing is sent: %s", task.id, refused)
+            return None, f"refused by the site's policy: {refused}", None
+        if not math.isfinite(update.norm):  # the update cannot count, so the client forgets the attempt
+            return update, None, None
+        return update, None, {name: rows[0].clone() for name, rows in served.state.items()}
 
-    def reply(self, task: Task, store: ClientStore) -> Outcome:
-        """The answer to a question about keys."""
+    def answer_key_query(self, task: Task, store: ClientStore) -> Outcome:
+        """Answer a query about the keys of a secure aggregation."""
         return self._with_secrets(store, lambda secrets: replied(task, self.work, secrets))
 
     def mask(self, update: Update, task: Task, store: ClientStore) -> Outcome:
-        """What leaves instead of an update."""
+        """Mask an update, where the run masks updates."""
         if self.work.masking is None:
             return update, None
         return self._with_secrets(store, lambda secrets: masked(update, task, self.work, secrets))
 
     def _with_secrets(self, store: ClientStore, act: Callable[[ClientSecrets], Outcome]) -> Outcome:
-        """Do something with the site's secrets; what must not be forgotten is on disk before anything is handed
-        back.
-        """
+        """Call a function with the site's secrets, and write them to disk before its outcome is returned."""
         secrets = ClientSecrets(self.client, store.secrets(), os.urandom, self._signer)
         try:
             outcome = act(secrets)
-        except Exception as error:  # whatever the server sends, the site stays
+        except Exception as error:  # the site goes on, whatever the server sends
             log.exception("the keys of a secure aggregation failed")
             outcome = None, f"{type(error).__name__} at the site, whose log says more"
-        store.keep(secrets.kept)
+        store.save_secrets(secrets.kept)
         return outcome
 
-    def personalize(self, version: int, community: Tensor, memory: Mapping[str, Tensor] | None) -> Tensor:
-        """The model [p] that the site would use for itself, given the global model [s] and what it remembers."""
-        task = Task(0, self.client, version, {"model": community})
-        remembered = self._first(task) if memory is None else memory
-        return personal_model(self._answers, self.client, version, community, remembered)
+    def personalize(self, version: int, global_model: Tensor, state: Mapping[str, Tensor] | None) -> Tensor:
+        """The model [p] that the site uses for itself, given the global model [s] and its client state."""
+        task = Task(0, self.client, version, {"model": global_model})
+        state = self._first_state(task) if state is None else state
+        return personal_model(self._query_engine, self.client, version, global_model, state)
 
-    def _stack(self, task: Task, memory: Mapping[str, Tensor] | None) -> ClientStack:
-        remembered = self._first(task) if memory is None else memory
+    def _stack(self, task: Task, state: Mapping[str, Tensor] | None) -> ClientStack:
+        state = self._first_state(task) if state is None else state
         own = ("model", PRIVATE)
-        vectors = {n: [part] for n, part in task.vectors.items() if n not in own and not n.startswith(MASKING)}
+        vectors = {n: [vector] for n, vector in task.vectors.items() if n not in own and not n.startswith(MASKING)}
         return ClientStack(
             clients=[self.client],
             versions=[task.version],
@@ -121,13 +134,13 @@ class TaskRunner:
             committed=[task.committed],
             models=[task.vectors["model"]],
             vectors=vectors,
-            state={name: [tensor] for name, tensor in remembered.items()},
+            state={name: [tensor] for name, tensor in state.items()},
             query=task.query,
         )
 
-    def _first(self, task: Task) -> Mapping[str, Tensor]:
-        """What a site remembers before its first training: what the rule says, and the private part sent along."""
+    def _first_state(self, task: Task) -> Mapping[str, Tensor]:
+        """The client state before the first training: the trainer's, and the private slice that came with the task."""
         shared = self.work.layout.shared
         if shared == self.work.layout.size:
-            return self._fresh
-        return self._fresh | {PRIVATE: task.vectors.get(PRIVATE, self.work.initial[shared:])}
+            return self._initial_state
+        return self._initial_state | {PRIVATE: task.vectors.get(PRIVATE, self.work.initial[shared:])}

@@ -1,8 +1,8 @@
-"""Connections: TLS 1.3 over TCP, where both ends show a certificate of the federation's own authority.
+"""Connections: TLS 1.3 over TCP, with certificates of the federation's own authority on both ends.
 
-A driver for NVIDIA FLARE's cells.  Unlike the one that comes along it trusts nobody but that authority (no roots of the
-operating system), a stranger who connects and says nothing holds up nobody else, and a frame that claims to be longer
-than any message of ours ends the connection before room is made for it.
+This is a driver for NVIDIA FLARE's cells.  Unlike FLARE's own it trusts that authority alone (not the operating
+system's roots), a connection that sends nothing does not block others, and a frame that claims to be longer than any
+message ends the connection before memory is allocated for it.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from typing import Any
 from piebald.runtimes.federation.messages import LONGEST
 
 SCHEME = "piebald"
-HANDSHAKE = 10.0  # seconds for a connection to prove who it is
+HANDSHAKE = 10.0  # seconds for a connection to complete the handshake
 FRAME = LONGEST + (1 << 16)  # a message with the cell's own headers
 BACKLOG = 128
-_RETRY = (0.2, 1.0)  # seconds between attempts to connect, at first and at most
+_RETRY = (0.2, 1.0)  # seconds between attempts to connect: the first and the longest wait
 
 Carry = Callable[[ssl.SSLSocket], None]
 Refusal = Callable[[str, Exception], None]
 
 
 def context(params: dict[str, Any], server: bool) -> ssl.SSLContext:
-    """What a connection must prove; `params` name the files of a credentials."""
+    """The TLS context of one end; `params` names the files of the credentials."""
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     made.minimum_version = ssl.TLSVersion.TLSv1_3
     made.check_hostname = False  # the name in the certificate is compared with the name of the cell, by the cell
@@ -41,7 +41,7 @@ def context(params: dict[str, Any], server: bool) -> ssl.SSLContext:
 
 
 class _Handler(BaseRequestHandler):
-    """Shakes hands in the connection's own thread, so that nobody waits for somebody else's."""
+    """Performs the handshake in the connection's own thread, so that connections do not wait for one another."""
 
     server: Listener
 
@@ -58,13 +58,13 @@ class _Handler(BaseRequestHandler):
 
 
 class Listener(ThreadingTCPServer):
-    """Accepts connections of those who can prove who they are.
+    """Accepts connections of parties with a valid certificate.
 
     Args:
         address: host and port.
-        made: what they must prove.
-        carry: takes a connection, and returns when it ends.
-        refusal: is told who could not, and why.
+        made: the TLS context.
+        carry: handles a connection, and returns when it ends.
+        refusal: called with the address of a connection that was refused, and the error.
     """
 
     allow_reuse_address = True
@@ -77,13 +77,13 @@ class Listener(ThreadingTCPServer):
         super().__init__(address, _Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A connection that breaks off is nothing to print."""
+        """Print nothing where a connection breaks off."""
 
 
 def keep_connecting(
     address: tuple[str, int], made: ssl.SSLContext, carry: Carry, refusal: Refusal, over: Event
 ) -> None:
-    """Connect, again and again: the server may come later, or come back."""
+    """Connect, and connect again whenever the connection ends, since the server may start later or restart."""
     wait = _RETRY[0]
     while not over.is_set():
         began = time.monotonic()
@@ -99,7 +99,7 @@ def keep_connecting(
 
 
 def make_driver() -> Any:
-    """A driver class for cells whose address begins with ``piebald://``."""
+    """Make the driver class for cells whose address begins with ``piebald://``."""
     from nvflare.fuel.f3.comm_error import CommError
     from nvflare.fuel.f3.drivers.base_driver import BaseDriver
     from nvflare.fuel.f3.drivers.driver import ConnectorInfo
@@ -107,7 +107,7 @@ def make_driver() -> Any:
     from nvflare.fuel.f3.sfm.prefix import PREFIX_LEN, Prefix
 
     class Frames(SocketConnection):  # type: ignore[misc]
-        """A connection that refuses frames which no message of ours can fill."""
+        """A connection that refuses frames longer than any message."""
 
         def read_frame(self) -> bytearray:
             head = bytearray(PREFIX_LEN)
@@ -120,8 +120,8 @@ def make_driver() -> Any:
             self.read_into(frame, PREFIX_LEN, length - PREFIX_LEN)
             return frame
 
-    class PiebaldDriver(_Ends, BaseDriver):  # type: ignore[misc]
-        """Connections of `Frames`, both ways."""
+    class PiebaldDriver(_DriverBase, BaseDriver):  # type: ignore[misc]
+        """Listens and connects with `Frames`."""
 
         def listen(self, connector: ConnectorInfo) -> None:
             made = context(connector.params, server=True)
@@ -147,8 +147,8 @@ def make_driver() -> Any:
     return PiebaldDriver
 
 
-class _Ends:
-    """What a driver needs that has nothing to do with frames."""
+class _DriverBase:
+    """The methods of a driver that do not depend on frames."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,14 +165,15 @@ class _Ends:
 
     @staticmethod
     def get_urls(scheme: str, resources: dict[str, Any]) -> tuple[str, str]:
-        raise NotImplementedError("only listeners with a fixed address")
+        raise NotImplementedError("only listeners with a fixed address are supported")
 
     @staticmethod
     def _refusal(connector: Any) -> Refusal:
         def refusal(who: str, error: Exception) -> None:
             reporter = connector.params.get("reporter")
             if reporter is not None and isinstance(error, ssl.SSLError):
-                reporter(f"{who} did not prove that it belongs to this federation: {error.reason or 'it broke off'}")
+                reason = error.reason or "the connection broke off"
+                reporter(f"{who} did not prove that it belongs to this federation: {reason}")
 
         return refusal
 

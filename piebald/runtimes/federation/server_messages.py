@@ -1,0 +1,131 @@
+"""Messages of the server: answers to its sites, and tasks for them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from piebald.runtimes.federation.flare_link import SERVER, Link
+from piebald.runtimes.federation.member_list import Member, OpenTask
+from piebald.runtimes.federation.messages import PROTOCOL, Hello, Piece, Refused, Reply, TermsRequest, encode
+from piebald.runtimes.federation.provisioning import Credentials
+from piebald.runtimes.federation.server_state import ServerState
+from piebald.runtimes.federation.transfer import send_body
+from piebald.runtimes.federation.wire_format import digest, pack_task, piece_at, unpack_update
+from piebald.version import __version__
+
+_OVERHEAD = 1 << 20  # bytes of a result besides its vectors, at most
+_VECTORS = 8  # vectors of a whole model's size in a result, at most
+_WAIT = 20.0  # seconds to wait for a reply of a site
+
+log = logging.getLogger("piebald.federation")
+
+
+class ServerMessages:
+    """Answers the sites' messages, and sends them their tasks.
+
+    Args:
+        state: the server's state.
+        credentials: the server's credentials.
+        terms: the run's terms.
+        model_size: how many numbers the model has.
+    """
+
+    def __init__(self, state: ServerState, credentials: Credentials, terms: bytes, model_size: int) -> None:
+        self._state, self._terms = state, terms
+        self._longest_result = _OVERHEAD + 4 * _VECTORS * model_size
+        address = ("0.0.0.0", credentials.port)
+        self.link = Link(SERVER, address, credentials.folder, state.number.__contains__, log.warning)
+        self.link.on("hello", Hello, self._on_hello)
+        self.link.on("terms", TermsRequest, self._on_terms_request)
+        self.link.on("result", Piece, self._on_result_piece)
+
+    def start(self) -> None:
+        """Listen, and start a thread for each site that sends it its tasks."""
+        self.link.start()
+        for member in self._state.members:
+            threading.Thread(target=self._send_tasks, args=(member,), daemon=True).start()
+
+    def stop(self) -> None:
+        """Disconnect; the threads end with `ServerState.closing`."""
+        self.link.stop()
+
+    # -- messages of sites
+
+    def _member(self, origin: str) -> Member:
+        return self._state.members[self._state.number[origin]]
+
+    def _on_hello(self, origin: str, hello: Hello, body: memoryview) -> bytes:
+        member, refused = self._member(origin), _refusal(hello)
+        with self._state.lock:
+            if refused and refused != member.refused:
+                log.warning("%s does not take part: %s", origin, refused)
+            return encode(self._state.take_hello(member, hello, refused))
+
+    def _on_terms_request(self, origin: str, request: TermsRequest, body: memoryview) -> bytes:
+        piece = Piece(
+            run=self._state.run, epoch=self._state.epoch, id=0, trains=False, start=request.start,
+            size=len(self._terms), digest=self._state.terms,
+        )  # fmt: skip
+        return encode(piece, piece_at(self._terms, request.start))
+
+    def _on_result_piece(self, origin: str, piece: Piece, data: memoryview) -> bytes:
+        member, state = self._member(origin), self._state
+        with state.lock:
+            one = member.open.get(piece.id)
+            ours = (piece.run, piece.epoch) == (state.run, state.epoch)
+            if not ours or one is None or one.trains != piece.trains:
+                member.late += piece.start == 0
+                return encode(Reply(status="known"))
+            try:
+                reply, body = member.assembly.take(piece, data, self._longest_result)
+                if body is not None:
+                    state.end_task(member, one, *unpack_update(body))
+            except Refused as error:  # a second attempt would bring the same
+                self.link.report(f"{origin} sent {error}")
+                state.end_task(member, one, None, f"sent {error}"[:300])
+                reply = Reply(status="refused")
+        return encode(reply)
+
+    # -- messages for sites
+
+    def _send_tasks(self, member: Member) -> None:
+        """Loop of a site's own thread: sends it its tasks."""
+        state = self._state
+        while not state.closing:
+            with state.changed:
+                one = member.next_delivery() if member.ready(state.terms, state.timeouts.silence) else None
+                if one is None:
+                    state.changed.wait(1.0)
+                    continue
+                incarnation = member.hello.incarnation if member.hello else ""
+            if self._send_task(member, one):
+                with state.lock:
+                    one.delivered_to, one.delivered_at = incarnation, time.monotonic()
+            else:
+                time.sleep(0.2)
+
+    def _send_task(self, member: Member, one: OpenTask) -> bool:
+        """Send one task; returns whether it need not be sent again."""
+        state, id, body = self._state, one.task.id, pack_task(one.task)
+        head = Piece(
+            run=state.run, epoch=state.epoch, id=id, trains=one.trains, start=0, size=len(body), digest=digest(body)
+        )
+        status = send_body(
+            self.link, member.name, "task", head, body, timeout=_WAIT,
+            wanted=lambda: id in member.open and not state.closing,
+        )  # fmt: skip
+        if status != "refused":
+            return status in ("done", "known")
+        with state.lock:
+            if id in member.open:
+                state.end_task(member, one, None, "refused by the site, whose log says why")
+        return True
+
+
+def _refusal(hello: Hello) -> str:
+    """Why a site does not take part, "" where it does."""
+    if hello.protocol != PROTOCOL or hello.version != __version__:
+        return f"it has Piebald {hello.version}, the server {__version__}: install the same on both"
+    return hello.refused
