@@ -64,7 +64,7 @@ class Wire:
 class Parties:
     """A federation of processes on this machine, over a wire that can be cut."""
 
-    def __init__(self, folder: Path, made: Settings, sites: int = 3) -> None:
+    def __init__(self, folder: Path, made: ExperimentSettings, sites: int = 3) -> None:
         self.folder, self.out = folder, folder / "run"
         self.names = [f"site-{number + 1}" for number in range(sites)]
         port = free_port()
@@ -83,11 +83,11 @@ class Parties:
         """Start a site."""
         return self.spawn("client", str(self.folder / "credentials" / name), "--stay")
 
-    def spawn(self, *words: str) -> subprocess.Popen[bytes]:
+    def spawn(self, *arguments: str) -> subprocess.Popen[bytes]:
         """Start a process of the command line."""
-        more = ["--out", str(self.out)] if words[0] == "server" else []
-        with (self.folder / f"{words[0]}.log").open("ab") as log:
-            command = [sys.executable, "-m", "piebald.cli", *words, *more]
+        more = ["--out", str(self.out)] if arguments[0] == "server" else []
+        with (self.folder / f"{arguments[0]}.log").open("ab") as log:
+            command = [sys.executable, "-m", "piebald.cli", *arguments, *more]
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=ENVIRONMENT)
 
     def resume(self) -> None:
@@ -95,7 +95,7 @@ class Parties:
         self.server = self.spawn("resume", str(self.out))
 
     def version(self) -> int:
-        """Commits so far."""
+        """Rounds so far."""
         if not (self.out / "run.db").exists():
             return 0
         with RunStore.open_read_only(self.out) as store:
@@ -115,43 +115,43 @@ def kill(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def site_killed(parties: Parties, dice: random.Random) -> None:
+def site_killed(parties: Parties, rng: random.Random) -> None:
     """A site is killed and starts again at once."""
-    name = dice.choice(parties.names)
+    name = rng.choice(parties.names)
     kill(parties.sites[name])
     parties.sites[name] = parties.site(name)
 
 
-def site_away(parties: Parties, dice: random.Random) -> None:
+def site_away(parties: Parties, rng: random.Random) -> None:
     """A site is killed and comes back ten seconds later."""
-    name = dice.choice(parties.names)
+    name = rng.choice(parties.names)
     kill(parties.sites[name])
     time.sleep(10)
     parties.sites[name] = parties.site(name)
 
 
-def site_frozen(parties: Parties, dice: random.Random) -> None:
-    """A site hangs for eight seconds, longer than it may be silent."""
-    process = parties.sites[dice.choice(parties.names)]
+def site_frozen(parties: Parties, rng: random.Random) -> None:
+    """A site hangs for eight seconds, longer than the limit for silence."""
+    process = parties.sites[rng.choice(parties.names)]
     process.send_signal(signal.SIGSTOP)
     time.sleep(8)
     process.send_signal(signal.SIGCONT)
 
 
-def server_killed(parties: Parties, dice: random.Random) -> None:
+def server_killed(parties: Parties, rng: random.Random) -> None:
     """The server is killed and resumed at once; sites stay."""
     kill(parties.server)
     parties.resume()
 
 
-def both_killed(parties: Parties, dice: random.Random) -> None:
+def both_killed(parties: Parties, rng: random.Random) -> None:
     """The server and a site are killed and start again at once."""
     kill(parties.server)
-    site_killed(parties, dice)
+    site_killed(parties, rng)
     parties.resume()
 
 
-def wire_cut(parties: Parties, dice: random.Random) -> None:
+def wire_cut(parties: Parties, rng: random.Random) -> None:
     """All connections break; new ones can be made at once."""
     parties.wire.cut()
 
@@ -161,8 +161,8 @@ FAULTS: dict[str, Callable[[Parties, random.Random], None]] = {
 }
 
 
-def experiment(**more: Any) -> Settings:
-    """HDAFL with momentum that clients keep: what sites remember must move on once for each commit."""
+def experiment(**more: Any) -> ExperimentSettings:
+    """HDAFL with momentum that clients keep: client states must change once in each round."""
     recipe = {"name": "hdafl", "lr": 0.05, "batch": 10, "epochs": 20, "momentum": 0.5, "keep_momentum": True}
     table = {
         "rounds": 100_000,
@@ -174,4 +174,4 @@ def experiment(**more: Any) -> Settings:
         "measure": "none",
         "evaluate": {"every": 0},
     }
-    return Settings.of_table(table | more, "the benchmark's settings")
+    return ExperimentSettings.of_table(table | more, "the benchmark's settings")

@@ -1,14 +1,14 @@
 """A real federation on this machine: python benchmarks/federation/run.py
 
-Seconds of a task for three sizes of the model, updates a second over 2 to 16 sites, the most memory, and what
-faults at random moments cost.  Writes RESULTS.md beside this file, or into --out.
+Seconds of a task for three sizes of the model, updates per second over 2 to 16 sites, peak memory, and the cost of
+faults at random moments.  Writes RESULTS.md beside this file, or into --out.
 
---vectors speed       only some of it (speed, crowd, secure_aggregation, faults), each in a process of its own; the others'
-                    numbers are kept
+--parts speed       only these parts (speed, crowd, secure_aggregation, faults), each in a process of its own; the
+                    others' numbers are kept
 --times 20          how often each fault is tried
---faults wire_cut   only these
---brief             a part of two minutes, for checks: two sizes, two sites, three times three faults; fails where
-                    anything was lost
+--faults wire_cut   only these faults
+--brief             a check of two minutes: two sizes, two sites, three faults three times each; fails where anything
+                    was lost
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ HERE = Path(__file__).parent
 TOLERANCE = 1e-4
 
 
-def measure(vectors: list[str], times: int, brief: bool, keep: Path, chosen: list[str]) -> dict[str, Any]:
-    """All numbers; written down after each, since it takes a while."""
+def measure(parts: list[str], times: int, brief: bool, keep: Path, chosen: list[str]) -> dict[str, Any]:
+    """All numbers; they are written after each measurement, since all of them take a while."""
     found: dict[str, Any] = json.loads(keep.read_text()) if keep.exists() else {}
     jobs = {
         "speed": [(speed.latency, (size,)) for size in (["tiny", "4 MB"] if brief else speed.SIZES)],
@@ -42,7 +42,7 @@ def measure(vectors: list[str], times: int, brief: bool, keep: Path, chosen: lis
         ],
         "faults": [(faults.disturb, (name, times)) for name in chosen],
     }
-    for part in vectors:
+    for part in parts:
         rows = {str(row[next(iter(row))]): row for row in found.get(part, [])}
         for job, arguments in jobs[part]:
             row = apart(job, arguments)
@@ -57,7 +57,7 @@ def apart(job: Any, arguments: tuple[Any, ...]) -> Any:
     """A measurement in a process of its own, so that its memory is its own."""
     import multiprocessing
 
-    with multiprocessing.get_context("spawn").SumRequest(1) as pool:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(job, arguments)
 
 
@@ -66,15 +66,15 @@ def page(found: dict[str, Any]) -> str:
     lines = [
         "# A real federation on one machine", "",
         f"`python benchmarks/federation/run.py` on {platform.machine()}, {os.cpu_count()} cores, Linux, Python "
-        f"{platform.python_version()}; loopback, TLS 1.3 with certificates on both sides.  Other work was on the "
-        "machine.", "",
+        f"{platform.python_version()}; loopback, TLS 1.3 with certificates on both sides.  The machine was "
+        "shared with other work.", "",
     ]  # fmt: skip
     if "speed" in found:
         lines += [
             "## Seconds of a task", "",
-            "From handing it over to having the update: the model goes down, one optimiser step on ten rows, a change "
-            "of the same size comes up and is on the site's disk before.  *Step* is the same without travelling.  "
-            "Memory is the most each process ever had.", "",
+            "From submitting the task to receiving the update: the model is sent down, the site takes one optimiser step "
+            "on ten rows, writes the update to its disk, and sends it up.  *Step* is the same without the network.  "
+            "Memory is the peak of each process.", "",
             "| model | MB each way | median s | longest s | step s | server MB | site MB |",
             "|---|---|---|---|---|---|---|",
             *(f"| {r['size']} | {r['megabytes']:.3g} | {r['median']:.3f} | {r['longest']:.3f} | {r['step']:.3f} | "
@@ -94,27 +94,27 @@ def page(found: dict[str, Any]) -> str:
         lines += [
             "## Secure aggregation", "",
             "Milliseconds of CPU time, one thread, for an update of 1,000,000 numbers; the protocol without the "
-            "network.  One in ten clients drops out after it has trained.  *Keys*, *shares*, *seal* and *open*: one "
-            "client's vectors, medians; *centre*: all of its work for one commit.  Up and down: the key rounds of one "
-            "client beside its update.  Simulated clients; between sites a signature of 1,024 bytes goes along for "
-            "each client.", "",
-            "| | keys | shares | seal | open | centre | update MB | up KB | down KB |",
+            "network.  One in ten clients drops out after training.  *Keys*, *shares*, *mask* and *unmask*: the steps of "
+            "one client, medians; *server*: all of its work for one round.  Up and down: the key rounds of one client, "
+            "without its update.  Clients are simulated; between sites there is also a signature of 1,024 bytes per "
+            "client.", "",
+            "| | keys | shares | mask | unmask | server | update MB | up KB | down KB |",
             "|---|---|---|---|---|---|---|---|---|",
-            *(f"| {r['case']} | {r['secure_keys']:.1f} | {r['secure_shares']:.1f} | {r['seal']:.0f} | "
-              f"{r['secure_opening']:.1f} | {r['server']:.0f} | {r['update'] / 1e6:.1f} | {r['up'] / 1e3:.1f} | "
+            *(f"| {r['case']} | {r['advertise_keys']:.1f} | {r['share_keys']:.1f} | {r['masking']:.0f} | "
+              f"{r['unmasking']:.1f} | {r['server']:.0f} | {r['update'] / 1e6:.1f} | {r['up'] / 1e3:.1f} | "
               f"{r['down'] / 1e3:.1f} |" for r in found["secure_aggregation"]), "",
         ]  # fmt: skip
     if "faults" in found:
         lines += [
             "## Faults", "",
-            "Three sites, HDAFL with momentum that sites keep, synchronous.  Each fault at random moments of one run; "
-            "then the run's model is compared with a simulated run of as many commits that nobody disturbed (largest "
-            "difference of any number).  *Lost* and *twice*: updates that should have counted in a commit and did "
-            "not, or did twice.  Seconds from the end of the fault to the next commit, for which all three sites are "
-            "needed: a process that starts again imports torch first.", "",
-            "| fault | tried | commits | lost | twice | difference | median s | longest s |",
+            "Three sites, synchronous HDAFL with momentum that sites keep.  Each fault is caused at random moments of one "
+            "run; then the run's model is compared with that of an undisturbed simulated run of as many rounds (largest "
+            "difference of any parameter).  *Lost* and *twice*: updates that should have counted in a round and did not, "
+            "or counted twice.  Seconds are from the end of the fault to the end of the next round, which needs all "
+            "three sites: a process that restarts imports torch first.", "",
+            "| fault | times | rounds | lost | twice | difference | median s | longest s |",
             "|---|---|---|---|---|---|---|---|",
-            *(f"| {said(r['fault'])} | {r['times']} | {r['commits']} | {r['lost']} | {r['twice']} | {r['apart']:.1e} | "
+            *(f"| {said(r['fault'])} | {r['times']} | {r['rounds']} | {r['lost']} | {r['twice']} | {r['apart']:.1e} | "
               f"{r['median']:.1f} | {r['longest']:.1f} |" for r in found["faults"]), "",
         ]  # fmt: skip
     if missing := unmeasured(found):
@@ -128,12 +128,12 @@ def flower(theirs: dict[str, Any], speed: list[Any], crowd: list[Any]) -> list[s
     rows = [("seconds of a task, {}", row["size"], row["median"], ".3f") for row in theirs["speed"]]
     rows += [("updates a second, {} sites", row["sites"], row["updates"], ".3g") for row in theirs["crowd"]]
     return [
-        "## Beside Flower", "",
-        "`python benchmarks/federation/run.py --vectors --flower PYTHON`, where PYTHON is that of an environment with "
-        "flwr 1.41.0 and torch: one SuperLink and a SuperNode for each site, on loopback, without TLS, with Flower's "
-        "defaults.  A SuperNode starts a process for each message, which imports torch first, and asks for messages "
-        "at intervals; Piebald's sites are processes that stay.  So this compares the two as they come, not their "
-        "wires.", "",
+        "## Compared with Flower", "",
+        "`python benchmarks/federation/run.py --parts --flower PYTHON`, where PYTHON is the interpreter of an environment "
+        "with flwr 1.41.0 and torch: one SuperLink and one SuperNode per site, on loopback, without TLS, with Flower's "
+        "defaults.  A SuperNode starts a process for each message, which first imports torch, and polls for messages; "
+        "Piebald's sites are long-running processes.  So this compares both frameworks with their defaults, not their "
+        "network protocols.", "",
         "| | Piebald | Flower |", "|---|---|---|",
         *(f"| {what.format(case)} | {ours.get(case, float('nan')):{form}} | {value:{form}} |"
           for what, case, value, form in rows), "",
@@ -149,7 +149,7 @@ def beside(python: str) -> dict[str, Any]:
 
 
 def unmeasured(found: dict[str, Any]) -> list[str]:
-    """What the tables above leave out."""
+    """What is not in the tables yet."""
     wanted = {
         "speed": ("tasks of the sizes", [str(size) for size in speed.SIZES]),
         "crowd": ("updates a second over so many sites", [str(sites) for sites in speed.CROWDS]),
@@ -179,7 +179,7 @@ def check(found: dict[str, Any]) -> None:
 def main() -> None:
     reader = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     reader.add_argument("--out", type=Path, default=HERE)
-    reader.add_argument("--vectors", nargs="*", default=["speed", "crowd", "secure_aggregation", "faults"])
+    reader.add_argument("--parts", nargs="*", default=["speed", "crowd", "secure_aggregation", "faults"])
     reader.add_argument("--times", type=int, default=20)
     reader.add_argument("--faults", nargs="+", choices=list(parties.FAULTS))
     reader.add_argument("--flower", metavar="PYTHON", help="measure Flower beside, with this interpreter")
@@ -188,7 +188,7 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     chosen = given.faults or (["site_killed", "server_killed", "wire_cut"] if given.brief else list(parties.FAULTS))
     times = 3 if given.brief else given.times
-    found = measure(given.vectors, times, given.brief, given.out / "results.json", chosen)
+    found = measure(given.parts, times, given.brief, given.out / "results.json", chosen)
     if given.flower:
         found["flower"] = beside(given.flower)
         (given.out / "results.json").write_text(json.dumps(found, indent=1) + "\n")

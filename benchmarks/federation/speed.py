@@ -14,15 +14,15 @@ from piebald.prepare import Options, prepare
 from piebald.runtimes.federation import Federation
 from piebald.runtimes.federation.policy import Policy
 from piebald.runtimes.federation.server_runtime import FederationServer
-from piebald.runtimes.federation.task_runner import Prepared, TaskRunner
+from piebald.runtimes.federation.task_runner import SiteClient, TaskRunner
 
 SIZES = {"tiny": [16], "4 MB": [970, 970], "200 MB": [7000, 7000]}  # widths of the hidden layers
 REPEATS = {"tiny": 50, "4 MB": 30, "200 MB": 5}
 CROWDS = (2, 4, 8, 16)
 
 
-def settings(hidden: list[int], sites: int) -> Settings:
-    """One optimiser step on ten rows, so that there is little but travelling."""
+def settings(hidden: list[int], sites: int) -> ExperimentSettings:
+    """One optimiser step on ten rows, so that it takes little but the network."""
     table = {
         "data": {"name": "digits"},
         "model": {"name": "mlp", "hidden": hidden},
@@ -30,10 +30,10 @@ def settings(hidden: list[int], sites: int) -> Settings:
         "recipe": {"name": "fedavg", "lr": 0.01, "batch": 10, "steps": 1},
         "runtime": {"kind": "federation"},
     }
-    return Settings.of_table(table, "the benchmark's settings")
+    return ExperimentSettings.of_table(table, "the benchmark's settings")
 
 
-def opened(made: Settings, folder: Path) -> tuple[Any, FederationServer]:
+def opened(made: ExperimentSettings, folder: Path) -> tuple[Any, FederationServer]:
     """A federation that is ready."""
     plan = made.plan()
     where = plan.runtime
@@ -59,9 +59,9 @@ def latency(size: str) -> dict[str, Any]:
                 assert result is not None
                 assert result.update is not None, result.failure
                 spent.append(time.perf_counter() - began)
-                runtime.state()  # as at a commit: the site may let go of what came before
-            assert runtime._local is not None
-            (site,) = runtime._local._processes
+                runtime.state()  # as after a round: the site may drop earlier results
+            assert runtime.local is not None
+            (site,) = runtime.local.processes
             return {
                 "size": size,
                 "megabytes": model.numel() * 4 / 1e6,
@@ -76,8 +76,8 @@ def latency(size: str) -> dict[str, Any]:
 
 
 def step(work: ClientWork, clients: Any) -> float:
-    """Seconds of the same task without any travelling."""
-    runner = TaskRunner(Prepared(work, clients, 0), Policy(), "cpu", 0)
+    """Seconds of the same task without the network."""
+    runner = TaskRunner(SiteClient(work, clients, 0), Policy(), "cpu", 0)
     vectors = {"model": work.initial[: work.layout.shared]}
     spent = []
     for turn in range(4):
@@ -108,7 +108,7 @@ def updates(sites: int, seconds: float = 10.0) -> dict[str, Any]:
 
 
 def peak(process: str) -> float:
-    """The most memory that a process has had, in MB."""
+    """The peak memory of a process, in MB."""
     for line in Path(f"/proc/{process}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) / 1000

@@ -145,11 +145,11 @@ def test_keys_that_the_server_made_up_are_refused(credentials: Path) -> None:
     told = [AdvertiseKeys().reply({}, one, masking) for one in held]
     public = [texts(one[KEYS], 64)[0] for one in told]
     signed = torch.cat([one[SIGNED] for one in told])
-    ShareKeys().reply({**masking.circle(range(3), public).vectors(), SIGNED: signed}, held[0], masking)
+    ShareKeys().reply({**masking.graph(range(3), public).vectors(), SIGNED: signed}, held[0], masking)
     AdvertiseKeys().reply({}, held[0], masking)
     fresh = AdvertiseKeys().reply({}, held[0], masking)
     false = [texts(fresh[KEYS], 64)[0], public_keys(bytes(32)), public[2]]
-    mixed = masking.circle(range(3), false).vectors()
+    mixed = masking.graph(range(3), false).vectors()
     for some in ({SIGNED: torch.cat([fresh[SIGNED], signed[1:]])}, {}, {SIGNED: signed[:2]}):
         with pytest.raises(Declined, match=r"not signed by its site|signatures came|something else"):
             ShareKeys().reply({**mixed, **some}, held[0], masking)

@@ -23,11 +23,15 @@ _tried = itertools.count()
 
 
 class LocalFederation:
-    """The sites of a federation on this machine."""
+    """The sites of a federation on this machine.
+
+    Attributes:
+        processes: their processes, once `open` has started them.
+    """
 
     def __init__(self, folder: Path, sites: list[str], temporary: bool) -> None:
         self._folder, self._sites, self._temporary = folder, sites, temporary
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[subprocess.Popen[bytes]] = []
 
     @classmethod
     def start(cls, sites: int, folder: str | None) -> LocalFederation:
@@ -54,11 +58,11 @@ class LocalFederation:
                     [*command, str(credentials), "--with-parent", str(os.getpid())],
                     stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True,
                 )  # fmt: skip
-            self._processes.append(process)
+            self.processes.append(process)
 
     def check(self) -> None:
         """Raise a `RuntimeFault` where the process of a site has failed."""
-        for name, process in zip(self._sites, self._processes, strict=True):
+        for name, process in zip(self._sites, self.processes, strict=True):
             if process.poll() not in (None, 0):
                 lines = (self._folder / name / "log.txt").read_text(errors="reroot").strip().splitlines()
                 raise RuntimeFault(f"{name} ended before the run began: {lines[-1] if lines else process.returncode}")
@@ -66,10 +70,10 @@ class LocalFederation:
     def close(self) -> None:
         """End the sites."""
         until = time.monotonic() + 5
-        for process in self._processes:
+        for process in self.processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
-        for process in self._processes:
+        for process in self.processes:
             try:
                 process.wait(max(until - time.monotonic(), 0.1))
             except subprocess.TimeoutExpired:
