@@ -28,6 +28,7 @@ from piebald.runtimes.federation.messages import (
     encode,
 )
 from piebald.runtimes.federation.run_terms import RunTerms
+from piebald.runtimes.federation.transfer import send_body
 from piebald.runtimes.federation.wire_format import (
     Assembly,
     digest,
@@ -167,6 +168,39 @@ def test_an_assembly_makes_no_room_on_a_claim_and_refuses_what_is_not_as_said() 
         assembly.take(piece(b"x", size=1), memoryview(b"xy"), 100)
     with pytest.raises(Refused, match="digest"):
         assembly.take(piece(b"x", digest="00"), memoryview(b"x"), 100)
+
+
+class ScriptedLink:
+    """A link whose receiver replies as a script says; `starts` collects the offsets of what was sent."""
+
+    def __init__(self, *replies: str | None) -> None:
+        self.replies, self.starts, self.reports = list(replies), [], []
+
+    def request(self, target: str, topic: str, head: Piece, body: memoryview, timeout: float) -> memoryview | None:
+        self.starts.append(head.start)
+        status = self.replies.pop(0)
+        return None if status is None else memoryview(encode(Reply(status=status)))
+
+    def report(self, sentence: str) -> None:
+        self.reports.append(sentence)
+
+
+@pytest.mark.parametrize(
+    ("replies", "starts", "status"),
+    [
+        (["go on", "done"], [0, PIECE], "done"),
+        (["known"], [0], "known"),
+        (["go on", "again", "go on", "done"], [0, PIECE, 0, PIECE], "done"),
+        (["go on", None], [0, PIECE], None),
+        (["again"] * 3, [0, 0, 0], None),
+        (["go on"] * 2, [0, PIECE], None),  # it asks for more than there is
+    ],
+    ids=str,
+)
+def test_a_body_is_sent_in_pieces(replies: list[str | None], starts: list[int], status: str | None) -> None:
+    body, link = bytes(PIECE + 5), ScriptedLink(*replies)
+    assert send_body(link, "server", "result", piece(body), body, timeout=1.0) == status  # type: ignore[arg-type]
+    assert (link.starts, link.replies, link.reports) == (starts, [], [])
 
 
 def test_terms_of_another_version_are_refused_with_both_versions_named() -> None:
