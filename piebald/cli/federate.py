@@ -41,7 +41,7 @@ def provision(
         [(one.party, out / one.party, f"{one.expires:%Y-%m-%d}") for one in made],
     )
     print(
-        f"\nGive each folder to its party alone.  Keep {out / 'authority'} in a safe place: "
+        f"\nGive each folder to its own site only; keep {out / 'authority'} in a safe place: "
         "it makes further credentials."
     )
 

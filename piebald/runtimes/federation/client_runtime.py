@@ -135,7 +135,7 @@ class FederationClient:
         path.chmod(0o600)
         with self._secrets:
             session.store.save_secrets({})
-        log.info("the model after round %d is in %s", version, path)
+        log.info("the model after step %d is in %s", version, path)
 
     def _review_terms(self, welcome: Welcome) -> None:
         """Fetch the run's terms, and accept or refuse them."""

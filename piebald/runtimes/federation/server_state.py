@@ -151,4 +151,4 @@ class ServerState:
 
     def status(self) -> dict[str, Any]:
         """The federation's status as plain values, without its sites."""
-        return {"version": __version__, "run": self.run, "rounds": self.version, "over": self.dismissed}
+        return {"version": __version__, "run": self.run, "steps": self.version, "over": self.dismissed}
