@@ -72,9 +72,9 @@ def page(found: dict[str, Any]) -> str:
     if "speed" in found:
         lines += [
             "## Seconds of a task", "",
-            "From submitting the task to receiving the update: the model is sent down, the site takes one optimiser step "
-            "on ten rows, writes the update to its disk, and sends it up.  *Step* is the same without the network.  "
-            "Memory is the peak of each process.", "",
+            "From submitting the task to receiving the update: the model is sent down, the site takes one optimiser "
+            "step on ten rows, writes the update to its disk, and sends it up.  *Step* is the same without the "
+            "network.  Memory is the peak of each process.", "",
             "| model | MB each way | median s | longest s | step s | server MB | site MB |",
             "|---|---|---|---|---|---|---|",
             *(f"| {r['size']} | {r['megabytes']:.3g} | {r['median']:.3f} | {r['longest']:.3f} | {r['step']:.3f} | "
@@ -94,10 +94,10 @@ def page(found: dict[str, Any]) -> str:
         lines += [
             "## Secure aggregation", "",
             "Milliseconds of CPU time, one thread, for an update of 1,000,000 numbers; the protocol without the "
-            "network.  One in ten clients drops out after training.  *Keys*, *shares*, *mask* and *unmask*: the steps of "
-            "one client, medians; *server*: all of its work for one round.  Up and down: the key rounds of one client, "
-            "without its update.  Clients are simulated; between sites there is also a signature of 1,024 bytes per "
-            "client.", "",
+            "network.  One in ten clients drops out after training.  *Keys*, *shares*, *mask* and *unmask*: the steps "
+            "of one client, medians; *server*: all of its work for one round.  Up and down: the key rounds of one "
+            "client, without its update.  Clients are simulated; between sites there is also a signature of 1,024 "
+            "bytes per client.", "",
             "| | keys | shares | mask | unmask | server | update MB | up KB | down KB |",
             "|---|---|---|---|---|---|---|---|---|",
             *(f"| {r['case']} | {r['advertise_keys']:.1f} | {r['share_keys']:.1f} | {r['masking']:.0f} | "
@@ -107,11 +107,11 @@ def page(found: dict[str, Any]) -> str:
     if "faults" in found:
         lines += [
             "## Faults", "",
-            "Three sites, synchronous HDAFL with momentum that sites keep.  Each fault is caused at random moments of one "
-            "run; then the run's model is compared with that of an undisturbed simulated run of as many rounds (largest "
-            "difference of any parameter).  *Lost* and *twice*: updates that should have counted in a round and did not, "
-            "or counted twice.  Seconds are from the end of the fault to the end of the next round, which needs all "
-            "three sites: a process that restarts imports torch first.", "",
+            "Three sites, synchronous HDAFL with momentum that sites keep.  Each fault is caused at random moments of "
+            "one run; then the run's model is compared with that of an undisturbed simulated run of as many rounds "
+            "(largest difference of any parameter).  *Lost* and *twice*: updates that should have counted in a round "
+            "and did not, or counted twice.  Seconds are from the end of the fault to the end of the next round, which "
+            "needs all three sites: a process that restarts imports torch first.", "",
             "| fault | times | rounds | lost | twice | difference | median s | longest s |",
             "|---|---|---|---|---|---|---|---|",
             *(f"| {said(r['fault'])} | {r['times']} | {r['rounds']} | {r['lost']} | {r['twice']} | {r['apart']:.1e} | "
@@ -129,11 +129,11 @@ def flower(theirs: dict[str, Any], speed: list[Any], crowd: list[Any]) -> list[s
     rows += [("updates a second, {} sites", row["sites"], row["updates"], ".3g") for row in theirs["crowd"]]
     return [
         "## Compared with Flower", "",
-        "`python benchmarks/federation/run.py --parts --flower PYTHON`, where PYTHON is the interpreter of an environment "
-        "with flwr 1.41.0 and torch: one SuperLink and one SuperNode per site, on loopback, without TLS, with Flower's "
-        "defaults.  A SuperNode starts a process for each message, which first imports torch, and polls for messages; "
-        "Piebald's sites are long-running processes.  So this compares both frameworks with their defaults, not their "
-        "network protocols.", "",
+        "`python benchmarks/federation/run.py --parts --flower PYTHON`, where PYTHON is the interpreter of an "
+        "environment with flwr 1.41.0 and torch: one SuperLink and one SuperNode per site, on loopback, without TLS, "
+        "with Flower's defaults.  A SuperNode starts a process for each message, which first imports torch, and polls "
+        "for messages; Piebald's sites are long-running processes.  So this compares both frameworks with their "
+        "defaults, not their network protocols.", "",
         "| | Piebald | Flower |", "|---|---|---|",
         *(f"| {what.format(case)} | {ours.get(case, float('nan')):{form}} | {value:{form}} |"
           for what, case, value, form in rows), "",
