@@ -54,7 +54,7 @@ def compare(run: parties.Parties) -> dict[str, Any]:
         found = store.last_checkpoint()
         assert found is not None
         version, checkpoint = found
-        model = next(t for name, t in checkpoint.tensors.items() if name.endswith("/0/model"))
+        model = next(t for name, t in checkpoint.tensors.items() if name.startswith("cluster/0/model"))
         counted = store.query("SELECT version, client FROM result WHERE status = 'ok' AND version <= ?", version)
     plan = parties.experiment(rounds=version).plan()
     recipe = next(iter(plan.recipes.values()))
