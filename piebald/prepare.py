@@ -172,13 +172,8 @@ def _runtime(recipe: Recipe, clients: Clients, work: ClientWork, runtime: Any) -
 def _check_rows_are_here(where: RuntimeSettings, clients: Clients, options: Options) -> None:
     if where.simulates and isinstance(clients, RowsAtSites) and clients.elsewhere:
         raise SettingError(
-<<<<<<< HEAD
             "partition 'sites' means that rows are at their sites, so there is nothing to simulate: run it with "
             "piebald server CREDENTIALS FILE, or choose another partition"
-=======
-            "partition 'sites' says that rows are at their sites, so there is nothing to simulate: run it with "
-            "piebald server CREDENTIALS FILE, or take another partition"
->>>>>>> 4f2a4dc (Federation benchmark in the field's words; its tables keep their numbers)
         )
     if options.unseen and not where.simulates:
         raise SettingError(

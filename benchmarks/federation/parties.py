@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from piebald.experiment_file import ExperimentSettings
 from piebald.report.store import RunStore
 from piebald.runtimes.federation import provisioning
 from piebald.runtimes.federation.local_federation import free_port

@@ -10,6 +10,7 @@ from typing import Any
 
 from piebald.client_work import ClientWork
 from piebald.contracts import Task
+from piebald.experiment_file import ExperimentSettings
 from piebald.prepare import Options, prepare
 from piebald.runtimes.federation import Federation
 from piebald.runtimes.federation.policy import Policy
