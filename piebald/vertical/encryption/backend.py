@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 
 from piebald.component import Component
 from piebald.errors import RuntimeFault, SettingError
-from piebald.vertical.kernels import Floats, Size
+from piebald.vertical.kernels import Floats, ProductSize
 
 Ints = NDArray[np.int64]
 
 
-class Garbled(RuntimeFault):
+class InvalidMessage(RuntimeFault):
     """What the other party sent cannot be what it should be: damaged, replayed, or made under another key."""
 
 
@@ -42,7 +42,7 @@ class FixedPointScale:
     statistics: int
 
     @classmethod
-    def of(cls, size: Size) -> FixedPointScale:
+    def of(cls, size: ProductSize) -> FixedPointScale:
         """All digits that a result of this size leaves room for, one kept free so that nonsense can be told.
 
         The statistics get six more or above: they are means, and smaller than the coefficients.
@@ -69,15 +69,15 @@ def to_integers(values: Floats, digits: int) -> Ints:
     return scaled.astype(np.int64)
 
 
-def to_floats(values: Ints, size: Size) -> Floats:
+def to_floats(values: Ints, size: ProductSize) -> Floats:
     """The result of a product as numbers.
 
     Raises:
-        Garbled: a value is beyond the bound, as one from another key or a wrong ciphertext almost surely is.
+        InvalidMessage: a value is beyond the bound, as one from another key or a wrong ciphertext almost surely is.
     """
     scale = FixedPointScale.of(size)
     if np.any(np.abs(values) > 1 << (ROOM - 1)):
-        raise Garbled(
+        raise InvalidMessage(
             "a result lies outside its declared range, so it was encrypted under another key or is damaged: "
             "start both parties again"
         )
@@ -117,11 +117,11 @@ class KeyOwner(ABC):
     announcement: bytes
 
     @abstractmethod
-    def encrypt(self, statistics: Floats, size: Size) -> bytes:
+    def encrypt(self, statistics: Floats, size: ProductSize) -> bytes:
         """S [inner, width], under this owner's key."""
 
     @abstractmethod
-    def open(self, masked: bytes, size: Size, constant: Floats) -> bytes:
+    def decrypt(self, masked: bytes, size: ProductSize, constant: Floats) -> bytes:
         """What is in a masked product, with the owner's constant [width] or [rows, width] added: uniform numbers."""
 
 
@@ -129,15 +129,15 @@ class Evaluator(ABC):
     """Knows an owner's public key, and the coefficients."""
 
     @abstractmethod
-    def prepare(self, coefficients: Floats, size: Size) -> Any:
+    def prepare(self, coefficients: Floats, size: ProductSize) -> Any:
         """C [rows, inner] as `multiply` wants it; may be made while waiting for the other party."""
 
     @abstractmethod
-    def multiply(self, encrypted: bytes, prepared: Any, size: Size) -> tuple[bytes, Any]:
+    def multiply(self, encrypted: bytes, prepared: Any, size: ProductSize) -> tuple[bytes, Any]:
         """The masked product, and the mask."""
 
     @abstractmethod
-    def unmask(self, opened: bytes, mask: Any, size: Size) -> Floats:
+    def unmask(self, decrypted: bytes, mask: Any, size: ProductSize) -> Floats:
         """C S + K [rows, width]."""
 
 
@@ -147,7 +147,7 @@ class Backend(Component):
     axis = "backend"
     hides: ClassVar[bool] = True  # whether anything is encrypted
 
-    def owner(self, sizes: list[Size]) -> KeyOwner:
+    def owner(self, sizes: list[ProductSize]) -> KeyOwner:
         """An owner with a new key of its own, for products of these shapes."""
         raise NotImplementedError
 
@@ -155,7 +155,7 @@ class Backend(Component):
         """An evaluator for the owner who announced this.
 
         Raises:
-            Garbled: the announcement is not a key of this backend.
+            InvalidMessage: the announcement is not a key of this backend.
         """
         raise NotImplementedError
 
@@ -163,11 +163,11 @@ class Backend(Component):
         """Length of an announcement."""
         raise NotImplementedError
 
-    def lengths(self, size: Size) -> tuple[MessageLength, MessageLength, MessageLength]:
+    def lengths(self, size: ProductSize) -> tuple[MessageLength, MessageLength, MessageLength]:
         """Lengths of a product's encrypted, masked and opened parts."""
         raise NotImplementedError
 
-    def check(self, size: Size) -> None:
+    def check(self, size: ProductSize) -> None:
         """Refuse, before anything runs, a product that this backend cannot compute."""
         if size.bound >= 2.0 ** (ROOM - 17):
             raise SettingError(
@@ -176,7 +176,7 @@ class Backend(Component):
             )
 
 
-class Unencrypted(Backend):
+class UnencryptedBackend(Backend):
     """Numbers of eight bytes and no key: what `fixed` and `plain` have in common."""
 
     axis = "backend"  # no choice of its own
@@ -185,6 +185,6 @@ class Unencrypted(Backend):
     def announced(self) -> MessageLength:
         return MessageLength(0)
 
-    def lengths(self, size: Size) -> tuple[MessageLength, MessageLength, MessageLength]:
+    def lengths(self, size: ProductSize) -> tuple[MessageLength, MessageLength, MessageLength]:
         out = MessageLength(8 * size.rows * size.width)
         return MessageLength(8 * size.inner * size.width), out, out

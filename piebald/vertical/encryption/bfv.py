@@ -29,8 +29,8 @@ from piebald.vertical.encryption.backend import (
     Backend,
     Evaluator,
     FixedPointScale,
-    Garbled,
     Ints,
+    InvalidMessage,
     KeyOwner,
     MessageLength,
     to_floats,
@@ -38,12 +38,12 @@ from piebald.vertical.encryption.backend import (
     uniform,
 )
 from piebald.vertical.encryption.seal import SealContext, Unsigned, library
-from piebald.vertical.kernels import Floats, Size
+from piebald.vertical.kernels import Floats, ProductSize
 
 EAGER = 512  # plaintexts made before the other party's message is there; each takes 0.2 to 0.6 MB
 
 
-class Bfv(Backend):
+class BfvBackend(Backend):
     """The lattice scheme BFV (Fan, Vercauteren 2012) in Microsoft SEAL, by TenSEAL: quick, messages of 0.1 to 12 MB.
 
     Attributes:
@@ -55,16 +55,16 @@ class Bfv(Backend):
     degree: Literal[8192, 16384] = 8192
     columns: int = Field(default=64, ge=1, le=512)
 
-    def owner(self, sizes: list[Size]) -> KeyOwner:
-        return _Owner(context(self.degree), self, sizes)
+    def owner(self, sizes: list[ProductSize]) -> KeyOwner:
+        return _BfvOwner(context(self.degree), self, sizes)
 
     def evaluator(self, announcement: bytes) -> Evaluator:
-        return _Evaluator(context(self.degree), self, announcement)
+        return _BfvEvaluator(context(self.degree), self, announcement)
 
     def announced(self) -> MessageLength:
         return MessageLength(200_000_000, exact=False)
 
-    def lengths(self, size: Size) -> tuple[MessageLength, MessageLength, MessageLength]:
+    def lengths(self, size: ProductSize) -> tuple[MessageLength, MessageLength, MessageLength]:
         plan = self.layout(size)
         fresh, small = 64 * self.degree + 4096, 16 * self.degree + 4096
         return (
@@ -73,11 +73,11 @@ class Bfv(Backend):
             MessageLength(8 * size.rows * size.width),
         )
 
-    def layout(self, size: Size) -> BfvLayout:
+    def layout(self, size: ProductSize) -> BfvLayout:
         """How a product of this shape lies in slots."""
         return layout(size, self.degree, self.columns)
 
-    def check(self, size: Size) -> None:
+    def check(self, size: ProductSize) -> None:
         super().check(size)
         library()
         if power(size.width) > self.degree // 2:
@@ -118,7 +118,7 @@ def context(degree: int) -> SealContext:
     return SealContext(degree)
 
 
-def layout(size: Size, degree: int, columns: int = 64) -> BfvLayout:
+def layout(size: ProductSize, degree: int, columns: int = 64) -> BfvLayout:
     """How a product of this shape lies in slots."""
     if size.rows == 1:
         block = power(size.width)
@@ -160,22 +160,22 @@ def part(data: bytes, count: int, what: str) -> list[bytes]:
     """The opposite of `join`, for a known number of blobs.
 
     Raises:
-        Garbled: there are more or fewer, or one is cut off.
+        InvalidMessage: there are more or fewer, or one is cut off.
     """
     blobs, place = [], 0
     for _ in range(count):
         length = struct.unpack_from("<Q", data, place)[0] if place + 8 <= len(data) else len(data)
         place += 8 + length
         if place > len(data):
-            raise Garbled(f"the other party's {what} is cut off")
+            raise InvalidMessage(f"the other party's {what} is cut off")
         blobs.append(data[place - length : place])
     if place != len(data):
-        raise Garbled(f"the other party's {what} is longer than it may be")
+        raise InvalidMessage(f"the other party's {what} is longer than it may be")
     return blobs
 
 
-class _Owner(KeyOwner):
-    def __init__(self, context: SealContext, backend: Bfv, sizes: list[Size]) -> None:
+class _BfvOwner(KeyOwner):
+    def __init__(self, context: SealContext, backend: BfvBackend, sizes: list[ProductSize]) -> None:
         self.he, self.layout, seal = context, backend.layout, context.seal
         keys = seal.KeyGenerator(context.context)
         secret = keys.secret_key()
@@ -188,15 +188,15 @@ class _Owner(KeyOwner):
         keys.create_public_key(public)
         self.announcement = join([context.save(public), galois])
 
-    def encrypt(self, statistics: Floats, size: Size) -> bytes:
+    def encrypt(self, statistics: Floats, size: ProductSize) -> bytes:
         values = modular(to_integers(statistics, FixedPointScale.of(size).statistics), self.he.t)
-        return join([self._sealed(slots) for slots in _spread(values, self.layout(size), self.he.degree)])
+        return join([self._encrypted(slots) for slots in _spread(values, self.layout(size), self.he.degree)])
 
-    def _sealed(self, slots: Unsigned) -> bytes:
+    def _encrypted(self, slots: Unsigned) -> bytes:
         # Under the private key: half of the ciphertext is then a seed.
         return self.he.save(self._encryptor.encrypt_symmetric(self.he.encode(slots)))
 
-    def open(self, masked: bytes, size: Size, constant: Floats) -> bytes:
+    def decrypt(self, masked: bytes, size: ProductSize, constant: Floats) -> bytes:
         plan = self.layout(size)
         slots = np.stack([self._decrypt(blob) for blob in part(masked, plan.outputs, "masked result")])
         added = modular(to_integers(constant, FixedPointScale.of(size).result), self.he.t)
@@ -234,7 +234,7 @@ def _spread(values: Unsigned, plan: BfvLayout, degree: int) -> Unsigned:
     return slots.reshape(plan.inputs, degree)
 
 
-def _collect(slots: Unsigned, plan: BfvLayout, size: Size, t: int) -> Unsigned:
+def _collect(slots: Unsigned, plan: BfvLayout, size: ProductSize, t: int) -> Unsigned:
     """C S [rows, width] modulo t from the slots [outputs, degree] of masked ciphertexts, or of masks."""
     lines = slots.reshape(-1, plan.block)
     if plan.way == "turn":
@@ -254,8 +254,8 @@ def _sum(values: Unsigned, axis: int, t: int) -> Unsigned:
     return total
 
 
-class _Evaluator(Evaluator):
-    def __init__(self, context: SealContext, backend: Bfv, announcement: bytes) -> None:
+class _BfvEvaluator(Evaluator):
+    def __init__(self, context: SealContext, backend: BfvBackend, announcement: bytes) -> None:
         self.he, self.layout, seal = context, backend.layout, context.seal
         public, galois = part(announcement, 2, "public key")
         self._encryptor = seal.Encryptor(context.context, context.load(seal.PublicKey(), public, "public key"))
@@ -263,7 +263,7 @@ class _Evaluator(Evaluator):
 
     # Prepared: for each output, for each input, its plaintexts; or, where they would fill the memory, their numbers.
 
-    def prepare(self, coefficients: Floats, size: Size) -> list[list[Any]]:
+    def prepare(self, coefficients: Floats, size: ProductSize) -> list[list[Any]]:
         values = to_integers(coefficients, FixedPointScale.of(size).coefficients)
         plan, he = self.layout(size), self.he
         if plan.way == "row":
@@ -285,7 +285,7 @@ class _Evaluator(Evaluator):
     def _plains(self, numbers: Ints, plan: BfvLayout) -> list[Any]:
         return [self.he.ntt(plain) for plain in self.he.encode_blocks(numbers, plan.block)]
 
-    def multiply(self, encrypted: bytes, prepared: list[list[Any]], size: Size) -> tuple[bytes, Unsigned]:
+    def multiply(self, encrypted: bytes, prepared: list[list[Any]], size: ProductSize) -> tuple[bytes, Unsigned]:
         plan, he = self.layout(size), self.he
         baby = steps(plan.columns)[0]
         sums: list[dict[int, Any]] = [{} for _ in range(plan.outputs)]  # by giant step, in the transformed domain
@@ -301,11 +301,11 @@ class _Evaluator(Evaluator):
         blobs = [self._hide(total, turn, mask) for total, mask in zip(sums, masks, strict=True)]
         return join(blobs), _collect(masks, plan, size, he.t)
 
-    def unmask(self, opened: bytes, mask: Unsigned, size: Size) -> Floats:
+    def unmask(self, decrypted: bytes, mask: Unsigned, size: ProductSize) -> Floats:
         modulus = np.uint64(self.he.t)
-        masked = np.frombuffer(opened, "<u8").reshape(size.rows, size.width)
+        masked = np.frombuffer(decrypted, "<u8").reshape(size.rows, size.width)
         if np.any(masked >= modulus):
-            raise Garbled("the other party's opened result is not a number modulo t: the message is damaged")
+            raise InvalidMessage("the other party's opened result is not a number modulo t: the message is damaged")
         return to_floats(centred((masked + modulus - mask) % modulus, self.he.t), size)
 
     def _turned(self, ciphertext: Any, count: int, block: int) -> list[Any]:

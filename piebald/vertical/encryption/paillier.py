@@ -19,20 +19,20 @@ from piebald.vertical.encryption.backend import (
     Backend,
     Evaluator,
     FixedPointScale,
-    Garbled,
     Ints,
+    InvalidMessage,
     KeyOwner,
     MessageLength,
     to_floats,
     to_integers,
 )
 from piebald.vertical.encryption.paillier_key import PrivateKey, PublicKey, library
-from piebald.vertical.kernels import Floats, Size
+from piebald.vertical.kernels import Floats, ProductSize
 
 SLOT = 56  # bits of a packed number
 
 
-class Paillier(Backend):
+class PaillierBackend(Backend):
     """Paillier's scheme on gmpy2, packed: small messages, and four to eight times the time of `bfv`.
 
     Attributes:
@@ -41,16 +41,16 @@ class Paillier(Backend):
 
     bits: Literal[2048, 3072] = 2048
 
-    def owner(self, sizes: list[Size]) -> KeyOwner:
-        return _Owner(self)
+    def owner(self, sizes: list[ProductSize]) -> KeyOwner:
+        return _PaillierOwner(self)
 
     def evaluator(self, announcement: bytes) -> Evaluator:
-        return _Evaluator(self, announcement)
+        return _PaillierEvaluator(self, announcement)
 
     def announced(self) -> MessageLength:
         return MessageLength(self.bits // 8 * 3)
 
-    def lengths(self, size: Size) -> tuple[MessageLength, MessageLength, MessageLength]:
+    def lengths(self, size: ProductSize) -> tuple[MessageLength, MessageLength, MessageLength]:
         plan, cipher = self.layout(size), self.bits // 4
         out = plan.outputs(size)
         return (
@@ -59,14 +59,14 @@ class Paillier(Backend):
             MessageLength(out * cipher // 2),
         )
 
-    def layout(self, size: Size) -> PaillierLayout:
+    def layout(self, size: ProductSize) -> PaillierLayout:
         """How rows of S and of C S are packed."""
         slots = (self.bits - 1) // SLOT
         pieces = math.ceil(size.width / slots)
         cuts = tuple(len(piece) for piece in np.array_split(np.arange(size.width), pieces))
         return PaillierLayout(cuts, slots // size.width if pieces == 1 else 1)
 
-    def check(self, size: Size) -> None:
+    def check(self, size: ProductSize) -> None:
         super().check(size)
         library()
 
@@ -78,7 +78,7 @@ class PaillierLayout:
     cuts: tuple[int, ...]
     together: int
 
-    def outputs(self, size: Size) -> int:
+    def outputs(self, size: ProductSize) -> int:
         """How many ciphertexts the result has."""
         return math.ceil(size.rows / self.together) * len(self.cuts)
 
@@ -118,7 +118,7 @@ def read(data: bytes, length: int, below: Any) -> list[Any]:
     """The opposite of `write`.
 
     Raises:
-        Garbled: a number is not below its modulus.
+        InvalidMessage: a number is not below its modulus.
     """
     mpz = library().mpz
     numbers = [
@@ -126,24 +126,24 @@ def read(data: bytes, length: int, below: Any) -> list[Any]:
         for place in range(0, len(data) - length + 1, length)
     ]
     if len(data) % length or any(number >= below for number in numbers):
-        raise Garbled("the other party's message holds no numbers of its modulus: it is damaged")
+        raise InvalidMessage("the other party's message holds no numbers of its modulus: it is damaged")
     return numbers
 
 
-class _Owner(KeyOwner):
-    def __init__(self, backend: Paillier) -> None:
+class _PaillierOwner(KeyOwner):
+    def __init__(self, backend: PaillierBackend) -> None:
         self.backend, self._key = backend, PrivateKey(backend.bits)
         self.bytes = backend.bits // 4
         public = self._key.public
         self.announcement = write([public.n], self.bytes // 2) + write([public.h], self.bytes)
 
-    def encrypt(self, statistics: Floats, size: Size) -> bytes:
+    def encrypt(self, statistics: Floats, size: ProductSize) -> bytes:
         values = to_integers(statistics, FixedPointScale.of(size).statistics)
         edges = np.cumsum(self.backend.layout(size).cuts)[:-1]
         packed = [pack(piece) for row in values for piece in np.split(row, edges)]
         return write(self._key.encrypt([number % self._key.public.n for number in packed]), self.bytes)
 
-    def open(self, masked: bytes, size: Size, constant: Floats) -> bytes:
+    def decrypt(self, masked: bytes, size: ProductSize, constant: Floats) -> bytes:
         values = to_integers(np.broadcast_to(constant, (size.rows, size.width)), FixedPointScale.of(size).result)
         added = [pack(tile) for tile in _tiles(values, self.backend.layout(size))]
         found = self._key.decrypt(read(masked, self.bytes, self._key.public.square))
@@ -151,21 +151,21 @@ class _Owner(KeyOwner):
         return write([(one + more) % n for one, more in zip(found, added, strict=True)], self.bytes // 2)
 
 
-class _Evaluator(Evaluator):
-    def __init__(self, backend: Paillier, announcement: bytes) -> None:
+class _PaillierEvaluator(Evaluator):
+    def __init__(self, backend: PaillierBackend, announcement: bytes) -> None:
         self.backend, self.bytes = backend, backend.bits // 4
         mpz, half = library().mpz, self.bytes // 2
         n, h = (mpz(int.from_bytes(part, "little")) for part in (announcement[:half], announcement[half:]))
         self._key = PublicKey(n, h, backend.bits)
 
-    def prepare(self, coefficients: Floats, size: Size) -> tuple[Ints, list[tuple[Any, Any]]]:
+    def prepare(self, coefficients: Floats, size: ProductSize) -> tuple[Ints, list[tuple[Any, Any]]]:
         values = to_integers(coefficients, FixedPointScale.of(size).coefficients)
         n, count = int(self._key.n), self.backend.layout(size).outputs(size)
         masks = [library().mpz(secrets.randbelow(n)) for _ in range(count)]
         return values, [(mask, self._key.encrypt(mask)) for mask in masks]
 
     def multiply(
-        self, encrypted: bytes, prepared: tuple[Ints, list[tuple[Any, Any]]], size: Size
+        self, encrypted: bytes, prepared: tuple[Ints, list[tuple[Any, Any]]], size: ProductSize
     ) -> tuple[bytes, list[Any]]:
         layout, square = self.backend.layout(size), self._key.square
         values, masks = prepared
@@ -184,11 +184,11 @@ class _Evaluator(Evaluator):
         hidden = [result * mask % square for result, (_, mask) in zip(results, masks, strict=True)]
         return write(hidden, self.bytes), [mask for mask, _ in masks]
 
-    def unmask(self, opened: bytes, mask: list[Any], size: Size) -> Floats:
+    def unmask(self, decrypted: bytes, mask: list[Any], size: ProductSize) -> Floats:
         layout, n = self.backend.layout(size), self._key.n
         template = _tiles(np.arange(size.rows * size.width).reshape(size.rows, size.width), layout)
         values = np.empty(size.rows * size.width, dtype=np.int64)
-        for places, one, hidden in zip(template, read(opened, self.bytes // 2, n), mask, strict=True):
+        for places, one, hidden in zip(template, read(decrypted, self.bytes // 2, n), mask, strict=True):
             number = (one - hidden) % n
             number = number - n if number > n // 2 else number
             if number.bit_length() > SLOT * len(places):

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from piebald.errors import SettingError
-from piebald.vertical.encryption.backend import Garbled
+from piebald.vertical.encryption.backend import InvalidMessage
 
 WINDOW = 8  # bits of an exponent that one entry of a table answers for
 ORDER = {2048: 224, 3072: 256}  # bits of s, by those of n: a collision search is as hard as factoring n
@@ -69,14 +69,14 @@ class PublicKey:
         bits: 2048 (112-bit security) or 3072 (128-bit).
 
     Raises:
-        Garbled: these numbers are not a key.
+        InvalidMessage: these numbers are not a key.
     """
 
     def __init__(self, n: Any, h: Any, bits: int) -> None:
         gmpy2 = library()
         self.n, self.h, self.bits, self.square = n, h, bits, n * n
         if n.bit_length() != bits or n % 2 == 0 or gmpy2.is_prime(n) or not 1 < h < self.square or gmpy2.gcd(h, n) != 1:
-            raise Garbled("the other party's public key is damaged or made with other parameters")
+            raise InvalidMessage("the other party's public key is damaged or made with other parameters")
         self._powers: Powers | None = None
 
     def obfuscator(self) -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from piebald.errors import SettingError
-from piebald.vertical.encryption.backend import Garbled
+from piebald.vertical.encryption.backend import InvalidMessage
 
 PRIMES = {8192: (60, 52, 52, 54), 16384: (60, 60, 60, 60, 60)}  # 218 and 300 bits: at least 128-bit security
 PLAIN_BITS = 50
@@ -78,7 +78,7 @@ class SealContext:
         """Fill a key or ciphertext from bytes; SEAL checks that it fits these parameters.
 
         Raises:
-            Garbled: it does not.
+            InvalidMessage: it does not.
         """
         try:
             with self._one:
@@ -86,7 +86,7 @@ class SealContext:
                 os.pwrite(self._file, data, 0)
                 thing.load(self.context, f"/dev/fd/{self._file}")
         except (RuntimeError, ValueError, IndexError, MemoryError):
-            raise Garbled(f"the other party's {what} is damaged or made with other parameters") from None
+            raise InvalidMessage(f"the other party's {what} is damaged or made with other parameters") from None
         return thing
 
     def ciphertext(self, data: bytes, what: str) -> Any:
