@@ -187,7 +187,7 @@ def test_the_larger_ring_computes_the_same(backend):
 @pytest.mark.parametrize("backend", [encrypted("bfv")])
 def test_noise_leaves_room_in_the_largest_product(backend):
     """Decryption fails without a word if noise eats the last bit: poly-3 has the most terms."""
-    from piebald.vertical.encryption.bfv import part
+    from piebald.vertical.encryption.bfv import split
 
     made = build("backend", backend)
     size = PolynomialKernel(degree=3).sizes(8, 64, 1.0)[0]
@@ -196,7 +196,7 @@ def test_noise_leaves_room_in_the_largest_product(backend):
     rng = np.random.default_rng(0)
     sealed = owner.encrypt(rng.random((size.inner, 64)), size)
     masked, _ = evaluator.multiply(sealed, evaluator.prepare(rng.random((8, size.inner)) / 500, size), size)
-    ciphertext = owner.he.ciphertext(part(masked, 1, "masked result")[0], "masked result")
+    ciphertext = owner.he.ciphertext(split(masked, 1, "masked result")[0], "masked result")
     assert owner._decryptor.invariant_noise_budget(ciphertext) >= 1
 
 

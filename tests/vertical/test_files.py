@@ -194,7 +194,7 @@ def test_bad_files_are_one_sentence_and_exit_code_2(folder, capsys, flag, said):
 
 
 def test_a_party_without_its_own_file_or_label_is_told(folder):
-    with pytest.raises(SettingError, match=r"files.target is missing: say path and key"):
+    with pytest.raises(SettingError, match=r"files.target is missing: give path and key"):
         files.load(own(target=False).files, "target", test=0.2, seed=0)
     bare = PartyFiles(source=PartyFile(path="bank.csv", key="customer"))
     with pytest.raises(SettingError, match=r"files.source.label is missing"):

@@ -1,4 +1,4 @@
-"""Encryption behind one interface: see `base`."""
+"""Encryption backends behind one interface: see `backend`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The integers that the encrypted backends compute with, without the encryption: for long experiments and for tests."""
+"""The integer arithmetic of the encrypted backends without encryption, for long experiments and for tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from piebald.vertical.kernels import Floats, ProductSize
 
 
 class FixedBackend(UnencryptedBackend):
-    """Fixed-point integers, masked modulo 2^64 but not encrypted: what `bfv` and `paillier` compute, bit for bit."""
+    """Fixed-point integers, masked modulo 2^64 but not encrypted: bit for bit the results of `bfv` and `paillier`."""
 
     def owner(self, sizes: list[ProductSize]) -> KeyOwner:
         return _FixedOwner()

@@ -1,4 +1,4 @@
-"""Paillier's additive encryption, 36 numbers a ciphertext.
+"""Paillier's additive encryption, 36 numbers per ciphertext.
 
 Row b of S is packed into few ciphertexts; row i of C S is the product over b of Enc(S_b)^C[i, b]: one short exponent
 for 36 numbers.  All rows of C share tables of the ciphertexts' powers (Straus 1964).  Each result is multiplied by a
@@ -33,10 +33,10 @@ SLOT = 56  # bits of a packed number
 
 
 class PaillierBackend(Backend):
-    """Paillier's scheme on gmpy2, packed: small messages, and four to eight times the time of `bfv`.
+    """Paillier's scheme on gmpy2, packed: smaller messages than `bfv`, in four to eight times the time.
 
     Attributes:
-        bits: of the modulus: 2048 is 112-bit security, 3072 is 128-bit.
+        bits: bits of the modulus; 2048 gives 112-bit security, 3072 gives 128-bit.
     """
 
     bits: Literal[2048, 3072] = 2048
@@ -60,7 +60,7 @@ class PaillierBackend(Backend):
         )
 
     def layout(self, size: ProductSize) -> PaillierLayout:
-        """How rows of S and of C S are packed."""
+        """The layout of rows of S and of C S in ciphertexts."""
         slots = (self.bits - 1) // SLOT
         pieces = math.ceil(size.width / slots)
         cuts = tuple(len(piece) for piece in np.array_split(np.arange(size.width), pieces))
@@ -73,18 +73,18 @@ class PaillierBackend(Backend):
 
 @dataclass(frozen=True, slots=True)
 class PaillierLayout:
-    """Widths of the pieces of a row, and how many rows of results go into one ciphertext."""
+    """Widths of the pieces of a row, and number of result rows per ciphertext (`rows_each`)."""
 
     cuts: tuple[int, ...]
-    together: int
+    rows_each: int
 
     def outputs(self, size: ProductSize) -> int:
-        """How many ciphertexts the result has."""
-        return math.ceil(size.rows / self.together) * len(self.cuts)
+        """Number of ciphertexts of the result."""
+        return math.ceil(size.rows / self.rows_each) * len(self.cuts)
 
 
 def pack(values: Ints) -> int:
-    """Signed numbers as one: the sum of values[j] 2^(56 j)."""
+    """Pack signed numbers into one: the sum of values[j] 2^(56 j)."""
     total = 0
     for value in values[::-1].tolist():
         total = (total << SLOT) + value
@@ -92,7 +92,7 @@ def pack(values: Ints) -> int:
 
 
 def unpack(number: int, count: int) -> Ints:
-    """The opposite of `pack`, for numbers below 2^55 in size."""
+    """Undo `pack`, for numbers below 2^55 in absolute value."""
     offset = sum(1 << (SLOT * place + SLOT - 1) for place in range(count))
     raw = number + offset
     digits = [(raw >> (SLOT * place)) & ((1 << SLOT) - 1) for place in range(count)]
@@ -100,22 +100,22 @@ def unpack(number: int, count: int) -> Ints:
 
 
 def _tiles(values: Ints, layout: PaillierLayout) -> list[Ints]:
-    """The numbers of each result, from [rows, width], in the order of its ciphertexts."""
+    """Numbers of each result, from [rows, width], in the order of its ciphertexts."""
     edges = np.cumsum(layout.cuts)[:-1]
     return [
         piece.ravel()
-        for start in range(0, len(values), layout.together)
-        for piece in np.split(values[start : start + layout.together], edges, axis=1)
+        for start in range(0, len(values), layout.rows_each)
+        for piece in np.split(values[start : start + layout.rows_each], edges, axis=1)
     ]
 
 
 def write(numbers: list[Any], length: int) -> bytes:
-    """Numbers of `length` bytes each."""
+    """Write numbers with `length` bytes each."""
     return b"".join(int(number).to_bytes(length, "little") for number in numbers)
 
 
 def read(data: bytes, length: int, below: Any) -> list[Any]:
-    """The opposite of `write`.
+    """Undo `write`.
 
     Raises:
         InvalidMessage: a number is not below its modulus.
@@ -126,7 +126,7 @@ def read(data: bytes, length: int, below: Any) -> list[Any]:
         for place in range(0, len(data) - length + 1, length)
     ]
     if len(data) % length or any(number >= below for number in numbers):
-        raise InvalidMessage("the other party's message holds no numbers of its modulus: it is damaged")
+        raise InvalidMessage("the other party's message holds numbers that are not below its modulus: it is damaged")
     return numbers
 
 
@@ -174,9 +174,9 @@ class _PaillierEvaluator(Evaluator):
         columns = [Straus(given[piece::pieces], values, square) for piece in range(pieces)]
         powmod, shift = library().powmod, 1 << (SLOT * size.width)
         results = []
-        for start in range(0, size.rows, layout.together):
+        for start in range(0, size.rows, layout.rows_each):
             for column in columns:
-                *others, last = range(start, min(start + layout.together, size.rows))
+                *others, last = range(start, min(start + layout.rows_each, size.rows))
                 total = column.row(last)
                 for row in reversed(others):
                     total = powmod(total, shift, square) * column.row(row) % square
@@ -192,7 +192,7 @@ class _PaillierEvaluator(Evaluator):
             number = (one - hidden) % n
             number = number - n if number > n // 2 else number
             if number.bit_length() > SLOT * len(places):
-                number = library().mpz(1 << (SLOT - 2))  # of no result: refused below
+                number = library().mpz(1 << (SLOT - 2))  # not a valid result, so it is refused below
             values[places] = unpack(int(number), len(places))
         return to_floats(values.reshape(size.rows, size.width), size)
 
@@ -200,7 +200,8 @@ class _PaillierEvaluator(Evaluator):
 class Straus:
     """Products of powers with shared bases: the product over b of base_b^exponents[i, b], for each row i.
 
-    Exponents are written with few signed odd digits; odd powers of each base, up and down, are made once for all rows.
+    Exponents are written with few signed odd digits; odd powers of each base, positive and
+    negative, are computed once for all rows.
     """
 
     WIDTH = 7

@@ -1,4 +1,4 @@
-"""Nothing hidden, nothing rounded: the reference, and "MMD without encryption" between two parties."""
+"""No encryption and no rounding: the reference, and "MMD without encryption" between two parties."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from piebald.vertical.kernels import Floats, ProductSize
 
 
 class PlainBackend(UnencryptedBackend):
-    """No encryption: statistics are sent as they are, in float64.  The other party sees them."""
+    """No encryption: statistics are sent in float64, and the other party can read them."""
 
     def owner(self, sizes: list[ProductSize]) -> KeyOwner:
         return _PlainOwner()
