@@ -60,7 +60,7 @@ class DataSet:
     owners: Mapping[str, Owners] = field(default_factory=dict)
     train: Ints | None = None
     test: Ints | None = None
-    together: Ints | None = None
+    groups: Ints | None = None
     features: Sequence[str] | None = None
     source: str = ""
     licence: str = ""
@@ -69,8 +69,8 @@ class DataSet:
     def __post_init__(self) -> None:
         n = len(self.x)
         lengths = {"y": len(self.y)} | {owner: len(owners.codes) for owner, owners in self.owners.items()}
-        if self.together is not None:
-            lengths["single_cluster"] = len(self.together)
+        if self.groups is not None:
+            lengths["groups"] = len(self.groups)
         for what, length in lengths.items():
             if length != n:
                 raise SettingError(

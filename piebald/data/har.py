@@ -43,7 +43,7 @@ def har() -> DataSet:
         owners={"subject": Owners.of(stored["subject"]), "segment": segments},
         train=np.flatnonzero(~stored["official_test"]),
         test=np.flatnonzero(stored["official_test"]),
-        together=segments.codes,
+        groups=segments.codes,
         source="UCI Human Activity Recognition Using Smartphones, inertial signals",
         licence="CC BY 4.0; the original readme prohibits commercial use",
         citation="D. Anguita, A. Ghio, L. Oneto, X. Parra, J. L. Reyes-Ortiz, "

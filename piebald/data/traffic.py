@@ -36,7 +36,7 @@ def traffic() -> DataSet:
             "version": Owners.of(stored["version"], called["version"]),
             "trace": traces,
         },
-        together=traces.codes,
+        groups=traces.codes,
         source="FG-Net's open data set of mobile-app traffic",
         licence="none stated; the authors open the data and ask for a citation",
         citation="M. Jiang et al., Accurate mobile-app fingerprinting using flow-level relationship with graph neural "

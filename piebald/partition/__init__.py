@@ -22,7 +22,7 @@ from piebald.partition.sources import clients_from
 from piebald.partition.statistics import Statistics, collect
 from piebald.partition.survey import survey
 from piebald.partition.trace import Trace
-from piebald.partition.vertical_split import Parties, Party, Vertical
+from piebald.partition.vertical_split import Parties, PartyRows, Vertical
 
 __all__ = [
     "Backdoor",
@@ -49,7 +49,7 @@ __all__ = [
     "NonIid",
     "Parties",
     "Partition",
-    "Party",
+    "PartyRows",
     "PooledClients",
     "PowerLaw",
     "Quantity",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from pydantic import Field
 
-from piebald.partition.data_change import DataChange, _check_classes
+from piebald.partition.data_change import DataChange, check_classes
 from piebald.partition.split import Ints
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ class Backdoor(DataChange):
 
     def rows(self, x: Tensor, y: Ints, classes: int, client: int) -> tuple[Tensor, Ints]:
         """New inputs and labels for a client's rows."""
-        _check_classes(self, [self.target], classes)
-        struck = np.flatnonzero(self._dice("rows", client).random(len(y)) < self.fraction)
+        check_classes(self, [self.target], classes)
+        struck = np.flatnonzero(self._rng("rows", client).random(len(y)) < self.fraction)
         inputs, labels = x.clone(), y.copy()
         inputs[struck] = self.mark(x[struck])
         labels[struck] = self.target

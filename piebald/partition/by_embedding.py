@@ -69,7 +69,7 @@ class ByEmbedding(Partition):
         client = np.full(len(rows), NOBODY)
         for number in np.unique(label):
             centres = self._centres(known[label == number], int(number))
-            holder = self._dice(f"take {number}").permutation(self.clients)[: len(centres)]
+            holder = self._rng(f"take {number}").permutation(self.clients)[: len(centres)]
             mine = wanted == number
             client[mine] = holder[((asked[mine][:, None] - centres[None]) ** 2).sum(2).argmin(1)]
         return client
@@ -84,9 +84,9 @@ class ByEmbedding(Partition):
         return np.asarray(found, dtype=np.float64)
 
     def _shuffled(self, client: Ints, part: str) -> Ints:
-        dice = self._dice(f"shuffle {part}")
-        chosen = np.flatnonzero(dice.random(len(client)) < self.shuffle)
-        client[chosen] = client[dice.permutation(chosen)]
+        rng = self._rng(f"shuffle {part}")
+        chosen = np.flatnonzero(rng.random(len(client)) < self.shuffle)
+        client[chosen] = client[rng.permutation(chosen)]
         return client
 
     def _embed(self, data: DataSet, rows: Ints) -> Floats:

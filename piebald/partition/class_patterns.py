@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from numpy.random import Generator
 
 
-def pattern(each: Ints, wanted: Ints, stock: Ints, dice: Generator) -> Bools:
+def pattern(each: Ints, wanted: Ints, stock: Ints, rng: Generator) -> Bools:
     """Which classes each client holds [clients, classes]: the largest clients choose first, what is left of most.
 
     Args:
         each: how many classes each client holds [clients], at most the classes there are.
         wanted: rows each client gets [clients].
         stock: rows of each class [classes].
-        dice: for ties.
+        rng: for ties.
     """
     held = np.zeros((len(each), len(stock)), dtype=bool)
     left = stock.astype(np.float64)
     for client in np.argsort(-wanted, kind="stable"):
-        order = np.lexsort((dice.random(len(stock)), -left, held.any(0) & (left <= 0)))[: each[client]]
+        order = np.lexsort((rng.random(len(stock)), -left, held.any(0) & (left <= 0)))[: each[client]]
         held[client, order] = True
         left[order] -= wanted[client] / each[client]
     return held

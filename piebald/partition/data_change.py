@@ -43,7 +43,7 @@ class DataChange(Component):
         """
         if self.clients is None:
             number = max(math.floor(self.share * count + 0.5), 1 if self.share else 0)
-            return np.sort(self._dice("choose").permutation(count)[:number])
+            return np.sort(self._rng("choose").permutation(count)[:number])
         found = np.unique(np.array(self.clients, dtype=np.int64))
         if len(found) and not 0 <= found[0] <= found[-1] < count:
             raise self.refuse(f"clients must be in 0..{count - 1}, got {found[0] if found[0] < 0 else found[-1]}")
@@ -65,8 +65,8 @@ class DataChange(Component):
         """The error of this change."""
         return SettingError(f"change {self.kind!r}: {why}")
 
-    def _dice(self, *words: int | str) -> Generator:
-        return generator(self.seed, "change", self.kind, *words)
+    def _rng(self, *stream: int | str) -> Generator:
+        return generator(self.seed, "change", self.kind, *stream)
 
 
 class _Flip(DataChange):
@@ -83,7 +83,7 @@ class _Flip(DataChange):
 
     def _rows(self, y: Ints, client: int) -> Ints:
         """The rows to flip."""
-        return np.flatnonzero(self._dice("rows", client).random(len(y)) < self.fraction)
+        return np.flatnonzero(self._rng("rows", client).random(len(y)) < self.fraction)
 
 
 class FlipPairs(_Flip):
@@ -104,7 +104,7 @@ class FlipPairs(_Flip):
 
     def labels(self, y: Ints, classes: int, client: int) -> Ints:
         """New labels [n]."""
-        _check_classes(self, [number for pair in self.pairs for number in pair], classes)
+        check_classes(self, [number for pair in self.pairs for number in pair], classes)
         map_to = np.arange(classes)
         for a, b in self.pairs:
             map_to[a], map_to[b] = b, a
@@ -121,7 +121,7 @@ class FlipRandom(_Flip):
         if classes < 2:
             raise self.refuse(f"there must be another class to flip to, got {classes} in all")
         flipped, rows = y.copy(), self._rows(y, client)
-        flipped[rows] = (y[rows] + self._dice("labels", client).integers(1, classes, len(y))[rows]) % classes
+        flipped[rows] = (y[rows] + self._rng("labels", client).integers(1, classes, len(y))[rows]) % classes
         return flipped
 
 
@@ -138,7 +138,7 @@ class FlipTo(_Flip):
 
     def labels(self, y: Ints, classes: int, client: int) -> Ints:
         """New labels [n]."""
-        _check_classes(self, [self.target, *(self.source or ())], classes)
+        check_classes(self, [self.target, *(self.source or ())], classes)
         flipped, rows = y.copy(), self._rows(y, client)
         if self.source is not None:
             rows = rows[np.isin(y[rows], self.source)]
@@ -146,7 +146,7 @@ class FlipTo(_Flip):
         return flipped
 
 
-def _check_classes(change: DataChange, named: list[int], classes: int) -> None:
+def check_classes(change: DataChange, named: list[int], classes: int) -> None:
     for number in named:
         if not 0 <= number < classes:
             raise change.refuse(f"classes must be in 0..{classes - 1}, got {number}")

@@ -46,36 +46,36 @@ class Dirichlet(Partition):
         """The client of each row [n], and names."""
         label, classes = self.class_labels(data, rows)
         self.check_room(self.clients, rows, self.least)
-        dice = self._dice("deal")
+        rng = self._rng("deal")
         stock = np.bincount(label, minlength=classes)
         present = np.flatnonzero(stock)  # a Dirichlet parameter must be above 0
         shares = stock[present] / len(rows)
-        mixture = dice.dirichlet(self.alpha * len(present) * shares, size=self.clients)
+        mixture = rng.dirichlet(self.alpha * len(present) * shares, size=self.clients)
         # A client's slots are the rows it will get; the first clients get the odd rows, in random order.
         if self.sizes is None:
-            slots = dice.permutation(self.clients)[np.arange(len(rows)) % self.clients]
+            slots = rng.permutation(self.clients)[np.arange(len(rows)) % self.clients]
         else:
-            counts = self.sizes.counts(self.clients, len(rows), dice)
+            counts = self.sizes.counts(self.clients, len(rows), rng)
             if counts.min() < self.least:
                 raise self.refuse(f"sizes give a client {counts.min()} rows, below least = {self.least}: lower least")
             slots = np.repeat(np.arange(self.clients), counts)
-        drawn = present[_fill(slots, mixture, stock[present], dice)]
+        drawn = present[_fill(slots, mixture, stock[present], rng)]
         # Sorted by class, the slots meet the rows; rows of a class beyond its slots (explicit sizes) are nobody's.
-        slots = slots[_by_class(drawn, dice)]
-        order, served = _by_class(label, dice), np.bincount(drawn, minlength=classes)
+        slots = slots[_by_class(drawn, rng)]
+        order, served = _by_class(label, rng), np.bincount(drawn, minlength=classes)
         start = np.cumsum(stock) - stock
         client = np.full(len(rows), NOBODY)
         client[order[np.arange(len(order)) - start[label[order]] < served[label[order]]]] = slots
         return client, Numbered(self.clients)
 
 
-def _by_class(label: Ints, dice: Generator) -> Ints:
+def _by_class(label: Ints, rng: Generator) -> Ints:
     """An order [n] that sorts by class and shuffles inside each."""
-    shuffled = dice.permutation(len(label))
+    shuffled = rng.permutation(len(label))
     return shuffled[np.argsort(label[shuffled], kind="stable")]
 
 
-def _fill(slots: Ints, mixture: NDArray[np.float64], stock: Ints, dice: Generator) -> Ints:
+def _fill(slots: Ints, mixture: NDArray[np.float64], stock: Ints, rng: Generator) -> Ints:
     """A class for each slot, drawn from its client's mixture; each class exactly as often as there are rows of it.
 
     Each pass draws for all open slots from the classes that still have rows; a class that is wanted too often is given
@@ -85,7 +85,7 @@ def _fill(slots: Ints, mixture: NDArray[np.float64], stock: Ints, dice: Generato
         slots: the client of each slot [n].
         mixture: class shares of each client [clients, K].
         stock: rows of each class [K], n in all.
-        dice: for all draws.
+        rng: for all draws.
     """
     drawn = np.empty(len(slots), dtype=np.int64)
     left = stock.copy()
@@ -102,9 +102,9 @@ def _fill(slots: Ints, mixture: NDArray[np.float64], stock: Ints, dice: Generato
         line = (np.minimum(np.cumsum(wish, axis=1), 1.0) + np.arange(len(wish))[:, None]).ravel()
         line[len(open_classes) - 1 :: len(open_classes)] = np.arange(1, len(wish) + 1)
         owner = slots[unfilled]
-        found = np.searchsorted(line, owner + dice.random(len(owner)), side="right")
+        found = np.searchsorted(line, owner + rng.random(len(owner)), side="right")
         pick = np.minimum(found - owner * len(open_classes), len(open_classes) - 1)
-        order = _by_class(pick, dice)
+        order = _by_class(pick, rng)
         wanted = np.bincount(pick, minlength=len(open_classes))
         start = np.cumsum(wanted) - wanted
         place = np.arange(len(order)) - start[pick[order]]

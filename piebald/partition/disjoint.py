@@ -50,12 +50,12 @@ class Disjoint(Partition):
                 f"{groups} groups of {self.classes_each} classes need {groups * self.classes_each} classes "
                 f"but {data.name} has {classes}: lower clients or classes_each, or raise shared_by"
             )
-        dice = self._dice("deal")
+        rng = self._rng("deal")
         group = np.full(classes, groups)
-        group[dice.permutation(classes)[: groups * self.classes_each]] = (
+        group[rng.permutation(classes)[: groups * self.classes_each]] = (
             np.arange(groups * self.classes_each) // self.classes_each
         )
         members = np.arange(self.clients).reshape(groups, self.shared_by)
         nobody = np.zeros(0, dtype=np.int64)
         holders = [members[number] if number < groups else nobody for number in group]
-        return spread(label, holders, dice), Numbered(self.clients)
+        return spread(label, holders, rng), Numbered(self.clients)

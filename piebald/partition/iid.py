@@ -31,12 +31,12 @@ class Iid(Partition):
     def deal(self, data: DataSet, rows: Ints) -> tuple[Ints, Sequence[str]]:
         """The client of each row [n], and names."""
         self.check_room(self.clients, rows)
-        dice = self._dice("deal")
+        rng = self._rng("deal")
         client = np.full(len(rows), NOBODY)
-        shuffled = dice.permutation(len(rows))
+        shuffled = rng.permutation(len(rows))
         if self.sizes is None:
             client[shuffled] = np.arange(len(rows)) % self.clients
         else:
-            holder = np.repeat(np.arange(self.clients), self.sizes.counts(self.clients, len(rows), dice))
+            holder = np.repeat(np.arange(self.clients), self.sizes.counts(self.clients, len(rows), rng))
             client[shuffled[: len(holder)]] = holder
         return client, Numbered(self.clients)

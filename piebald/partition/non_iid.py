@@ -93,10 +93,10 @@ class NonIid(Partition):
                 f"{self.clients} clients of {self.classes_each} classes cannot hold the {classes} classes of "
                 f"{data.name}: raise clients or classes_each"
             )
-        dice = self._dice("deal")
+        rng = self._rng("deal")
         if self.sizes is not None or not isinstance(self.classes_each, int):
-            return self._deal_sizes(label, np.array(each), classes, dice), Numbered(self.clients)
-        held = _draw(self.clients, self.classes_each, classes, dice)
+            return self._deal_sizes(label, np.array(each), classes, rng), Numbered(self.clients)
+        held = _draw(self.clients, self.classes_each, classes, rng)
         order = np.argsort(held.ravel(), kind="stable")
         cuts = np.searchsorted(held.ravel()[order], np.arange(1, classes))
         holders = np.split(order // self.classes_each, cuts)
@@ -106,16 +106,16 @@ class NonIid(Partition):
                     f"class number {number} has {count} rows for its {len(members)} holders: "
                     f"lower clients or classes_each" + ("" if self.limit is None else ", or raise limit")
                 )
-        return spread(label, holders, dice), Numbered(self.clients)
+        return spread(label, holders, rng), Numbered(self.clients)
 
-    def _deal_sizes(self, label: Ints, each: Ints, classes: int, dice: Generator) -> Ints:
+    def _deal_sizes(self, label: Ints, each: Ints, classes: int, rng: Generator) -> Ints:
         """The client of each row [n], with the sizes asked for."""
         stock = np.bincount(label, minlength=classes)
         self.check_room(self.clients, label)
         listed = None if self.held is None else self._as_held(classes)
         rows = len(label) if listed is None else int(stock[listed.any(0)].sum())  # the others are nobody's
-        wanted = (self.sizes or Uniform()).counts(self.clients, rows, dice)
-        held = pattern(each, wanted, stock, dice) if listed is None else listed
+        wanted = (self.sizes or Uniform()).counts(self.clients, rows, rng)
+        held = pattern(each, wanted, stock, rng) if listed is None else listed
         counts = fill(held, wanted, stock)
         if counts is None:
             raise self.refuse(
@@ -124,7 +124,7 @@ class NonIid(Partition):
             )
         client = np.full(len(label), NOBODY)
         for number in range(classes):
-            taken = dice.permutation(np.flatnonzero(label == number))[: counts[:, number].sum()]
+            taken = rng.permutation(np.flatnonzero(label == number))[: counts[:, number].sum()]
             client[taken] = np.repeat(np.arange(self.clients), counts[:, number])
         return client
 
@@ -140,14 +140,14 @@ class NonIid(Partition):
         return held
 
 
-def _draw(clients: int, each: int, classes: int, dice: Generator) -> Ints:
+def _draw(clients: int, each: int, classes: int, rng: Generator) -> Ints:
     """Distinct classes for each client [clients, each], every class equally often (within one).
 
     Clients take the next `each` cards of a shuffled deck of all classes, which starts over when it is used up; a deck
     is shuffled anew when its end falls between two clients, so no client sees two decks.
     """
     block = classes // np.gcd(classes, each)  # clients from one shuffling to the next
-    decks = np.argsort(dice.random((-(-clients // block), classes)), axis=1)
+    decks = np.argsort(rng.random((-(-clients // block), classes)), axis=1)
     client = np.arange(clients)[:, None]
     card = (client % block * each + np.arange(each)) % classes
     drawn: Ints = decks[client // block, card]

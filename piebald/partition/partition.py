@@ -8,7 +8,7 @@ A partition deals the rows of a data set to clients (`deal`).  Test parts come a
 - It does not, or `pool` is set, or the test part is by other owners: each client holds out a share of its own rows,
   spread evenly over its classes.  `common` is all clients' test parts together.
 
-Rows that belong together (`DataSet.together`: windows of one recording, flows of one session) would leak from training
+Rows that belong together (`DataSet.groups`: windows of one recording, flows of one session) would leak from training
 to test, so for partitions that scatter rows a share of the whole recordings is set aside for testing first.
 """
 
@@ -80,11 +80,9 @@ class Partition(Component):
         """
         train, test = self._published(data)
         validation = self.validation
-        if test is None and data.together is not None and self.scatters and self.test:
+        if test is None and data.groups is not None and self.scatters and self.test:
             order = np.zeros(len(train), dtype=np.int64)
-            out = hold_out(
-                order, self.test, key(self.seed, "single_cluster"), labels(data, train), data.together[train]
-            )
+            out = hold_out(order, self.test, key(self.seed, "together"), labels(data, train), data.groups[train])
             train, test = train[~out], train[out]
             validation /= 1 - self.test
         server_rows, train = self._kept(data, train)
@@ -98,10 +96,10 @@ class Partition(Component):
         holder = None if test is None else self.follow(data, train, client, test)
         label = labels(data, np.arange(len(data)))
         if test is None or holder is None:
-            parts = three_ways(lists, label, self.validation, self.test, self.seed, data.together)
+            parts = three_ways(lists, label, self.validation, self.test, self.seed, data.groups)
             common = np.sort(parts["test"].values) if test is None else test
         else:
-            parts = three_ways(lists, label, validation, 0.0, self.seed, data.together)
+            parts = three_ways(lists, label, validation, 0.0, self.seed, data.groups)
             parts["test"] = Lists.of(holder, len(names), test)
             common = test[holder != NOBODY]
         clients = PooledClients(
@@ -127,7 +125,7 @@ class Partition(Component):
             client: their clients [n].
             test: the test rows' numbers [m].
         """
-        return follow_classes(labels(data, train), client, labels(data, test), self._dice("follow"))
+        return follow_classes(labels(data, train), client, labels(data, test), self._rng("follow"))
 
     def strata(self, data: DataSet) -> Ints:
         """What `limit` keeps in proportion: a number for each row of the data set."""
@@ -157,7 +155,7 @@ class Partition(Component):
                 f"{clients} clients of at least {each} need more than the {len(rows)} rows: lower {what}{more}"
             )
 
-    def _dice(self, purpose: str) -> Generator:
+    def _rng(self, purpose: str) -> Generator:
         return generator(self.seed, "partition", self.kind, purpose)
 
     def _published(self, data: DataSet) -> tuple[Ints, Ints | None]:
@@ -182,7 +180,7 @@ class Partition(Component):
             raise self.refuse(
                 f"server_rows must be below the {len(train)} training rows there are, got {self.server_rows}"
             )
-        kept = train[thin(labels(data, train), self.server_rows, key(self.seed, "server"))]
+        kept = train[thin(labels(data, train), self.server_rows, key(self.seed, "centre"))]
         return kept, np.setdiff1d(train, kept)
 
     def _limited(self, data: DataSet, rows: Ints, side: Ints | None = None) -> Ints:
@@ -201,13 +199,13 @@ def labels(data: DataSet, rows: Ints) -> Ints:
     return np.asarray(data.y.numpy()[rows], dtype=np.int64)
 
 
-def spread(label: Ints, holders: Sequence[Ints], dice: Generator) -> Ints:
+def spread(label: Ints, holders: Sequence[Ints], rng: Generator) -> Ints:
     """Deal each class's rows evenly over its holders (within one row).
 
     Args:
         label: class of each row [n].
         holders: for each class the clients that hold it.
-        dice: for which row goes where, and which holder gets one more.
+        rng: for which row goes where, and which holder gets one more.
 
     Returns:
         The client of each row [n]; `NOBODY` for a class without holders.
@@ -216,18 +214,18 @@ def spread(label: Ints, holders: Sequence[Ints], dice: Generator) -> Ints:
     for number, members in enumerate(holders):
         rows = np.flatnonzero(label == number)
         if len(members):
-            client[dice.permutation(rows)] = dice.permutation(members)[np.arange(len(rows)) % len(members)]
+            client[rng.permutation(rows)] = rng.permutation(members)[np.arange(len(rows)) % len(members)]
     return client
 
 
-def follow_classes(label: Ints, client: Ints, test_label: Ints, dice: Generator) -> Ints:
+def follow_classes(label: Ints, client: Ints, test_label: Ints, rng: Generator) -> Ints:
     """Deal test rows class by class, in proportion to the training rows that each client has of the class.
 
     Args:
         label: class of each training row [n].
         client: client of each training row [n].
         test_label: class of each test row [m].
-        dice: for which row goes where, and whose fractions are rounded up.
+        rng: for which row goes where, and whose fractions are rounded up.
 
     Returns:
         The client of each test row [m]; `NOBODY` for a class that nobody trains on.
@@ -239,7 +237,7 @@ def follow_classes(label: Ints, client: Ints, test_label: Ints, dice: Generator)
         if len(members):
             # Cut points along the rows, rounded: the parts add up to all rows.  In random order of clients, else the
             # same small clients would be rounded up in every class.
-            order = dice.permutation(len(members))
+            order = rng.permutation(len(members))
             cuts = np.floor(np.cumsum(held[order]) * (len(rows) / held.sum()) + 0.5)
-            holder[dice.permutation(rows)] = members[order][np.searchsorted(cuts, np.arange(len(rows)), side="right")]
+            holder[rng.permutation(rows)] = members[order][np.searchsorted(cuts, np.arange(len(rows)), side="right")]
     return holder

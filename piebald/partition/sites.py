@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from piebald.data.dataset import DataSet
 
 
-class Declared:
+class SiteClients:
     """Clients that are known by name; they are `contracts.Clients`.  Instead of a client's rows there is one blank row
     of the agreed form, which says how large inputs are and what kind of targets there are.
     """
@@ -43,13 +43,13 @@ class Declared:
         return None
 
 
-class Elsewhere(Component):
+class RemotePartition(Component):
     """A partition of rows that never come here."""
 
     axis = "partition"
 
 
-class Sites(Elsewhere):
+class Sites(RemotePartition):
     """Each client's rows are its site's own; nothing is dealt, and no data set is loaded.
 
     Attributes:
@@ -74,8 +74,8 @@ class Sites(Elsewhere):
             y = torch.zeros(1) if self.targets == 1 else torch.zeros(1, self.targets)
         return DataSet("the sites' own", torch.zeros(1, *self.inputs), y, self.classes)
 
-    def split(self, data: DataSet) -> Declared:
+    def split(self, data: DataSet) -> SiteClients:
         """The sites as clients."""
         x = data.x[:]
         assert isinstance(x, torch.Tensor)
-        return Declared(self.clients, Rows(x, data.y), self.classes)
+        return SiteClients(self.clients, Rows(x, data.y), self.classes)

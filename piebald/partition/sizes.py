@@ -21,7 +21,7 @@ class Sizes(Component):
 
     axis = "sizes"
 
-    def counts(self, clients: int, rows: int, dice: Generator) -> Ints:
+    def counts(self, clients: int, rows: int, rng: Generator) -> Ints:
         """Rows of each client [clients], at least 1 each and `rows` in all, or fewer where sizes are explicit.
 
         Raises:
@@ -36,7 +36,7 @@ class Sizes(Component):
 class Uniform(Sizes):
     """All alike, within one row."""
 
-    def counts(self, clients: int, rows: int, dice: Generator) -> Ints:
+    def counts(self, clients: int, rows: int, rng: Generator) -> Ints:
         return apportion(np.ones(clients), rows)
 
 
@@ -49,7 +49,7 @@ class Skewed(Sizes):
 
     ratio: float = Field(default=8.0, gt=1, le=1e6)
 
-    def counts(self, clients: int, rows: int, dice: Generator) -> Ints:
+    def counts(self, clients: int, rows: int, rng: Generator) -> Ints:
         stairs = np.arange(clients, 0, -1)  # one step down each, which keeps the sum of both strictly falling
         rest = rows - int(stairs.sum())
         if rest < 0:
@@ -71,7 +71,7 @@ class PowerLaw(Sizes):
 
     exponent: float = Field(default=1.5, gt=0, le=20)
 
-    def counts(self, clients: int, rows: int, dice: Generator) -> Ints:
+    def counts(self, clients: int, rows: int, rng: Generator) -> Ints:
         return apportion(np.arange(1, clients + 1, dtype=np.float64) ** -self.exponent, rows)
 
 
@@ -84,9 +84,9 @@ class Quantity(Sizes):
 
     alpha: float = Field(gt=0, le=1e6)
 
-    def counts(self, clients: int, rows: int, dice: Generator) -> Ints:
+    def counts(self, clients: int, rows: int, rng: Generator) -> Ints:
         # Logarithms of gamma variates (Marsaglia, Tsang 2000, section 6), which do not underflow where alpha is tiny.
-        log = np.log(dice.standard_gamma(self.alpha + 1, clients)) + np.log1p(-dice.random(clients)) / self.alpha
+        log = np.log(rng.standard_gamma(self.alpha + 1, clients)) + np.log1p(-rng.random(clients)) / self.alpha
         return apportion(np.sort(np.exp(log - log.max()))[::-1], rows)
 
 
@@ -105,7 +105,7 @@ class Explicit(Sizes):
             raise ValueError(f"rows must be at least 1 for each client, got {min(self.rows)}")
         return self
 
-    def counts(self, clients: int, rows: int, dice: Generator) -> Ints:
+    def counts(self, clients: int, rows: int, rng: Generator) -> Ints:
         if len(self.rows) != clients:
             raise self._refuse(f"rows must have a number for each of the {clients} clients, got {len(self.rows)}")
         if sum(self.rows) > rows:

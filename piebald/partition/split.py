@@ -1,6 +1,6 @@
 """Who keeps which row back: seeded choices over many clients at once.
 
-A Python generator for each client would cost minutes at a million clients, so the dice are hashed instead: each row's
+A Python generator for each client would cost minutes at a million clients, so the rng are hashed instead: each row's
 number comes from (key, client, place in the client) alone.  What one client holds back depends on no other client.
 """
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Party:
+class PartyRows:
     """What one party holds.
 
     Attributes:
@@ -41,8 +41,8 @@ class Party:
 class Parties:
     """The active party, which has the targets, the passive one, and the ids both hold [overlap], increasing."""
 
-    active: Party
-    passive: Party
+    active: PartyRows
+    passive: PartyRows
     overlap: Ints
 
 
@@ -83,11 +83,11 @@ class Vertical(Division):
         if data.x.dim() != 2 or data.x.shape[1] < 2:
             raise self._refuse(f"inputs must be a table of two features or more, got {list(data.x.shape[1:])}")
         mine = self._chosen(data)
-        dice = generator(self.seed, "vertical", "rows")
+        rng = generator(self.seed, "vertical", "rows")
         both = len(rows) if self.overlap is None else self.overlap
         if both > len(rows):
             raise self._refuse(f"overlap must be at most the {len(rows)} rows, got {both}")
-        shuffled = dice.permutation(np.sort(rows))
+        shuffled = rng.permutation(np.sort(rows))
         cut = both + math.floor((len(rows) - both) * self.active_share + 0.5)
         active, passive = np.sort(shuffled[:cut]), np.sort(np.r_[shuffled[:both], shuffled[cut:]])
         theirs = np.setdiff1d(np.arange(data.x.shape[1]), mine)
@@ -115,7 +115,7 @@ def feature_names(data: DataSet) -> list[str]:
     return [str(number) for number in range(data.x.shape[1])] if data.features is None else list(data.features)
 
 
-def _party(data: DataSet, rows: Ints, places: Ints, labelled: bool) -> Party:
+def _party(data: DataSet, rows: Ints, places: Ints, labelled: bool) -> PartyRows:
     names = feature_names(data)
     x = data.x[rows][:, places]
-    return Party(rows, x, data.y[rows] if labelled else None, tuple(names[place] for place in places))
+    return PartyRows(rows, x, data.y[rows] if labelled else None, tuple(names[place] for place in places))

@@ -125,8 +125,8 @@ def test_partitions_of_flwr_datasets_become_clients() -> None:
 
 def test_the_real_partitioners() -> None:
     real = pytest.importorskip("flwr_datasets.partitioner", reason="flwr-datasets is not installed")
-    dice = np.random.default_rng(0)
-    columns = {"x": dice.random((60, 3)).tolist(), "y": [n % 3 for n in range(60)], "who": list("abc") * 20}
+    rng = np.random.default_rng(0)
+    columns = {"x": rng.random((60, 3)).tolist(), "y": [n % 3 for n in range(60)], "who": list("abc") * 20}
     rows = datasets.Dataset.from_dict(columns)
     for partitioner, count in (
         (real.IidPartitioner(5), 5),

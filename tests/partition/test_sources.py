@@ -333,8 +333,8 @@ def test_parquet_without_pyarrow_names_the_command(tmp_path: Path, monkeypatch: 
 
 
 def test_tokens_stay_whole_numbers_and_can_be_embedded() -> None:
-    dice = np.random.default_rng(0)
-    texts = [(dice.integers(0, 50, (12, 7)), dice.integers(0, 2, 12)) for _ in range(3)]
+    rng = np.random.default_rng(0)
+    texts = [(rng.integers(0, 50, (12, 7)), rng.integers(0, 2, 12)) for _ in range(3)]
     clients = clients_from(texts, tokens=True, common=(texts[0][0], texts[0][1]))
     assert clients.rows(0, "train").x.dtype == torch.int64
     assert clients.common.x.dtype == torch.int64
