@@ -1,4 +1,4 @@
-"""Who holds what: a data set dealt to clients, your own data as clients, and the devices they have."""
+"""Partitions: a data set dealt to clients, your own data as clients, and the devices of clients."""
 
 from piebald.partition.backdoor import Backdoor
 from piebald.partition.by_embedding import ByEmbedding

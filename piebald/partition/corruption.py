@@ -1,4 +1,4 @@
-"""Feature shift on any data: clients whose cameras and sensors are worse, or merely others.
+"""Feature shift on any data: noise, contrast, blur and sensor gain, different for each client.
 
 Images [channels, height, width] are in [0, 1] and stay there; of other inputs the last axis is time.
 """
@@ -71,7 +71,7 @@ class Sensor(DataChange):
 
 
 class Blur(DataChange):
-    """Blurred by a Gaussian along height and width, or along time; edges are repeated.
+    """Gaussian blur along height and width, or along time; edges are repeated.
 
     Attributes:
         sigma: standard deviation of the Gaussian, in pixels or samples.

@@ -1,4 +1,4 @@
-"""Label mixtures drawn from a Dirichlet distribution: one number from all alike to all different."""
+"""Label skew: class shares of clients drawn from a Dirichlet distribution."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ TINY = np.finfo(np.float64).tiny
 
 
 class Dirichlet(Partition):
-    """Clients of one size whose label mixtures q ~ Dirichlet(alpha * K * p), after Hsu, Qi, Brown 2019, section 3.
+    """Clients of equal size whose class shares q ~ Dirichlet(alpha * K * p), after Hsu, Qi, Brown 2019, section 3.
 
     K is the number of classes and p their shares in the data set; with balanced classes this is the Dirichlet(alpha,
-    ..., alpha) of most of the literature (the paper's own number is K times ours).  Every row has one holder: where
-    clients want more rows of a class than there are, chance says who must draw another class from its mixture, so no
-    client is served last.  With few clients the rows at hand keep mixtures from being as extreme as a tiny alpha asks.
+    ..., alpha) of most of the literature (the paper's alpha is K times this one).  Every row has one holder: if
+    clients want more rows of a class than there are, random ones of them draw another class from their shares, so no
+    client is served last.  With few clients, class shares cannot be as extreme as a tiny alpha demands.
 
     Attributes:
-        clients: how many.
-        sizes: how many rows each client gets; by default they differ by at most one row.
-        alpha: above 0; 0.1 gives a few classes each, 100 nearly equal mixtures.
-        least: rows that each client must have, else the partition is refused.
+        clients: number of clients.
+        sizes: number of rows of each client; by default they differ by at most one row.
+        alpha: concentration, above 0; 0.1 gives a few classes per client, 100 nearly equal shares.
+        least: smallest number of rows of a client; the partition is refused if a client would get fewer.
     """
 
     clients: int = Field(ge=1)
@@ -60,7 +60,7 @@ class Dirichlet(Partition):
                 raise self.refuse(f"sizes give a client {counts.min()} rows, below least = {self.least}: lower least")
             slots = np.repeat(np.arange(self.clients), counts)
         drawn = present[_fill(slots, mixture, stock[present], rng)]
-        # Sorted by class, the slots meet the rows; rows of a class beyond its slots (explicit sizes) are nobody's.
+        # Slots and rows are matched by class; rows of a class beyond its slots (explicit sizes) get no client.
         slots = slots[_by_class(drawn, rng)]
         order, served = _by_class(label, rng), np.bincount(drawn, minlength=classes)
         start = np.cumsum(stock) - stock
@@ -76,16 +76,16 @@ def _by_class(label: Ints, rng: Generator) -> Ints:
 
 
 def _fill(slots: Ints, mixture: NDArray[np.float64], stock: Ints, rng: Generator) -> Ints:
-    """A class for each slot, drawn from its client's mixture; each class exactly as often as there are rows of it.
+    """A class for each slot, drawn from its client's class shares; each class exactly as often as it has rows.
 
-    Each pass draws for all open slots from the classes that still have rows; a class that is wanted too often is given
-    to random ones of those who want it and closed.  So each pass closes a class or is the last: at most K passes.
+    Each pass draws for all open slots from the classes that still have rows; a class that is drawn too often is given
+    to a random choice of these slots and closed.  So each pass closes a class or is the last: at most K passes.
 
     Args:
         slots: the client of each slot [n].
         mixture: class shares of each client [clients, K].
         stock: rows of each class [K], n in all.
-        rng: for all draws.
+        rng: random generator of all draws.
     """
     drawn = np.empty(len(slots), dtype=np.int64)
     left = stock.copy()
@@ -94,7 +94,7 @@ def _fill(slots: Ints, mixture: NDArray[np.float64], stock: Ints, rng: Generator
         open_classes = np.flatnonzero(left)
         wish = mixture[:, open_classes]
         total = wish.sum(1, keepdims=True)
-        # A second choice may be many orders of magnitude behind the first, so only nothing counts as nothing.
+        # A second choice may be many orders of magnitude smaller than the first, so only exact zeros count as zero.
         fallback = left[open_classes] / left.sum()
         wish = np.where(total > TINY, wish / np.maximum(total, TINY), fallback)
         # One sorted line for all clients: client c's cumulated shares lie in (c, c + 1], so one search serves

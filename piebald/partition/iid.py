@@ -1,4 +1,4 @@
-"""Rows dealt like cards: every client sees the same mixture."""
+"""IID: rows dealt at random, so that all clients have the same distribution."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Iid(Partition):
     """Shuffled rows in equal portions (within one row), the IID partition of McMahan et al. 2017, section 3.
 
     Attributes:
-        clients: how many.
-        sizes: how many rows each client gets; alike by default.
+        clients: number of clients.
+        sizes: number of rows of each client; equal by default.
     """
 
     clients: int = Field(ge=1)

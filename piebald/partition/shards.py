@@ -23,8 +23,8 @@ class Shards(Partition):
     a class rows come in random order.
 
     Attributes:
-        clients: how many.
-        shards_each: pieces of each client.
+        clients: number of clients.
+        shards_each: number of shards of each client.
     """
 
     clients: int = Field(ge=1)

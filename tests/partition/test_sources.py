@@ -354,7 +354,7 @@ def test_tokens_stay_whole_numbers_and_can_be_embedded() -> None:
 @pytest.mark.parametrize(
     ("x", "message"),
     [
-        (np.ones((2, 3)), "tokens must be whole numbers of at least 0, got float64 numbers: number words from 0"),
+        (np.ones((2, 3)), "tokens must be whole numbers of at least 0, got float64 numbers: number tokens from 0"),
         (np.array([[0, -1]]), "client '0': tokens must be whole numbers of at least 0, got -1"),
     ],
 )
