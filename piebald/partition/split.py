@@ -1,7 +1,8 @@
-"""Who keeps which row back: seeded choices over many clients at once.
+"""Held-out rows of many clients at once, chosen at random.
 
-A Python generator for each client would cost minutes at a million clients, so the rng are hashed instead: each row's
-number comes from (key, client, place in the client) alone.  What one client holds back depends on no other client.
+A Python generator for each client would take minutes for a million clients, so random numbers are hashes instead: each
+row's number comes from (key, client, position in the client) only.  The choice of one client depends on no other
+client.
 """
 
 from __future__ import annotations

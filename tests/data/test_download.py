@@ -399,7 +399,7 @@ def test_mnist_with_its_writers(server: Server, monkeypatch: pytest.MonkeyPatch)
     name = "qmnist-test-labels-idx2-int.gz"
     server.files[f"/{name}"] = gzip.compress(table((3, 4, 20)))
     monkeypatch.setitem(module.WRITERS, name, md5(server.files[f"/{name}"]))
-    with pytest.raises(SettingError, match="the test files in mnist_writers/ do not belong together"):
+    with pytest.raises(SettingError, match="the test files in mnist_writers/ do not fit together"):
         data.mnist_writers()
 
 
