@@ -35,14 +35,13 @@ class DataSet:
 
     Attributes:
         name: name by which the data set is loaded.
-        x: inputs [n, ...], float32, or uint8 images [n, channels, height, width] as stored; clients scale
-            them to [0, 1].  `Decoded` if rows stay in their files.
+        x: inputs [n, ...], float32, or uint8 images [n, channels, height, width] as stored; clients scale them
+            to [0, 1].  `Decoded` if rows stay in their files.
         y: class numbers [n] int64, or numbers to predict [n, ...] float32.
         classes: names of the classes, None if `y` are numbers to predict.
         owners: owners of the rows, by kind ("writer", "capture").
         train: row numbers of the published training part, None for all rows.
         test: row numbers of the published test part, None if there is none.
-
         groups: group of each row [n], such as a recording; rows of one group are never split between training and
             test.  None without groups.
         features: names of the columns of inputs [n, features], for tables.
@@ -52,7 +51,7 @@ class DataSet:
 
     Raises:
         SettingError: lengths differ, a class number is out of range, or a row is in both the training and the test
-        part.
+            part.
     """
 
     name: str

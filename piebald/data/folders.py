@@ -57,7 +57,7 @@ def audio_folder(
 
     Raises:
         SettingError: there are no recordings, one cannot be read or has another rate, or the length is below one
-        sample.
+            sample.
     """
     length = round(seconds * rate)
     if length < 1:

@@ -1,4 +1,4 @@
-"""The networks of the papers, small and plain."""
+"""Networks of the papers, in small and plain versions."""
 
 from piebald.models.convolutional import Cnn1d, CnnBn, LeafCnn, MetisCnn, SmallCnn
 from piebald.models.dense import Logistic, Mlp

@@ -127,7 +127,7 @@ def test_noise_has_the_stated_strength() -> None:
         (lambda: Noise(share=1.5), "share must be less than or equal to 1, got 1.5"),
         (
             lambda: Iid(clients=2, changes=(FlipRandom(),)).split(DataSet("real", torch.zeros(9, 1), torch.zeros(9))),
-            "nothing to flip",
+            "labels cannot be flipped",
         ),
         (
             lambda: Iid(clients=2, changes=(Blur(),)).split(DataSet("real", torch.zeros(9, 1), torch.zeros(9))),

@@ -188,10 +188,10 @@ def test_clients_without_classes_or_counts() -> None:
         (lambda: Statistics.of(np.array([0]), 1, np.zeros((2, 2))), "a row for each label, got"),
         (lambda: Statistics(3, np.array([1, 1])), "counts must add up to the 3 rows, got 2"),
         (lambda: Statistics(1, None, np.zeros(2), np.zeros((3, 3))), r"scatter must be \[2, 2\] like the mean"),
-        (lambda: Statistics(1, np.array([1])).merge(Statistics(1)), "only where all count the same classes"),
+        (lambda: Statistics(1, np.array([1])).merge(Statistics(1)), "only if all count the same classes"),
         (lambda: measure([]), "at least one client, got none"),
         (lambda: measure([Statistics(1)], seconds=[1, 2]), "one number for each of 1 clients, got 2"),
-        (lambda: without(Statistics(1), Statistics(2)), "must be among everybody's"),
+        (lambda: without(Statistics(1), Statistics(2)), "must be among the overall rows"),
         (lambda: gini([-1.0]), "none below 0"),
     ],
 )

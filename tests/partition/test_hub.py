@@ -117,7 +117,7 @@ def test_partitions_of_flwr_datasets_become_clients() -> None:
     for source, more, message in (
         (Partitioner([none]), {"target": "y"}, "must have at least one row, got none"),
         (Partitioner([first]), {}, "a table needs target='...'"),
-        (Partitioner([first]), {"target": "y", "client": "x"}, "the partitioner says whose rows are whose"),
+        (Partitioner([first]), {"target": "y", "client": "x"}, "the partitioner assigns rows to clients"),
     ):
         with pytest.raises(SettingError, match=message):
             clients_from(source, **more)

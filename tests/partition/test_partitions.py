@@ -442,7 +442,7 @@ def test_a_printed_pattern_is_dealt_as_it_stands() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "classes_each or held must say what clients hold, and not both"),
+        ({}, "either classes_each or held must be given, and not both"),
         ({"classes_each": 2, "held": ((0,), (1,))}, "and not both"),
         ({"held": ((0,),)}, "held says how many classes for 1 clients but clients is 2: give one list for each client"),
         ({"held": ((0, 0), (1,))}, "held must list different classes, numbered from 0, got"),

@@ -152,7 +152,7 @@ def test_numbered_clients_are_in_order_of_their_numbers() -> None:
         (
             None,
             {"target": "ill"},
-            "a table needs client='...', the column that says whose row it is: it has hosp",
+            "a table needs client='...', the column that names the client of each row: it has hosp",
         ),
         (None, {"client": "hospital"}, "a table needs target='...', the column that is to be predicted"),
         (None, {"client": "hospitl", "target": "ill"}, "no column 'hospitl': did you mean 'hospital'"),
@@ -197,7 +197,7 @@ def test_empty_and_oddly_named_tables() -> None:
     with pytest.raises(SettingError, match="column names must be text, got 0"):
         clients_from(pd.DataFrame(np.ones((2, 3))), client="0", target="1")
     twice = pd.DataFrame([["a", 1.0, 2.0, 0]], columns=["who", "x", "x", "y"])
-    with pytest.raises(SettingError, match="column 'x' is there twice"):
+    with pytest.raises(SettingError, match="column 'x' occurs twice"):
         clients_from(twice, client="who", target="y")
 
 
