@@ -49,7 +49,7 @@ class Homogeneous(Devices):
     """All devices are equal; by default instant, always available and without dropout.
 
     Attributes:
-        seconds_per_step: time of one optimiser step.
+        seconds_per_step: time of one optimizer step.
         on: (start, stop) intervals in seconds of the runtime's clock when clients are available, None for always.
     """
 
@@ -80,7 +80,7 @@ class FastSlow(Devices):
     half of them slow gives Metis' order: sorted by size, fast, slow, fast, slow, ...
 
     Attributes:
-        fast: seconds of one optimiser step of a fast device.
+        fast: seconds of one optimizer step of a fast device.
         slow_factor: how many times longer a slow device takes.
         share_slow: share of the clients that are slow, in [0, 1].
         first: kind of client 0 (if there are both), or "drawn" for a random start.
@@ -110,7 +110,7 @@ class LogNormal(Devices):
     """Speeds and bandwidths drawn from log-normal distributions, for each client from (seed, client).
 
     Attributes:
-        seconds_per_step: median time of one optimiser step; `down` and `up` are median bandwidths.
+        seconds_per_step: median time of one optimizer step; `down` and `up` are median bandwidths.
         sigma: standard deviation of the logarithm of a device's time; 0.5 puts two thirds within a factor of 1.65.
         bandwidth_sigma: the same for bandwidth; one draw for both directions.
         seed: seed of the draws.

@@ -87,10 +87,10 @@ def train_jointly(
         if views[0].own is not None:
             loss = loss + views[0].own
         for party in (source, target):
-            party.optimiser.zero_grad()
+            party.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         for party in (source, target):
-            party.optimiser.step()
+            party.optimizer.step()
     source.done = target.done = settings.steps
     target.phi, target.rate = source.summary()
     return source, target
@@ -141,15 +141,15 @@ def supervised(x: Tensor, y: Tensor, settings: TransferSettings, name: str) -> C
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     parameters = [*network.parameters(), *head.parameters()]
-    optimiser = torch.optim.Adam(parameters, lr=settings.lr, weight_decay=settings.beta)
+    optimizer = torch.optim.Adam(parameters, lr=settings.lr, weight_decay=settings.beta)
     rows = min(settings.batch, len(x))
     for step in range(settings.steps):
         batch = generator(settings.seed, name, step).choice(len(x), rows, replace=False)
         scores = head(network(x[batch])[-1])[:, 0]
         loss = nn.functional.softplus(-y[batch] * scores).mean()
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
+        optimizer.step()
 
     def predict(inputs: Tensor) -> Tensor:
         with torch.no_grad():

@@ -61,7 +61,7 @@ class Party:
             holding.x.shape[1], shape.hidden, shape.aligned, seed=(settings.seed, "transfer", role, "weights")
         )
         # beta/2 |w|^2 in the loss, so it goes through Adam like every other gradient
-        self.optimiser = torch.optim.Adam(self.network.parameters(), lr=settings.lr, weight_decay=settings.beta)
+        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=settings.lr, weight_decay=settings.beta)
         self.terms = settings.terms(role)
         self.done = 0
         self.phi: Tensor | None = None
@@ -153,9 +153,9 @@ class Party:
         if view.own is not None:
             tensors.append(view.own)
             gradients.append(None)
-        self.optimiser.zero_grad()
+        self.optimizer.zero_grad()
         torch.autograd.backward(tensors, gradients)
-        self.optimiser.step()
+        self.optimizer.step()
 
     # -------------------------------------------------------------------------------------------------------- watching
 

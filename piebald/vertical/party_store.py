@@ -65,7 +65,7 @@ class PartyStore:
     def save(self, party: Party) -> None:
         """Write a checkpoint, and delete all but the last two."""
         tensors = {f"network.{name}": tensor for name, tensor in party.network.state_dict().items()}
-        for number, state in party.optimiser.state_dict()["state"].items():
+        for number, state in party.optimizer.state_dict()["state"].items():
             tensors |= {f"adam.{number}.{name}": tensor for name, tensor in state.items()}
         self._write(self._name(party.done), tensors)
         for step in self._checkpoints()[:-KEPT]:
@@ -84,10 +84,10 @@ class PartyStore:
         tensors = read(self.folder / self._name(step))
         try:
             party.network.load_state_dict(_below(tensors, "network."))
-            state = party.optimiser.state_dict()
+            state = party.optimizer.state_dict()
             numbers = range(len(list(party.network.parameters())))
             state["state"] = {number: _below(tensors, f"adam.{number}.") for number in numbers}
-            party.optimiser.load_state_dict(state)
+            party.optimizer.load_state_dict(state)
         except (RuntimeError, KeyError, ValueError):
             raise RunFolderError(f"{self.folder / self._name(step)} belongs to another network: start again") from None
 

@@ -45,7 +45,7 @@ def test_ftl_is_its_joint_loss_by_autograd():
     fresh = train_both(small(backend="plain", steps=1, own=0, beta=0, lr=1e-300, method={"kind": "ftl"}))[0]
     for party in fresh.values():
         party.done = 0
-        party.optimiser.zero_grad()
+        party.optimizer.zero_grad()
     views = [fresh[role].view() for role in ROLES]
     loss = taylor_loss(views[1].common @ views[0].phi, views[0].labels)
     (loss - 0.3 * (views[0].common * views[1].common).sum(1).mean()).backward()
