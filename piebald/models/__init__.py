@@ -14,7 +14,7 @@ from piebald.models.gated import (
 )
 from piebald.models.log_mel import LogMel
 from piebald.models.networks import build_model, names
-from piebald.models.normalised import Cnn1dBn, MlpBn
+from piebald.models.normalized import Cnn1dBn, MlpBn
 from piebald.models.resnet import Resnet18, Resnet50
 from piebald.models.vgg import Vgg11
 

@@ -13,7 +13,7 @@ from piebald.errors import SettingError, unknown
 from piebald.models.convolutional import Cnn1d, CnnBn, LeafCnn, MetisCnn, SmallCnn
 from piebald.models.dense import Logistic, Mlp
 from piebald.models.gated import GatedClassifier, GatedCnn, PlainClassifier
-from piebald.models.normalised import Cnn1dBn, MlpBn
+from piebald.models.normalized import Cnn1dBn, MlpBn
 from piebald.models.resnet import Resnet18, Resnet50
 from piebald.models.vgg import Vgg11
 from piebald.randomness import key

@@ -237,7 +237,7 @@ class DiscrepancyTerm(LossTerm):
             warnings.warn(
                 f"the {self.role}'s hidden rows leave the range of the Gaussian's expansion: {share:.0%} of its pairs "
                 "have u > 1, where the expansion makes rows less alike; use a larger sigma, or rows of length 1 "
-                "(normalise = true)",
+                "(normalize = true)",
                 RuntimeWarning,
                 stacklevel=2,
             )

@@ -41,7 +41,7 @@ class Smmd(Method):
     Attributes:
         kernel: linear, polynomial or gaussian.
         alpha: weight in the loss, at least 0.
-        normalise: scale hidden rows to length 1 before they are compared.  The Gaussian's expansion needs it, and it
+        normalize: scale hidden rows to length 1 before they are compared.  The Gaussian's expansion needs it, and it
             keeps the meaning of alpha the same for all kernels.
         noise: standard deviation of Gaussian noise on the moments before they are encrypted, in units of their
             sensitivity to one row of the batch; 0 for none.
@@ -50,7 +50,7 @@ class Smmd(Method):
 
     kernel: Kernel = GaussianKernel()
     alpha: float = Field(default=1.0, ge=0)
-    normalise: bool = True
+    normalize: bool = True
     noise: float = Field(default=0.0, ge=0)
     delta: float = Field(default=1e-5, gt=0, lt=1)
 
@@ -71,7 +71,7 @@ class Smmd(Method):
 
     @property
     def unit(self) -> bool:
-        return self.normalise
+        return self.normalize
 
     def term(self, role: Role, batch: int, overlap_batch: int, widths: Sequence[int]) -> LossTerm:
         return DiscrepancyTerm(role, self.kernel, self.alpha, batch, widths, self.unit, self.noise)

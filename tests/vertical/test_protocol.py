@@ -19,7 +19,7 @@ from .conftest import encrypted, small, train_both
 SMMD = [
     {"kind": "smmd", "kernel": "linear"},
     {"kind": "smmd", "kernel": {"kind": "polynomial", "c": 0.5}},
-    {"kind": "smmd", "kernel": {"kind": "polynomial", "degree": 3}, "normalise": False},
+    {"kind": "smmd", "kernel": {"kind": "polynomial", "degree": 3}, "normalize": False},
     {"kind": "smmd", "kernel": {"kind": "gaussian", "sigma": 2}, "alpha": 3},
 ]
 
@@ -173,7 +173,7 @@ def test_a_larger_table_is_divided_in_its_natural_way(monkeypatch):
 
 
 def test_polynomials_without_normalised_rows_keep_their_precision():
-    settings = small(method={"kind": "smmd", "kernel": {"kind": "polynomial", "degree": 3}, "normalise": False})
+    settings = small(method={"kind": "smmd", "kernel": {"kind": "polynomial", "degree": 3}, "normalize": False})
     fixed, plain = (train_both(settings.model_copy(update={"backend": made})) for made in (settings.backend, _plain()))
     torch.testing.assert_close(weights(fixed[0]["source"]), weights(plain[0]["source"]), rtol=0, atol=0.01)
     assert isinstance(settings.method.kernel, PolynomialKernel)

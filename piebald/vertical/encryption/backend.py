@@ -172,7 +172,7 @@ class Backend(Component):
         if size.bound >= 2.0 ** (ROOM - 17):
             raise SettingError(
                 f"backend {self.kind!r}: results may grow to {size.bound:.3g}, which leaves fewer than 16 binary "
-                "digits after the point: use fewer aligned units, a smaller c or degree, or normalise = true"
+                "digits after the point: use fewer aligned units, a smaller c or degree, or normalize = true"
             )
 
 
