@@ -1,4 +1,4 @@
-"""Components: the frozen values that recipes, partitions and runtimes are made of."""
+"""Components: frozen values that recipes, partitions and runtimes consist of."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ class RecipeComponents(Protocol):
 class Component(BaseModel):
     """A frozen value on one axis of a recipe.  Its fields are its settings; its kind is its class name in snake case.
 
-    A subclass registers itself, so a recipe can be rebuilt from (kind, fields) on any machine with nothing pickled.
+    The kind leaves out the name of the axis at the end: `ExampleWeighted` is "example_weighted", and `GaussianKernel`
+    on the axis "kernel" is "gaussian".  A subclass registers itself, so a recipe can be rebuilt from (kind, fields) on
+    any machine with nothing pickled.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
@@ -56,9 +58,9 @@ class Component(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        if "axis" in vars(cls):  # the head of an axis, not a choice on it
+        if "axis" in vars(cls):  # the base class of an axis, not a choice on it
             return
-        cls.kind = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
+        cls.kind = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower().removesuffix(f"_{cls.axis}")
         kinds = Component.registry.setdefault(cls.axis, {})
         known = kinds.get(cls.kind)
         # a module that is executed again, as in a notebook, defines its own classes anew
@@ -90,12 +92,12 @@ class Component(BaseModel):
         return self
 
     def table(self) -> dict[str, Any]:
-        """This part as plain values: its kind and its fields, without those that are None."""
+        """This component as plain values: its kind and its fields, without those that are None."""
         return {"kind": self.kind, **self.model_dump(exclude_none=True)}
 
 
 def build(axis: str, table: Mapping[str, Any] | str | Component) -> Component:
-    """A part from its `table`, or from its kind alone; a part is handed back as it is."""
+    """A component from its `table`, or from its kind alone; a component is returned as it is."""
     if isinstance(table, Component):
         return table
     if isinstance(table, str):
@@ -111,9 +113,9 @@ def build(axis: str, table: Mapping[str, Any] | str | Component) -> Component:
 
 
 def sentence(error: ValidationError, what: str, fields: Mapping[str, Any]) -> str:
-    """A pydantic error as one sentence: the first reject_reason, and the nearest name where a name is unknown."""
+    """A pydantic error as one sentence: the first problem, and the nearest name where a name is unknown."""
     errors = error.errors()
-    # a name that came mistyped, before the field that is missing because of it
+    # a mistyped name comes before the field that is missing because of it
     first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
     place = first["loc"]  # a field, then numbers of items and, where several types would do, what pydantic calls them
     where = ".".join(str(word) for i, word in enumerate(place) if not i or isinstance(word, int) or word in fields)

@@ -1,4 +1,4 @@
-"""Mean and variance of what goes into a model's layers, channel by channel."""
+"""Mean and variance of the inputs of a model's layers, for each channel."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from piebald.errors import unknown
 
 
 class InputHooks:
-    """Catches the inputs of some layers while a model runs; a context manager.
+    """Context manager that records the inputs of some layers while a model runs.
 
     Args:
         module: the model.
-        names: its layers, as `named_modules` calls them.
+        names: names of its layers, as in `named_modules`.
 
     Raises:
-        SettingError: a layer that the model does not have.
+        SettingError: the model has no such layer.
     """
 
     def __init__(self, module: nn.Module, names: Iterable[str]) -> None:
@@ -35,10 +35,10 @@ class InputHooks:
     def __enter__(self) -> InputHooks:
         for name, layer in self._layers.items():
 
-            def catch(_: nn.Module, inputs: tuple[Tensor, ...], name: str = name) -> None:
+            def record(_: nn.Module, inputs: tuple[Tensor, ...], name: str = name) -> None:
                 self.seen[name] = inputs[0]
 
-            self._hooks.append(layer.register_forward_pre_hook(catch))
+            self._hooks.append(layer.register_forward_pre_hook(record))
         return self
 
     def __exit__(
@@ -57,7 +57,7 @@ def mean_and_variance(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sums(x: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Sum and sum of squares [channels] in float64 of a batch [n, channels, ...], and how many values each is of."""
+    """Sum and sum of squares [channels] in float64 of a batch [n, channels, ...], and the number of values of each."""
     axes = [axis for axis in range(x.dim()) if axis != 1]
     wide = x.double()
     return wide.sum(axes), wide.square().sum(axes), x.numel() // max(1, x.shape[1])

@@ -1,8 +1,9 @@
-"""What a model is for: the loss a client walks down and the metrics it is judged by.
+"""Objectives: the loss that clients minimize, and the metrics of evaluation.
 
-A loss maps (outputs, targets) to one value an example, [batch], so that engines can mask and stack; a loss that returns
-a single mean is accepted too and then runs without masks.  A metric maps (outputs, targets) to one value an example and
-is averaged; objects with `update`, `compute` and `reset` (torchmetrics) are accepted and run client by client.
+A loss maps (outputs, targets) to one value per example, [batch], so that engines can mask and batch them; a loss that
+returns a single mean is also accepted and runs without masks.  A metric maps (outputs, targets) to one value per
+example and is averaged; objects with `update`, `compute` and `reset` (torchmetrics) are also accepted and run client by
+client.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy of logits [batch, classes, ...] with class numbers [batch, ...], a value an example."""
+    """Cross-entropy of logits [batch, classes, ...] with class numbers [batch, ...], one value per example."""
     value = functional.cross_entropy(outputs, targets.long(), reduction="none")
     return value if value.dim() == 1 else value.flatten(1).mean(1)
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """1 where the largest logit is the target's, an example."""
+    """1 if the largest logit is that of the target, else 0; one value per example."""
     right = (outputs.argmax(1) == targets).float()
     return right if right.dim() == 1 else right.flatten(1).mean(1)
 
@@ -53,11 +54,11 @@ def binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 class Auc:
-    """Area under the ROC curve: the chance that a positive example scores above a negative one, ties counting half.
+    """Area under the ROC curve: the probability that a positive example scores above a negative one; ties count half.
 
-    For classes it is the mean over the classes that are there of one against the rest, which for two classes is the
-    usual one; for independent labels [batch, labels] or one logit [batch] the mean over labels.  It cannot be told
-    where only one class is there, and is NaN then.  Worked out from ranks (Mann, Whitney 1947).
+    For classes it is the mean of one class against the rest over all classes that occur, which for two classes is the
+    usual definition; for independent labels [batch, labels] or one logit [batch] it is the mean over labels.  It is
+    undefined if only one class occurs, and NaN then.  Computed from ranks (Mann, Whitney 1947).
     """
 
     higher_is_better = True
@@ -70,7 +71,7 @@ class Auc:
         self._seen: list[tuple[Tensor, Tensor]] = []
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
-        """Take examples: logits [batch, classes] with class numbers [batch], or logits and 0/1 targets of one shape."""
+        """Add examples: logits [batch, classes] with class numbers [batch], or logits and 0/1 targets of one shape."""
         self._seen.append((outputs.detach(), targets))
 
     def compute(self) -> Tensor:
@@ -89,7 +90,7 @@ class Auc:
 
 
 def _area(scores: Tensor, positive: Tensor) -> Tensor:
-    """The area for one label: scores [batch], who is positive [batch]."""
+    """The area for one label: scores [batch], mask of positive examples [batch]."""
     _, place, count = torch.unique(scores, return_inverse=True, return_counts=True)
     last = count.cumsum(0).double()
     rank = (last - (count - 1) / 2)[place]  # ties share the mean of their ranks
@@ -99,18 +100,20 @@ def _area(scores: Tensor, positive: Tensor) -> Tensor:
 
 
 def label_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Share of an example's labels that are right at a logit threshold of 0."""
+    """Share of an example's labels that are predicted correctly with a logit threshold of 0."""
     right = ((outputs.reshape(targets.shape) > 0) == (targets > 0.5)).float()
     return right if right.dim() == 1 else right.flatten(1).mean(1)
 
 
 @dataclass(frozen=True)
 class Objective:
-    """A loss and named metrics.  The first metric is the one that progress bars and tables show.
+    """A loss and named metrics.  The first metric is the main one, shown in progress bars and tables.
 
     Attributes:
         name: "classification", "regression", "multilabel" or "custom".
-        higher_is_better: of the first metric.
+        loss: function of (outputs, targets).
+        metrics: metrics by name.
+        higher_is_better: whether higher values of the first metric are better.
     """
 
     name: str
@@ -120,7 +123,7 @@ class Objective:
 
     @property
     def metric(self) -> str:
-        """The metric that matters."""
+        """Name of the main metric."""
         return next(iter(self.metrics), "loss")
 
 
@@ -143,13 +146,13 @@ METRICS: dict[str, Any] = {
 def objective_for(
     targets: Tensor, loss: Loss | str | None = None, metrics: Mapping[str, Any] | Sequence[str] | None = None
 ) -> Objective:
-    """The objective that fits some targets: whole numbers mean classes, real numbers regression, unless `loss` says
-    otherwise.
+    """Choose the objective for targets: classification for whole numbers, regression for real numbers, or that of
+    `loss`.
 
     Args:
         targets: any client's targets.
-        loss: None, the name of a objective, or a callable (outputs, targets) -> [batch] or a mean.
-        metrics: names out of `METRICS`, or metrics by name, instead of the objective's own.
+        loss: None, the name of an objective, or a callable (outputs, targets) -> [batch] or a mean.
+        metrics: names from `METRICS`, or metrics by name, instead of the objective's own.
     """
     if isinstance(loss, str):
         if loss not in OBJECTIVES:
@@ -159,14 +162,16 @@ def objective_for(
         objective = OBJECTIVES["regression" if targets.dtype.is_floating_point else "classification"]
         if loss is not None:
             if not callable(loss):
-                raise SettingError(f"loss must be a function of (outputs, targets) or a objective's name, got {loss!r}")
+                raise SettingError(
+                    f"loss must be a function of (outputs, targets) or the name of an objective, got {loss!r}"
+                )
             objective = Objective("custom", loss, objective.metrics, objective.higher_is_better)
     if metrics is not None:
         metrics = _named(metrics)
         for name, metric in metrics.items():
-            if not callable(metric) and not _gathers(metric):
+            if not callable(metric) and not _accumulates(metric):
                 raise SettingError(f"metric {name!r} must be a function or a torchmetrics object, got {metric!r}")
-        objective = Objective(objective.name, objective.loss, dict(metrics), _rises(metrics))
+        objective = Objective(objective.name, objective.loss, dict(metrics), _higher_is_better(metrics))
     if objective.loss is cross_entropy and targets.dtype not in (
         torch.int64,
         torch.int32,
@@ -178,13 +183,13 @@ def objective_for(
     return objective
 
 
-def _gathers(metric: object) -> bool:
-    """Whether a metric takes rows bit by bit and is worked out at the end, as torchmetrics objects are."""
+def _accumulates(metric: object) -> bool:
+    """Whether a metric accumulates examples and is computed at the end, as torchmetrics objects are."""
     return all(hasattr(metric, name) for name in ("update", "compute", "reset"))
 
 
 def _named(metrics: Mapping[str, Any] | Sequence[str]) -> Mapping[str, Any]:
-    """Metrics by name, from their names alone."""
+    """Metrics by name, looked up if only names are given."""
     if isinstance(metrics, Mapping):
         return metrics
     if isinstance(metrics, str):
@@ -195,8 +200,8 @@ def _named(metrics: Mapping[str, Any] | Sequence[str]) -> Mapping[str, Any]:
     return {name: METRICS[name] for name in metrics}
 
 
-def _rises(metrics: Mapping[str, Any]) -> bool:
-    """Whether more is better of the first metric: as torchmetrics objects say themselves; a loss or an error falls."""
+def _higher_is_better(metrics: Mapping[str, Any]) -> bool:
+    """Whether higher values of the first metric are better: not for losses and errors, else as the metric declares."""
     first = next(iter(metrics.values()), None)
     falls = (None, cross_entropy, squared_error, absolute_error, binary_cross_entropy)
     return not any(first is metric for metric in falls) and getattr(first, "higher_is_better", True) is not False

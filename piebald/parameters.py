@@ -4,12 +4,12 @@
       <---------------- shared --------->
       <------------------------------ size ------------------------------------->
 
-Shared numbers come first, so what may leave a client is always the slice `vector[:shared]` and what must stay is the
-rest: no index list can leak a private number.  A cohort is a matrix [n, size] of such vectors.
+Shared numbers come first, so that the slice `vector[:shared]` may leave a client and the rest must stay: no index list
+can leak a private number.  A cohort is a matrix [n, size] of such vectors.
 
-What is in the vector: every parameter that asks for a gradient, once (tied weights have one slot), and every float
-buffer (batch-norm statistics).  What is not: frozen parameters and integer buffers (batch norm's
-`num_batches_tracked`); they keep the value the template module has, on every client, and are never sent.
+The vector contains every parameter that requires a gradient, once (tied weights have one slot), and every float buffer
+(batch-norm statistics).  It does not contain frozen parameters and integer buffers (batch norm's
+`num_batches_tracked`), which have the values of the template module at every client and are never sent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from piebald.errors import ParameterError, unknown
 
-ROLES = {  # what patterns may be beside names, and which layers they mean
+ROLES = {  # roles that patterns may name, and the layers that they stand for
     "classifier": "linear",
     "batch_norm": "batch-norm",
     "conditioning": "conditioning",
@@ -37,7 +37,7 @@ _BATCH_NORMS = nn.modules.batchnorm._BatchNorm
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where one tensor of the module lies in the vector: `vector[start:stop].view(shape)`."""
+    """Position of one tensor of the module in the vector: `vector[start:stop].view(shape)`."""
 
     name: str
     shape: tuple[int, ...]
@@ -51,12 +51,12 @@ class Slot:
 
 @dataclass(frozen=True)
 class Layout:
-    """Which slice of the flat vector each tensor of a module is, and how many numbers are shared.
+    """Positions of a module's tensors in the flat vector, and the number of shared numbers.
 
     Attributes:
-        slots: in order of the vector.
-        shared: how many numbers, from the front, may leave the client.
-        size: how many numbers in all.
+        slots: positions of the tensors, in order of the vector.
+        shared: number of numbers, from the front, that may leave the client.
+        size: number of all numbers.
     """
 
     slots: tuple[Slot, ...]
@@ -68,17 +68,17 @@ class Layout:
         """The layout of a module.
 
         Args:
-            module: any module whose parameters are float32 and materialised.
+            module: any module whose parameters are float32 and materialized.
             private: names of its tensors that stay with the client, see `matching`.
 
         Raises:
-            ParameterError: a parameter is not float32, or nothing can be trained.
+            ParameterError: a parameter is not float32, or there is no parameter to train.
         """
         keep = frozenset(private)
         tensors = dict(_trainable(module))
         order = sorted(
             tensors, key=lambda name: (name in keep, tensors[name][1])
-        )  # stable: the module's own order inside
+        )  # stable: keeps the order of the module
         slots, start = [], 0
         for name in order:
             tensor, is_buffer = tensors[name]
@@ -111,7 +111,7 @@ class Layout:
 
     @property
     def variances(self) -> tuple[slice, ...]:
-        """The shared slices that hold running variances of batch norm, which are never below zero."""
+        """The shared slices that hold running variances of batch norm, which are never negative."""
         found = [slot for slot in self.slots if slot.buffer and slot.name.rpartition(".")[2] == "running_var"]
         return tuple(slice(slot.start, slot.stop) for slot in found if slot.stop <= self.shared)
 
@@ -148,7 +148,7 @@ class Layout:
                 tensors[name].copy_(view)
 
     def check(self, vectors: Tensor) -> None:
-        """Refuse what is not float32 [..., size]."""
+        """Refuse vectors that are not float32 [..., size]."""
         if vectors.dtype != torch.float32:
             raise ParameterError(f"a model vector must be float32, got {str(vectors.dtype).removeprefix('torch.')}")
         if vectors.dim() == 0 or vectors.shape[-1] != self.size:
@@ -157,11 +157,11 @@ class Layout:
             )
 
     def save(self, vector: Tensor, path: Path | str) -> None:
-        """Write a vector [size] as safetensors, one named tensor a slot."""
+        """Write a vector [size] as safetensors, with one named tensor per slot."""
         save_file({name: view.contiguous() for name, view in self.views(vector.cpu()).items()}, str(path))
 
     def read(self, path: Path | str) -> Tensor:
-        """Read a vector [size] that `save` wrote; refuses other names, shapes and types."""
+        """Read a vector [size] that `save` wrote; other names, shapes and types are refused."""
         vector = torch.empty(self.size)
         try:
             with safe_open(str(path), framework="pt") as file:
@@ -183,21 +183,22 @@ class Layout:
 
 
 def matching(module: nn.Module, patterns: Iterable[str]) -> frozenset[str]:
-    """Names of a module's tensors that any pattern means.
+    """Names of a module's tensors that match any pattern.
 
     A pattern is a role, the name of a submodule ("features.0"), or a shell pattern over tensor names ("*.bias").
     Roles are "classifier" (the last linear layer, in the order of `named_modules`), "batch_norm" (parameters and
-    statistics of every batch-norm layer) and "conditioning" (every layer of that name, wherever it is).
+    statistics of every batch-norm layer) and "conditioning" (every layer with that name).
 
     Raises:
-        SettingError: a pattern that means no tensor of this module, so that a setting never silently does nothing.
+        SettingError: a pattern matches no tensor of this module, so that a setting never silently has no effect.
     """
     here = {id(tensor): name for name, (tensor, _) in _trainable(module)}
     every = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
-    names = [(name, here[id(tensor)]) for name, tensor in every if id(tensor) in here]  # tied: any name means the slot
+    # tied tensors: any of their names matches
+    names = [(name, here[id(tensor)]) for name, tensor in every if id(tensor) in here]
     found: set[str] = set()
     for pattern in patterns:
-        hit = {slot for name, slot in names if _means(module, pattern, name)}
+        hit = {slot for name, slot in names if _matches(module, pattern, name)}
         if not hit:
             layers = [
                 name for name, layer in module.named_modules() if name and next(layer.parameters(), None) is not None
@@ -212,7 +213,7 @@ def matching(module: nn.Module, patterns: Iterable[str]) -> frozenset[str]:
     return frozenset(found)
 
 
-def _means(module: nn.Module, pattern: str, name: str) -> bool:
+def _matches(module: nn.Module, pattern: str, name: str) -> bool:
     layers = _layers(module, pattern) if pattern in ROLES else {pattern} - {""}
     inside = (not layer or name == layer or name.startswith(f"{layer}.") for layer in layers)  # "": the model itself
     return any(inside) or fnmatchcase(name, pattern)
@@ -228,12 +229,12 @@ def _layers(module: nn.Module, role: str) -> set[str]:
 
 
 def _trainable(module: nn.Module) -> Iterator[tuple[str, tuple[Tensor, bool]]]:
-    """(name, (tensor, is it a buffer)) of everything that belongs in the vector, in the module's own order."""
+    """(name, (tensor, whether it is a buffer)) of all tensors in the vector, in the module's own order."""
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
             continue
         if isinstance(parameter, nn.parameter.UninitializedParameter):
-            raise ParameterError(f"{name} has no shape yet: run the model once on an example before handing it over")
+            raise ParameterError(f"{name} has no shape yet: run the model once on an example before you pass it")
         if parameter.dtype != torch.float32:
             raise ParameterError(
                 f"{name} must be float32, got {str(parameter.dtype).removeprefix('torch.')}: call model.float()"
@@ -241,7 +242,7 @@ def _trainable(module: nn.Module) -> Iterator[tuple[str, tuple[Tensor, bool]]]:
         yield name, (parameter, False)
     for name, buffer in module.named_buffers():
         if isinstance(buffer, nn.parameter.UninitializedBuffer):
-            raise ParameterError(f"{name} has no shape yet: run the model once on an example before handing it over")
+            raise ParameterError(f"{name} has no shape yet: run the model once on an example before you pass it")
         if buffer.dtype.is_floating_point:
             if buffer.dtype != torch.float32:
                 raise ParameterError(f"buffer {name} must be float32, got {str(buffer.dtype).removeprefix('torch.')}")
@@ -249,10 +250,10 @@ def _trainable(module: nn.Module) -> Iterator[tuple[str, tuple[Tensor, bool]]]:
 
 
 def pad(vector: Tensor, size: int) -> Tensor:
-    """A vector [..., s] with zeros behind, [..., size]."""
+    """Append zeros to a vector [..., s], giving [..., size]."""
     return nn.functional.pad(vector, (0, size - vector.shape[-1])) if vector.shape[-1] < size else vector
 
 
-def nbytes(parts: Mapping[str, Tensor]) -> int:
-    """Bytes of the numbers of named parts."""
-    return sum(part.numel() * part.element_size() for part in parts.values())
+def nbytes(vectors: Mapping[str, Tensor]) -> int:
+    """Number of bytes of named vectors."""
+    return sum(vector.numel() * vector.element_size() for vector in vectors.values())

@@ -84,7 +84,7 @@ def signal_rows() -> DataSet:
     x = _standard(features(source.x[chosen]).numpy())
     y = positive[chosen].long()
     owners = {"subject": data.dataset.Owners.of(source.owners["subject"].codes[chosen])}
-    return DataSet("har, rare", torch.from_numpy(x), y, ["other", POSITIVE], owners, together=source.together[chosen])
+    return DataSet("har, rare", torch.from_numpy(x), y, ["other", POSITIVE], owners, groups=source.groups[chosen])
 
 
 def by_subject(seed: int) -> PooledClients:

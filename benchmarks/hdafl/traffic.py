@@ -44,7 +44,7 @@ def federation(case: str, rows: int | None, seed: int) -> PooledClients:
     app, capture = whole.y.numpy(), whole.owners["capture"].codes
     keep = ~np.any([(capture == side) & np.isin(app, apps) for side, apps in removed.items()], axis=0)
     made = ByOwner(owner="capture", test=settings.TEST, limit=rows, seed=seed).split(only(whole, np.flatnonzero(keep)))
-    check_traces(made, whole.together[keep])
+    check_traces(made, whole.groups[keep])
     return made
 
 
@@ -71,7 +71,7 @@ def only(whole: DataSet, rows: NDArray[np.int64]) -> DataSet:
         x=whole.x[places],
         y=whole.y[places],
         owners={name: Owners(owners.codes[rows], owners.names) for name, owners in whole.owners.items()},
-        together=whole.together[rows],
+        groups=whole.groups[rows],
     )
 
 

@@ -1,7 +1,7 @@
 """Seconds and bytes of one direction of a step, phase by phase, beside literal encryption of every element with `phe`.
 
 Processor time is what is compared: it does not depend on what else the machine does.  Encryption, preparation,
-multiplication, opening and unmasking are timed apart; the owner does the first and fourth, the evaluator the others.
+multiplication, decryption and unmasking are timed apart; the owner does the first and fourth, the evaluator the others.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tables import KERNELS, read
 
 from piebald.component import build
 from piebald.vertical.encryption.backend import Backend
-from piebald.vertical.kernels import Floats, Kernel, Sharing, Size
-from piebald.vertical.loss_terms import Labels, ServerView
+from piebald.vertical.kernels import Floats, Kernel, ProductSize, ProductStatistics
+from piebald.vertical.loss_terms import LabelTerm, PartyView
 
 UNITS = 64
-PHASES = ("encrypt", "prepare", "multiply", "open", "unmask")
+PHASES = ("encrypt", "prepare", "multiply", "decrypt", "unmask")
 BACKENDS: dict[str, dict[str, Any]] = {
     "BFV, N = 8192": {"kind": "bfv"},
     "BFV, N = 16384": {"kind": "bfv", "degree": 16384},
@@ -34,7 +34,7 @@ BEFORE = {  # the prototype that this follows: seconds, one thread, of the same 
     ("Paillier, 2048 bits", "linear"): 0.007, ("Paillier, 2048 bits", "polynomial (0, 2)"): 0.92,
     ("Paillier, 2048 bits", "Gaussian, sigma 1"): 1.10, ("Paillier, 2048 bits", "polynomial (0, 3)"): 14.4,
 }  # fmt: skip
-Products = list[tuple[Size, Sharing, Floats]]
+Products = list[tuple[ProductSize, ProductStatistics, Floats]]
 
 
 def unit(seed: int, n: int) -> Floats:
@@ -44,7 +44,7 @@ def unit(seed: int, n: int) -> Floats:
 
 def of_kernel(kernel: Kernel, rows: int) -> Products:
     x, y = unit(0, rows), unit(1, rows)
-    return list(zip(kernel.sizes(rows, UNITS, 1.0), kernel.shares(y), kernel.questions(x), strict=True))
+    return list(zip(kernel.sizes(rows, UNITS, 1.0), kernel.statistics(y), kernel.coefficients(x), strict=True))
 
 
 def of_labels(rows: int) -> Products:
@@ -52,10 +52,10 @@ def of_labels(rows: int) -> Products:
     import torch
 
     u, labels = torch.from_numpy(unit(0, rows)), torch.sign(torch.from_numpy(unit(1, rows)[:, 0]) - 0.12)
-    views = {"source": ServerView([], u, labels, u[0]), "target": ServerView([], u)}
-    terms = {role: Labels(role, rows, UNITS) for role in ("source", "target")}  # type: ignore[arg-type]
+    views = {"source": PartyView([], u, labels, u[0]), "target": PartyView([], u)}
+    terms = {role: LabelTerm(role, rows, UNITS) for role in ("source", "target")}  # type: ignore[arg-type]
     return [
-        (terms[owner].owned[0], terms[owner].shares(views[owner])[0], terms[asker].questions(views[asker])[0])
+        (terms[owner].owned[0], terms[owner].statistics(views[owner])[0], terms[asker].coefficients(views[asker])[0])
         for owner, asker in (("source", "target"), ("target", "source"))
     ]
 
@@ -77,14 +77,14 @@ def time_direction(backend: Backend, products: Products, repeats: int) -> dict[s
             spent[phase][1] += time.perf_counter() - wall
             return made
 
-        for size, share, c in products:
-            sealed = clocked("encrypt", owner.encrypt, share.matrix, size)
+        for size, own, c in products:
+            encrypted = clocked("encrypt", owner.encrypt, own.matrix, size)
             ready = clocked("prepare", evaluator.prepare, c, size)
-            masked, mask = clocked("multiply", evaluator.multiply, sealed, ready, size)
-            opened = clocked("open", owner.open, masked, size, share.constant)
-            found = clocked("unmask", evaluator.unmask, opened, mask, size)
-            assert np.abs(found - (c @ share.matrix + share.constant)).max() < 1e-3
-            sent = [total + len(blob) for total, blob in zip(sent, (sealed, masked, opened), strict=True)]
+            masked, mask = clocked("multiply", evaluator.multiply, encrypted, ready, size)
+            decrypted = clocked("decrypt", owner.decrypt, masked, size, own.constant)
+            found = clocked("unmask", evaluator.unmask, decrypted, mask, size)
+            assert np.abs(found - (c @ own.matrix + own.constant)).max() < 1e-3
+            sent = [total + len(blob) for total, blob in zip(sent, (encrypted, masked, decrypted), strict=True)]
         for phase in PHASES:
             best[phase] = [min(old, new) for old, new in zip(best[phase], spent[phase], strict=True)]
     return {
@@ -105,7 +105,7 @@ def of_phe() -> dict[str, Any] | None:
     except ImportError:
         return None
     public, private = paillier.generate_paillier_keypair(n_length=2048)
-    dice = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
 
     def least(act: Callable[[], Any], times: int = 20) -> float:
         spent = []
@@ -119,18 +119,18 @@ def of_phe() -> dict[str, Any] | None:
     product = one * 0.7
     costs = {
         "encrypt": least(lambda: public.encrypt(0.3)),
-        "multiply": least(lambda: one * float(dice.random())),
+        "multiply": least(lambda: one * float(rng.random())),
         "add": least(lambda: product + one * 0.7) - least(lambda: one * 0.7),
         "decrypt": least(lambda: private.decrypt(product)),
     }
     n, d = 6, 5
-    x, y = dice.random((n, d)), dice.random((n, d))
+    x, y = rng.random((n, d)), rng.random((n, d))
     began = time.process_time()
-    sealed = [[[public.encrypt(float(row[a] * row[b])) for b in range(a + 1)] for a in range(d)] for row in y]
+    encrypted = [[[public.encrypt(float(row[a] * row[b])) for b in range(a + 1)] for a in range(d)] for row in y]
     for row in x:
         for a in range(d):
             total = None
-            for other in sealed:
+            for other in encrypted:
                 for b in range(d):
                     term = other[max(a, b)][min(a, b)] * float(2 * row[b] / n)
                     total = term if total is None else total + term
@@ -142,14 +142,14 @@ def of_phe() -> dict[str, Any] | None:
 def literal(costs: dict[str, float], rows: int, units: int) -> float:
     """Seconds of poly-2 by the cost law: every row's outer product encrypted, every pair of rows multiplied out."""
     terms = rows * rows * units * units
-    seals = rows * units * (units + 1) / 2
-    return seals * costs["encrypt"] + terms * (costs["multiply"] + costs["add"]) + rows * units * costs["decrypt"]
+    encryptions = rows * units * (units + 1) / 2
+    return encryptions * costs["encrypt"] + terms * (costs["multiply"] + costs["add"]) + rows * units * costs["decrypt"]
 
 
 def on_moments(costs: dict[str, float], rows: int, units: int) -> float:
     """Seconds of poly-2 with moments encrypted element by element."""
-    terms, seals = rows * units * units, units * (units + 1) / 2
-    return seals * costs["encrypt"] + terms * (costs["multiply"] + costs["add"]) + rows * units * costs["decrypt"]
+    terms, encryptions = rows * units * units, units * (units + 1) / 2
+    return encryptions * costs["encrypt"] + terms * (costs["multiply"] + costs["add"]) + rows * units * costs["decrypt"]
 
 
 # ---------------------------------------------------------------------------------------------------------- the record
@@ -198,7 +198,7 @@ def tables(raw: Path) -> dict[str, str]:
 def _speed(rows: list[dict[str, Any]]) -> str:
     text = [
         f"| backend | product | rows | {' | '.join(PHASES)} | sum, processor s | wall s | prototype, s "
-        "| kB to evaluator / masked / opened |"
+        "| kB to evaluator / masked / decrypted |"
     ]
     text += ["| --- " * 12 + "|"]
     for row in rows:

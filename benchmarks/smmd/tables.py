@@ -14,7 +14,7 @@ import torch
 from piebald import data
 from piebald import vertical as transfer
 from piebald.vertical import baselines, holdings
-from piebald.vertical.baselines import Score, interval
+from piebald.vertical.baselines import TransferScore, interval
 from piebald.vertical.kernels import GaussianKernel, Kernel, LinearKernel, MultiGaussianKernel, PolynomialKernel
 from piebald.vertical.transfer_settings import TransferSettings
 
@@ -42,35 +42,35 @@ def smmd(kernel: Kernel, alpha: float = 1.0) -> dict[str, Any]:
     return {"kind": "smmd", "kernel": kernel, "alpha": alpha}
 
 
-def arms(name: str, seed: int) -> Iterator[tuple[str, str, Callable[[], Score]]]:
+def arms(name: str, seed: int) -> Iterator[tuple[str, str, Callable[[], TransferScore]]]:
     """Name, variant and what makes the score of each arm."""
     base = settings(name, seed)
     held = holdings.load(base.data, seed)
 
-    def protocol(method: dict[str, Any]) -> Score:
+    def protocol(method: dict[str, Any]) -> TransferScore:
         made = transfer.run(settings(name, seed, method=method), held)
         assert made.score is not None
         return made.score
 
-    def together(kernel: Kernel, alpha: float = 1.0) -> Score:
-        # MultiGaussian has no moment form, so settings cannot name it
-        _, target = baselines.together(held, settings(name, seed, method=smmd(LinearKernel(), alpha)), kernel)
-        return baselines.judge(target.predict(target.holding.test), target.holding.test_y, target.rate)
+    def train_jointly(kernel: Kernel, alpha: float = 1.0) -> TransferScore:
+        # MultiGaussianKernel has no moment form, so settings cannot name it
+        _, target = baselines.train_jointly(held, settings(name, seed, method=smmd(LinearKernel(), alpha)), kernel)
+        return baselines.transfer_score(target.predict(target.holding.test), target.holding.test_y, target.rate)
 
     for label, kernel in KERNELS.items():
         yield f"SMMD, {label}", ENCRYPTED, lambda kernel=kernel: protocol(smmd(kernel))
-        yield f"SMMD, {label}", PLAIN, lambda kernel=kernel: together(kernel)
-    yield "SMMD, several Gaussians (DAN)", PLAIN, lambda: together(MultiGaussianKernel())
-    yield "no alignment (alpha = 0)", PLAIN, lambda: together(LinearKernel(), 0.0)
+        yield f"SMMD, {label}", PLAIN, lambda kernel=kernel: train_jointly(kernel)
+    yield "SMMD, several Gaussians (DAN)", PLAIN, lambda: train_jointly(MultiGaussianKernel())
+    yield "no alignment (alpha = 0)", PLAIN, lambda: train_jointly(LinearKernel(), 0.0)
     yield "FTL", ENCRYPTED, lambda: protocol({"kind": "ftl", "kappa": 0.01})
     yield "source only", PLAIN, lambda: baselines.source_only(held, base)
     yield "co-occurring labels only", PLAIN, lambda: baselines.overlap_only(held, base)
     yield "pooled (upper bound)", PLAIN, lambda: _pooled(name, base)
 
 
-def _pooled(name: str, base: TransferSettings) -> Score:
+def _pooled(name: str, base: TransferSettings) -> TransferScore:
     table = data.load(name)
-    train, test = holdings.parts(table, base.data.test, base.seed)
+    train, test = holdings.train_test_rows(table, base.data.test, base.seed)
     x, y = table.x.double(), 2.0 * table.y.double() - 1
     return baselines.pooled(x[train], y[train], x[test], y[test], base)
 

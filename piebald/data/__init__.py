@@ -1,4 +1,4 @@
-"""Real data sets, one a file, and the value they all are."""
+"""Real data sets, one per file, as values of the class `DataSet`."""
 
 from piebald.data.breast_cancer import breast_cancer
 from piebald.data.census import census

@@ -1,4 +1,4 @@
-"""Breast cancer (Wisconsin, 1995), from scikit-learn: a small real table of two classes, always there."""
+"""Breast cancer (Wisconsin, 1995), from scikit-learn: a small real table with two classes, always available."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from piebald.data.dataset import DataSet
 def breast_cancer() -> DataSet:
     """569 tumours: x [569, 30] float32, standard scores of all rows; 2 classes; no published test part.
 
-    Ten measures of cell nuclei, each as mean, standard error and worst of three.
+    Ten measures of cell nuclei, each as mean, standard error and mean of the three largest values.
     """
     from sklearn.datasets import load_breast_cancer
 
@@ -20,7 +20,7 @@ def breast_cancer() -> DataSet:
     return DataSet(
         name="breast_cancer",
         x=torch.from_numpy(x.astype(np.float32)),
-        y=torch.from_numpy(1 - stored.target.astype(np.int64)),  # what is looked for comes second
+        y=torch.from_numpy(1 - stored.target.astype(np.int64)),  # the positive class comes second
         classes=["benign", "malignant"],
         features=[str(name) for name in stored.feature_names],
         source="scikit-learn's load_breast_cancer, UCI Breast Cancer Wisconsin (Diagnostic)",

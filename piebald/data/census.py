@@ -27,7 +27,7 @@ COLUMNS = (  # in the order of the published files, which do not name them
 )  # fmt: skip
 
 NUMBERS = ("age", "fnlwgt", "education-num", "capital-gain", "capital-loss", "hours-per-week")
-WORDS = (
+TEXTS = (
     "workclass",
     "education",
     "marital-status",
@@ -42,17 +42,17 @@ WORDS = (
 def census() -> DataSet:
     """48,842 people: x [48842, 108] float32, 2 classes of income; the published 16,281 are for testing.
 
-    Numbers are standard scores by the training rows, words one 0/1 feature a value; a missing value is the value "?".
+    Numbers are standard scores by the training rows, text columns one 0/1 feature per value; a missing value is "?".
     Owners: "age" (by decade) and the columns "workclass", "education", "race", "sex" and "native-country".
-    Where the prepared file is not there, the published archive is read.
+    Without the prepared file, the published archive is read.
 
     Raises:
-        SettingError: adult/adult.csv.gz is not there and the archive cannot be downloaded, or a file is damaged.
+        SettingError: adult/adult.csv.gz is missing and the archive cannot be downloaded, or a file is damaged.
     """
     here = is_prepared("adult", "adult.csv.gz")
-    frame = read_csv("adult", "adult.csv.gz", ("split", *NUMBERS, *WORDS, "income")) if here else _published()
+    frame = read_csv("adult", "adult.csv.gz", ("split", *NUMBERS, *TEXTS, "income")) if here else _published()
     train = (frame["split"] == "train").to_numpy(dtype=bool)
-    x, names = encode(frame, NUMBERS, WORDS, train)
+    x, names = encode(frame, NUMBERS, TEXTS, train)
     by = ("workclass", "education", "race", "sex", "native-country")
     return DataSet(
         name="census",
@@ -73,7 +73,7 @@ def census() -> DataSet:
 
 
 def _published() -> DataFrame:
-    """The published training and test rows; adult.test begins with a line that is no row and ends labels in a stop."""
+    """The published training and test rows; adult.test begins with a comment line and its labels end with a stop."""
     import pandas
 
     path = official("adult", URL, CHECKSUM)

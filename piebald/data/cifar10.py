@@ -1,4 +1,4 @@
-"""CIFAR-10: small colour photographs of ten kinds of things."""
+"""CIFAR-10: small color photographs of ten kinds of objects."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ CHECKSUM = "md5:c32a1d4ab5d03f1284b67883e8d87530"  # the author publishes MD5 on
 def cifar10(test: Literal["exact", "jpeg"] = "exact") -> DataSet:
     """50,000 training photographs and a test part: x [51000 or 60000, 3, 32, 32] uint8, 10 classes.
 
-    The test part is a choice, because the prepared files hold few exact test images.  Say which one a number was
-    measured on.  Where the prepared files are not there, the published archive is read, with all 10,000 exact images.
+    The test part is a choice, because the prepared files hold few exact test images; report it with every result.
+    Without the prepared files, the published archive is read, with all 10,000 exact images.
 
     Args:
         test: "exact" for the first 1,000 images of the published test part, exact pixels; "jpeg" for all 10,000 after
-            JPEG compression (30 dB), whose accuracy is not the published benchmark's.
+            JPEG compression (30 dB), whose accuracy is not comparable with the published benchmark.
 
     Raises:
-        SettingError: the files are not in cifar10/ and cannot be downloaded, or there is no such test part.
+        SettingError: the files are not in cifar10/ and cannot be downloaded, or the test part does not exist.
     """
     if test not in TESTS:
         raise unknown("test part of cifar10", test, TESTS)
@@ -78,7 +78,7 @@ def _data_set(images: list[NDArray[np.uint8]], y: NDArray[np.uint8], classes: li
 def pixels(residuals: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """RGB images [n, 3, height, width] from residuals: sums along both axes and green added back, all modulo 256.
 
-    Changes what it is given, to need no more memory than one copy.
+    Changes its argument in place, to save memory.
     """
     np.cumsum(residuals, axis=2, dtype=np.uint8, out=residuals)
     np.cumsum(residuals, axis=3, dtype=np.uint8, out=residuals)

@@ -1,4 +1,4 @@
-"""CIFAR-100: small colour photographs of a hundred kinds of things, in twenty groups."""
+"""CIFAR-100: small color photographs of a hundred kinds of objects, in twenty superclasses."""
 
 from __future__ import annotations
 

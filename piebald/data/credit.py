@@ -1,4 +1,4 @@
-"""Default of credit card clients (UCI, Taiwan 2005): a table of 23 features, good for a vertical split."""
+"""Default of credit card clients (UCI, Taiwan 2005): a table of 23 features, suited for a vertical split."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def credit() -> DataSet:
     """30,000 people: x [30000, 23] float32, standard scores of all rows; 2 classes; no published test part.
 
     Owners: "education" (codes 0, 5 and 6 are not documented), "sex" and "age" (by decade).  `PERSONAL`, `HISTORY`,
-    `BILLS` and `PAYMENTS` group the features' names.  Where the prepared file is not there, the published Excel file is
-    read, which needs `pip install 'piebald[xls]'`.
+    `BILLS` and `PAYMENTS` group the features' names.  Without the prepared file, the published Excel file is read,
+    which needs `pip install 'piebald[xls]'`.
 
     Raises:
-        SettingError: credit/credit_default.csv.gz is not there and the archive cannot be downloaded, or xlrd is
+        SettingError: credit/credit_default.csv.gz is missing and the archive cannot be downloaded, or xlrd is
             missing.
     """
     features = (*PERSONAL, *HISTORY, *BILLS, *PAYMENTS)
@@ -66,7 +66,7 @@ def credit() -> DataSet:
 
 
 def _published(columns: tuple[str, ...]) -> DataFrame:
-    """The published sheet, whose second line has the columns' names."""
+    """Read the published sheet, whose second line has the names of columns."""
     path = official("credit", URL, CHECKSUM)
     (raw,) = read_zip(path, [INSIDE], str(path))
     where = f"{INSIDE} in {path}"

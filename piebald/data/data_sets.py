@@ -38,15 +38,15 @@ _LOADERS: dict[str, Callable[[], DataSet]] = {
 
 
 def names() -> list[str]:
-    """Names of all data sets, sorted; some need a prepared file."""
+    """Names of all data sets, sorted; some need prepared files."""
     return sorted(_LOADERS)
 
 
 def load(name: str) -> DataSet:
-    """A data set by its name.
+    """Load a data set by its name.
 
     Raises:
-        SettingError: there is no such data set, with the nearest name; or its file is not there.
+        SettingError: there is no such data set, or its file is missing.
     """
     if name not in _LOADERS:
         raise unknown("data set", name, _LOADERS)

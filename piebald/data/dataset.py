@@ -1,4 +1,4 @@
-"""A data set as every part of Piebald sees it."""
+"""The class of data sets."""
 
 from __future__ import annotations
 
@@ -17,40 +17,41 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Owners:
-    """Whose each row is: `codes` [n] in range(len(names))."""
+    """The owner of each row: `codes` [n] in range(len(names))."""
 
     codes: Ints
     names: Sequence[str]
 
     @classmethod
     def of(cls, labels: NDArray[np.generic], names: Mapping[int, str] | None = None) -> Owners:
-        """Owners from a label for each row [n], sorted; `names` says what labels are called, by default themselves."""
+        """Make owners from a label for each row [n], sorted; `names` has the names of labels, by default themselves."""
         found, codes = np.unique(labels, return_inverse=True)
         return cls(codes.astype(np.int64), [str(label) if names is None else names[label] for label in found.tolist()])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DataSet:
-    """Rows, what they are called, and where they come from.
+    """A data set: its rows, their classes and owners, and its source.
 
     Attributes:
-        name: the name it is loaded by.
-        x: inputs [n, ...], float32, or uint8 images [n, channels, height, width] as stored; clients scale those to
-            [0, 1].  `Decoded` where rows stay in their files.
+        name: name by which the data set is loaded.
+        x: inputs [n, ...], float32, or uint8 images [n, channels, height, width] as stored; clients scale them
+            to [0, 1].  `Decoded` if rows stay in their files.
         y: class numbers [n] int64, or numbers to predict [n, ...] float32.
-        classes: names of the classes, None where `y` are numbers to predict.
-        owners: by name ("writer", "capture"): whose each row is.
+        classes: names of the classes, None if `y` are numbers to predict.
+        owners: owners of the rows, by kind ("writer", "capture").
         train: row numbers of the published training part, None for all rows.
         test: row numbers of the published test part, None if there is none.
-        together: rows with the same number [n] are of one recording and never on both sides of a test; None if all are
-            apart.
-        features: names of the numbers in an input [n, features], for tables.
-        source: where the rows were taken from.
-        licence: under which terms.
-        citation: what to cite.
+        groups: group of each row [n], such as a recording; rows of one group are never split between training and
+            test.  None without groups.
+        features: names of the columns of inputs [n, features], for tables.
+        source: source of the rows.
+        licence: licence of the rows.
+        citation: reference to cite.
 
     Raises:
-        SettingError: lengths that differ, a class number out of range, or rows that are in the training and test part.
+        SettingError: lengths differ, a class number is out of range, or a row is in both the training and the test
+            part.
     """
 
     name: str
@@ -60,7 +61,7 @@ class DataSet:
     owners: Mapping[str, Owners] = field(default_factory=dict)
     train: Ints | None = None
     test: Ints | None = None
-    together: Ints | None = None
+    groups: Ints | None = None
     features: Sequence[str] | None = None
     source: str = ""
     licence: str = ""
@@ -69,8 +70,8 @@ class DataSet:
     def __post_init__(self) -> None:
         n = len(self.x)
         lengths = {"y": len(self.y)} | {owner: len(owners.codes) for owner, owners in self.owners.items()}
-        if self.together is not None:
-            lengths["single_cluster"] = len(self.together)
+        if self.groups is not None:
+            lengths["groups"] = len(self.groups)
         for what, length in lengths.items():
             if length != n:
                 raise SettingError(

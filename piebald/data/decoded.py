@@ -1,4 +1,4 @@
-"""Inputs that stay in their files and are decoded when somebody asks for rows."""
+"""Inputs that stay in their files and are decoded on access."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ KINDS = {torch.uint8: np.uint8, torch.float32: np.float32}
 
 
 class Decoded:
-    """Looks like a tensor [n, ...] to whoever takes rows of it; nothing is decoded before that, and nothing is kept.
+    """Inputs that can be indexed like a tensor [n, ...]; rows are decoded on access and not kept.
 
-    A row is decoded each time it is asked for, so a pass over the rows costs a decoding of all of them.  `x[:]` is the
-    tensor itself, decoded once, where there is room for it.
+    A row is decoded at each access, so a pass over the data decodes all rows.  `x[:]` is a tensor with all rows,
+    decoded once, if they fit into memory.
 
     Args:
-        count: how many rows.
-        shape: of one row.
-        dtype: of the decoded rows, uint8 or float32.
-        read: a row's number to the row [shape].
+        count: number of rows.
+        shape: shape of one row.
+        dtype: type of the decoded rows, uint8 or float32.
+        read: function from a row's number to the row [shape].
 
     Raises:
-        IndexError: a row that is not there.
+        IndexError: a row does not exist.
     """
 
     def __init__(
@@ -40,17 +40,17 @@ class Decoded:
         return self.shape[0]
 
     def __getitem__(self, rows: int | slice | Tensor | NDArray[Any] | Sequence[int]) -> Tensor:
-        """One row [...], or rows [m, ...] in the order asked for."""
+        """One row [...], or rows [m, ...] in the given order."""
         if isinstance(rows, int):
             return self[[range(len(self))[rows]]][0]
         if isinstance(rows, Tensor):
             rows = rows.numpy()
         places = np.arange(len(self))[rows].tolist()
-        made = np.empty((len(places), *self.shape[1:]), dtype=KINDS[self.dtype])
+        decoded = np.empty((len(places), *self.shape[1:]), dtype=KINDS[self.dtype])
         for place, row in enumerate(places):
-            made[place] = self._read(row)
-        return torch.from_numpy(made)
+            decoded[place] = self._read(row)
+        return torch.from_numpy(decoded)
 
     def dim(self) -> int:
-        """Axes, with that of the rows."""
+        """Number of axes, including that of the rows."""
         return len(self.shape)

@@ -1,4 +1,4 @@
-"""Handwritten digits, 8x8, from scikit-learn: small, real and always there."""
+"""Handwritten digits, 8x8, from scikit-learn: small, real and always available."""
 
 from __future__ import annotations
 

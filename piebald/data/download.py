@@ -1,4 +1,4 @@
-"""Official files: found beside the prepared ones, in the cache, or downloaded from where they are published."""
+"""Official files: found in PIEBALD_DATA or in the cache, or downloaded from where they are published."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from piebald.data.prepared_files import VARIABLE
 from piebald.errors import SettingError
 
 CACHE = "PIEBALD_CACHE"
-TIMEOUT = 30.0  # seconds without a byte; a slow server may take as long as it likes
+TIMEOUT = 30.0  # seconds without a byte; the whole download may take longer
 ATTEMPTS = 3
 CHUNK = 1 << 16
 
@@ -28,7 +28,7 @@ _forbidden: ContextVar[bool] = ContextVar("downloads are forbidden", default=Fal
 
 @contextmanager
 def forbidden() -> Iterator[None]:
-    """Inside, nothing is downloaded: for those who only want to know what is here."""
+    """Forbid downloads inside this context, to find out which files are already available."""
     token = _forbidden.set(True)
     try:
         yield
@@ -37,7 +37,7 @@ def forbidden() -> Iterator[None]:
 
 
 def cache() -> Path:
-    """The folder for downloads: the variable PIEBALD_CACHE, or the system's place for caches."""
+    """The folder for downloads: the variable PIEBALD_CACHE, or the system's cache folder."""
     import pooch
 
     given = os.environ.get(CACHE)
@@ -45,17 +45,17 @@ def cache() -> Path:
 
 
 def official(folder: str, url: str, checksum: str) -> Path:
-    """The path of a published file; downloaded, checked and kept if it is not here yet.
+    """The path of a published file, which is downloaded, checked and cached if necessary.
 
-    A download that breaks off goes on where it stopped, at once or the next time.
+    An interrupted download is resumed, at once or at the next call.
 
     Args:
-        folder: of the data set, below PIEBALD_DATA and below the cache.
-        url: where it is published; its last part is the file's name.
-        checksum: as published, "sha256:..." or "md5:..."; a file that was put here by hand is checked, too.
+        folder: folder of the data set, below PIEBALD_DATA and below the cache.
+        url: address of the file; its last part is the file's name.
+        checksum: published checksum, "sha256:..." or "md5:..."; it is also checked for files found on disk.
 
     Raises:
-        SettingError: the file is not here and cannot be downloaded, or is not the published one.
+        SettingError: the file cannot be found or downloaded, or is not the published one.
     """
     import pooch
 
@@ -96,17 +96,17 @@ def _is_published(path: Path, checksum: str) -> bool:
 
 
 class _Resuming:
-    """Downloads for pooch that keep what came, so that the next attempt asks for the rest only."""
+    """Downloader for pooch that keeps incomplete files, so that the next attempt requests only the rest."""
 
     def __call__(self, url: str, output: Any, mover: Any, check_only: bool = False) -> None:
-        # Beside pooch's temporary file, but with a name that the next attempt will find.
+        # Next to pooch's temporary file, but with a name that the next attempt will find.
         part = Path(str(output)).parent / (url.rsplit("/", 1)[-1] + ".part")
         for attempt in range(ATTEMPTS):
             try:
                 if _continue(url, part):
                     break
             except urllib.error.HTTPError as error:
-                error.close()  # it is an open answer
+                error.close()  # the error holds an open response
                 if error.code == 416:  # nothing is left to send
                     break
                 raise
@@ -120,16 +120,16 @@ class _Resuming:
 
 
 def _continue(url: str, part: Path) -> bool:
-    """Ask for what is missing; True when all has come."""
+    """Request the missing bytes; True when the file is complete."""
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
-    with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
-        resumed = answer.status == 206
+    with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
+        resumed = response.status == 206
         have = have if resumed else 0
-        length = answer.headers.get("Content-Length")
+        length = response.headers.get("Content-Length")
         whole = None if length is None else have + int(length)
         with part.open("ab" if resumed else "wb") as file, _bar(part.stem, have, whole) as advance:
-            while chunk := answer.read(CHUNK):
+            while chunk := response.read(CHUNK):
                 file.write(chunk)
                 advance(len(chunk))
     return whole is None or part.stat().st_size >= whole

@@ -1,4 +1,4 @@
-"""Tables of people as numbers: what columns become."""
+"""Encoding of tables with columns of numbers and text."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def read_csv(folder: str, file: str, columns: Sequence[str]) -> DataFrame:
-    """A prepared CSV file with these columns.
+    """Read a prepared CSV file with these columns.
 
     Raises:
-        SettingError: the file is not there, cannot be read, or lacks a column.
+        SettingError: the file is missing, cannot be read, or lacks a column.
     """
     import pandas
 
@@ -35,10 +35,10 @@ def read_csv(folder: str, file: str, columns: Sequence[str]) -> DataFrame:
 
 
 def checked(frame: DataFrame, columns: Sequence[str], where: str) -> DataFrame:
-    """The table, if it has these columns.
+    """Check that a table has these columns, and return it.
 
     Raises:
-        SettingError: it lacks one.
+        SettingError: it lacks a column.
     """
     for column in columns:
         if column not in frame.columns:
@@ -47,15 +47,15 @@ def checked(frame: DataFrame, columns: Sequence[str], where: str) -> DataFrame:
 
 
 def encode(
-    frame: DataFrame, numbers: Sequence[str], words: Sequence[str], train: NDArray[np.bool_]
+    frame: DataFrame, numbers: Sequence[str], texts: Sequence[str], train: NDArray[np.bool_]
 ) -> tuple[Tensor, list[str]]:
-    """Numbers as standard scores, by mean and deviation of training rows; words as one 0/1 column a value.
+    """Encode numbers as standard scores, by mean and deviation of training rows, and text as 0/1 columns.
 
     Args:
         frame: the table.
         numbers: columns of numbers.
-        words: columns of values without order, whose columns are called "column=value".
-        train: which rows are for training [n].
+        texts: columns of categories; each value becomes a column called "column=value".
+        train: mask of the training rows [n].
 
     Returns:
         Inputs [n, features] float32 and the features' names.
@@ -66,7 +66,7 @@ def encode(
         mean, deviation = values[train].mean(), values[train].std()
         names.append(column)
         columns.append((values - mean) / (deviation or 1.0))
-    for column in words:
+    for column in texts:
         values = frame[column].astype(str).to_numpy(dtype=str)
         for value in np.unique(values).tolist():
             names.append(f"{column}={value}")
@@ -75,7 +75,7 @@ def encode(
 
 
 def owners(frame: DataFrame, columns: Mapping[str, Mapping[Any, str] | None]) -> dict[str, Owners]:
-    """Owners by columns of the table; a mapping says what values are called."""
+    """Owners by columns of the table; a mapping gives names to values."""
     found = {}
     for column, names in columns.items():
         values = frame[column].to_numpy()

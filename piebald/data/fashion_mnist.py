@@ -1,4 +1,4 @@
-"""Fashion-MNIST: small grey photographs of ten kinds of clothes."""
+"""Fashion-MNIST: small gray photographs of ten kinds of clothes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def fashion_mnist() -> DataSet:
     arrays = [read_idx(official("fashion_mnist", f"{URL}/{file}", check)) for file, check in CHECKSUMS.items()]
     x, y, x_test, y_test = arrays
     if x.ndim != 3 or x_test.shape[1:] != x.shape[1:] or (len(x), len(x_test)) != (len(y), len(y_test)):
-        raise SettingError("the files in fashion_mnist/ do not belong together: replace them")
+        raise SettingError("the files in fashion_mnist/ do not fit together: replace them")
     return DataSet(
         name="fashion_mnist",
         x=torch.from_numpy(np.concatenate([x, x_test])[:, None]),

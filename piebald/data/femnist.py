@@ -18,11 +18,11 @@ from piebald.errors import SettingError
 def femnist() -> DataSet:
     """Characters: x [n, 1, 28, 28] float32 in [0, 1], 62 classes, by "writer".
 
-    Reads the JSON files of LEAF in femnist/train/ and femnist/test/.  They are not published but made by LEAF's own
-    `preprocess.sh` (from NIST Special Database 19), so they cannot be downloaded.
+    Reads the JSON files of LEAF in femnist/train/ and femnist/test/.  LEAF's own `preprocess.sh` makes them
+    from NIST Special Database 19; they are not published, so they cannot be downloaded.
 
     Raises:
-        SettingError: the files are not there or not of LEAF's format.
+        SettingError: the files are missing or not in LEAF's format.
     """
     root = os.environ.get(VARIABLE)
     if not root:

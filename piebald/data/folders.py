@@ -18,19 +18,19 @@ IMAGES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".we
 
 
 def image_folder(folder: str | Path, side: int = 64, owner: str | None = None, lazy: bool = False) -> DataSet:
-    """Images in folder/class/image, or in folder/owner/class/image where `owner` says what the owners are called.
+    """Images in folder/class/image, or in folder/owner/class/image if `owner` is given.
 
     Returns:
         x [n, 3, side, side] uint8 (resized, aspect ratio not kept), classes by their folders' names.
 
     Args:
         folder: the folder.
-        side: pixels.
-        owner: what the upper folders are ("camera", "hospital"), None where there are none.
-        lazy: leave the images in their files and decode those that are asked for, each time they are.
+        side: height and width in pixels.
+        owner: kind of owner that the upper folders stand for ("camera", "hospital"), or None without such folders.
+        lazy: leave the images in their files and decode them at each access.
 
     Raises:
-        SettingError: no images, an image that cannot be read, or a side below 1.
+        SettingError: there are no images, one cannot be read, or side is below 1.
     """
     if isinstance(side, bool) or not isinstance(side, int) or side < 1:
         raise SettingError(f"side must be a whole number of pixels, at least 1, got {side!r}")
@@ -40,23 +40,24 @@ def image_folder(folder: str | Path, side: int = 64, owner: str | None = None, l
 def audio_folder(
     folder: str | Path, seconds: float = 1.0, rate: int = 16_000, owner: str | None = None, lazy: bool = False
 ) -> DataSet:
-    """WAV recordings in folder/class/file, or in folder/owner/class/file where `owner` says what the owners are called.
+    """WAV recordings in folder/class/file, or in folder/owner/class/file if `owner` is given.
 
-    In the layout of Speech Commands (a speaker's id before "_nohash_" in each file's name) speakers are the owners
-    "speaker", too.
+    In the layout of Speech Commands (a speaker's id before "_nohash_" in each file's name) speakers also become the
+    owners "speaker".
 
     Returns:
-        x [n, 1, seconds * rate] float32 in [-1, 1]: the first channel, cut or filled up with silence.
+        x [n, 1, seconds * rate] float32 in [-1, 1]: the first channel, cut or padded with silence.
 
     Args:
         folder: the folder.
         seconds: length of each input.
-        rate: samples a second; files of another rate are refused.
-        owner: what the upper folders are ("room", "device"), None where there are none.
-        lazy: leave the recordings in their files and decode those that are asked for, each time they are.
+        rate: samples per second; files with another rate are refused.
+        owner: kind of owner that the upper folders stand for ("room", "device"), or None without such folders.
+        lazy: leave the recordings in their files and decode them at each access.
 
     Raises:
-        SettingError: no recordings, one that cannot be read or has another rate, or a length of no sample.
+        SettingError: there are no recordings, one cannot be read or has another rate, or the length is below one
+            sample.
     """
     length = round(seconds * rate)
     if length < 1:
@@ -73,7 +74,7 @@ def _data_set(
     if not files:
         layout = "class/file" if owner is None else f"{owner}/class/file"
         raise SettingError(
-            f"there is no file {layout} ({', '.join(suffixes)}) in {folder}: put one folder a class there"
+            f"there is no file {layout} ({', '.join(suffixes)}) in {folder}: put one folder per class there"
         )
     classes, y = np.unique([path.parent.name for path in files], return_inverse=True)
     owners = {} if owner is None else {owner: Owners.of(np.array([path.parent.parent.name for path in files]))}
@@ -107,10 +108,10 @@ def _image(path: Path, side: int) -> NDArray[np.uint8]:
 
 
 def recording(path: Path, length: int, rate: int) -> NDArray[np.float32]:
-    """One WAV file [1, length] in [-1, 1]: the first channel, cut or filled up with silence.
+    """One WAV file [1, length] in [-1, 1]: the first channel, cut or padded with silence.
 
     Raises:
-        SettingError: it cannot be read, or has another rate.
+        SettingError: the file cannot be read, or has another rate.
     """
     try:
         with wave.open(str(path), "rb") as opened:
@@ -119,7 +120,7 @@ def recording(path: Path, length: int, rate: int) -> NDArray[np.float32]:
     except (OSError, EOFError, wave.Error) as error:
         raise SettingError(f"{path} cannot be read as WAV: replace it or leave it out ({error})") from None
     if found != rate:
-        raise SettingError(f"{path} has {found} samples a second, not {rate}: convert it, or pass rate={found}")
+        raise SettingError(f"{path} has {found} samples per second, not {rate}: convert it, or pass rate={found}")
     if width not in (1, 2, 4):
         raise SettingError(f"{path} has samples of {8 * width} bits, which must be 8, 16 or 32: convert it")
     values = np.frombuffer(

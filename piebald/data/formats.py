@@ -1,4 +1,4 @@
-"""Readers of the formats in which data sets are published.  What is damaged is refused, and nothing is unpickled."""
+"""Readers of the formats in which data sets are published.  Damaged files are refused, and nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ IDX_TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 
 
 def read_idx(path: Path) -> NDArray[np.generic]:
-    """An array of MNIST's IDX format, plain or gzip.
+    """Read an array in MNIST's IDX format, plain or gzip.
 
     Raises:
-        SettingError: another format, or fewer bytes than it announces.
+        SettingError: the format differs, or the length does not match.
     """
     try:
         raw = path.read_bytes()
@@ -48,7 +48,7 @@ def read_idx(path: Path) -> NDArray[np.generic]:
 
 
 def read_members(path: Path, names: Sequence[str]) -> list[bytes]:
-    """Files out of a tar archive, by the last part of their names.
+    """Read files from a tar archive, by the last part of their names.
 
     Raises:
         SettingError: the archive is damaged or lacks one of them.
@@ -71,12 +71,12 @@ def read_members(path: Path, names: Sequence[str]) -> list[bytes]:
 
 
 def read_zip(source: Path | bytes, names: Sequence[str], where: str) -> list[bytes]:
-    """Files out of a zip archive, by the last part of their names.
+    """Read files from a zip archive, by the last part of their names.
 
     Args:
-        source: the archive's path, or its bytes where it came out of another archive.
-        names: which files.
-        where: what the archive is called, for the error.
+        source: path of the archive, or its bytes if it comes from another archive.
+        names: names of the files.
+        where: name of the archive, for the error message.
 
     Raises:
         SettingError: the archive is damaged or lacks one of them.
@@ -95,10 +95,10 @@ def read_zip(source: Path | bytes, names: Sequence[str], where: str) -> list[byt
 
 
 def read_numbers(raw: bytes, columns: int, where: str) -> NDArray[np.float64]:
-    """Numbers [lines, columns] from text with blanks between them, as UCI's txt files have them.
+    """Read numbers [lines, columns] from text separated by blanks, the format of UCI's txt files.
 
     Raises:
-        SettingError: anything that is no number, or lines of another length.
+        SettingError: a value is not a number, or a line has another length.
     """
     import pandas
 
@@ -114,15 +114,15 @@ def read_numbers(raw: bytes, columns: int, where: str) -> NDArray[np.float64]:
 
 
 def read_xls(raw: bytes, header: int, where: str) -> DataFrame:
-    """The first sheet of an Excel file of the old format (.xls), whose numbers are all floats.
+    """Read the first sheet of an Excel file in the old format (.xls), whose numbers are all floats.
 
     Args:
-        raw: the file.
-        header: the line with the columns' names, from 0.
-        where: what the file is called, for the error.
+        raw: content of the file.
+        header: number of the line with the names of columns, from 0.
+        where: name of the file, for the error message.
 
     Raises:
-        SettingError: xlrd is missing, or the file is no such sheet.
+        SettingError: xlrd is missing, or the file is damaged.
     """
     import pandas
 
@@ -141,10 +141,10 @@ def read_xls(raw: bytes, header: int, where: str) -> DataFrame:
 
 
 def read_cifar(raw: bytes, label_bytes: int, where: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Images [n, 3, 32, 32] and labels [n, label_bytes] of CIFAR's binary version.
+    """Read images [n, 3, 32, 32] and labels [n, label_bytes] of CIFAR's binary version.
 
     Raises:
-        SettingError: bytes that are no whole number of records.
+        SettingError: the length is not a whole number of records.
     """
     record = label_bytes + 3 * 32 * 32
     if not raw or len(raw) % record:
@@ -154,10 +154,10 @@ def read_cifar(raw: bytes, label_bytes: int, where: str) -> tuple[NDArray[np.uin
 
 
 def read_leaf(folder: Path) -> tuple[list[NDArray[np.float32]], list[NDArray[np.int64]], list[str]]:
-    """Inputs and labels of each user from the JSON files of LEAF in a folder, in order of file and user.
+    """Read inputs and labels of each user from LEAF's JSON files in a folder, in order of file and user.
 
     Raises:
-        SettingError: no file, or one that is not of LEAF's format.
+        SettingError: there is no file, or one is not in LEAF's format.
     """
     files = sorted(folder.glob("*.json"))
     if not files:

@@ -1,4 +1,4 @@
-"""UCI HAR: raw signals of a phone at the waist, 30 people, 6 activities."""
+"""UCI HAR: raw signals of a phone worn at the waist, 30 people, 6 activities."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def har() -> DataSet:
     """10,299 windows: x [10299, 9, 128] float32 (50 Hz; g and rad/s), 6 classes; nine people are for testing.
 
     Owners: "subject" (30 people) and "segment" (uninterrupted runs).  Neighbouring windows of a segment share half
-    their samples, so a segment is never on both sides of a test.  Where the prepared file is not there, the published
-    archive is read (its text takes a few seconds).
+    their samples, so a segment is never split between training and test.  Without the prepared file, the
+    published archive is read (parsing its text takes a few seconds).
 
     Raises:
-        SettingError: har/har_inertial.npz is not there and the archive cannot be downloaded, or a file is damaged.
+        SettingError: har/har_inertial.npz is missing and the archive cannot be downloaded, or a file is damaged.
     """
     fields = ("X", "y", "subject", "segment", "official_test", "activities")
     stored = read_npz("har", "har_inertial.npz", fields) if is_prepared("har", "har_inertial.npz") else _published()
@@ -43,7 +43,7 @@ def har() -> DataSet:
         owners={"subject": Owners.of(stored["subject"]), "segment": segments},
         train=np.flatnonzero(~stored["official_test"]),
         test=np.flatnonzero(stored["official_test"]),
-        together=segments.codes,
+        groups=segments.codes,
         source="UCI Human Activity Recognition Using Smartphones, inertial signals",
         licence="CC BY 4.0; the original readme prohibits commercial use",
         citation="D. Anguita, A. Ghio, L. Oneto, X. Parra, J. L. Reyes-Ortiz, "
@@ -85,9 +85,9 @@ def _part(inner: bytes, part: str, where: str) -> tuple[NDArray[np.float32], NDA
 
 
 def segments(x: NDArray[np.float32], subject: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
-    """The uninterrupted run that each window [n, channels, samples] is of, numbered by first appearance.
+    """The uninterrupted segment of each window [n, channels, samples], numbered by first appearance.
 
-    A window follows another of the same subject where its first half is, bit for bit, the other's second half.
+    A window follows another of the same subject if its first half equals the other's second half, bit for bit.
     """
     half = x.shape[2] // 2
     begins: dict[tuple[int, bytes], int] = {}

@@ -13,7 +13,7 @@ from piebald.errors import SettingError
 
 
 def lazily(stored: NDArray[np.uint8], offset: NDArray[np.int64], where: str) -> Decoded:
-    """The same images as of `decode`, decoded when they are asked for."""
+    """The same images as `decode`, decoded on access."""
 
     def read(row: int) -> NDArray[np.uint8]:
         file = stored[offset[row] : offset[row + 1]]
@@ -24,15 +24,15 @@ def lazily(stored: NDArray[np.uint8], offset: NDArray[np.int64], where: str) -> 
 
 
 def decode(stored: NDArray[np.uint8], offset: NDArray[np.int64], where: str) -> NDArray[np.uint8]:
-    """RGB images [n, 3, height, width] of one size.
+    """Decode RGB images [n, 3, height, width] of one size.
 
     Args:
-        stored: the files' bytes, joined.
-        offset: where each file begins, and the end of the last [n + 1].
-        where: what they are called, for the error.
+        stored: bytes of the files, concatenated.
+        offset: start of each file, and the end of the last one [n + 1].
+        where: name of the file, for the error message.
 
     Raises:
-        SettingError: bytes that are no image, or images of several sizes.
+        SettingError: an image cannot be decoded, or sizes differ.
     """
     try:
         from PIL import Image, UnidentifiedImageError

@@ -14,7 +14,8 @@ from piebald.data.formats import read_idx
 from piebald.data.prepared_files import is_prepared, read_npz
 from piebald.errors import SettingError
 
-MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist"  # MNIST's own site sends no files any more; torchvision's copy
+# MNIST's own site no longer serves files; this is torchvision's copy.
+MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist"
 QMNIST = "https://raw.githubusercontent.com/facebookresearch/qmnist/master"
 CHECKSUMS = {  # MD5, as torchvision pins them
     "train-images-idx3-ubyte.gz": "md5:f68b3c2dcbeaaa9fbdd348bbdeb94873",
@@ -34,10 +35,10 @@ def mnist_writers() -> DataSet:
     """70,000 digits: x [70000, 1, 28, 28] uint8, 10 classes, in MNIST's order; the last 10,000 are for testing.
 
     Owners: "writer" (539 in the training part, 297 others in the test part) and "population" (two kinds of people).
-    Where the prepared file is not there, MNIST and QMNIST's labels are downloaded and joined.
+    Without the prepared file, MNIST and QMNIST's labels are downloaded and joined.
 
     Raises:
-        SettingError: mnist_writers/mnist_writers.npz is not there and the files cannot be downloaded, or do not match.
+        SettingError: mnist_writers/mnist_writers.npz is missing and the files cannot be downloaded, or do not match.
     """
     fields = ("x", "y", "writer", "hsf")
     here = is_prepared("mnist_writers", "mnist_writers.npz")
@@ -70,8 +71,8 @@ def _published() -> dict[str, NDArray[Any]]:
         ("test", arrays[2], arrays[3], written[1]),
     ]
     for part, x, y, table in parts:
-        table = table[: len(y)]  # QMNIST's test part goes on after MNIST's 10,000
+        table = table[: len(y)]  # QMNIST's test part has more rows after MNIST's 10,000
         if x.ndim != 3 or table.ndim != 2 or not len(x) == len(y) == len(table) or (table[:, 0] != y).any():
-            raise SettingError(f"the {part} files in mnist_writers/ do not belong together: replace them")
+            raise SettingError(f"the {part} files in mnist_writers/ do not fit together: replace them")
         stored |= {f"x_{part}": x, f"y_{part}": y, f"hsf_{part}": table[:, 1], f"writer_{part}": table[:, 2]}
     return stored

@@ -23,12 +23,12 @@ def office_caltech10(form: Literal["images", "squeezenet", "surf"] = "images", l
     Args:
         form: "images" [2533, 3, 128, 128] uint8; "squeezenet" [2533, 512] float32, features of the original images; or
             "surf" [2533, 800] float32, histograms of local features.  SURF rows have the labels of the images in the
-            same order, but that row i is image i is not known.
-        lazy: keep the images as JPEG in memory (11 MB, not 124) and decode those that are asked for, each time.
+            same order, but row i need not be image i.
+        lazy: keep the images as JPEG in memory (11 MB, not 124) and decode them at each access.
 
     Raises:
-        SettingError: the file in office_caltech10/ is not there (it is prepared from several sources, so it cannot be
-            downloaded), or there is no such form.
+        SettingError: the file in office_caltech10/ is missing (it is prepared from several sources, so it cannot be
+            downloaded), or the form does not exist.
     """
     if form not in FORMS:
         raise unknown("form of office_caltech10", form, FORMS)

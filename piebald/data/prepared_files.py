@@ -1,4 +1,4 @@
-"""Prepared files on disk: found through PIEBALD_DATA, read without unpickling anything."""
+"""Prepared files on disk, found through PIEBALD_DATA and read without unpickling anything."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def prepared(folder: str, file: str) -> Path:
     """The path of a prepared file.
 
     Raises:
-        SettingError: the variable is not set or the file is not there, with the place to put it.
+        SettingError: the variable is not set, or the file is missing; the message says where to put it.
     """
     root = os.environ.get(VARIABLE)
     if not root:
@@ -38,16 +38,16 @@ def prepared(folder: str, file: str) -> Path:
 
 
 def is_prepared(folder: str, file: str) -> bool:
-    """Whether a prepared file is there."""
+    """Whether a prepared file exists."""
     root = os.environ.get(VARIABLE)
     return bool(root) and (Path(str(root)) / folder / file).is_file()
 
 
 def read_npz(folder: str, file: str, arrays: Sequence[str]) -> dict[str, NDArray[Any]]:
-    """Named arrays of a prepared npz file.
+    """Read named arrays of a prepared npz file.
 
     Raises:
-        SettingError: the file is not there, is damaged, or lacks an array.
+        SettingError: the file is missing, is damaged, or lacks an array.
     """
     path = prepared(folder, file)
     try:

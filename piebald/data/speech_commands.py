@@ -29,15 +29,15 @@ TESTS = "testing_list.txt"
 def speech_commands() -> DataSet:
     """105,829 recordings of version 2: x [n, 1, 16000] float32 in [-1, 1], 35 classes (words); 11,005 for testing.
 
-    Owners: "speaker".  The published test part has other speakers than the rest, which is all for training here (the
-    published validation list is not used: clients hold out their own).  The recordings stay in their files (3.5 GB)
-    and are decoded when rows are asked for.
+    Owners: "speaker".  The published test part has other speakers than the rest, all of which is for training here
+    (the published validation list is not used: clients hold out their own rows).  The recordings stay in their files
+    (3.5 GB) and are decoded on access.
 
-    Reads the unpacked folder speech_commands/ in PIEBALD_DATA or in the cache, and else downloads and unpacks the
+    Reads the unpacked folder speech_commands/ in PIEBALD_DATA or in the cache, or downloads and unpacks the
     published archive (2.4 GB).
 
     Raises:
-        SettingError: the folder is not there and the archive cannot be downloaded, or has no recordings.
+        SettingError: the folder is missing and the archive cannot be downloaded, or has no recordings.
     """
     folder = _folder()
     files = sorted(path for path in folder.glob("*/*.wav") if not path.parent.name.startswith("_"))
@@ -64,7 +64,7 @@ def speech_commands() -> DataSet:
 
 
 def _folder() -> Path:
-    """The unpacked folder; made if it is not there."""
+    """The unpacked folder, created if missing."""
     root = os.environ.get(VARIABLE)
     unpacked = cache() / FOLDER / "unpacked"
     for folder in ([Path(root) / FOLDER] if root else []) + [unpacked]:
@@ -72,16 +72,16 @@ def _folder() -> Path:
             return folder
     archive = official(FOLDER, URL, CHECKSUM)
     unpacked.parent.mkdir(parents=True, exist_ok=True)
-    # Unpacked aside and renamed, so that a folder of this name is whole.
-    aside = Path(tempfile.mkdtemp(dir=unpacked.parent))
+    # Unpacked in a temporary folder and renamed, so that a folder of this name is complete.
+    temporary = Path(tempfile.mkdtemp(dir=unpacked.parent))
     try:
         with tarfile.open(archive) as opened:
-            opened.extractall(aside, filter="data")
+            opened.extractall(temporary, filter="data")
         if unpacked.exists():
             shutil.rmtree(unpacked)
-        aside.replace(unpacked)
+        temporary.replace(unpacked)
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
         raise SettingError(f"{archive} cannot be unpacked: make room, or delete it and try again ({error})") from None
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     return unpacked

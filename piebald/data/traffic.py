@@ -16,11 +16,12 @@ def traffic() -> DataSet:
     """52,356 flows: x [52356, 1, 30] float32, scaled sizes of the first packets, 53 classes (apps).
 
     There is no published test part.  Owners: "capture" (D1, D2), "version" (74 app versions) and "trace" (sessions of
-    about 30 s).  Flows of one trace belong together, so they are never on both sides of a test.
+    about 30 s).  Flows of one trace form a group, so they are never split between training and test.
 
     Raises:
-        SettingError: fgnet_traffic/fgnet_traffic.npz is not there.  The authors publish about 14,000 JSON files in a
-            repository and no archive, so it cannot be downloaded; the reference of prepared data says what it holds.
+        SettingError: fgnet_traffic/fgnet_traffic.npz is missing.  The authors publish about 14,000 JSON files in a
+            repository and no archive, so it cannot be downloaded; its content is described in the reference of prepared
+            data.
     """
     fields = ("size", "app", "capture", "version", "trace", "apps", "captures", "versions")
     stored = read_npz("fgnet_traffic", "fgnet_traffic.npz", fields)
@@ -36,7 +37,7 @@ def traffic() -> DataSet:
             "version": Owners.of(stored["version"], called["version"]),
             "trace": traces,
         },
-        together=traces.codes,
+        groups=traces.codes,
         source="FG-Net's open data set of mobile-app traffic",
         licence="none stated; the authors open the data and ask for a citation",
         citation="M. Jiang et al., Accurate mobile-app fingerprinting using flow-level relationship with graph neural "
@@ -47,8 +48,8 @@ def traffic() -> DataSet:
 def scale_sizes(size: NDArray[np.int16]) -> NDArray[np.float32]:
     """Signed packet sizes in bytes as float32: sign * log(1 + |size|) / log(1 + 1500).
 
-    A full packet is +-1 and "no more packets" 0.  The logarithm keeps small packets apart (acknowledgements and
-    requests tell apps apart better than the many full ones) and joined segments of up to 32,000 bytes within 1.42.
+    A full packet is +-1 and "no more packets" 0.  The logarithm separates small packets (acknowledgements and requests
+    distinguish apps better than the many full ones) and keeps joined segments of up to 32,000 bytes below 1.42.
     """
     scaled = np.sign(size) * np.log1p(np.abs(size.astype(np.float64))) / np.log1p(FULL_PACKET)
     return np.asarray(scaled, dtype=np.float32)

@@ -1,4 +1,4 @@
-"""The networks of the papers, small and plain."""
+"""Networks of the papers, in small and plain versions."""
 
 from piebald.models.convolutional import Cnn1d, CnnBn, LeafCnn, MetisCnn, SmallCnn
 from piebald.models.dense import Logistic, Mlp
@@ -14,7 +14,7 @@ from piebald.models.gated import (
 )
 from piebald.models.log_mel import LogMel
 from piebald.models.networks import build_model, names
-from piebald.models.normalised import Cnn1dBn, MlpBn
+from piebald.models.normalized import Cnn1dBn, MlpBn
 from piebald.models.resnet import Resnet18, Resnet50
 from piebald.models.vgg import Vgg11
 

@@ -1,4 +1,4 @@
-"""Settings of networks, refused when they are made."""
+"""Checks of the settings of networks."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from piebald.errors import SettingError
 
 
 def whole(name: str, value: object, least: int = 1) -> int:
-    """A whole number of at least `least`."""
+    """Check that a value is a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise SettingError(f"{name} must be a whole number, at least {least}, got {value!r}")
     return value
 
 
 def widths(name: str, values: object, count: int | None = None) -> tuple[int, ...]:
-    """A sequence of layer widths, of a given length if one is given."""
+    """Check a sequence of layer widths, with a given length if one is given."""
     if isinstance(values, str) or not isinstance(values, Sequence) or (count is not None and len(values) != count):
         how_many = "widths" if count is None else f"{count} widths"
         raise SettingError(f"{name} must be a list of {how_many}, like {[32, 64][: count or 2]}, got {values!r}")
@@ -24,13 +24,13 @@ def widths(name: str, values: object, count: int | None = None) -> tuple[int, ..
 
 
 def shape(model: str, input_shape: object, axes: str, least: int = 1) -> tuple[int, ...]:
-    """The shape of one input, checked against what a model can read.
+    """Check the shape of one input against the axes that a model reads.
 
     Args:
-        model: whose, for the error.
-        input_shape: what came.
+        model: name of the model, for the error message.
+        input_shape: the shape to check.
         axes: names of the axes, e.g. "channels height width"; empty for any shape.
-        least: smallest length of the axes after the first.
+        least: smallest length of all axes but the first.
     """
     if isinstance(input_shape, str) or not isinstance(input_shape, Sequence) or not len(input_shape):
         raise SettingError(f"input_shape must be the shape of one input, like [1, 28, 28], got {input_shape!r}")
@@ -45,5 +45,5 @@ def shape(model: str, input_shape: object, axes: str, least: int = 1) -> tuple[i
 
 
 def size(sides: Sequence[int]) -> int:
-    """Numbers in one input."""
+    """Number of values in one input."""
     return math.prod(sides)

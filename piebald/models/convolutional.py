@@ -10,7 +10,7 @@ from piebald.models.checks import shape, whole, widths
 
 
 def _two_convolutions(depth: int, first: int, second: int) -> list[nn.Module]:
-    """5x5 convolutions, each halved by pooling; [batch, depth, h, w] becomes [batch, second * (h // 4) * (w // 4)]."""
+    """5x5 convolutions, each with pooling; [batch, depth, h, w] becomes [batch, second * (h // 4) * (w // 4)]."""
     return [
         nn.Conv2d(depth, first, 5, padding="same"),
         nn.ReLU(),
@@ -29,8 +29,8 @@ class LeafCnn(nn.Module):
 
     Args:
         input_shape: [channels, height, width], sides of at least 4.
-        outputs: classes, or numbers to predict.
-        channels: of the two convolutions.
+        outputs: number of classes, or of numbers to predict.
+        channels: channels of the two convolutions.
         hidden: width of the hidden linear layer.
     """
 
@@ -60,8 +60,8 @@ class SmallCnn(LeafCnn):
 
     Args:
         input_shape: [channels, height, width], sides of at least 4.
-        outputs: classes, or numbers to predict.
-        channels: of the two convolutions.
+        outputs: number of classes, or of numbers to predict.
+        channels: channels of the two convolutions.
         hidden: width of the hidden linear layer.
     """
 
@@ -74,14 +74,14 @@ class SmallCnn(LeafCnn):
 class MetisCnn(nn.Module):
     """Two 5x5 convolutions with pooling and three linear layers, for CIFAR-10 and for digits (Metis, section V).
 
-    Metis (Stripelis, Ambite 2020) says "2-CNN" and no sizes; these are those of TensorFlow's CIFAR-10 tutorial, which
-    McMahan et al. 2017 used as well, without its local response normalisation: 1,756,426 parameters with inputs
+    Metis (Stripelis, Ambite 2020) says "2-CNN" without sizes; these are the sizes of TensorFlow's CIFAR-10 tutorial,
+    which McMahan et al. 2017 used as well, without its local response normalisation: 1,756,426 parameters with inputs
     [3, 32, 32] and 10 outputs.
 
     Args:
         input_shape: [channels, height, width], sides of at least 4.
-        outputs: classes, or numbers to predict.
-        channels: of the two convolutions.
+        outputs: number of classes, or of numbers to predict.
+        channels: channels of the two convolutions.
         hidden: widths of the two hidden linear layers.
     """
 
@@ -112,14 +112,14 @@ class MetisCnn(nn.Module):
 
 
 class CnnBn(nn.Module):
-    """3x3 convolutions with batch norm, each halved by pooling, and one linear layer.
+    """3x3 convolutions with batch norm, each followed by pooling, and one linear layer.
 
-    For what treats batch norm apart (FedBN) and for domains that differ in contrast.
+    For methods that treat batch norm separately (FedBN), and for domains that differ in contrast.
 
     Args:
         input_shape: [channels, height, width], sides of at least 4.
-        outputs: classes, or numbers to predict.
-        channels: of the two convolutions.
+        outputs: number of classes, or of numbers to predict.
+        channels: channels of the two convolutions.
     """
 
     def __init__(self, input_shape: Sequence[int], outputs: int, channels: Sequence[int] = (16, 32)) -> None:
@@ -146,12 +146,12 @@ class CnnBn(nn.Module):
 
 
 class Cnn1d(nn.Module):
-    """Two convolutions along time, each halved by pooling, and two linear layers: packet sizes, sensor signals.
+    """Two convolutions along time, each followed by pooling, and two linear layers: packet sizes, sensor signals.
 
     Args:
         input_shape: [channels, length], a length of at least 4.
-        outputs: classes, or numbers to predict.
-        channels: of the two convolutions.
+        outputs: number of classes, or of numbers to predict.
+        channels: channels of the two convolutions.
         hidden: width of the hidden linear layer.
         kernel: length of the convolutions, odd.
     """

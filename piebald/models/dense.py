@@ -1,4 +1,4 @@
-"""Networks without convolutions: they read inputs of any shape, flattened."""
+"""Networks without convolutions, which flatten inputs of any shape."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Logistic(nn.Module):
     """Logistic regression: one linear layer.
 
     Args:
-        input_shape: of one input, any.
-        outputs: classes, or numbers to predict.
+        input_shape: shape of one input, with any number of axes.
+        outputs: number of classes, or of numbers to predict.
     """
 
     def __init__(self, input_shape: Sequence[int], outputs: int) -> None:
@@ -32,8 +32,8 @@ class Mlp(nn.Module):
     """Linear layers with ReLU between them (McMahan et al. 2017 use two hidden layers of 200).
 
     Args:
-        input_shape: of one input, any.
-        outputs: classes, or numbers to predict.
+        input_shape: shape of one input, with any number of axes.
+        outputs: number of classes, or of numbers to predict.
         hidden: widths of the hidden layers.
     """
 

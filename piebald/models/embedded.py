@@ -1,6 +1,6 @@
-"""Clients behind a frozen extractor: it runs once over each client's rows, and a small model reads what it made.
+"""Clients with a frozen extractor, which runs once over each client's rows; a small model is trained on its embeddings.
 
-The extractor is the same for everybody and is never trained, so it does not travel: only the classifier does.
+The extractor is the same at all clients and is never trained, so only the classifier is sent.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 
 class Embedded:
-    """Clients whose inputs are embeddings [n, d] of the rows that others hold.
+    """Clients whose inputs are embeddings [n, d] of the rows of other clients.
 
     Args:
-        clients: who holds the rows.
-        network: the extractor.  Embeddings are kept on disk as `name`-<fingerprint>, a file for each client, see
+        clients: the clients with the rows.
+        network: the extractor.  Embeddings are cached on disk as `name`-<fingerprint>, a file for each client, see
             `extractors.embed`.
-        name: None keeps them in memory only.
-        batch: rows at a time.
+        name: name of the cached embeddings; None keeps them in memory only.
+        batch: rows per batch.
     """
 
     def __init__(self, clients: Clients, network: nn.Module, name: str | None, batch: int = 64) -> None:
@@ -82,18 +82,18 @@ class Embedded:
 
 
 def embedded(clients: Clients, extractor: str | nn.Module, *, key: str | None = None, batch: int = 64) -> Embedded:
-    """These clients behind a frozen extractor.
+    """Clients whose inputs are the embeddings of a frozen extractor.
 
     Args:
-        clients: who holds what.
+        clients: the clients with the rows.
         extractor: "squeezenet" (images), "log_mel" (recordings), or any module that maps inputs [batch, ...] to
             [batch, d].
-        key: a name under which a module's embeddings are kept on disk; those of named extractors always are.
-        batch: rows at a time.
+        key: name under which a module's embeddings are cached on disk; those of named extractors always are.
+        batch: rows per batch.
 
     Raises:
-        SettingError: there is no extractor of this name, it cannot read these rows, or returns something else than a
-            row of finite numbers for each.
+        SettingError: there is no extractor with this name, it cannot read these rows, or its output is not a row of
+            finite numbers for each.
     """
     if isinstance(extractor, nn.Module):
         return Embedded(clients, extractor, key, batch)

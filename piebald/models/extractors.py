@@ -1,4 +1,4 @@
-"""Frozen networks that turn inputs into embeddings, and a cache for what they made."""
+"""Frozen networks that turn inputs into embeddings, and a cache of embeddings."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ URL_CHECKSUM = "md5:80b66c92d79d4310e07fb60a297bf0d1"  # the authors publish MD5
 MEAN = (123.68, 116.779, 103.939)  # of ImageNet's red, green and blue, out of 255
 FIRES = {3: (64, 16, 64), 4: (128, 16, 64), 6: (128, 32, 128), 7: (256, 32, 128)}
 FIRES |= {9: (256, 48, 192), 10: (384, 48, 192), 11: (384, 64, 256), 12: (512, 64, 256)}
-LAYERS = {"features.0": "conv1"} | {  # what the layers are called in the Keras file, which counts without the pools
+LAYERS = {"features.0": "conv1"} | {  # names of the layers in the Keras file, which does not count pooling layers
     f"features.{place}.{part}": f"fire{number}/{part if part[0] == 'e' else 'squeeze1x1'}"
     for number, place in enumerate(FIRES, 2)
     for part in ("squeeze", "expand1x1", "expand3x3")
@@ -44,9 +44,9 @@ class Fire(nn.Module):
     """A 1x1 convolution to few channels, then 1x1 and 3x3 convolutions side by side.
 
     Args:
-        inputs: channels that come in.
-        few: channels between.
-        each: channels of each of the two that go out.
+        inputs: number of input channels.
+        few: number of channels after the first convolution.
+        each: number of output channels of each of the two other convolutions.
     """
 
     def __init__(self, inputs: int, few: int, each: int) -> None:
@@ -62,13 +62,13 @@ class Fire(nn.Module):
 
 
 class SqueezeNet(nn.Module):
-    """SqueezeNet 1.1 without its classifier (Iandola et al. 2016): 722,496 parameters, 512 numbers an image.
+    """SqueezeNet 1.1 without its classifier (Iandola et al. 2016): 722,496 parameters, 512 numbers per image.
 
-    Images are resized to `side` x `side` (bilinear) and centred on ImageNet's mean colour; grey ones get three equal
+    Images are resized to `side` x `side` (bilinear) and centered on ImageNet's mean color; gray images get three equal
     channels.
 
     Args:
-        side: pixels; 224 as in training; less is faster and coarser.
+        side: height and width in pixels: 224 as in training; less is faster and coarser.
     """
 
     def __init__(self, side: int = 224) -> None:
@@ -91,24 +91,23 @@ class SqueezeNet(nn.Module):
             shrinks = min(x.shape[2:]) > self.side
             size = (self.side, self.side)
             x = functional.interpolate(x, size, mode="bilinear", align_corners=False, antialias=shrinks)
-        centred = x.expand(-1, 3, -1, -1) - x.new_tensor(MEAN).reshape(1, 3, 1, 1)
-        embedded: Tensor = self.features(centred).mean((2, 3))
+        centered = x.expand(-1, 3, -1, -1) - x.new_tensor(MEAN).reshape(1, 3, 1, 1)
+        embedded: Tensor = self.features(centered).mean((2, 3))
         return embedded
 
 
 def squeezenet(side: int = 224) -> SqueezeNet:
     """SqueezeNet 1.1 with weights trained on ImageNet, frozen.
 
-    Where the prepared file is not there, the file that it was made of is downloaded, which needs
-    `pip install 'piebald[weights]'`.
+    Without the prepared file, the original file is downloaded, which needs `pip install 'piebald[weights]'`.
 
     Args:
-        side: pixels that images are resized to.
+        side: height and width in pixels to which images are resized.
 
     Raises:
-        SettingError: squeezenet/squeezenet1_1_notop.npz is not there and cannot be made, or is not the known file.
+        SettingError: squeezenet/squeezenet1_1_notop.npz is missing and cannot be made, or is not the known file.
     """
-    with torch.device("meta"):  # no random numbers are drawn for what the weights replace
+    with torch.device("meta"):  # no random numbers are drawn for weights that are replaced
         network = SqueezeNet(side)
     names = list(network.state_dict())
     if is_prepared("squeezenet", PREPARED):
@@ -123,7 +122,7 @@ def squeezenet(side: int = 224) -> SqueezeNet:
 
 
 def _published(names: Sequence[str]) -> dict[str, NDArray[np.float32]]:
-    """The weights by their names in the network, from the Keras file."""
+    """The weights from the Keras file, by their names in the network."""
     path = official("squeezenet", URL, URL_CHECKSUM)
     try:
         import h5py
@@ -145,14 +144,14 @@ def _published(names: Sequence[str]) -> dict[str, NDArray[np.float32]]:
 
 
 def _take(stored: dict[tuple[str, int], NDArray[np.float32]], path: str, found: Any) -> None:
-    """Keep an array of the file by its layer and number of axes: 4 of a kernel, 1 of a bias."""
+    """Store an array of the file by its layer and number of axes: 4 for a kernel, 1 for a bias."""
     layer = next((layer for layer in LAYERS.values() if layer in path), None)
     if layer is not None and hasattr(found, "shape"):
         stored[layer, len(found.shape)] = np.asarray(found, dtype=np.float32)
 
 
 def _as_torch(stored: dict[tuple[str, int], NDArray[np.float32]], name: str) -> NDArray[np.float32]:
-    """One array as the network has it: kernels [out, in, h, w], and the first layer's colours red first."""
+    """One array in the network's format: kernels [out, in, h, w], with red as the first channel of the first layer."""
     layer, kind = name.rsplit(".", 1)
     found = stored[LAYERS[layer], 4 if kind == "weight" else 1]
     if kind == "bias":
@@ -170,24 +169,24 @@ def names() -> list[str]:
 
 
 def embed(network: nn.Module, x: Tensor | Decoded, *, batch: int = 64, key: str | None = None) -> NDArray[np.float32]:
-    """The embeddings [n, d] of inputs [n, ...], in batches, without gradients.
+    """Compute the embeddings [n, d] of inputs [n, ...], in batches, without gradients.
 
     Args:
-        network: any module that maps inputs [batch, ...] to [batch, d]; its mode is left as it was.
-        x: inputs, uint8 or float32; of `Decoded` ones a batch at a time is in memory.
-        batch: inputs at a time.
-        key: a name under which the embeddings are kept on disk, or None to keep nothing.  They are found again only
-            for the same inputs and the same weights and settings that the module shows.
+        network: any module that maps inputs [batch, ...] to [batch, d]; its mode is not changed.
+        x: inputs, uint8 or float32; of `Decoded` inputs, one batch at a time is in memory.
+        batch: inputs per batch.
+        key: name under which the embeddings are cached on disk, or None for no cache.  They are reused only for the
+            same inputs and the same weights and settings of the module.
 
     Raises:
-        SettingError: the network returns something else than a row of finite numbers for each input.
+        SettingError: the output of the network is not a row of finite numbers for each input.
     """
     path = None if key is None else cache() / "embeddings" / f"{key}-{_fingerprint(network, x)}.npy"
     if path is not None and path.is_file():
         try:
             return np.asarray(np.load(path, allow_pickle=False), dtype=np.float32)
         except (OSError, ValueError, EOFError):
-            path.unlink()  # damaged, so made again
+            path.unlink()  # damaged, so computed again
     training = network.training
     network.eval()
     try:

@@ -1,8 +1,9 @@
 """Conditional gated units: h = tanh(W_f x + V_f c) * sigmoid(W_g x + V_g c) for a client c (CGAU).
 
-With c the one-hot number of a client, V_f c and V_g c are two vectors, so each client holds just these two and nobody
-else needs them: `Conditioning`, the private layers of the recipe `cgau`.  They are the unit's biases, too.  Rieger,
-Høegh, Hansen 2020, section 3; the unit without clients is that of WaveNet and PixelCNN (van den Oord et al. 2016).
+With c the one-hot number of a client, V_f c and V_g c are two vectors, so each client holds only these two, and no
+other client needs them: `Conditioning`, the private layers of the recipe `cgau`.  They are also the unit's biases.
+Rieger, Høegh, Hansen 2020, section 3; without clients it is the unit of WaveNet and PixelCNN (van den Oord et al.
+2016).
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from piebald.models.checks import shape, size, whole, widths
 
 
 class Offsets(nn.Module):
-    """What is added to a gated unit's filter and to its gate: a vector each, or to one of them only.
+    """Vectors that are added to a gated unit's filter, to its gate, or to both.
 
     Args:
-        units: of the gated unit.
-        filter: whether the filter has one.
-        gate: whether the gate has one.
+        units: number of units.
+        filter: whether there is a vector for the filter.
+        gate: whether there is a vector for the gate.
     """
 
     def __init__(self, units: int, filter: bool = True, gate: bool = True) -> None:
@@ -34,7 +35,7 @@ class Offsets(nn.Module):
         self.gate = nn.Parameter(torch.zeros(units)) if gate else None
 
     def forward(self) -> Tensor:
-        """The vectors behind one another [2 * units], zeros for one that is not there."""
+        """Both vectors, concatenated [2 * units], with zeros for a missing one."""
         halves = [self._half(vector) for vector in (self.filter, self.gate)]
         some = next(half for half in halves if half is not None)
         return torch.cat([torch.zeros_like(some) if half is None else half for half in halves])
@@ -44,17 +45,17 @@ class Offsets(nn.Module):
 
 
 class Conditioning(Offsets):
-    """What tells clients apart inside a gated unit: V_f c, which modulates its filter, and V_g c, which opens its gate.
+    """The client-specific vectors of a gated unit: V_f c, which modulates its filter, and V_g c, which opens its gate.
 
-    A client's vectors start at 0: so does a newcomer, and so does everybody in the first round.
+    A client's vectors start at 0, at a newcomer as well as at all clients in the first round.
 
     Args:
-        units: of the gated unit.
+        units: number of units.
         filter: whether the filter is conditioned (the paper's client-specific modulation).
         gate: whether the gate is conditioned (client-specific expression).
         clients: None for a client's own two vectors [units].  A number for two matrices [units, clients] that all
-            clients share, as the paper simulates it; then the buffer `client` [clients] says who one is, and all 0
-            means a stranger.
+            clients share, as in the paper's simulation; then the buffer `client` [clients] is the one-hot number of the
+            client, and all zeros stand for an unknown client.
     """
 
     client: Tensor | None
@@ -72,11 +73,11 @@ class Conditioning(Offsets):
 
 
 class _Gated(nn.Module):
-    """What dense and convolutional gated units share: the offsets of their one product, and the gate itself.
+    """Base class of dense and convolutional gated units: the offsets of their product, and the gate.
 
-    There is a bias that all clients share only where there is no private vector.  Beside one it would change nothing
-    that can be computed, and it would tell the vector: both have the same gradient, so the change of the bias that a
-    client sends would be the change of its vector.  `bias` adds it all the same, to compare.
+    There is a bias that all clients share only if there is no private vector.  Beside a private vector it would be
+    redundant and reveal the vector: both have the same gradient, so the change of the bias that a client sends would
+    be the change of its vector.  `bias` adds it nevertheless, for comparisons.
     """
 
     def __init__(
@@ -91,10 +92,10 @@ class _Gated(nn.Module):
         self.conditioning = Conditioning(units, filter, gate, clients) if filter or gate else None
         self.bias = Offsets(units, f, g) if f or g else None
         for vector in () if self.bias is None else self.bias.parameters():
-            nn.init.uniform_(vector, -(fan_in**-0.5), fan_in**-0.5)  # as torch starts those of a linear layer
+            nn.init.uniform_(vector, -(fan_in**-0.5), fan_in**-0.5)  # as torch initializes those of a linear layer
 
     def offsets(self) -> Tensor:
-        """What is added to every row of the product [2 * units]."""
+        """The vector that is added to every row of the product [2 * units]."""
         if self.bias is None or self.conditioning is None:
             only = self.conditioning if self.bias is None else self.bias
             assert only is not None  # for the type checker: there is a bias wherever there is no conditioning
@@ -110,16 +111,16 @@ class _Gated(nn.Module):
 
 
 class GatedUnit(_Gated):
-    """A dense gated unit.  Filter and gate are one product, and conditioning is its bias, not added to every row.
+    """A dense gated unit.  Filter and gate are one product, and conditioning is its bias.
 
     Args:
-        inputs: numbers that come in.
-        units: numbers that go out.
+        inputs: number of inputs.
+        units: number of outputs.
         filter: whether each client has its own vector in the filter.
-        gate: whether it has one in the gate.
+        gate: whether each client has its own vector in the gate.
         clients: see `Conditioning`.
-        bias: whether there is a shared bias, too; None for one only where there is no private vector, since beside one
-            it would give the vector away: a client's change of both is the same.
+        bias: whether there is a shared bias; None adds it only without private vectors, since it would reveal them: a
+            client's change of both is the same.
     """
 
     def __init__(
@@ -143,13 +144,13 @@ class GatedConvolution(_Gated):
     """A convolutional gated unit over one axis (signals) or two (images); all positions share a client's vectors.
 
     Args:
-        inputs: channels that come in.
-        units: channels that go out.
+        inputs: number of input channels.
+        units: number of output channels.
         kernel: length of the convolution's sides.
         axes: 1 or 2.
-        dilation: positions between two that are read, as WaveNet has it.
+        dilation: distance between the positions that the kernel reads, as in WaveNet.
         filter: whether each client has its own vector in the filter.
-        gate: whether it has one in the gate.
+        gate: whether each client has its own vector in the gate.
         clients: see `Conditioning`.
         bias: see `GatedUnit`.
     """
@@ -188,12 +189,12 @@ class GatedClassifier(nn.Module):
     The paper has two layers of 64 units for audio and of 128 for images.
 
     Args:
-        input_shape: of one input, any; it is flattened.
-        outputs: classes, or numbers to predict.
-        units: of each gated layer.
+        input_shape: shape of one input, which is flattened.
+        outputs: number of classes, or of numbers to predict.
+        units: units of each gated layer.
         dropout: share of a layer's outputs that is dropped in training.
         filter: whether each client has its own vectors in the filters.
-        gate: whether it has them in the gates.
+        gate: whether each client has its own vectors in the gates.
         clients: see `Conditioning`.
         bias: see `GatedUnit`.
     """
@@ -225,15 +226,15 @@ class GatedClassifier(nn.Module):
 
 
 class PlainClassifier(nn.Module):
-    """The twin of `GatedClassifier` with ReLU in the place of gated units, and without conditioning.
+    """The counterpart of `GatedClassifier` with ReLU instead of gated units, and without conditioning.
 
     Args:
-        input_shape: of one input, any; it is flattened.
-        outputs: classes, or numbers to predict.
-        units: of each layer.
+        input_shape: shape of one input, which is flattened.
+        outputs: number of classes, or of numbers to predict.
+        units: units of each layer.
         dropout: share of a layer's outputs that is dropped in training.
-        matched: widen all layers by one factor, so that there are as many numbers as in the gated classifier of these
-            `units` (within half a unit's), since gates double them.
+        matched: widen all layers by one factor, so that there are as many parameters as in the gated classifier with
+            these `units` (within half of those of a unit), since gates double them.
     """
 
     def __init__(
@@ -263,16 +264,16 @@ class PlainClassifier(nn.Module):
 
 
 class GatedCnn(nn.Module):
-    """Two gated convolutions, each halved by pooling, and a linear layer, for signals and images without an extractor.
+    """Two gated convolutions, each followed by pooling, and a linear layer, for signals and images without extractor.
 
     Args:
         input_shape: [channels, length] or [channels, height, width], sides of at least 4.
-        outputs: classes, or numbers to predict.
+        outputs: number of classes, or of numbers to predict.
         units: channels of the two convolutions.
-        kernel: length of their sides.
+        kernel: length of the convolutions' sides.
         dropout: share of the last layer's inputs that is dropped in training.
         filter: whether each client has its own vectors in the filters.
-        gate: whether it has them in the gates.
+        gate: whether each client has its own vectors in the gates.
         clients: see `Conditioning`.
         bias: see `GatedUnit`.
     """
@@ -316,16 +317,16 @@ def _share(dropout: float) -> float:
     return float(dropout)
 
 
-def _numbers(sizes: Sequence[int], outputs: int, gates: bool) -> int:
-    """Numbers in a classifier of these sizes; a gated one has either conditioning or biases."""
+def _parameters(sizes: Sequence[int], outputs: int, gates: bool) -> int:
+    """Number of parameters in a classifier of these sizes; a gated one has either conditioning or biases."""
     hidden = sum((n_in + 1) * n_out for n_in, n_out in pairwise(sizes))
     return hidden * (2 if gates else 1) + (sizes[-1] + 1) * outputs
 
 
 def _matched(sizes: Sequence[int], outputs: int) -> list[int]:
-    """Sizes of plain layers, in the proportions of these, with the numbers of the gated classifier of these."""
-    wanted, first = _numbers(sizes, outputs, gates=True), sizes[1]
-    tried = [
+    """Sizes of plain layers in these proportions, with as many parameters as the gated classifier of these sizes."""
+    target, first = _parameters(sizes, outputs, gates=True), sizes[1]
+    candidates = [
         [sizes[0], *(max(1, round(one * width / first)) for one in sizes[1:])] for width in range(1, 2 * first + 2)
     ]
-    return min(tried, key=lambda one: abs(_numbers(one, outputs, gates=False) - wanted))
+    return min(candidates, key=lambda one: abs(_parameters(one, outputs, gates=False) - target))

@@ -1,4 +1,4 @@
-"""Recordings as statistics of their log-mel spectrogram: a frozen extractor without weights."""
+"""Statistics of the log-mel spectrogram of recordings: a frozen extractor without weights."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from piebald.models.checks import whole
 
 
 class LogMel(nn.Module):
-    """Mean and standard deviation over time of each band of the log-mel spectrogram: 2 * bands numbers a recording.
+    """Mean and standard deviation over time of each band of the log-mel spectrogram: 2 * bands numbers per recording.
 
     Bands are triangles on the mel scale, 2595 log10(1 + f / 700), from 0 Hz to half the rate (Davis, Mermelstein 1980).
 
     Args:
-        rate: samples a second.
-        bands: of the mel scale.
-        window: samples of the Hann window; it moves by half of itself.
+        rate: samples per second.
+        bands: number of bands on the mel scale.
+        window: samples of the Hann window; successive windows overlap by half.
     """
 
     def __init__(self, rate: int = 16_000, bands: int = 40, window: int = 512) -> None:

@@ -1,4 +1,4 @@
-"""Networks by name, with seeded initial numbers."""
+"""Networks by name, with seeded initial parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from piebald.errors import SettingError, unknown
 from piebald.models.convolutional import Cnn1d, CnnBn, LeafCnn, MetisCnn, SmallCnn
 from piebald.models.dense import Logistic, Mlp
 from piebald.models.gated import GatedClassifier, GatedCnn, PlainClassifier
-from piebald.models.normalised import Cnn1dBn, MlpBn
+from piebald.models.normalized import Cnn1dBn, MlpBn
 from piebald.models.resnet import Resnet18, Resnet50
 from piebald.models.vgg import Vgg11
 from piebald.randomness import key
@@ -43,22 +43,22 @@ def names() -> list[str]:
 
 
 def build_model(name: str, input_shape: Sequence[int], outputs: int, seed: int = 0, **settings: Any) -> nn.Module:
-    """A network with initial numbers that depend on nothing but its name, its settings and the seed.
+    """Make a network whose initial parameters depend only on its name, its settings and the seed.
 
-    The global random state of torch is left as it was.
+    The global random state of torch is not changed.
 
     Args:
         name: one of `names()`.
-        input_shape: of one input, without the batch axis.
-        outputs: classes, or numbers to predict; at least 1.
-        seed: of the initial numbers.
-        settings: the network's own, e.g. `hidden=(200, 200)`.
+        input_shape: shape of one input, without the batch axis.
+        outputs: number of classes, or of numbers to predict; at least 1.
+        seed: seed of the initial parameters.
+        settings: settings of the network, e.g. `hidden=(200, 200)`.
 
     Returns:
         The network on the CPU, float32, in training mode.
 
     Raises:
-        SettingError: an unknown name or setting, or a value that the network cannot have.
+        SettingError: a name or setting is unknown, or a value is invalid.
     """
     if name not in _MODELS:
         raise unknown("model", name, _MODELS)
@@ -68,7 +68,7 @@ def build_model(name: str, input_shape: Sequence[int], outputs: int, seed: int =
     for setting in settings:
         if setting not in known:
             raise unknown(f"setting of model {name!r} called", setting, known)
-    # Not torch.manual_seed, which would also seed the accelerators, whose state is not forked.
+    # Not torch.manual_seed, which would also seed accelerators, whose state is not forked.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(key(seed, "model", name) >> 1)
         return _MODELS[name](input_shape, outputs, **settings)

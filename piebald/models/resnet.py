@@ -10,7 +10,7 @@ from piebald.models.checks import shape, whole
 
 
 def _convolution(depth: int, channels: int, kernel: int, stride: int = 1) -> list[nn.Module]:
-    """A convolution that batch norm gives its bias."""
+    """A convolution with batch norm, which adds the bias."""
     return [
         nn.Conv2d(depth, channels, kernel, stride=stride, padding=kernel // 2, bias=False),
         nn.BatchNorm2d(channels),
@@ -18,7 +18,7 @@ def _convolution(depth: int, channels: int, kernel: int, stride: int = 1) -> lis
 
 
 class _Block(nn.Module):
-    """Convolutions with a way round them."""
+    """Convolutions with a shortcut."""
 
     def __init__(self, depth: int, channels: int, stride: int, bottleneck: bool) -> None:
         super().__init__()
@@ -31,11 +31,11 @@ class _Block(nn.Module):
             layers = [*_convolution(depth, channels, 3, stride), nn.ReLU(), *_convolution(channels, channels, 3)]
         self.inside = nn.Sequential(*layers)
         same = stride == 1 and depth == self.channels
-        self.past = nn.Identity() if same else nn.Sequential(*_convolution(depth, self.channels, 1, stride))
+        self.shortcut = nn.Identity() if same else nn.Sequential(*_convolution(depth, self.channels, 1, stride))
         self.relu = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        joined: Tensor = self.relu(self.inside(x) + self.past(x))
+        joined: Tensor = self.relu(self.inside(x) + self.shortcut(x))
         return joined
 
 
@@ -46,7 +46,7 @@ class Resnet18(nn.Module):
 
     Args:
         input_shape: [channels, height, width].
-        outputs: classes, or numbers to predict.
+        outputs: number of classes, or of numbers to predict.
         width: channels of the first stage; each further one has twice as many.
     """
 
@@ -79,7 +79,7 @@ class Resnet50(Resnet18):
 
     Args:
         input_shape: [channels, height, width].
-        outputs: classes, or numbers to predict.
+        outputs: number of classes, or of numbers to predict.
         width: channels of the first stage's bottlenecks.
     """
 

@@ -12,15 +12,15 @@ _STAGES = ((1,), (2,), (4, 4), (8, 8), (8, 8))  # convolutions of each stage, in
 
 
 class Vgg11(nn.Module):
-    """Eight 3x3 convolutions with batch norm in five stages, halved after each, then averaged over the image.
+    """Eight 3x3 convolutions with batch norm in five stages with pooling after each, then averaged over the image.
 
-    Configuration A of Simonyan and Zisserman 2015, with global average pooling in the place of the hidden linear layers
-    (DistFL, 2021).  9,228,362 parameters with inputs [3, 32, 32] and 10 outputs.  Where an image is too small to be
-    halved once more it is not.
+    Configuration A of Simonyan and Zisserman 2015, with global average pooling instead of the hidden linear layers
+    (DistFL, 2021).  9,228,362 parameters with inputs [3, 32, 32] and 10 outputs.  Pooling is left out once an
+    image is too small for it.
 
     Args:
         input_shape: [channels, height, width].
-        outputs: classes, or numbers to predict.
+        outputs: number of classes, or of numbers to predict.
         width: channels of the first convolution; the last have eight times as many.
     """
 

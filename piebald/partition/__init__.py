@@ -1,4 +1,4 @@
-"""Who holds what: a data set dealt to clients, your own data as clients, and the devices they have."""
+"""Partitions: a data set dealt to clients, your own data as clients, and the devices of clients."""
 
 from piebald.partition.backdoor import Backdoor
 from piebald.partition.by_embedding import ByEmbedding
@@ -22,7 +22,7 @@ from piebald.partition.sources import clients_from
 from piebald.partition.statistics import Statistics, collect
 from piebald.partition.survey import survey
 from piebald.partition.trace import Trace
-from piebald.partition.vertical_split import Parties, Party, Vertical
+from piebald.partition.vertical_split import Parties, PartyRows, Vertical
 
 __all__ = [
     "Backdoor",
@@ -49,7 +49,7 @@ __all__ = [
     "NonIid",
     "Parties",
     "Partition",
-    "Party",
+    "PartyRows",
     "PooledClients",
     "PowerLaw",
     "Quantity",

@@ -1,4 +1,4 @@
-"""A backdoor in the data: a small mark on the input means one class."""
+"""A backdoor in the data: a trigger on the input stands for one class."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from pydantic import Field
 
-from piebald.partition.data_change import DataChange, _check_classes
+from piebald.partition.data_change import DataChange, check_classes
 from piebald.partition.split import Ints
 
 if TYPE_CHECKING:
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class Backdoor(DataChange):
-    """A trigger on some training rows, which get the target's label (Gu et al. 2017, BadNets): poisoned holders.
+    """A trigger on some training rows, which get the target class as label (Gu et al. 2017, BadNets): data poisoning.
 
     The trigger is a square in the last corner of images, or the last samples of signals and rows, set to `value`.  A
-    model that learnt it puts any marked input into the target class and is right on clean ones.
+    model with the backdoor predicts the target class for any marked input and is right on clean ones.
 
     Attributes:
-        target: the class that marked inputs are to be taken for.
+        target: the class that the model shall predict for marked inputs.
         fraction: share of a client's rows that are marked, in [0, 1].
         size: side of the square in pixels, or number of samples.
         value: what marked numbers are set to; 1 is white in images.
@@ -35,16 +35,16 @@ class Backdoor(DataChange):
     value: float = 1.0
 
     def mark(self, x: Tensor) -> Tensor:
-        """Inputs [n, ...] with the trigger on every one, new."""
+        """A copy of inputs [n, ...] with the trigger on each of them."""
         marked = x.clone()
         marked[(..., slice(-self.size, None), slice(-self.size, None))[: 3 if x.dim() > 3 else 2]] = self.value
         return marked
 
     def rows(self, x: Tensor, y: Ints, classes: int, client: int) -> tuple[Tensor, Ints]:
         """New inputs and labels for a client's rows."""
-        _check_classes(self, [self.target], classes)
-        struck = np.flatnonzero(self._dice("rows", client).random(len(y)) < self.fraction)
+        check_classes(self, [self.target], classes)
+        marked_rows = np.flatnonzero(self._rng("rows", client).random(len(y)) < self.fraction)
         inputs, labels = x.clone(), y.copy()
-        inputs[struck] = self.mark(x[struck])
-        labels[struck] = self.target
+        inputs[marked_rows] = self.mark(x[marked_rows])
+        labels[marked_rows] = self.target
         return inputs, labels

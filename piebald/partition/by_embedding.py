@@ -28,14 +28,14 @@ class ByEmbedding(Partition):
     The simulated non-IID clients of CGAU (Rieger, Høegh, Hansen 2020, section 3.3): embeddings are projected on their
     first principal components (fitted on training rows), k-means finds as many centroids in each class as there are
     clients, clients take centroids without replacement, and training and test rows go to the client of the nearest
-    centroid of their class.  All clients have all classes (that have a row for each), but other kinds of them.
+    centroid of their class.  All clients have all classes (that have a row for each), but different regions of them.
 
     Attributes:
-        clients: how many.
-        shuffle: share of the rows, drawn at random, that swap their clients; 0 for regions, 1 for no difference.
-        components: principal components to use.
+        clients: number of clients.
+        shuffle: share of the rows, drawn at random, that are shuffled between clients; 0 for pure regions, 1 for IID.
+        components: number of principal components.
         extractor: "pixels" for the inputs as they are, flattened, or a frozen extractor, "squeezenet" (images) or
-            "log_mel" (recordings of 16 kHz); its embeddings are kept on disk.
+            "log_mel" (recordings of 16 kHz); its embeddings are cached on disk.
     """
 
     clients: int = Field(ge=1)
@@ -50,7 +50,7 @@ class ByEmbedding(Partition):
         return self._shuffled(client, "train"), Numbered(self.clients)
 
     def follow(self, data: DataSet, train: Ints, client: Ints, test: Ints) -> Ints | None:
-        """The client of each test row [m]: of the nearest centroid of its class."""
+        """The client of each test row [m], that of the nearest centroid of its class."""
         return self._shuffled(self._nearest(data, train, test), "test")
 
     def _nearest(self, data: DataSet, train: Ints, rows: Ints) -> Ints:
@@ -68,13 +68,13 @@ class ByEmbedding(Partition):
         label, wanted = labels(data, train), labels(data, rows)
         client = np.full(len(rows), NOBODY)
         for number in np.unique(label):
-            centres = self._centres(known[label == number], int(number))
-            holder = self._dice(f"take {number}").permutation(self.clients)[: len(centres)]
+            centroids = self._centroids(known[label == number], int(number))
+            holder = self._rng(f"take {number}").permutation(self.clients)[: len(centroids)]
             mine = wanted == number
-            client[mine] = holder[((asked[mine][:, None] - centres[None]) ** 2).sum(2).argmin(1)]
+            client[mine] = holder[((asked[mine][:, None] - centroids[None]) ** 2).sum(2).argmin(1)]
         return client
 
-    def _centres(self, places: Floats, number: int) -> Floats:
+    def _centroids(self, places: Floats, number: int) -> Floats:
         """A centroid for each client [clients, components], fewer where there are fewer different rows."""
         from sklearn.cluster import KMeans
 
@@ -84,9 +84,9 @@ class ByEmbedding(Partition):
         return np.asarray(found, dtype=np.float64)
 
     def _shuffled(self, client: Ints, part: str) -> Ints:
-        dice = self._dice(f"shuffle {part}")
-        chosen = np.flatnonzero(dice.random(len(client)) < self.shuffle)
-        client[chosen] = client[dice.permutation(chosen)]
+        rng = self._rng(f"shuffle {part}")
+        chosen = np.flatnonzero(rng.random(len(client)) < self.shuffle)
+        client[chosen] = client[rng.permutation(chosen)]
         return client
 
     def _embed(self, data: DataSet, rows: Ints) -> Floats:

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class ByOwner(Partition):
-    """One client for each owner, or whole owners put together into `clients` of nearly equal size.
+    """One client for each owner, or owners merged into `clients` of nearly equal size.
 
-    Where the published test rows are other owners' (MNIST's test writers wrote no training digit), clients hold out a
-    share of their own rows and the published test part stays `common`.  `limit` keeps every owner in proportion.
+    Where the published test rows belong to other owners (as in MNIST), clients hold out a share of their
+    own rows and the published test part stays `common`.  `limit` keeps every owner in proportion.
 
     Attributes:
-        owner: which of the data set's owners: "writer", "subject", "capture", ...
-        clients: how many, or None for one client an owner.
+        owner: name of the owners in the data set: "writer", "subject", "capture", ...
+        clients: number of clients, or None for one client per owner.
     """
 
     scatters: ClassVar[bool] = False
@@ -45,7 +45,7 @@ class ByOwner(Partition):
                 f"{self.clients} clients need as many of the {len(found)} {self.owner}s of {data.name}: lower clients"
                 + ("" if self.limit is None else " or raise limit")
             )
-        return self._put_together(held, self.clients)[code], Numbered(self.clients)
+        return self._merge_owners(held, self.clients)[code], Numbered(self.clients)
 
     def follow(self, data: DataSet, train: Ints, client: Ints, test: Ints) -> Ints | None:
         """The client of each published test row [m], or None where no test row belongs to an owner that trains."""
@@ -64,9 +64,9 @@ class ByOwner(Partition):
             raise unknown(f"owner in {data.name} called", self.owner, data.owners)
         return data.owners[self.owner]
 
-    def _put_together(self, held: Ints, clients: int) -> Ints:
+    def _merge_owners(self, held: Ints, clients: int) -> Ints:
         """The client of each owner: the largest owners first, each to the client with the fewest rows so far."""
-        shuffled = self._dice("deal").permutation(len(held))
+        shuffled = self._rng("deal").permutation(len(held))
         heap = [(0, client) for client in range(clients)]
         client_of = np.empty(len(held), dtype=np.int64)
         for owner in shuffled[np.argsort(-held[shuffled], kind="stable")]:

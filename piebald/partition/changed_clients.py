@@ -1,4 +1,4 @@
-"""Carries changes out on clients whose rows lie in memory."""
+"""Apply data changes to clients whose rows are in memory."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from piebald.partition.three_way_split import SPLITS
 
 
 def changed(clients: PooledClients, changes: Sequence[DataChange], x: Tensor | Decoded) -> PooledClients:
-    """These clients with changed rows; they are left as they were, and `common` stays clean.
+    """A copy of these clients with changed rows; `common` stays clean.
 
-    Labels, and inputs that change with them, change in training and validation rows only: a poisoned holder still wants
-    to be right.  Other inputs change in all rows of the client, as its camera is what it is.
+    Labels, and inputs that change with them, change in training and validation rows only, so test rows stay correct.
+    Other changes of inputs, such as a worse camera, apply to all rows of the client.
 
     Args:
-        clients: who holds what.
-        changes: carried out in this order.
+        clients: the clients.
+        changes: changes, applied in this order.
         x: the inputs as stored.
 
     Raises:
@@ -37,7 +37,7 @@ def changed(clients: PooledClients, changes: Sequence[DataChange], x: Tensor | D
             splits = SPLITS[:2] if poisons else SPLITS
             rows = torch.from_numpy(np.concatenate([clients.indices(client, split) for split in splits]))
             if poisons and (clients.classes is None or y.dim() != 1):
-                raise change.refuse("rows have no class each, so there is nothing to flip")
+                raise change.refuse("rows do not have one class each, so labels cannot be flipped")
             classes = len(clients.classes or ())
             if change.of_labels:
                 y[rows] = torch.from_numpy(change.labels(y[rows].numpy(), classes, client))
@@ -60,7 +60,7 @@ def changed(clients: PooledClients, changes: Sequence[DataChange], x: Tensor | D
 
 
 def _stored(values: Tensor, like: Tensor) -> Tensor:
-    """Float inputs as they are stored; images stay in their range."""
+    """Convert float inputs to the stored type; images stay in their range."""
     if like.dtype == torch.uint8:
         return (values * 255).round().clamp(0, 255).to(torch.uint8)
     if like.dim() == 4:

@@ -1,4 +1,4 @@
-"""Class patterns and sizes together: who holds which classes, and how many rows of each."""
+"""Class patterns: which classes each client holds, and how many rows of each."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ if TYPE_CHECKING:
     from numpy.random import Generator
 
 
-def pattern(each: Ints, wanted: Ints, stock: Ints, dice: Generator) -> Bools:
-    """Which classes each client holds [clients, classes]: the largest clients choose first, what is left of most.
+def pattern(each: Ints, wanted: Ints, stock: Ints, rng: Generator) -> Bools:
+    """Which classes each client holds [clients, classes]: the largest clients choose first, and take the classes with
+    the most rows left.
 
     Args:
-        each: how many classes each client holds [clients], at most the classes there are.
-        wanted: rows each client gets [clients].
-        stock: rows of each class [classes].
-        dice: for ties.
+        each: number of classes of each client [clients], at most the number of classes.
+        wanted: number of rows of each client [clients].
+        stock: number of rows of each class [classes].
+        rng: random generator that breaks ties.
     """
     held = np.zeros((len(each), len(stock)), dtype=bool)
     left = stock.astype(np.float64)
     for client in np.argsort(-wanted, kind="stable"):
-        order = np.lexsort((dice.random(len(stock)), -left, held.any(0) & (left <= 0)))[: each[client]]
+        order = np.lexsort((rng.random(len(stock)), -left, held.any(0) & (left <= 0)))[: each[client]]
         held[client, order] = True
         left[order] -= wanted[client] / each[client]
     return held
@@ -38,8 +39,8 @@ def fill(held: Bools, wanted: Ints, stock: Ints) -> Ints | None:
 
     Args:
         held: which classes each client holds [clients, classes].
-        wanted: rows each client gets [clients].
-        stock: rows of each class [classes].
+        wanted: number of rows of each client [clients].
+        stock: number of rows of each class [classes].
 
     Returns:
         The counts, or None where no such counts exist.
@@ -62,7 +63,7 @@ def fill(held: Bools, wanted: Ints, stock: Ints) -> Ints | None:
 
 def _proportions(held: Bools, row: Ints, column: NDArray[np.float64], passes: int = 300) -> NDArray[np.float64]:
     """Numbers where `held`, with these sums of rows and columns, if there are any (Deming, Stephan 1940)."""
-    tiny = 1e-100  # what is this small only grows smaller: sizes that the pattern cannot have; the flow will tell
+    tiny = 1e-100  # such small numbers only shrink: the pattern cannot have these sizes, which the flow will find
     x = held.astype(np.float64)
     for _ in range(passes):
         x *= (column / np.maximum(x.sum(0), tiny))[None]

@@ -1,6 +1,6 @@
-"""Tables with a client column: pandas, CSV and Parquet files, Hugging Face, and what `flwr-datasets` made of it.
+"""Tables with a client column: pandas, CSV and Parquet files, Hugging Face data sets, `flwr-datasets` partitioners.
 
-No package is imported here but for reading a file; what came brings its own.
+Packages are imported only to read a file; objects that are passed in bring their own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from piebald.partition.split import Ints
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Table:
-    """Rows of all clients: inputs, targets as they came, the client of each row, the clients' names."""
+    """Rows of all clients: inputs, unconverted targets, the client of each row, the clients' names."""
 
     x: Array
     y: Array
@@ -33,15 +33,15 @@ PARQUET = (".parquet", ".pq")
 
 
 def is_table(path: str | Path) -> bool:
-    """Whether a path is that of a table, by the end of its name."""
+    """Whether a path is that of a table, judged by its suffix."""
     return Path(str(path).removesuffix(".gz")).suffix.lower() in (*SEPARATORS, *PARQUET)
 
 
 def read_table(path: Path) -> Any:
-    """A CSV or Parquet file as a pandas DataFrame.
+    """Read a CSV or Parquet file as a pandas DataFrame.
 
     Raises:
-        SettingError: it is not there or cannot be read, or pyarrow is missing.
+        SettingError: the file is missing or cannot be read, or pyarrow is missing.
     """
     import pandas
 
@@ -63,7 +63,7 @@ def read_table(path: Path) -> Any:
 def _columns(
     known: Sequence[str], client: str | None, target: str | None, features: Sequence[str] | None, owned: bool = False
 ) -> tuple[str, str, list[str]]:
-    """The columns to use, all of them known; where rows are `owned` already, the client's is the target's, too."""
+    """The columns to use, after a check; if rows are `owned` already, the target column stands in for the client's."""
     client = target if owned else client
     for role, column in (("target", target), ("client", client)):
         if column is None:
@@ -84,7 +84,7 @@ def _columns(
     return client, target, chosen
 
 
-_roles = {"client": "says whose row it is", "target": "is to be predicted"}
+_roles = {"client": "names the client of each row", "target": "is to be predicted"}
 
 
 def _owners(values: Array) -> tuple[Ints, list[str]]:
@@ -96,10 +96,10 @@ def _owners(values: Array) -> tuple[Ints, list[str]]:
 def from_frame(
     frame: Any, client: str | None, target: str | None, features: Sequence[str] | None, tokens: bool = False
 ) -> Table:
-    """A pandas DataFrame with numeric feature columns.
+    """Make a table from a pandas DataFrame with numeric feature columns.
 
     Raises:
-        SettingError: a column that is missing, has gaps, or holds something else than numbers.
+        SettingError: a column that is missing, has gaps, or does not hold numbers.
     """
     if odd := [column for column in frame.columns if not isinstance(column, str)]:
         raise SettingError(f"column names must be text, got {odd[0]!r}: rename them with frame.rename(columns=str)")
@@ -109,7 +109,7 @@ def from_frame(
     for column in (client, target, *chosen):
         series = frame[column]
         if getattr(series, "ndim", 1) != 1:
-            raise SettingError(f"column {column!r} is there twice: rename one of them")
+            raise SettingError(f"column {column!r} occurs twice: rename one of them")
         if gaps := int(series.isna().sum()):
             raise SettingError(
                 f"column {column!r} has no value in {gaps} of {len(frame)} rows: fill them in or drop these rows"
@@ -140,16 +140,16 @@ def _plain(series: Any) -> Array:
 def from_partitioner(
     partitioner: Any, client: str | None, target: str | None, features: Sequence[str] | None, tokens: bool = False
 ) -> Table:
-    """The partitions of a `flwr_datasets` partitioner that has its data set; their numbers are the clients' names.
+    """Make a table from the partitions of a `flwr_datasets` partitioner that has its data set.
 
-    Where the partitioner divides by a column of ids, these are the names.
+    Clients are named by the ids that the partitioner divides by, or else by the numbers of their partitions.
 
     Raises:
-        SettingError: it is no partitioner, has no data set or no rows, or a column is wrong.
+        SettingError: it is not a partitioner, has no data set or no rows, or a column is wrong.
     """
     if client is not None:
-        raise SettingError("client names a column, but the partitioner says whose rows are whose: leave client out")
-    # Asked of the class: without a data set the property itself raises AttributeError.
+        raise SettingError("client names a column, but the partitioner assigns rows to clients: leave client out")
+    # Looked up on the class: without a data set the property itself raises AttributeError.
     if not all(hasattr(type(partitioner), name) for name in ("load_partition", "num_partitions")):
         raise SettingError(
             f"got a {type(partitioner).__name__} of flwr_datasets: pass a partitioner, "
@@ -177,7 +177,7 @@ def from_partitioner(
 def from_hub(
     dataset: Any, client: str | None, target: str | None, features: Sequence[str] | None, tokens: bool = False
 ) -> Table:
-    """A Hugging Face `datasets.Dataset`: numeric columns, or one column of arrays or images.
+    """Make a table from a Hugging Face `datasets.Dataset`: numeric columns, or one column of arrays or images.
 
     Raises:
         SettingError: several splits at once, a streamed data set, or a column that is missing, ragged or not numeric.
@@ -200,7 +200,7 @@ def from_hub(
 def _hub_rows(
     dataset: Any, client: str | None, target: str | None, features: Sequence[str] | None, tokens: bool, *, owned: bool
 ) -> tuple[Array, Array, Array, Sequence[str] | None]:
-    """Inputs, targets, clients (targets again where rows are `owned` already) and the names of classes."""
+    """Inputs, targets, clients (the targets again if rows are `owned` already) and the names of classes."""
     client, target, chosen = _columns(list(dataset.column_names), client, target, features, owned)
     rows = dataset.select_columns([*dict.fromkeys([client, target, *chosen])]).with_format("numpy")[:]
     described = dataset.features
@@ -234,6 +234,6 @@ def _input_column(values: Any, column: str, described: Any) -> Array:
         )
     if type(described).__name__ == "Image" and found.ndim == 4:  # Pillow's order is height, width, channels
         found = found.transpose(0, 3, 1, 2)
-    if getattr(described, "dtype", None) == "uint8":  # the format widens small integers; images must stay what they are
+    if getattr(described, "dtype", None) == "uint8":  # the format widens small integers; images must stay uint8
         found = found.astype(np.uint8)
     return found

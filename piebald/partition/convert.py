@@ -1,6 +1,6 @@
-"""What clients may bring, as arrays that can be trained on: inputs float32, targets int64 or float32.
+"""Conversion of clients' data to arrays that models train on: inputs float32, targets int64 or float32.
 
-uint8 images are kept as they are, in a quarter of the room, and become float32 in [0, 1] in one place: `floats`.
+uint8 images are stored as they are, in a quarter of the memory, and `floats` converts them to float32 in [0, 1].
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST_CLASSES = 100_000  # a class number beyond this is an identifier or a measu
 
 
 def floats(x: Tensor) -> Tensor:
-    """Stored inputs as float32: uint8 images are scaled to [0, 1], float32 is handed back as it is."""
+    """Stored inputs as float32: uint8 images are scaled to [0, 1], float32 is returned as it is."""
     return x.float().div_(255) if x.dtype == torch.uint8 else x
 
 
@@ -28,9 +28,9 @@ def array(value: Any, who: str, what: str) -> Array:
     """A tensor, array, list or column as a NumPy array of numbers or text, [n, ...].
 
     Args:
-        value: what came.
-        who: whose it is, for the error.
-        what: "inputs" or "targets", for the error.
+        value: the value to convert.
+        who: its owner, for the error message.
+        what: "inputs" or "targets", for the error message.
 
     Raises:
         SettingError: rows of different shapes, objects, or no rows at all.
@@ -83,7 +83,7 @@ def inputs(value: Any, who: str, tokens: bool = False) -> Array:
     if tokens:
         if x.dtype.kind not in "iu" or (x.size and int(x.min()) < 0):
             found = f"{x.dtype} numbers" if x.dtype.kind not in "iu" else str(int(x.min()))
-            raise SettingError(f"{who}: tokens must be whole numbers of at least 0, got {found}: number words from 0")
+            raise SettingError(f"{who}: tokens must be whole numbers of at least 0, got {found}: number tokens from 0")
         return np.require(x, dtype=np.int64, requirements=["C", "W"])
     if x.dtype == np.uint8 and x.ndim in (3, 4):
         x = x[:, None] if x.ndim == 3 else x
@@ -93,7 +93,7 @@ def inputs(value: Any, who: str, tokens: bool = False) -> Array:
                 f"move the channels with x.transpose(0, 3, 1, 2)"
             )
         return np.require(x, requirements=["C", "W"])
-    with np.errstate(over="ignore"):  # what does not fit is refused by name below
+    with np.errstate(over="ignore"):  # values that do not fit are refused below
         x = np.require(x, dtype=np.float32, requirements=["C", "W"])
     _finite(x, who, "inputs")
     return x
@@ -109,7 +109,7 @@ def _finite(values: Array, who: str, what: str) -> None:
 
 
 def kind(y: Array) -> Literal["text", "whole", "real"]:
-    """What targets are: names of classes, numbers of classes, or real numbers."""
+    """The kind of targets: names of classes, numbers of classes, or real numbers."""
     return "text" if y.dtype.kind == "U" else "real" if y.dtype.kind == "f" else "whole"
 
 

@@ -1,4 +1,4 @@
-"""Feature shift on any data: clients whose cameras and sensors are worse, or merely others.
+"""Feature shift on any data: noise, contrast, blur and sensor gain, different for each client.
 
 Images [channels, height, width] are in [0, 1] and stay there; of other inputs the last axis is time.
 """
@@ -29,8 +29,8 @@ class Noise(DataChange):
         """New inputs [n, ...]."""
         import torch
 
-        dice = torch_generator(self.seed, "change", self.kind, client)
-        return x + self.sigma * torch.randn(x.shape, generator=dice)
+        rng = torch_generator(self.seed, "change", self.kind, client)
+        return x + self.sigma * torch.randn(x.shape, generator=rng)
 
 
 class Contrast(DataChange):
@@ -64,14 +64,14 @@ class Sensor(DataChange):
         import torch
 
         channels = x.shape[1]
-        a, b = torch.from_numpy(self._dice("sensor", client).standard_normal((2, channels))).float()
+        a, b = torch.from_numpy(self._rng("sensor", client).standard_normal((2, channels))).float()
         shape = (1, channels) + (1,) * (x.dim() - 2)
         changed: Tensor = x * (self.gain * a).exp().reshape(shape) + (self.bias * b).reshape(shape)
         return changed
 
 
 class Blur(DataChange):
-    """Blurred by a Gaussian along height and width, or along time; edges are repeated.
+    """Gaussian blur along height and width, or along time; edges are repeated.
 
     Attributes:
         sigma: standard deviation of the Gaussian, in pixels or samples.

@@ -1,4 +1,4 @@
-"""What is done to some clients' rows after the deal: flipped labels, worse sensors.  The setting `changes`."""
+"""Changes of some clients' rows after the partition, such as flipped labels and noise: the setting `changes`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class DataChange(Component):
-    """A change of rows of some clients.  What happens to one client depends on nothing but (seed, client).
+    """A change of the rows of some clients.  The change of one client depends only on (seed, client).
 
     Attributes:
-        share: share of the clients it befalls, drawn; at least one client where above 0.
-        clients: exactly these clients instead.
-        seed: of all choices.
+        share: share of the clients that are changed, drawn at random; at least one client if above 0.
+        clients: numbers of the clients that are changed, instead of a share.
+        seed: seed of all choices.
     """
 
     axis = "change"
@@ -36,14 +36,14 @@ class DataChange(Component):
     seed: int = 0
 
     def chosen(self, count: int) -> Ints:
-        """The clients it befalls, increasing.
+        """Numbers of the changed clients, increasing.
 
         Raises:
-            SettingError: a client that is not there.
+            SettingError: a client does not exist.
         """
         if self.clients is None:
             number = max(math.floor(self.share * count + 0.5), 1 if self.share else 0)
-            return np.sort(self._dice("choose").permutation(count)[:number])
+            return np.sort(self._rng("choose").permutation(count)[:number])
         found = np.unique(np.array(self.clients, dtype=np.int64))
         if len(found) and not 0 <= found[0] <= found[-1] < count:
             raise self.refuse(f"clients must be in 0..{count - 1}, got {found[0] if found[0] < 0 else found[-1]}")
@@ -58,22 +58,22 @@ class DataChange(Component):
         raise NotImplementedError
 
     def rows(self, x: Tensor, y: Ints, classes: int, client: int) -> tuple[Tensor, Ints]:
-        """New inputs and labels for a client's rows, where the two change together."""
+        """New inputs and labels for a client's rows, if both change together."""
         raise NotImplementedError
 
     def refuse(self, why: str) -> SettingError:
-        """The error of this change."""
+        """An error about this change."""
         return SettingError(f"change {self.kind!r}: {why}")
 
-    def _dice(self, *words: int | str) -> Generator:
-        return generator(self.seed, "change", self.kind, *words)
+    def _rng(self, *stream: int | str) -> Generator:
+        return generator(self.seed, "change", self.kind, *stream)
 
 
 class _Flip(DataChange):
-    """What flips of labels share.
+    """Base class of label flips.
 
     Attributes:
-        fraction: share of a client's rows of these classes, in [0, 1].
+        fraction: share of a client's rows that are flipped, in [0, 1].
     """
 
     axis = "change"
@@ -83,11 +83,11 @@ class _Flip(DataChange):
 
     def _rows(self, y: Ints, client: int) -> Ints:
         """The rows to flip."""
-        return np.flatnonzero(self._dice("rows", client).random(len(y)) < self.fraction)
+        return np.flatnonzero(self._rng("rows", client).random(len(y)) < self.fraction)
 
 
 class FlipPairs(_Flip):
-    """Labels swapped in pairs, such as 0-3 with 4-7 (one of DistFL's attacks): poisoned holders.
+    """Labels swapped in pairs, such as 0-3 with 4-7 (one of DistFL's attacks): data poisoning.
 
     Attributes:
         pairs: (a, b): a becomes b and b becomes a; no class twice.
@@ -104,7 +104,7 @@ class FlipPairs(_Flip):
 
     def labels(self, y: Ints, classes: int, client: int) -> Ints:
         """New labels [n]."""
-        _check_classes(self, [number for pair in self.pairs for number in pair], classes)
+        check_classes(self, [number for pair in self.pairs for number in pair], classes)
         map_to = np.arange(classes)
         for a, b in self.pairs:
             map_to[a], map_to[b] = b, a
@@ -114,14 +114,14 @@ class FlipPairs(_Flip):
 
 
 class FlipRandom(_Flip):
-    """Each label becomes another class, drawn evenly from all the others: poisoned holders."""
+    """Each label becomes another class, drawn uniformly from all others: data poisoning."""
 
     def labels(self, y: Ints, classes: int, client: int) -> Ints:
         """New labels [n]."""
         if classes < 2:
-            raise self.refuse(f"there must be another class to flip to, got {classes} in all")
+            raise self.refuse(f"there must be at least two classes, got {classes}")
         flipped, rows = y.copy(), self._rows(y, client)
-        flipped[rows] = (y[rows] + self._dice("labels", client).integers(1, classes, len(y))[rows]) % classes
+        flipped[rows] = (y[rows] + self._rng("labels", client).integers(1, classes, len(y))[rows]) % classes
         return flipped
 
 
@@ -129,7 +129,7 @@ class FlipTo(_Flip):
     """Labels of some classes, or of all, become one class: a targeted attack.
 
     Attributes:
-        target: the class that they become.
+        target: the class that labels become.
         source: classes to flip, None for all.
     """
 
@@ -138,7 +138,7 @@ class FlipTo(_Flip):
 
     def labels(self, y: Ints, classes: int, client: int) -> Ints:
         """New labels [n]."""
-        _check_classes(self, [self.target, *(self.source or ())], classes)
+        check_classes(self, [self.target, *(self.source or ())], classes)
         flipped, rows = y.copy(), self._rows(y, client)
         if self.source is not None:
             rows = rows[np.isin(y[rows], self.source)]
@@ -146,7 +146,8 @@ class FlipTo(_Flip):
         return flipped
 
 
-def _check_classes(change: DataChange, named: list[int], classes: int) -> None:
+def check_classes(change: DataChange, named: list[int], classes: int) -> None:
+    """Refuse class numbers that do not exist."""
     for number in named:
         if not 0 <= number < classes:
             raise change.refuse(f"classes must be in 0..{classes - 1}, got {number}")

@@ -1,4 +1,4 @@
-"""How fast the holders are and how often they are lost.  Each kind is a `contracts.Fleet`."""
+"""Models of devices: speed, bandwidth, availability and dropout.  Each kind is a `contracts.Fleet`."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Devices(Component):
     dropout: float = Field(default=0.0, ge=0, le=1)
 
     def device(self, client: int) -> Device:
-        """The device of one client; the same whenever it is asked."""
+        """The device of one client, the same at each call."""
         raise NotImplementedError
 
     def available(self, clients: int, now: float) -> Sequence[int]:
-        """Clients out of range(clients) that can be asked at this time: all of them."""
+        """Clients out of range(clients) that are available at this time: all of them."""
         return range(clients)
 
     def _device(
@@ -46,11 +46,11 @@ class Devices(Component):
 
 
 class Homogeneous(Devices):
-    """All devices alike; by default instant, always there and never lost.
+    """All devices are equal; by default instant, always available and without dropout.
 
     Attributes:
-        seconds_per_step: time of one optimiser step.
-        on: (start, stop) intervals in seconds of the runtime's clock when clients can be asked, None for always.
+        seconds_per_step: time of one optimizer step.
+        on: (start, stop) intervals in seconds of the runtime's clock when clients are available, None for always.
     """
 
     seconds_per_step: float = Field(default=0.0, ge=0, allow_inf_nan=False)
@@ -64,7 +64,7 @@ class Homogeneous(Devices):
         return self
 
     def device(self, client: int) -> Device:
-        """The one device that all have."""
+        """The device that all clients have."""
         return self._device(self.seconds_per_step, on=self.on)
 
     def available(self, clients: int, now: float) -> Sequence[int]:
@@ -73,18 +73,18 @@ class Homogeneous(Devices):
 
 
 class FastSlow(Devices):
-    """Two kinds of device, as in Metis (fast and slow learners).
+    """Two kinds of device, as in Metis (fast and slow clients).
 
-    Slow clients are spread evenly over the client numbers, from a drawn start: among any n neighbours n * share_slow
+    Slow clients are spread evenly over the client numbers, from a random start: among any n neighbours n * share_slow
     are slow, rounded up or down.  Partitions with `sizes` number clients from the largest on, so `first = "fast"` with
     half of them slow gives Metis' order: sorted by size, fast, slow, fast, slow, ...
 
     Attributes:
-        fast: seconds of one optimiser step of a fast device.
+        fast: seconds of one optimizer step of a fast device.
         slow_factor: how many times longer a slow device takes.
         share_slow: share of the clients that are slow, in [0, 1].
-        first: what client 0 is (where there are both), or "drawn".
-        seed: of the drawn start.
+        first: kind of client 0 (if there are both), or "drawn" for a random start.
+        seed: seed of the random start.
     """
 
     fast: float = Field(default=1.0, gt=0, allow_inf_nan=False)
@@ -97,7 +97,7 @@ class FastSlow(Devices):
         """Whether a client is slow."""
         if self.first == "drawn":
             start = float(generator(self.seed, "fast_slow").random())
-        else:  # a hair more, so that share_slow + 1 - share_slow is not rounded below 1
+        else:  # slightly more, so that share_slow + 1 - share_slow is not rounded below 1
             start = (0.0 if self.first == "fast" else 1 - self.share_slow) + 1e-9
         return math.floor((client + 1) * self.share_slow + start) > math.floor(client * self.share_slow + start)
 
@@ -107,13 +107,13 @@ class FastSlow(Devices):
 
 
 class LogNormal(Devices):
-    """Speeds and bandwidths drawn from log-normal distributions, a client from (seed, client).
+    """Speeds and bandwidths drawn from log-normal distributions, for each client from (seed, client).
 
     Attributes:
-        seconds_per_step: median time of one optimiser step; `down` and `up` are median bandwidths.
+        seconds_per_step: median time of one optimizer step; `down` and `up` are median bandwidths.
         sigma: standard deviation of the logarithm of a device's time; 0.5 puts two thirds within a factor of 1.65.
         bandwidth_sigma: the same for bandwidth; one draw for both directions.
-        seed: of the draws.
+        seed: seed of the draws.
     """
 
     seconds_per_step: float = Field(default=1.0, gt=0, allow_inf_nan=False)

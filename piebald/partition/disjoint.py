@@ -1,4 +1,4 @@
-"""Classes divided: no two groups of clients have a class in common."""
+"""Disjoint classes: no two groups of clients have a class in common."""
 
 from __future__ import annotations
 
@@ -19,17 +19,16 @@ if TYPE_CHECKING:
 class Disjoint(Partition):
     """Each group of `shared_by` neighbouring clients holds `classes_each` classes that no other group has.
 
-    With `shared_by` above 1 these are DistFL's types: clients of a type hold the same classes, types have none in
-    common.
+    With `shared_by` above 1 these are the types of DistFL: clients of a type hold the same classes, and types have none
+    in common.
 
-    Which classes go to which group is drawn; a class's rows are dealt evenly inside its group.  Classes that are left
-    over (where groups x classes_each is less than the classes there are) are held by nobody and left out of `common`,
-    too.
+    The classes of each group are drawn at random; a class's rows are dealt evenly inside its group.  Classes that are
+    left over (if groups x classes_each is less than the number of classes) have no holder and are not in `common`.
 
     Attributes:
-        clients: how many, a multiple of `shared_by`.
-        classes_each: classes of each client.
-        shared_by: clients that share the same classes.
+        clients: number of clients, a multiple of `shared_by`.
+        classes_each: number of classes of each client.
+        shared_by: number of clients that hold the same classes.
     """
 
     clients: int = Field(ge=1)
@@ -50,12 +49,12 @@ class Disjoint(Partition):
                 f"{groups} groups of {self.classes_each} classes need {groups * self.classes_each} classes "
                 f"but {data.name} has {classes}: lower clients or classes_each, or raise shared_by"
             )
-        dice = self._dice("deal")
+        rng = self._rng("deal")
         group = np.full(classes, groups)
-        group[dice.permutation(classes)[: groups * self.classes_each]] = (
+        group[rng.permutation(classes)[: groups * self.classes_each]] = (
             np.arange(groups * self.classes_each) // self.classes_each
         )
         members = np.arange(self.clients).reshape(groups, self.shared_by)
         nobody = np.zeros(0, dtype=np.int64)
         holders = [members[number] if number < groups else nobody for number in group]
-        return spread(label, holders, dice), Numbered(self.clients)
+        return spread(label, holders, rng), Numbered(self.clients)

@@ -1,6 +1,6 @@
-"""How unlike the holders are: in their inputs, labels, sizes and speeds, each client and the federation.
+"""Measures of heterogeneity in inputs, labels, sizes and speeds, for each client and for the federation.
 
-Everything is computed from `Statistics`, so a real federation can report it without moving a row.
+They are computed from `Statistics`, so a real federation can report them without moving a row.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ UNITS = {
     "total_variation": "share of rows that would have to change class, 0 to 1",
     "earth_mover": "L1 distance of class shares, 0 to 2",
     "rows": "rows",
-    "size_gini": "0 (all alike) to 1 (one has all)",
-    "speed_gini": "0 (all alike) to 1",
-    "seconds": "seconds of one optimiser step",
+    "size_gini": "0 (all equal) to 1 (one has all)",
+    "speed_gini": "0 (all equal) to 1",
+    "seconds": "seconds of one optimizer step",
     "speed_ratio": "slowest over fastest, at least 1",
     "divergence": "share of the average model's length, after one local epoch",
     "pooled_divergence": "share of the length of a model of all rows, after one epoch",
@@ -32,16 +32,16 @@ UNITS = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Heterogeneity:
-    """How unlike the clients are; `UNITS` has the units.  None where the clients told nothing of it.
+    """Measures of heterogeneity; `UNITS` has their units.  A measure is None if its data are not known.
 
     Attributes:
-        rows: rows of each client [c].
+        rows: number of rows of each client [c].
         frechet: squared Fréchet distance of each client's embeddings to those of all others [c].
         total_variation: half the L1 distance of each client's class shares to the federation's [c].
-        earth_mover: the L1 distance itself [c], which is what Zhao et al. 2018, section 3.2, call so.
+        earth_mover: the L1 distance itself [c], as defined by Zhao et al. 2018, section 3.2.
         seconds: seconds of one step of each client [c].
-        divergence: how far one local epoch takes each client's model from their average [c], see `weight_divergence`.
-        pooled_divergence: how far it takes the average from a model of all rows, one number.
+        divergence: distance of each client's model from the average after one local epoch [c], see `weight_divergence`.
+        pooled_divergence: distance of this average from a model trained on all rows.
     """
 
     rows: Floats
@@ -69,7 +69,7 @@ class Heterogeneity:
         return numbers
 
     def table(self) -> list[dict[str, float]]:
-        """A row of numbers for each client, without what is not known."""
+        """A row of numbers for each client, without unknown measures."""
         columns = {name: getattr(self, name) for name in self.__slots__ if name != "pooled_divergence"}
         known = {name: values.tolist() for name, values in columns.items() if values is not None}
         return [dict(zip(known, numbers, strict=True)) for numbers in zip(*known.values(), strict=True)]
@@ -91,24 +91,24 @@ class Heterogeneity:
 
 
 def measure(statistics: Sequence[Statistics], seconds: Sequence[float] | None = None) -> Heterogeneity:
-    """How unlike clients are, from what each of them told.
+    """Measure heterogeneity from the statistics of each client.
 
     Args:
-        statistics: of each client.
-        seconds: seconds of one optimiser step of each client, if known.
+        statistics: statistics of each client.
+        seconds: seconds of one optimizer step of each client, if known.
 
     Raises:
-        SettingError: there are no clients, or what they told does not belong together.
+        SettingError: there are no clients, or their statistics do not fit together.
     """
-    everybody = total(statistics)
+    overall = total(statistics)
     if seconds is not None and len(seconds) != len(statistics):
         raise SettingError(f"seconds must have one number for each of {len(statistics)} clients, got {len(seconds)}")
     labels = None
-    if everybody.counts is not None:
-        labels = np.array([total_variation(own.shares, everybody.shares) for own in statistics])
+    if overall.counts is not None:
+        labels = np.array([total_variation(own.shares, overall.shares) for own in statistics])
     embeddings = None
-    if everybody.mean is not None:
-        embeddings = np.array([frechet_to_rest(own, everybody) for own in statistics])
+    if overall.mean is not None:
+        embeddings = np.array([frechet_to_rest(own, overall) for own in statistics])
     return Heterogeneity(
         rows=np.array([own.rows for own in statistics], dtype=np.float64),
         frechet=embeddings,
@@ -126,7 +126,7 @@ def total_variation(p: Floats, q: Floats) -> float:
 def gini(values: Floats | Sequence[float]) -> float:
     """Gini coefficient of numbers of at least 0: mean difference of two of them over twice their mean.
 
-    0 where all are alike, (n - 1) / n where one of n has all; 0 by agreement where nobody has anything.
+    0 if all are equal, (n - 1) / n if one of n has all, and 0 by convention if all are 0.
     """
     ordered = np.sort(np.asarray(values, dtype=np.float64))
     if not len(ordered) or ordered[0] < 0:
@@ -147,11 +147,11 @@ def speed_ratio(seconds: Floats | Sequence[float]) -> float:
 def weight_divergence(
     models: NDArray[np.floating], rows: Ints, pooled: NDArray[np.floating] | None = None
 ) -> tuple[Floats, float | None]:
-    """How far models come apart that were one (Zhao et al. 2018, section 3.1), as shares of a model's length.
+    """Weight divergence after training from the same start (Zhao et al. 2018, section 3.1), relative to a model's norm.
 
     Args:
-        models: of each client after the same local training [c, p].
-        rows: of each client [c]; they are the weights of the average.
+        models: models of the clients after the same local training [c, p].
+        rows: number of rows of each client [c], the weights of the average.
         pooled: a model after training on all rows [p], or None.
 
     Returns:
@@ -167,14 +167,14 @@ def weight_divergence(
     return apart, float(np.linalg.norm(average - centre) / max(float(np.linalg.norm(centre)), tiny))
 
 
-def frechet_to_rest(own: Statistics, everybody: Statistics) -> float:
+def frechet_to_rest(own: Statistics, overall: Statistics) -> float:
     """Squared Fréchet distance of a client's embeddings to those of all others; 0 where one side has no rows.
 
     Args:
         own: of the client.
-        everybody: of all clients, this one among them.
+        overall: of all clients, this one among them.
     """
-    rest = without(everybody, own)
+    rest = without(overall, own)
     if not own.rows or not rest.rows:
         return 0.0
     assert own.mean is not None
@@ -182,24 +182,24 @@ def frechet_to_rest(own: Statistics, everybody: Statistics) -> float:
     return frechet(own.mean, own.covariance, rest.mean, rest.covariance)
 
 
-def without(everybody: Statistics, own: Statistics) -> Statistics:
-    """The statistics of the rows of `everybody` that are not in `own`; `merge` the other way round.
+def without(overall: Statistics, own: Statistics) -> Statistics:
+    """The statistics of the rows of `overall` that are not in `own`; the inverse of `merge`.
 
     Raises:
         SettingError: `own` is not among them.
     """
-    rows = everybody.rows - own.rows
-    counts = None if everybody.counts is None or own.counts is None else everybody.counts - own.counts
+    rows = overall.rows - own.rows
+    counts = None if overall.counts is None or own.counts is None else overall.counts - own.counts
     if rows < 0 or (counts is not None and counts.min(initial=0) < 0):
-        raise SettingError("a client's rows must be among everybody's: merge its statistics first")
-    if everybody.mean is None or own.mean is None or everybody.scatter is None or own.scatter is None:
+        raise SettingError("a client's rows must be among the overall rows: merge its statistics first")
+    if overall.mean is None or own.mean is None or overall.scatter is None or own.scatter is None:
         return Statistics(rows, counts)
     if not rows:
         return Statistics(0, counts, np.zeros_like(own.mean), np.zeros_like(own.scatter))
-    # Measured from everybody's mean, not from 0, so that nothing large cancels.
-    apart = (own.mean - everybody.mean) * (own.rows / rows)
-    spread = everybody.scatter - own.scatter - np.outer(apart, apart) * (rows * everybody.rows / max(own.rows, 1))
-    return Statistics(rows, counts, everybody.mean - apart, spread)
+    # Measured from the overall mean, not from 0, to avoid cancellation.
+    apart = (own.mean - overall.mean) * (own.rows / rows)
+    spread = overall.scatter - own.scatter - np.outer(apart, apart) * (rows * overall.rows / max(own.rows, 1))
+    return Statistics(rows, counts, overall.mean - apart, spread)
 
 
 def frechet(mean: Floats, covariance: Floats, other_mean: Floats, other_covariance: Floats) -> float:

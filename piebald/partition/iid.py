@@ -1,4 +1,4 @@
-"""Rows dealt like cards: every client sees the same mixture."""
+"""IID: rows dealt at random, so that all clients have the same distribution."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Iid(Partition):
     """Shuffled rows in equal portions (within one row), the IID partition of McMahan et al. 2017, section 3.
 
     Attributes:
-        clients: how many.
-        sizes: how many rows each client gets; alike by default.
+        clients: number of clients.
+        sizes: number of rows of each client; equal by default.
     """
 
     clients: int = Field(ge=1)
@@ -31,12 +31,12 @@ class Iid(Partition):
     def deal(self, data: DataSet, rows: Ints) -> tuple[Ints, Sequence[str]]:
         """The client of each row [n], and names."""
         self.check_room(self.clients, rows)
-        dice = self._dice("deal")
+        rng = self._rng("deal")
         client = np.full(len(rows), NOBODY)
-        shuffled = dice.permutation(len(rows))
+        shuffled = rng.permutation(len(rows))
         if self.sizes is None:
             client[shuffled] = np.arange(len(rows)) % self.clients
         else:
-            holder = np.repeat(np.arange(self.clients), self.sizes.counts(self.clients, len(rows), dice))
+            holder = np.repeat(np.arange(self.clients), self.sizes.counts(self.clients, len(rows), rng))
             client[shuffled[: len(holder)]] = holder
         return client, Numbered(self.clients)

@@ -1,4 +1,4 @@
-"""Clients whose rows are loaded when asked for; they are `contracts.Clients`."""
+"""Clients whose rows are loaded on demand; they implement `contracts.Clients`."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from piebald.partition.three_way_split import SPLITS, check_shares, three_ways
 
 
 class LazyClients:
-    """Clients whose rows are loaded when they are asked for, and forgotten again.
+    """Clients whose rows are loaded on demand and kept in a bounded cache.
 
-    Opening a million clients takes no time and touches no data; so `size` and `counts` are not known.
+    Creating a million clients takes no time and reads no data, so `size` and `counts` are not known.
 
     Args:
-        count: how many clients there are.
+        count: number of clients.
         load: called with a client's number; returns (x, y), which is then divided into train, validation and test, or a
             mapping from split names to (x, y).  Inputs and targets are converted as `clients_from` does.
         names: a name for each client, by default its number.
         classes: names of the classes, None where targets are not classes.
         common: a test set that belongs to no client.
         server_rows: rows that the server keeps for itself.
-        validation: share of a client's rows.
-        test: share of a client's rows.
-        seed: of the division.
-        cache: how many clients' rows are kept in memory.
+        validation: share of each client's rows for validation.
+        test: share of each client's rows for testing.
+        seed: seed of the division.
+        cache: number of clients whose rows are kept in memory.
         tokens: inputs are whole numbers for an embedding layer and become int64, not float32.
 
     Raises:
-        SettingError: a setting out of range; later, naming the client, if `load` returns what cannot be used.
+        SettingError: a setting is out of range; later, with the client's name, if `load` returns unusable data.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class LazyClients:
         return self._server_rows
 
     def rows(self, client: int, split: Split) -> Rows:
-        """The rows of one part, loaded unless they are in the cache; empty where the client has none."""
+        """The rows of one split, loaded unless they are in the cache; empty if the client has none."""
         if split not in SPLITS:
             raise unknown("split", split, SPLITS)
         if not 0 <= client < self._count:
@@ -106,11 +106,11 @@ class LazyClients:
         return parts[split]
 
     def size(self, client: int, split: Split) -> None:
-        """Not known without loading."""
+        """None: not known without loading."""
         return None
 
     def counts(self, client: int, split: Split) -> None:
-        """Not known without loading."""
+        """None: not known without loading."""
         return None
 
     def _fetch(self, client: int) -> dict[Split, Rows]:

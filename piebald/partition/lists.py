@@ -1,4 +1,4 @@
-"""Plain containers for very many clients: their names, and the rows each of them has."""
+"""Containers for very many clients: their names, and the row numbers of each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from piebald.partition.split import Bools, Ints
 
 
 class Numbered(Sequence[str]):
-    """The names "0", "1", ... of clients that have no other; made when asked for, so a million cost nothing."""
+    """The default names of clients, "0", "1", ..., made on demand so that a million names need no memory."""
 
     def __init__(self, count: int) -> None:
         self._range = range(count)
@@ -41,8 +41,8 @@ class Lists:
         """Lists from the client [n] of each row; rows keep their order within a client, and client -1 is dropped.
 
         Args:
-            client: in range(-1, count).
-            count: how many clients there are.
+            client: client numbers in range(-1, count).
+            count: number of clients.
             values: the rows' numbers [n], by default 0, 1, ...
         """
         order = np.argsort(client, kind="stable")
@@ -61,7 +61,7 @@ class Lists:
 
     @property
     def sizes(self) -> Ints:
-        """Rows of each client."""
+        """Number of rows of each client."""
         return np.diff(self.starts)
 
     @property
@@ -70,6 +70,6 @@ class Lists:
         return np.repeat(np.arange(len(self)), self.sizes)
 
     def where(self, mask: Bools) -> Lists:
-        """These lists with only the values where the mask [n] is true."""
+        """These lists, restricted to values where the mask [n] is true."""
         starts = np.r_[0, np.cumsum(mask)][self.starts]
         return Lists(self.values[mask], starts.astype(np.int64))

@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 class NonIid(Partition):
     """Every client holds exactly `classes_each` classes (HDAFL's Non-IID(x), Yang, Beliard, Rossi 2020).
 
-    Which classes is drawn such that each class has the same number of holders (within one); a class's rows are dealt
-    evenly over its holders.
+    The classes are drawn at random such that each class has the same number of holders (within one); a class's rows are
+    dealt evenly over its holders.
 
     With `sizes` or with more than one number in `classes_each`, as in Metis' "Power Law & Non-IID(8x1,4x1,3x8)"
-    (Stripelis, Ambite 2020), clients get as many rows as `sizes` says (alike by default) and their classes in portions
-    as even as that allows.  Clients choose their classes from the first on, always those of which most is left.
+    (Stripelis, Ambite 2020), clients get as many rows as `sizes` says (equal by default) and their classes in portions
+    as even as that allows.  Clients choose their classes in order, always those with the most rows left.
 
-    The paper's notation fixes how many classes each client holds; which ones its figures give to whom could not be
-    looked up when this was written, so no printed pattern is built in: write it as `held`, and it is dealt exactly so.
+    The paper's notation fixes the number of classes of each client, but not which ones.  To reproduce a printed
+    pattern, list the classes of each client in `held`.
 
     Attributes:
-        clients: how many.
-        classes_each: classes of each client: a number, one for each client, or groups as text, "8x1,4x1,3x8" (8
-            classes for 1 client, 4 for 1, 3 for 8).
-        held: instead of that, the numbers of the very classes that each client holds, as a paper prints them.
-        sizes: how many rows each client gets.
+        clients: number of clients.
+        classes_each: number of classes of each client: a number, one for each client, or groups as text, "8x1,4x1,3x8"
+            (8 classes for 1 client, 4 for 1, 3 for 8).
+        held: instead of `classes_each`, the class numbers of each client.
+        sizes: number of rows of each client.
     """
 
     clients: int = Field(ge=1)
@@ -50,7 +50,7 @@ class NonIid(Partition):
     @model_validator(mode="after")
     def _check(self) -> NonIid:
         if (self.classes_each is None) == (self.held is None):
-            raise ValueError("classes_each or held must say what clients hold, and not both")
+            raise ValueError("either classes_each or held must be given, and not both")
         name = "classes_each" if self.held is None else "held"
         each = self._each()
         if len(each) != self.clients:
@@ -93,10 +93,10 @@ class NonIid(Partition):
                 f"{self.clients} clients of {self.classes_each} classes cannot hold the {classes} classes of "
                 f"{data.name}: raise clients or classes_each"
             )
-        dice = self._dice("deal")
+        rng = self._rng("deal")
         if self.sizes is not None or not isinstance(self.classes_each, int):
-            return self._deal_sizes(label, np.array(each), classes, dice), Numbered(self.clients)
-        held = _draw(self.clients, self.classes_each, classes, dice)
+            return self._deal_sizes(label, np.array(each), classes, rng), Numbered(self.clients)
+        held = _draw(self.clients, self.classes_each, classes, rng)
         order = np.argsort(held.ravel(), kind="stable")
         cuts = np.searchsorted(held.ravel()[order], np.arange(1, classes))
         holders = np.split(order // self.classes_each, cuts)
@@ -106,16 +106,16 @@ class NonIid(Partition):
                     f"class number {number} has {count} rows for its {len(members)} holders: "
                     f"lower clients or classes_each" + ("" if self.limit is None else ", or raise limit")
                 )
-        return spread(label, holders, dice), Numbered(self.clients)
+        return spread(label, holders, rng), Numbered(self.clients)
 
-    def _deal_sizes(self, label: Ints, each: Ints, classes: int, dice: Generator) -> Ints:
+    def _deal_sizes(self, label: Ints, each: Ints, classes: int, rng: Generator) -> Ints:
         """The client of each row [n], with the sizes asked for."""
         stock = np.bincount(label, minlength=classes)
         self.check_room(self.clients, label)
         listed = None if self.held is None else self._as_held(classes)
-        rows = len(label) if listed is None else int(stock[listed.any(0)].sum())  # the others are nobody's
-        wanted = (self.sizes or Uniform()).counts(self.clients, rows, dice)
-        held = pattern(each, wanted, stock, dice) if listed is None else listed
+        rows = len(label) if listed is None else int(stock[listed.any(0)].sum())  # the others get no client
+        wanted = (self.sizes or Uniform()).counts(self.clients, rows, rng)
+        held = pattern(each, wanted, stock, rng) if listed is None else listed
         counts = fill(held, wanted, stock)
         if counts is None:
             raise self.refuse(
@@ -124,7 +124,7 @@ class NonIid(Partition):
             )
         client = np.full(len(label), NOBODY)
         for number in range(classes):
-            taken = dice.permutation(np.flatnonzero(label == number))[: counts[:, number].sum()]
+            taken = rng.permutation(np.flatnonzero(label == number))[: counts[:, number].sum()]
             client[taken] = np.repeat(np.arange(self.clients), counts[:, number])
         return client
 
@@ -140,15 +140,15 @@ class NonIid(Partition):
         return held
 
 
-def _draw(clients: int, each: int, classes: int, dice: Generator) -> Ints:
+def _draw(clients: int, each: int, classes: int, rng: Generator) -> Ints:
     """Distinct classes for each client [clients, each], every class equally often (within one).
 
-    Clients take the next `each` cards of a shuffled deck of all classes, which starts over when it is used up; a deck
-    is shuffled anew when its end falls between two clients, so no client sees two decks.
+    Clients take the next `each` classes of a random order of all classes, which starts over at its end; a new order is
+    drawn whenever the end falls between two clients, so no client takes classes of two orders.
     """
     block = classes // np.gcd(classes, each)  # clients from one shuffling to the next
-    decks = np.argsort(dice.random((-(-clients // block), classes)), axis=1)
+    orders = np.argsort(rng.random((-(-clients // block), classes)), axis=1)
     client = np.arange(clients)[:, None]
-    card = (client % block * each + np.arange(each)) % classes
-    drawn: Ints = decks[client // block, card]
+    position = (client % block * each + np.arange(each)) % classes
+    drawn: Ints = orders[client // block, position]
     return drawn

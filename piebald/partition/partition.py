@@ -1,15 +1,16 @@
-"""What all partitions share: which rows are dealt, and how the clients' test parts come about.
+"""The base class of partitions: training rows are dealt to clients, and clients get test parts.
 
-A partition deals the rows of a data set to clients (`deal`).  Test parts come about in one of two ways:
+A partition deals the rows of a data set to clients (`deal`).  There are two ways to make test parts:
 
-- The data set publishes a test part: clients share it out class by class, each in proportion to the training rows it
-  has of that class, so a client is tested on its own mixture.  No test row has two holders, so a client with few rows
-  of a class may get no test row of it.  `common` is the published test part (of the classes that somebody holds).
-- It does not, or `pool` is set, or the test part is by other owners: each client holds out a share of its own rows,
-  spread evenly over its classes.  `common` is all clients' test parts together.
+- If the data set publishes a test part, it is dealt to clients class by class, in proportion to the training rows that
+  each client has of the class, so a client is tested on its own class shares.  No test row has two holders, so a client
+  with few rows of a class may get no test row of it.  `common` is the published test part (of the classes with
+  holders).
+- Otherwise, or if `pool` is set, or if the test part belongs to other owners, each client holds out a share of its own
+  rows, spread evenly over its classes.  `common` is the union of all clients' test parts.
 
-Rows that belong together (`DataSet.together`: windows of one recording, flows of one session) would leak from training
-to test, so for partitions that scatter rows a share of the whole recordings is set aside for testing first.
+Rows of one group (`DataSet.groups`: windows of one recording, flows of one session) would leak from training to test,
+so for partitions that scatter rows a share of the groups is held out for testing first.
 """
 
 from __future__ import annotations
@@ -39,17 +40,17 @@ NOBODY = -1  # the holder of a row that no client gets
 
 
 class Partition(Component):
-    """Who holds what.
+    """Base class of partitions: ways to deal the rows of a data set to clients.
 
     Attributes:
-        seed: of all choices.
+        seed: seed of all choices.
         validation: share of each client's rows (published test rows apart) for its validation part, in [0, 1).
-        test: share of each client's rows for its test part where the data set publishes none, in [0, 1).
+        test: share of each client's rows for its test part if the data set publishes none, in [0, 1).
         pool: deal the published training and test rows as one set.
-        server_rows: training rows that the server keeps for itself and no client gets, in proportion from the classes; for
-            methods that need a few trusted rows.
+        server_rows: number of training rows that the server keeps and no client gets, in proportion from all classes;
+            for methods that need a few trusted rows.
         limit: use at most this many rows, drawn in proportion from classes and from training and test.
-        changes: what is done to some clients' rows after the deal: flipped labels, noise, blur, ...
+        changes: changes of some clients' rows after the partition: flipped labels, noise, blur, ...
     """
 
     axis = "partition"
@@ -76,18 +77,16 @@ class Partition(Component):
         """Deal a data set to clients.
 
         Raises:
-            SettingError: the settings ask for what this data set does not have, or a client would hold no row.
+            SettingError: the settings do not fit this data set, or a client would hold no row.
         """
         train, test = self._published(data)
         validation = self.validation
-        if test is None and data.together is not None and self.scatters and self.test:
+        if test is None and data.groups is not None and self.scatters and self.test:
             order = np.zeros(len(train), dtype=np.int64)
-            out = hold_out(
-                order, self.test, key(self.seed, "single_cluster"), labels(data, train), data.together[train]
-            )
+            out = hold_out(order, self.test, key(self.seed, "together"), labels(data, train), data.groups[train])
             train, test = train[~out], train[out]
             validation /= 1 - self.test
-        server_rows, train = self._kept(data, train)
+        server_rows, train = self._server_rows(data, train)
         client, names = self.deal(data, train)
         lists = Lists.of(client, len(names), train)
         if not lists.sizes.all():
@@ -98,10 +97,10 @@ class Partition(Component):
         holder = None if test is None else self.follow(data, train, client, test)
         label = labels(data, np.arange(len(data)))
         if test is None or holder is None:
-            parts = three_ways(lists, label, self.validation, self.test, self.seed, data.together)
+            parts = three_ways(lists, label, self.validation, self.test, self.seed, data.groups)
             common = np.sort(parts["test"].values) if test is None else test
         else:
-            parts = three_ways(lists, label, validation, 0.0, self.seed, data.together)
+            parts = three_ways(lists, label, validation, 0.0, self.seed, data.groups)
             parts["test"] = Lists.of(holder, len(names), test)
             common = test[holder != NOBODY]
         clients = PooledClients(
@@ -127,14 +126,14 @@ class Partition(Component):
             client: their clients [n].
             test: the test rows' numbers [m].
         """
-        return follow_classes(labels(data, train), client, labels(data, test), self._dice("follow"))
+        return follow_classes(labels(data, train), client, labels(data, test), self._rng("follow"))
 
     def strata(self, data: DataSet) -> Ints:
-        """What `limit` keeps in proportion: a number for each row of the data set."""
+        """The stratum of each row of the data set, for `limit`, which keeps strata in proportion."""
         return labels(data, np.arange(len(data)))
 
     def refuse(self, why: str) -> SettingError:
-        """The error of this partition."""
+        """An error about this partition."""
         return SettingError(f"partition {self.kind!r}: {why}")
 
     def class_labels(self, data: DataSet, rows: Ints) -> tuple[Ints, int]:
@@ -148,7 +147,7 @@ class Partition(Component):
         return labels(data, rows), len(data.classes)
 
     def check_room(self, clients: int, rows: Ints, least: int = 1) -> None:
-        """Refuse more clients than there are rows for, at `least` rows a client."""
+        """Refuse more clients than there are rows for, with `least` rows per client."""
         if clients * least > len(rows):
             each = "one row" if least == 1 else f"{least} rows (least)"
             what = "clients" if least == 1 else "clients or least"
@@ -157,11 +156,11 @@ class Partition(Component):
                 f"{clients} clients of at least {each} need more than the {len(rows)} rows: lower {what}{more}"
             )
 
-    def _dice(self, purpose: str) -> Generator:
+    def _rng(self, purpose: str) -> Generator:
         return generator(self.seed, "partition", self.kind, purpose)
 
     def _published(self, data: DataSet) -> tuple[Ints, Ints | None]:
-        """Training and test rows to use, increasing; no test rows where clients hold out their own."""
+        """Training and test rows to use, increasing; no test rows if clients hold out their own."""
         every = np.arange(len(data))
         train = every if data.train is None else data.train
         if data.test is None:
@@ -174,15 +173,13 @@ class Partition(Component):
         is_test = np.isin(kept, data.test)
         return np.sort(kept[~is_test]), np.sort(kept[is_test])
 
-    def _kept(self, data: DataSet, train: Ints) -> tuple[Ints | None, Ints]:
+    def _server_rows(self, data: DataSet, train: Ints) -> tuple[Ints | None, Ints]:
         """The rows that the server keeps, and those to deal."""
         if not self.server_rows:
             return None, train
         if self.server_rows >= len(train):
-            raise self.refuse(
-                f"server_rows must be below the {len(train)} training rows there are, got {self.server_rows}"
-            )
-        kept = train[thin(labels(data, train), self.server_rows, key(self.seed, "server"))]
+            raise self.refuse(f"server_rows must be below the {len(train)} training rows, got {self.server_rows}")
+        kept = train[thin(labels(data, train), self.server_rows, key(self.seed, "centre"))]
         return kept, np.setdiff1d(train, kept)
 
     def _limited(self, data: DataSet, rows: Ints, side: Ints | None = None) -> Ints:
@@ -195,19 +192,19 @@ class Partition(Component):
 
 
 def labels(data: DataSet, rows: Ints) -> Ints:
-    """The class of each row [n]; all 0 where rows do not have one class each."""
+    """The class of each row [n]; all 0 if rows do not have one class each."""
     if data.classes is None or data.y.dim() != 1:
         return np.zeros(len(rows), dtype=np.int64)
     return np.asarray(data.y.numpy()[rows], dtype=np.int64)
 
 
-def spread(label: Ints, holders: Sequence[Ints], dice: Generator) -> Ints:
+def spread(label: Ints, holders: Sequence[Ints], rng: Generator) -> Ints:
     """Deal each class's rows evenly over its holders (within one row).
 
     Args:
         label: class of each row [n].
-        holders: for each class the clients that hold it.
-        dice: for which row goes where, and which holder gets one more.
+        holders: for each class, the clients that hold it.
+        rng: random generator of the order of rows and of the holders that get one row more.
 
     Returns:
         The client of each row [n]; `NOBODY` for a class without holders.
@@ -216,30 +213,30 @@ def spread(label: Ints, holders: Sequence[Ints], dice: Generator) -> Ints:
     for number, members in enumerate(holders):
         rows = np.flatnonzero(label == number)
         if len(members):
-            client[dice.permutation(rows)] = dice.permutation(members)[np.arange(len(rows)) % len(members)]
+            client[rng.permutation(rows)] = rng.permutation(members)[np.arange(len(rows)) % len(members)]
     return client
 
 
-def follow_classes(label: Ints, client: Ints, test_label: Ints, dice: Generator) -> Ints:
+def follow_classes(label: Ints, client: Ints, test_label: Ints, rng: Generator) -> Ints:
     """Deal test rows class by class, in proportion to the training rows that each client has of the class.
 
     Args:
         label: class of each training row [n].
         client: client of each training row [n].
         test_label: class of each test row [m].
-        dice: for which row goes where, and whose fractions are rounded up.
+        rng: random generator of the order of rows and of the clients whose fractions are rounded up.
 
     Returns:
-        The client of each test row [m]; `NOBODY` for a class that nobody trains on.
+        The client of each test row [m]; `NOBODY` for a class without training rows.
     """
     holder = np.full(len(test_label), NOBODY)
     for number in np.unique(test_label):
         members, held = np.unique(client[(label == number) & (client != NOBODY)], return_counts=True)
         rows = np.flatnonzero(test_label == number)
         if len(members):
-            # Cut points along the rows, rounded: the parts add up to all rows.  In random order of clients, else the
-            # same small clients would be rounded up in every class.
-            order = dice.permutation(len(members))
+            # Rounded cut points, so that the parts add up to all rows; clients in random order, or the same small
+            # clients would be rounded up in every class.
+            order = rng.permutation(len(members))
             cuts = np.floor(np.cumsum(held[order]) * (len(rows) / held.sum()) + 0.5)
-            holder[dice.permutation(rows)] = members[order][np.searchsorted(cuts, np.arange(len(rows)), side="right")]
+            holder[rng.permutation(rows)] = members[order][np.searchsorted(cuts, np.arange(len(rows)), side="right")]
     return holder

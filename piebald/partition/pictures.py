@@ -1,4 +1,4 @@
-"""A federation before any training: who holds which classes, how much, where in an embedding, on what devices."""
+"""Figures of a federation before training: classes, sizes, embeddings and devices of the clients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MOST_NAMED = 40  # clients or classes whose names fit on an axis
 MOST_POINTS = 3000  # rows in a scatter
-MOST_COLOURED = 20  # clients in a scatter
+MOST_COLORED = 20  # clients in a scatter
 
 
 def draw(
@@ -30,17 +30,17 @@ def draw(
     fleet: Fleet | None = None,
     split: Split = "train",
 ) -> list[Path]:
-    """Write the pictures that these clients have numbers for, and say which.
+    """Draw the figures for which these clients have data; return their paths.
 
     classes.png (rows of each class by client, as shares of the client's rows), sizes.png, embedding.png (two principal
-    components, a colour for each of the first clients) and devices.png.
+    components, one color for each of the first clients) and devices.png.
 
     Args:
-        clients: who holds what.
-        folder: made if it is not there.
+        clients: the clients.
+        folder: folder to write to, created if missing.
         embed: inputs [n, ...] to embeddings [n, d].
         fleet: the clients' devices.
-        split: of which part.
+        split: split of the rows.
 
     Raises:
         SettingError: the folder cannot be written.
@@ -58,7 +58,7 @@ def draw(
         drawn = (_write(folder / f"{name}.png", plan) for name, plan in plans.items())
         return [path for path in drawn if path is not None]
     except OSError as error:
-        raise SettingError(f"pictures cannot be written to {folder}: {error}") from None
+        raise SettingError(f"figures cannot be written to {folder}: {error}") from None
 
 
 def _write(path: Path, plan: Callable[[Axes], bool]) -> Path | None:
@@ -72,7 +72,7 @@ def _write(path: Path, plan: Callable[[Axes], bool]) -> Path | None:
 
 
 def heat_map(ax: Axes, clients: Clients, split: Split = "train") -> bool:
-    """Classes by clients; the colour is a class's share of the client's rows."""
+    """Classes by clients; the color is a class's share of the client's rows."""
     if clients.classes is None or clients.counts(0, split) is None:
         return False
     table = np.array([clients.counts(client, split) for client in range(len(clients))], dtype=np.float64)
@@ -101,10 +101,10 @@ def sizes(ax: Axes, clients: Clients, split: Split = "train") -> bool:
 
 
 def scatter(ax: Axes, clients: Clients, embed: Callable[[Tensor], Tensor], split: Split = "train") -> bool:
-    """Two principal components of the embeddings, coloured by client."""
+    """Two principal components of the embeddings, colored by client."""
     from sklearn.decomposition import PCA
 
-    shown = range(min(len(clients), MOST_COLOURED))
+    shown = range(min(len(clients), MOST_COLORED))
     most = max(MOST_POINTS // len(shown), 2)
     parts: list[NDArray[Any]] = []
     for client in shown:
@@ -117,28 +117,28 @@ def scatter(ax: Axes, clients: Clients, embed: Callable[[Tensor], Tensor], split
     pca = PCA(2).fit(np.concatenate(filled))
     from matplotlib import colormaps
 
-    colour = colormaps["tab10" if len(shown) <= 10 else "tab20"]
+    color = colormaps["tab10" if len(shown) <= 10 else "tab20"]
     for client, part in zip(shown, parts, strict=True):
         if len(part):
             x, y = pca.transform(part).T
-            ax.scatter(x, y, s=6, alpha=0.6, linewidths=0, color=colour(client), label=clients.names[client])
+            ax.scatter(x, y, s=6, alpha=0.6, linewidths=0, color=color(client), label=clients.names[client])
     ax.legend(title="client", fontsize=7, markerscale=2, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     ax.set_xlabel(f"first principal component ({pca.explained_variance_ratio_[0]:.0%} of the variance)")
     ax.set_ylabel(f"second ({pca.explained_variance_ratio_[1]:.0%})")
-    few = "" if len(clients) <= MOST_COLOURED else f" of the first {MOST_COLOURED} clients"
+    few = "" if len(clients) <= MOST_COLORED else f" of the first {MOST_COLORED} clients"
     ax.set_title(f"Embeddings{few}", loc="left")
     return True
 
 
 def devices(ax: Axes, fleet: Fleet, clients: int) -> bool:
-    """Seconds of one optimiser step on each client's device."""
+    """Seconds of one optimizer step on each client's device."""
     from matplotlib.ticker import MaxNLocator
 
     seconds = [fleet.device(client).seconds_per_step for client in range(clients)]
     ax.bar(range(clients), seconds, color="#b5622f", width=0.9)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_xlabel("client")
-    ax.set_ylabel("seconds a step")
+    ax.set_ylabel("seconds per step")
     ax.set_title("Devices", loc="left")
     return True
 
@@ -150,7 +150,7 @@ def _clients_axis(ax: Axes, clients: Clients) -> None:
 
 
 def flat(x: Tensor) -> Tensor:
-    """Inputs as embeddings [n, d]: themselves, flattened; large images averaged to 8 x 8 pixels, long signals to 32."""
+    """Inputs as embeddings [n, d], flattened; large images are averaged to 8 x 8 pixels, long signals to 32 samples."""
     from torch.nn import functional
 
     if x.dim() == 4 and x[0].numel() > 256:

@@ -1,4 +1,4 @@
-"""Clients whose rows lie in memory; they are `contracts.Clients`."""
+"""Clients whose rows are in one pool in memory; they implement `contracts.Clients`."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from piebald.partition.three_way_split import SPLITS
 class PooledClients:
     """Clients that hold rows of one pool in memory.
 
-    A million clients cost six arrays and no Python objects.  Inputs stay as stored (uint8 images take a quarter of the
-    room) and become float32 when they are read.
+    A million clients need six arrays and no Python objects.  Inputs stay as stored (uint8 images take a quarter of the
+    memory) and become float32 when they are read.
 
     Args:
         x: inputs [n, ...], float32, or uint8 images that are scaled to [0, 1] when read; `Decoded` ones stay in their
             files until then.
         y: targets [n] int64 (classes) or [n, ...] float32.
-        parts: which rows are in each client's train, validation and test part; a missing part is empty.
+        parts: the rows of each client's train, validation and test split; a missing split is empty.
         names: a name for each client, by default its number.
         classes: names of the classes, None where targets are not classes.
         common: a test set that belongs to no client: rows, or row numbers of the pool.

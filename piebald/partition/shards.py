@@ -23,8 +23,8 @@ class Shards(Partition):
     a class rows come in random order.
 
     Attributes:
-        clients: how many.
-        shards_each: pieces of each client.
+        clients: number of clients.
+        shards_each: number of shards of each client.
     """
 
     clients: int = Field(ge=1)
@@ -40,10 +40,10 @@ class Shards(Partition):
                 f"{self.clients} clients of {self.shards_each} shards need more than the {len(rows)} rows: "
                 f"lower clients or shards_each{more}"
             )
-        dice = self._dice("deal")
-        shuffled = dice.permutation(len(rows))
+        rng = self._rng("deal")
+        shuffled = rng.permutation(len(rows))
         order = shuffled[np.argsort(label[shuffled], kind="stable")]
-        holder = dice.permutation(pieces) // self.shards_each
+        holder = rng.permutation(pieces) // self.shards_each
         client = np.empty(len(rows), dtype=np.int64)
         client[order] = holder[np.arange(len(rows)) * pieces // len(rows)]
         return client, Numbered(self.clients)

@@ -1,4 +1,4 @@
-"""Clients whose rows are elsewhere: sites of a real federation, which agree on nothing but the form of their data."""
+"""Sites of a real federation: clients whose rows stay at the sites, which agree on the form of their data."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from piebald.data.dataset import DataSet
 
 
-class Declared:
-    """Clients that are known by name; they are `contracts.Clients`.  Instead of a client's rows there is one blank row
-    of the agreed form, which says how large inputs are and what kind of targets there are.
+class SiteClients:
+    """Sites as `contracts.Clients`.  Instead of a client's rows there is one blank row of the agreed form, which gives
+    the shape of inputs and the kind of targets.
     """
 
     elsewhere = True
@@ -35,28 +35,28 @@ class Declared:
         return self._blank
 
     def size(self, client: int, split: Split) -> None:
-        """Not known here."""
+        """None: not known here."""
         return None
 
     def counts(self, client: int, split: Split) -> None:
-        """Not known here."""
+        """None: not known here."""
         return None
 
 
-class Elsewhere(Component):
-    """A partition of rows that never come here."""
+class RemotePartition(Component):
+    """Base class of partitions whose rows stay at the sites."""
 
     axis = "partition"
 
 
-class Sites(Elsewhere):
-    """Each client's rows are its site's own; nothing is dealt, and no data set is loaded.
+class Sites(RemotePartition):
+    """Each client has the rows of its own site; no data set is loaded and no rows are dealt.
 
     Attributes:
-        clients: the sites' names, as in the federation's description.
+        clients: names of the sites, as in the description of the federation.
         inputs: shape of one input.
-        classes: names of the classes in the order of their numbers; None where targets are numbers to predict.
-        targets: how many numbers are to be predicted, where there are no classes.
+        classes: names of the classes in the order of their numbers; None if targets are numbers to predict.
+        targets: how many numbers to predict, if there are no classes.
     """
 
     clients: list[str] = Field(min_length=1)
@@ -74,8 +74,8 @@ class Sites(Elsewhere):
             y = torch.zeros(1) if self.targets == 1 else torch.zeros(1, self.targets)
         return DataSet("the sites' own", torch.zeros(1, *self.inputs), y, self.classes)
 
-    def split(self, data: DataSet) -> Declared:
+    def split(self, data: DataSet) -> SiteClients:
         """The sites as clients."""
         x = data.x[:]
         assert isinstance(x, torch.Tensor)
-        return Declared(self.clients, Rows(x, data.y), self.classes)
+        return SiteClients(self.clients, Rows(x, data.y), self.classes)

@@ -1,4 +1,4 @@
-"""How many rows each client gets; the setting `sizes` of partitions that deal rows one by one.  Client 0 gets most."""
+"""Numbers of rows per client: the setting `sizes` of partitions that deal rows one by one.  Client 0 gets most."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Sizes(Component):
 
     axis = "sizes"
 
-    def counts(self, clients: int, rows: int, dice: Generator) -> Ints:
-        """Rows of each client [clients], at least 1 each and `rows` in all, or fewer where sizes are explicit.
+    def counts(self, clients: int, rows: int, rng: Generator) -> Ints:
+        """Number of rows of each client [clients], at least 1 each and `rows` in all, or fewer if sizes are explicit.
 
         Raises:
-            SettingError: there are too few rows, with the setting to change.
+            SettingError: there are too few rows.
         """
         raise NotImplementedError
 
@@ -34,23 +34,23 @@ class Sizes(Component):
 
 
 class Uniform(Sizes):
-    """All alike, within one row."""
+    """Equal sizes, within one row."""
 
-    def counts(self, clients: int, rows: int, dice: Generator) -> Ints:
+    def counts(self, clients: int, rows: int, rng: Generator) -> Ints:
         return apportion(np.ones(clients), rows)
 
 
 class Skewed(Sizes):
-    """Right-skewed, no two clients alike: each next client has the same share less (Metis' "skewed").
+    """Right-skewed sizes, all different: sizes decrease geometrically from client to client (Metis' "skewed").
 
     Attributes:
-        ratio: rows of the first client over those of the last, where there are many rows; above 1.
+        ratio: rows of the first client divided by those of the last, if there are many rows; above 1.
     """
 
     ratio: float = Field(default=8.0, gt=1, le=1e6)
 
-    def counts(self, clients: int, rows: int, dice: Generator) -> Ints:
-        stairs = np.arange(clients, 0, -1)  # one step down each, which keeps the sum of both strictly falling
+    def counts(self, clients: int, rows: int, rng: Generator) -> Ints:
+        stairs = np.arange(clients, 0, -1)  # strictly decreasing, so that the sum of both is, too
         rest = rows - int(stairs.sum())
         if rest < 0:
             raise self._refuse(
@@ -63,15 +63,15 @@ class Skewed(Sizes):
 
 
 class PowerLaw(Sizes):
-    """Client k gets rows in proportion to (k + 1) ** -exponent; few hold most (Metis: exponent 1.5).
+    """Client k gets rows in proportion to (k + 1) ** -exponent, so few clients hold most rows (Metis: exponent 1.5).
 
     Attributes:
-        exponent: above 0.
+        exponent: exponent of the power law, above 0.
     """
 
     exponent: float = Field(default=1.5, gt=0, le=20)
 
-    def counts(self, clients: int, rows: int, dice: Generator) -> Ints:
+    def counts(self, clients: int, rows: int, rng: Generator) -> Ints:
         return apportion(np.arange(1, clients + 1, dtype=np.float64) ** -self.exponent, rows)
 
 
@@ -79,22 +79,22 @@ class Quantity(Sizes):
     """Shares drawn from a Dirichlet distribution, the largest first (quantity skew of Li, Diao, Chen, He 2022).
 
     Attributes:
-        alpha: above 0; 0.1 gives nearly all to few, 100 nearly equal sizes.
+        alpha: concentration, above 0; 0.1 gives most rows to few clients, 100 nearly equal sizes.
     """
 
     alpha: float = Field(gt=0, le=1e6)
 
-    def counts(self, clients: int, rows: int, dice: Generator) -> Ints:
+    def counts(self, clients: int, rows: int, rng: Generator) -> Ints:
         # Logarithms of gamma variates (Marsaglia, Tsang 2000, section 6), which do not underflow where alpha is tiny.
-        log = np.log(dice.standard_gamma(self.alpha + 1, clients)) + np.log1p(-dice.random(clients)) / self.alpha
+        log = np.log(rng.standard_gamma(self.alpha + 1, clients)) + np.log1p(-rng.random(clients)) / self.alpha
         return apportion(np.sort(np.exp(log - log.max()))[::-1], rows)
 
 
 class Explicit(Sizes):
-    """As listed; rows that are left over are nobody's.
+    """Sizes as listed; rows that are left over get no client.
 
     Attributes:
-        rows: of each client, at least 1 each.
+        rows: number of rows of each client, at least 1 each.
     """
 
     rows: tuple[int, ...] = Field(min_length=1)
@@ -105,16 +105,16 @@ class Explicit(Sizes):
             raise ValueError(f"rows must be at least 1 for each client, got {min(self.rows)}")
         return self
 
-    def counts(self, clients: int, rows: int, dice: Generator) -> Ints:
+    def counts(self, clients: int, rows: int, rng: Generator) -> Ints:
         if len(self.rows) != clients:
             raise self._refuse(f"rows must have a number for each of the {clients} clients, got {len(self.rows)}")
         if sum(self.rows) > rows:
-            raise self._refuse(f"{sum(self.rows)} rows are asked for, and {rows} are there to train on: lower them")
+            raise self._refuse(f"rows add up to {sum(self.rows)}, and there are {rows} rows to train on: lower them")
         return np.array(self.rows, dtype=np.int64)
 
 
 def apportion(weight: NDArray[np.float64], rows: int) -> Ints:
-    """Whole numbers [n] of at least 1 that add up to `rows`, as near to proportional as can be (largest remainders).
+    """Whole numbers [n] of at least 1 that add up to `rows`, in proportion to weights (largest remainders).
 
     Raises:
         SettingError: fewer rows than there are weights.
@@ -123,7 +123,7 @@ def apportion(weight: NDArray[np.float64], rows: int) -> Ints:
     if rows < n:
         raise SettingError(f"{n} clients of at least one row need more than the {rows} rows: lower clients")
     least = np.zeros(n, dtype=bool)
-    while True:  # who would get less than one row gets one, and the others share the rest
+    while True:  # clients that would get less than one row get one, and the others share the rest
         scale = (rows - least.sum()) / max(float(weight[~least].sum()), np.finfo(float).tiny)
         share = np.where(least, 1.0, weight * scale)
         below = (share < 1) & ~least

@@ -1,5 +1,5 @@
-"""Your own data as clients: arrays, torch data sets, tables in memory or in files, Hugging Face data sets, and what
-`flwr-datasets` made of them.
+"""Clients from your own data: arrays, torch data sets, tables in memory or in files, Hugging Face data sets, and
+`flwr-datasets` partitioners.
 """
 
 from __future__ import annotations
@@ -47,57 +47,42 @@ def clients_from(
     tokens: bool = False,
     server_rows: Any = None,
 ) -> PooledClients:
-    """Clients from data in memory.
+    """Make clients from your own data.
 
     Inputs become float32; uint8 images ([n, h, w] or [n, channels, h, w]) are scaled to [0, 1] and get a channel axis.
     Whole-number, boolean and text targets are classes and become int64 (text in sorted order, unless `classes` gives
-    another); real targets are numbers to predict and become float32.
+    another order); real targets are numbers to predict and become float32.
 
     Args:
         source: a list, or a dict from client names, of (x, y) arrays or tensors or of map-style torch data sets; or a
             table with a row for each example: a pandas DataFrame, the path of a CSV (".csv", ".tsv", also ".gz") or
             Parquet file, or a Hugging Face `datasets.Dataset`; or a `flwr_datasets` partitioner that has its data set,
             whose partitions become the clients.
-        client: the table's column that says whose row it is.
-        target: the table's column to predict.
-        features: the table's columns to predict from, by default all others.
-        test: share of each client's rows held out for its test part, in [0, 1), the same for every class.
-        validation: share of each client's rows for its validation part.  A client's only row is always for training.
-        seed: of the choice of rows.
+        client: the column of a table that names the client of each row.
+        target: the column of a table to predict.
+        features: the columns of a table to predict from, by default all others.
+        test: share of each client's rows held out for testing, in [0, 1), the same for every class.
+        validation: share of each client's rows for validation.  A client's only row is always for training.
+        seed: seed of the choice of rows.
         names: a name for each client; from the dict or the client column by default.
         classes: names of the classes in the order of their numbers.
-        common: a test set (x, y) that belongs to no client; by default all clients' test parts together.
-        tokens: inputs are whole numbers for an embedding layer (words of a text) and become int64, not float32.
+        common: a test set (x, y) that belongs to no client; by default the union of all clients' test rows.
+        tokens: inputs are whole numbers for an embedding layer (token ids of a text) and become int64, not float32.
         server_rows: rows (x, y) that the server keeps for itself, for methods that need a few trusted rows.
 
     Raises:
-        SettingError: anything that cannot be trained on, in one sentence that names the client or the column.
+        SettingError: the data cannot be used; the message names the client or the column.
     """
     check_shares(validation, test)
-    if isinstance(source, str | Path) and is_table(source):
-        source = read_table(Path(source))
-    if _made_by(source, "pandas") and hasattr(source, "columns"):
-        table = from_frame(source, client, target, features, tokens)
-    elif _made_by(source, "flwr_datasets"):
-        table = from_partitioner(source, client, target, features, tokens)
-    elif _made_by(source, "datasets"):
-        table = from_hub(source, client, target, features, tokens)
-    else:
-        for argument, value in (("client", client), ("target", target), ("features", features)):
-            if value is not None:
-                raise SettingError(
-                    f"{argument} names columns of a table, got a {type(source).__name__}: leave {argument} out"
-                )
-        table = _from_pairs(source, tokens)
+    table = _table(source, client, target, features, tokens)
     names = _different(table.names if names is None else names)
     text = kind(table.y) == "text"
     named = classes or table.classes or (np.unique(table.y).tolist() if text else None)
     y = targets(table.y, "the data", named)
     if named is None and y.dtype == np.int64:
         named = [str(number) for number in range(int(y.max()) + 1)]
-    lists = Lists.of(table.client, len(table.names))
     label = y if y.dtype == np.int64 and y.ndim == 1 else None
-    parts = three_ways(lists, label, validation, test, seed)
+    parts = three_ways(Lists.of(table.client, len(table.names)), label, validation, test, seed)
 
     def extra(who: str, rows: Any) -> Rows:
         return _extra(who, rows, table, named, y.dtype, tokens)
@@ -113,18 +98,36 @@ def clients_from(
     )
 
 
+def _table(source: Any, client: str | None, target: str | None, features: Sequence[str] | None, tokens: bool) -> Table:
+    """Rows of all clients from any allowed source."""
+    if isinstance(source, str | Path) and is_table(source):
+        source = read_table(Path(source))
+    if _made_by(source, "pandas") and hasattr(source, "columns"):
+        return from_frame(source, client, target, features, tokens)
+    if _made_by(source, "flwr_datasets"):
+        return from_partitioner(source, client, target, features, tokens)
+    if _made_by(source, "datasets"):
+        return from_hub(source, client, target, features, tokens)
+    for argument, value in (("client", client), ("target", target), ("features", features)):
+        if value is not None:
+            raise SettingError(
+                f"{argument} names columns of a table, got a {type(source).__name__}: leave {argument} out"
+            )
+    return _from_pairs(source, tokens)
+
+
 def _made_by(value: Any, package: str) -> bool:
     """Whether a value's class comes from a package, without importing the package."""
     return any(base.__module__.split(".")[0] == package for base in type(value).__mro__)
 
 
 def _different(names: Sequence[str]) -> list[str]:
-    """Names as text, no two alike: a client's randomness and its place in a run folder go by its name."""
-    words = [str(name) for name in names]
-    if len(set(words)) < len(words):
-        twice = next(word for place, word in enumerate(words) if word in words[:place])
+    """Names as text, all different: they identify clients in rng keys and in the run folder."""
+    texts = [str(name) for name in names]
+    if len(set(texts)) < len(texts):
+        twice = next(text for place, text in enumerate(texts) if text in texts[:place])
         raise SettingError(f"clients must have different names, got {twice!r} twice: rename one of them")
-    return words
+    return texts
 
 
 def _from_pairs(source: Any, tokens: bool) -> Table:
@@ -186,7 +189,7 @@ def _pair(member: Any, who: str, tokens: bool) -> tuple[Array, Array]:
     if not len(x):
         raise SettingError(f"{who} has no rows: leave it out")
     if kind(y) != "text":
-        y = targets(y, who)  # so that a bad number is blamed on the client that brought it
+        y = targets(y, who)  # so that the error about a bad number names its client
     return x, y
 
 

@@ -1,7 +1,8 @@
-"""Who keeps which row back: seeded choices over many clients at once.
+"""Held-out rows of many clients at once, chosen at random.
 
-A Python generator for each client would cost minutes at a million clients, so the dice are hashed instead: each row's
-number comes from (key, client, place in the client) alone.  What one client holds back depends on no other client.
+A Python generator for each client would take minutes for a million clients, so random numbers are hashes instead: each
+row's number comes from (key, client, position in the client) only.  The choice of one client depends on no other
+client.
 """
 
 from __future__ import annotations
@@ -30,21 +31,22 @@ def mixed(key: int, *columns: Ints) -> NDArray[np.uint64]:
 
 
 def places(client: Ints) -> Ints:
-    """For rows in order of their clients [n]: each row's place within its client, from 0."""
+    """The position of each row within its client, from 0, for rows in order of their clients [n]."""
     steps = np.arange(len(client))
     first = np.r_[True, client[1:] != client[:-1]] if len(client) else np.zeros(0, dtype=bool)
     return steps - np.maximum.accumulate(np.where(first, steps, 0))
 
 
 def hold_out(client: Ints, share: float, key: int, label: Ints | None = None, group: Ints | None = None) -> Bools:
-    """Which rows each client holds out: round(share * rows), spread evenly over its classes, never all of them.
+    """Choose the rows that each client holds out: round(share * rows), spread evenly over classes, never all of them.
 
     Args:
         client: the client of each row [n], in non-decreasing order.
-        share: in [0, 1).
+        share: share of rows to hold out, in [0, 1).
         key: from `randomness.key`.
-        label: class of each row [n], or None where there are no classes.
-        group: rows of one client with the same number [n] stay on the same side; the share is then of groups.
+        label: class of each row [n], or None if there are no classes.
+        group: group of each row [n]; rows of one client and group stay on the same side, and the share is then of
+            groups.
     """
     if share == 0 or not len(client):
         return np.zeros(len(client), dtype=bool)
@@ -57,24 +59,24 @@ def hold_out(client: Ints, share: float, key: int, label: Ints | None = None, gr
 
 
 def _choose(client: Ints, share: float, label: Ints, unit: Ints, key: int) -> Bools:
-    # Within a client the classes come in random order (else small clients would all give up their last class) and the
+    # Within a client the classes come in random order (or all small clients would hold out their last class) and the
     # units of a class too; then every (1 / share)-th is taken.
     order = np.lexsort((mixed(key, client, unit), mixed(key ^ 1, client, label), client))
     place = places(client)  # `order` keeps the clients sorted, so these are the places after sorting, too
     taken = np.floor((place + 1) * share + 0.5) > np.floor(place * share + 0.5)
     size = np.bincount(client - client[0])[client - client[0]]
-    taken &= (place > 0) | (np.floor(size * share + 0.5) < size)  # one is left for training
+    taken &= (place > 0) | (np.floor(size * share + 0.5) < size)  # one row is left for training
     chosen = np.empty(len(client), dtype=bool)
     chosen[order] = taken
     return chosen
 
 
 def thin(stratum: Ints, keep: int, key: int) -> Bools:
-    """Choose exactly `keep` of n rows, each stratum in proportion (within one row).
+    """Choose exactly `keep` of n rows, in proportion from all strata (within one row).
 
     Args:
         stratum: class or owner of each row [n].
-        keep: at most n.
+        keep: number of rows to choose, at most n.
         key: from `randomness.key`.
     """
     n = len(stratum)

@@ -1,4 +1,4 @@
-"""What a client may tell of its rows without showing one: counts, a mean and a covariance, which can be added up."""
+"""Statistics that a client may share instead of rows: counts, a mean and a covariance, which can be merged."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Statistics:
-    """Sums over the rows of one client, or of several: `merge` of two is what the rows together would give.
+    """Statistics of the rows of one or several clients; `merge` gives those of the union of rows.
 
-    A client of few rows tells much with these: one row's mean is the row.  Add noise or ask for a least number of rows
-    where that matters.
+    Statistics of few rows reveal much: the mean of one row is the row.  Add noise or require a minimum number of rows
+    if that matters.
 
     Attributes:
-        rows: how many.
-        counts: rows of each class [classes], None where targets are not classes.
-        mean: mean embedding [d], None where rows are not embedded.
-        scatter: sum of (z - mean) (z - mean)' over the embeddings z [d, d], None where rows are not embedded.
+        rows: number of rows.
+        counts: rows of each class [classes], None if targets are not classes.
+        mean: mean embedding [d], None without embeddings.
+        scatter: sum of (z - mean) (z - mean)' over the embeddings z [d, d], None without embeddings.
 
     Raises:
-        SettingError: counts that do not add up to rows, or shapes that do not belong together.
+        SettingError: counts do not add up to rows, or shapes do not fit together.
     """
 
     rows: int
@@ -46,7 +46,7 @@ class Statistics:
         if self.counts is not None and int(self.counts.sum()) != self.rows:
             raise SettingError(f"counts must add up to the {self.rows} rows, got {int(self.counts.sum())}")
         if (self.mean is None) != (self.scatter is None):
-            raise SettingError("mean and scatter belong together: give both or neither")
+            raise SettingError("mean and scatter must both be given or both be left out")
         if self.mean is not None and self.scatter is not None and self.scatter.shape != (len(self.mean),) * 2:
             d = len(self.mean)
             raise SettingError(f"scatter must be [{d}, {d}] like the mean, got {list(self.scatter.shape)}")
@@ -84,17 +84,17 @@ class Statistics:
         return cls(len(z), counts, mean, centred.T @ centred)
 
     def merge(self, other: Statistics) -> Statistics:
-        """The statistics of both sets of rows together (Chan, Golub, LeVeque 1979, for the scatter).
+        """The statistics of the union of both sets of rows (Chan, Golub, LeVeque 1979, for the scatter).
 
         Raises:
-            SettingError: one has what the other lacks, or their shapes differ.
+            SettingError: one lacks counts or embeddings that the other has, or their shapes differ.
         """
         rows = self.rows + other.rows
         counts = mean = scatter = None
         if self.counts is not None and other.counts is not None and len(self.counts) == len(other.counts):
             counts = self.counts + other.counts
         elif self.counts is not None or other.counts is not None:
-            raise SettingError("statistics can be merged only where all count the same classes")
+            raise SettingError("statistics can be merged only if all count the same classes")
         if self.mean is not None and other.mean is not None and len(self.mean) == len(other.mean):
             assert self.scatter is not None  # for the type checker; it comes with the mean
             assert other.scatter is not None
@@ -103,18 +103,18 @@ class Statistics:
             mean = self.mean + share * apart
             scatter = self.scatter + other.scatter + self.rows * share * np.outer(apart, apart)
         elif self.mean is not None or other.mean is not None:
-            raise SettingError("statistics can be merged only where all have embeddings of the same length")
+            raise SettingError("statistics can be merged only if all have embeddings of the same length")
         return Statistics(rows, counts, mean, scatter)
 
     @property
     def shares(self) -> Floats:
-        """Share of each class [classes]; zeros where there are no rows."""
+        """Share of each class [classes]; zeros if there are no rows."""
         assert self.counts is not None
         return np.asarray(self.counts / max(self.rows, 1), dtype=np.float64)
 
     @property
     def covariance(self) -> Floats:
-        """Unbiased covariance of the embeddings [d, d]; zeros where there are fewer than two rows."""
+        """Unbiased covariance of the embeddings [d, d]; zeros if there are fewer than two rows."""
         assert self.scatter is not None
         return np.asarray(self.scatter / max(self.rows - 1, 1), dtype=np.float64)
 
@@ -123,7 +123,7 @@ def total(statistics: Iterable[Statistics]) -> Statistics:
     """The statistics of all rows.
 
     Raises:
-        SettingError: there are none, or they do not belong together.
+        SettingError: there are none, or they do not fit together.
     """
     found = list(statistics)
     if not found:
@@ -140,10 +140,10 @@ def collect(
     """The statistics of every client.
 
     Args:
-        clients: who holds what.
-        split: of which part.
-        embed: inputs [n, ...] to embeddings [n, d], e.g. an extractor; without it rows are counted, and not even
-            fetched where the clients know their counts.
+        clients: the clients.
+        split: split of the rows.
+        embed: function from inputs [n, ...] to embeddings [n, d], such as an extractor; without it rows are only
+            counted, and not fetched if the clients know their counts.
     """
     return [_of_client(clients, client, split, embed) for client in range(len(clients))]
 

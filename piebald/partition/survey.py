@@ -1,4 +1,4 @@
-"""How unlike clients are, as far as can be said before a run without loading a row that is not in memory."""
+"""Heterogeneity of clients, measured before a run without loading rows that are not in memory."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 
     from piebald.contracts import Clients, Fleet
 
-MOST_CLIENTS = 10_000  # above this nobody could look at the numbers
-MOST_EMBEDDED = 100  # clients: each has a covariance, and its root is taken
-MOST_ROWS = 100_000  # embedded in all
+MOST_CLIENTS = 10_000  # for more clients the numbers would be unreadable
+MOST_EMBEDDED = 100  # clients; each needs the root of a covariance
+MOST_ROWS = 100_000  # embedded in total
 MOST_NUMBERS = 512  # in an embedding
 
 
 def survey(clients: Clients, fleet: Fleet | None = None) -> Heterogeneity | None:
-    """Sizes, labels and speeds; the distance of inputs, too, where few clients keep their rows in memory.
+    """Measure sizes, labels and speeds, and the distance of inputs if few clients have their rows in memory.
 
-    Inputs are their own embeddings (`pictures.flat`).
+    Flattened inputs are the embeddings (`pictures.flat`).
 
     Args:
-        clients: who holds what.
+        clients: the clients.
         fleet: the clients' devices, if known.
 
     Returns:
-        The measures, or None where clients do not know what they hold before they load it, or are too many.
+        The measures, or None if counts are not known before rows are loaded, or if there are too many clients.
     """
     if len(clients) > MOST_CLIENTS or not _counted(clients):
         return None
@@ -41,7 +41,7 @@ def survey(clients: Clients, fleet: Fleet | None = None) -> Heterogeneity | None
 
 
 def embedding(clients: Clients) -> Callable[[Tensor], Tensor] | None:
-    """Inputs as embeddings where that is cheap, else None: rows in memory, few clients, few numbers."""
+    """A function from inputs to embeddings, or None if that would be slow: many clients, rows or numbers."""
     if len(clients) > MOST_EMBEDDED or not isinstance(clients, InMemory) or not clients.in_memory():
         return None
     sizes = [clients.size(client, "train") or 0 for client in range(len(clients))]
@@ -52,7 +52,7 @@ def embedding(clients: Clients) -> Callable[[Tensor], Tensor] | None:
 
 
 def _counted(clients: Clients) -> bool:
-    """Whether sizes and classes are known without loading, as far as the first clients tell."""
+    """Whether sizes and classes are known without loading, judged by the first clients."""
     first = range(min(10, len(clients)))
     if any(clients.size(client, "train") is None for client in first):
         return False

@@ -1,4 +1,4 @@
-"""Train, validation and test part of every client."""
+"""Train, validation and test split of every client."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def three_ways(
     """Divide each client's rows into train, validation and test; a client with a single row keeps it for training.
 
     Args:
-        lists: row numbers into `label` and `group`.
+        lists: row numbers of each client, positions in `label` and `group`.
         label: class of each row, or None.
-        validation: share of a client's rows.
-        test: share of a client's rows.
-        seed: of the choice; what one client keeps back depends on nothing but this and its own rows.
-        group: rows of one client with the same number stay together.
-        first: the number of the client that the first list belongs to.
+        validation: share of a client's rows for validation.
+        test: share of a client's rows for testing.
+        seed: seed of the choice, which depends only on the seed and the client's own rows.
+        group: group of each row; rows of one client and group stay in the same split.
+        first: number of the client of the first list.
     """
     parts: dict[Split, Lists] = {}
     rest = lists

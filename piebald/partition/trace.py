@@ -1,4 +1,4 @@
-"""Devices as somebody measured them: one line of a CSV file for each client."""
+"""Measured devices: a CSV file with one line for each client."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _INTERVALS = re.compile(r"[\d.]+-[\d.]+(;[\d.]+-[\d.]+)*")
 
 
 class Trace(Devices):
-    """Speeds, bandwidths and times of absence from a CSV file, a line for each client in order.
+    """Speeds, bandwidths and availability from a CSV file, with one line for each client in order.
 
-    Columns: seconds_per_step, and as wanted down, up (bytes a second), latency (seconds), dropout (0 to 1), on
-    (intervals in seconds, "0-3600;7200-9000") and client (a name, not read).  An empty cell means the fleet's own
-    setting.  With more clients than lines, lines are taken from the top again.
+    Columns: seconds_per_step, and optionally down, up (bytes a second), latency (seconds), dropout (0 to 1), on
+    (intervals in seconds, "0-3600;7200-9000") and client (a name, ignored).  An empty cell stands for the
+    fleet's own setting.  With more clients than lines, lines are used again from the top.
 
     Attributes:
         file: the CSV file, read when a device is first asked for.
@@ -45,7 +45,7 @@ class Trace(Devices):
         )
 
     def available(self, clients: int, now: float) -> Sequence[int]:
-        """Clients that are on now."""
+        """Clients that are available now."""
         times = _intervals(self.file)
         if all(on is None for on in times):
             return range(clients)

@@ -1,4 +1,4 @@
-"""Two parties that know different things of partly the same people."""
+"""A vertical split: two parties with different features of partly the same people."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Party:
-    """What one party holds.
+class PartyRows:
+    """The rows of one party.
 
     Attributes:
         ids: sample ids [n], increasing; the same id is the same person at both parties.
-        x: its features of them [n, f].
-        y: targets [n], None at the party that has none.
+        x: features [n, f].
+        y: targets [n], None at the party without targets.
         features: the features' names or numbers [f].
     """
 
@@ -41,28 +41,28 @@ class Party:
 class Parties:
     """The active party, which has the targets, the passive one, and the ids both hold [overlap], increasing."""
 
-    active: Party
-    passive: Party
+    active: PartyRows
+    passive: PartyRows
     overlap: Ints
 
 
 class Division(Component):
-    """How features are divided between two parties."""
+    """Base class of divisions of features between two parties."""
 
     axis = "vertical"
 
 
 class Vertical(Division):
-    """Features divided between two parties, with a stated number of rows that both hold.
+    """Divide features between two parties, with a given number of rows that both hold.
 
-    The other rows are dealt at random: `active_share` of them to the active party, the rest to the passive one.
+    The other rows are divided at random: `active_share` of them for the active party, the rest for the passive one.
 
     Attributes:
         overlap: rows that both parties hold, None for all.
         features: names of the active party's features; without names in the data set, their numbers as text.
-        share: share of the features for the active party, drawn, where `features` are not named.
+        share: share of the features for the active party, drawn at random, if `features` is None.
         active_share: share of the rows outside the overlap that the active party holds.
-        seed: of all choices.
+        seed: seed of all choices.
     """
 
     overlap: int | None = Field(default=None, ge=1)
@@ -72,22 +72,22 @@ class Vertical(Division):
     seed: int = 0
 
     def split(self, data: DataSet, rows: Ints | None = None) -> Parties:
-        """Divide these rows of a data set (by default its training rows); call it again for the test rows.
+        """Divide rows of a data set, by default its training rows; call it again for the test rows.
 
-        Features are divided alike whichever rows are asked for.
+        The division of features does not depend on the rows.
 
         Raises:
-            SettingError: inputs that are no table, features that are not there or all, or too few rows.
+            SettingError: inputs are not a table, features do not exist or are all given, or there are too few rows.
         """
         rows = (np.arange(len(data)) if data.train is None else data.train) if rows is None else rows
         if data.x.dim() != 2 or data.x.shape[1] < 2:
             raise self._refuse(f"inputs must be a table of two features or more, got {list(data.x.shape[1:])}")
         mine = self._chosen(data)
-        dice = generator(self.seed, "vertical", "rows")
+        rng = generator(self.seed, "vertical", "rows")
         both = len(rows) if self.overlap is None else self.overlap
         if both > len(rows):
             raise self._refuse(f"overlap must be at most the {len(rows)} rows, got {both}")
-        shuffled = dice.permutation(np.sort(rows))
+        shuffled = rng.permutation(np.sort(rows))
         cut = both + math.floor((len(rows) - both) * self.active_share + 0.5)
         active, passive = np.sort(shuffled[:cut]), np.sort(np.r_[shuffled[:both], shuffled[cut:]])
         theirs = np.setdiff1d(np.arange(data.x.shape[1]), mine)
@@ -97,7 +97,7 @@ class Vertical(Division):
         return SettingError(f"vertical: {why}")
 
     def _chosen(self, data: DataSet) -> Ints:
-        """Places of the active party's features, increasing."""
+        """Positions of the active party's features, increasing."""
         names = feature_names(data)
         if self.features is None:
             count = min(max(math.floor(len(names) * self.share + 0.5), 1), len(names) - 1)
@@ -115,7 +115,7 @@ def feature_names(data: DataSet) -> list[str]:
     return [str(number) for number in range(data.x.shape[1])] if data.features is None else list(data.features)
 
 
-def _party(data: DataSet, rows: Ints, places: Ints, labelled: bool) -> Party:
+def _party(data: DataSet, rows: Ints, places: Ints, labelled: bool) -> PartyRows:
     names = feature_names(data)
     x = data.x[rows][:, places]
-    return Party(rows, x, data.y[rows] if labelled else None, tuple(names[place] for place in places))
+    return PartyRows(rows, x, data.y[rows] if labelled else None, tuple(names[place] for place in places))

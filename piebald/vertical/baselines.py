@@ -1,9 +1,9 @@
-"""What a transfer is compared with.  All of them see everything in one place, and none of them encrypts.
+"""Baselines for vertical transfer.  All of them have all data in one place, and none of them encrypts.
 
-`together`     the same losses and networks, MMD without encryption: exact kernels, autograd
-`source_only`  the source's model on what the target has in common with it
-`overlap_only` the target's network trained on the co-occurring rows, with the source's labels
-`pooled`       an upper bound: both parties' features and all labels
+`train_jointly`  the same losses and networks, MMD without encryption: exact kernels, autograd
+`source_only`    the source's model on the features that the target has in common with it
+`overlap_only`   the target's network trained on the co-occurring rows, with the source's labels
+`pooled`         an upper bound: both parties' features and all labels
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from piebald.errors import SettingError
 from piebald.randomness import generator
 from piebald.vertical.holdings import PartyHolding
 from piebald.vertical.kernels import Kernel, mmd2
-from piebald.vertical.networks import Network, taylor_loss
 from piebald.vertical.party import Party
+from piebald.vertical.party_network import PartyNetwork, taylor_loss
 from piebald.vertical.protocol import Role
 from piebald.vertical.transfer_methods import Smmd
 from piebald.vertical.transfer_settings import TransferSettings
@@ -29,12 +29,13 @@ from piebald.vertical.transfer_settings import TransferSettings
 
 @dataclass(frozen=True, slots=True)
 class TransferScore:
-    """How well rows nobody trained on are told apart.
+    """Quality of predictions on held-out rows.
 
     Attributes:
         auc: area under the ROC curve.
-        f1: of the positives, when the share of rows called positive is the source's share of positives.
-        precision: likewise.
+        f1: F1 score of the positive class; as many rows are predicted positive as the source has positives, in
+            proportion.
+        precision: precision of the positive class, with the same predictions.
     """
 
     auc: float
@@ -42,33 +43,33 @@ class TransferScore:
     precision: float
 
 
-def judge(scores: Tensor, labels: Tensor, rate: float) -> TransferScore:
-    """Judge scores [n] by labels -1 or 1 [n]; the highest `rate` of them are called positive."""
+def transfer_score(scores: Tensor, labels: Tensor, rate: float) -> TransferScore:
+    """Compare scores [n] with labels -1 or 1 [n]; the highest share `rate` of them is predicted positive."""
     from sklearn.metrics import f1_score, precision_score, roc_auc_score
 
-    called = np.zeros(len(scores), dtype=bool)
-    called[np.argsort(-scores.numpy(), kind="stable")[: round(rate * len(scores))]] = True
+    predicted = np.zeros(len(scores), dtype=bool)
+    predicted[np.argsort(-scores.numpy(), kind="stable")[: round(rate * len(scores))]] = True
     true = (labels > 0).numpy()
     return TransferScore(
         auc=float(roc_auc_score(true, scores.numpy())),
-        f1=float(f1_score(true, called, zero_division=0)),
-        precision=float(precision_score(true, called, zero_division=0)),
+        f1=float(f1_score(true, predicted, zero_division=0)),
+        precision=float(precision_score(true, predicted, zero_division=0)),
     )
 
 
-def together(
+def train_jointly(
     holdings: Mapping[Role, PartyHolding], settings: TransferSettings, kernel: Kernel | None = None, exact: bool = True
 ) -> tuple[Party, Party]:
     """Train both parties in one place, with gradients by autograd through both networks.
 
     Args:
-        holdings: of both.
-        settings: with method smmd; the backend plays no part.
-        kernel: another one than the settings', for instance `MultiGaussianKernel`.
-        exact: take kernels as they are; otherwise as their moment forms have them, which the protocol computes.
+        holdings: the data of both parties.
+        settings: settings with method smmd; the backend is not used.
+        kernel: a kernel to use instead of the settings' kernel, for instance `MultiGaussianKernel`.
+        exact: use the exact kernels; otherwise their moment forms, which the protocol computes.
 
     Returns:
-        The source and the target, which can predict alone.
+        The source and the target; the target can predict on its own.
     """
     if not isinstance(settings.method, Smmd):
         raise SettingError(f"method must be smmd to be trained in one place, got {settings.method.kind}")
@@ -86,17 +87,17 @@ def together(
         if views[0].own is not None:
             loss = loss + views[0].own
         for party in (source, target):
-            party.optimiser.zero_grad()
+            party.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         for party in (source, target):
-            party.optimiser.step()
+            party.optimizer.step()
     source.done = target.done = settings.steps
     target.phi, target.rate = source.summary()
     return source, target
 
 
 def source_only(holdings: Mapping[Role, PartyHolding], settings: TransferSettings) -> TransferScore:
-    """The source's model on the target's test rows: features that the target has not are put at the source's mean."""
+    """Score the source's model on the target's test rows, with the source's mean for features that the target lacks."""
     source, target = holdings["source"], holdings["target"]
     assert source.y is not None
     model = supervised(source.x, source.y, settings, "source only")
@@ -105,61 +106,61 @@ def source_only(holdings: Mapping[Role, PartyHolding], settings: TransferSetting
     for place, name in enumerate(source.features):
         if name in target.features:
             rows[:, place] = target.test[:, target.features.index(name)]
-    return judge(model(rows), target.test_y, float((source.y > 0).double().mean()))
+    return transfer_score(model(rows), target.test_y, float((source.y > 0).double().mean()))
 
 
 def overlap_only(holdings: Mapping[Role, PartyHolding], settings: TransferSettings) -> TransferScore:
-    """The target's network with the source's labels of the co-occurring rows, and no other rows."""
+    """Score the target's network, trained on the co-occurring rows with the source's labels and on no other rows."""
     source, target = holdings["source"], holdings["target"]
     assert source.y is not None
     labels = source.y[source.overlap]
     model = supervised(target.x[target.overlap], labels, settings, "overlap only")
-    return judge(model(target.test), target.test_y, float((labels > 0).double().mean()))
+    return transfer_score(model(target.test), target.test_y, float((labels > 0).double().mean()))
 
 
 def pooled(x: Tensor, y: Tensor, test: Tensor, test_y: Tensor, settings: TransferSettings) -> TransferScore:
-    """One network on all features of both parties and all training labels, for rows of which all features are known."""
+    """Score one network trained on all features of both parties and all training labels."""
     model = supervised(x, y, settings, "pooled")
-    return judge(model(test), test_y, float((y > 0).double().mean()))
+    return transfer_score(model(test), test_y, float((y > 0).double().mean()))
 
 
 def supervised(x: Tensor, y: Tensor, settings: TransferSettings, name: str) -> Callable[[Tensor], Tensor]:
-    """A party's network with a logistic classifier on top, trained by cross-entropy with the settings' steps and rates.
+    """Train a party's network with a logistic classifier on top, by cross-entropy.
 
     Args:
         x: rows [n, f].
         y: labels, -1 or 1 [n].
-        settings: of the transfer that it is compared with.
-        name: for the seeds.
+        settings: settings of the transfer that is compared; their steps, batch size and learning rate are used.
+        name: name of the baseline, part of its rng keys.
 
     Returns:
         A function from rows to probabilities of the positive class.
     """
-    network = Network(x.shape[1], settings.network.hidden, settings.network.aligned, seed=(settings.seed, name))
+    network = PartyNetwork(x.shape[1], settings.network.hidden, settings.network.aligned, seed=(settings.seed, name))
     head = nn.Linear(settings.network.aligned[-1], 1, dtype=torch.float64)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     parameters = [*network.parameters(), *head.parameters()]
-    optimiser = torch.optim.Adam(parameters, lr=settings.lr, weight_decay=settings.beta)
+    optimizer = torch.optim.Adam(parameters, lr=settings.lr, weight_decay=settings.beta)
     rows = min(settings.batch, len(x))
     for step in range(settings.steps):
         batch = generator(settings.seed, name, step).choice(len(x), rows, replace=False)
         scores = head(network(x[batch])[-1])[:, 0]
         loss = nn.functional.softplus(-y[batch] * scores).mean()
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
+        optimizer.step()
 
-    def predict(given: Tensor) -> Tensor:
+    def predict(inputs: Tensor) -> Tensor:
         with torch.no_grad():
-            scored: Tensor = torch.sigmoid(head(network(given)[-1])[:, 0])
-        return scored
+            probabilities: Tensor = torch.sigmoid(head(network(inputs)[-1])[:, 0])
+        return probabilities
 
     return predict
 
 
 def interval(values: list[float]) -> tuple[float, float]:
-    """The mean and half the width of its 95% interval over seeds (Student's t); nan for a single value."""
+    """The mean over seeds and half the width of its 95% confidence interval (Student's t); nan for a single value."""
     from scipy.stats import t
 
     mean = float(np.mean(values))

@@ -1,4 +1,4 @@
-"""How frames travel: between two threads, or between two processes over a socket.
+"""Channels that carry frames between two threads, or between two processes over a socket.
 
 A channel sends whole frames and never waits for the other side to read them, so both parties may send at once.
 """
@@ -22,8 +22,8 @@ class Channel(ABC):
     """One end of a connection between two parties.
 
     Attributes:
-        sent: bytes so far.
-        received: bytes so far.
+        sent: number of bytes sent so far.
+        received: number of bytes received so far.
     """
 
     def __init__(self) -> None:
@@ -31,28 +31,28 @@ class Channel(ABC):
 
     @abstractmethod
     def send(self, frame: bytes) -> None:
-        """Send a frame, without waiting until it is read."""
+        """Send a frame without waiting until it is read."""
 
     @abstractmethod
     def receive(self, most: int, timeout: float) -> bytes:
-        """The next frame.
+        """Wait for the next frame.
 
         Args:
-            most: bytes that may follow the header.
+            most: largest number of bytes allowed after the header.
             timeout: seconds to wait.
 
         Raises:
-            Ended: the other side is gone, or silent for too long.
-            MessageFault: what comes is no frame, or is too long.
+            PartyEnded: the other side is gone, or silent for too long.
+            MessageFault: the bytes are not a frame, or the frame is too long.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Send what is still to be sent, and end the connection.  May be called twice."""
+        """Send all waiting frames and end the connection.  May be called twice."""
 
 
 class InMemoryChannel(Channel):
-    """Between two threads of one process; `pair` makes both ends."""
+    """Channel between two threads of one process; `pair` makes both ends."""
 
     def __init__(self, inbox: queue.Queue[bytes | None], outbox: queue.Queue[bytes | None]) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class InMemoryChannel(Channel):
 
 
 class SocketChannel(Channel):
-    """Between two processes, over a connected socket."""
+    """Channel between two processes, over a connected socket."""
 
     def __init__(self, connection: socket.socket) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class SocketChannel(Channel):
         self._socket.sendall(frame)
 
     def _take(self, most: int, seconds: float) -> bytes:
-        """What has come, at most so many bytes; none when the other side has ended."""
+        """Receive at most so many bytes; none when the other side has ended."""
         self._socket.settimeout(seconds)
         return self._socket.recv(most)
 
@@ -150,7 +150,7 @@ def listen(address: str, timeout: float) -> SocketChannel:
 
     Raises:
         SettingError: the address cannot be listened on.
-        RuntimeFault: nobody came.
+        RuntimeFault: the other party did not connect in time.
     """
     host, port = parse(address)
     try:
@@ -165,7 +165,7 @@ def listen(address: str, timeout: float) -> SocketChannel:
 
 
 def connect(address: str, timeout: float) -> SocketChannel:
-    """Go to the other party at "host:port", and try again until it is there.
+    """Connect to the other party at "host:port", and try again until it is there.
 
     Raises:
         RuntimeFault: it is not there after so many seconds.

@@ -1,4 +1,4 @@
-"""What the command line does with transfers: start, resume, report."""
+"""The transfer commands of the command line: start, resume, report."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from piebald.vertical import transfer_runs as runs
 from piebald.vertical.party_store import read_settings
 from piebald.vertical.protocol import ROLES
 from piebald.vertical.transfer_page import write_page
-from piebald.vertical.transfer_runs import TransferResult, Watcher
+from piebald.vertical.transfer_results import TransferResult
+from piebald.vertical.transfer_runs import Watcher
 from piebald.vertical.transfer_settings import TransferSettings
 
 
 class Stopped(PiebaldError):
-    """Somebody pressed Ctrl-C."""
+    """The user pressed Ctrl-C."""
 
     exit_code = 130
 
@@ -26,7 +27,7 @@ class Stopped(PiebaldError):
 def start(
     file: Path, flags: Sequence[str], out: str | None, role: str | None, bar: bool
 ) -> tuple[TransferResult, list[tuple[str, str]]]:
-    """Run a file, both parties or one; the result and its rows for a table."""
+    """Run a file, both parties or one; return the result and its rows for a table."""
     settings = TransferSettings.load(file, flags, out)
     folder = Path(settings.out) if settings.out is not None else _free()
     if role is not None and role not in ROLES:
@@ -40,14 +41,14 @@ def start(
 
 
 def resume(folder: Path, bar: bool) -> tuple[TransferResult, list[tuple[str, str]]]:
-    """Go on with a run that was cut off."""
+    """Continue an interrupted run."""
     with progress(read_settings(folder), folder, bar) as watch:
         made = runs.resume(folder, watch)
     return made, finish(made)
 
 
 def finish(made: TransferResult) -> list[tuple[str, str]]:
-    """Write the page where both parties' folders are, and say what came out."""
+    """Write the report page if both parties' folders are here; return the result as rows for a table."""
     rows = []
     if made.score is not None:
         score = made.score
@@ -56,9 +57,9 @@ def finish(made: TransferResult) -> list[tuple[str, str]]:
         rows.append((f"{name}, first to last", f"{made.first[name]:.4g} to {value:.4g}"))
     rows += [
         ("steps", str(made.steps)),
-        ("seconds a step", f"{made.seconds:.3f}"),
-        ("kB a step to the target", f"{made.bytes_to_target / 1000:,.1f}"),
-        ("kB a step to the source", f"{made.bytes_to_source / 1000:,.1f}"),
+        ("seconds per step", f"{made.seconds:.3f}"),
+        ("kB per step to the target", f"{made.bytes_to_target / 1000:,.1f}"),
+        ("kB per step to the source", f"{made.bytes_to_source / 1000:,.1f}"),
         ("privacy", made.statement),
     ]
     folder = made.folder
@@ -71,12 +72,12 @@ def finish(made: TransferResult) -> list[tuple[str, str]]:
 
 @contextmanager
 def progress(settings: TransferSettings, folder: Path, wanted: bool) -> Iterator[Watcher | None]:
-    """A bar with seconds a step and traffic, where there is a terminal to draw on; and what to do after Ctrl-C."""
+    """Show a progress bar with seconds per step and traffic on a terminal; explain how to go on after Ctrl-C."""
     try:
         with _bar(settings, wanted) as watch:
             yield watch
     except KeyboardInterrupt:
-        raise Stopped(f"interrupted; what was kept is safe, go on with: piebald resume {folder}") from None
+        raise Stopped(f"interrupted; the checkpoints are safe, continue with: piebald resume {folder}") from None
 
 
 @contextmanager
@@ -87,15 +88,15 @@ def _bar(settings: TransferSettings, wanted: bool) -> Iterator[Watcher | None]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    text = TextColumn("{task.fields[said]}")
+    text = TextColumn("{task.fields[status]}")
     bar = Progress(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), text, console=Console(stderr=True))
     with bar:
-        task = bar.add_task("", total=settings.steps, said="keys are made")
+        task = bar.add_task("", total=settings.steps, status="generating keys")
 
         def watch(line: dict[str, Any]) -> None:
             ways = f"{line['sent'] / 1000:,.0f} kB out, {line['received'] / 1000:,.0f} kB in"
             losses = "".join(f", {name} {value:.3g}" for name, value in (line["losses"] or {}).items())
-            bar.update(task, completed=line["step"] + 1, said=f"{line['seconds']:.2f} s a step, {ways}{losses}")
+            bar.update(task, completed=line["step"] + 1, status=f"{line['seconds']:.2f} s per step, {ways}{losses}")
 
         yield watch
 

@@ -1,4 +1,4 @@
-"""What each party holds: rows of its own features, the places of co-occurring rows, and rows to be judged on."""
+"""The data of each party: rows of its own features, positions of co-occurring rows, and test rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from piebald import data as actor
+from piebald import data as data_sets
 from piebald.data import DataSet
 from piebald.errors import SettingError, unknown
 from piebald.partition.vertical_split import Vertical, feature_names
@@ -23,16 +23,17 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class PartyHolding:
-    """One party's rows.
+    """The data of one party.
 
     Attributes:
-        x: its features [n, f], float64.
+        x: features [n, f], float64.
         y: labels, -1 or 1 [n]; None at the target.
-        overlap: places in `x` of the co-occurring rows, in the same order at both parties.
-        features: names.
-        test: the same features of rows that nobody trains on; of all the target's rows where no label is known.
-        test_y: their labels, only to judge the result with; never part of the protocol.  Empty where none is known.
-        keys: a digest of the co-occurring rows' keys, which must be the same at both parties; "" where rows have none.
+        overlap: positions in `x` of the co-occurring rows, in the same order at both parties.
+        features: names of the features.
+        test: features of held-out rows; of all the target's rows if no labels are known.
+        test_y: labels of the held-out rows, used only to score the result and never part of the protocol.  Empty if
+            none are known.
+        keys: digest of the co-occurring rows' keys, which must be the same at both parties; "" if rows have no keys.
     """
 
     x: Tensor
@@ -44,7 +45,7 @@ class PartyHolding:
     keys: str = ""
 
     def check(self, role: Role, settings: TransferSettings) -> None:
-        """Refuse batches that this party cannot fill, and labels of another kind."""
+        """Refuse batches larger than this party's data, and labels other than -1 and 1."""
         if len(self.x) < settings.batch:
             raise SettingError(f"batch must be at most the {role}'s {len(self.x)} rows, got {settings.batch}")
         if len(self.overlap) < settings.overlap_batch:
@@ -58,7 +59,7 @@ class PartyHolding:
 
 
 def division(data: DataSet) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The source's features and those that both have, for data sets whose features have a natural division.
+    """The source's features and those that both parties have, for data sets whose features have a natural division.
 
     credit: the source knows the person, bills and payments; the target the person and the repayment history.
     census: the source knows age, sex, race, origin and the household; the target age, sex and race, and work.
@@ -76,22 +77,22 @@ def division(data: DataSet) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def load(settings: TransferData, seed: int) -> dict[Role, PartyHolding]:
-    """Both parties' holdings of a data set, for experiments and demonstrations."""
-    data = actor.load(settings.name)
+    """Load a data set and divide it between both parties, for experiments and demonstrations."""
+    data = data_sets.load(settings.name)
     if data.x.dim() != 2 or data.classes is None or len(data.classes) != 2:
         raise SettingError(f"data.name must be a table with two classes, like credit or census, got {settings.name!r}")
     return divide(data, settings, seed)
 
 
 def divide(data: DataSet, settings: TransferData, seed: int) -> dict[Role, PartyHolding]:
-    """Both parties' holdings of any table with two classes; the second class is the positive one."""
+    """Divide any table with two classes between both parties; the second class is the positive one."""
     names = feature_names(data)
     own, both = division(data)
     own, both = settings.source or own, settings.common if settings.common is not None else both
     for name in (*own, *both):
         if name not in names:
             raise unknown(f"feature of {data.name} called", name, names)
-    train, test = parts(data, settings.test, seed)
+    train, test = train_test_rows(data, settings.test, seed)
     if len(train) < settings.overlap:
         raise SettingError(f"data.overlap must be at most the {len(train)} training rows, got {settings.overlap}")
     features = tuple(dict.fromkeys((*own, *both)))
@@ -116,8 +117,8 @@ def divide(data: DataSet, settings: TransferData, seed: int) -> dict[Role, Party
     }
 
 
-def parts(data: DataSet, share: float, seed: int) -> tuple[Ints, Ints]:
-    """Row numbers for training and for testing: the published parts, or a share drawn by the seed."""
+def train_test_rows(data: DataSet, share: float, seed: int) -> tuple[Ints, Ints]:
+    """Row numbers for training and for testing: the published split, or a share drawn by the seed."""
     if data.train is not None and data.test is not None:
         return data.train, data.test
     order = generator(seed, "transfer", "test").permutation(len(data))

@@ -2,8 +2,8 @@
 
     MMD^2 = K_ss + K_tt - 2 K_st,     K_xy = mean over i, j of k(x_i, y_j)      (all pairs, also i = j: the V-statistic)
 
-K_ss and K_tt are local.  K_st needs both parties, but is linear in moments of y with coefficients that whoever holds x
-knows.  So its gradient is a few products C S + K: the *owner* of y encrypts S and adds K, the *evaluator* knows C.
+K_ss and K_tt are local.  K_st needs both parties, but is linear in moments of y, with coefficients that the party with
+x knows.  So its gradient is a few products C S + K: the *owner* of y encrypts S and adds K, the *evaluator* knows C.
 
 Shapes: x [n, d] and y [m, d] are rows of an aligned layer.  Pairwise forms are torch and differentiable; moment forms
 are NumPy, float64.
@@ -27,16 +27,16 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MatrixShare:
-    """The owner's half of a product: `matrix` S [p, w], encrypted, and `constant` K [w] or [n, w], added at the end."""
+class ProductStatistics:
+    """The owner's input to a product: `matrix` S [p, w], encrypted, and `constant` K [w] or [n, w], added later."""
 
     matrix: Floats
     constant: Floats
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
-    """A product's shape: C [rows, inner] S [inner, width], and a `bound` on the size of every entry of C S + K."""
+class ProductSize:
+    """The shape of a product C [rows, inner] S [inner, width], and a `bound` on the absolute value of C S + K."""
 
     rows: int
     inner: int
@@ -45,44 +45,45 @@ class Size:
 
 
 class Kernel(Component):
-    """How alike two hidden rows are.
+    """Similarity of two hidden rows.
 
-    The moment form of a kernel is exact for `expand`, which is `value` but for the Gaussian: there it is the expansion.
+    The moment form of a kernel is exact for `expand`.  That is `value`, except for the Gaussian, where it is the
+    expansion.
     """
 
     axis = "kernel"
-    order: ClassVar[int] = 1  # of the moment form as a polynomial in x
+    order: ClassVar[int] = 1  # degree of the moment form as a polynomial in x
 
     def value(self, x: Tensor, y: Tensor) -> Tensor:
         """The exact kernel of all pairs [n, m]."""
         raise NotImplementedError
 
     def expand(self, x: Tensor, y: Tensor) -> Tensor:
-        """The kernel of all pairs [n, m] as the moment form has it."""
+        """The kernel of all pairs [n, m] that the moment form computes."""
         return self.value(x, y)
 
-    def shares(self, y: Floats) -> list[MatrixShare]:
-        """What the owner of y puts into each product."""
+    def statistics(self, y: Floats) -> list[ProductStatistics]:
+        """The statistics that the owner of y puts into each product."""
         raise NotImplementedError
 
-    def questions(self, x: Floats) -> list[Floats]:
+    def coefficients(self, x: Floats) -> list[Floats]:
         """The evaluator's coefficients C of each product."""
         raise NotImplementedError
 
-    def gradient(self, x: Floats, answers: list[Floats]) -> Floats:
-        """The gradient of K_st by x [n, d], from the products C S + K."""
+    def gradient(self, x: Floats, results: list[Floats]) -> Floats:
+        """The gradient of K_st with respect to x [n, d], from the products C S + K."""
         raise NotImplementedError
 
-    def sizes(self, rows: int, width: int, longest: float) -> list[Size]:
-        """The shapes of the products for `rows` rows of the evaluator, if no hidden row is longer than `longest`."""
+    def sizes(self, rows: int, width: int, longest: float) -> list[ProductSize]:
+        """The sizes of the products for `rows` rows of the evaluator, if no hidden row is longer than `longest`."""
         raise NotImplementedError
 
     def at_zero(self, y: Floats) -> float:
-        """K_st where x = 0, which the owner of y knows alone."""
+        """K_st at x = 0, which the owner of y can compute alone."""
         return 0.0
 
-    def spread(self, longest: float, rows: int) -> float:
-        """How far all shares together move (Frobenius norm) if one of the owner's `rows` rows is replaced."""
+    def sensitivity(self, longest: float, rows: int) -> float:
+        """Largest change of all statistics together (Frobenius norm) if one of the owner's `rows` rows is replaced."""
         raise NotImplementedError
 
 
@@ -92,19 +93,19 @@ class LinearKernel(Kernel):
     def value(self, x: Tensor, y: Tensor) -> Tensor:
         return x @ y.T
 
-    def shares(self, y: Floats) -> list[MatrixShare]:
-        return [MatrixShare(y.mean(0)[None], np.zeros(y.shape[1]))]
+    def statistics(self, y: Floats) -> list[ProductStatistics]:
+        return [ProductStatistics(y.mean(0)[None], np.zeros(y.shape[1]))]
 
-    def questions(self, x: Floats) -> list[Floats]:
+    def coefficients(self, x: Floats) -> list[Floats]:
         return [np.ones((1, 1))]
 
-    def gradient(self, x: Floats, answers: list[Floats]) -> Floats:
-        return np.repeat(answers[0] / len(x), len(x), axis=0)
+    def gradient(self, x: Floats, results: list[Floats]) -> Floats:
+        return np.repeat(results[0] / len(x), len(x), axis=0)
 
-    def sizes(self, rows: int, width: int, longest: float) -> list[Size]:
-        return [Size(1, 1, width, longest)]
+    def sizes(self, rows: int, width: int, longest: float) -> list[ProductSize]:
+        return [ProductSize(1, 1, width, longest)]
 
-    def spread(self, longest: float, rows: int) -> float:
+    def sensitivity(self, longest: float, rows: int) -> float:
         return 2 * longest / rows
 
 
@@ -127,33 +128,33 @@ class PolynomialKernel(Kernel):
         """The degree."""
         return self.degree
 
-    def shares(self, y: Floats) -> list[MatrixShare]:
+    def statistics(self, y: Floats) -> list[ProductStatistics]:
         mean, second = y.mean(0), y.T @ y / len(y)
         if self.degree == 2:
-            return [MatrixShare(second, 2 * self.c * mean)]
+            return [ProductStatistics(second, 2 * self.c * mean)]
         third = pairs(y).T @ y / len(y)
         matrix = np.concatenate([third, second]) if self.c else third
-        return [MatrixShare(matrix, 3 * self.c**2 * mean)]
+        return [ProductStatistics(matrix, 3 * self.c**2 * mean)]
 
-    def questions(self, x: Floats) -> list[Floats]:
+    def coefficients(self, x: Floats) -> list[Floats]:
         if self.degree == 2:
             return [2 * x]
         twice = 3 * pairs(x) * np.where(np.equal(*upper(x.shape[1])), 1.0, 2.0)
         return [np.concatenate([twice, 6 * self.c * x], axis=1) if self.c else twice]
 
-    def gradient(self, x: Floats, answers: list[Floats]) -> Floats:
-        return answers[0] / len(x)
+    def gradient(self, x: Floats, results: list[Floats]) -> Floats:
+        return results[0] / len(x)
 
-    def sizes(self, rows: int, width: int, longest: float) -> list[Size]:
+    def sizes(self, rows: int, width: int, longest: float) -> list[ProductSize]:
         inner = width if self.degree == 2 else width * (width + 1) // 2 + (width if self.c else 0)
-        return [Size(rows, inner, width, self.degree * longest * (longest**2 + self.c) ** (self.degree - 1))]
+        return [ProductSize(rows, inner, width, self.degree * longest * (longest**2 + self.c) ** (self.degree - 1))]
 
     def at_zero(self, y: Floats) -> float:
         return self.c**self.degree
 
-    def spread(self, longest: float, rows: int) -> float:
+    def sensitivity(self, longest: float, rows: int) -> float:
         mean = 2 * longest * self.degree * self.c ** (self.degree - 1)
-        second, third = 2**0.5 * longest**2, 2 * longest**3  # an odd moment of a row turned round changes sign
+        second, third = 2**0.5 * longest**2, 2 * longest**3  # an odd moment changes sign with the row
         parts = [mean, second] if self.degree == 2 else [mean, third, *([second] if self.c else [])]
         return float(np.linalg.norm(parts)) / rows
 
@@ -161,8 +162,8 @@ class PolynomialKernel(Kernel):
 class GaussianKernel(Kernel):
     """exp(-u) with u = |x - y|^2 / 2 sigma^2; in moment form 1 - u + u^2/2.
 
-    The expansion pulls rows together only where u < 1 and pushes them apart beyond, so rows are brought to length 1
-    first.  It is not positive definite: its MMD^2 can fall below 0.
+    The expansion makes rows more alike only where u < 1 and less alike beyond, so rows are scaled to length 1 first.
+    It is not positive definite: its MMD^2 can fall below 0.
 
     Attributes:
         sigma: the width, above 0.
@@ -184,38 +185,38 @@ class GaussianKernel(Kernel):
         return squares / (2 * self.sigma**2)
 
     def outside(self, x: Tensor) -> float:
-        """The share of a party's own pairs with u > 1, where the expansion repels."""
+        """The share of a party's own pairs with u > 1, where the expansion makes rows less alike."""
         return float((self._distance(x, x) > 1).double().mean())
 
-    def shares(self, y: Floats) -> list[MatrixShare]:
+    def statistics(self, y: Floats) -> list[ProductStatistics]:
         mean, second, squares = y.mean(0), y.T @ y / len(y), (y**2).sum(1)
         cubic = (squares[:, None] * y).mean(0)
         constant = mean - cubic / (2 * self.sigma**2)
         return [
-            MatrixShare(np.concatenate([second, mean[None]]), constant),
-            MatrixShare(mean[:, None], np.array([squares.mean()])),
+            ProductStatistics(np.concatenate([second, mean[None]]), constant),
+            ProductStatistics(mean[:, None], np.array([squares.mean()])),
         ]
 
-    def questions(self, x: Floats) -> list[Floats]:
+    def coefficients(self, x: Floats) -> list[Floats]:
         squares = (x**2).sum(1, keepdims=True)
         return [np.concatenate([x, -squares / 2], axis=1) / self.sigma**2, -2 * x]
 
-    def gradient(self, x: Floats, answers: list[Floats]) -> Floats:
-        # With u_i = mean over j of u(x_i, y_j) = (|x_i|^2 + answers[1]_i) / 2 sigma^2,
-        # n sigma^2 times the gradient is (u_i - 1) x_i + answers[0]_i.
-        mean = ((x**2).sum(1, keepdims=True) + answers[1]) / (2 * self.sigma**2)
-        found: Floats = ((mean - 1) * x + answers[0]) / (self.sigma**2 * len(x))
+    def gradient(self, x: Floats, results: list[Floats]) -> Floats:
+        # With u_i = mean over j of u(x_i, y_j) = (|x_i|^2 + results[1]_i) / 2 sigma^2,
+        # n sigma^2 times the gradient is (u_i - 1) x_i + results[0]_i.
+        mean = ((x**2).sum(1, keepdims=True) + results[1]) / (2 * self.sigma**2)
+        found: Floats = ((mean - 1) * x + results[0]) / (self.sigma**2 * len(x))
         return found
 
-    def sizes(self, rows: int, width: int, longest: float) -> list[Size]:
+    def sizes(self, rows: int, width: int, longest: float) -> list[ProductSize]:
         vector = longest + 2 * longest**3 / self.sigma**2
-        return [Size(rows, width + 1, width, vector), Size(rows, width, 1, 3 * longest**2)]
+        return [ProductSize(rows, width + 1, width, vector), ProductSize(rows, width, 1, 3 * longest**2)]
 
     def at_zero(self, y: Floats) -> float:
         u = (y**2).sum(1) / (2 * self.sigma**2)
         return float((1 - u + u**2 / 2).mean())
 
-    def spread(self, longest: float, rows: int) -> float:
+    def sensitivity(self, longest: float, rows: int) -> float:
         # Means [twice: in the matrix and alone], second moments, the constants of both products.
         mean, second = 2 * longest, 2**0.5 * longest**2
         constant = mean + longest**3 / self.sigma**2
@@ -223,7 +224,7 @@ class GaussianKernel(Kernel):
 
 
 class MultiGaussianKernel(Kernel):
-    """The mean of Gaussians of several widths, as deep adaptation networks use it (Long et al. 2015); only in plain.
+    """Mean of Gaussians of several widths, as in deep adaptation networks (Long et al. 2015); without encryption only.
 
     Attributes:
         sigmas: the widths, all above 0.
@@ -238,36 +239,36 @@ class MultiGaussianKernel(Kernel):
     def value(self, x: Tensor, y: Tensor) -> Tensor:
         return torch.stack([GaussianKernel(sigma=sigma).value(x, y) for sigma in self.sigmas]).mean(0)
 
-    def shares(self, y: Floats) -> list[MatrixShare]:
+    def statistics(self, y: Floats) -> list[ProductStatistics]:
         raise SettingError(
             "kernel 'multi_gaussian' has no moment form that could be encrypted: use gaussian, or method = \"plain\""
         )
 
 
 def mmd2(kernel: Kernel, x: Tensor, y: Tensor, exact: bool = True) -> Tensor:
-    """MMD^2 of two sets of hidden rows, over all pairs; with the expansion of the kernel where it is not exact."""
+    """MMD^2 of two sets of hidden rows over all pairs, with the exact kernel or with its expansion."""
     k = kernel.value if exact else kernel.expand
     return k(x, x).mean() + k(y, y).mean() - 2 * k(x, y).mean()
 
 
 def cross_gradient(kernel: Kernel, x: Floats, y: Floats) -> Floats:
-    """The gradient of K_st by x [n, d] through the moments of y, with nothing encrypted."""
-    answers = [c @ s.matrix + s.constant for c, s in zip(kernel.questions(x), kernel.shares(y), strict=True)]
-    return kernel.gradient(x, answers)
+    """The gradient of K_st with respect to x [n, d] through the moments of y, without encryption."""
+    results = [c @ s.matrix + s.constant for c, s in zip(kernel.coefficients(x), kernel.statistics(y), strict=True)]
+    return kernel.gradient(x, results)
 
 
 def nodes(kernel: Kernel) -> tuple[Floats, Floats]:
-    """Places t in (0, 1) and weights with which K_st is at_zero + sum of weight <x, gradient of K_st at t x>.
+    """Nodes t in (0, 1) and weights of a quadrature: K_st is at_zero + the sum of weight <x, gradient of K_st at t x>.
 
-    K_st is a polynomial in x, so along the line from 0 to x its slope is one of degree `order` - 1, and Gauss' rule
-    gives its integral exactly.  Thus the loss can be watched through products of the same shape as the gradient's.
+    K_st is a polynomial in x, so along the line from 0 to x its slope has degree `order` - 1, and Gauss' rule gives its
+    integral exactly.  Thus the loss can be computed from products of the same shape as those of the gradient.
     """
     places, weights = np.polynomial.legendre.leggauss((kernel.order + 1) // 2)
     return (places + 1) / 2, weights / 2
 
 
 def upper(width: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The pairs b <= c of coordinates."""
+    """Index pairs b <= c of coordinates."""
     first, second = np.triu_indices(width)
     return first.astype(np.int64), second.astype(np.int64)
 

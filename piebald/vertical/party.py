@@ -1,4 +1,4 @@
-"""One party: its rows, its network, and one step after another.  Only messages pass between two of them."""
+"""One party: its data, its network and its training loop.  Parties exchange messages and nothing else."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from piebald.errors import RuntimeFault
 from piebald.randomness import generator
 from piebald.vertical.holdings import PartyHolding
 from piebald.vertical.loss_terms import PartyView
-from piebald.vertical.networks import Network, taylor_loss, translator, unit_rows
 from piebald.vertical.party_messages import MessageKind
+from piebald.vertical.party_network import PartyNetwork, taylor_loss, translator, unit_rows
 from piebald.vertical.protocol import PartySession, Products, Role, receive_numbers, send_numbers
 from piebald.vertical.transfer_settings import TransferSettings
 
 
 @dataclass(frozen=True, slots=True)
 class TransferStep:
-    """What a step left behind: numbers that both parties know, times and traffic.
+    """Record of a step: losses that both parties know, time and traffic.
 
     Attributes:
-        step: its number, from 0.
-        seconds: it took.
-        sent: bytes by this party.  received: bytes from the other.
-        losses: values of the terms by name, where they were watched.
+        step: number of the step, from 0.
+        seconds: duration.
+        sent: number of bytes sent by this party.
+        received: number of bytes received from the other party.
+        losses: values of the terms by name; None at steps that do not compute them.
     """
 
     step: int
@@ -47,50 +48,50 @@ class Party:
     """The source or the target.
 
     Args:
-        role: which of the two.
-        holding: its rows.
-        settings: agreed with the other party.
+        role: "source" or "target".
+        holding: its data.
+        settings: settings that both parties have agreed on.
     """
 
     def __init__(self, role: Role, holding: PartyHolding, settings: TransferSettings) -> None:
         holding.check(role, settings)
         self.role, self.holding, self.settings = role, holding, settings
         shape = settings.network
-        self.network = Network(
+        self.network = PartyNetwork(
             holding.x.shape[1], shape.hidden, shape.aligned, seed=(settings.seed, "transfer", role, "weights")
         )
         # beta/2 |w|^2 in the loss, so it goes through Adam like every other gradient
-        self.optimiser = torch.optim.Adam(self.network.parameters(), lr=settings.lr, weight_decay=settings.beta)
+        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=settings.lr, weight_decay=settings.beta)
         self.terms = settings.terms(role)
         self.done = 0
         self.phi: Tensor | None = None
         self.rate = 0.5
 
-    def train(self, session: PartySession, keep: Callable[[Party], None] | None = None) -> Iterator[TransferStep]:
-        """Take all steps that are left, then hand over what the target needs to predict alone.
+    def train(self, session: PartySession, after_step: Callable[[Party], None] | None = None) -> Iterator[TransferStep]:
+        """Take all remaining steps, then give the target what it needs to predict alone.
 
         Args:
-            session: greeted already.
-            keep: called after each step, to write checkpoints.
+            session: a session after its handshake.
+            after_step: called after each step, to write checkpoints.
         """
         owned = [size for term in self.terms for size in term.owned]
         asked = [size for term in self.terms for size in term.asked]
         products = Products(session, self.settings.backend, owned, asked)
         while self.done < self.settings.steps:
             yield self._step(session, products)
-            if keep is not None:
-                keep(self)
+            if after_step is not None:
+                after_step(self)
         self._hand_over(session)
 
     def predict(self, x: Tensor) -> Tensor:
-        """The target's scores of rows of its features, alone: sigmoid(Phi.u) [n], higher for positives."""
+        """The target's own scores of rows of its features: sigmoid(Phi.u) [n], higher for positives."""
         if self.phi is None:
-            raise RuntimeFault("the target can predict only after training, when it has the source's translator")
+            raise RuntimeFault("the target can predict only after training, with the source's translator")
         with torch.no_grad():
             return torch.sigmoid(self.network(x)[-1] @ self.phi)
 
     def aligned(self, x: Tensor) -> Tensor:
-        """The last aligned layer of rows, as the method compares them [n, d]."""
+        """Outputs of the last aligned layer [n, d], scaled as the method compares them."""
         with torch.no_grad():
             rows: Tensor = self.network(x)[-1]
         return unit_rows(rows) if self.settings.method.unit else rows
@@ -101,25 +102,25 @@ class Party:
         began, sent, received = time.perf_counter(), session.channel.sent, session.channel.received
         watch = self.done % self.settings.watch_every == 0 or self.done == self.settings.steps - 1
         view = self.view()
-        shares = [share for term in self.terms for share in term.shares(view)]
-        questions = [question for term in self.terms for question in term.questions(view)]
+        statistics = [own for term in self.terms for own in term.statistics(view)]
+        coefficients = [matrix for term in self.terms for matrix in term.coefficients(view)]
         extra = self._extra() if watch else []
         if self.role == "source":
-            probes = [question for term in self.terms for question in term.probe(view)] if watch else []
-            answers = products.exchange(shares, [*questions, *probes], repeats=extra)
+            probes = [matrix for term in self.terms for matrix in term.probe(view)] if watch else []
+            results = products.exchange(statistics, [*coefficients, *probes], repeats=extra)
         else:
-            answers = products.exchange(shares, questions, repeated=extra)
-        losses = self._watch(session, view, answers) if watch else None
-        self._learn(view, answers)
+            results = products.exchange(statistics, coefficients, repeated=extra)
+        losses = self._watch(session, view, results) if watch else None
+        self._update(view, results)
         self.done += 1
         channel = session.channel
         seconds = time.perf_counter() - began
         return TransferStep(self.done - 1, seconds, channel.sent - sent, channel.received - received, losses)
 
     def view(self) -> PartyView:
-        """What this party sees of the step that comes next."""
+        """This party's data of the next step."""
         settings, holding, step = self.settings, self.holding, self.done
-        # Co-occurring rows are drawn alike on both sides; a party's own batch is its own affair.
+        # Both parties draw the same co-occurring rows, and each its own batch.
         both = generator(settings.seed, "transfer", "overlap", step).choice(
             len(holding.overlap), settings.overlap_batch, replace=False
         )
@@ -136,14 +137,14 @@ class Party:
         own = settings.own * taylor_loss(rows[-1] @ phi, holding.y[mine]) if settings.own else None
         return PartyView(layers, u, holding.y[common], phi, own)
 
-    def _learn(self, view: PartyView, answers: list[Any]) -> None:
+    def _update(self, view: PartyView, results: list[Any]) -> None:
         tensors: list[Tensor] = []
         gradients: list[Tensor | None] = []
         for term in self.terms:
-            own, answers = answers[: len(term.asked)], answers[len(term.asked) :]
-            for tensor, gradient in term.pulls(view, own):
+            own, results = results[: len(term.asked)], results[len(term.asked) :]
+            for tensor, gradient in term.gradients(view, own):
                 tensors.append(tensor)
-                # copied into torch's own memory: where numbers lie in memory can change the last bit of a product
+                # copied into torch's own memory: the alignment of an array can change the last bit of a product
                 gradients.append(torch.tensor(gradient))
             local = term.local(view)
             if local is not None:
@@ -152,34 +153,34 @@ class Party:
         if view.own is not None:
             tensors.append(view.own)
             gradients.append(None)
-        self.optimiser.zero_grad()
+        self.optimizer.zero_grad()
         torch.autograd.backward(tensors, gradients)
-        self.optimiser.step()
+        self.optimizer.step()
 
     # -------------------------------------------------------------------------------------------------------- watching
 
     def _extra(self) -> list[int]:
-        """Numbers of the products that the source asks once more: of its `asked`, which the target `owned`."""
+        """Numbers of the products that the source requests once more: of its `asked`, the target's `owned`."""
         found, start = [], 0
         for term in self.terms:
             found += [start + place for place in term.probes]
             start += len(term.asked if self.role == "source" else term.owned)
         return found
 
-    def _watch(self, session: PartySession, view: PartyView, answers: list[Any]) -> dict[str, float]:
-        """The source works the losses out and tells the target."""
+    def _watch(self, session: PartySession, view: PartyView, results: list[Any]) -> dict[str, float]:
+        """Compute the losses at the source and send them to the target."""
         names = [term.name for term in self.terms]
         if self.role == "target":
-            send_numbers(session, MessageKind.WATCH, np.array([term.aside(view) for term in self.terms]))
+            send_numbers(session, MessageKind.WATCH, np.array([term.target_value(view) for term in self.terms]))
             found = receive_numbers(session, MessageKind.WATCH, len(names))
         else:
-            asides = receive_numbers(session, MessageKind.WATCH, len(names))
-            probed = answers[sum(len(term.asked) for term in self.terms) :]
+            target_values = receive_numbers(session, MessageKind.WATCH, len(names))
+            probed = results[sum(len(term.asked) for term in self.terms) :]
             values = []
-            for term, aside in zip(self.terms, asides, strict=True):
-                own, answers = answers[: len(term.asked)], answers[len(term.asked) :]
+            for term, target_value in zip(self.terms, target_values, strict=True):
+                own, results = results[: len(term.asked)], results[len(term.asked) :]
                 extra, probed = probed[: len(term.probes)], probed[len(term.probes) :]
-                values.append(term.value(view, own, extra, float(aside)))
+                values.append(term.value(view, own, extra, float(target_value)))
             found = np.array(values)
             send_numbers(session, MessageKind.WATCH, found)
         return dict(zip(names, found.tolist(), strict=True))

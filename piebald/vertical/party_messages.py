@@ -1,8 +1,9 @@
-"""What two parties say to one another: declared messages, checked for length before they are read, never pickled.
+"""Messages between two parties: declared in advance, checked for length before they are read, never pickled.
 
 A frame is a header (magic, kind, session, sequence number, length), the message's parts, each after its length, and a
-tag over everything.  The session is made of both parties' nonces, so nothing from an earlier run or another connection
-is taken; sequence numbers refuse what was sent before.  With a shared secret the tag is a keyed hash (BLAKE2b).
+tag over everything.  The session id comes from both parties' nonces, so frames of an earlier run or of another
+connection are refused; sequence numbers refuse replayed frames.  With a shared secret the tag is a keyed hash
+(BLAKE2b).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 
 from piebald.errors import RuntimeFault
-from piebald.vertical.encryption.backend import Garbled, MessageLength
+from piebald.vertical.encryption.backend import InvalidMessage, MessageLength
 
 MAGIC = b"PBT1"
 HEADER = struct.Struct("<4sB16sQQ")
@@ -21,14 +22,14 @@ TAG = 16
 
 
 class MessageKind(IntEnum):
-    """Messages, in the order of a run; their parts are declared where they are used.
+    """Kinds of messages, in the order of a run; their parts are declared where they are used.
 
     HELLO       version, role, digest of the settings, nonce, steps that can be resumed
     KEY         the owner's announcement
     STATISTICS  an encrypted matrix for each product
     MASKED      a masked product for each
-    OPENED      an opened product for each
-    WATCH       one number for each term: the target's part of the losses, and back: the losses
+    DECRYPTED   a decrypted, still masked product for each
+    WATCH       one number for each term: the target's part of the losses, and in reply the losses
     HANDOVER    the source's translator, and its share of positives
     DONE        nothing
     ABORT       a reason
@@ -38,7 +39,7 @@ class MessageKind(IntEnum):
     KEY = 2
     STATISTICS = 3
     MASKED = 4
-    OPENED = 5
+    DECRYPTED = 5
     WATCH = 6
     HANDOVER = 7
     DONE = 8
@@ -46,7 +47,7 @@ class MessageKind(IntEnum):
 
 
 class EndReason(IntEnum):
-    """Why a party ends a run.  Only this number crosses, no text, so nothing can leak with it."""
+    """Reason why a party ends a run.  Only this number is sent, no text, so nothing can leak with it."""
 
     BROKEN = 1
     MESSAGE = 2
@@ -55,65 +56,65 @@ class EndReason(IntEnum):
 
     @property
     def text(self) -> str:
-        """In words, for the other party."""
+        """The reason in words, for the other party."""
         return {
-            EndReason.BROKEN: "something broke there; its own message says what",
+            EndReason.BROKEN: "an error occurred there; see its own message",
             EndReason.MESSAGE: "it refused a message of this party as damaged, replayed or made under another key",
             EndReason.SETTINGS: "its settings differ from this party's",
-            EndReason.INTERRUPTED: "somebody interrupted it",
+            EndReason.INTERRUPTED: "its user interrupted it",
         }[self]
 
 
-class MessageFault(Garbled):
-    """A message that is not what was declared."""
+class MessageFault(InvalidMessage):
+    """A message that does not match its declaration."""
 
 
 class PartyEnded(RuntimeFault):
-    """The other party ended the run, or is gone; there is nobody left to be told."""
+    """The other party ended the run, or is gone, so that it need not be notified."""
 
 
 def limit(lengths: Sequence[MessageLength]) -> int:
-    """The most bytes that a message with these parts may have behind its header."""
+    """Largest number of bytes of a message with these parts, without its header."""
     return sum(8 + length.most for length in lengths)
 
 
-def seal(kind: MessageKind, session: bytes, number: int, parts: Sequence[bytes], secret: bytes) -> bytes:
-    """A frame."""
+def pack_frame(kind: MessageKind, session: bytes, number: int, parts: Sequence[bytes], secret: bytes) -> bytes:
+    """A message as a frame."""
     body = b"".join(struct.pack("<Q", len(part)) + part for part in parts)
     head = HEADER.pack(MAGIC, kind, session, number, len(body))
     return head + body + _tag(head + body, secret)
 
 
 def body_length(head: bytes, most: int) -> int:
-    """Bytes that follow a header, the tag included.
+    """Number of bytes that follow a header, including the tag.
 
     Raises:
-        MessageFault: it is no header, or announces more than any message that may come now.
+        MessageFault: it is not a header, or announces more bytes than the expected message may have.
     """
     if len(head) != HEADER.size or head[:4] != MAGIC:
-        raise MessageFault("what the other party sent is no message of this protocol: check the address on both sides")
+        raise MessageFault("the other party sent no message of this protocol: check the address on both sides")
     length = int(HEADER.unpack(head)[4])
     if length > most:
         raise MessageFault(f"the other party's message claims {length:,} bytes where at most {most:,} are allowed")
     return length + TAG
 
 
-def unseal(
+def unpack_frame(
     frame: bytes, kind: MessageKind, session: bytes, number: int, lengths: Sequence[MessageLength], secret: bytes
 ) -> list[bytes]:
     """The parts of a frame.
 
     Args:
-        frame: all of it.
-        kind: which message must come now.
-        session: this run's.
-        number: of messages that came before.
-        lengths: of its parts.
-        secret: the shared secret, or nothing.
+        frame: the whole frame.
+        kind: kind of the expected message.
+        session: session id of this run.
+        number: number of messages received before.
+        lengths: lengths of its parts.
+        secret: the shared secret, or b"".
 
     Raises:
-        MessageFault: it is damaged, replayed, from another session, or not the message that must come now.
-        Ended: it is the other party's farewell.
+        MessageFault: it is damaged, replayed, from another session, or not the expected message.
+        PartyEnded: the other party ended the run.
     """
     head, body, tag = frame[: HEADER.size], frame[HEADER.size : -TAG], frame[-TAG:]
     magic, found, theirs, counted, length = HEADER.unpack(head) if len(head) == HEADER.size else (b"", 0, b"", 0, 0)

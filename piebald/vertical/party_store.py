@@ -1,12 +1,12 @@
-"""What a party keeps on its own disk: its steps, its checkpoints, and at the end what it may show.
+"""A party's own run folder: its steps, its checkpoints, and its results.
 
     RUN/transfer.toml                      the settings
     RUN/source/, RUN/target/               each party's own folder; on two machines, each has only one of them
-        steps.jsonl                        a line a step: seconds, bytes, losses
-        checkpoint-00000040.safetensors    weights and optimiser; the last two are kept
-        before.safetensors, after.safetensors    aligned rows for the picture, and scores of test rows at the target
+        steps.jsonl                        one line per step: seconds, bytes, losses
+        checkpoint-00000040.safetensors    weights and optimizer; the last two are kept
+        before.safetensors, after.safetensors    aligned rows for the figure, and scores of test rows at the target
 
-Keys, masks and what the other party sent are never written.
+Keys, masks and messages of the other party are never written.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from piebald.vertical.protocol import Role
 from piebald.vertical.transfer_settings import TransferSettings
 
 SETTINGS = "transfer.toml"
-KEPT = 2  # the parties' newest checkpoints are at most one apart, so two each always have one in common
+KEPT = 2  # the parties' newest checkpoints are at most one apart, so the last two have one in common
 
 
 class PartyStore:
@@ -39,10 +39,10 @@ class PartyStore:
 
     Args:
         run: the run folder.
-        role: whose folder in it.
+        role: role of the party.
 
     Raises:
-        RunFolderError: it cannot be written, or another process writes to it.
+        RunFolderError: the folder cannot be written, or another process writes to it.
     """
 
     def __init__(self, run: Path, role: Role) -> None:
@@ -54,54 +54,54 @@ class PartyStore:
         self._lock = RunLock(self.folder)
 
     def close(self) -> None:
-        """Let another process write to it."""
+        """Release the folder for other processes."""
         self._lock.release()
 
-    def kept(self) -> tuple[int, int]:
-        """The last two steps that can be resumed; 0 is the start."""
+    def last_steps(self) -> tuple[int, int]:
+        """The last two steps from which a run can be resumed; 0 is the start."""
         steps = [0, 0, *self._checkpoints()]
         return steps[-1], steps[-2]
 
-    def keep(self, party: Party) -> None:
-        """Write a checkpoint, and forget all but the last two."""
+    def save(self, party: Party) -> None:
+        """Write a checkpoint, and delete all but the last two."""
         tensors = {f"network.{name}": tensor for name, tensor in party.network.state_dict().items()}
-        for number, state in party.optimiser.state_dict()["state"].items():
+        for number, state in party.optimizer.state_dict()["state"].items():
             tensors |= {f"adam.{number}.{name}": tensor for name, tensor in state.items()}
         self._write(self._name(party.done), tensors)
         for step in self._checkpoints()[:-KEPT]:
             (self.folder / self._name(step)).unlink(missing_ok=True)
 
     def restore(self, party: Party, step: int) -> None:
-        """Take a party back to a checkpoint, and forget what came after it."""
+        """Reset a party to a checkpoint, and delete all later records."""
         for later in self._checkpoints():
             if later > step:
                 (self.folder / self._name(later)).unlink()
-        kept = [line for line in self.steps() if line["step"] < step]
-        self._replace("steps.jsonl", "".join(json.dumps(line) + "\n" for line in kept).encode())
+        remaining = [line for line in self.steps() if line["step"] < step]
+        self._replace("steps.jsonl", "".join(json.dumps(line) + "\n" for line in remaining).encode())
         party.done = step
         if step == 0:
             return
         tensors = read(self.folder / self._name(step))
         try:
             party.network.load_state_dict(_below(tensors, "network."))
-            state = party.optimiser.state_dict()
+            state = party.optimizer.state_dict()
             numbers = range(len(list(party.network.parameters())))
             state["state"] = {number: _below(tensors, f"adam.{number}.") for number in numbers}
-            party.optimiser.load_state_dict(state)
+            party.optimizer.load_state_dict(state)
         except (RuntimeError, KeyError, ValueError):
-            raise RunFolderError(f"{self.folder / self._name(step)} is of another network: start again") from None
+            raise RunFolderError(f"{self.folder / self._name(step)} belongs to another network: start again") from None
 
     def record(self, step: TransferStep) -> None:
-        """Add a line about a step."""
+        """Append the record of a step."""
         with (self.folder / "steps.jsonl").open("a", encoding="utf-8") as opened:
             opened.write(json.dumps(step.table()) + "\n")
 
     def steps(self) -> list[dict[str, Any]]:
-        """The lines of all steps; one that a killed process left unfinished is not counted."""
+        """Records of all steps, without one that a killed process left incomplete."""
         return read_steps(self.folder)
 
-    def show(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        """Keep what the party may show: aligned rows, scores."""
+    def write(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        """Write results of the party: aligned rows, scores."""
         self._write(f"{name}.safetensors", tensors)
 
     def _checkpoints(self) -> list[int]:
@@ -115,22 +115,22 @@ class PartyStore:
         self._replace(name, save({key: tensor.detach().clone() for key, tensor in tensors.items()}))
 
     def _replace(self, name: str, data: bytes) -> None:
-        aside = self.folder / f"{name}.new"
+        temporary = self.folder / f"{name}.new"
         try:
-            with aside.open("wb") as opened:
+            with temporary.open("wb") as opened:
                 opened.write(data)
                 opened.flush()
                 os.fsync(opened.fileno())
-            aside.replace(self.folder / name)
+            temporary.replace(self.folder / name)
         except OSError as error:
-            raise RunFolderError(f"{aside} cannot be written: {(error.strerror or str(error)).lower()}") from None
+            raise RunFolderError(f"{temporary} cannot be written: {(error.strerror or str(error)).lower()}") from None
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file.
+    """Read the tensors of a file.
 
     Raises:
-        RunFolderError: it is not there or damaged.
+        RunFolderError: the file is missing or damaged.
     """
     try:
         return load(path.read_bytes())
@@ -139,7 +139,7 @@ def read(path: Path) -> dict[str, Tensor]:
 
 
 def read_steps(folder: Path) -> list[dict[str, Any]]:
-    """The steps that a party recorded in its folder."""
+    """Read the steps that a party recorded in its folder."""
     path = folder / "steps.jsonl"
     found = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
@@ -151,10 +151,10 @@ def read_steps(folder: Path) -> list[dict[str, Any]]:
 
 
 def write_settings(run: Path, settings: TransferSettings) -> None:
-    """Begin a run folder.
+    """Create a run folder.
 
     Raises:
-        RunFolderError: it cannot be written, or is one of other settings.
+        RunFolderError: the folder cannot be written, or holds a run with other settings.
     """
     path = run / SETTINGS
     if path.exists() and read_settings(run).lasting() != settings.lasting():
@@ -167,7 +167,7 @@ def write_settings(run: Path, settings: TransferSettings) -> None:
 
 
 def read_settings(run: Path) -> TransferSettings:
-    """The settings of a run folder."""
+    """Read the settings of a run folder."""
     try:
         return TransferSettings.of(Document((run / SETTINGS).read_text(encoding="utf-8"), str(run / SETTINGS)))
     except (OSError, UnicodeDecodeError) as error:
@@ -175,7 +175,7 @@ def read_settings(run: Path) -> TransferSettings:
 
 
 def is_transfer(run: Path) -> bool:
-    """Whether a folder is that of a transfer."""
+    """Whether a folder is the run folder of a transfer."""
     return (run / SETTINGS).is_file()
 
 
@@ -187,5 +187,5 @@ def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def sample(rows: Tensor, most: int = 500) -> Tensor:
-    """The first rows, as many as a picture needs."""
+    """The first rows, enough for a figure."""
     return rows[:most].to(torch.float64)

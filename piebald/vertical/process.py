@@ -1,4 +1,4 @@
-"""One party as a process of its own: python -m piebald.vertical.process RUN ROLE PLACE."""
+"""One party as a separate process: python -m piebald.vertical.process RUN ROLE PLACE."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 from piebald.errors import PiebaldError
 
 
-def main(words: list[str]) -> int:
-    """Play one party, and say in one sentence how it ended if it did not end well."""
+def main(arguments: list[str]) -> int:
+    """Run one party, and print one sentence if it fails."""
     from piebald.vertical.party_store import read_settings
     from piebald.vertical.protocol import ROLES
     from piebald.vertical.transfer_runs import run_party
     from piebald.vertical.transfer_settings import TransferRuntime
 
-    folder, role, place = words
+    folder, role, place = arguments
     try:
         settings = read_settings(Path(folder))
         where = {"credentials" if settings.runtime.kind == "federation" else "address": place}

@@ -1,9 +1,9 @@
-"""A session of two parties: who they are, their keys, and products with nothing else exchanged.
+"""A session of two parties: the handshake, the exchange of keys, and products under encryption.
 
-hello  ->  <- hello        settings must agree; the later of the steps that both can resume is taken
+hello  ->  <- hello        settings must agree; the run starts from the last step that both can resume
 key    ->  <- key          each party owns a key; there is no third party
-then for every step, both ways at once:
-statistics -> masked -> opened
+then for every step, in both directions at once:
+statistics -> masked -> decrypted
 """
 
 from __future__ import annotations
@@ -20,15 +20,23 @@ import numpy as np
 
 from piebald.errors import RuntimeFault
 from piebald.vertical.channel import Channel
-from piebald.vertical.encryption.backend import Backend, Garbled, MessageLength
-from piebald.vertical.kernels import Floats, MatrixShare, Size
-from piebald.vertical.party_messages import EndReason, MessageFault, MessageKind, PartyEnded, limit, seal, unseal
+from piebald.vertical.encryption.backend import Backend, InvalidMessage, MessageLength
+from piebald.vertical.kernels import Floats, ProductSize, ProductStatistics
+from piebald.vertical.party_messages import (
+    EndReason,
+    MessageFault,
+    MessageKind,
+    PartyEnded,
+    limit,
+    pack_frame,
+    unpack_frame,
+)
 
 VERSION = 1
 Role = Literal["source", "target"]
 ROLES: tuple[Role, Role] = ("source", "target")
 HELLO = [MessageLength(2), MessageLength(1), MessageLength(32), MessageLength(16), MessageLength(16)]
-NOBODY = bytes(16)  # the session of the first message
+NOBODY = bytes(16)  # the session id of the first message
 
 
 class SettingsDiffer(RuntimeFault):
@@ -38,13 +46,13 @@ class SettingsDiffer(RuntimeFault):
 
 
 class PartySession:
-    """One party's end of a connection, from the greeting to the farewell.
+    """One party's end of a connection, from the handshake to the end of the run.
 
     Args:
-        channel: how frames travel.
-        role: which party this is.
+        channel: channel to the other party.
+        role: role of this party.
         timeout: seconds to wait for a message.
-        secret: shared by both parties, up to 64 bytes; none by default.
+        secret: a secret that both parties share, up to 64 bytes; none by default.
     """
 
     def __init__(self, channel: Channel, role: Role, timeout: float = 600.0, secret: bytes = b"") -> None:
@@ -54,25 +62,25 @@ class PartySession:
 
     def send(self, kind: MessageKind, parts: Sequence[bytes]) -> None:
         """Send a message."""
-        self.channel.send(seal(kind, self._session, self._sent, parts, self._secret))
+        self.channel.send(pack_frame(kind, self._session, self._sent, parts, self._secret))
         self._sent += 1
 
     def receive(self, kind: MessageKind, lengths: Sequence[MessageLength]) -> list[bytes]:
-        """The message that must come now."""
+        """Receive the expected message."""
         frame = self.channel.receive(max(limit(lengths), 64), self.timeout)
-        parts = unseal(frame, kind, self._session, self._received, lengths, self._secret)
+        parts = unpack_frame(frame, kind, self._session, self._received, lengths, self._secret)
         self._received += 1
         return parts
 
-    def greet(self, settings: Mapping[str, Any], steps: tuple[int, int] = (0, 0)) -> int:
+    def handshake(self, settings: Mapping[str, Any], steps: tuple[int, int] = (0, 0)) -> int:
         """Agree on settings, and on the step to start from.
 
         Args:
-            settings: all that must be the same on both sides.
-            steps: the last two steps that this party has kept.
+            settings: all settings that must be the same on both sides.
+            steps: the last two steps that this party can resume.
 
         Returns:
-            The largest step that both have.
+            The last step that both can resume.
         """
         text = json.dumps(settings, sort_keys=True).encode()
         digest, nonce = hashlib.blake2b(text, digest_size=32).digest(), secrets.token_bytes(16)
@@ -94,15 +102,15 @@ class PartySession:
         common = set(steps) & set(struct.unpack("<2q", kept))
         if not common:
             raise SettingsDiffer(
-                "the two parties kept no checkpoint of the same step: start both again, each in a new folder"
+                "the two parties have no checkpoint of the same step: start both again, each in a new folder"
             )
         first, second = (nonce, noise) if self.role == "source" else (noise, nonce)
         self._session = hashlib.blake2b(first + second, digest_size=16).digest()
         return max(common)
 
     @contextmanager
-    def farewell(self) -> Iterator[None]:
-        """Tell the other party why this one ends, in one number, if it ends before its time."""
+    def closing(self) -> Iterator[None]:
+        """Close the channel at the end; after an error, first send the other party the reason as one number."""
         try:
             yield
         except PartyEnded:
@@ -111,7 +119,7 @@ class PartySession:
             known = {
                 KeyboardInterrupt: EndReason.INTERRUPTED,
                 SettingsDiffer: EndReason.SETTINGS,
-                Garbled: EndReason.MESSAGE,
+                InvalidMessage: EndReason.MESSAGE,
             }
             reason = next((reason for kind, reason in known.items() if isinstance(error, kind)), EndReason.BROKEN)
             self.send(MessageKind.ABORT, [bytes([reason])])
@@ -121,16 +129,18 @@ class PartySession:
 
 
 class Products:
-    """Products both ways at once: this party owns some statistics, and asks about the other's.
+    """Products in both directions at once, of this party's statistics and of the other party's.
 
     Args:
-        session: a greeted session; keys are exchanged here.
-        backend: the encryption.
-        owned: shapes of the products of this party's statistics.
-        asked: shapes of those of the other's.
+        session: a session after its handshake; keys are exchanged here.
+        backend: the encryption backend.
+        owned: sizes of the products of this party's statistics.
+        asked: sizes of the products of the other party's statistics.
     """
 
-    def __init__(self, session: PartySession, backend: Backend, owned: Sequence[Size], asked: Sequence[Size]) -> None:
+    def __init__(
+        self, session: PartySession, backend: Backend, owned: Sequence[ProductSize], asked: Sequence[ProductSize]
+    ) -> None:
         self._session, self._backend = session, backend
         self.owned, self.asked = list(owned), list(asked)
         self._owner = backend.owner(self.owned)
@@ -140,28 +150,28 @@ class Products:
 
     def exchange(
         self,
-        shares: Sequence[MatrixShare],
-        questions: Sequence[Floats],
+        statistics: Sequence[ProductStatistics],
+        coefficients: Sequence[Floats],
         repeats: Sequence[int] = (),
         repeated: Sequence[int] = (),
     ) -> list[Floats]:
-        """Give one's shares, ask one's questions.
+        """Exchange statistics for products with this party's coefficients.
 
         Args:
-            shares: this party's statistics, one for each of `owned`.
-            questions: coefficients, one for each of `asked`, then one for each of `repeats`.
-            repeats: numbers of products of `asked` that are asked once more.
-            repeated: numbers of products of `owned` that the other party asks once more.
+            statistics: this party's statistics, one for each of `owned`.
+            coefficients: coefficients, one for each of `asked`, then one for each of `repeats`.
+            repeats: numbers of products of `asked` that this party requests once more.
+            repeated: numbers of products of `owned` that the other party requests once more.
 
         Returns:
-            C S + K for each question.
+            C S + K for each matrix of coefficients.
         """
         session, lengths = self._session, self._backend.lengths
-        encrypted = [self._owner.encrypt(share.matrix, size) for share, size in zip(shares, self.owned, strict=True)]
+        encrypted = [self._owner.encrypt(own.matrix, size) for own, size in zip(statistics, self.owned, strict=True)]
         session.send(MessageKind.STATISTICS, encrypted)
         places = [*range(len(self.asked)), *repeats]
         asked = [self.asked[place] for place in places]
-        prepared = [self._evaluator.prepare(c, size) for c, size in zip(questions, asked, strict=True)]
+        prepared = [self._evaluator.prepare(c, size) for c, size in zip(coefficients, asked, strict=True)]
 
         given = session.receive(MessageKind.STATISTICS, [lengths(size)[0] for size in self.asked])
         masked = [
@@ -172,25 +182,25 @@ class Products:
 
         answered = [*range(len(self.owned)), *repeated]
         theirs = session.receive(MessageKind.MASKED, [lengths(self.owned[place])[1] for place in answered])
-        opened = [
-            self._owner.open(blob, self.owned[place], shares[place].constant)
+        decrypted = [
+            self._owner.decrypt(blob, self.owned[place], statistics[place].constant)
             for blob, place in zip(theirs, answered, strict=True)
         ]
-        session.send(MessageKind.OPENED, opened)
+        session.send(MessageKind.DECRYPTED, decrypted)
 
-        ours = session.receive(MessageKind.OPENED, [lengths(size)[2] for size in asked])
+        ours = session.receive(MessageKind.DECRYPTED, [lengths(size)[2] for size in asked])
         return [
             self._evaluator.unmask(blob, mask, size) for blob, (_, mask), size in zip(ours, masked, asked, strict=True)
         ]
 
 
 def send_numbers(session: PartySession, kind: MessageKind, numbers: Floats) -> None:
-    """Send plain numbers: those that are meant to be known to both."""
+    """Send numbers without encryption that both parties may know."""
     session.send(kind, [np.asarray(numbers, dtype="<f8").tobytes()])
 
 
 def receive_numbers(session: PartySession, kind: MessageKind, count: int) -> Floats:
-    """Plain numbers; each must be finite."""
+    """Receive numbers without encryption; each must be finite."""
     (data,) = session.receive(kind, [MessageLength(8 * count)])
     numbers = np.frombuffer(data, "<f8").astype(np.float64)
     if not np.isfinite(numbers).all():

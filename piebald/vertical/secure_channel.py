@@ -1,7 +1,7 @@
-"""A connection between two parties of a federation: encrypted, and each proves by its certificate who it is.
+"""An encrypted connection between two parties of a federation, who prove their identities by certificates.
 
-One party has the server's credentials and listens, the other has a site's credentials and connects; which of them holds the labels does
-not matter.
+One party has the server's credentials and listens, the other has a site's credentials and connects.  Either of them may
+hold the labels.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Made = TypeVar("Made")
 
 
 class SecureChannel(SocketChannel):
-    """Between two processes, over TLS.
+    """Channel between two processes, over TLS.
 
-    TLS keeps one state for both directions.  So only one thread at a time may touch it, and none may wait inside.
+    TLS keeps one state for both directions.  So only one thread at a time may use it, and none may wait inside.
 
     Attributes:
-        over: set when the connection has ended here.
+        over: event that is set when the connection has ended here.
     """
 
     def __init__(self, connection: ssl.SSLSocket) -> None:
@@ -73,24 +73,24 @@ class SecureChannel(SocketChannel):
         self.over.set()
 
 
-def meet(credentials: Credentials, timeout: float) -> SecureChannel:
-    """The connection with the other party, once it is there.
+def open_channel(credentials: Credentials, timeout: float) -> SecureChannel:
+    """Connect to the other party, waiting until it is there.
 
     Raises:
-        SettingError: the credentials lists no other party, or its address cannot be listened on.
-        RuntimeFault: the other party did not come, or is not there.
+        SettingError: the credentials list no other party, or the address cannot be listened on.
+        RuntimeFault: the other party did not connect, or is not there.
     """
     came: queue.Queue[SecureChannel] = queue.Queue()
     over = threading.Event()
     known = credentials.sites() if credentials.party == SERVER else [SERVER]
     if not known:
-        raise SettingError(f"the credentials in {credentials.folder} lists no site that could be the other party")
+        raise SettingError(f"the credentials in {credentials.folder} list no site that could be the other party")
 
     def carry(connection: ssl.SSLSocket) -> None:
-        """Hand over the first connection of somebody who is known, and keep it until it ends."""
+        """Take the first connection of a known party, and hold it until it ends."""
         name = _name(connection)
         if name not in known or over.is_set():
-            log.warning("%s came, where %s is waited for: refused", name, " or ".join(known))
+            log.warning("refused a connection from %s: expected %s", name, " or ".join(known))
             return
         over.set()
         channel = SecureChannel(connection)
@@ -104,8 +104,8 @@ def meet(credentials: Credentials, timeout: float) -> SecureChannel:
     address = f"{credentials.host}:{credentials.port}"
     if credentials.party == SERVER:
         return _listen(credentials, carry, refusal, came, timeout)
-    words = (credentials.host, credentials.port), _context(credentials, server=False), carry, refusal, over
-    threading.Thread(target=keep_connecting, args=words, name="transfer connection", daemon=True).start()
+    arguments = (credentials.host, credentials.port), _context(credentials, server=False), carry, refusal, over
+    threading.Thread(target=keep_connecting, args=arguments, name="transfer connection", daemon=True).start()
     try:
         return came.get(timeout=timeout)
     except queue.Empty:

@@ -1,7 +1,7 @@
-"""A party's own table, CSV or Parquet, as its holding.  Each party reads its own file and nobody else's.
+"""A party's own table as its data, from a CSV or Parquet file.  Each party reads only its own file.
 
-Both tables have a key column.  It names the co-occurring rows, alike at both parties, and is empty in all other rows.
-Both parties bring these rows into the order of their keys; what they exchange of them is a digest.
+Both tables have a key column.  It identifies the co-occurring rows in the same way at both parties, and is empty in all
+other rows.  Both parties sort these rows by their keys, and exchange only a digest of the keys.
 """
 
 from __future__ import annotations
@@ -25,54 +25,54 @@ from piebald.vertical.transfer_settings import PartyFile, PartyFiles
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
-VALUES = 100  # a column of words may have so many different ones
+MAX_VALUES = 100  # largest number of different values in a text column
 Texts = NDArray[np.str_]
 
 
 def load(files: PartyFiles, role: Role, test: float, seed: int) -> PartyHolding:
-    """One party's holding.  Numbers become standard scores, and each value of a column of words a 0/1 column.
+    """Load one party's data.  Numbers become standard scores, and each value of a text column a 0/1 column.
 
     Args:
-        files: of the settings; only this party's is read.
-        role: which party.
-        test: share of the target's labelled rows without a key that is kept to judge the result; without labels, all
-            its rows are scored and nothing is judged.
-        seed: of that choice.
+        files: files of the settings; only this party's is read.
+        role: role of the party.
+        test: share of the target's labelled rows without a key that is held out to score the result; without labels,
+            all its rows are predicted and nothing is scored.
+        seed: seed of that choice.
 
     Raises:
-        SettingError: there is no such file, or a column is missing, has gaps, or holds what cannot be used.
+        SettingError: there is no such file, or a column is missing, has gaps, or holds unusable values.
     """
     file = getattr(files, role)
     if file is None:
-        raise SettingError(f"files.{role} is missing: say path and key of the {role}'s table under [files.{role}]")
+        raise SettingError(f"files.{role} is missing: give path and key of the {role}'s table under [files.{role}]")
     if role == "source" and file.label is None:
-        raise SettingError("files.source.label is missing: say which column of the source's table is to be predicted")
+        raise SettingError("files.source.label is missing: name the column of the source's table to predict")
     frame = read_table(Path(file.path))
     _check_columns(frame, file)
     keys, place = _keys(frame[file.key], file)
     labels = None if file.label is None else _labels(frame[file.label], file, role)
-    judged = np.zeros(len(frame), dtype=bool)
+    held_out = np.zeros(len(frame), dtype=bool)
     if role == "target" and labels is not None:
-        judged[_judged(labels, keys, file, test, seed)] = True
-    x, names = _features(frame, file, ~judged)
-    number = np.cumsum(~judged) - 1  # of a row among those that are trained on
+        held_out[_held_out(labels, keys, file, test, seed)] = True
+    x, names = _features(frame, file, ~held_out)
+    number = np.cumsum(~held_out) - 1  # position among the training rows
     nothing = torch.zeros(0, dtype=torch.float64)
     return PartyHolding(
-        x=x[~judged],
+        x=x[~held_out],
         y=torch.from_numpy(labels) if role == "source" and labels is not None else None,
         overlap=number[place],
         features=tuple(names),
-        test=x[judged] if judged.any() else x if role == "target" else x[:0],
-        test_y=torch.from_numpy(labels[judged]) if judged.any() and labels is not None else nothing,
+        test=x[held_out] if held_out.any() else x if role == "target" else x[:0],
+        test_y=torch.from_numpy(labels[held_out]) if held_out.any() and labels is not None else nothing,
         keys=hashlib.blake2b("\n".join(keys[place]).encode(), digest_size=16).hexdigest(),
     )
 
 
 def both(files: PartyFiles, test: float, seed: int) -> dict[Role, PartyHolding]:
-    """Both parties' holdings, where both files are on this machine.
+    """Load both parties' data, if both files are on this machine.
 
     Raises:
-        SettingError: as for one; or the tables do not name the same co-occurring rows.
+        SettingError: as for `load`, or the tables do not name the same co-occurring rows.
     """
     held: dict[Role, PartyHolding] = {role: load(files, role, test, seed) for role in ROLES}
     if held["source"].keys != held["target"].keys:
@@ -97,20 +97,20 @@ def _check_columns(frame: DataFrame, file: PartyFile) -> None:
 
 
 def _keys(column: Series[Any], file: PartyFile) -> tuple[Texts, Ints]:
-    """The keys [n], "" where there is none, and the places of co-occurring rows in the order of their keys."""
+    """The keys [n], "" for rows without one, and the positions of co-occurring rows in the order of their keys."""
     keys = _texts(column, file)
     place = np.flatnonzero(keys != "")
     place = place[np.argsort(keys[place], kind="stable")]
     twice = keys[place][:-1][keys[place][1:] == keys[place][:-1]]
     if len(twice):
         raise SettingError(
-            f"key {str(twice[0])!r} stands in two rows of {file.path}: each co-occurring row has its own"
+            f"key {str(twice[0])!r} is in two rows of {file.path}: each co-occurring row needs a key of its own"
         )
     return keys, place
 
 
 def _labels(column: Series[Any], file: PartyFile, role: Role) -> NDArray[np.float64]:
-    """-1 and 1, and at the target 0 where a row has no label [n]."""
+    """Labels -1 and 1 [n], and 0 for the target's rows without a label."""
     texts = _texts(column, file)
     if role == "source" and (gaps := int((texts == "").sum())):
         raise SettingError(
@@ -126,13 +126,14 @@ def _labels(column: Series[Any], file: PartyFile, role: Role) -> NDArray[np.floa
     return signs
 
 
-def _judged(labels: NDArray[np.float64], keys: Texts, file: PartyFile, test: float, seed: int) -> Ints:
-    """The target's rows that nobody trains on: a share of those with a label and without a key."""
+def _held_out(labels: NDArray[np.float64], keys: Texts, file: PartyFile, test: float, seed: int) -> Ints:
+    """The target's held-out rows: a share of those with a label and without a key."""
     free = np.flatnonzero((labels != 0) & (keys == ""))
     chosen = np.sort(generator(seed, "transfer", "test").permutation(free)[: round(len(free) * test)])
     if len(np.unique(labels[chosen])) != 2:
         raise SettingError(
-            f"{file.path} must have rows of both labels without a key to judge by, got {len(free)} labelled rows: "
+            f"{file.path} must have rows of both labels without a key to score the result, "
+            f"got {len(free)} labelled rows: "
             "leave files.target.label out, or take a larger data.test"
         )
     return chosen
@@ -141,7 +142,7 @@ def _judged(labels: NDArray[np.float64], keys: Texts, file: PartyFile, test: flo
 def _features(frame: DataFrame, file: PartyFile, train: NDArray[np.bool_]) -> tuple[torch.Tensor, list[str]]:
     """Inputs [n, f] and their names."""
     chosen = file.columns or [str(name) for name in frame.columns if name not in (file.key, file.label)]
-    numbers, words = [], []
+    numbers, texts = [], []
     for name in chosen:
         column = frame[name]
         if gaps := int(column.isna().sum()):
@@ -154,20 +155,20 @@ def _features(frame: DataFrame, file: PartyFile, train: NDArray[np.bool_]) -> tu
             if not np.isfinite(column.to_numpy(dtype=np.float64)).all():
                 raise SettingError(f"column {name!r} of {file.path} holds numbers that are not finite: replace them")
         else:
-            words.append(name)
-            if (count := column.astype(str).nunique()) > VALUES:
+            texts.append(name)
+            if (count := column.astype(str).nunique()) > MAX_VALUES:
                 raise SettingError(
-                    f"column {name!r} of {file.path} has {count} different values, and words may have {VALUES}: "
+                    f"column {name!r} of {file.path} has {count} different values, more than {MAX_VALUES}: "
                     "name the other columns in columns"
                 )
     if not chosen:
         raise SettingError(f"{file.path} must have a column besides key and label, got none")
-    x, names = encode(frame, numbers, words, train)
+    x, names = encode(frame, numbers, texts, train)
     return x.double(), names
 
 
 def _texts(column: Series[Any], file: PartyFile) -> Texts:
-    """A column as text, "" for gaps.  Whole numbers are written without a point: gaps make them floating."""
+    """A column as text, "" for gaps.  Whole numbers get no decimal point, although gaps make the column floating."""
     gaps = column.isna().to_numpy()
     values: list[Any] = column.tolist()
     if column.dtype.kind == "f":

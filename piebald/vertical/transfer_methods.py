@@ -1,4 +1,4 @@
-"""What pulls the two parties' aligned layers together: `smmd`, or the baseline `ftl`."""
+"""Methods that align the two parties' hidden layers: `smmd`, and the baseline `ftl`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from piebald.component import Component, build
 from piebald.errors import SettingError
 from piebald.vertical.ftl import Alignment
 from piebald.vertical.kernels import GaussianKernel, Kernel, MultiGaussianKernel
-from piebald.vertical.loss_terms import DiscrepancyTerm, Term
+from piebald.vertical.loss_terms import DiscrepancyTerm, LossTerm
 from piebald.vertical.protocol import Role
 
 
@@ -21,17 +21,17 @@ class Method(Component):
 
     axis = "method"
 
-    def term(self, role: Role, batch: int, overlap_batch: int, widths: Sequence[int]) -> Term:
-        """The term at one party, for batches of these sizes and aligned layers of these widths."""
+    def term(self, role: Role, batch: int, overlap_batch: int, widths: Sequence[int]) -> LossTerm:
+        """The term at one party, for these batch sizes and widths of aligned layers."""
         raise NotImplementedError
 
     @property
     def unit(self) -> bool:
-        """Whether rows are brought to length 1 before they are aligned."""
+        """Whether rows are scaled to length 1 before they are aligned."""
         return False
 
     def statement(self, widths: Sequence[int], batch: int, steps: int) -> str:
-        """What may be said about differential privacy."""
+        """The statement about differential privacy."""
         return "no noise is added, and nothing is claimed about differential privacy"
 
 
@@ -41,16 +41,16 @@ class Smmd(Method):
     Attributes:
         kernel: linear, polynomial or gaussian.
         alpha: weight in the loss, at least 0.
-        normalise: bring hidden rows to length 1 before they are compared.  The Gaussian's expansion needs it, and it
-            keeps alpha meaning the same for all kernels.
-        noise: Gaussian noise on the moments before they are encrypted, in units of how far replacing one row of the
-            batch moves them; 0 for none.
-        delta: of the statement about differential privacy.
+        normalize: scale hidden rows to length 1 before they are compared.  The Gaussian's expansion needs it, and it
+            keeps the meaning of alpha the same for all kernels.
+        noise: standard deviation of Gaussian noise on the moments before they are encrypted, in units of their
+            sensitivity to one row of the batch; 0 for none.
+        delta: delta of the statement about differential privacy.
     """
 
     kernel: Kernel = GaussianKernel()
     alpha: float = Field(default=1.0, ge=0)
-    normalise: bool = True
+    normalize: bool = True
     noise: float = Field(default=0.0, ge=0)
     delta: float = Field(default=1e-5, gt=0, lt=1)
 
@@ -71,9 +71,9 @@ class Smmd(Method):
 
     @property
     def unit(self) -> bool:
-        return self.normalise
+        return self.normalize
 
-    def term(self, role: Role, batch: int, overlap_batch: int, widths: Sequence[int]) -> Term:
+    def term(self, role: Role, batch: int, overlap_batch: int, widths: Sequence[int]) -> LossTerm:
         return DiscrepancyTerm(role, self.kernel, self.alpha, batch, widths, self.unit, self.noise)
 
     def statement(self, widths: Sequence[int], batch: int, steps: int) -> str:
@@ -90,7 +90,7 @@ class Smmd(Method):
 
 
 class Ftl(Method):
-    """Federated transfer learning (Liu, Chen, Yang 2018): co-occurring rows are pulled together, row by row.
+    """Federated transfer learning (Liu, Chen, Yang 2018): co-occurring rows are made similar, row by row.
 
     Attributes:
         kappa: weight in the loss, at least 0.
@@ -98,5 +98,5 @@ class Ftl(Method):
 
     kappa: float = Field(default=0.01, ge=0)
 
-    def term(self, role: Role, batch: int, overlap_batch: int, widths: Sequence[int]) -> Term:
+    def term(self, role: Role, batch: int, overlap_batch: int, widths: Sequence[int]) -> LossTerm:
         return Alignment(role, self.kappa, overlap_batch, widths[-1])

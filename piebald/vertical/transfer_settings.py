@@ -1,4 +1,4 @@
-"""The TOML file of a transfer: what may stand in it, and what is refused with its reason."""
+"""The settings of a transfer and its TOML file, checked when they are read."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from piebald.errors import SettingError, unknown
 from piebald.toml_document import Document, Key, dotted, dumps
 from piebald.vertical import encryption as backends
 from piebald.vertical.encryption.backend import Backend
-from piebald.vertical.loss_terms import LabelTerm, Term
+from piebald.vertical.loss_terms import LabelTerm, LossTerm
 from piebald.vertical.protocol import Role
 from piebald.vertical.transfer_methods import Method, Smmd
 
 
 class TransferSection(BaseModel):
-    """A table with fixed keys."""
+    """A table with a fixed set of keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class TransferData(TransferSection):
-    """Who holds what.
+    """The data of both parties.
 
     Attributes:
-        name: a table of `piebald data`.
-        overlap: co-occurring rows, which both parties hold.
-        source: names of the source's features; None for the set's own division, or every other one.
-        common: names of those that the target has, too.
+        name: name of a table of `piebald data`.
+        overlap: number of co-occurring rows, which both parties hold.
+        source: names of the source's features; None for the data set's own division, or every other feature.
+        common: names of the source's features that the target has, too.
         source_share: share of the other rows that the source holds.
-        test: share of the rows kept for testing, where the set has no published test part; with `files`, of the
+        test: share of held-out rows, if the data set has no published test part; with `files`, the share of the
             target's labelled rows without a key.
     """
 
@@ -59,11 +59,10 @@ class PartyFile(TransferSection):
 
     Attributes:
         path: a CSV, TSV or Parquet file.
-        key: the column that names co-occurring rows, alike at both parties; empty in all other rows.
-        columns: the features; by default all other columns.  Numbers become standard scores, words 0/1 columns.
-        label: the column to predict, with two values.  The target may leave it out: there it only judges the result.
-        positive: which of its values is the positive one, said for each party's own column; by default the last one in
-            order, like 1 or "yes".
+        key: the column that identifies co-occurring rows at both parties; empty in all other rows.
+        columns: the features; by default all other columns.  Numbers become standard scores, text becomes 0/1 columns.
+        label: the column to predict, with two values.  At the target it is optional and only scores the result.
+        positive: the positive value of the label column; by default the last one in sorted order, like 1 or "yes".
     """
 
     path: str
@@ -81,18 +80,18 @@ class PartyFile(TransferSection):
 
 
 class PartyFiles(TransferSection):
-    """Both parties' own tables, in place of a data set; a party alone needs only its own."""
+    """Both parties' own tables, instead of a data set; a party alone needs only its own."""
 
     source: PartyFile | None = None
     target: PartyFile | None = None
 
 
-class Networks(TransferSection):
+class NetworkSettings(TransferSection):
     """Each party's network.
 
     Attributes:
-        hidden: units of its own layers.
-        aligned: units of the layers that are pulled together; the last one is scored.
+        hidden: units of the party's own layers.
+        aligned: units of the aligned layers; the last one gives the scores.
     """
 
     hidden: tuple[int, ...] = (128,)
@@ -107,14 +106,14 @@ class Networks(TransferSection):
 
 
 class TransferRuntime(TransferSection):
-    """Where the parties run.
+    """Runtime of the parties.
 
     Attributes:
-        kind: "memory" for two threads, "sockets" for two processes, "federation" for two whose connection is encrypted
-            and proves who they are.
+        kind: "memory" for two threads, "sockets" for two processes, "federation" for two processes with an encrypted
+            and authenticated connection.
         address: for "sockets", host:port at which the target listens; by default a free port of this machine.
-        credentials: for "federation", a party's credentials, as `piebald provision` makes it; by default credentials that last as long as both
-            processes on this machine.
+        credentials: for "federation", the folder of a party's credentials, as `piebald provision` writes it; by default
+            temporary credentials for two processes on this machine.
         timeout: seconds that a party waits for a message.
     """
 
@@ -126,19 +125,19 @@ class TransferRuntime(TransferSection):
     @model_validator(mode="after")
     def _check_place(self) -> Self:
         if self.credentials is not None and (self.kind != "federation" or self.address is not None):
-            raise ValueError('credentials is for kind = "federation", and says the address, too')
+            raise ValueError('credentials are for kind = "federation" and contain the address')
         if self.address is not None and self.kind == "federation":
-            raise ValueError('address is for kind = "sockets": with "federation" the credentials says it')
+            raise ValueError('address is for kind = "sockets": with "federation" it comes from the credentials')
         return self
 
     @property
-    def apart(self) -> bool:
-        """Whether this is one party's, who meets the other somewhere."""
+    def is_one_party(self) -> bool:
+        """Whether these are the settings of one party that runs alone."""
         return self.address is not None or self.credentials is not None
 
 
 class _Invalid(SettingError):
-    """Settings that pydantic refused, with all that it said."""
+    """Settings that pydantic refused, with its error."""
 
     def __init__(self, error: ValidationError, fields: Mapping[str, Any]) -> None:
         super().__init__(sentence(error, "transfer", fields))
@@ -146,23 +145,23 @@ class _Invalid(SettingError):
 
 
 class TransferSettings(TransferSection):
-    """A transfer as its file says it, checked.
+    """Checked settings of a transfer.
 
     Attributes:
-        steps: of training.
-        seed: of the split, the first weights and the batches.
-        lr: Adam's rate, at both parties.
+        steps: number of training steps.
+        seed: seed of the split, the initial weights and the batches.
+        lr: Adam's learning rate, at both parties.
         beta: weight of half the squared weights in the loss.
-        batch: rows of each party whose moments are compared.
-        overlap_batch: co-occurring rows of a step.
-        balanced: the translator gives both classes the same weight.
-        own: weight of the source's own loss, of its own batch under its own translator; it stays at the source.
-        watch_every: steps between two looks at the losses, which cost about as much as another step.
-        checkpoint_every: steps between two that can be resumed.
+        batch: number of each party's own rows in a step, whose moments are compared.
+        overlap_batch: number of co-occurring rows in a step.
+        balanced: whether the translator gives both classes the same weight.
+        own: weight of the source's own loss, on its own batch with its own translator; it stays at the source.
+        watch_every: steps between two computations of the losses, each of which costs about as much as a step.
+        checkpoint_every: steps between two checkpoints.
         out: the run folder.
-        files: both parties' own tables, `[files.source]` and `[files.target]`, in place of `[data]`'s set.
-        method: see below.
-        backend: see below.
+        files: both parties' own tables, `[files.source]` and `[files.target]`, instead of the data set of `[data]`.
+        method: the method that aligns the hidden layers, see `transfer_methods`.
+        backend: the encryption backend, see `encryption`.
     """
 
     steps: int = Field(default=200, ge=1)
@@ -178,9 +177,9 @@ class TransferSettings(TransferSection):
     out: str | None = None
     data: TransferData = TransferData()
     files: PartyFiles | None = None
-    network: Networks = Networks()
+    network: NetworkSettings = NetworkSettings()
     method: Method = Smmd()
-    backend: Backend = backends.Bfv()
+    backend: Backend = backends.BfvBackend()
     runtime: TransferRuntime = TransferRuntime()
 
     _document: Document = PrivateAttr(default_factory=lambda: Document("", "settings"))
@@ -191,8 +190,8 @@ class TransferSettings(TransferSection):
         return build(info.field_name, value)
 
     @field_serializer("method", "backend")
-    def _table(self, part: Method | Backend) -> dict[str, Any]:
-        return part.table()
+    def _table(self, component: Method | Backend) -> dict[str, Any]:
+        return component.table()
 
     def __init__(self, **fields: Any) -> None:
         try:
@@ -203,7 +202,7 @@ class TransferSettings(TransferSection):
 
     @classmethod
     def load(cls, path: str | Path, flags: Sequence[str] = (), out: str | None = None) -> Self:
-        """Settings from a file, with the command line's flags on top."""
+        """Read settings from a file, overridden by the command line's flags."""
         try:
             document = Document(Path(path).read_text(encoding="utf-8-sig"), str(path))
         except UnicodeDecodeError:
@@ -218,11 +217,11 @@ class TransferSettings(TransferSection):
 
     @classmethod
     def of(cls, document: Document) -> Self:
-        """Settings from a document; the first thing that is wrong is said with its line."""
+        """Make settings from a document; an error names the line of the first problem."""
         try:
             made = cls(**document.values)
         except _Invalid as invalid:
-            raise _reject_reason(invalid.error, document) from None
+            raise _located_error(invalid.error, document) from None
         except SettingError as error:
             word = next((word for word in str(error).split() if word in cls.model_fields), "")
             key = next((key for key in ("method", "backend") if str(error).startswith(key)), word)
@@ -234,19 +233,19 @@ class TransferSettings(TransferSection):
         return self.model_dump(exclude_none=True, mode="json")
 
     def text(self) -> str:
-        """The file that says the same."""
+        """The settings as a TOML file."""
         return dumps(self.table())
 
     def lasting(self) -> dict[str, Any]:
-        """What a run folder keeps from its start to its end: all but where a party runs and writes."""
+        """The settings that stay the same throughout a run: all but the runtime and the run folder."""
         return {key: value for key, value in self.table().items() if key not in ("out", "runtime")}
 
     def agreed(self) -> dict[str, Any]:
-        """What must be the same at both parties.  A party's own file is its own affair."""
+        """The settings that must be the same at both parties: not the files, which each party has for itself."""
         return {key: value for key, value in self.lasting().items() if key != "files"}
 
-    def terms(self, role: Role) -> list[Term]:
-        """The loss, from one party's side."""
+    def terms(self, role: Role) -> list[LossTerm]:
+        """The terms of the loss, from one party's side."""
         widths = self.network.aligned
         return [
             LabelTerm(role, self.overlap_batch, widths[-1]),
@@ -254,18 +253,18 @@ class TransferSettings(TransferSection):
         ]
 
     def _check(self) -> None:
-        """Refuse what would give rows away, and what cannot be computed."""
+        """Refuse settings that would reveal rows, and settings that cannot be computed."""
         least = 2 * max(self.network.aligned)
         for name in ("batch", "overlap_batch"):
             rows = getattr(self, name)
             if rows < least:
                 raise SettingError(
                     f"{name} must be at least {least}, twice the units of the widest aligned layer, got {rows}: "
-                    "gradients show the other party's moments, and moments of so few rows show single rows"
+                    "gradients reveal the other party's moments, and moments of so few rows reveal single rows"
                 )
         if self.files is not None:
             if self.data != TransferData(test=self.data.test):
-                raise SettingError("files take the place of a data set: of data, give only data.test with them")
+                raise SettingError("files replace the data set: of [data], give only data.test with them")
         elif self.overlap_batch > self.data.overlap:
             raise SettingError(
                 f"overlap_batch must be at most data.overlap = {self.data.overlap}, got {self.overlap_batch}"
@@ -275,15 +274,18 @@ class TransferSettings(TransferSection):
                 self.backend.check(size)
 
 
-def _reject_reason(error: ValidationError, document: Document) -> SettingError:
-    """The first reject_reason about a document, with its place."""
+def _located_error(error: ValidationError, document: Document) -> SettingError:
+    """The first error in a document, with its line."""
     first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
     key: Key = tuple(word for word in first["loc"])
     place = document.origin(key)
     if first["type"] == "extra_forbidden":
         sections: Mapping[str | int, type[TransferSection]] = {
-            "data": TransferData, "files": PartyFiles if len(key) == 2 else PartyFile, "network": Networks, "runtime": TransferRuntime,
-        }  # fmt: skip
+            "data": TransferData,
+            "files": PartyFiles if len(key) == 2 else PartyFile,
+            "network": NetworkSettings,
+            "runtime": TransferRuntime,
+        }
         fields = TransferSettings.model_fields if len(key) == 1 else sections[key[0]].model_fields
         return SettingError(f"{place}: {unknown('setting of a transfer called', key[-1], fields)}")
     if first["type"] == "missing":
@@ -291,9 +293,9 @@ def _reject_reason(error: ValidationError, document: Document) -> SettingError:
     if first["type"].startswith("model_"):
         return SettingError(f"{place}: {dotted(key)} must be a table, [{dotted(key)}], got {first['input']!r}")
     if first["type"] == "value_error":
-        said = str(first["ctx"]["error"])
-        whole = said.startswith((str(key[0]), "there is no"))
-        return SettingError(f"{place}: {said if whole else f'{dotted(key)} {said}'}")
+        message = str(first["ctx"]["error"])
+        whole = message.startswith((str(key[0]), "there is no"))
+        return SettingError(f"{place}: {message if whole else f'{dotted(key)} {message}'}")
     return SettingError(
         f"{place}: {sentence(error, 'transfer', TransferSettings.model_fields).removeprefix('transfer: ')}"
     )

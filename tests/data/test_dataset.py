@@ -149,7 +149,7 @@ def test_owners_are_numbered_in_order() -> None:
     [
         ({"y": torch.zeros(3, dtype=torch.int64)}, "y must have one entry for each of the 4 rows, got 3"),
         ({"owners": {"who": Owners.of(np.zeros(5))}}, "who must have one entry for each of the 4 rows, got 5"),
-        ({"single_cluster": np.zeros(2, dtype=np.int64)}, "together must have one entry"),
+        ({"groups": np.zeros(2, dtype=np.int64)}, "groups must have one entry"),
         ({"y": torch.tensor([0, 1, 2, 0])}, "class numbers must be in 0..1, got 0..2"),
         ({"test": np.array([1])}, "a test part needs a train part"),
         ({"train": np.array([0, 1]), "test": np.array([1])}, "train and test must be different rows"),

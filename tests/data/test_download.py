@@ -198,8 +198,8 @@ def test_fashion_mnist(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_cifar10_and_cifar100(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    dice = np.random.default_rng(1)
-    image = dice.integers(0, 256, (12, 3072)).astype(np.uint8)
+    rng = np.random.default_rng(1)
+    image = rng.integers(0, 256, (12, 3072)).astype(np.uint8)
     ten = {f"data_batch_{n}.bin": bytes([n]) + image[n].tobytes() for n in range(1, 6)}
     ten |= {
         "test_batch.bin": b"\x09" + image[0].tobytes(),
@@ -305,7 +305,7 @@ def test_har_from_the_published_text(server: Server, monkeypatch: pytest.MonkeyP
     assert har.classes[5] == "laying"
     assert [har.owners["subject"].names[code] for code in har.owners["subject"].codes] == ["7", "7", "9", "2"]
     assert har.test.tolist() == [3]
-    assert har.together.tolist() == [0, 0, 1, 2]  # the first two windows share half their samples
+    assert har.groups.tolist() == [0, 0, 1, 2]  # the first two windows share half their samples
 
 
 @pytest.mark.parametrize(
@@ -399,7 +399,7 @@ def test_mnist_with_its_writers(server: Server, monkeypatch: pytest.MonkeyPatch)
     name = "qmnist-test-labels-idx2-int.gz"
     server.files[f"/{name}"] = gzip.compress(table((3, 4, 20)))
     monkeypatch.setitem(module.WRITERS, name, md5(server.files[f"/{name}"]))
-    with pytest.raises(SettingError, match="the test files in mnist_writers/ do not belong together"):
+    with pytest.raises(SettingError, match="the test files in mnist_writers/ do not fit together"):
         data.mnist_writers()
 
 

@@ -75,7 +75,7 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"x.wav cannot be read as WAV"):
         data.audio_folder(tmp_path)
     sound(tmp_path / "a" / "x.wav", [1, 2], rate=4000)
-    with pytest.raises(SettingError, match="has 4000 samples a second, not 16000"):
+    with pytest.raises(SettingError, match="has 4000 samples per second, not 16000"):
         data.audio_folder(tmp_path)
 
 

@@ -54,9 +54,9 @@ def test_the_weights_separate_photographs_of_another_source() -> None:
 
     office = data.office_caltech10()
     domain = office.owners["domain"].codes
-    dice = np.random.default_rng(0)
-    amazon = np.sort(dice.permutation(np.flatnonzero(domain == 0))[:PHOTOGRAPHS])
-    caltech = np.sort(dice.permutation(np.flatnonzero(domain == 1))[:PHOTOGRAPHS])
+    rng = np.random.default_rng(0)
+    amazon = np.sort(rng.permutation(np.flatnonzero(domain == 0))[:PHOTOGRAPHS])
+    caltech = np.sort(rng.permutation(np.flatnonzero(domain == 1))[:PHOTOGRAPHS])
     made = embed(squeezenet(), office.x[np.r_[amazon, caltech]], batch=32)
     made /= np.linalg.norm(made, axis=1, keepdims=True)
     probe = RidgeClassifier(alpha=1.0).fit(made[: len(amazon)], office.y[amazon])

@@ -93,14 +93,14 @@ def test_from_a_table_and_by_number() -> None:
 
 
 def test_images_in_bytes_stay_bytes_and_signals_have_no_range() -> None:
-    dice = np.random.default_rng(0)
-    images = torch.from_numpy(dice.integers(0, 256, (40, 3, 8, 8)).astype(np.uint8))
+    rng = np.random.default_rng(0)
+    images = torch.from_numpy(rng.integers(0, 256, (40, 3, 8, 8)).astype(np.uint8))
     y = torch.arange(40) % 2
     clean = Iid(clients=2).split(DataSet("images", images, y, ["a", "b"]))
     after = Iid(clients=2, changes=(Contrast(factor=0.5),)).split(DataSet("images", images, y, ["a", "b"]))
     assert after.x.std() == pytest.approx(float(clean.x.std()) / 2, rel=0.1)
     assert images.dtype == torch.uint8
-    signals = torch.from_numpy(dice.normal(size=(40, 2, 30)).astype(np.float32))
+    signals = torch.from_numpy(rng.normal(size=(40, 2, 30)).astype(np.float32))
     smooth = Iid(clients=2, changes=(Blur(sigma=2),)).split(DataSet("signals", signals, y, ["a", "b"]))
     assert smooth.x.std() < 0.6 * signals.std()
     assert smooth.x.mean() == pytest.approx(float(signals.mean()), abs=0.05)
@@ -127,7 +127,7 @@ def test_noise_has_the_stated_strength() -> None:
         (lambda: Noise(share=1.5), "share must be less than or equal to 1, got 1.5"),
         (
             lambda: Iid(clients=2, changes=(FlipRandom(),)).split(DataSet("real", torch.zeros(9, 1), torch.zeros(9))),
-            "nothing to flip",
+            "labels cannot be flipped",
         ),
         (
             lambda: Iid(clients=2, changes=(Blur(),)).split(DataSet("real", torch.zeros(9, 1), torch.zeros(9))),

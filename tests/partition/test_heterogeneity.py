@@ -27,8 +27,8 @@ from piebald.partition.heterogeneity import (
 from piebald.partition.statistics import Statistics, collect, total
 
 
-def covariance(dice: np.random.Generator, d: int, rows: int) -> np.ndarray:
-    return np.atleast_2d(np.cov(dice.normal(size=(rows, d)) @ dice.normal(size=(d, d)), rowvar=False))
+def covariance(rng: np.random.Generator, d: int, rows: int) -> np.ndarray:
+    return np.atleast_2d(np.cov(rng.normal(size=(rows, d)) @ rng.normal(size=(d, d)), rowvar=False))
 
 
 def slow_frechet(m1: np.ndarray, c1: np.ndarray, m2: np.ndarray, c2: np.ndarray) -> float:
@@ -39,16 +39,16 @@ def slow_frechet(m1: np.ndarray, c1: np.ndarray, m2: np.ndarray, c2: np.ndarray)
 
 @pytest.mark.parametrize("d", [1, 2, 7, 40])
 def test_frechet_is_the_slow_one(d: int) -> None:
-    dice = np.random.default_rng(d)
-    c1, c2 = covariance(dice, d, 4 * d + 3), covariance(dice, d, 3 * d + 3)
-    m1, m2 = dice.normal(size=(2, d))
+    rng = np.random.default_rng(d)
+    c1, c2 = covariance(rng, d, 4 * d + 3), covariance(rng, d, 3 * d + 3)
+    m1, m2 = rng.normal(size=(2, d))
     assert frechet(m1, c1, m2, c2) == pytest.approx(slow_frechet(m1, c1, m2, c2), rel=1e-9)
     assert frechet(m2, c2, m1, c1) == pytest.approx(frechet(m1, c1, m2, c2), rel=1e-12)
 
 
 def test_frechet_of_diagonals_has_a_closed_form() -> None:
-    dice = np.random.default_rng(0)
-    a, b, m = dice.uniform(0, 4, size=(3, 30))
+    rng = np.random.default_rng(0)
+    a, b, m = rng.uniform(0, 4, size=(3, 30))
     a[:10] = 0  # a degenerate direction is no trouble
     expected = (m**2).sum() + ((np.sqrt(a) - np.sqrt(b)) ** 2).sum()
     assert frechet(m, np.diag(a), np.zeros(30), np.diag(b)) == pytest.approx(expected, rel=1e-12)
@@ -56,8 +56,8 @@ def test_frechet_of_diagonals_has_a_closed_form() -> None:
 
 def test_frechet_with_fewer_rows_than_dimensions() -> None:
     """Rows that are the same but turned and moved: the distance of two rank-3 covariances is known."""
-    dice = np.random.default_rng(1)
-    basis = np.linalg.qr(dice.normal(size=(1024, 6)))[0]
+    rng = np.random.default_rng(1)
+    basis = np.linalg.qr(rng.normal(size=(1024, 6)))[0]
     spread = np.array([9.0, 4.0, 1e-6])
     first = (basis[:, :3] * spread) @ basis[:, :3].T
     second = (basis[:, 3:] * spread) @ basis[:, 3:].T
@@ -69,9 +69,9 @@ def test_frechet_with_fewer_rows_than_dimensions() -> None:
 
 
 def test_1024_dimensions_and_few_rows_are_finite_and_quick() -> None:
-    dice = np.random.default_rng(2)
-    few = [Statistics.of(embedding=dice.normal(size=(n, 1024)).astype(np.float32) + 100) for n in (1, 2, 50)]
-    everybody = total([*few, Statistics.of(embedding=dice.normal(size=(300, 1024)) + 100)])
+    rng = np.random.default_rng(2)
+    few = [Statistics.of(embedding=rng.normal(size=(n, 1024)).astype(np.float32) + 100) for n in (1, 2, 50)]
+    everybody = total([*few, Statistics.of(embedding=rng.normal(size=(300, 1024)) + 100)])
     start = time.process_time()
     distances = [frechet_to_rest(own, everybody) for own in few]
     assert time.process_time() - start < 30
@@ -82,9 +82,9 @@ def test_1024_dimensions_and_few_rows_are_finite_and_quick() -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(0, 99), st.sampled_from([0.0, 1e4]))
 def test_merged_statistics_are_those_of_the_pool(sizes: list[int], seed: int, offset: float) -> None:
-    dice = np.random.default_rng(seed)
-    z = [dice.normal(size=(n, 4)) + offset for n in sizes]
-    y = [dice.integers(0, 3, n) for n in sizes]
+    rng = np.random.default_rng(seed)
+    z = [rng.normal(size=(n, 4)) + offset for n in sizes]
+    y = [rng.integers(0, 3, n) for n in sizes]
     each = [Statistics.of(label, 3, rows) for label, rows in zip(y, z, strict=True)]
     pooled = Statistics.of(np.concatenate(y), 3, np.concatenate(z))
     for merged in (total(each), total(each[::-1])):
@@ -188,10 +188,10 @@ def test_clients_without_classes_or_counts() -> None:
         (lambda: Statistics.of(np.array([0]), 1, np.zeros((2, 2))), "a row for each label, got"),
         (lambda: Statistics(3, np.array([1, 1])), "counts must add up to the 3 rows, got 2"),
         (lambda: Statistics(1, None, np.zeros(2), np.zeros((3, 3))), r"scatter must be \[2, 2\] like the mean"),
-        (lambda: Statistics(1, np.array([1])).merge(Statistics(1)), "only where all count the same classes"),
+        (lambda: Statistics(1, np.array([1])).merge(Statistics(1)), "only if all count the same classes"),
         (lambda: measure([]), "at least one client, got none"),
         (lambda: measure([Statistics(1)], seconds=[1, 2]), "one number for each of 1 clients, got 2"),
-        (lambda: without(Statistics(1), Statistics(2)), "must be among everybody's"),
+        (lambda: without(Statistics(1), Statistics(2)), "must be among the overall rows"),
         (lambda: gini([-1.0]), "none below 0"),
     ],
 )

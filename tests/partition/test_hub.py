@@ -117,7 +117,7 @@ def test_partitions_of_flwr_datasets_become_clients() -> None:
     for source, more, message in (
         (Partitioner([none]), {"target": "y"}, "must have at least one row, got none"),
         (Partitioner([first]), {}, "a table needs target='...'"),
-        (Partitioner([first]), {"target": "y", "client": "x"}, "the partitioner says whose rows are whose"),
+        (Partitioner([first]), {"target": "y", "client": "x"}, "the partitioner assigns rows to clients"),
     ):
         with pytest.raises(SettingError, match=message):
             clients_from(source, **more)
@@ -125,8 +125,8 @@ def test_partitions_of_flwr_datasets_become_clients() -> None:
 
 def test_the_real_partitioners() -> None:
     real = pytest.importorskip("flwr_datasets.partitioner", reason="flwr-datasets is not installed")
-    dice = np.random.default_rng(0)
-    columns = {"x": dice.random((60, 3)).tolist(), "y": [n % 3 for n in range(60)], "who": list("abc") * 20}
+    rng = np.random.default_rng(0)
+    columns = {"x": rng.random((60, 3)).tolist(), "y": [n % 3 for n in range(60)], "who": list("abc") * 20}
     rows = datasets.Dataset.from_dict(columns)
     for partitioner, count in (
         (real.IidPartitioner(5), 5),

@@ -38,17 +38,17 @@ prepared = pytest.mark.skipif(
 
 def rows(count: int = 240, classes: int = 6, published: int = 0, seed: int = 0, together: int = 0) -> DataSet:
     """A data set whose inputs are the row numbers; 8 owners; the last `published` rows are the test part."""
-    dice = np.random.default_rng(seed)
-    y = dice.permutation(np.arange(count) % classes)
+    rng = np.random.default_rng(seed)
+    y = rng.permutation(np.arange(count) % classes)
     return DataSet(
         name="rows",
         x=torch.arange(count, dtype=torch.float32)[:, None],
         y=torch.from_numpy(y),
         classes=[f"class {number}" for number in range(classes)],
-        owners={"person": Owners.of(dice.integers(0, 8, count))},
+        owners={"person": Owners.of(rng.integers(0, 8, count))},
         train=np.arange(count - published) if published else None,
         test=np.arange(count - published, count) if published else None,
-        together=np.arange(count) // together if together else None,
+        groups=np.arange(count) // together if together else None,
     )
 
 
@@ -107,7 +107,7 @@ def test_rows_that_belong_together_are_on_one_side(kind: Partition, published: i
     everything = rows(together=4, published=published)
     clients = kind.split(everything)
     check(clients, np.arange(240))
-    group = everything.together
+    group = everything.groups
     if kind.kind != "by_owner":
         learned = np.concatenate(of_each(clients, "train") + of_each(clients, "validation"))
         tested = np.concatenate(of_each(clients, "test"))
@@ -238,8 +238,8 @@ def test_sessions_of_traffic_do_not_leak() -> None:
     traffic = data.traffic()
     for kind in (Dirichlet(clients=20, alpha=0.5, validation=0.1), ByOwner(owner="capture", validation=0.1)):
         clients = kind.split(traffic)
-        tested = set(traffic.together[np.concatenate(of_each(clients, "test"))])
-        learned = set(traffic.together[np.concatenate(of_each(clients, "train"))])
+        tested = set(traffic.groups[np.concatenate(of_each(clients, "test"))])
+        learned = set(traffic.groups[np.concatenate(of_each(clients, "train"))])
         assert not tested & learned
         assert 0.18 < len(clients.common) / len(traffic) < 0.22
 
@@ -442,7 +442,7 @@ def test_a_printed_pattern_is_dealt_as_it_stands() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "classes_each or held must say what clients hold, and not both"),
+        ({}, "either classes_each or held must be given, and not both"),
         ({"classes_each": 2, "held": ((0,), (1,))}, "and not both"),
         ({"held": ((0,),)}, "held says how many classes for 1 clients but clients is 2: give one list for each client"),
         ({"held": ((0, 0), (1,))}, "held must list different classes, numbered from 0, got"),

@@ -166,7 +166,10 @@ def test_published_test_rows_go_to_the_nearest_region() -> None:
         (lambda: Skewed(ratio=1), "ratio must be greater than 1"),
         (lambda: Explicit(rows=(3, 0)), "rows must be at least 1 for each client, got 0"),
         (lambda: Iid(clients=2, sizes=Explicit(rows=(3, 1, 1))).split(even()), "each of the 2 clients, got 3"),
-        (lambda: Iid(clients=2, sizes=Explicit(rows=(900, 200))).split(even()), "1100 rows are asked for, and 1000"),
+        (
+            lambda: Iid(clients=2, sizes=Explicit(rows=(900, 200))).split(even()),
+            "rows add up to 1100, and there are 1000",
+        ),
         (
             lambda: Iid(clients=50, sizes=Skewed()).split(even()),
             "50 clients of different sizes need 1275 rows, got 1000",

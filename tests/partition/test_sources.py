@@ -152,7 +152,7 @@ def test_numbered_clients_are_in_order_of_their_numbers() -> None:
         (
             None,
             {"target": "ill"},
-            "a table needs client='...', the column that says whose row it is: it has hosp",
+            "a table needs client='...', the column that names the client of each row: it has hosp",
         ),
         (None, {"client": "hospital"}, "a table needs target='...', the column that is to be predicted"),
         (None, {"client": "hospitl", "target": "ill"}, "no column 'hospitl': did you mean 'hospital'"),
@@ -197,7 +197,7 @@ def test_empty_and_oddly_named_tables() -> None:
     with pytest.raises(SettingError, match="column names must be text, got 0"):
         clients_from(pd.DataFrame(np.ones((2, 3))), client="0", target="1")
     twice = pd.DataFrame([["a", 1.0, 2.0, 0]], columns=["who", "x", "x", "y"])
-    with pytest.raises(SettingError, match="column 'x' is there twice"):
+    with pytest.raises(SettingError, match="column 'x' occurs twice"):
         clients_from(twice, client="who", target="y")
 
 
@@ -333,8 +333,8 @@ def test_parquet_without_pyarrow_names_the_command(tmp_path: Path, monkeypatch: 
 
 
 def test_tokens_stay_whole_numbers_and_can_be_embedded() -> None:
-    dice = np.random.default_rng(0)
-    texts = [(dice.integers(0, 50, (12, 7)), dice.integers(0, 2, 12)) for _ in range(3)]
+    rng = np.random.default_rng(0)
+    texts = [(rng.integers(0, 50, (12, 7)), rng.integers(0, 2, 12)) for _ in range(3)]
     clients = clients_from(texts, tokens=True, common=(texts[0][0], texts[0][1]))
     assert clients.rows(0, "train").x.dtype == torch.int64
     assert clients.common.x.dtype == torch.int64
@@ -354,7 +354,7 @@ def test_tokens_stay_whole_numbers_and_can_be_embedded() -> None:
 @pytest.mark.parametrize(
     ("x", "message"),
     [
-        (np.ones((2, 3)), "tokens must be whole numbers of at least 0, got float64 numbers: number words from 0"),
+        (np.ones((2, 3)), "tokens must be whole numbers of at least 0, got float64 numbers: number tokens from 0"),
         (np.array([[0, -1]]), "client '0': tokens must be whole numbers of at least 0, got -1"),
     ],
 )

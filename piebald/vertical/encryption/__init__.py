@@ -1,11 +1,11 @@
-"""Encryption behind one interface: see `base`."""
+"""Encryption backends behind one interface: see `backend`."""
 
 from __future__ import annotations
 
 from piebald.vertical.encryption.backend import Backend, Evaluator, KeyOwner
-from piebald.vertical.encryption.bfv import Bfv
-from piebald.vertical.encryption.fixed_point import FixedPoint
-from piebald.vertical.encryption.paillier import Paillier
-from piebald.vertical.encryption.plain import Plain
+from piebald.vertical.encryption.bfv import BfvBackend
+from piebald.vertical.encryption.fixed_point import FixedBackend
+from piebald.vertical.encryption.paillier import PaillierBackend
+from piebald.vertical.encryption.plain import PlainBackend
 
-__all__ = ["Backend", "Bfv", "Evaluator", "FixedPoint", "KeyOwner", "Paillier", "Plain"]
+__all__ = ["Backend", "BfvBackend", "Evaluator", "FixedBackend", "KeyOwner", "PaillierBackend", "PlainBackend"]

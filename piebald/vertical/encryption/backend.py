@@ -1,12 +1,12 @@
-"""What every backend offers: an owner, an evaluator, and a mask between them.
+"""The interface of encryption backends: an owner, an evaluator, and a mask between them.
 
-    owner                                          evaluator
-    encrypt(S)            -- encrypted -->         prepare(C), then multiply: C S under encryption, plus a uniform mask
-    open: decrypt, add K  <-- masked ----
-                          --- opened ---->         unmask: C S + K, and nothing else
+    owner                                   evaluator
+    encrypt(S)      -- encrypted -->        prepare(C), then multiply: C S under encryption, plus a uniform mask
+    decrypt, add K  <-- masked -----
+                    --- decrypted ->        unmask: C S + K, and nothing else
 
-The owner sees uniform numbers, the evaluator its product.  Numbers are fixed-point integers: bit for bit the same
-product comes out of `fixed`, `bfv` and `paillier`.
+The owner sees uniform numbers, the evaluator its product.  Numbers are fixed-point integers: the backends `fixed`,
+`bfv` and `paillier` compute the same product, bit for bit.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 
 from piebald.component import Component
 from piebald.errors import RuntimeFault, SettingError
-from piebald.vertical.kernels import Floats, Size
+from piebald.vertical.kernels import Floats, ProductSize
 
 Ints = NDArray[np.int64]
 
 
-class Garbled(RuntimeFault):
-    """What the other party sent cannot be what it should be: damaged, replayed, or made under another key."""
+class InvalidMessage(RuntimeFault):
+    """A message of the other party is invalid: damaged, replayed, or made under another key."""
 
 
 ROOM = 49  # results are below 2^49 in size: half of the 50-bit plaintext modulus of BFV, and less than a Paillier slot
@@ -36,16 +36,16 @@ ROOM = 49  # results are below 2^49 in size: half of the 50-bit plaintext modulu
 
 @dataclass(frozen=True, slots=True)
 class FixedPointScale:
-    """Binary digits after the point: of the evaluator's coefficients, and of the owner's statistics."""
+    """Number of binary digits after the point, of the evaluator's coefficients and of the owner's statistics."""
 
     coefficients: int
     statistics: int
 
     @classmethod
-    def of(cls, size: Size) -> FixedPointScale:
-        """All digits that a result of this size leaves room for, one kept free so that nonsense can be told.
+    def of(cls, size: ProductSize) -> FixedPointScale:
+        """The largest scale for results of this size, with one digit kept free so that invalid results are detected.
 
-        The statistics get six more or above: they are means, and smaller than the coefficients.
+        The statistics get at least six digits more: they are means, and smaller than the coefficients.
         """
         total = ROOM - 1 - max(math.ceil(math.log2(size.bound)), 0)
         coefficients = min((total - 6) // 2, 18)
@@ -53,7 +53,7 @@ class FixedPointScale:
 
     @property
     def result(self) -> int:
-        """Digits after the point of the product."""
+        """Number of binary digits after the point of the product."""
         return self.coefficients + self.statistics
 
 
@@ -64,20 +64,20 @@ def to_integers(values: Floats, digits: int) -> Ints:
         RuntimeFault: a value is not finite, or too large for a 53-bit integer.
     """
     scaled = np.rint(np.ldexp(np.asarray(values, dtype=np.float64), digits))
-    if not np.all(np.abs(scaled) < 2.0**53):  # also where it is not a number
+    if not np.all(np.abs(scaled) < 2.0**53):  # false for NaN, too
         raise RuntimeFault("a hidden value is not finite or far too large: training has diverged, lower the rate lr")
     return scaled.astype(np.int64)
 
 
-def to_floats(values: Ints, size: Size) -> Floats:
-    """The result of a product as numbers.
+def to_floats(values: Ints, size: ProductSize) -> Floats:
+    """The result of a product as floating-point numbers.
 
     Raises:
-        Garbled: a value is beyond the bound, as one from another key or a wrong ciphertext almost surely is.
+        InvalidMessage: a value is outside the bound, as almost every result of another key or a wrong ciphertext is.
     """
     scale = FixedPointScale.of(size)
     if np.any(np.abs(values) > 1 << (ROOM - 1)):
-        raise Garbled(
+        raise InvalidMessage(
             "a result lies outside its declared range, so it was encrypted under another key or is damaged: "
             "start both parties again"
         )
@@ -85,7 +85,7 @@ def to_floats(values: Ints, size: Size) -> Floats:
 
 
 def exact_product(coefficients: Ints, statistics: Ints) -> Ints:
-    """C S in integers.  Through floating point where that is exact, since NumPy multiplies integers slowly."""
+    """C S in integers, computed in floating point where that is exact, since NumPy multiplies integers slowly."""
     largest = float(np.abs(coefficients).max(initial=0)) * float(np.abs(statistics).max(initial=0))
     if largest * coefficients.shape[1] < 2.0**53:
         product: Ints = (coefficients.astype(np.float64) @ statistics.astype(np.float64)).astype(np.int64)
@@ -94,7 +94,7 @@ def exact_product(coefficients: Ints, statistics: Ints) -> Ints:
 
 
 def uniform(count: int, below: int) -> NDArray[np.uint64]:
-    """Numbers from 0 to below - 1, each with the same probability, from the system's generator."""
+    """Uniformly distributed numbers from 0 to below - 1, from the operating system's generator."""
     bits = (below - 1).bit_length()
     found = np.empty(0, dtype=np.uint64)
     while len(found) < count:
@@ -105,86 +105,86 @@ def uniform(count: int, below: int) -> NDArray[np.uint64]:
 
 @dataclass(frozen=True, slots=True)
 class MessageLength:
-    """How many bytes a message part has: at most, and whether always."""
+    """Length of a message part in bytes: the largest allowed one, and whether it is exact."""
 
     most: int
     exact: bool = True
 
 
 class KeyOwner(ABC):
-    """Holds the private key and the statistics."""
+    """The party with the private key and the statistics."""
 
     announcement: bytes
 
     @abstractmethod
-    def encrypt(self, statistics: Floats, size: Size) -> bytes:
-        """S [inner, width], under this owner's key."""
+    def encrypt(self, statistics: Floats, size: ProductSize) -> bytes:
+        """Encrypt S [inner, width] under this owner's key."""
 
     @abstractmethod
-    def open(self, masked: bytes, size: Size, constant: Floats) -> bytes:
-        """What is in a masked product, with the owner's constant [width] or [rows, width] added: uniform numbers."""
+    def decrypt(self, masked: bytes, size: ProductSize, constant: Floats) -> bytes:
+        """Decrypt a masked product and add the owner's constant [width] or [rows, width]; the result is uniform."""
 
 
 class Evaluator(ABC):
-    """Knows an owner's public key, and the coefficients."""
+    """The party with the coefficients, which knows the owner's public key."""
 
     @abstractmethod
-    def prepare(self, coefficients: Floats, size: Size) -> Any:
-        """C [rows, inner] as `multiply` wants it; may be made while waiting for the other party."""
+    def prepare(self, coefficients: Floats, size: ProductSize) -> Any:
+        """Encode C [rows, inner] for `multiply`, for instance while waiting for the other party."""
 
     @abstractmethod
-    def multiply(self, encrypted: bytes, prepared: Any, size: Size) -> tuple[bytes, Any]:
-        """The masked product, and the mask."""
+    def multiply(self, encrypted: bytes, prepared: Any, size: ProductSize) -> tuple[bytes, Any]:
+        """Compute the masked product; return it and the mask."""
 
     @abstractmethod
-    def unmask(self, opened: bytes, mask: Any, size: Size) -> Floats:
-        """C S + K [rows, width]."""
+    def unmask(self, decrypted: bytes, mask: Any, size: ProductSize) -> Floats:
+        """Remove the mask: C S + K [rows, width]."""
 
 
 class Backend(Component):
-    """Under what encryption the two parties compute."""
+    """The encryption of a transfer."""
 
     axis = "backend"
     hides: ClassVar[bool] = True  # whether anything is encrypted
 
-    def owner(self, sizes: list[Size]) -> KeyOwner:
-        """An owner with a new key of its own, for products of these shapes."""
+    def owner(self, sizes: list[ProductSize]) -> KeyOwner:
+        """An owner with a new key, for products of these sizes."""
         raise NotImplementedError
 
     def evaluator(self, announcement: bytes) -> Evaluator:
-        """An evaluator for the owner who announced this.
+        """An evaluator for the owner with this announcement.
 
         Raises:
-            Garbled: the announcement is not a key of this backend.
+            InvalidMessage: the announcement is not a key of this backend.
         """
         raise NotImplementedError
 
     def announced(self) -> MessageLength:
-        """Length of an announcement."""
+        """Length of an owner's announcement."""
         raise NotImplementedError
 
-    def lengths(self, size: Size) -> tuple[MessageLength, MessageLength, MessageLength]:
-        """Lengths of a product's encrypted, masked and opened parts."""
+    def lengths(self, size: ProductSize) -> tuple[MessageLength, MessageLength, MessageLength]:
+        """Lengths of a product's encrypted, masked and decrypted parts."""
         raise NotImplementedError
 
-    def check(self, size: Size) -> None:
-        """Refuse, before anything runs, a product that this backend cannot compute."""
+    def check(self, size: ProductSize) -> None:
+        """Refuse a product that this backend cannot compute, before anything runs."""
         if size.bound >= 2.0 ** (ROOM - 17):
             raise SettingError(
                 f"backend {self.kind!r}: results may grow to {size.bound:.3g}, which leaves fewer than 16 binary "
-                "digits after the point: use fewer aligned units, a smaller c or degree, or normalise = true"
+                "digits after the point: use fewer aligned units, a smaller c or degree, or normalize = true"
             )
 
 
-class Unencrypted(Backend):
-    """Numbers of eight bytes and no key: what `fixed` and `plain` have in common."""
+class UnencryptedBackend(Backend):
+    """Base class of backends without encryption: numbers of eight bytes and no key."""
 
-    axis = "backend"  # no choice of its own
+    axis = "backend"  # a base class, not a choice
     hides: ClassVar[bool] = False
 
     def announced(self) -> MessageLength:
         return MessageLength(0)
 
-    def lengths(self, size: Size) -> tuple[MessageLength, MessageLength, MessageLength]:
+    def lengths(self, size: ProductSize) -> tuple[MessageLength, MessageLength, MessageLength]:
         out = MessageLength(8 * size.rows * size.width)
         return MessageLength(8 * size.inner * size.width), out, out

@@ -1,16 +1,16 @@
 """BFV: exact integers modulo t in thousands of slots.  Depth one: ciphertext times plaintext, never two ciphertexts.
 
-Two ways to lay out C S (rows n, inner p, width w, padded to a power of two):
+Two ways to lay out C S (rows n, inner p, width w padded to a power of two):
 
-`turn`    slot (r, a) = S[r mod c, a].  Turned by k blocks it holds S[r + k, a]; times C[r, r + k], summed over k, it is
-          row r of C S, at once for degree / w rows.  Baby and giant steps: 14 turns for 64 columns.  p columns make
-          ceil(p / c) such ciphertexts, which share the giant steps.
-`gather`  every term C[i, b] S[b, a] has a slot of its own and the owner adds up the *masked* slots; no turns.  For one
-          row or one column.
+`rotate`  slot (r, a) = S[r mod c, a].  Rotated by k blocks it holds S[r + k, a]; times C[r, r + k], summed over k, it
+          is row r of C S, for degree / w rows at once.  Baby and giant steps: 14 rotations for 64 columns.  p columns
+          make ceil(p / c) such ciphertexts, which share the giant steps.
+`gather`  every term C[i, b] S[b, a] has a slot of its own and the owner adds up the *masked* slots; no rotations.  For
+          one row or one column.
 
-Masks are uniform modulo t in every slot, and go in as a fresh encryption under the owner's public key.  The owner knows
-the randomness of what it sent, so a mask added in plain would hide the sum but not the coefficients.  Dropping to the
-smallest modulus rounds most of the noise away, which depends on C as well.
+Masks are uniform modulo t in every slot, and are added as a fresh encryption under the owner's public key.  The owner
+knows the randomness of what it sent, so a mask added without encryption would hide the sum but not the coefficients.
+Switching to the smallest modulus removes most of the noise, which depends on C as well.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from piebald.vertical.encryption.backend import (
     Backend,
     Evaluator,
     FixedPointScale,
-    Garbled,
     Ints,
+    InvalidMessage,
     KeyOwner,
     MessageLength,
     to_floats,
@@ -38,33 +38,34 @@ from piebald.vertical.encryption.backend import (
     uniform,
 )
 from piebald.vertical.encryption.seal import SealContext, Unsigned, library
-from piebald.vertical.kernels import Floats, Size
+from piebald.vertical.kernels import Floats, ProductSize
 
-EAGER = 512  # plaintexts made before the other party's message is there; each takes 0.2 to 0.6 MB
+EAGER = 512  # plaintexts encoded before the other party's message arrives; each takes 0.2 to 0.6 MB
 
 
-class Bfv(Backend):
-    """The lattice scheme BFV (Fan, Vercauteren 2012) in Microsoft SEAL, by TenSEAL: quick, messages of 0.1 to 12 MB.
+class BfvBackend(Backend):
+    """The lattice scheme BFV (Fan, Vercauteren 2012) in Microsoft SEAL, through TenSEAL: fast, messages of 0.1 to 12
+    MB.
 
     Attributes:
-        degree: slots of a ciphertext.  With 16384 the noise left in a result tells the owner less about the
-            evaluator's numbers, and everything takes two to three times as long.
-        columns: the largest number of columns turned as one block; keys for the turns are made and sent once.
+        degree: number of slots of a ciphertext.  With 16384 the noise left in a result reveals less about the
+            evaluator's numbers to the owner, and everything takes two to three times as long.
+        columns: largest number of columns rotated as one block; keys for the rotations are sent once.
     """
 
     degree: Literal[8192, 16384] = 8192
     columns: int = Field(default=64, ge=1, le=512)
 
-    def owner(self, sizes: list[Size]) -> KeyOwner:
-        return _Owner(context(self.degree), self, sizes)
+    def owner(self, sizes: list[ProductSize]) -> KeyOwner:
+        return _BfvOwner(context(self.degree), self, sizes)
 
     def evaluator(self, announcement: bytes) -> Evaluator:
-        return _Evaluator(context(self.degree), self, announcement)
+        return _BfvEvaluator(context(self.degree), self, announcement)
 
     def announced(self) -> MessageLength:
         return MessageLength(200_000_000, exact=False)
 
-    def lengths(self, size: Size) -> tuple[MessageLength, MessageLength, MessageLength]:
+    def lengths(self, size: ProductSize) -> tuple[MessageLength, MessageLength, MessageLength]:
         plan = self.layout(size)
         fresh, small = 64 * self.degree + 4096, 16 * self.degree + 4096
         return (
@@ -73,11 +74,11 @@ class Bfv(Backend):
             MessageLength(8 * size.rows * size.width),
         )
 
-    def layout(self, size: Size) -> BfvLayout:
-        """How a product of this shape lies in slots."""
+    def layout(self, size: ProductSize) -> BfvLayout:
+        """The layout of a product of this size."""
         return layout(size, self.degree, self.columns)
 
-    def check(self, size: Size) -> None:
+    def check(self, size: ProductSize) -> None:
         super().check(size)
         library()
         if power(size.width) > self.degree // 2:
@@ -88,17 +89,19 @@ class Bfv(Backend):
 
 @dataclass(frozen=True, slots=True)
 class BfvLayout:
-    """How a product lies in slots.
+    """Layout of a product in slots.
 
     Attributes:
-        way: "turn", or "gather" over the rows of S ("column": one row of C) or its columns ("row": S has one column).
-        inputs: ciphertexts of S.  outputs: masked ciphertexts.
-        block: slots that belong together: the padded width, or for "row" the padded inner size.
-        columns: columns turned as one block, a power of two; `tail` of the last block, which may be smaller.
-        samples: rows of C in one output.
+        way: "rotate", or "gather" over the rows of S ("column": one row of C) or its columns ("row": S has one column).
+        inputs: number of ciphertexts of S.
+        outputs: number of masked ciphertexts.
+        block: number of slots of a block: the padded width, or for "row" the padded inner size.
+        columns: number of columns rotated as one block, a power of two.
+        tail: number of columns of the last block, which may be smaller.
+        samples: number of rows of C in one output.
     """
 
-    way: Literal["turn", "column", "row"]
+    way: Literal["rotate", "column", "row"]
     inputs: int
     outputs: int
     block: int
@@ -114,12 +117,12 @@ def power(number: int) -> int:
 
 @functools.cache
 def context(degree: int) -> SealContext:
-    """One context for each degree and process: it holds no keys."""
+    """One context per degree and process; it holds no keys."""
     return SealContext(degree)
 
 
-def layout(size: Size, degree: int, columns: int = 64) -> BfvLayout:
-    """How a product of this shape lies in slots."""
+def layout(size: ProductSize, degree: int, columns: int = 64) -> BfvLayout:
+    """The layout of a product of this size."""
     if size.rows == 1:
         block = power(size.width)
         return BfvLayout("column", math.ceil(size.inner * block / degree), 1, block, 1, 1, 1)
@@ -131,74 +134,74 @@ def layout(size: Size, degree: int, columns: int = 64) -> BfvLayout:
     samples = degree // block
     inputs = math.ceil(size.inner / columns)
     tail = power(size.inner - (inputs - 1) * columns)
-    return BfvLayout("turn", inputs, math.ceil(size.rows / samples), block, columns, tail, samples)
+    return BfvLayout("rotate", inputs, math.ceil(size.rows / samples), block, columns, tail, samples)
 
 
 def steps(columns: int) -> tuple[int, int]:
-    """Baby and giant steps for so many columns: their product is `columns`."""
+    """Numbers of baby and giant steps, whose product is `columns`."""
     baby = 1 << math.ceil(math.log2(columns) / 2)
     return baby, columns // baby
 
 
 def modular(values: Ints, t: int) -> Unsigned:
-    """Signed integers modulo t."""
+    """Signed integers reduced modulo t."""
     return np.mod(values, t).astype(np.uint64)
 
 
-def centred(values: Unsigned, t: int) -> Ints:
-    """Integers modulo t as signed ones around zero."""
+def centered(values: Unsigned, t: int) -> Ints:
+    """Integers modulo t as signed integers around zero."""
     signed = values.astype(np.int64)
     return np.where(signed > t // 2, signed - t, signed)
 
 
 def join(blobs: list[bytes]) -> bytes:
-    """Blobs, each after its length."""
+    """Join blobs, each after its length."""
     return b"".join(struct.pack("<Q", len(blob)) + blob for blob in blobs)
 
 
-def part(data: bytes, count: int, what: str) -> list[bytes]:
-    """The opposite of `join`, for a known number of blobs.
+def split(data: bytes, count: int, what: str) -> list[bytes]:
+    """Undo `join`, for a known number of blobs.
 
     Raises:
-        Garbled: there are more or fewer, or one is cut off.
+        InvalidMessage: there are more or fewer, or one is cut off.
     """
     blobs, place = [], 0
     for _ in range(count):
         length = struct.unpack_from("<Q", data, place)[0] if place + 8 <= len(data) else len(data)
         place += 8 + length
         if place > len(data):
-            raise Garbled(f"the other party's {what} is cut off")
+            raise InvalidMessage(f"the other party's {what} is cut off")
         blobs.append(data[place - length : place])
     if place != len(data):
-        raise Garbled(f"the other party's {what} is longer than it may be")
+        raise InvalidMessage(f"the other party's {what} is too long")
     return blobs
 
 
-class _Owner(KeyOwner):
-    def __init__(self, context: SealContext, backend: Bfv, sizes: list[Size]) -> None:
+class _BfvOwner(KeyOwner):
+    def __init__(self, context: SealContext, backend: BfvBackend, sizes: list[ProductSize]) -> None:
         self.he, self.layout, seal = context, backend.layout, context.seal
         keys = seal.KeyGenerator(context.context)
         secret = keys.secret_key()
         self._encryptor = seal.Encryptor(context.context, secret)
         self._decryptor = seal.Decryptor(context.context, secret)
-        turns = sorted({turn for size in sizes for turn in _turns(self.layout(size))})
-        elements = [pow(3, turn, 2 * context.degree) for turn in turns]
+        rotations = sorted({rotation for size in sizes for rotation in _rotations(self.layout(size))})
+        elements = [pow(3, rotation, 2 * context.degree) for rotation in rotations]
         galois = context.save(keys.create_galois_keys(elements)) if elements else b""
         public = seal.PublicKey()
         keys.create_public_key(public)
         self.announcement = join([context.save(public), galois])
 
-    def encrypt(self, statistics: Floats, size: Size) -> bytes:
+    def encrypt(self, statistics: Floats, size: ProductSize) -> bytes:
         values = modular(to_integers(statistics, FixedPointScale.of(size).statistics), self.he.t)
-        return join([self._sealed(slots) for slots in _spread(values, self.layout(size), self.he.degree)])
+        return join([self._encrypted(slots) for slots in _spread(values, self.layout(size), self.he.degree)])
 
-    def _sealed(self, slots: Unsigned) -> bytes:
-        # Under the private key: half of the ciphertext is then a seed.
+    def _encrypted(self, slots: Unsigned) -> bytes:
+        # With the private key, half of the ciphertext is only a seed.
         return self.he.save(self._encryptor.encrypt_symmetric(self.he.encode(slots)))
 
-    def open(self, masked: bytes, size: Size, constant: Floats) -> bytes:
+    def decrypt(self, masked: bytes, size: ProductSize, constant: Floats) -> bytes:
         plan = self.layout(size)
-        slots = np.stack([self._decrypt(blob) for blob in part(masked, plan.outputs, "masked result")])
+        slots = np.stack([self._decrypt(blob) for blob in split(masked, plan.outputs, "masked result")])
         added = modular(to_integers(constant, FixedPointScale.of(size).result), self.he.t)
         product = _collect(slots, plan, size, self.he.t)
         return ((product + added) % np.uint64(self.he.t)).astype("<u8").tobytes()
@@ -209,9 +212,9 @@ class _Owner(KeyOwner):
         return self.he.decode(plain)
 
 
-def _turns(plan: BfvLayout) -> list[int]:
-    """By how many slots ciphertexts are turned."""
-    if plan.way != "turn":
+def _rotations(plan: BfvLayout) -> list[int]:
+    """The numbers of slots by which ciphertexts are rotated."""
+    if plan.way != "rotate":
         return []
     baby, giant = steps(plan.columns)
     return [step * plan.block for step in (*range(1, baby), *range(baby, baby * giant, baby))]
@@ -224,20 +227,20 @@ def _spread(values: Unsigned, plan: BfvLayout, degree: int) -> Unsigned:
         padded = np.zeros(plan.block, dtype=np.uint64)
         padded[:inner] = values[:, 0]
         return np.tile(padded, degree // plan.block)[None]
-    lines = plan.columns if plan.way == "turn" else degree // plan.block
+    lines = plan.columns if plan.way == "rotate" else degree // plan.block
     padded = np.zeros((plan.inputs * lines, plan.block), dtype=np.uint64)
     padded[:inner, :width] = values
     blocks = padded.reshape(plan.inputs, lines, plan.block)
     slots = np.tile(blocks, (1, degree // plan.block // lines, 1))
-    if plan.way == "turn":
+    if plan.way == "rotate":
         slots[-1] = np.tile(blocks[-1, : plan.tail], (degree // plan.block // plan.tail, 1))
     return slots.reshape(plan.inputs, degree)
 
 
-def _collect(slots: Unsigned, plan: BfvLayout, size: Size, t: int) -> Unsigned:
+def _collect(slots: Unsigned, plan: BfvLayout, size: ProductSize, t: int) -> Unsigned:
     """C S [rows, width] modulo t from the slots [outputs, degree] of masked ciphertexts, or of masks."""
     lines = slots.reshape(-1, plan.block)
-    if plan.way == "turn":
+    if plan.way == "rotate":
         return lines[: size.rows, : size.width]
     if plan.way == "row":
         return _sum(lines, 1, t)[: size.rows, None]
@@ -245,7 +248,7 @@ def _collect(slots: Unsigned, plan: BfvLayout, size: Size, t: int) -> Unsigned:
 
 
 def _sum(values: Unsigned, axis: int, t: int) -> Unsigned:
-    """A sum modulo t: halves, so that up to 2^14 numbers below 2^50 do not overflow."""
+    """A sum modulo t, in two halves, so that up to 2^14 numbers below 2^50 do not overflow."""
     modulus, half = np.uint64(t), np.uint64(2**25)
     high = (values // half).sum(axis) % modulus
     for _ in range(5):  # times 2^25, five digits at a time
@@ -254,16 +257,16 @@ def _sum(values: Unsigned, axis: int, t: int) -> Unsigned:
     return total
 
 
-class _Evaluator(Evaluator):
-    def __init__(self, context: SealContext, backend: Bfv, announcement: bytes) -> None:
+class _BfvEvaluator(Evaluator):
+    def __init__(self, context: SealContext, backend: BfvBackend, announcement: bytes) -> None:
         self.he, self.layout, seal = context, backend.layout, context.seal
-        public, galois = part(announcement, 2, "public key")
+        public, galois = split(announcement, 2, "public key")
         self._encryptor = seal.Encryptor(context.context, context.load(seal.PublicKey(), public, "public key"))
         self._galois = context.load(seal.GaloisKeys(), galois, "public key") if galois else None
 
-    # Prepared: for each output, for each input, its plaintexts; or, where they would fill the memory, their numbers.
+    # Prepared values: plaintexts for each output and each input, or their numbers if plaintexts would fill the memory.
 
-    def prepare(self, coefficients: Floats, size: Size) -> list[list[Any]]:
+    def prepare(self, coefficients: Floats, size: ProductSize) -> list[list[Any]]:
         values = to_integers(coefficients, FixedPointScale.of(size).coefficients)
         plan, he = self.layout(size), self.he
         if plan.way == "row":
@@ -285,41 +288,41 @@ class _Evaluator(Evaluator):
     def _plains(self, numbers: Ints, plan: BfvLayout) -> list[Any]:
         return [self.he.ntt(plain) for plain in self.he.encode_blocks(numbers, plan.block)]
 
-    def multiply(self, encrypted: bytes, prepared: list[list[Any]], size: Size) -> tuple[bytes, Unsigned]:
+    def multiply(self, encrypted: bytes, prepared: list[list[Any]], size: ProductSize) -> tuple[bytes, Unsigned]:
         plan, he = self.layout(size), self.he
         baby = steps(plan.columns)[0]
         sums: list[dict[int, Any]] = [{} for _ in range(plan.outputs)]  # by giant step, in the transformed domain
-        for place, blob in enumerate(part(encrypted, plan.inputs, "statistics")):
+        for place, blob in enumerate(split(encrypted, plan.inputs, "statistics")):
             count = min(baby, plan.tail if place == plan.inputs - 1 else plan.columns)
-            turned = self._turned(he.ciphertext(blob, "statistics"), count, plan.block)
+            rotated = self._rotated(he.ciphertext(blob, "statistics"), count, plan.block)
             for total, row in zip(sums, prepared, strict=True):
                 plains = row[place] if isinstance(row[place], list) else self._plains(row[place], plan)
                 for number, plain in enumerate(plains):
-                    self._add(total, number // baby, turned[number % baby], plain)
+                    self._add(total, number // baby, rotated[number % baby], plain)
         masks = uniform(plan.outputs * he.degree, he.t).reshape(plan.outputs, -1)
-        turn = baby * plan.block
-        blobs = [self._hide(total, turn, mask) for total, mask in zip(sums, masks, strict=True)]
+        stride = baby * plan.block
+        blobs = [self._hide(total, stride, mask) for total, mask in zip(sums, masks, strict=True)]
         return join(blobs), _collect(masks, plan, size, he.t)
 
-    def unmask(self, opened: bytes, mask: Unsigned, size: Size) -> Floats:
+    def unmask(self, decrypted: bytes, mask: Unsigned, size: ProductSize) -> Floats:
         modulus = np.uint64(self.he.t)
-        masked = np.frombuffer(opened, "<u8").reshape(size.rows, size.width)
+        masked = np.frombuffer(decrypted, "<u8").reshape(size.rows, size.width)
         if np.any(masked >= modulus):
-            raise Garbled("the other party's opened result is not a number modulo t: the message is damaged")
-        return to_floats(centred((masked + modulus - mask) % modulus, self.he.t), size)
+            raise InvalidMessage("the other party's decrypted result is not a number modulo t: the message is damaged")
+        return to_floats(centered((masked + modulus - mask) % modulus, self.he.t), size)
 
-    def _turned(self, ciphertext: Any, count: int, block: int) -> list[Any]:
-        """The ciphertext turned by 0, 1, ... blocks, ready for products."""
-        made = [ciphertext]
+    def _rotated(self, ciphertext: Any, count: int, block: int) -> list[Any]:
+        """The ciphertext rotated by 0, 1, ... blocks, ready for products."""
+        rotations = [ciphertext]
         for step in range(1, count):
-            made.append(self.he.seal.Ciphertext())
-            self.he.evaluator.rotate_rows(ciphertext, step * block, self._galois, made[-1])
-        for turned in made:
-            self.he.evaluator.transform_to_ntt_inplace(turned)
-        return made
+            rotations.append(self.he.seal.Ciphertext())
+            self.he.evaluator.rotate_rows(ciphertext, step * block, self._galois, rotations[-1])
+        for rotated in rotations:
+            self.he.evaluator.transform_to_ntt_inplace(rotated)
+        return rotations
 
     def _add(self, sums: dict[int, Any], step: int, ciphertext: Any, plain: Any) -> None:
-        if plain.is_zero():  # SEAL refuses that product, since nobody would need a key to read it
+        if plain.is_zero():  # SEAL refuses this product, whose result would be readable without a key
             return
         term = self.he.seal.Ciphertext()
         self.he.evaluator.multiply_plain(ciphertext, plain, term)
@@ -328,17 +331,17 @@ class _Evaluator(Evaluator):
         else:
             sums[step] = term
 
-    def _hide(self, sums: dict[int, Any], turn: int, mask: Unsigned) -> bytes:
-        """The giant steps, then a fresh encryption of the mask on top, at the smallest modulus."""
+    def _hide(self, sums: dict[int, Any], stride: int, mask: Unsigned) -> bytes:
+        """Apply the giant steps and add a fresh encryption of the mask, at the smallest modulus."""
         he = self.he
         total = he.seal.Ciphertext()
         self._encryptor.encrypt(he.encode(mask), total)
         he.evaluator.mod_switch_to_next_inplace(total)
         for step, term in sums.items():
             he.evaluator.transform_from_ntt_inplace(term)
-            he.evaluator.mod_switch_to_next_inplace(term)  # what follows is cheaper there
+            he.evaluator.mod_switch_to_next_inplace(term)  # the next operations are cheaper there
             if step:
-                he.evaluator.rotate_rows_inplace(term, step * turn, self._galois)
+                he.evaluator.rotate_rows_inplace(term, step * stride, self._galois)
             he.evaluator.add_inplace(total, term)
         he.evaluator.mod_switch_to_inplace(total, he.last)
         return he.save(total)
@@ -353,8 +356,8 @@ def _padded(values: Ints, rows: int, columns: int) -> Ints:
 def _diagonals(block: Ints, baby: int) -> Ints:
     """The numbers [samples, columns] for the plaintexts of all steps, from C [samples, columns] of one output.
 
-    Line r of giant step g and baby step h meets S[r + h] before it is turned back by g: it is C[r - g, r + h].  A
-    ciphertext has two rows of slots that turn separately, so samples are counted in each half.
+    Line r of giant step g and baby step h meets S[r + h] before it is rotated back by g: it is C[r - g, r + h].  A
+    ciphertext has two rows of slots that rotate separately, so samples are counted in each half.
     """
     half, columns = len(block) // 2, block.shape[1]
     number, line = np.arange(columns), np.arange(half)[:, None]

@@ -1,4 +1,4 @@
-"""The integers that the encrypted backends compute with, without the encryption: for long experiments and for tests."""
+"""The integer arithmetic of the encrypted backends without encryption, for long experiments and for tests."""
 
 from __future__ import annotations
 
@@ -10,46 +10,46 @@ from piebald.vertical.encryption.backend import (
     FixedPointScale,
     Ints,
     KeyOwner,
-    Unencrypted,
+    UnencryptedBackend,
     exact_product,
     to_floats,
     to_integers,
     uniform,
 )
-from piebald.vertical.kernels import Floats, Size
+from piebald.vertical.kernels import Floats, ProductSize
 
 
-class FixedPoint(Unencrypted):
-    """Fixed-point integers, masked modulo 2^64 but not encrypted: what `bfv` and `paillier` compute, bit for bit."""
+class FixedBackend(UnencryptedBackend):
+    """Fixed-point integers, masked modulo 2^64 but not encrypted: bit for bit the results of `bfv` and `paillier`."""
 
-    def owner(self, sizes: list[Size]) -> KeyOwner:
-        return _Owner()
+    def owner(self, sizes: list[ProductSize]) -> KeyOwner:
+        return _FixedOwner()
 
     def evaluator(self, announcement: bytes) -> Evaluator:
-        return _Evaluator()
+        return _FixedEvaluator()
 
 
-class _Owner(KeyOwner):
+class _FixedOwner(KeyOwner):
     announcement = b""
 
-    def encrypt(self, statistics: Floats, size: Size) -> bytes:
+    def encrypt(self, statistics: Floats, size: ProductSize) -> bytes:
         return to_integers(statistics, FixedPointScale.of(size).statistics).astype("<i8").tobytes()
 
-    def open(self, masked: bytes, size: Size, constant: Floats) -> bytes:
+    def decrypt(self, masked: bytes, size: ProductSize, constant: Floats) -> bytes:
         product = np.frombuffer(masked, "<u8").reshape(size.rows, size.width)
         added = to_integers(constant, FixedPointScale.of(size).result).astype(np.uint64)  # arithmetic modulo 2^64
         return (product + added).astype("<u8").tobytes()
 
 
-class _Evaluator(Evaluator):
-    def prepare(self, coefficients: Floats, size: Size) -> Ints:
+class _FixedEvaluator(Evaluator):
+    def prepare(self, coefficients: Floats, size: ProductSize) -> Ints:
         return to_integers(coefficients, FixedPointScale.of(size).coefficients)
 
-    def multiply(self, encrypted: bytes, prepared: Ints, size: Size) -> tuple[bytes, NDArray[np.uint64]]:
+    def multiply(self, encrypted: bytes, prepared: Ints, size: ProductSize) -> tuple[bytes, NDArray[np.uint64]]:
         statistics = np.frombuffer(encrypted, "<i8").reshape(size.inner, size.width)
         mask = uniform(size.rows * size.width, 1 << 64).reshape(size.rows, size.width)
         return (exact_product(prepared, statistics).astype(np.uint64) + mask).astype("<u8").tobytes(), mask
 
-    def unmask(self, opened: bytes, mask: NDArray[np.uint64], size: Size) -> Floats:
-        values = np.frombuffer(opened, "<u8").reshape(size.rows, size.width) - mask
+    def unmask(self, decrypted: bytes, mask: NDArray[np.uint64], size: ProductSize) -> Floats:
+        values = np.frombuffer(decrypted, "<u8").reshape(size.rows, size.width) - mask
         return to_floats(values.astype(np.int64), size)

@@ -1,4 +1,4 @@
-"""Paillier's additive encryption, 36 numbers a ciphertext.
+"""Paillier's additive encryption, 36 numbers per ciphertext.
 
 Row b of S is packed into few ciphertexts; row i of C S is the product over b of Enc(S_b)^C[i, b]: one short exponent
 for 36 numbers.  All rows of C share tables of the ciphertexts' powers (Straus 1964).  Each result is multiplied by a
@@ -19,38 +19,38 @@ from piebald.vertical.encryption.backend import (
     Backend,
     Evaluator,
     FixedPointScale,
-    Garbled,
     Ints,
+    InvalidMessage,
     KeyOwner,
     MessageLength,
     to_floats,
     to_integers,
 )
 from piebald.vertical.encryption.paillier_key import PrivateKey, PublicKey, library
-from piebald.vertical.kernels import Floats, Size
+from piebald.vertical.kernels import Floats, ProductSize
 
 SLOT = 56  # bits of a packed number
 
 
-class Paillier(Backend):
-    """Paillier's scheme on gmpy2, packed: small messages, and four to eight times the time of `bfv`.
+class PaillierBackend(Backend):
+    """Paillier's scheme on gmpy2, packed: smaller messages than `bfv`, in four to eight times the time.
 
     Attributes:
-        bits: of the modulus: 2048 is 112-bit security, 3072 is 128-bit.
+        bits: bits of the modulus; 2048 gives 112-bit security, 3072 gives 128-bit.
     """
 
     bits: Literal[2048, 3072] = 2048
 
-    def owner(self, sizes: list[Size]) -> KeyOwner:
-        return _Owner(self)
+    def owner(self, sizes: list[ProductSize]) -> KeyOwner:
+        return _PaillierOwner(self)
 
     def evaluator(self, announcement: bytes) -> Evaluator:
-        return _Evaluator(self, announcement)
+        return _PaillierEvaluator(self, announcement)
 
     def announced(self) -> MessageLength:
         return MessageLength(self.bits // 8 * 3)
 
-    def lengths(self, size: Size) -> tuple[MessageLength, MessageLength, MessageLength]:
+    def lengths(self, size: ProductSize) -> tuple[MessageLength, MessageLength, MessageLength]:
         plan, cipher = self.layout(size), self.bits // 4
         out = plan.outputs(size)
         return (
@@ -59,32 +59,32 @@ class Paillier(Backend):
             MessageLength(out * cipher // 2),
         )
 
-    def layout(self, size: Size) -> PaillierLayout:
-        """How rows of S and of C S are packed."""
+    def layout(self, size: ProductSize) -> PaillierLayout:
+        """The layout of rows of S and of C S in ciphertexts."""
         slots = (self.bits - 1) // SLOT
         pieces = math.ceil(size.width / slots)
         cuts = tuple(len(piece) for piece in np.array_split(np.arange(size.width), pieces))
         return PaillierLayout(cuts, slots // size.width if pieces == 1 else 1)
 
-    def check(self, size: Size) -> None:
+    def check(self, size: ProductSize) -> None:
         super().check(size)
         library()
 
 
 @dataclass(frozen=True, slots=True)
 class PaillierLayout:
-    """Widths of the pieces of a row, and how many rows of results go into one ciphertext."""
+    """Widths of the pieces of a row, and number of result rows per ciphertext (`rows_each`)."""
 
     cuts: tuple[int, ...]
-    together: int
+    rows_each: int
 
-    def outputs(self, size: Size) -> int:
-        """How many ciphertexts the result has."""
-        return math.ceil(size.rows / self.together) * len(self.cuts)
+    def outputs(self, size: ProductSize) -> int:
+        """Number of ciphertexts of the result."""
+        return math.ceil(size.rows / self.rows_each) * len(self.cuts)
 
 
 def pack(values: Ints) -> int:
-    """Signed numbers as one: the sum of values[j] 2^(56 j)."""
+    """Pack signed numbers into one: the sum of values[j] 2^(56 j)."""
     total = 0
     for value in values[::-1].tolist():
         total = (total << SLOT) + value
@@ -92,7 +92,7 @@ def pack(values: Ints) -> int:
 
 
 def unpack(number: int, count: int) -> Ints:
-    """The opposite of `pack`, for numbers below 2^55 in size."""
+    """Undo `pack`, for numbers below 2^55 in absolute value."""
     offset = sum(1 << (SLOT * place + SLOT - 1) for place in range(count))
     raw = number + offset
     digits = [(raw >> (SLOT * place)) & ((1 << SLOT) - 1) for place in range(count)]
@@ -100,25 +100,25 @@ def unpack(number: int, count: int) -> Ints:
 
 
 def _tiles(values: Ints, layout: PaillierLayout) -> list[Ints]:
-    """The numbers of each result, from [rows, width], in the order of its ciphertexts."""
+    """Numbers of each result, from [rows, width], in the order of its ciphertexts."""
     edges = np.cumsum(layout.cuts)[:-1]
     return [
         piece.ravel()
-        for start in range(0, len(values), layout.together)
-        for piece in np.split(values[start : start + layout.together], edges, axis=1)
+        for start in range(0, len(values), layout.rows_each)
+        for piece in np.split(values[start : start + layout.rows_each], edges, axis=1)
     ]
 
 
 def write(numbers: list[Any], length: int) -> bytes:
-    """Numbers of `length` bytes each."""
+    """Write numbers with `length` bytes each."""
     return b"".join(int(number).to_bytes(length, "little") for number in numbers)
 
 
 def read(data: bytes, length: int, below: Any) -> list[Any]:
-    """The opposite of `write`.
+    """Undo `write`.
 
     Raises:
-        Garbled: a number is not below its modulus.
+        InvalidMessage: a number is not below its modulus.
     """
     mpz = library().mpz
     numbers = [
@@ -126,24 +126,24 @@ def read(data: bytes, length: int, below: Any) -> list[Any]:
         for place in range(0, len(data) - length + 1, length)
     ]
     if len(data) % length or any(number >= below for number in numbers):
-        raise Garbled("the other party's message holds no numbers of its modulus: it is damaged")
+        raise InvalidMessage("the other party's message holds numbers that are not below its modulus: it is damaged")
     return numbers
 
 
-class _Owner(KeyOwner):
-    def __init__(self, backend: Paillier) -> None:
+class _PaillierOwner(KeyOwner):
+    def __init__(self, backend: PaillierBackend) -> None:
         self.backend, self._key = backend, PrivateKey(backend.bits)
         self.bytes = backend.bits // 4
         public = self._key.public
         self.announcement = write([public.n], self.bytes // 2) + write([public.h], self.bytes)
 
-    def encrypt(self, statistics: Floats, size: Size) -> bytes:
+    def encrypt(self, statistics: Floats, size: ProductSize) -> bytes:
         values = to_integers(statistics, FixedPointScale.of(size).statistics)
         edges = np.cumsum(self.backend.layout(size).cuts)[:-1]
         packed = [pack(piece) for row in values for piece in np.split(row, edges)]
         return write(self._key.encrypt([number % self._key.public.n for number in packed]), self.bytes)
 
-    def open(self, masked: bytes, size: Size, constant: Floats) -> bytes:
+    def decrypt(self, masked: bytes, size: ProductSize, constant: Floats) -> bytes:
         values = to_integers(np.broadcast_to(constant, (size.rows, size.width)), FixedPointScale.of(size).result)
         added = [pack(tile) for tile in _tiles(values, self.backend.layout(size))]
         found = self._key.decrypt(read(masked, self.bytes, self._key.public.square))
@@ -151,21 +151,21 @@ class _Owner(KeyOwner):
         return write([(one + more) % n for one, more in zip(found, added, strict=True)], self.bytes // 2)
 
 
-class _Evaluator(Evaluator):
-    def __init__(self, backend: Paillier, announcement: bytes) -> None:
+class _PaillierEvaluator(Evaluator):
+    def __init__(self, backend: PaillierBackend, announcement: bytes) -> None:
         self.backend, self.bytes = backend, backend.bits // 4
         mpz, half = library().mpz, self.bytes // 2
         n, h = (mpz(int.from_bytes(part, "little")) for part in (announcement[:half], announcement[half:]))
         self._key = PublicKey(n, h, backend.bits)
 
-    def prepare(self, coefficients: Floats, size: Size) -> tuple[Ints, list[tuple[Any, Any]]]:
+    def prepare(self, coefficients: Floats, size: ProductSize) -> tuple[Ints, list[tuple[Any, Any]]]:
         values = to_integers(coefficients, FixedPointScale.of(size).coefficients)
         n, count = int(self._key.n), self.backend.layout(size).outputs(size)
         masks = [library().mpz(secrets.randbelow(n)) for _ in range(count)]
         return values, [(mask, self._key.encrypt(mask)) for mask in masks]
 
     def multiply(
-        self, encrypted: bytes, prepared: tuple[Ints, list[tuple[Any, Any]]], size: Size
+        self, encrypted: bytes, prepared: tuple[Ints, list[tuple[Any, Any]]], size: ProductSize
     ) -> tuple[bytes, list[Any]]:
         layout, square = self.backend.layout(size), self._key.square
         values, masks = prepared
@@ -174,9 +174,9 @@ class _Evaluator(Evaluator):
         columns = [Straus(given[piece::pieces], values, square) for piece in range(pieces)]
         powmod, shift = library().powmod, 1 << (SLOT * size.width)
         results = []
-        for start in range(0, size.rows, layout.together):
+        for start in range(0, size.rows, layout.rows_each):
             for column in columns:
-                *others, last = range(start, min(start + layout.together, size.rows))
+                *others, last = range(start, min(start + layout.rows_each, size.rows))
                 total = column.row(last)
                 for row in reversed(others):
                     total = powmod(total, shift, square) * column.row(row) % square
@@ -184,15 +184,15 @@ class _Evaluator(Evaluator):
         hidden = [result * mask % square for result, (_, mask) in zip(results, masks, strict=True)]
         return write(hidden, self.bytes), [mask for mask, _ in masks]
 
-    def unmask(self, opened: bytes, mask: list[Any], size: Size) -> Floats:
+    def unmask(self, decrypted: bytes, mask: list[Any], size: ProductSize) -> Floats:
         layout, n = self.backend.layout(size), self._key.n
         template = _tiles(np.arange(size.rows * size.width).reshape(size.rows, size.width), layout)
         values = np.empty(size.rows * size.width, dtype=np.int64)
-        for places, one, hidden in zip(template, read(opened, self.bytes // 2, n), mask, strict=True):
+        for places, one, hidden in zip(template, read(decrypted, self.bytes // 2, n), mask, strict=True):
             number = (one - hidden) % n
             number = number - n if number > n // 2 else number
             if number.bit_length() > SLOT * len(places):
-                number = library().mpz(1 << (SLOT - 2))  # of no result: refused below
+                number = library().mpz(1 << (SLOT - 2))  # not a valid result, so it is refused below
             values[places] = unpack(int(number), len(places))
         return to_floats(values.reshape(size.rows, size.width), size)
 
@@ -200,7 +200,8 @@ class _Evaluator(Evaluator):
 class Straus:
     """Products of powers with shared bases: the product over b of base_b^exponents[i, b], for each row i.
 
-    Exponents are written with few signed odd digits; odd powers of each base, up and down, are made once for all rows.
+    Exponents are written with few signed odd digits; odd powers of each base, positive and
+    negative, are computed once for all rows.
     """
 
     WIDTH = 7

@@ -2,10 +2,10 @@
 
 Enc(m) = (1 + n m) h^a mod n^2.  p = 2 s u + 1 with a secret prime s of 224 or 256 bits, q likewise, and h is of order
 2 s modulo p^2.  So a is short, a table of h's powers makes encryption cheap, and c^(2 s) modulo p^2 is free of noise: a
-quarter of the usual exponent p - 1 (Paillier 1999, section 6; Ma, Han, Lei 2021).  The owner works modulo p^2 and q^2
-apart and puts the halves together.
+quarter of the usual exponent p - 1 (Paillier 1999, section 6; Ma, Han, Lei 2021).  The owner computes modulo p^2 and
+q^2 separately and combines the halves.
 
-What is assumed: nobody who does not know the factors of n can tell noise of this subgroup from any other n-th residue.
+Assumption: without the factors of n, noise of this subgroup cannot be distinguished from any other n-th residue.
 The best known attack looks for a collision in the subgroup, 2^112 or 2^128 multiplications.
 """
 
@@ -17,11 +17,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from piebald.errors import SettingError
-from piebald.vertical.encryption.backend import Garbled
+from piebald.vertical.encryption.backend import InvalidMessage
 
-WINDOW = 8  # bits of an exponent that one entry of a table answers for
+WINDOW = 8  # bits of an exponent per entry of a table
 ORDER = {2048: 224, 3072: 256}  # bits of s, by those of n: a collision search is as hard as factoring n
-SPARE = 64  # bits that an exponent has beyond the order of h: h^a is then uniform but for 2^-SPARE
+SPARE = 64  # bits of an exponent beyond the order of h, so that h^a is uniform up to 2^-SPARE
 
 
 def library() -> Any:
@@ -61,22 +61,22 @@ class Powers:
 
 
 class PublicKey:
-    """What everybody may know: n and h.
+    """The public numbers n and h.
 
     Args:
-        n: product of two primes, of `bits` bits.
-        h: the base of obfuscators.
+        n: product of two primes, with `bits` bits.
+        h: base of the noise.
         bits: 2048 (112-bit security) or 3072 (128-bit).
 
     Raises:
-        Garbled: these numbers are not a key.
+        InvalidMessage: the numbers are not a valid key.
     """
 
     def __init__(self, n: Any, h: Any, bits: int) -> None:
         gmpy2 = library()
         self.n, self.h, self.bits, self.square = n, h, bits, n * n
         if n.bit_length() != bits or n % 2 == 0 or gmpy2.is_prime(n) or not 1 < h < self.square or gmpy2.gcd(h, n) != 1:
-            raise Garbled("the other party's public key is damaged or made with other parameters")
+            raise InvalidMessage("the other party's public key is damaged or made with other parameters")
         self._powers: Powers | None = None
 
     def obfuscator(self) -> Any:
@@ -87,15 +87,15 @@ class PublicKey:
         return self._powers.power(secrets.randbits(bits))
 
     def encrypt(self, message: Any) -> Any:
-        """A ciphertext of a number modulo n."""
+        """Encrypt a number modulo n."""
         return (1 + self.n * message) * self.obfuscator() % self.square
 
 
 class PrivateKey:
-    """An owner's key.  It has no way to be written down.
+    """An owner's private key, which cannot be saved.
 
     Args:
-        bits: of n.
+        bits: number of bits of n.
     """
 
     def __init__(self, bits: int) -> None:
@@ -113,7 +113,7 @@ class PrivateKey:
         self._join = p * gmpy2.invert(p, q)
 
     def encrypt(self, messages: Sequence[Any]) -> list[Any]:
-        """Ciphertexts of numbers modulo n, about as quick as a multiplication modulo p^2 for every 8 bits."""
+        """Encrypt numbers modulo n; the cost is about one multiplication modulo p^2 for every 8 bits."""
         first, second = self._halves
         found = []
         for message in messages:
@@ -124,7 +124,7 @@ class PrivateKey:
         return found
 
     def decrypt(self, ciphertexts: Sequence[Any]) -> list[Any]:
-        """The numbers in ciphertexts, modulo p and modulo q on two threads."""
+        """Decrypt ciphertexts, modulo p and modulo q on two threads."""
         run: Callable[[_Half], list[Any]] = lambda half: half.decrypt(ciphertexts)  # noqa: E731
         with ThreadPoolExecutor(2) as pool:
             low, high = pool.map(run, self._halves)

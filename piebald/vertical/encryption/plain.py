@@ -1,44 +1,44 @@
-"""Nothing hidden, nothing rounded: the reference, and "MMD without encryption" between two parties."""
+"""No encryption and no rounding: the reference, and "MMD without encryption" between two parties."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from piebald.vertical.encryption.backend import Evaluator, KeyOwner, Unencrypted
-from piebald.vertical.kernels import Floats, Size
+from piebald.vertical.encryption.backend import Evaluator, KeyOwner, UnencryptedBackend
+from piebald.vertical.kernels import Floats, ProductSize
 
 
-class Plain(Unencrypted):
-    """No encryption: statistics are sent as they are, in float64.  The other party sees them."""
+class PlainBackend(UnencryptedBackend):
+    """No encryption: statistics are sent in float64, and the other party can read them."""
 
-    def owner(self, sizes: list[Size]) -> KeyOwner:
-        return _Owner()
+    def owner(self, sizes: list[ProductSize]) -> KeyOwner:
+        return _PlainOwner()
 
     def evaluator(self, announcement: bytes) -> Evaluator:
-        return _Evaluator()
+        return _PlainEvaluator()
 
-    def check(self, size: Size) -> None:
+    def check(self, size: ProductSize) -> None:
         pass
 
 
-class _Owner(KeyOwner):
+class _PlainOwner(KeyOwner):
     announcement = b""
 
-    def encrypt(self, statistics: Floats, size: Size) -> bytes:
+    def encrypt(self, statistics: Floats, size: ProductSize) -> bytes:
         return statistics.astype("<f8").tobytes()
 
-    def open(self, masked: bytes, size: Size, constant: Floats) -> bytes:
+    def decrypt(self, masked: bytes, size: ProductSize, constant: Floats) -> bytes:
         product = np.frombuffer(masked, "<f8").reshape(size.rows, size.width)
         return (product + constant).astype("<f8").tobytes()
 
 
-class _Evaluator(Evaluator):
-    def prepare(self, coefficients: Floats, size: Size) -> Floats:
+class _PlainEvaluator(Evaluator):
+    def prepare(self, coefficients: Floats, size: ProductSize) -> Floats:
         return coefficients
 
-    def multiply(self, encrypted: bytes, prepared: Floats, size: Size) -> tuple[bytes, None]:
+    def multiply(self, encrypted: bytes, prepared: Floats, size: ProductSize) -> tuple[bytes, None]:
         statistics = np.frombuffer(encrypted, "<f8").reshape(size.inner, size.width)
         return (prepared @ statistics).astype("<f8").tobytes(), None
 
-    def unmask(self, opened: bytes, mask: None, size: Size) -> Floats:
-        return np.frombuffer(opened, "<f8").reshape(size.rows, size.width).astype(np.float64)
+    def unmask(self, decrypted: bytes, mask: None, size: ProductSize) -> Floats:
+        return np.frombuffer(decrypted, "<f8").reshape(size.rows, size.width).astype(np.float64)

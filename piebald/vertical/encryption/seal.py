@@ -1,4 +1,4 @@
-"""Microsoft SEAL through TenSEAL's low-level module: parameters, bytes in and out, and quick encoding.
+"""Microsoft SEAL through TenSEAL's low-level module: parameters, serialization, and fast encoding.
 
 TenSEAL saves and loads by file name only, so bytes go through an anonymous file in memory.
 """
@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from piebald.errors import SettingError
-from piebald.vertical.encryption.backend import Garbled
+from piebald.vertical.encryption.backend import InvalidMessage
 
 PRIMES = {8192: (60, 52, 52, 54), 16384: (60, 60, 60, 60, 60)}  # 218 and 300 bits: at least 128-bit security
 PLAIN_BITS = 50
-BLOCKS = 256  # up to so many, their indicators are kept: 34 to 67 MB
+BLOCKS = 256  # up to so many blocks, their indicators are cached: 34 to 67 MB
 Unsigned = NDArray[np.uint64]
 
 
@@ -43,7 +43,7 @@ class SealContext:
         degree: 8192 or 16384.
 
     Attributes:
-        row: slots that one rotation moves round, degree / 2.
+        row: number of slots in a row, which rotate together: degree / 2.
     """
 
     def __init__(self, degree: int) -> None:
@@ -65,20 +65,20 @@ class SealContext:
         if hasattr(self, "_file"):
             os.close(self._file)
 
-    # ------------------------------------------------------------------------------------------------ bytes in and out
+    # ------------------------------------------------------------------------------------------------ serialization
 
     def save(self, thing: Any) -> bytes:
-        """A key, ciphertext or plaintext as bytes."""
+        """Serialize a key, ciphertext or plaintext."""
         with self._one:
             os.ftruncate(self._file, 0)
             thing.save(f"/dev/fd/{self._file}")
             return os.pread(self._file, os.fstat(self._file).st_size, 0)
 
     def load(self, thing: Any, data: bytes | bytearray, what: str) -> Any:
-        """Fill a key or ciphertext from bytes; SEAL checks that it fits these parameters.
+        """Load a key or ciphertext from bytes; SEAL checks that it fits these parameters.
 
         Raises:
-            Garbled: it does not.
+            InvalidMessage: it does not fit.
         """
         try:
             with self._one:
@@ -86,7 +86,7 @@ class SealContext:
                 os.pwrite(self._file, data, 0)
                 thing.load(self.context, f"/dev/fd/{self._file}")
         except (RuntimeError, ValueError, IndexError, MemoryError):
-            raise Garbled(f"the other party's {what} is damaged or made with other parameters") from None
+            raise InvalidMessage(f"the other party's {what} is damaged or made with other parameters") from None
         return thing
 
     def ciphertext(self, data: bytes, what: str) -> Any:
@@ -96,7 +96,7 @@ class SealContext:
     # -------------------------------------------------------------------------------------------------------- encoding
 
     def encode(self, slots: Unsigned | NDArray[np.int64]) -> Any:
-        """A plaintext of any slots [degree], in [0, t)."""
+        """Encode slots [degree] with values in [0, t) as a plaintext."""
         plain = self.seal.Plaintext()
         self.encoder.encode(slots.tolist(), plain)
         return plain
@@ -108,7 +108,7 @@ class SealContext:
     def encode_blocks(self, values: NDArray[np.int64], width: int) -> list[Any]:
         """Plaintexts whose slots are constant over blocks of `width`: values [degree / width, count], small and signed.
 
-        Encoding is linear, so all of them together are one matrix product with the coefficients of the blocks'
+        Encoding is linear, so all plaintexts together are one matrix product with the coefficients of the blocks'
         indicators; they go to SEAL as raw bytes, without a Python list.  Many small blocks would make it large.
         """
         if len(values) > BLOCKS:
@@ -143,7 +143,7 @@ class SealContext:
         """Coefficients [2, degree, degree / width] of plaintexts that are 1 in one block: low 25 bits, and the rest.
 
         Slots are values at the powers of 3 (first row) and their negatives (second row) of a root of unity, so
-        X -> X^g moves slots: one indicator gives all others by moving coefficients about.
+        X -> X^g permutes slots: one indicator gives all others by permuting its coefficients.
         """
         if width not in self._columns:
             first = np.zeros(self.degree, dtype=np.int64)

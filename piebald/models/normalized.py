@@ -12,12 +12,12 @@ from piebald.models.checks import shape, size, whole, widths
 class Cnn1dBn(nn.Module):
     """Two convolutions along time, each with batch norm and halved by pooling, and one linear layer.
 
-    The network for human activity in DistFL (2021): two layers, batch norm.
+    The network for human activity recognition in DistFL (2021).
 
     Args:
         input_shape: [channels, length], a length of at least 4.
-        outputs: classes, or numbers to predict.
-        channels: of the two convolutions.
+        outputs: number of classes, or of numbers to predict.
+        channels: channels of the two convolutions.
         kernel: length of the convolutions, odd.
     """
 
@@ -51,8 +51,8 @@ class MlpBn(nn.Module):
     """Linear layers with batch norm between them: for features of a frozen extractor, such as Office-Caltech10's.
 
     Args:
-        input_shape: of one input, any number of axes.
-        outputs: classes, or numbers to predict.
+        input_shape: shape of one input, with any number of axes.
+        outputs: number of classes, or of numbers to predict.
         hidden: widths of the hidden layers.
     """
 

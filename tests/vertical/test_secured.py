@@ -21,9 +21,9 @@ from piebald.runtimes.federation.local_federation import free_port
 from piebald.runtimes.federation.provisioning import Credentials, Description, provision, read
 from piebald.runtimes.federation.tls import context
 from piebald.vertical.channel import GONE
-from piebald.vertical.party_messages import HEADER, MessageKind, PartyEnded, seal
+from piebald.vertical.party_messages import HEADER, MessageKind, PartyEnded, pack_frame
 from piebald.vertical.party_store import read_steps
-from piebald.vertical.secure_channel import SecureChannel, meet
+from piebald.vertical.secure_channel import SecureChannel, open_channel
 from piebald.vertical.transfer_runs import run, run_party
 from piebald.vertical.transfer_settings import TransferRuntime
 
@@ -40,11 +40,11 @@ def credentials(folder: Path, port: int | None = None) -> dict[str, Credentials]
 
 def met(found: dict[str, Credentials]) -> list[SecureChannel]:
     with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(lambda credentials: meet(credentials, 30.0), found.values()))
+        return list(pool.map(lambda credentials: open_channel(credentials, 30.0), found.values()))
 
 
 def frame(number: int, size: int) -> bytes:
-    return seal(MessageKind.MASKED, bytes(16), number, [bytes([number % 256]) * size], b"")
+    return pack_frame(MessageKind.MASKED, bytes(16), number, [bytes([number % 256]) * size], b"")
 
 
 @pytest.fixture(scope="module")
@@ -105,9 +105,9 @@ def test_nothing_on_the_wire_can_be_read(tmp_path) -> None:
 
         with ThreadPoolExecutor(3) as pool:
             tapped = pool.submit(between)
-            bank = pool.submit(meet, replace(found["bank"], port=here), 30.0)
-            server = pool.submit(meet, found["server"], 30.0).result()
-            secret = seal(MessageKind.MASKED, bytes(16), 1, [b"moments of hidden rows" * 50], b"")
+            bank = pool.submit(open_channel, replace(found["bank"], port=here), 30.0)
+            server = pool.submit(open_channel, found["server"], 30.0).result()
+            secret = pack_frame(MessageKind.MASKED, bytes(16), 1, [b"moments of hidden rows" * 50], b"")
             server.send(secret)
             assert bank.result().receive(10_000, 30.0) == secret
             server.close()
@@ -133,7 +133,7 @@ def unlisted(folder: Path, port: int) -> Credentials:
 
 @pytest.mark.parametrize(
     ("stranger", "said"),
-    [(other_federation, "did not prove that it belongs"), (unlisted, "thief came, where bank is waited for: refused")],
+    [(other_federation, "did not prove that it belongs"), (unlisted, "refused a connection from thief: expected bank")],
 )
 def test_strangers_are_refused_and_the_right_party_is_served_after_them(tmp_path, caplog, stranger, said: str) -> None:
     found = credentials(tmp_path / "credentials")
@@ -142,11 +142,11 @@ def test_strangers_are_refused_and_the_right_party_is_served_after_them(tmp_path
     made = context({name: str(thief.folder / file) for name, file in files.items()}, server=False)
     made.check_hostname, made.verify_mode = False, ssl.CERT_NONE  # a thief need not check anybody
     with caplog.at_level(logging.WARNING), ThreadPoolExecutor(1) as pool:
-        server = pool.submit(meet, found["server"], 30.0)
+        server = pool.submit(open_channel, found["server"], 30.0)
         plain = connected(thief.port)
         with plain, made.wrap_socket(plain) as broken:
             assert turned_away(broken)
-        bank = meet(found["bank"], 30.0)
+        bank = open_channel(found["bank"], 30.0)
         server.result().send(frame(1, 10))
         assert bank.receive(100, 30.0) == frame(1, 10)
         bank.close()
@@ -172,9 +172,9 @@ def turned_away(connection: ssl.SSLSocket) -> bool:
 def test_a_silent_stranger_holds_up_nobody(tmp_path) -> None:
     found = credentials(tmp_path)
     with ThreadPoolExecutor(1) as pool:
-        server = pool.submit(meet, found["server"], 30.0)
+        server = pool.submit(open_channel, found["server"], 30.0)
         with connected(found["server"].port):
-            bank = meet(found["bank"], 5.0)  # less than a handshake may take
+            bank = open_channel(found["bank"], 5.0)  # less than a handshake may take
             bank.close()
             server.result().close()
 
@@ -221,7 +221,7 @@ def process(words: list[object]) -> subprocess.Popen[str]:
 @pytest.mark.parametrize(
     ("runtime", "message"),
     [
-        ({"kind": "sockets", "credentials": "credentials/bank"}, 'credentials is for kind = "federation"'),
+        ({"kind": "sockets", "credentials": "credentials/bank"}, 'credentials are for kind = "federation"'),
         ({"kind": "federation", "address": "127.0.0.1:7400"}, 'address is for kind = "sockets"'),
     ],
 )
@@ -230,9 +230,9 @@ def test_what_cannot_be_is_one_sentence(runtime: dict[str, str], message: str) -
         settings(runtime=runtime)
 
 
-def test_a_kit_is_one_partys(tmp_path) -> None:
+def test_credentials_belong_to_one_party(tmp_path) -> None:
     runtime = {"kind": "federation", "credentials": str(credentials(tmp_path)["bank"].folder)}
-    with pytest.raises(SettingError, match="a credentials is one party's: say which with --party"):
+    with pytest.raises(SettingError, match="credentials belong to one party: choose it with --party"):
         run(settings(runtime=runtime), out=tmp_path / "run")
     with pytest.raises(SettingError, match="is no credentials"):
         run_party("source", settings(runtime={**runtime, "credentials": "nowhere"}), tmp_path / "run")
@@ -241,16 +241,16 @@ def test_a_kit_is_one_partys(tmp_path) -> None:
 @pytest.mark.parametrize(("party", "message"), [("bank", "was not at"), ("server", "did not come to")])
 def test_nobody_there(tmp_path, party: str, message: str) -> None:
     with pytest.raises(RuntimeFault, match=message):
-        meet(credentials(tmp_path)[party], 0.3)
+        open_channel(credentials(tmp_path)[party], 0.3)
 
 
 def test_two_cannot_listen_at_one_place(tmp_path) -> None:
     found = credentials(tmp_path)
     with socket.create_server(("127.0.0.1", found["server"].port)), pytest.raises(SettingError, match="cannot listen"):
-        meet(found["server"], 5.0)
+        open_channel(found["server"], 5.0)
 
 
 def test_the_runtime_says_whether_it_is_one_partys() -> None:
-    assert not TransferRuntime(kind="federation").apart
-    assert TransferRuntime(kind="federation", credentials="credentials/bank").apart
-    assert TransferRuntime(kind="sockets", address="127.0.0.1:7400").apart
+    assert not TransferRuntime(kind="federation").is_one_party
+    assert TransferRuntime(kind="federation", credentials="credentials/bank").is_one_party
+    assert TransferRuntime(kind="sockets", address="127.0.0.1:7400").is_one_party

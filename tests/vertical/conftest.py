@@ -12,7 +12,7 @@ import pytest
 from piebald.vertical.channel import Channel, InMemoryChannel
 from piebald.vertical.holdings import PartyHolding, load
 from piebald.vertical.kernels import Floats, GaussianKernel, LinearKernel, PolynomialKernel
-from piebald.vertical.party import Party, ServerOptimizer
+from piebald.vertical.party import Party, TransferStep
 from piebald.vertical.protocol import ROLES, PartySession, Role
 from piebald.vertical.transfer_settings import TransferSettings
 
@@ -59,17 +59,17 @@ def small(**changes: object) -> TransferSettings:
     return TransferSettings(**(table | changes))
 
 
-Played = tuple[dict[Role, Party], dict[Role, list[ServerOptimizer]]]
+Trained = tuple[dict[Role, Party], dict[Role, list[TransferStep]]]
 
 
-def play_both(settings: TransferSettings, holdings: dict[Role, PartyHolding] | None = None) -> Played:
+def train_both(settings: TransferSettings, holdings: dict[Role, PartyHolding] | None = None) -> Trained:
     """Both parties, in two threads; an error of either is raised."""
     held = holdings or load(settings.data, settings.seed)
     parties = {role: Party(role, held[role], settings) for role in ROLES}
-    steps: dict[Role, list[ServerOptimizer]] = {}
+    steps: dict[Role, list[TransferStep]] = {}
 
     def one(role: Role, session: PartySession) -> None:
-        session.greet(settings.agreed())
+        session.handshake(settings.agreed())
         steps[role] = list(parties[role].train(session))
 
     errors = talk(one)
@@ -84,15 +84,15 @@ def talk(
     secrets: tuple[bytes, bytes] = (b"", b""),
 ) -> dict[Role, BaseException]:
     """Let both parties act in threads of their own; the errors they end with."""
-    import torch._dynamo  # what optimisers import when first used; two threads had better not do that at once
+    import torch._dynamo  # optimizers import it when first used, which two threads must not do at once
 
     errors: dict[Role, BaseException] = {}
 
     def guarded(role: Role, channel: Channel, secret: bytes) -> None:
-        torch.set_num_threads(1)  # the number is each thread's own
+        torch.set_num_threads(1)  # the setting is per thread
         session = PartySession(channel, role, timeout=20, secret=secret)
         try:
-            with session.farewell():
+            with session.closing():
                 act(role, session)
         except Exception as error:
             errors[role] = error

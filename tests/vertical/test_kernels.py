@@ -56,7 +56,7 @@ def test_the_declared_bound_holds_and_is_not_idle(kernel):
     for normal in (True, False):
         x, y = (unit(seed, 50, 6) if normal else np.random.default_rng(seed).random((50, 6)) for seed in (1, 2))
         for size, share, c in zip(
-            kernel.sizes(50, 6, 1.0 if normal else 6**0.5), kernel.shares(y), kernel.questions(x), strict=True
+            kernel.sizes(50, 6, 1.0 if normal else 6**0.5), kernel.statistics(y), kernel.coefficients(x), strict=True
         ):
             answer = c @ share.matrix + share.constant
             assert answer.shape == (size.rows, size.width)
@@ -69,18 +69,18 @@ def test_the_declared_bound_holds_and_is_not_idle(kernel):
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10**6), n=st.integers(1, 8))
 def test_replacing_a_row_moves_the_shares_by_no_more_than_is_said(kernel, seed, n):
-    dice = np.random.default_rng(seed)
-    before = dice.normal(size=(n, 3))
+    rng = np.random.default_rng(seed)
+    before = rng.normal(size=(n, 3))
     before *= 2 / np.maximum(np.linalg.norm(before, axis=1, keepdims=True), 2)
     after = before.copy()
     after[0] = -before[0]
-    if dice.random() < 0.5:
-        after[0] = dice.normal(size=3) * 0.1
+    if rng.random() < 0.5:
+        after[0] = rng.normal(size=3) * 0.1
     moved = [
         np.concatenate([(a.matrix - b.matrix).ravel(), np.ravel(a.constant - b.constant)])
-        for a, b in zip(kernel.shares(before), kernel.shares(after), strict=True)
+        for a, b in zip(kernel.statistics(before), kernel.statistics(after), strict=True)
     ]
-    assert np.linalg.norm(np.concatenate(moved)) <= kernel.spread(2.0, n) * (1 + 1e-12)
+    assert np.linalg.norm(np.concatenate(moved)) <= kernel.sensitivity(2.0, n) * (1 + 1e-12)
 
 
 def test_mmd_is_zero_for_the_same_rows_and_positive_for_others():
@@ -113,7 +113,7 @@ def test_several_widths_are_the_mean_of_gaussians_and_have_no_moment_form():
     mean = (GaussianKernel(sigma=0.5).value(x, y) + GaussianKernel(sigma=3).value(x, y)) / 2
     torch.testing.assert_close(MultiGaussianKernel(sigmas=(0.5, 3)).value(x, y), mean)
     with pytest.raises(SettingError, match="no moment form"):
-        MultiGaussianKernel().shares(y.numpy())
+        MultiGaussianKernel().statistics(y.numpy())
     with pytest.raises(SettingError, match="sigmas must all be above 0"):
         MultiGaussianKernel(sigmas=(1, 0))
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from piebald.errors import RuntimeFault, SettingError
 from piebald.vertical.channel import Channel, InMemoryChannel, SocketChannel, parse
-from piebald.vertical.encryption.backend import Garbled, MessageLength
+from piebald.vertical.encryption.backend import InvalidMessage, MessageLength
 from piebald.vertical.party_messages import (
     HEADER,
     EndReason,
@@ -22,23 +22,23 @@ from piebald.vertical.party_messages import (
     MessageKind,
     PartyEnded,
     body_length,
-    seal,
-    unseal,
+    pack_frame,
+    unpack_frame,
 )
 from piebald.vertical.protocol import SettingsDiffer, receive_numbers, send_numbers
 
-from .conftest import play_both, small, talk
+from .conftest import small, talk, train_both
 
 SESSION = bytes(range(16))
 TWO = [MessageLength(3), MessageLength(10, exact=False)]
 
 
 def frame(parts=(b"abc", b"defg"), kind=MessageKind.MASKED, session=SESSION, number=5, secret=b"") -> bytes:
-    return seal(kind, session, number, parts, secret)
+    return pack_frame(kind, session, number, parts, secret)
 
 
 def opened(data, secret=b"") -> list[bytes]:
-    return unseal(data, MessageKind.MASKED, SESSION, 5, TWO, secret)
+    return unpack_frame(data, MessageKind.MASKED, SESSION, 5, TWO, secret)
 
 
 @given(st.binary(min_size=3, max_size=3), st.binary(max_size=10), st.binary(max_size=64))
@@ -56,7 +56,7 @@ def test_a_message_comes_out_as_it_went_in(one, other, secret):
         (frame(secret=b"other"), "another secret"),
         (frame(session=bytes(16)), "another session"),
         (frame(number=4), "message 4 of the other party came where message 5 must: it is replayed"),
-        (frame(kind=MessageKind.OPENED), "kind 5 where MASKED must come"),
+        (frame(kind=MessageKind.DECRYPTED), "kind 5 where MASKED must come"),
         (frame((b"ab", b"")), "part 1 of the other party's MASKED message has the wrong length"),
         (frame((b"abc", b"x" * 11)), "part 2 of the other party's MASKED message has the wrong length"),
         (frame((b"abc",)), "part 2 of the other party's MASKED message has the wrong length"),
@@ -90,8 +90,8 @@ def test_lengths_are_checked_before_anything_is_read():
         body_length(b"GET / HTTP/1.1" + bytes(24), 100)
 
 
-def test_a_farewell_carries_a_reason_and_no_text():
-    with pytest.raises(PartyEnded, match="somebody interrupted it"):
+def test_an_abort_carries_a_reason_and_no_text():
+    with pytest.raises(PartyEnded, match="its user interrupted it"):
         opened(frame((bytes([EndReason.INTERRUPTED]),), kind=MessageKind.ABORT))
     with pytest.raises(PartyEnded, match="it gave no reason"):
         opened(frame((b"\xff",), kind=MessageKind.ABORT))
@@ -136,7 +136,7 @@ def wrong_product(frames: list[bytes]) -> bytes:
         size = struct.unpack_from("<Q", rest)[0]
         parts.append(rest[8 : 8 + size])
         rest = rest[8 + size :]
-    return seal(MessageKind(head[1]), head[2], head[3], parts, b"")
+    return pack_frame(MessageKind(head[1]), head[2], head[3], parts, b"")
 
 
 @pytest.mark.parametrize(
@@ -158,11 +158,11 @@ def test_both_parties_end_with_one_sentence_that_holds_no_values(number, change,
     held = load(settings.data, 0)
 
     def act(role, session):
-        session.greet(settings.agreed())
+        session.handshake(settings.agreed())
         list(Party(role, held[role], settings).train(session))
 
     errors = talk(act, (Tampered(one, number, change), other))
-    assert isinstance(errors["target"], Garbled)
+    assert isinstance(errors["target"], InvalidMessage)
     assert re.search(said, str(errors["target"]))
     assert str(errors["source"]) == (
         "the other party ended the run: it refused a message of this party as damaged, replayed or made under "
@@ -176,9 +176,9 @@ def test_both_parties_end_with_one_sentence_that_holds_no_values(number, change,
 @pytest.mark.parametrize(
     ("act", "said"),
     [
-        (lambda role, session: session.greet({"lr": role}), "settings differ"),
+        (lambda role, session: session.handshake({"lr": role}), "settings differ"),
         (
-            lambda role, session: session.greet({}, (4, 2) if role == "source" else (8, 6)),
+            lambda role, session: session.handshake({}, (4, 2) if role == "source" else (8, 6)),
             "no checkpoint of the same step",
         ),
     ],
@@ -192,13 +192,13 @@ def test_parties_that_do_not_fit_part_at_the_greeting(act, said):
 def test_two_sources_do_not_fit():
     def act(role, session):
         session.role = "source"
-        session.greet({})
+        session.handshake({})
 
     assert "both parties say they are the source" in str([*talk(act).values()])
 
 
 def test_another_secret_is_noticed():
-    errors = talk(lambda role, session: session.greet({}), secrets=(b"one", b"two"))
+    errors = talk(lambda role, session: session.handshake({}), secrets=(b"one", b"two"))
     assert all("another secret" in str(error) for error in errors.values())
     assert len(errors) == 2
 
@@ -207,7 +207,7 @@ def test_the_latest_common_checkpoint_is_taken():
     taken = {}
 
     def act(role, session):
-        taken[role] = session.greet({}, (60, 40) if role == "source" else (40, 20))
+        taken[role] = session.handshake({}, (60, 40) if role == "source" else (40, 20))
 
     assert talk(act) == {}
     assert taken == {"source": 40, "target": 40}
@@ -217,11 +217,11 @@ def test_an_error_here_is_only_a_number_there():
     def act(role, session):
         if role == "source":
             raise ValueError("the secret value is 42")
-        session.greet({})
+        session.handshake({})
 
     errors = talk(act)
     assert isinstance(errors["source"], ValueError)
-    assert "something broke there" in str(errors["target"])
+    assert "an error occurred there" in str(errors["target"])
     assert "42" not in str(errors["target"])
 
 
@@ -260,12 +260,12 @@ def test_a_whole_run_over_a_socket_is_the_run_in_memory():
     held, parties = load(settings.data, 0), {}
 
     def act(role, session):
-        session.greet(settings.agreed())
+        session.handshake(settings.agreed())
         parties[role] = Party(role, held[role], settings)
         list(parties[role].train(session))
 
     assert talk(act, tuple(SocketChannel(end) for end in socket.socketpair())) == {}
-    for role, party in play_both(settings)[0].items():
+    for role, party in train_both(settings)[0].items():
         for found, expected in zip(parties[role].network.parameters(), party.network.parameters(), strict=True):
             assert torch.equal(found, expected)
 
@@ -307,5 +307,5 @@ def test_addresses_that_are_none_are_refused(address):
 
 
 def test_errors_of_a_run_are_faults_that_can_be_resumed():
-    assert issubclass(Garbled, RuntimeFault)
+    assert issubclass(InvalidMessage, RuntimeFault)
     assert issubclass(PartyEnded, RuntimeFault)

@@ -1,13 +1,14 @@
-"""The two parties' networks, the translator between them, and the loss on rows that both know.
+"""The two parties' networks, the translator between them, and the loss on co-occurring rows.
 
-What the paper leaves open, and what is done here:
+Choices where the paper leaves something open:
 
-- It says "convolutional layers" and shows tables.  Here: dense layers with sigmoids, so hidden units lie in (0, 1).
-- "Weakly shared" aligned layers: nothing is shared; each party has its own weights, and MMD pulls outputs together.
+- The paper has "convolutional layers" and tables as data.  Here layers are dense with sigmoids, so hidden units lie in
+  (0, 1).
+- "Weakly shared" aligned layers: no weights are shared; MMD makes the outputs of both parties similar.
 - The translator is not defined fully.  Here it is FTL's (Liu, Chen, Yang 2018, eq. 1; after Shu et al. 2015): a target
   row u is scored by phi(u) = Phi.u, where Phi is the mean of label times hidden row over the source's rows of the
-  step.  With `balanced`, both classes weigh the same in that mean.
-- The "sigmoid classifier" on the aligned layer is sigmoid(Phi.u).  Phi is handed to the target once, at the end.
+  step.  With `balanced`, both classes have the same weight in that mean.
+- The "sigmoid classifier" on the aligned layer is sigmoid(Phi.u).  The target receives Phi once, at the end.
 - Losses are means over rows, not sums, so that the learning rate does not depend on the batch.
 """
 
@@ -23,14 +24,14 @@ from torch import Tensor, nn
 from piebald.randomness import torch_generator
 
 
-class Network(nn.Module):
+class PartyNetwork(nn.Module):
     """One party's network: its own layers, then the aligned ones; sigmoids after each; float64.
 
     Args:
-        features: numbers in a row.
-        hidden: units of the layers before.
-        aligned: units of the aligned layers, the last of which is scored.
-        seed: words for the first weights (Glorot and Bengio 2010, uniform; after a sigmoid with their gain of 4).
+        features: number of input features.
+        hidden: units of the layers before the aligned ones.
+        aligned: units of the aligned layers, the last of which gives the scores.
+        seed: rng key of the initial weights (Glorot and Bengio 2010, uniform; with gain 4 after a sigmoid).
     """
 
     def __init__(
@@ -45,9 +46,9 @@ class Network(nn.Module):
         linear = [nn.Linear(before, after, dtype=torch.float64) for before, after in pairwise(widths)]
         self.layers = nn.ModuleList(linear)
         self.aligned = len(aligned)
-        dice = torch_generator(*seed)
+        rng = torch_generator(*seed)
         for place, layer in enumerate(linear):
-            nn.init.xavier_uniform_(layer.weight, gain=4.0 if place else 1.0, generator=dice)
+            nn.init.xavier_uniform_(layer.weight, gain=4.0 if place else 1.0, generator=rng)
             nn.init.zeros_(layer.bias)
 
     def forward(self, x: Tensor) -> list[Tensor]:
@@ -60,7 +61,7 @@ class Network(nn.Module):
 
 
 def unit_rows(rows: Tensor) -> Tensor:
-    """Rows brought to length 1."""
+    """Rows scaled to length 1."""
     unit: Tensor = rows / rows.norm(dim=1, keepdim=True)
     return unit
 
@@ -70,8 +71,8 @@ def translator(rows: Tensor, labels: Tensor, balanced: bool) -> Tensor:
 
     Args:
         rows: the source's hidden rows [n, d].
-        labels: theirs [n].
-        balanced: give both classes the same weight, if both are there.
+        labels: labels of these rows [n].
+        balanced: give both classes the same weight, if both occur.
     """
     weights = torch.full_like(labels, 1 / len(labels))
     if balanced and (labels > 0).any() and (labels < 0).any():

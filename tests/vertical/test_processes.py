@@ -32,9 +32,9 @@ COMMAND = ("-m", "piebald.cli")
 HELD = f"""
 import signal, sys
 from piebald import cli
-from piebald.vertical.party_store import Store
+from piebald.vertical.party_store import PartyStore
 
-record = Store.record
+record = PartyStore.record
 
 def hold(store, step):
     record(store, step)
@@ -42,7 +42,7 @@ def hold(store, step):
         print("held", flush=True)
         signal.pause()
 
-Store.record = hold
+PartyStore.record = hold
 sys.exit(cli.main(sys.argv[1:]))
 """
 

@@ -7,19 +7,19 @@ import pytest
 import torch
 
 from piebald.errors import SettingError
-from piebald.vertical.baselines import together
+from piebald.vertical.baselines import train_jointly
 from piebald.vertical.holdings import load
 from piebald.vertical.kernels import GaussianKernel, PolynomialKernel, mmd2
-from piebald.vertical.networks import taylor_loss, translator
+from piebald.vertical.party_network import taylor_loss, translator
 from piebald.vertical.protocol import ROLES
 from piebald.vertical.transfer_settings import TransferSettings
 
-from .conftest import encrypted, play_both, small
+from .conftest import encrypted, small, train_both
 
 SMMD = [
     {"kind": "smmd", "kernel": "linear"},
     {"kind": "smmd", "kernel": {"kind": "polynomial", "c": 0.5}},
-    {"kind": "smmd", "kernel": {"kind": "polynomial", "degree": 3}, "normalise": False},
+    {"kind": "smmd", "kernel": {"kind": "polynomial", "degree": 3}, "normalize": False},
     {"kind": "smmd", "kernel": {"kind": "gaussian", "sigma": 2}, "alpha": 3},
 ]
 
@@ -32,18 +32,20 @@ def weights(party) -> torch.Tensor:
 @pytest.mark.parametrize("aligned", [[8], [6, 8]], ids=["one layer", "two layers"])
 def test_the_protocol_is_the_joint_loss_by_autograd(method, aligned):
     settings = small(backend="plain", method=method, network={"hidden": [10], "aligned": aligned})
-    parties, _ = play_both(settings)
-    for party, reference in zip(parties.values(), together(load(settings.data, 0), settings, exact=False), strict=True):
+    parties, _ = train_both(settings)
+    for party, reference in zip(
+        parties.values(), train_jointly(load(settings.data, 0), settings, exact=False), strict=True
+    ):
         torch.testing.assert_close(weights(party), weights(reference), rtol=0, atol=1e-12)
 
 
 def test_ftl_is_its_joint_loss_by_autograd():
     settings = small(backend="plain", steps=1, own=0, beta=0, method={"kind": "ftl", "kappa": 0.3})
-    parties, _ = play_both(settings)
-    fresh = play_both(small(backend="plain", steps=1, own=0, beta=0, lr=1e-300, method={"kind": "ftl"}))[0]
+    parties, _ = train_both(settings)
+    fresh = train_both(small(backend="plain", steps=1, own=0, beta=0, lr=1e-300, method={"kind": "ftl"}))[0]
     for party in fresh.values():
         party.done = 0
-        party.optimiser.zero_grad()
+        party.optimizer.zero_grad()
     views = [fresh[role].view() for role in ROLES]
     loss = taylor_loss(views[1].common @ views[0].phi, views[0].labels)
     (loss - 0.3 * (views[0].common * views[1].common).sum(1).mean()).backward()
@@ -57,7 +59,7 @@ def test_ftl_is_its_joint_loss_by_autograd():
 @pytest.mark.parametrize("backend", [encrypted("bfv"), encrypted("paillier")])
 @pytest.mark.parametrize("method", [SMMD[1], SMMD[3], {"kind": "ftl"}], ids=["polynomial", "gaussian", "ftl"])
 def test_encrypted_training_is_fixed_point_training_bit_for_bit(backend, method):
-    found, fixed = (play_both(small(backend=kind, method=method, steps=2)) for kind in (backend, "fixed"))
+    found, fixed = (train_both(small(backend=kind, method=method, steps=2)) for kind in (backend, "fixed"))
     for role in ROLES:
         assert torch.equal(weights(found[0][role]), weights(fixed[0][role]))
         assert [step.losses for step in found[1][role]] == [step.losses for step in fixed[1][role]]
@@ -65,7 +67,7 @@ def test_encrypted_training_is_fixed_point_training_bit_for_bit(backend, method)
 
 def test_watched_losses_are_those_of_the_batches():
     settings = small(backend="plain", lr=1e-300, method=SMMD[3])
-    parties, steps = play_both(settings)
+    parties, steps = train_both(settings)
     for number in (0, 2):
         for party in parties.values():
             party.done = number
@@ -80,31 +82,31 @@ def test_watched_losses_are_those_of_the_batches():
 
 
 def test_both_parties_count_the_same_bytes():
-    _, steps = play_both(small())
+    _, steps = train_both(small())
     for source, target in zip(steps["source"], steps["target"], strict=True):
         assert (source.sent, source.received) == (target.received, target.sent)
         assert source.sent > 0
 
 
 def test_the_target_predicts_alone_with_the_translator_it_was_given():
-    parties, _ = play_both(small())
+    parties, _ = train_both(small())
     source, target = parties["source"], parties["target"]
     phi, rate = source.summary()
     assert target.rate == rate
     scores = target.predict(target.holding.test)
     torch.testing.assert_close(scores, torch.sigmoid(target.network(target.holding.test)[-1] @ phi).detach())
-    fresh = play_both(small(steps=1))[0]["target"]
+    fresh = train_both(small(steps=1))[0]["target"]
     fresh.phi = None
     with pytest.raises(Exception, match="only after training"):
         fresh.predict(target.holding.test)
 
 
 def test_transfer_beats_the_source_alone_on_real_rows():
-    from piebald.vertical.baselines import judge, source_only
+    from piebald.vertical.baselines import source_only, transfer_score
 
     settings = small(steps=60, data={"name": "breast_cancer", "overlap": 100}, batch=64, overlap_batch=64)
-    target = play_both(settings)[0]["target"]
-    score = judge(target.predict(target.holding.test), target.holding.test_y, target.rate)
+    target = train_both(settings)[0]["target"]
+    score = transfer_score(target.predict(target.holding.test), target.holding.test_y, target.rate)
     assert score.auc > 0.95
     assert source_only(load(settings.data, 0), settings).auc < score.auc
 
@@ -130,7 +132,7 @@ def test_the_taylor_loss_is_the_second_order_expansion():
 def test_noise_on_the_moments_is_added_and_stated():
     method = {"kind": "smmd", "kernel": "gaussian", "noise": 2.0}
     noisy, again, quiet = (
-        play_both(small(steps=1, method=one))[0]["source"] for one in (method, method, {"kind": "smmd"})
+        train_both(small(steps=1, method=one))[0]["source"] for one in (method, method, {"kind": "smmd"})
     )
     assert not torch.equal(weights(noisy), weights(quiet))
     assert not torch.equal(weights(noisy), weights(again))  # no seed that the other party could know
@@ -143,7 +145,7 @@ def test_noise_on_the_moments_is_added_and_stated():
 def test_rows_that_leave_the_range_of_the_expansion_are_warned_of():
     settings = small(method={"kind": "smmd", "kernel": {"kind": "gaussian", "sigma": 0.2}})
     with pytest.warns(RuntimeWarning, match=r"leave the range of the Gaussian's expansion: \d+% of its pairs"):
-        play_both(settings)
+        train_both(settings)
 
 
 def test_holdings_share_rows_where_they_overlap_and_nothing_else():
@@ -171,16 +173,16 @@ def test_a_larger_table_is_divided_in_its_natural_way(monkeypatch):
 
 
 def test_polynomials_without_normalised_rows_keep_their_precision():
-    settings = small(method={"kind": "smmd", "kernel": {"kind": "polynomial", "degree": 3}, "normalise": False})
-    fixed, plain = (play_both(settings.model_copy(update={"backend": made})) for made in (settings.backend, _plain()))
+    settings = small(method={"kind": "smmd", "kernel": {"kind": "polynomial", "degree": 3}, "normalize": False})
+    fixed, plain = (train_both(settings.model_copy(update={"backend": made})) for made in (settings.backend, _plain()))
     torch.testing.assert_close(weights(fixed[0]["source"]), weights(plain[0]["source"]), rtol=0, atol=0.01)
     assert isinstance(settings.method.kernel, PolynomialKernel)
 
 
 def _plain():
-    from piebald.vertical.encryption import Plain
+    from piebald.vertical.encryption import PlainBackend
 
-    return Plain()
+    return PlainBackend()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from piebald.vertical.kernels import GaussianKernel, LinearKernel, PolynomialKer
 from piebald.vertical.loss_terms import LabelTerm
 from piebald.vertical.protocol import ROLES
 
-from .conftest import play_both, small, unit
+from .conftest import small, train_both, unit
 
 
 def test_a_linear_gradient_is_the_other_partys_mean():
@@ -54,13 +54,13 @@ def test_a_gaussian_gradient_gives_mean_and_second_moments_from_one_row_more():
 
 def test_the_target_can_read_the_labels_of_co_occurring_rows_off_its_gradients():
     settings = small(backend="plain", steps=1)
-    parties, _ = play_both(settings)
+    parties, _ = train_both(settings)
     for party in parties.values():
         party.done = 0
     source, target = (parties[role].view() for role in ROLES)
     terms = {role: LabelTerm(role, settings.overlap_batch, 8) for role in ROLES}
-    (share,) = terms["source"].shares(source)
-    gradients = terms["target"].questions(target)[0] @ share.matrix + share.constant
+    (share,) = terms["source"].statistics(source)
+    gradients = terms["target"].coefficients(target)[0] @ share.matrix + share.constant
     # every row is a multiple of Phi: its sign along any of them is the label, up to one sign for all
     guessed = np.sign(gradients @ gradients[0])
     agreed = (guessed == source.labels.numpy()).mean()
@@ -68,11 +68,11 @@ def test_the_target_can_read_the_labels_of_co_occurring_rows_off_its_gradients()
 
 
 def test_ftl_shows_each_party_the_others_hidden_rows():
-    parties, _ = play_both(small(backend="plain", steps=1, method={"kind": "ftl"}))
+    parties, _ = train_both(small(backend="plain", steps=1, method={"kind": "ftl"}))
     from piebald.vertical.ftl import Alignment
 
     views = {role: parties[role].view() for role in ROLES}
-    share = Alignment("target", 0.5, 18, 8).shares(views["target"])[0]
+    share = Alignment("target", 0.5, 18, 8).statistics(views["target"])[0]
     seen = np.ones((18, 1)) @ share.matrix + share.constant
     torch.testing.assert_close(torch.from_numpy(-seen), views["target"].common.detach())
 
@@ -81,8 +81,8 @@ def test_third_moments_of_few_rows_give_the_rows_away():
     """Jennrich's algorithm: slices of the third-moment tensor share eigenvectors, which are the rows."""
     rows = unit(3, 4, 6)
     tensor = np.einsum("na,nb,nc->abc", rows, rows, rows) / 4
-    dice = np.random.default_rng(0)
-    one, other = (np.tensordot(tensor, dice.normal(size=6), 1) for _ in range(2))
+    rng = np.random.default_rng(0)
+    one, other = (np.tensordot(tensor, rng.normal(size=6), 1) for _ in range(2))
     values, vectors = np.linalg.eig(one @ np.linalg.pinv(other))
     found = np.real(vectors[:, np.argsort(-np.abs(values))[:4]])
     cosines = np.abs(rows @ found)

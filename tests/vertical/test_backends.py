@@ -12,9 +12,16 @@ from hypothesis import strategies as st
 
 from piebald.component import build
 from piebald.errors import SettingError
-from piebald.vertical.encryption.backend import FixedPointScale, Garbled, exact_product, to_floats, to_integers, uniform
+from piebald.vertical.encryption.backend import (
+    FixedPointScale,
+    InvalidMessage,
+    exact_product,
+    to_floats,
+    to_integers,
+    uniform,
+)
 from piebald.vertical.ftl import Alignment
-from piebald.vertical.kernels import PolynomialKernel, Size
+from piebald.vertical.kernels import PolynomialKernel, ProductSize
 from piebald.vertical.loss_terms import LabelTerm, PartyView
 from piebald.vertical.protocol import ROLES
 
@@ -29,7 +36,7 @@ def product(backend, size, matrix, constant, coefficients, changed=lambda masked
     evaluator = backend.evaluator(owner.announcement)
     sealed = owner.encrypt(matrix, size)
     masked, mask = evaluator.multiply(sealed, evaluator.prepare(coefficients, size), size)
-    opened = owner.open(changed(masked), size, constant)
+    opened = owner.decrypt(changed(masked), size, constant)
     for length, message in zip(backend.lengths(size), (sealed, masked, opened), strict=True):
         assert len(message) <= length.most
         assert not length.exact or len(message) == length.most
@@ -48,7 +55,7 @@ def both(table, size, matrix, constant, coefficients):
 @given(seed=st.integers(0, 10**6), n=st.integers(2, 12), m=st.integers(1, 12), d=st.integers(2, 9))
 def test_the_same_integers_for_every_kernel_and_shape(backend, kernel, seed, n, m, d):
     x, y = unit(seed, n, d), unit(seed + 1, m, d)
-    for size, share, c in zip(kernel.sizes(n, d, 1.0), kernel.shares(y), kernel.questions(x), strict=True):
+    for size, share, c in zip(kernel.sizes(n, d, 1.0), kernel.statistics(y), kernel.coefficients(x), strict=True):
         found, fixed = both(backend, size, share.matrix, share.constant, c)
         np.testing.assert_array_equal(found, fixed)
         np.testing.assert_allclose(fixed, c @ share.matrix + share.constant, atol=1e-4)
@@ -64,9 +71,9 @@ def test_the_same_integers_for_the_loss_on_co_occurring_rows_and_for_ftl(backend
     for make in (lambda role: LabelTerm(role, n, d), lambda role: Alignment(role, 0.5, n, d)):
         terms = {role: make(role) for role in ROLES}
         for owner, asker in (ROLES, ROLES[::-1]):
-            (size,), (share,) = terms[owner].owned, terms[owner].shares(views[owner])
+            (size,), (share,) = terms[owner].owned, terms[owner].statistics(views[owner])
             assert terms[asker].asked == [size]
-            (c,) = terms[asker].questions(views[asker])
+            (c,) = terms[asker].coefficients(views[asker])
             found, fixed = both(backend, size, share.matrix, share.constant, c)
             np.testing.assert_array_equal(found, fixed)
             np.testing.assert_allclose(fixed, c @ share.matrix + share.constant, atol=1e-4)
@@ -78,24 +85,24 @@ def test_the_same_integers_for_the_loss_on_co_occurring_rows_and_for_ftl(backend
     [(1, 200, 64), (130, 64, 64), (1, 1, 1), (5, 3, 40), (300, 64, 1), (3, 130, 2), (1, 30, 7)],
 )
 def test_the_same_integers_for_shapes_that_need_several_ciphertexts(backend, rows, inner, width):
-    dice = np.random.default_rng(rows)
-    matrix, c = dice.normal(size=(inner, width)), dice.normal(size=(rows, inner)) / inner
-    constant = dice.normal(size=(rows, width))
-    found, fixed = both(backend, Size(rows, inner, width, 8.0), matrix, constant, c)
+    rng = np.random.default_rng(rows)
+    matrix, c = rng.normal(size=(inner, width)), rng.normal(size=(rows, inner)) / inner
+    constant = rng.normal(size=(rows, width))
+    found, fixed = both(backend, ProductSize(rows, inner, width, 8.0), matrix, constant, c)
     np.testing.assert_array_equal(found, fixed)
     np.testing.assert_allclose(fixed, c @ matrix + constant, atol=1e-4)
 
 
 @ENCRYPTED
 def test_zero_coefficients_and_zero_statistics(backend):
-    size = Size(4, 5, 3, 1.0)
+    size = ProductSize(4, 5, 3, 1.0)
     for matrix, c in ((np.ones((5, 3)), np.zeros((4, 5))), (np.zeros((5, 3)), np.ones((4, 5)))):
         assert not product(build("backend", backend), size, matrix, np.zeros(3), c).any()
 
 
 @ENCRYPTED
 def test_negative_results_up_to_the_bound(backend):
-    size = Size(2, 1, 2, 3.0)
+    size = ProductSize(2, 1, 2, 3.0)
     found = product(build("backend", backend), size, np.array([[-1.0, 1.0]]), np.zeros(2), np.array([[2.9], [-2.9]]))
     np.testing.assert_allclose(found, [[-2.9, 2.9], [2.9, -2.9]], atol=1e-4)
 
@@ -104,12 +111,12 @@ def test_negative_results_up_to_the_bound(backend):
 def test_what_the_owner_opens_is_fresh_each_time_and_fills_its_range(backend):
     """The same product twice: what the owner sees has nothing in common, and its leading bits are even."""
     made = build("backend", backend)
-    size = Size(64, 2, 3, 1.0)
+    size = ProductSize(64, 2, 3, 1.0)
     owner = made.owner([size])
     evaluator = made.evaluator(owner.announcement)
     sealed = owner.encrypt(np.full((2, 3), 0.25), size)
     prepared = [evaluator.prepare(np.full((64, 2), 0.5), size) for _ in range(2)]
-    seen = [owner.open(evaluator.multiply(sealed, one, size)[0], size, np.zeros(3)) for one in prepared]
+    seen = [owner.decrypt(evaluator.multiply(sealed, one, size)[0], size, np.zeros(3)) for one in prepared]
     assert seen[0] != seen[1]
     if made.kind == "bfv":
         numbers = np.frombuffer(seen[0] + seen[1], dtype="<u8")
@@ -121,36 +128,36 @@ def test_what_the_owner_opens_is_fresh_each_time_and_fills_its_range(backend):
 @ENCRYPTED
 def test_another_key_is_noticed(backend):
     made = build("backend", backend)
-    size = Size(6, 4, 3, 1.0)
+    size = ProductSize(6, 4, 3, 1.0)
     owners = [made.owner([size]) for _ in range(2)]
     evaluator = made.evaluator(owners[0].announcement)
     sealed = owners[1].encrypt(np.ones((4, 3)), size)  # not the key that was announced
 
     def whole():
         masked, mask = evaluator.multiply(sealed, evaluator.prepare(np.ones((6, 4)) / 8, size), size)
-        evaluator.unmask(owners[0].open(masked, size, np.zeros(3)), mask, size)
+        evaluator.unmask(owners[0].decrypt(masked, size, np.zeros(3)), mask, size)
 
-    with pytest.raises(Garbled, match=r"another key|no numbers of its modulus"):
+    with pytest.raises(InvalidMessage, match=r"another key|not below its modulus"):
         whole()
 
 
 @ENCRYPTED
 def test_damaged_messages_are_refused_in_one_sentence(backend):
     made = build("backend", backend)
-    size = Size(3, 2, 2, 1.0)
+    size = ProductSize(3, 2, 2, 1.0)
 
     def spoil(masked):
         return masked[:40] + b"\xff" * 2000 + masked[2040:] if len(masked) > 4000 else b"\xff" * len(masked)
 
-    with pytest.raises(Garbled):
+    with pytest.raises(InvalidMessage):
         product(made, size, np.ones((2, 2)), np.zeros(2), np.ones((3, 2)) / 4, spoil)
-    with pytest.raises(Garbled):
+    with pytest.raises(InvalidMessage):
         made.evaluator(b"\x07" * made.announced().most if made.announced().exact else b"\x07" * 5000)
 
 
 @ENCRYPTED
 def test_a_constant_and_coefficients_that_are_no_numbers_are_refused(backend):
-    made, size = build("backend", backend), Size(2, 2, 2, 1.0)
+    made, size = build("backend", backend), ProductSize(2, 2, 2, 1.0)
     from piebald.errors import RuntimeFault
 
     with pytest.raises(RuntimeFault, match="training has diverged"):
@@ -170,24 +177,26 @@ def test_blocks_are_encoded_as_the_library_would(backend, width):
 
 @pytest.mark.parametrize("backend", [encrypted("bfv", degree=16384)])
 def test_the_larger_ring_computes_the_same(backend):
-    dice = np.random.default_rng(0)
-    found, fixed = both(backend, Size(9, 20, 8, 4.0), dice.random((20, 8)), dice.random(8), dice.random((9, 20)) / 20)
+    rng = np.random.default_rng(0)
+    found, fixed = both(
+        backend, ProductSize(9, 20, 8, 4.0), rng.random((20, 8)), rng.random(8), rng.random((9, 20)) / 20
+    )
     np.testing.assert_array_equal(found, fixed)
 
 
 @pytest.mark.parametrize("backend", [encrypted("bfv")])
 def test_noise_leaves_room_in_the_largest_product(backend):
     """Decryption fails without a word if noise eats the last bit: poly-3 has the most terms."""
-    from piebald.vertical.encryption.bfv import part
+    from piebald.vertical.encryption.bfv import split
 
     made = build("backend", backend)
     size = PolynomialKernel(degree=3).sizes(8, 64, 1.0)[0]
     owner = made.owner([size])
     evaluator = made.evaluator(owner.announcement)
-    dice = np.random.default_rng(0)
-    sealed = owner.encrypt(dice.random((size.inner, 64)), size)
-    masked, _ = evaluator.multiply(sealed, evaluator.prepare(dice.random((8, size.inner)) / 500, size), size)
-    ciphertext = owner.he.ciphertext(part(masked, 1, "masked result")[0], "masked result")
+    rng = np.random.default_rng(0)
+    sealed = owner.encrypt(rng.random((size.inner, 64)), size)
+    masked, _ = evaluator.multiply(sealed, evaluator.prepare(rng.random((8, size.inner)) / 500, size), size)
+    ciphertext = owner.he.ciphertext(split(masked, 1, "masked result")[0], "masked result")
     assert owner._decryptor.invariant_noise_budget(ciphertext) >= 1
 
 
@@ -236,16 +245,16 @@ def test_paillier_noise_lies_in_a_subgroup_of_the_size_that_the_key_promises(bac
 
 @pytest.mark.parametrize("backend", [encrypted("paillier", bits=3072)])
 def test_the_longer_key_computes_the_same(backend):
-    dice = np.random.default_rng(0)
-    found, fixed = both(backend, Size(3, 4, 60, 4.0), dice.random((4, 60)), dice.random(60), dice.random((3, 4)))
+    rng = np.random.default_rng(0)
+    found, fixed = both(backend, ProductSize(3, 4, 60, 4.0), rng.random((4, 60)), rng.random(60), rng.random((3, 4)))
     np.testing.assert_array_equal(found, fixed)
 
 
 def test_digits_after_the_point_use_the_room_that_a_bound_leaves():
     for bound in (0.5, 1.0, 3.0, 64.0, 98304.0):
-        scale = FixedPointScale.of(Size(1, 1, 1, bound))
+        scale = FixedPointScale.of(ProductSize(1, 1, 1, bound))
         assert math.ldexp(bound, scale.result) <= 2**48
-    assert FixedPointScale.of(Size(1, 1, 1, 1.0)) == FixedPointScale(18, 30)
+    assert FixedPointScale.of(ProductSize(1, 1, 1, 1.0)) == FixedPointScale(18, 30)
 
 
 def test_integers_are_exact_beyond_what_floating_point_holds():
@@ -255,9 +264,9 @@ def test_integers_are_exact_beyond_what_floating_point_holds():
 
 
 def test_a_result_beyond_its_bound_is_refused():
-    size = Size(1, 1, 1, 1.0)
+    size = ProductSize(1, 1, 1, 1.0)
     assert to_floats(np.array([[2**48]]), size)[0, 0] == 1.0
-    with pytest.raises(Garbled, match="outside its declared range"):
+    with pytest.raises(InvalidMessage, match="outside its declared range"):
         to_floats(np.array([[2**48 + 1]]), size)
 
 
@@ -274,4 +283,4 @@ def test_uniform_numbers_stay_below(below):
 
 def test_bounds_too_large_to_be_exact_are_refused_before_anything_runs():
     with pytest.raises(SettingError, match="leaves fewer than 16 binary digits"):
-        build("backend", "fixed").check(Size(1, 1, 1, 2.0**33))
+        build("backend", "fixed").check(ProductSize(1, 1, 1, 2.0**33))

@@ -26,8 +26,8 @@ KNOWN = 60  # people whom both know
 
 def people() -> tuple[pandas.DataFrame, pandas.DataFrame]:
     """A bank's table and a shop's, in different orders."""
-    dice = np.random.default_rng(0)
-    hidden = dice.normal(size=(260, 3))
+    rng = np.random.default_rng(0)
+    hidden = rng.normal(size=(260, 3))
     repaid = np.where(hidden[:, 0] + hidden[:, 1] > 0, "yes", "no")
     bank = pandas.DataFrame({"income": hidden[:, 0], "age": 40 + 9 * hidden[:, 1], "repaid": repaid})
     shop = pandas.DataFrame({"basket": hidden[:, 1] + 2, "visits": hidden[:, 2], "paid": repaid})
@@ -109,13 +109,13 @@ def apart(one, other):
     importlib.import_module("torch._dynamo")  # two threads had better not do that at once
     address, said = f"127.0.0.1:{free_port()}", {}
 
-    def play(role, settings):
+    def train_party(role, settings):
         try:
             said[role] = run_party(role, settings.model_copy(update={"runtime": runtime(address)}), f"run of {role}")
         except PiebaldError as error:
             said[role] = error
 
-    threads = [threading.Thread(target=play, args=given) for given in (("source", one), ("target", other))]
+    threads = [threading.Thread(target=train_party, args=given) for given in (("source", one), ("target", other))]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -171,10 +171,10 @@ def test_a_folder_of_another_file_is_not_gone_on_with(folder, capsys):
         ("files.target.path=more.csv", "keys in their co-occurring rows, got 60 and 61"),
         ("files.target.path=holes.csv", "column 'visits' of holes.csv has no value in 1 of 160 rows"),
         ("files.target.path=names.csv", "column 'town' of names.csv has 160 different values"),
-        ("files.target.path=twice.csv", "key '1001' stands in two rows of twice.csv"),
+        ("files.target.path=twice.csv", "key '1001' is in two rows of twice.csv"),
         ("files.target.path=endless.csv", "column 'visits' of endless.csv holds numbers that are not finite"),
         ("data.test=0.001", "must have rows of both labels without a key"),
-        ("data.name=census", "files take the place of a data set"),
+        ("data.name=census", "files replace the data set"),
         ("overlap_batch=61", "overlap_batch must be at most the 60 co-occurring rows, got 61"),
     ],
 )
@@ -194,7 +194,7 @@ def test_bad_files_are_one_sentence_and_exit_code_2(folder, capsys, flag, said):
 
 
 def test_a_party_without_its_own_file_or_label_is_told(folder):
-    with pytest.raises(SettingError, match=r"files.target is missing: say path and key"):
+    with pytest.raises(SettingError, match=r"files.target is missing: give path and key"):
         files.load(own(target=False).files, "target", test=0.2, seed=0)
     bare = PartyFiles(source=PartyFile(path="bank.csv", key="customer"))
     with pytest.raises(SettingError, match=r"files.source.label is missing"):

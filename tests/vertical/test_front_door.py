@@ -70,8 +70,8 @@ def test_it_prints_a_table_without_a_terminal(file, capsys):
     assert main(["transfer", str(file), "--set", "steps=1"]) == 0
     said = capsys.readouterr()
     assert "AUC" in said.out
-    assert "seconds a step" in said.out
-    assert "kB a step to the target" in said.out
+    assert "seconds per step" in said.out
+    assert "kB per step to the target" in said.out
     assert said.err == ""
     assert Path("runs/transfer/transfer.toml").exists()
 
@@ -90,7 +90,7 @@ def test_it_prints_a_table_without_a_terminal(file, capsys):
         (["transfer.toml", "--set", "batch=400"], "batch must be at most"),
         (["transfer.toml", "--set", 'data.source=["mean aera"]'], "did you mean 'mean area'"),
         (["transfer.toml", "--party", "middle"], "--party must be source or target, got 'middle'"),
-        (["transfer.toml", "--party", "source"], "a party alone needs a place to meet"),
+        (["transfer.toml", "--party", "source"], "a party alone needs an address"),
         (["transfer.toml", "--party", "source", "--set", "runtime.address=x"], "address must be host:port"),
         (["transfer.toml", "--set", "lr=-1"], "lr"),
     ],
@@ -113,12 +113,14 @@ def test_a_secret_that_is_none_is_refused(file, capsys, monkeypatch):
 def test_ctrl_c_says_how_to_go_on(file, capsys, monkeypatch):
     from piebald.vertical.party import Party
 
-    def interrupted(self, view, answers):
+    def interrupted(self, view, results):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Party, "_learn", interrupted)
+    monkeypatch.setattr(Party, "_update", interrupted)
     assert main(["transfer", str(file), "--out", "run"]) == 130
-    assert capsys.readouterr().err.strip() == ("interrupted; what was kept is safe, go on with: piebald resume run")
+    assert capsys.readouterr().err.strip() == (
+        "interrupted; the checkpoints are safe, continue with: piebald resume run"
+    )
 
 
 def test_nobody_at_the_address_is_one_sentence(file, capsys):

@@ -1,0 +1,105 @@
+"""The result of a transfer, from the records and predictions of a run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from piebald.errors import RunFolderError
+from piebald.vertical.baselines import TransferScore, transfer_score
+from piebald.vertical.party import Party
+from piebald.vertical.party_store import read, read_settings, read_steps
+from piebald.vertical.protocol import Role
+from piebald.vertical.transfer_settings import TransferSettings
+
+
+@dataclass(frozen=True, slots=True)
+class TransferResult:
+    """A finished transfer.
+
+    Attributes:
+        score: score of the target's own predictions on held-out rows; None if this process ran the source only, or if
+            no labels of the target's rows are known.
+        first: losses at the first step, by name; `mmd2` is MMD^2.
+        last: losses at the last step.
+        steps: number of steps.
+        seconds: mean seconds per step.
+        bytes_to_target: mean bytes per step from source to target.
+        bytes_to_source: mean bytes per step from target to source.
+        statement: the statement about differential privacy.
+        folder: the run folder, if there is one.
+    """
+
+    score: TransferScore | None
+    first: dict[str, float]
+    last: dict[str, float]
+    steps: int
+    seconds: float
+    bytes_to_target: float
+    bytes_to_source: float
+    statement: str
+    folder: Path | None
+
+    def table(self) -> dict[str, Any]:
+        """Plain values, as in `result.json`."""
+        return asdict(self) | {"folder": None if self.folder is None else str(self.folder)}
+
+
+def result(folder: str | Path) -> TransferResult:
+    """The result of a finished run, from both parties' folders."""
+    folder = Path(folder)
+    settings = read_settings(folder)
+    if not is_finished(settings, folder, "target"):
+        raise RunFolderError(f"{folder} has not finished: continue with piebald resume {folder}")
+    predictions = read(folder / "target" / "after.safetensors")
+    score = None
+    if len(predictions["labels"]):
+        score = transfer_score(predictions["scores"], predictions["labels"], float(predictions["rate"]))
+    made = make_result(settings, "target", read_steps(folder / "target"), score, folder)
+    write_result(made)
+    return made
+
+
+def is_finished(settings: TransferSettings, folder: Path, role: Role) -> bool:
+    """Whether a party has finished all steps and written its results."""
+    return (folder / role / "after.safetensors").exists() and len(read_steps(folder / role)) == settings.steps
+
+
+def score_target(target: Party) -> TransferScore | None:
+    """Score the target's predictions; None if it has no labels of held-out rows."""
+    if not len(target.holding.test_y):
+        return None
+    return transfer_score(target.predict(target.holding.test), target.holding.test_y, target.rate)
+
+
+def make_result(
+    settings: TransferSettings,
+    role: Role,
+    lines: list[dict[str, Any]],
+    score: TransferScore | None,
+    folder: Path | None,
+) -> TransferResult:
+    """The result of a run, from one party's records of its steps."""
+    watched = [line["losses"] for line in lines if line["losses"]]
+    count = max(len(lines), 1)
+    mean = {name: sum(line[name] for line in lines) / count for name in ("seconds", "sent", "received")}
+    to_target, to_source = ("received", "sent") if role == "target" else ("sent", "received")
+    return TransferResult(
+        score=score,
+        first=watched[0] if watched else {},
+        last=watched[-1] if watched else {},
+        steps=len(lines),
+        seconds=mean["seconds"],
+        bytes_to_target=mean[to_target],
+        bytes_to_source=mean[to_source],
+        statement=settings.method.statement(settings.network.aligned, settings.batch, settings.steps),
+        folder=folder,
+    )
+
+
+def write_result(made: TransferResult) -> None:
+    """Write result.json into the run folder, if there is one."""
+    if made.folder is not None:
+        (made.folder / "result.json").write_text(json.dumps(made.table(), indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,42 @@
+"""The kind of a component, which names it in files and on the command line."""
+
+from __future__ import annotations
+
+import pytest
+
+from piebald.component import build
+from piebald.vertical import encryption, kernels
+
+
+@pytest.mark.parametrize(
+    ("component", "kind"),
+    [
+        (kernels.LinearKernel, "linear"),
+        (kernels.PolynomialKernel, "polynomial"),
+        (kernels.GaussianKernel, "gaussian"),
+        (kernels.MultiGaussianKernel, "multi_gaussian"),
+        (encryption.BfvBackend, "bfv"),
+        (encryption.FixedBackend, "fixed"),
+        (encryption.PaillierBackend, "paillier"),
+        (encryption.PlainBackend, "plain"),
+    ],
+)
+def test_the_kind_is_the_class_name_without_the_name_of_the_axis(component, kind):
+    assert component.kind == kind
+    assert type(build(component.axis, kind)) is component
+
+
+def test_only_the_name_of_the_own_axis_is_left_out():
+    class ToyKernelTrainer(kernels.Kernel):
+        pass
+
+    class Toy(kernels.Kernel):
+        pass
+
+    registered = kernels.Kernel.registry["kernel"]
+    try:
+        assert ToyKernelTrainer.kind == "toy_kernel_trainer"
+        assert Toy.kind == "toy"
+    finally:
+        for toy in (ToyKernelTrainer, Toy):
+            del registered[toy.kind]
