@@ -210,7 +210,7 @@ def adapt(
         run: a run, or the folder of a finished one.
         newcomer: a pair (x, y), anything with one client that `clients_from` accepts, or `Clients` with one client.
         clients, model: as given to `run`, for a folder whose run was started from Python.
-        epochs: the maximum number of passes over the newcomer's training rows; the one with the lowest validation loss
+        epochs: the maximum number of passes over the training rows; the epoch with the lowest validation loss
             is kept.
         lr: the learning rate, by default that of the run's recipe.
         validation, test: the shares of validation and test rows, where the newcomer's rows are not divided yet.

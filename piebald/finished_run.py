@@ -85,9 +85,8 @@ class Run(History):
                 )
             if self.path is None:
                 raise SettingError("the state of clients is only kept in a run folder: run with out='some/folder'")
-            state |= self._store.client_state(
-                client, self._version
-            )  # a client that never took part keeps the initial state
+            # a client that never took part keeps the initial state
+            state |= self._store.client_state(client, self._version)
         engine = make_engine("sequential", self.work, self._clients, torch.device("cpu"), bfloat16=False)
         model = self.cluster_models[self._cluster_of.get(client, self.main)]
         return personal_model(engine, client, self._version, model, state)

@@ -17,7 +17,7 @@
     if (typeof value === "string") return /^\$[a-z]+(-\w+)?(\/[\d.]+)?$/.test(value) ? colour(value) : value;
     if (Array.isArray(value)) return value.map(painted);
     if (value && typeof value === "object") {
-      return Object.fromEntries(Object.entries(value).map(([key, part]) => [key, painted(part)]));
+      return Object.fromEntries(Object.entries(value).map(([key, entry]) => [key, painted(entry)]));
     }
     return value;
   };

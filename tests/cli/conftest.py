@@ -1,4 +1,4 @@
-"""A good file, and a command line that can be called."""
+"""A valid experiment file, and a command line that can be called."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ lr = 0.1
 
 
 class Said(NamedTuple):
-    """What a command said: its exit code, and what it printed."""
+    """The result of a command: its exit code and its output."""
 
     code: int
     out: str
@@ -45,7 +45,7 @@ Command = Callable[..., Said]
 
 @pytest.fixture
 def good(tmp_path: Path) -> Path:
-    """An experiment that works, in a folder of its own."""
+    """A valid experiment in a folder of its own."""
     file = tmp_path / "experiment.toml"
     file.write_text(GOOD)
     return file

@@ -1,4 +1,4 @@
-"""`piebald adapt`: a newcomer's rows from a file, the ways that were tried, and what is refused."""
+"""`piebald adapt`: a newcomer's rows from a file, the methods that were tried, and what is refused."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def rows(tmp_path: Path) -> tuple[np.ndarray, np.ndarray]:
 def test_a_newcomer_from_arrays(command, finished, rows, tmp_path: Path) -> None:
     said = command("adapt", finished, "--data", "new.npz", "--json", "--epochs", 3, "--out", "new.safetensors")
     assert said.code == 0, said
-    told = json.loads(said.out)
-    assert [way["name"] for way in told["methods"]] == ["global", "private", "head", "fine_tune"]
-    assert told["best"] in [way["name"] for way in told["methods"]]
+    adapted = json.loads(said.out)
+    assert [method["name"] for method in adapted["methods"]] == ["global", "private", "head", "fine_tune"]
+    assert adapted["best"] in [method["name"] for method in adapted["methods"]]
     with safe_open("new.safetensors", framework="np") as file:
         assert "classifier.weight" in set(file.keys())
 
@@ -88,7 +88,7 @@ def test_a_newcomer_from_a_table(command, tmp_path: Path) -> None:
     (tmp_path / "new.csv").write_text("\n".join(lines))
     said = command("adapt", "plain", "--data", "new.csv", "--target", "digit", "--json", "--epochs", 2)
     assert said.code == 0, said
-    assert [way["name"] for way in json.loads(said.out)["methods"]] == ["global", "head", "fine_tune"]
+    assert [method["name"] for method in json.loads(said.out)["methods"]] == ["global", "head", "fine_tune"]
 
 
 def test_a_newcomer_from_folders_of_images(command, finished, tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_newcomer_from_folders_of_images(command, finished, tmp_path: Path) ->
         (("run", "--data", "new.npz", "--validation", "0"), "has no validation rows"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(command, finished, rows, tmp_path: Path, words, message: str) -> None:
+def test_bad_input_is_refused_in_one_sentence(command, finished, rows, tmp_path: Path, words, message: str) -> None:
     np.savez(tmp_path / "empty.npz", z=np.zeros(3))
     (tmp_path / "table.csv").write_text("a,y\n1,2\n3,4\n")
     said = command("adapt", *words)

@@ -1,5 +1,5 @@
-"""Whatever is wrong with the input: one sentence, exit code 2, nothing written."""
-# ruff: noqa: E501, a table is read by its columns
+"""Bad input: one sentence, exit code 2, nothing written."""
+# ruff: noqa: E501, tables are read by their columns
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-# What is replaced in the good file, what by, and what the sentence must say.
+# The text replaced in the valid file, its replacement, and what the message must contain.
 FILES = {
     "syntax": ("rounds = 2", "rounds = ", "experiment.toml:1:10: this is not TOML: invalid value"),
     "twice": ("seed = 0", "rounds = 3", "experiment.toml:2:11: this is not TOML: cannot overwrite a value"),
@@ -143,12 +143,12 @@ def test_a_wrong_line(command, good: Path, line: str, sentence: str) -> None:
     assert written(good.parent) == before
 
 
-def test_a_file_that_is_no_text(command, good: Path) -> None:
+def test_a_file_that_is_not_text(command, good: Path) -> None:
     good.write_bytes(b"\xff\xfe\x00")
     check(*command("run", good.name), "experiment.toml is not a text file in UTF-8")
 
 
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="who may read everything is never refused")
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read every file")
 def test_a_file_that_may_not_be_read(command, good: Path) -> None:
     good.chmod(0)
     check(*command("run", good.name), "experiment.toml cannot be read: permission denied")
@@ -162,7 +162,7 @@ def test_a_file_that_may_not_be_read(command, good: Path) -> None:
         (["run", "experiment.toml", "--json", "--set", "rounds=0"], "rounds must be at least 1"),
     ],
 )
-def test_a_process_of_its_own_says_the_same(good: Path, words: list[str], sentence: str) -> None:
+def test_a_separate_process_prints_the_same(good: Path, words: list[str], sentence: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "piebald.cli", *words],
         cwd=good.parent,

@@ -1,4 +1,4 @@
-"""What the commands do, print and leave behind."""
+"""The commands: their effects, their output and their files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def only_object(said):
     return json.loads(said.out)
 
 
-def test_a_run_in_numbers(command, good):
+def test_a_run_as_json(command, good):
     facts = only_object(command("run", good, "--json"))
     assert {"recipe", "rounds", "seed", "accuracy", "bytes_up", "bytes_down", "seconds", "run"} <= facts.keys()
     assert (facts["recipe"], facts["rounds"], facts["seed"], facts["status"]) == ("fedavg", 2, 0, "finished")
@@ -45,7 +45,7 @@ def test_the_same_seed_gives_the_same_numbers(command, good):
     assert second["run"] != first["run"]
 
 
-def test_a_run_is_shown_without_colours_or_bars_where_nobody_looks(command, good):
+def test_a_run_is_shown_without_colours_and_bars_off_a_terminal(command, good):
     said = command("run", good, "--out", "here")
     assert said.err == ""
     assert "\x1b" not in said.out
@@ -53,7 +53,7 @@ def test_a_run_is_shown_without_colours_or_bars_where_nobody_looks(command, good
     assert Path("here/run.db").is_file()
 
 
-def test_quiet_says_nothing(command, good):
+def test_quiet_prints_nothing(command, good):
     assert command("run", good, "--quiet") == (0, "", "")
 
 
@@ -62,7 +62,7 @@ def test_a_finished_run_is_not_run_again(command, good):
     assert only_object(command("resume", "here", "--json")) == ran
 
 
-def test_a_run_that_was_cut_off_goes_on_from_its_folder_alone(command, good, monkeypatch):
+def test_an_interrupted_run_continues_from_its_folder_alone(command, good, monkeypatch):
     whole = only_object(command("run", good, "--json", "--out", "whole", "--set", "rounds=4"))
     carry_on = experiment.Bar.show
 
@@ -132,7 +132,7 @@ def test_all_recipes_with_papers_and_settings(command):
 
 
 @pytest.mark.parametrize("name", piebald.recipes.names())
-def test_what_is_printed_of_a_recipe_can_be_put_into_a_file(command, good, name):
+def test_the_printed_settings_of_a_recipe_are_valid_in_a_file(command, good, name):
     printed = command("recipes", name).out
     good.write_text(good.read_text().partition("[recipe]")[0] + printed)
     from piebald.experiment_file import ExperimentSettings
@@ -141,7 +141,7 @@ def test_what_is_printed_of_a_recipe_can_be_put_into_a_file(command, good, name)
     assert recipe.model_dump(exclude={"fields"}) == piebald.recipes.make(name).model_dump(exclude={"fields"})
 
 
-def test_data_sets_say_where_they_come_from(command, monkeypatch):
+def test_data_sets_have_sources(command, monkeypatch):
     monkeypatch.delenv("PIEBALD_DATA", raising=False)
     listing = {about["name"]: about for about in only_object(command("data", "--json"))}
     assert listing.keys() == set(piebald.data.names())
@@ -166,7 +166,7 @@ def test_without_a_command_there_is_help(command):
     )
 
 
-def test_something_broken_is_one_line_too(command, good, monkeypatch):
+def test_an_unexpected_error_is_one_line(command, good, monkeypatch):
     def broken(*_, **__):
         raise ZeroDivisionError("division by zero")
 
@@ -194,7 +194,7 @@ def test_a_shell_can_complete_commands(tmp_path):
     assert done.stdout.split() == ["resume", "report", "recipes"]
 
 
-def test_whoever_stops_reading_hears_no_complaint(tmp_path):
+def test_a_closed_pipe_is_no_error(tmp_path):
     code = "import sys; from piebald.cli import main; sys.exit(main(['recipes', '--json']))"
     child = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     child.stdout.close()
@@ -238,7 +238,7 @@ def test_a_partition_is_shown_with_devices_and_weights(command, tmp_path):
         ),
     ],
 )
-def test_what_cannot_be_shown_is_one_sentence(command, words, message):
+def test_bad_options_of_data_show_are_refused_in_one_sentence(command, words, message):
     said = command("data", "show", "digits", *words)
     assert said.code == 2
     assert message in said.err
@@ -246,7 +246,7 @@ def test_what_cannot_be_shown_is_one_sentence(command, words, message):
 
 
 @pytest.mark.full
-def test_verbose_says_what_computes(tmp_path, good):
+def test_verbose_prints_the_engine(tmp_path, good):
     words = ("run", good, "--set", "runtime.kind=simulator", "--set", "runtime.engine=sequential")
     assert '"engine": "sequential"' in process(*words, "--verbose", cwd=tmp_path).stderr
     assert '"engine"' not in process(*words, cwd=tmp_path).stderr

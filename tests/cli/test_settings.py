@@ -1,4 +1,4 @@
-"""What a file's settings build, and that they survive being written down."""
+"""The objects that an experiment file builds, and writing settings as TOML."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_built_in_experiment_works():
     assert list(ExperimentSettings.load(None).plan().recipes) == ["hdafl"]
 
 
-def test_settings_read_the_same_after_they_were_written(good):
+def test_written_settings_read_the_same(good):
     settings = changed(good, "fleet = { kind = 'fast_slow' }", "evaluate.every = 2", "runtime.kind = 'simulator'")
     assert ExperimentSettings.of(Document(settings.text(), "again")).table() == settings.table()
     assert ExperimentSettings.of_table(settings.table(), "again").table() == settings.table()
@@ -105,7 +105,7 @@ def test_a_flag_for_the_runtime_replaces_its_section(good):
     assert settings.runtime.model_dump() == {"kind": "simulator"}
 
 
-def test_what_a_run_complains_of_gets_its_line(good):
+def test_an_error_of_a_run_gets_its_line(good):
     settings = ExperimentSettings.load(good)
     assert str(settings.located(SettingError("lr is odd"))) == f"{good}:17: recipe.lr is odd"
     assert str(settings.located(SettingError("the moon is full"))) == "the moon is full"
@@ -123,5 +123,5 @@ def test_what_a_run_complains_of_gets_its_line(good):
         ("Input should be a valid boolean", "must be true or false"),
     ],
 )
-def test_pydantics_words_become_ours(theirs, ours):
+def test_pydantics_wording_is_replaced(theirs, ours):
     assert plain(theirs) == ours

@@ -1,4 +1,4 @@
-"""Which line a key is on, what a flag means, and what is written back."""
+"""TOML documents: the lines of keys, the meaning of flags, and writing."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import pytest
 
 from piebald.report.store import RunStore
 
-# final mean accuracy, rounds to get two thirds there, kilobytes a client and round each way, personal models or not
+# final mean accuracy, rounds to two thirds of it, kilobytes per client and round, each way, personal models or not
 RECIPES = {
     "local": (0.78, 6.0, 0, False),
     "fedavg": (0.71, 9.0, 412, False),
