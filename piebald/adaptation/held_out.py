@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from piebald.contracts import Clients, InMemory, Rows, Split
 from piebald.errors import SettingError
@@ -44,6 +45,16 @@ class ClientSubset:
 
 class PooledClientSubset(ClientSubset):
     """A subset of clients whose rows are in one pool, which engines index (`contracts.InMemory`)."""
+
+    @property
+    def x(self) -> Tensor:
+        """Inputs of the whole pool."""
+        return self.pool().x
+
+    @property
+    def y(self) -> Tensor:
+        """Targets of the whole pool."""
+        return self.pool().y
 
     def in_memory(self) -> bool:
         """See `contracts.InMemory`."""

@@ -25,7 +25,7 @@ from piebald.runtimes.engines.choose import make_engine
 from piebald.runtimes.factored import client_state
 from piebald.runtimes.factored.client_state import StatePacker
 from piebald.runtimes.factored.factors import ClientRowFactor, Factor, Weights
-from piebald.runtimes.factored.sum_terms import Term
+from piebald.runtimes.factored.sum_terms import MatrixTerm
 from piebald.runtimes.factored.vectors import FactoredVectors
 
 from .conftest import assert_same, carry_out, vector
@@ -79,7 +79,7 @@ def pairs(draw: st.DrawFn) -> list[tuple[Tensor, Tensor]]:
     numbers = torch.randn(3, 6, generator=made)
     factor, scale, formed = draw(factors(made, order))
     keep = draw(st.sampled_from([1.0, 0.5, torch.tensor([[0.5], [0.75], [1.0]])]))
-    models = FactoredVectors(own, 3, 26, [Term.of(start, keep)], [(factor, scale)], numbers, SPANS)
+    models = FactoredVectors(own, 3, 26, [MatrixTerm.of(start, keep)], [(factor, scale)], numbers, SPANS)
     whole = start * keep * torch.ones(3, 1)
     whole[:, 3:23] += formed
     whole[:, :3], whole[:, 23:] = numbers[:, :3], numbers[:, 3:]

@@ -11,7 +11,7 @@ from piebald.contracts import TrainInput
 from piebald.parameters import pad
 from piebald.runtimes.engines.engine import Engine
 from piebald.runtimes.engines.stack import PRIVATE, ClientStack
-from piebald.runtimes.factored.sum_terms import Term
+from piebald.runtimes.factored.sum_terms import MatrixTerm
 from piebald.runtimes.factored.vectors import FactoredVectors, to_dense
 
 
@@ -62,6 +62,6 @@ def _with_private(model: Tensor, private: Tensor) -> Tensor:
     shared, size = model.shape[1], model.shape[1] + private.shape[1]
     if model.stride(0):
         return torch.cat([model, private], dim=1)
-    base = Term.of(pad(model[0], size))
+    base = MatrixTerm.of(pad(model[0], size))
     spans = [(slice(shared, size), slice(0, size - shared))]
     return FactoredVectors(model, len(model), size, [base], (), private, spans)

@@ -14,7 +14,7 @@ KnownProducts = list[tuple[Tensor, Tensor, Tensor]]  # rows, their gradients, an
 _ROUNDING = 1e-6  # what rounding leaves of two coefficients that cancel, relative to them
 
 
-class Term(NamedTuple):
+class MatrixTerm(NamedTuple):
     """A matrix [p] for all clients or [c, p], its coefficient, and its version counter when it joined the sum."""
 
     matrix: Tensor
@@ -22,11 +22,11 @@ class Term(NamedTuple):
     version: int
 
     @classmethod
-    def of(cls, matrix: Tensor, share: Coefficient = 1.0) -> Term:
+    def of(cls, matrix: Tensor, share: Coefficient = 1.0) -> MatrixTerm:
         return cls(matrix, share, matrix._version)
 
-    def times(self, share: Coefficient) -> Term:
-        return Term(self.matrix, self.share * share, self.version)
+    def times(self, share: Coefficient) -> MatrixTerm:
+        return MatrixTerm(self.matrix, self.share * share, self.version)
 
     def part(self, here: slice) -> Tensor:
         """Some of its columns.

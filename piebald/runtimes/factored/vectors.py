@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 
 from piebald.parameters import Slot
 from piebald.runtimes.factored.factors import Factor, Weights
-from piebald.runtimes.factored.sum_terms import Coefficient, KnownProducts, Term, added, once
+from piebald.runtimes.factored.sum_terms import Coefficient, KnownProducts, MatrixTerm, added, once
 
 Factors = Sequence[tuple[Factor, Tensor]]
 Spans = Sequence[tuple[slice, slice]]
@@ -41,11 +41,11 @@ class FactoredVectors(Tensor):
             them.
     """
 
-    matrices: Sequence[Term]
+    matrices: Sequence[MatrixTerm]
     factors: Factors
     own: Tensor
     spans: Spans
-    start: Term | None
+    start: MatrixTerm | None
     moved: Mapping[int, Tensor]
     sliced: bool
     _formed: Tensor | None
@@ -60,11 +60,11 @@ class FactoredVectors(Tensor):
         like: Tensor,
         count: int,
         size: int,
-        matrices: Sequence[Term],
+        matrices: Sequence[MatrixTerm],
         factors: Factors = (),
         own: Tensor | None = None,
         spans: Spans = (),
-        start: Term | None = None,
+        start: MatrixTerm | None = None,
         moved: Mapping[int, Tensor] | None = None,
     ) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class FactoredVectors(Tensor):
         if isinstance(vectors, FactoredVectors):
             return vectors
         shared = len(vectors) == 1 or vectors.stride(0) == 0
-        return cls(vectors, len(vectors), vectors.shape[1], [Term.of(vectors[0] if shared else vectors)])
+        return cls(vectors, len(vectors), vectors.shape[1], [MatrixTerm.of(vectors[0] if shared else vectors)])
 
     @classmethod
     def zeros(cls, like: Tensor) -> FactoredVectors:
@@ -86,7 +86,7 @@ class FactoredVectors(Tensor):
         return cls(like, len(like), like.shape[1], ())
 
     def like(
-        self, matrices: Sequence[Term], factors: Factors, own: Tensor, spans: Spans | None = None
+        self, matrices: Sequence[MatrixTerm], factors: Factors, own: Tensor, spans: Spans | None = None
     ) -> FactoredVectors:
         """Vectors of the same shape from other terms."""
         return FactoredVectors(
@@ -175,7 +175,7 @@ class FactoredVectors(Tensor):
         spans = _cut(self.spans, 0, stop)
         own = self.own[:, : spans[-1][1].stop if spans else 0]
         factors = [(factor, scale) for factor, scale in self.factors if factor.slot.start < stop]
-        matrices = [Term.of(term.part(slice(0, stop)), term.share) for term in self.matrices]
+        matrices = [MatrixTerm.of(term.part(slice(0, stop)), term.share) for term in self.matrices]
         made = FactoredVectors(self.own, len(self), stop, matrices, factors, own, spans, self.start, self.moved)
         made.sliced = True
         return made
@@ -229,7 +229,7 @@ class FactoredVectors(Tensor):
     # -- as the weights of a layer
 
     @property
-    def alone(self) -> Term | None:
+    def alone(self) -> MatrixTerm | None:
         """The only matrix term, where its coefficient is 1 and there are no factors; otherwise None."""
         if len(self.matrices) != 1 or self.factors:
             return None
@@ -264,7 +264,7 @@ class FactoredVectors(Tensor):
             return None
         one, two = (part.own if part.spans or not spans else part._columns_of(spans) for part in (self, other))
         own = torch.add(one, two, alpha=share)
-        found: dict[Any, Term] = {}
+        found: dict[Any, MatrixTerm] = {}
         for term in (*self.matrices, *(term.times(share) for term in other.matrices)):
             before = found.get(term.name)
             found[term.name] = term if before is None else before._replace(share=added(before.share, term.share))

@@ -34,7 +34,7 @@ from piebald.runtimes.workers.pool import prefetched, serve_naming_client, share
 from piebald.runtimes.workers.serialization import pack_result, pack_stack, unpack_result, unpack_stack
 
 if TYPE_CHECKING:
-    from piebald.runtimes.ray.settings import Ray
+    from piebald.runtimes.simulation.settings import Simulated
 
 _CHUNKS = 2  # for each actor: more would balance unequal nodes and repeat less work, but send more sums
 _DEATHS = 3  # a chunk over which this many actors died is not tried again
@@ -70,13 +70,13 @@ class RayWorker:
 
     engine: SequentialEngine | None = None
 
-    def load(self, work: ClientWork, clients: Clients, settings: Ray) -> None:
+    def load(self, work: ClientWork, clients: Clients, settings: Simulated) -> None:
         """Build the engine of a run."""
         torch.set_num_threads(1)
         set_onednn(bool(settings.onednn))
         self.engine = make_engine(settings.engine, work, clients, torch.device(settings.device), settings.bfloat16)
 
-    def measure(self, work: ClientWork, clients: Clients, settings: Ray, expected: int) -> Ray:
+    def measure(self, work: ClientWork, clients: Clients, settings: Simulated, expected: int) -> Simulated:
         """Make the choices that the settings leave open."""
         torch.set_num_threads(1)
         return settings.measured(work, clients, expected)
@@ -128,7 +128,7 @@ class RayWorker:
         return {"results": packed, "weight": total.weight, "sums": sums, "arrays": out.arrays}
 
 
-def measured(settings: Ray, connection: RayConnection, work: ClientWork, clients: Clients, expected: int) -> Any:
+def measured(settings: Simulated, connection: RayConnection, work: ClientWork, clients: Clients, expected: int) -> Any:
     """Settings with every choice made, measured by one of the actors."""
     resting = connection.take(settings.workers or 1)
     actors = resting or [connection.start(RayWorker)]
@@ -154,7 +154,7 @@ class RayWorkerPool:
 
     def __init__(
         self,
-        settings: Ray,
+        settings: Simulated,
         connection: RayConnection,
         work: ClientWork,
         clients: Clients,

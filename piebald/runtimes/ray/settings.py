@@ -62,10 +62,6 @@ class Ray(Simulated):
         assert isinstance(made, type(self))
         return made
 
-    def measured(self, work: ClientWork, clients: Clients, expected: int) -> Self:
-        """The same as `resolved`, measured by this process."""
-        return super().resolved(work, clients, expected)
-
     def worker_pool(
         self, work: ClientWork, clients: Clients, room: tuple[int, int], state_store: ClientStateStore
     ) -> WorkerPool:

@@ -95,7 +95,11 @@ class Simulated(RuntimeSettings):
         return ClientStateStore(work, self.memory)
 
     def resolved(self, work: ClientWork, clients: Clients, expected: int) -> Self:
-        """Measure or count engine, stack and workers where they were left open, see `RuntimeSettings.resolved`."""
+        """See `RuntimeSettings.resolved`."""
+        return self.measured(work, clients, expected)
+
+    def measured(self, work: ClientWork, clients: Clients, expected: int) -> Self:
+        """Measure or count, in this process, engine, stack and workers where they were left open."""
         device, engine, stack, workers = torch.device(self.device), self.engine, self.stack, self.workers
         forks = device.type == "cpu" and can_fork()
         cores = count_cores()
