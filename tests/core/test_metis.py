@@ -15,13 +15,14 @@ from torch import Tensor, nn
 
 import piebald
 from piebald import recipes
-from piebald.aggregation import Dvw, EqualWeighted, ExampleWeighted, StalenessWeighted, Validate
+from piebald.aggregation import Dvw, EqualWeighted, ExampleWeighted, StalenessWeighted
 from piebald.aggregation.classification_scores import SCORES
 from piebald.clustering import SingleCluster
 from piebald.contracts import Device, Task, TrainInput, Update
 from piebald.errors import SettingError
 from piebald.partition import FastSlow, Lists, PooledClients
 from piebald.partition.devices import Devices
+from piebald.queries import Validate
 from piebald.recipe import Recipe
 from piebald.scheduling import Asynchronous, Buffered, Deadline, Synchronous
 from piebald.server.model_cache import ModelCache

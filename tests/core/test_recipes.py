@@ -69,7 +69,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "warm": st.integers(0, 3),
     "eps1": positive,
     "eps2": positive,
-    "weigh": st.sampled_from(["examples", "gradient_norm"]),
+    "aggregation": st.sampled_from(["examples", "gradient_norm"]),
     "alpha": st.floats(0.01, 1.0),
     "function": st.sampled_from(["constant", "polynomial", "hinge"]),
     "a": positive,
@@ -86,7 +86,12 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "limit_staleness": st.booleans(),
 }
 OWN = {("dp_sgd", "clip"): positive}  # without a clip there is no guarantee
-BREAKS = {"scaffold": {"momentum", "weight_decay", "clip"}, "adaptive_dvw": {"steps"}}
+BREAKS = {
+    "scaffold": {"momentum", "weight_decay", "clip"},
+    "adaptive_dvw": {"steps"},
+    "feddyn": {"keep_momentum"},
+    "fednova": {"keep_momentum"},
+}
 LISTED = {row["name"]: row for row in recipes.listing()}
 
 
@@ -186,7 +191,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "a field": ("fedavg", {"leaning_rate": 1}, "no setting of recipe 'fedavg' called 'leaning_rate'"),
     "a near field": ("fedavg", {"epoch": 1}, "did you mean 'epochs'?"),
     "another's field": ("fedavg", {"mu": 1}, "no setting of recipe 'fedavg' called 'mu'"),
-    "a weighting": ("hdafl", {"weigh": "gradient-norm"}, "did you mean 'gradient_norm'?"),
+    "a weighting": ("hdafl", {"aggregation": "gradient-norm"}, "did you mean 'gradient_norm'?"),
     "a rate": ("fedavg", {"lr": 0}, "training 'sgd': lr must be greater than 0, got 0"),
     "a rate beyond bounds": ("fedavg", {"lr": float("inf")}, "lr must be a finite number, got inf"),
     "a word for a number": ("fedavg", {"lr": "fast"}, "training 'sgd': lr must be a number"),

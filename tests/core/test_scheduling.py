@@ -110,11 +110,11 @@ class TestClientPool:
     def test_a_choice_is_among_the_idle(self, known: int, data: st.DataObject) -> None:
         client_pool, clients = ClientPool(), range(known)
         for version in range(12):  # clients become busy, come back, and are excluded
-            idle = [c for c in clients if c not in client_pool.busy and c not in client_pool.aside]
+            idle = [c for c in clients if c not in client_pool.busy and c not in client_pool.excluded]
             assert (
                 client_pool.count(clients)
                 == client_pool.count(list(clients))
-                == (known - len(client_pool.aside), len(idle))
+                == (known - len(client_pool.excluded), len(idle))
             )
             chosen = client_pool.choose(clients, data.draw(st.integers(0, len(idle))), 3, version)
             assert chosen == sorted(set(chosen))

@@ -325,7 +325,7 @@ def test_two_lists_of_survivors_unmask_no_update(
         assert min(own, pairwise) < 4
     assert (
         FakeFederation(made.masking, made.updates)
-        .masking.circle(range(5), [bytes([c]) * 64 for c in range(5)])
+        .masking.graph(range(5), [bytes([c]) * 64 for c in range(5)])
         .threshold
         == 4
     )
@@ -346,7 +346,7 @@ def test_what_else_a_client_refuses(uploaded: tuple[FakeFederation, KeyAgreement
     assert refused is None  # the same vector under the same keys is the same message
     assert again is not None
     _, refused = masked(update(torch.ones(SIZE)), asked, made.spec, made.secrets(0))
-    assert refused == "its keys have sealed another update already"
+    assert refused == "its keys have masked another update already"
 
 
 def test_keys_are_forgotten_once_a_sum_is_unmasked(
@@ -363,7 +363,7 @@ def test_keys_are_forgotten_once_a_sum_is_unmasked(
 def test_nothing_is_unmasked_before_it_is_masked() -> None:
     made = FakeFederation(summing(), {client: update(torch.ones(SIZE)) for client in range(4)})
     agreement = made.masking.agree_keys(range(4), made)  # type: ignore[arg-type]
-    with pytest.raises(Declined, match="nothing was sealed under these keys"):
+    with pytest.raises(Declined, match="nothing was masked under these keys"):
         unmask_for(made, agreement, 0, (0, 1, 2, 3))
 
 
@@ -371,11 +371,11 @@ def test_one_list_of_clients_for_one_set_of_keys(
     uploaded: tuple[FakeFederation, KeyAgreement, dict[int, Update]],
 ) -> None:
     made, agreement, _ = uploaded
-    circle = agreement.circle  # type: ignore[attr-defined]
-    shorter = made.masking.circle(range(4), [circle.keys[client] for client in range(4)])
+    graph = agreement.graph  # type: ignore[attr-defined]
+    shorter = made.masking.graph(range(4), [graph.keys[client] for client in range(4)])
     with pytest.raises(Declined, match="another list of clients for the same keys"):
         ShareKeys().reply(shorter.vectors(), made.secrets(0), made.masking)
-    swapped = made.masking.circle(range(5), [circle.keys[client] for client in (1, 0, 2, 3, 4)])
+    swapped = made.masking.graph(range(5), [graph.keys[client] for client in (1, 0, 2, 3, 4)])
     with pytest.raises(Declined, match="does not have this client's newest keys"):
         ShareKeys().reply(swapped.vectors(), made.secrets(0), made.masking)
 
@@ -387,10 +387,10 @@ def test_other_lists_for_other_clients_are_noticed() -> None:
     for client in range(4):
         secrets = made.secrets(client)
         public[client] = texts(_keys(secrets, masking), 64)[0]
-    circle = masking.circle(range(4), [public[client] for client in range(4)])
-    other = masking.circle([0, 1, 2, 3, 9], [*(public[client] for client in range(4)), keys.public_key(bytes(32)) * 2])
-    sent = {c: ShareKeys().reply((other if c == 0 else circle).vectors(), made.secrets(c), masking) for c in range(4)}
-    boxes = {c: texts(sent[c][SHARES], 82)[circle.neighbours[c].index(0)] for c in (1, 2, 3)}
+    graph = masking.graph(range(4), [public[client] for client in range(4)])
+    other = masking.graph([0, 1, 2, 3, 9], [*(public[client] for client in range(4)), keys.public_key(bytes(32)) * 2])
+    sent = {c: ShareKeys().reply((other if c == 0 else graph).vectors(), made.secrets(c), masking) for c in range(4)}
+    boxes = {c: texts(sent[c][SHARES], 82)[graph.neighbours[c].index(0)] for c in (1, 2, 3)}
     about = {CONTEXT: torch.frombuffer(bytearray(other.context), dtype=torch.uint8).view(1, -1)}
     about |= {"masking/senders": numbers([1, 2, 3])}
     about |= {"masking/boxes": torch.frombuffer(bytearray(b"".join(boxes.values())), dtype=torch.uint8).view(3, -1)}
