@@ -76,7 +76,9 @@ def test_it_is_repeatable_and_leaves_the_global_random_state_alone() -> None:
 
 def test_too_many_models_are_refused() -> None:
     lazy = LazyClients(1_000_000, lambda _: pytest.fail("loaded"))
-    with pytest.raises(SettingError, match="1000000 models of 650 parameters are too large to compare: use fewer clients"):
+    with pytest.raises(
+        SettingError, match="1000000 models of 650 parameters are too large to compare: use fewer clients"
+    ):
         diverge(lazy, network())
 
 
