@@ -105,7 +105,7 @@ def test_all_on_one_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     [
         (["run", "sites.toml"], "nothing to simulate"),
         (["run", "sites.toml", "--runtime", "federation"], "cannot be tried on this machine alone"),
-        (["run", "--runtime", "federation", "--set", "unseen=1"], "unseen holds clients out"),
+        (["run", "--runtime", "federation", "--set", "unseen=1"], "unseen holds out clients"),
         (["server", "credentials/site-1", "sites.toml"], "the server needs the credentials of the server"),
         (["server", "credentials/server", "sites.toml"], "provision one site for each client"),
         (["client", "nowhere"], "holds no credentials"),

@@ -10,7 +10,7 @@ from piebald.runtimes.federation.flare_link import SERVER, Link
 from piebald.runtimes.federation.member_list import Member, OpenTask
 from piebald.runtimes.federation.messages import PROTOCOL, Hello, Piece, Refused, Reply, TermsRequest, encode
 from piebald.runtimes.federation.provisioning import Credentials
-from piebald.runtimes.federation.server_state import ServerState
+from piebald.runtimes.federation.server_state import FederationState
 from piebald.runtimes.federation.transfer import send_body
 from piebald.runtimes.federation.wire_format import digest, pack_task, piece_at, unpack_update
 from piebald.version import __version__
@@ -32,7 +32,7 @@ class ServerMessages:
         model_size: how many numbers the model has.
     """
 
-    def __init__(self, state: ServerState, credentials: Credentials, terms: bytes, model_size: int) -> None:
+    def __init__(self, state: FederationState, credentials: Credentials, terms: bytes, model_size: int) -> None:
         self._state, self._terms = state, terms
         self._longest_result = _OVERHEAD + 4 * _VECTORS * model_size
         address = ("0.0.0.0", credentials.port)
@@ -48,7 +48,7 @@ class ServerMessages:
             threading.Thread(target=self._send_tasks, args=(member,), daemon=True).start()
 
     def stop(self) -> None:
-        """Disconnect; the threads end with `ServerState.closing`."""
+        """Disconnect; the threads end with `FederationState.closing`."""
         self.link.stop()
 
     # -- messages of sites

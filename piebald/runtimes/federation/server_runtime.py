@@ -30,7 +30,7 @@ from piebald.runtimes.federation.member_list import Member, OpenTask, client_nam
 from piebald.runtimes.federation.private_files import write_private
 from piebald.runtimes.federation.run_terms import terms
 from piebald.runtimes.federation.server_messages import ServerMessages
-from piebald.runtimes.federation.server_state import ServerState
+from piebald.runtimes.federation.server_state import FederationState
 from piebald.runtimes.federation.timeouts import Timeouts
 from piebald.runtimes.federation.wire_format import digest
 
@@ -67,7 +67,7 @@ class FederationServer:
         self.credentials = provisioning.read(folder)
         sites = sites_of(self.credentials, clients)
         body = terms(work, experiment, client_names(clients), sites, clients.classes)
-        self.shared = ServerState(sites, digest(body), timeouts)
+        self.shared = FederationState(sites, digest(body), timeouts)
         self._changed, self._lock = self.shared.changed, self.shared.lock
         self._gathered = False
         self._seen: list[int] = []  # the clients that were present when the server loop last asked

@@ -17,7 +17,7 @@ from piebald.runtimes.federation.timeouts import Timeouts
 from piebald.version import __version__
 
 
-class ServerState:
+class FederationState:
     """State of a federation's server.
 
     A training task stays at its site until a checkpoint holds its result, so this records which ones are not saved yet.
