@@ -12,7 +12,7 @@ from piebald.adaptation.held_out import ClientSubset, PooledClientSubset, hold_o
 from piebald.contracts import HasServerRows, HoldsRows, InMemory, Rows, RowsAtSites, Split
 from piebald.data.decoded import Decoded
 from piebald.partition import LazyClients, Lists, PooledClients
-from piebald.partition.sites import Declared
+from piebald.partition.sites import SiteClients
 from piebald.partition.survey import embedding
 from piebald.prepare import some_clients
 from piebald.runtimes.engines.row_loader import RowLoader
@@ -64,7 +64,7 @@ def test_a_pool_in_memory_is_indexed_also_where_clients_are_held_out() -> None:
 
 
 def test_clients_at_sites_say_so() -> None:
-    clients = Declared(["one", "two"], Rows(torch.zeros(1, 3), torch.zeros(1, dtype=torch.int64)), ["a", "b"])
+    clients = SiteClients(["one", "two"], Rows(torch.zeros(1, 3), torch.zeros(1, dtype=torch.int64)), ["a", "b"])
     assert isinstance(clients, RowsAtSites)
     assert clients.elsewhere
 

@@ -29,7 +29,7 @@ ENGINES = [
     full({"engine": "batched", "stack": 2, "workers": 2}),
     full({"engine": "vmapped", "stack": 2, "workers": 2}),
 ]
-# (networks of every kind run on the batched engine in test_joined.py)
+# (networks of every kind run on the batched engine in test_batched.py)
 MANY = [full({"engine": "sequential"}), {"engine": "vmapped", "stack": 3}]
 
 
