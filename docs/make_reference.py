@@ -229,7 +229,7 @@ def capabilities() -> Iterator[type]:
         module = importlib.import_module(f"piebald.{name}")
         for cls in vars(module).values():
             if isinstance(cls, type) and cls.__module__ == module.__name__:
-                asked = getattr(cls, "_is_runtime_protocol", False) and getattr(cls, "_is_protocol", False)
+                asked = vars(cls).get("_is_runtime_protocol", False)  # not those that only inherit it
                 if asked or inspect.isabstract(cls):
                     yield cls
 
