@@ -15,7 +15,7 @@ from piebald.server.client_pool import ClientPool
 from piebald.server.cluster_models import ClusterModels
 
 
-class ServerState(Protocol):
+class LoopState(Protocol):
     """What a context shows of the server loop, and does through it."""
 
     recipe: Recipe
@@ -37,7 +37,7 @@ class ServerState(Protocol):
 class LoopContext:
     """`contracts.ServerContext` for the component of one axis and one cluster."""
 
-    def __init__(self, server: ServerState, axis: str, cluster: int) -> None:
+    def __init__(self, server: LoopState, axis: str, cluster: int) -> None:
         self._server, self._axis, self._cluster = server, axis, cluster
         self.spec: ModelSpec = server.work
         self.known = server.known

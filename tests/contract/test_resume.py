@@ -174,7 +174,7 @@ MASKED = {
 KEY_ROUNDS = {
     "keys advertised": ("_reply", Simulation, 6, True),
     "shares sent": ("_reply", Simulation, 14, False),
-    "masked": ("_arrive", Simulation, 40, True),
+    "masked": ("_deliver", Simulation, 40, True),
     "unmasked": ("unmask", MaskedRounds, 2, True),
     "just stepped": POINTS["just stepped"],
 }

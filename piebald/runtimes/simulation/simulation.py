@@ -10,7 +10,7 @@ import heapq
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -36,15 +36,26 @@ from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 from piebald.randomness import generator
 from piebald.runtimes.engines.stack import PRIVATE, ClientStack, StackResult
 from piebald.runtimes.workers.pool import MIN_ARENA, WorkerPool
-from piebald.runtimes.workers.state_store import under
-
-if TYPE_CHECKING:
-    from piebald.runtimes.simulation.settings import Simulated
-
+from piebald.runtimes.workers.state_store import ClientStateStore, under
 
 LOST = "lost"
 GONE = "the client went away before it was done"
 _LARGE = 1 << 20  # parameters of a model whose weights engines avoid forming (`runtimes.factored`)
+
+
+class SimulationSettings(Protocol):
+    """What a simulation is told: see `settings.Simulated`."""
+
+    @property
+    def stack(self) -> int | None: ...
+    @property
+    def workers(self) -> int | None: ...
+    @property
+    def fleet(self) -> Any: ...
+    def worker_pool(
+        self, work: ClientWork, clients: Clients, room: tuple[int, int], state_store: ClientStateStore
+    ) -> WorkerPool: ...
+    def state_store(self, work: ClientWork) -> ClientStateStore: ...
 
 
 class Instant:
@@ -85,7 +96,7 @@ class _Due:
 class Simulation:
     """A running simulation (`contracts.Runtime`)."""
 
-    def __init__(self, settings: Simulated, work: ClientWork, clients: Clients) -> None:
+    def __init__(self, settings: SimulationSettings, work: ClientWork, clients: Clients) -> None:
         self.settings, self.work, self.federation = settings, work, clients
         self.fleet: Fleet = settings.fleet or Instant()
         self.state_store = settings.state_store(work)
