@@ -112,7 +112,7 @@ def test_no_more_checkpoints_are_kept_than_are_needed(clients, tmp_path: Path) -
     run = piebald.run(spoiling(), clients, model, rounds=ROUNDS, runtime=HERE, keep="best", out=tmp_path / "run")
     files = sorted(int(path.stem.split("-")[1]) for path in (tmp_path / "run").glob("vectors-*.safetensors"))
     assert files == sorted({run.best, ROUNDS - 1, ROUNDS})
-    with pytest.raises(RunFolderError, match="no checkpoint of commit 1"):
+    with pytest.raises(RunFolderError, match="no checkpoint of server step 1"):
         run._store.server_checkpoint(1)
 
 

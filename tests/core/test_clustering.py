@@ -76,7 +76,7 @@ def test_distfl_finds_planted_clusters_and_keeps_their_numbers() -> None:
 
 def test_a_cluster_model_is_the_mean_of_its_members_models() -> None:
     """Eq. 7, also in the round in which a client changes its cluster: models are averaged, not changes."""
-    recipe = recipes.distfl(probes=40, **TRAINING).with_(clustering=Distfl(groups=3, probes=40))
+    recipe = recipes.distfl(probes=40, **TRAINING).with_(clustering=Distfl(clusters=3, probes=40))
     one, two = (trained(recipe, planted(), rounds=rounds) for rounds in (1, 2))
     layout = one.work.layout
     first = {client: layout.flatten(one.model(client)) for client in range(12)}

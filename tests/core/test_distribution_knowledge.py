@@ -194,13 +194,13 @@ def test_an_outlier_neither_makes_nor_spoils_a_cut() -> None:
     kept = truth < 2
     assert adjusted_rand_score(truth[kept], found.labels[kept]) == 1.0
     assert found.labels.max() == 1
-    assert adjusted_rand_score(truth, by_silhouette(distances, least=1, groups=3).labels) == 1.0
+    assert adjusted_rand_score(truth, by_silhouette(distances, least=1, clusters=3).labels) == 1.0
 
 
 def test_the_number_or_the_threshold_can_be_set() -> None:
     distances, truth = blobs([5, 5, 5], seed=0)
-    assert by_silhouette(distances, groups=2).labels.max() == 1
-    assert by_silhouette(distances, groups=1).labels.max() == 0
+    assert by_silhouette(distances, clusters=2).labels.max() == 1
+    assert by_silhouette(distances, clusters=1).labels.max() == 0
     assert adjusted_rand_score(truth, by_silhouette(distances, threshold=6.0).labels) == 1.0
     assert by_silhouette(distances, threshold=100.0).labels.max() == 0
     assert by_silhouette(distances, accept=1.0).labels.max() == 0
