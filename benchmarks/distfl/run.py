@@ -168,8 +168,8 @@ def run_job(part: str, case: str, method: str, recipe: Recipe, federation: Any, 
         }
         history.append([labels[client] for client in range(len(truth))])
         found.append(adjusted_rand_score(truth, history[-1]))
-    extraction = sum(row["value"]["seconds"] for row in run.notes if row["name"] == "grouping")
-    steps = [row["value"]["steps"] for row in run.notes if row["name"] == "grouping"]
+    extraction = sum(row["value"]["seconds"] for row in run.notes if row["name"] == "clustering")
+    steps = [row["value"]["steps"] for row in run.notes if row["name"] == "clustering"]
     return {
         "part": part, "case": case, "method": method, "seed": seed, "rounds": rounds,
         "accuracy": float(np.mean([*own.values()])), "by_client": [own[client] for client in sorted(own)],

@@ -337,9 +337,9 @@ class Distfl(Clustering):
         if len(clients) <= _SHOWN:
             rounded = [[float(f"{value:.4g}") for value in row] for row in matrix.tolist()]
             context.note("divergence", {"clients": clients, "matrix": rounded})
-        context.note("groups", {"clients": clients, "labels": names})
+        context.note("clusters", {"clients": clients, "labels": names})
         context.note(
-            "grouping",
+            "clustering",
             {
                 "score": found.score,
                 "agreement": found.agreement,

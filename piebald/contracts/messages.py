@@ -48,7 +48,7 @@ class Task:
             rule asks for (SCAFFOLD's "control") and what the clustering offers ("candidates", other groups' models).
         query: a question to answer; None means: train.
         free: asked for the report only, so it costs neither bytes nor virtual time.
-        turn: how often this client was asked at this version before; it enters the randomness too.
+        attempt: how often this client was asked at this version before; it enters the randomness too.
         committed: optimiser steps behind the server steps that its group's model had seen when this was sent; from two
             of these a client learns how fast the others go.
     """
@@ -59,13 +59,13 @@ class Task:
     vectors: Mapping[str, Tensor]
     query: Query | None = None
     free: bool = False
-    turn: int = 0
+    attempt: int = 0
     committed: int = 0
 
     @property
     def rng_version(self) -> int | str:
         """The version in the task's rng key, which tells it from the client's other tasks."""
-        return f"{self.version}.{self.turn}" if self.turn else self.version
+        return f"{self.version}.{self.attempt}" if self.attempt else self.version
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -90,7 +90,7 @@ class ServerLoop:
         self._next_id = 0
         self._stepped = 0.0
         self._requested = self._outstanding = 0  # tasks sent since the last step, and those of them under way
-        self._turns: dict[int, int] = {}  # how often each client was asked since the last step
+        self._attempts: dict[int, int] = {}  # how often each client was asked since the last step
         self._limits: dict[int, float] = {}  # the longest step allowed, by task under way
         self._waiting: list[Result] = []
         self._ended: list[tuple[Result, str, str]] = []  # with status and reason
@@ -189,12 +189,12 @@ class ServerLoop:
         tasks = []
         self._masked.agree_keys(clients, self._context)
         for client in clients:
-            cluster, turn = self.cluster_models.of(client), self._turns.get(client, 0)
+            cluster, attempt = self.cluster_models.of(client), self._attempts.get(client, 0)
             vectors = {"model": cluster.model, **cluster.server_vectors, **offer, **self._masked.vectors(client)}
-            task = self._task(client, vectors, turn=turn, committed=cluster.committed)
+            task = self._task(client, vectors, attempt=attempt, committed=cluster.committed)
             tasks.append(task)
             self.client_pool.take(task)
-            self._turns[client] = turn + 1
+            self._attempts[client] = attempt + 1
             self._limits[task.id] = self.check.limit(cluster.norm)
         self._requested += len(tasks)
         self._outstanding += len(tasks)
@@ -211,7 +211,7 @@ class ServerLoop:
         vectors: dict[str, Tensor],
         query: Query | None = None,
         free: bool = False,
-        turn: int = 0,
+        attempt: int = 0,
         committed: int = 0,
     ) -> Task:
         """Make a task; the first one of a client brings its first private numbers."""
@@ -227,7 +227,7 @@ class ServerLoop:
                 self.work.initial[shared:], self.work.layout, client
             )
         self._next_id += 1
-        return Task(self._next_id, client, self.version, vectors, query, free, turn, committed)
+        return Task(self._next_id, client, self.version, vectors, query, free, attempt, committed)
 
     def _take(self, result: Result) -> None:
         """Check one result; keep it for the next step, or record why not and exclude its client."""
@@ -269,7 +269,7 @@ class ServerLoop:
         notes = self._notes
         self._ended, self._excluded_updates, self._notes = [], {}, []
         self._requested = self._outstanding = 0
-        self._turns.clear()
+        self._attempts.clear()
         step = step_row(rows, self.version, self._stepped, self.cluster_models.main.norm)
         if self._masked.loss is not None:
             step["loss"] = self._masked.loss

@@ -114,7 +114,7 @@ def plain_tasks(tasks: Sequence[Task]) -> tuple[list[TableRow], dict[str, Tensor
             if id(vector) not in places:
                 places[id(vector)] = f"sent/{len(places)}"
                 tensors[places[id(vector)]] = vector
-        fields = {name: getattr(task, name) for name in ("id", "client", "version", "turn", "committed")}
+        fields = {name: getattr(task, name) for name in ("id", "client", "version", "attempt", "committed")}
         rows.append({**fields, "vectors": {name: places[id(vector)] for name, vector in task.vectors.items()}})
     return rows, tensors
 
@@ -122,7 +122,7 @@ def plain_tasks(tasks: Sequence[Task]) -> tuple[list[TableRow], dict[str, Tensor
 def whole_task(row: TableRow, tensors: Mapping[str, Tensor]) -> Task:
     """Restore a task that `plain_tasks` wrote."""
     vectors = {name: tensors[place] for name, place in row["vectors"].items()}
-    return Task(row["id"], row["client"], row["version"], vectors, turn=row["turn"], committed=row["committed"])
+    return Task(row["id"], row["client"], row["version"], vectors, attempt=row["attempt"], committed=row["committed"])
 
 
 def plain_results(results: Sequence[Result]) -> tuple[list[TableRow], dict[str, Tensor]]:

@@ -71,7 +71,7 @@ def test_distfl_finds_planted_clusters_and_keeps_their_numbers() -> None:
     own = [last[client] for client in range(12)]
     assert np.mean(own) > np.mean([shared[client] for client in range(12)]) + 0.1
     names = {row["name"] for row in run.notes}
-    assert {"divergence", "groups", "grouping"} <= names
+    assert {"divergence", "clusters", "clustering"} <= names
 
 
 def test_a_cluster_model_is_the_mean_of_its_members_models() -> None:
@@ -222,7 +222,7 @@ def test_clients_that_were_not_asked_keep_cluster_and_model() -> None:
 
 def test_clustering_every_other_round() -> None:
     run = trained(recipes.distfl(probes=40, every=2, **TRAINING), planted())
-    made = [row["version"] for row in run.notes if row["name"] == "groups"]
+    made = [row["version"] for row in run.notes if row["name"] == "clusters"]
     assert made == [1, 3]
     assert clusters_at(run, 2) == clusters_at(run, 1)
 

@@ -81,7 +81,7 @@ def test_a_client_that_trains_twice_on_one_version_draws_other_numbers() -> None
     runtime = FakeRuntime(2, ones, delay=lambda a: [1.0, 10.0][a.client])
     server, _ = make_server(recipe(scheduling=Buffered(buffer_size=4)), runtime, rounds=2)
     server.run()
-    quick = [(a.version, a.turn, a.rng_version) for a in runtime.sent if a.client == 0]
+    quick = [(a.version, a.attempt, a.rng_version) for a in runtime.sent if a.client == 0]
     assert quick[:5] == [(0, 0, 0), (0, 1, "0.1"), (0, 2, "0.2"), (0, 3, "0.3"), (1, 0, 1)]
     assert len({moment for _, _, moment in quick}) == len(quick)
 

@@ -98,9 +98,9 @@ def test_too_long_a_message_is_refused() -> None:
 
 def test_tasks_and_updates_are_read_back() -> None:
     vectors = {"model": torch.randn(5), "control": torch.randn(5), "candidates": torch.randn(2, 5)}
-    sent = Task(7, 1, 3, vectors, Evaluate(split="validation"), turn=2, committed=9)
+    sent = Task(7, 1, 3, vectors, Evaluate(split="validation"), attempt=2, committed=9)
     got = unpack_task(pack_task(sent))
-    assert (got.id, got.client, got.version, got.query, got.turn, got.committed) == (7, 1, 3, sent.query, 2, 9)
+    assert (got.id, got.client, got.version, got.query, got.attempt, got.committed) == (7, 1, 3, sent.query, 2, 9)
     assert all(torch.equal(got.vectors[name], part) for name, part in vectors.items())
     update, failure = unpack_update(
         pack_update(Update(vectors, 10, 4, {"loss": 0.5, "auc": float("nan")}, 2.0, None, 60), None)

@@ -35,7 +35,7 @@ class _TaskHead(_Head):
     id: Id
     client: int = Field(ge=0)
     version: int = Field(ge=0)
-    turn: int = Field(ge=0)
+    attempt: int = Field(ge=0)
     committed: int = Field(ge=0)
     query: dict[str, Any] | None
 
@@ -88,7 +88,7 @@ def unpack(body: bytes | bytearray | memoryview) -> tuple[dict[str, Any], dict[s
 
 def pack_task(task: Task) -> bytes:
     """Serialize a task."""
-    fields = {name: getattr(task, name) for name in ("id", "client", "version", "turn", "committed")}
+    fields = {name: getattr(task, name) for name in ("id", "client", "version", "attempt", "committed")}
     query = None if task.query is None else task.query.table()
     return pack({**fields, "query": query}, task.vectors)
 
@@ -108,7 +108,7 @@ def unpack_task(body: bytes | bytearray | memoryview) -> Task:
     assert query is None or isinstance(query, Query)
     if "model" not in tensors and not isinstance(query, KeyQuery):
         raise Refused("a task without a model")
-    return Task(head.id, head.client, head.version, tensors, query, False, head.turn, head.committed)
+    return Task(head.id, head.client, head.version, tensors, query, False, head.attempt, head.committed)
 
 
 def pack_update(update: Update | None, failure: str | None) -> bytes:
