@@ -1,4 +1,4 @@
-"""The clients of one round of secure aggregation and their neighbours, computed alike by the server and every client."""
+"""The clients of a round of secure aggregation and their neighbours, computed alike by server and clients."""
 
 from __future__ import annotations
 
