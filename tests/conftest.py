@@ -33,8 +33,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Write down how the run ended: `.ci/run` runs failed tests again only if all tests have been run."""
-    if not hasattr(session.config, "workerinput") and session.config.cache is not None:
-        session.config.cache.set("piebald/exit_status", int(exitstatus))
+    cache = getattr(session.config, "cache", None)  # absent with `-p no:cacheprovider`
+    if not hasattr(session.config, "workerinput") and cache is not None:
+        cache.set("piebald/exit_status", int(exitstatus))
 
 
 @pytest.hookimpl(tryfirst=True)
