@@ -142,7 +142,7 @@ def test_a_killed_driver_is_resumed(cluster: Any, tmp_path: Path) -> None:
     RayConnection(None, 1, None, 0.0).take(0)  # makes room
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-c", DRIVER, cluster.address, str(tmp_path / "killed")]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, cwd=ROOT, timeout=120)
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, cwd=ROOT, timeout=300)
     assert done.returncode == -signal.SIGKILL
     with RunStore.open_read_only(tmp_path / "killed") as store:
         assert store.version == 2
@@ -199,7 +199,7 @@ def test_an_address_where_nobody_is() -> None:
         "clients, model = partition.Iid(clients=2).split(data.digits()), models.build_model('mlp', (1, 8, 8), 10); "
         "piebald.run('fedavg', clients, model, runtime=piebald.Ray(address='127.0.0.1:1'))"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert "SettingError: no Ray cluster answers at '127.0.0.1:1'" in done.stderr
 
 

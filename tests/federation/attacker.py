@@ -115,7 +115,7 @@ class Attacker:
     def lie(self, tasks: list[bytes], ready: Hello, welcome: Welcome, garbage: bool) -> str:
         """Wait for training, and answer with garbage or with a model of another length."""
         tasks.clear()
-        until = time.monotonic() + 60
+        until = time.monotonic() + 300
         while not any(unpack_task(task).query is None for task in tasks) and time.monotonic() < until:
             self.ask(encode(ready))
             time.sleep(0.1)

@@ -146,7 +146,7 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
     made.close()
 
 
-def until(true: Callable[[], Any], seconds: float = 180.0) -> Any:
+def until(true: Callable[[], Any], seconds: float = 300.0) -> Any:
     """Wait until something is true, and hand it back."""
     end = time.monotonic() + seconds
     while not (found := true()):

@@ -33,7 +33,7 @@ class Running:
         arguments = [attack, str(credentials or self.sites.folder / "site-3"), name, str(self.port)]
         script = Path(__file__).with_name("attacker.py")
         done = subprocess.run(
-            [sys.executable, str(script), *arguments], capture_output=True, text=True, env=ENVIRONMENT, timeout=180
+            [sys.executable, str(script), *arguments], capture_output=True, text=True, env=ENVIRONMENT, timeout=300
         )
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)

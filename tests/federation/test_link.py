@@ -73,7 +73,7 @@ def test_nobody_waits_for_a_server_that_died_and_the_one_after_it_is_reached(tmp
             server.kill()
             server.communicate()
             server = begin(folder, "ready")
-            assert decode(Reply, waiting.result(timeout=60))[0].status == "known"
+            assert decode(Reply, waiting.result(timeout=300))[0].status == "known"
         finally:
             over.set()
             server.kill()

@@ -126,7 +126,7 @@ def apart(one, other):
 def runtime(address):
     from piebald.vertical.transfer_settings import TransferRuntime
 
-    return TransferRuntime(kind="sockets", address=address, timeout=30)
+    return TransferRuntime(kind="sockets", address=address, timeout=120)
 
 
 def test_each_party_names_and_reads_its_own_file_only(folder):

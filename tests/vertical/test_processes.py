@@ -94,7 +94,7 @@ def test_one_party_is_killed_the_other_ends_clearly_and_both_go_on(killed, tmp_p
     }
     assert running[killed].stdout.readline() == "held\n", running[killed].communicate()[1]
     running[killed].send_signal(signal.SIGKILL)
-    said = {role: process.communicate(timeout=60) for role, process in running.items()}
+    said = {role: process.communicate(timeout=300) for role, process in running.items()}
     assert running[left].returncode == 1
     assert "the other party is gone: its process ended or the connection broke" in said[left][1]
     assert len(said[left][1].strip().splitlines()) == 1
@@ -110,7 +110,7 @@ def test_one_party_is_killed_the_other_ends_clearly_and_both_go_on(killed, tmp_p
         )
         for folder in folders.values()
     ]
-    outputs = [process.communicate(timeout=60) for process in resumed]
+    outputs = [process.communicate(timeout=300) for process in resumed]
     assert [process.returncode for process in resumed] == [0, 0], outputs
     source, target = (json.loads(out) for out, _ in outputs)
     assert source["score"] is None
@@ -138,7 +138,7 @@ def test_parties_with_other_settings_or_secrets_part_with_exit_code_2_and_1(tmp_
     other.write_text(settings(seed=1).text())
     address = f"127.0.0.1:{free_port()}"
     running = [begin(tmp_path / "a", "source", address, file), begin(tmp_path / "b", "target", address, other)]
-    said = [process.communicate(timeout=60)[1] for process in running]
+    said = [process.communicate(timeout=300)[1] for process in running]
     assert 2 in {process.returncode for process in running}
     assert any("the two parties' settings differ" in line for line in said)
     assert all(len(line.strip().splitlines()) == 1 for line in said)

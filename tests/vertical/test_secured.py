@@ -112,7 +112,7 @@ def test_nothing_on_the_wire_can_be_read(tmp_path) -> None:
             assert bank.result().receive(10_000, 30.0) == secret
             server.close()
             bank.result().close()
-            tapped.result(timeout=30)
+            tapped.result(timeout=300)
     assert len(heard) > len(secret)
     assert b"moments" not in heard
     assert secret[: HEADER.size] not in heard
@@ -157,7 +157,7 @@ def test_strangers_are_refused_and_the_right_party_is_served_after_them(tmp_path
 def connected(port: int) -> socket.socket:
     while True:
         try:
-            return socket.create_connection(("127.0.0.1", port), timeout=30)
+            return socket.create_connection(("127.0.0.1", port), timeout=300)
         except ConnectionRefusedError:  # it does not listen yet
             continue
 
@@ -200,12 +200,12 @@ def test_killed_with_a_kit_and_resumed_without_naming_it(tmp_path, undisturbed) 
         begun[role] = process([*words, *sets])
     assert begun["target"].stdout.readline() == "held\n", begun["target"].communicate()[1]
     begun["target"].send_signal(signal.SIGKILL)
-    said = {role: one.communicate(timeout=60) for role, one in begun.items()}
+    said = {role: one.communicate(timeout=300) for role, one in begun.items()}
     assert begun["source"].returncode == 1
     assert GONE in said["source"][1]
     assert len(read_steps(tmp_path / "target" / "target")) == KILLED_AFTER
     again = [process([sys.executable, "-m", "piebald.cli", "resume", tmp_path / role]) for role in begun]
-    said = [one.communicate(timeout=60) for one in again]
+    said = [one.communicate(timeout=300) for one in again]
     assert [one.returncode for one in again] == [0, 0], said
     (tmp_path / "source" / "source").rename(tmp_path / "target" / "source")
     assert_as_undisturbed(tmp_path / "target", undisturbed)
