@@ -24,9 +24,8 @@ from piebald.privacy import SecureAggregation
 from piebald.privacy.secure_aggregation import masks as keys
 from piebald.privacy.secure_aggregation import shamir
 from piebald.privacy.secure_aggregation.client_side import masked, repeatable, replied
-from piebald.privacy.secure_aggregation.key_queries import SHARES, SURVIVORS, ShareKeys, Unmasking
+from piebald.privacy.secure_aggregation.key_queries import SHARES, SUM, SURVIVORS, ShareKeys, Unmasking
 from piebald.privacy.secure_aggregation.masking_graph import CONTEXT, numbers, texts
-from piebald.privacy.secure_aggregation.transform import SUM
 from piebald.runtimes.simulation.simulation import Simulation
 from piebald.transforms import Gaussian
 

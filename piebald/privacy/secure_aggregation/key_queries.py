@@ -37,6 +37,7 @@ BOX = 2 * shamir.BYTES + masks.TAG  # bytes of two shares for one neighbour
 SENDERS, BOXES, SHARES = MASKING + "senders", MASKING + "boxes", MASKING + "shares"
 SURVIVORS = MASKING + "survivors"
 SIGNED = MASKING + "signed"  # signatures of keys
+SUM, PROOF = "sum", "proof"  # what a masked update carries: the masked vector, and a digest of its own mask's seed
 # what a client keeps
 ROOT, MASKED, OPENED = "root", "masked", "opened"
 
@@ -271,3 +272,8 @@ def _over_graph(masking: MaskingTransform) -> MasksOverGraph:
     if not isinstance(masking, MasksOverGraph):
         raise Declined("this run has no secure aggregation")
     return masking
+
+
+def proof(seed: bytes) -> bytes:
+    """What tells whether shares of a client's own seed were right."""
+    return masks.derive(seed, "proof")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -16,17 +16,19 @@ from piebald.privacy.secure_aggregation import masks, shamir
 from piebald.privacy.secure_aggregation.key_queries import (
     BOX,
     BOXES,
+    PROOF,
     SENDERS,
     SHARES,
     SIGNED,
+    SUM,
     SURVIVORS,
     AdvertiseKeys,
     ShareKeys,
     Unmasking,
     pair_seed,
+    proof,
 )
 from piebald.privacy.secure_aggregation.masking_graph import CONTEXT, KEYS, MaskingGraph, numbers, rows, texts
-from piebald.privacy.secure_aggregation.transform import PROOF, SUM, SecureAggregation, proof
 
 if TYPE_CHECKING:
     from piebald.model_spec import ModelSpec
@@ -34,8 +36,32 @@ if TYPE_CHECKING:
 Vector = np.ndarray[Any, Any]
 
 
+class SumSettings(Protocol):
+    """The settings of a round, and how numbers are encoded in it: a `SecureAggregation`."""
+
+    @property
+    def least(self) -> int: ...
+    @property
+    def bits(self) -> int: ...
+    @property
+    def range(self) -> float: ...
+    @property
+    def heaviest(self) -> float | None: ...
+    @property
+    def vectors(self) -> dict[str, tuple[int, ...]] | None: ...
+
+    def graph(self, members: Sequence[int], public: Sequence[bytes]) -> MaskingGraph:
+        """The masking graph of these clients."""
+
+    def unit(self, clients: int) -> int:
+        """The whole number that stands for the largest number of an update, in a sum of so many clients."""
+
+    def decode(self, total: Vector, clients: int) -> Vector:
+        """The numbers of a sum."""
+
+
 class SecureRound:
-    """One commit's secure aggregation (`contracts.KeyAgreement`).
+    """One round of secure aggregation (`contracts.KeyAgreement`).
 
     Attributes:
         absent: who was asked and takes no part, with the reason.
@@ -43,14 +69,12 @@ class SecureRound:
         boxes: what each client was sent, by sender, for those that take part.
     """
 
-    def __init__(
-        self, transform: SecureAggregation, graph: MaskingGraph | None, boxes: dict[int, dict[int, bytes]]
-    ) -> None:
+    def __init__(self, transform: SumSettings, graph: MaskingGraph | None, boxes: dict[int, dict[int, bytes]]) -> None:
         self.transform, self.graph, self.boxes = transform, graph, boxes
         self.absent: dict[int, str] = {}
 
     @classmethod
-    def of(cls, transform: SecureAggregation, clients: Sequence[int], context: ServerContext) -> SecureRound:
+    def of(cls, transform: SumSettings, clients: Sequence[int], context: ServerContext) -> SecureRound:
         """Have clients exchange keys and shares."""
         answers = context.query([QueryRequest(client, AdvertiseKeys(), {}) for client in clients])
         told = {client: answer.vectors for client, answer in zip(clients, answers, strict=True) if answer is not None}
@@ -78,7 +102,7 @@ class SecureRound:
         return made
 
     @classmethod
-    def _given_up(cls, transform: SecureAggregation, clients: Sequence[int], reason: str) -> SecureRound:
+    def _given_up(cls, transform: SumSettings, clients: Sequence[int], reason: str) -> SecureRound:
         made = cls(transform, None, {})
         made.absent = dict.fromkeys(clients, f"no secure aggregation: {reason}")
         return made

@@ -34,20 +34,23 @@ from piebald.privacy.secure_aggregation.key_queries import (
     BOX,
     BOXES,
     MASKED,
+    PROOF,
     SENDERS,
+    SUM,
     check_boxes,
     known_graph,
     own_seed,
     pair_seed,
+    proof,
     root_of,
 )
 from piebald.privacy.secure_aggregation.masking_graph import MaskingGraph, clients_in, numbers, rows, texts
+from piebald.privacy.secure_aggregation.server_side import SecureRound
 from piebald.scheduling.base import Scheduler, round_kind
 from piebald.training.base import KeepsServerVectors, Trainer
 from piebald.transforms.base import MaskingTransform
 from piebald.transforms.gaussian import Gaussian
 
-SUM, PROOF = "sum", "proof"  # what a masked update carries: the masked vector, and a digest of its own mask's seed
 _HEAD = 2  # numbers before the model: the weight, and weight times loss
 _COARSEST = 1 << 12  # the range must be cut into at least so many steps
 _HEAVIEST = 10_000.0
@@ -223,8 +226,6 @@ class SecureAggregation(MaskingTransform):
     # -- the server
 
     def agree_keys(self, clients: Sequence[int], context: ServerContext) -> KeyAgreement:
-        from piebald.privacy.secure_aggregation.server_side import SecureRound
-
         return SecureRound.of(self, clients, context)
 
     def masked_reject_reason(self, update: Update, spec: ModelSpec) -> str | None:
@@ -237,8 +238,3 @@ class SecureAggregation(MaskingTransform):
         except Declined as error:
             return str(error)
         return None
-
-
-def proof(seed: bytes) -> bytes:
-    """What tells whether shares of a client's own seed were right."""
-    return masks.derive(seed, "proof")
