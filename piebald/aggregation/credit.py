@@ -20,9 +20,9 @@ class Credit(Robust):
     is the error, and update k counts n_k A_k^-power.
 
     The paper trains the auto-encoder beforehand, on the updates of a public data set.  A context without one has only
-    the updates of this commit, so it is trained on those, each cut to the median length so that a scaled update cannot
-    draw the auto-encoder to itself.  So it stands against attackers who are few and unlike one another and the rest;
-    many similar attackers are learned as well as honest clients.  No share is guaranteed.
+    the updates of this step, so it is trained on those, each cut to the median length so that a scaled update cannot
+    draw the auto-encoder to itself.  So it tolerates attackers that are few and differ from one another and from the
+    rest; many similar attackers are learned as well as honest clients.  No share is guaranteed.
 
     Attributes:
         power: L of the paper, at least 0; 0 is a plain mean.

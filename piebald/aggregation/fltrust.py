@@ -43,7 +43,7 @@ def trust(matrix: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
     """The average change [s] and each update's share [n] (Cao et al. 2021, algorithm 2).
 
     Trust is max(0, cosine with the root's own change); each update is scaled to the root's length and averaged by
-    trust.  Where nobody is trusted nothing changes and all shares are 0.
+    trust.  If no update is trusted, nothing changes and all shares are 0.
 
     Args:
         matrix: changes [n, s].

@@ -18,9 +18,10 @@ class Foolsgold(Robust):
     """Clients whose updates, summed over all server steps, point the same way count less (Fung, Yoon, Beschastnikh
     2020).
 
-    Sybils of one attacker push in one direction; honest clients with data of their own do not.  So it stands any number
-    of sybils that are alike, but no single attacker, and honest clients with IID data look like sybils to it.  It needs
-    clients that can be told again from round to round, and keeps `numbers` evenly spread numbers of each client's sum.
+    Sybils of one attacker push in one direction; honest clients with data of their own do not.  So it tolerates any
+    number of sybils that are alike, but no single attacker, and honest clients with IID data look like sybils to it.
+    It needs clients that can be recognised from round to round, and keeps `numbers` evenly spread numbers of each
+    client's sum.
 
     Attributes:
         numbers: of each client's summed updates, at most.

@@ -43,7 +43,7 @@ class ExpectsAttackers(Robust):
 
     Attributes:
         attackers: share of the updates, in [0, 0.5), or their number in every step; rounded up, and cut down to what
-            the method can stand where few updates came.
+            the method tolerates where few updates arrived.
     """
 
     axis = "aggregation"
@@ -52,7 +52,7 @@ class ExpectsAttackers(Robust):
     attackers: int | float = Field(default=0.2, ge=0)
 
     def model_post_init(self, _: object) -> None:
-        """Refuse a share that no defence of this kind can stand."""
+        """Refuse a share that no defence of this kind tolerates."""
         if isinstance(self.attackers, float) and not self.attackers < self.most():
             from piebald.errors import SettingError
 
@@ -62,7 +62,7 @@ class ExpectsAttackers(Robust):
             )
 
     def most(self) -> float:
-        """The share of attackers that the method stands at most, as the cohort grows."""
+        """The largest share of attackers that the method tolerates, as the cohort grows."""
         return 0.5
 
     def tolerates(self, count: int) -> int:

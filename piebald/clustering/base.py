@@ -41,7 +41,7 @@ class ChoosesMainCluster(Protocol):
     """A clustering whose main cluster need not be number 0."""
 
     def main_cluster(self, state: Mapping[str, Any]) -> int:
-        """The cluster whose model stands for the run and that newcomers are in, from the component's state."""
+        """The cluster whose model represents the run and that newcomers join, from the component's state."""
 
 
 @runtime_checkable

@@ -50,9 +50,9 @@ class Distfl(Clustering):
 
     A client that was not asked keeps its cluster and model.  An uploaded model over `reach` times as long as the median
     one is left out of the mean and trains on alone.  Clusters keep their numbers from round to round.  One of them is
-    taken for normal: its model stands for the run, and newcomers start from it.  Private layers keep the run's first
-    numbers in the comparison, since nobody else knows them.  Without batch norm, the trainer `with_moments` uploads
-    what is needed.
+    taken for normal: its model represents the run, and newcomers start from it.  Private layers keep the run's first
+    numbers in the comparison, since only their clients know them.  Without batch norm, the trainer `with_moments`
+    uploads what is needed.
 
     Attributes:
         probes: z, inputs to compare answers on.

@@ -28,7 +28,7 @@ class Ifca(Clustering):
 
     Attributes:
         k: number of models, at least 1.
-        warm: server steps before the clients are first told apart.
+        warm: server steps before the first clustering.
         restarts: of k-means from other centres, the best of which is taken.
     """
 

@@ -45,7 +45,7 @@ class Task:
         version: server steps that had been made when this was sent; with the seed and the client it fixes all
             randomness.
         vectors: named vectors on their way down: "model" [s], "private" [p - s] at the first contact only, what the
-            rule asks for (SCAFFOLD's "control") and what the clustering offers ("candidates", other groups' models).
+            trainer needs (SCAFFOLD's "control") and what the clustering sends ("candidates", other clusters' models).
         query: a question to answer; None means: train.
         free: asked for the report only, so it costs neither bytes nor virtual time.
         attempt: how often this client was asked at this version before; it enters the randomness too.

@@ -1,4 +1,4 @@
-"""Contracts of what one client keeps from everybody else."""
+"""Contracts of what one client keeps secret."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ClientSecrets:
         client: its number.
         kept: named tensors; what is in it after a call is kept, on disk in a real federation, before anything leaves.
         draw: so many random bytes: the system's in a real federation, repeatable ones in a simulation.
-        signer: signs and checks, in a real federation; None in a simulation, where nobody could lie.
+        signer: signs and checks, in a real federation; None in a simulation.
     """
 
     client: int

@@ -22,7 +22,7 @@ class Cohort:
 
     Attributes:
         clients, versions, updates: of each update.
-        matrix: [n, s], the changes, or None where they were pooled or nobody needs them together.
+        matrix: [n, s], the changes, or None where they were summed early or are not needed together.
         version: server steps made.
         sent: [s] each, the models that the changes started from.
     """
@@ -112,7 +112,7 @@ class ServerContext(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepContext:
-    """What a component that acts on the average of a step's updates is told.
+    """The context of a component that acts on the average of a step's updates.
 
     Attributes:
         arrived: updates in the average.
@@ -161,7 +161,7 @@ class RunRecorder(Protocol):
         checkpoint: Checkpoint | None = None,
         notes: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """One commit with the results since the one before and what parts of the server put on record, in one
+        """One server step with the results since the one before and the components' notes, in one
         transaction; with the checkpoint, if it is due.
         """
 

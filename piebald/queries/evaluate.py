@@ -16,7 +16,7 @@ class Evaluate(Query):
 
     Attributes:
         split: which of the client's rows.
-        personal: also score personal models; False where nobody in particular is asked (the common test set).
+        personal: also score personal models; False for the common test set, which belongs to no client.
     """
 
     split: Split = "test"

@@ -1,4 +1,4 @@
-"""DP-SGD at every client: single rows are protected from everybody, including the server."""
+"""DP-SGD at every client: single rows are protected from all others, including the server."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class ClusterModels:
 
     @property
     def main(self) -> ClusterModel:
-        """The cluster whose model stands for the run."""
+        """The cluster whose model represents the run."""
         return self.cluster(self.main_number)
 
     @property

@@ -55,7 +55,7 @@ from piebald.server.records import (
 from piebald.server.result_checks import ResultChecks
 from piebald.server.stopping import RunTotals, StoppingCriteria
 
-SAVING = 0.02  # the share of a run's time that may go into saving its state, where nobody says how often
+SAVING = 0.02  # the largest share of a run's time spent on saving its state, by default
 
 
 class ServerLoop:

@@ -54,7 +54,7 @@ class MaskedRounds:
         agreement, self._agreement = self._agreement, None
         masked = {result.task.client: result.update for result in results if result.update is not None}
         pool = (
-            "no secure aggregation: nobody has keys"
+            "no secure aggregation: no client has keys"
             if agreement is None
             else agreement.unmask(masked, make_context("transforms", 0))
         )

@@ -43,7 +43,7 @@ class ModelCache:
             client: whose.
             weight: p_k, 0 or more.
             model: w_k, which is kept: it must not change afterwards.
-            out: where the global model goes; left alone where nobody has a weight yet, None where nobody asks.
+            out: where the global model goes; not written where no client has a weight yet; None where it is not needed.
         """
         before = self.weights.get(client, 0.0)
         old = self.store.get(client)["model"] if before else None

@@ -20,8 +20,8 @@ class Scaffold(Sgd):
     """Steps along g - c_k + c (Karimireddy et al. 2020, algorithm 1, option II).
 
     The control variates cover the shared numbers only: a private layer has no drift to correct.  The updated own
-    variate is c_k - c + (w_t - w) / (steps * lr), so the rule holds for plain SGD; momentum, weight decay and clipping
-    are refused.
+    variate is c_k - c + (w_t - w) / (steps * lr), so the method is defined for plain SGD; momentum, weight decay and
+    clipping are refused.
     """
 
     @model_validator(mode="after")

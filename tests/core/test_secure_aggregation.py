@@ -415,7 +415,7 @@ def test_wrong_shares_are_noticed() -> None:
 
     for away in ({}, {4: "upload"}):
         assert Liar(summing(), {c: update(torch.ones(SIZE)) for c in range(5)}, away).sum() == (
-            "no secure aggregation: somebody gave wrong shares"
+            "no secure aggregation: a client sent wrong shares"
         )
 
 

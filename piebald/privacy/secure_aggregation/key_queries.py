@@ -104,7 +104,7 @@ class AdvertiseKeys(KeyQuery):
 
 
 class ShareKeys(KeyQuery):
-    """The second round: a client gets everybody's public keys and sends its neighbours shares of its own secrets.
+    """The second round: a client gets all public keys and sends its neighbours shares of its own secrets.
 
     They are the key of its pairwise masks and the seed of its own mask, in boxes that the server cannot open.
     """
@@ -155,7 +155,7 @@ class Unmasking(KeyQuery):
         return {SHARES: given}
 
     def _shares(self, survivors: list[int], secrets: ClientSecrets, masking: MaskingTransform) -> Tensor:
-        """A share for the client itself and for everybody it masked with, in order of their numbers."""
+        """A share for the client itself and for each client that it masked with, in order of their numbers."""
         graph, root, client = _listed(secrets.kept, masking), root_of(secrets), secrets.client
         senders = clients_in(secrets.kept[SENDERS])
         self._check(survivors, [client, *senders], graph, masking)
@@ -253,7 +253,7 @@ def _claim(client: int, public: bytes) -> bytes:
 
 
 def _check_signatures(vectors: Mapping[str, Tensor], graph: MaskingGraph, secrets: ClientSecrets) -> None:
-    """Refuse a list in which not everybody has signed for their keys, where clients can sign."""
+    """Refuse a list in which a client has not signed its keys, where clients can sign."""
     if secrets.signer is None:
         return
     signed = texts(vectors.get(SIGNED), SIGNATURE)

@@ -65,7 +65,7 @@ class SecureRound:
 
     Attributes:
         absent: who was asked and takes no part, with the reason.
-        graph: who told their keys, or None where there were too few.
+        graph: the clients that sent their keys, or None where there were too few.
         boxes: what each client was sent, by sender, for those that take part.
     """
 
@@ -120,7 +120,7 @@ class SecureRound:
     def unmask(self, masked: Mapping[int, Update], context: ServerContext) -> PartialSum | str:
         graph = self.graph
         if graph is None:
-            return "no secure aggregation: nobody has keys"
+            return "no secure aggregation: no client has keys"
         arrived = sorted(masked)
         least = max(graph.threshold, self.transform.least)
         if len(arrived) < least:
@@ -162,7 +162,7 @@ class SecureRound:
             total += update.vectors[SUM].contiguous().numpy().view(total.dtype)
             seed = self._secret(client, known)
             if proof(seed) != texts(update.vectors[PROOF], masks.KEY)[0]:
-                raise Declined("somebody gave wrong shares")
+                raise Declined("a client sent wrong shares")
             away.append(seed)
         for lost in self.boxes.keys() - masked.keys():
             near = [client for client in graph.neighbours[lost] if client in masked and lost in self.boxes[client]]
@@ -170,7 +170,7 @@ class SecureRound:
                 continue
             private = self._secret(lost, known)
             if masks.public_key(private) != graph.keys[lost][: masks.KEY]:
-                raise Declined("somebody gave wrong shares")
+                raise Declined("a client sent wrong shares")
             for client in near:  # undo what `mask` did at this client
                 (away if lost > client else back).append(pair_seed(private, graph, lost, client))
         masks.add_masks(total, back, away)
