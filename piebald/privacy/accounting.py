@@ -167,13 +167,13 @@ def of_recipe(recipe: Recipe, known: int, rounds: int | None, delta: float | Non
     share = min(1.0, cohort / known if isinstance(cohort, int) else cohort)
     delta = min(1e-5, 0.1 / known) if delta is None else delta
     found = []
-    for stage in recipe.transforms:
-        if not isinstance(stage, Gaussian):
+    for transform in recipe.transforms:
+        if not isinstance(transform, Gaussian):
             continue
-        if stage.where == "client":
-            found.append(local(stage.multiplier, rounds, delta))
+        if transform.where == "client":
+            found.append(local(transform.multiplier, rounds, delta))
         elif isinstance(recipe.aggregation, Linear):
-            found.append(central(stage.multiplier, share, rounds, delta))
+            found.append(central(transform.multiplier, share, rounds, delta))
         else:
             why = f"Nothing is known: {recipe.aggregation.kind} is no weighted mean, so one client may move it by more."
             found.append(PrivacyBudget(math.inf, math.inf, delta, rounds, why))
