@@ -60,10 +60,10 @@ def follow(tree: Path) -> set[str]:
     return set(made)
 
 
-@pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
     """A copy of what the repository holds."""
-    made = tmp_path_factory.mktemp("contributing") / "tree"
+    made = tmp_path / "tree"
     made.mkdir()
     ignored = shutil.ignore_patterns("__pycache__", ".*", "*.egg-info")
     for name in COPIED:
@@ -122,7 +122,7 @@ def test_a_method_touches_what_contributing_says_and_inherits_the_contract_tests
 @pytest.mark.parametrize("tool", ["ruff", "mypy"])
 def test_its_examples_are_in_the_projects_style(tree: Path, tool: str) -> None:
     pytest.importorskip(tool)
-    follow(tree) if "fedlookahead" not in (tree / "CHANGELOG.md").read_text("utf-8") else None
+    follow(tree)
     words = {
         "ruff": ["check", "piebald", "tests/core"],
         "mypy": ["--cache-dir", str(tree / ".mypy"), "piebald/recipes"],

@@ -43,11 +43,17 @@ class Attacker:
         self.cell.start()
         time.sleep(1.0)
 
-    def ask(self, payload: Any, topic: str = "hello", target: str = "server", channel: str = "piebald") -> str | None:
-        """Send a request; returns the reply in hexadecimal, or None."""
-        reply = self.cell.send_request(channel, topic, target, new_cell_message({}, payload), timeout=0.5)
+    def ask(
+        self, payload: Any, topic: str = "hello", target: str = "server", channel: str = "piebald", wait: float = 0.5
+    ) -> str | None:
+        """Send a request; returns the reply in hexadecimal, or None where none comes in a while."""
+        reply = self.cell.send_request(channel, topic, target, new_cell_message({}, payload), timeout=wait)
         fine = reply is not None and reply.get_header("cn__return_code") in (None, "ok")
         return bytes(reply.payload).hex() if fine and reply.payload is not None else None
+
+    def answer(self, payload: Any, topic: str = "hello") -> bytes:
+        """The reply to a request that the server answers, however busy the machine is."""
+        return bytes.fromhex(self.ask(payload, topic, wait=60.0) or "")
 
     def forge(self, **headers: Any) -> str | None:
         """Send a hello with forged headers."""
@@ -85,16 +91,16 @@ class Attacker:
             "deep": self.ask(len(deep := b'{"protocol":' + b"[" * 100_000).to_bytes(4, "little") + deep),
             "long": self.ask(HELLO + bytes(LONGEST)),
         }
-        return found | {"still served": self.ask(HELLO) is not None}
+        return found | {"still served": bool(self.answer(HELLO))}
 
     def replay(self) -> Any:
         """Deliver results for any task id, its own and those of others."""
-        welcome = decode(Welcome, bytes.fromhex(self.ask(HELLO) or ""))[0]
+        welcome = decode(Welcome, self.answer(HELLO))[0]
         body = pack_update(Update({}, 1, 1, {}), None)
         statuses = set()
         for id in range(1, 60):
             piece = self.piece(welcome, id, body)
-            statuses.add(decode(Reply, bytes.fromhex(self.ask(encode(piece, body), "result") or ""))[0].status)
+            statuses.add(decode(Reply, self.answer(encode(piece, body), "result"))[0].status)
         return sorted(statuses)
 
     def liar(self) -> Any:
@@ -107,8 +113,8 @@ class Attacker:
             return new_cell_message({}, encode(Reply(status="done")))
 
         self.cell.register_request_cb("piebald", "task", take)
-        welcome = decode(Welcome, bytes.fromhex(self.ask(HELLO) or ""))[0]
-        self.ask(encode(TermsRequest(start=0)), "terms")
+        welcome = decode(Welcome, self.answer(HELLO))[0]
+        self.answer(encode(TermsRequest(start=0)), "terms")
         ready = Hello(protocol=1, version=__version__, incarnation="cd", run=welcome.run, ready=welcome.terms)
         return [self.lie(tasks, ready, welcome, wrong) for wrong in (True, False)]
 
@@ -122,14 +128,13 @@ class Attacker:
         task = next(one for one in map(unpack_task, tasks) if one.query is None)
         wrong = Update({"model": task.vectors["model"][:7]}, 10**9, 1, {"loss": 0.0}, 0.0, None, 10**12)
         body = b"not a result" if garbage else pack_update(wrong, None)
-        answer = self.ask(encode(self.piece(welcome, task.id, body), body), "result")
-        return decode(Reply, bytes.fromhex(answer or ""))[0].status
+        return decode(Reply, self.answer(encode(self.piece(welcome, task.id, body), body), "result"))[0].status
 
     def frame(self) -> Any:
         """A frame that claims to be two gigabytes long, on a connection that is otherwise fine."""
         made = context(self.files, server=False)
         with made.wrap_socket(socket.create_connection(("127.0.0.1", self.port))) as secured:
-            secured.settimeout(5)
+            secured.settimeout(60)
             secured.sendall((2_000_000_000).to_bytes(4, "big") + bytes(12))
             return self.closed(secured)
 
@@ -140,7 +145,7 @@ class Attacker:
         silent = [socket.create_connection(("127.0.0.1", self.port)) for _ in range(50)]
         try:
             with made.wrap_socket(socket.create_connection(("127.0.0.1", self.port))) as secured:
-                secured.settimeout(5)
+                secured.settimeout(60)
                 secured.sendall(bytes(16))
                 return self.closed(secured)
         except OSError:

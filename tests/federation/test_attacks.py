@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +45,28 @@ class Running:
             return store.query(sql)
 
 
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    made = Running(tmp_path_factory.mktemp("attacked"))
+@contextmanager
+def started(folder: Path) -> Iterator[Running]:
+    made = Running(folder)
     try:
         until(lambda: made.server.version() > 0)
         yield made
     finally:
         made.server.close()
         made.sites.close()
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with started(tmp_path_factory.mktemp("attacked")) as made:
+        yield made
+
+
+@pytest.fixture
+def short_run(tmp_path: Path) -> Iterator[Running]:
+    """A run for an attack that leaves traces: the attacker's site is excluded."""
+    with started(tmp_path) as made:
+        yield made
 
 
 @pytest.mark.full
@@ -102,15 +116,17 @@ def test_replayed_results_are_dropped(running: Running) -> None:
     assert running.attack("replay") == ["known"]
 
 
-def test_garbage_ends_a_task_and_another_shape_excludes_its_site(running: Running) -> None:
-    assert running.attack("liar") == ["refused", "done"]
-    until(lambda: running.query("SELECT 1 FROM result WHERE client = 2 AND reason LIKE 'sent a body that%'"))
-    (refused,) = until(lambda: running.query("SELECT client, reason FROM result WHERE status = 'refused'"))
+@pytest.mark.full
+def test_garbage_ends_a_task_and_another_shape_excludes_its_site(short_run: Running) -> None:
+    assert short_run.attack("liar") == ["refused", "done"]
+    until(lambda: short_run.query("SELECT 1 FROM result WHERE client = 2 AND reason LIKE 'sent a body that%'"))
+    (refused,) = until(lambda: short_run.query("SELECT client, reason FROM result WHERE status = 'refused'"))
     assert refused["client"] == 2
     assert "must send" in refused["reason"]
 
 
-def test_after_all_this_the_run_goes_on_with_the_honest_site(running: Running) -> None:
+@pytest.mark.full
+def test_after_attacks_the_run_goes_on_with_the_honest_site(running: Running) -> None:
     before = running.server.version()
     until(lambda: running.server.version() > before + 3)
     assert not running.server.over()
