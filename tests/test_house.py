@@ -147,5 +147,7 @@ def test_every_component_has_a_docstring_and_a_kind_of_its_own():
         importlib.import_module(module)
     for axis, kinds in Component.registry.items():
         for kind, component in kinds.items():
+            if not component.__module__.startswith("piebald."):  # other tests define some, too
+                continue
             assert component.__doc__, f"{axis} {kind!r} has no docstring"
             assert component.kind == kind
