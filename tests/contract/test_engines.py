@@ -13,9 +13,9 @@ from piebald.partition import FastSlow
 from .conftest import TABLE, VARIANTS, assert_same, carry_out, method, network, plain_network, reference
 
 
-def full(simulator: dict[str, object]) -> Any:
-    """An engine that is tried in the full tier only."""
-    return pytest.param(simulator, marks=pytest.mark.full)
+def full(parameter: object) -> Any:
+    """A parameter of the full tier."""
+    return pytest.param(parameter, marks=pytest.mark.full)
 
 
 ENGINES = [
@@ -43,7 +43,7 @@ def test_equals_the_reference(name: str, simulator: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("base", ["fedavg", "fedprox", "ditto", "dp_sgd", "fine_tuned", "hdafl"])
+@pytest.mark.parametrize("base", ["fedavg", full("fedprox"), "ditto", "dp_sgd", full("fine_tuned"), "hdafl"])
 @pytest.mark.parametrize("simulator", MANY, ids=str)
 def test_settings_of_training(base: str, variant: str, simulator: dict[str, object]) -> None:
     recipe = method(base, **VARIANTS[variant])

@@ -119,6 +119,7 @@ def vote_among(attackers: int) -> tuple[Any, list[int]]:
     return run, clusters_at(run, 4)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("attackers", [2, 4])
 def test_clients_vote_for_the_honest_cluster_while_most_are_honest(attackers: int) -> None:
     run, labels = vote_among(attackers)
@@ -132,6 +133,7 @@ def test_clients_vote_for_the_honest_cluster_while_most_are_honest(attackers: in
     assert all(row["bytes_down"] == one for row in asked)
 
 
+@pytest.mark.full
 def test_a_vote_is_lost_where_most_clients_attack() -> None:
     """As it must: answers of clients cannot tell which cluster is honest then, see `ballot`."""
     run, labels = vote_among(8)
@@ -296,6 +298,7 @@ def test_ifca_clients_choose_by_their_own_loss() -> None:
         trained(recipes.fedavg(**TRAINING).with_(clustering=Ifca(k=2)), planted())
 
 
+@pytest.mark.full
 def test_cfl_cuts_where_updates_pull_apart() -> None:
     recipe = recipes.cfl(**{**TRAINING, "lr": 0.05}, eps1=0.6, eps2=0.2)
     run = trained(recipe, planted(), rounds=8)

@@ -126,7 +126,7 @@ def test_garbage_ends_a_task_and_another_shape_excludes_its_site(short_run: Runn
 
 
 @pytest.mark.full
-def test_after_attacks_the_run_goes_on_with_the_honest_site(running: Running) -> None:
+def test_after_all_this_the_run_goes_on_with_the_honest_site(running: Running) -> None:
     before = running.server.version()
     until(lambda: running.server.version() > before + 3)
     assert not running.server.over()

@@ -86,6 +86,7 @@ def kept(sites: Sites, name: str) -> dict[str, Any] | None:
     return load_file(path) if path.exists() else None
 
 
+@pytest.mark.full
 def test_all_on_one_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--set", "partition.clients=2", "--set", "rounds=1", "--out", str(tmp_path / "run"), "--json"]
     assert main(["up", "--local", "3", *options]) == 2
