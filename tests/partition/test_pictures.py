@@ -47,7 +47,7 @@ def test_from_the_command_line(tmp_path, capsys: pytest.CaptureFixture[str]) -> 
     ("words", "message"),
     [
         ("data --partition iid", "needs a data set: piebald data show NAME --partition iid"),
-        ("data show", "takes list, show NAME or a NAME"),
+        ("data show", "takes list, show NAME or NAME"),
         ("data show digits --set clients=3", "add --partition KIND"),
         ("data show digits --partition idd", "there is no partition 'idd': did you mean 'iid'?"),
         ("data show digits --partition iid --set clients", "--set must be KEY=VALUE, got 'clients'"),

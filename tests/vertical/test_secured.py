@@ -234,7 +234,7 @@ def test_credentials_belong_to_one_party(tmp_path) -> None:
     runtime = {"kind": "federation", "credentials": str(credentials(tmp_path)["bank"].folder)}
     with pytest.raises(SettingError, match="credentials belong to one party: choose it with --party"):
         run(settings(runtime=runtime), out=tmp_path / "run")
-    with pytest.raises(SettingError, match="is no credentials"):
+    with pytest.raises(SettingError, match="holds no credentials"):
         run_party("source", settings(runtime={**runtime, "credentials": "nowhere"}), tmp_path / "run")
 
 
