@@ -23,6 +23,7 @@ from piebald.runtimes.engines.choose import make_engine
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
 from piebald.runtimes.engines.row_loader import batches
 from piebald.runtimes.engines.sequential import SequentialEngine, step_key
+from piebald.training.sgd import Sgd
 
 if TYPE_CHECKING:
     from piebald.finished_run import Run
@@ -120,14 +121,9 @@ class _Trial:
 
     def __init__(self, run: Run, clients: Clients, client: int, epochs: int, lr: float | None) -> None:
         self.finished, self.clients, self.client, self.epochs = run, clients, client, epochs
-        trainer = run.work.trainer
-        self.config = SgdConfig(
-            lr=getattr(trainer, "lr", 0.05) if lr is None else lr,
-            momentum=getattr(trainer, "momentum", 0.0),
-            weight_decay=getattr(trainer, "weight_decay", 0.0),
-            clip=getattr(trainer, "clip", None),
-            batch=getattr(trainer, "batch", 20),
-        )
+        sgd = run.work.trainer if isinstance(run.work.trainer, Sgd) else Sgd()  # a trainer of another kind has no rate
+        rate = sgd.lr if lr is None else lr
+        self.config = SgdConfig(rate, sgd.momentum, sgd.weight_decay, sgd.clip, sgd.batch)
         self.engine = make_engine("sequential", run.work, clients, torch.device("cpu"), bfloat16=False)
 
     def run_all(self) -> Adaptation:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from piebald.contracts import Query
+from piebald.contracts import SERVER_ID, Query, Split
+from piebald.queries.evaluate import Evaluate
+from piebald.queries.validate import Validate
+from piebald.randomness import select
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,21 @@ class EvaluationPlan:
     def is_due(self, version: int, rounds: int | None, last: bool) -> bool:
         """Whether a version is evaluated; `last` says that the run ends with it."""
         return bool(self.every) and (last or version % self.every == 0 or version == rounds)
+
+    def queries(self, known: int, seed: int) -> list[tuple[int, Query]]:
+        """The clients that are asked at every evaluation out of `known`, each with its query."""
+        clients: Sequence[int] = range(known)
+        if self.clients is not None:
+            clients = select(clients, self.clients, "measure", seed)
+        asked = [(client, self.query) for client in clients]
+        if self.validate is not None and self.validate != self.query:
+            asked += [(client, self.validate) for client in clients]
+        return asked if self.common is None else [*asked, (SERVER_ID, self.common)]
+
+
+def split_of(query: Query | None) -> Split:
+    """Which of a client's rows an evaluation is about."""
+    return query.split if isinstance(query, Evaluate | Validate) else "test"
 
 
 @dataclass(frozen=True, slots=True)

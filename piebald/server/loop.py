@@ -31,7 +31,6 @@ from piebald.contracts import (
 )
 from piebald.errors import RuntimeFault
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
-from piebald.randomness import select
 from piebald.recipe import Recipe
 from piebald.scheduling.base import HasDeadline, RejectsLate, ServerView
 from piebald.server.best_version import BestVersion, ModelSnapshot
@@ -39,7 +38,7 @@ from piebald.server.client_pool import ClientPool
 from piebald.server.client_queries import ClientQueries
 from piebald.server.cluster_models import ClusterModels
 from piebald.server.context import LoopContext
-from piebald.server.evaluation import EvaluationPlan, RoundProgress
+from piebald.server.evaluation import EvaluationPlan, RoundProgress, split_of
 from piebald.server.masked_rounds import MaskedRounds
 from piebald.server.records import (
     TableRow,
@@ -350,23 +349,14 @@ class ServerLoop:
 
     def _evaluate(self) -> None:
         """Score models for the report: outside the protocol, so without bytes and without virtual time."""
-        plan, query = self.evaluation, self.evaluation.query
-        clients: Sequence[int] = range(self.known)
-        if plan.clients is not None:
-            clients = select(clients, plan.clients, "measure", self.work.seed)
-        asked = [self._asking(client, query) for client in clients]
-        if plan.validate is not None and plan.validate != query:
-            asked += [self._asking(client, plan.validate) for client in clients]
-        if plan.common is not None:
-            asked.append(self._asking(SERVER_ID, plan.common))
-        rows = []
+        plan, rows = self.evaluation, list[TableRow]()
+        asked = [self._asking(*one) for one in plan.queries(self.known, self.work.seed)]
         for result in self._queries.answers(asked):
             rows += score_rows(result, self.version)
         self.recorder.scores(rows)
         if plan.validate is not None:
             self.best.consider(self.version, rows, self.models)
-        split = getattr(query, "split", "test")
-        means = mean_scores([row for row in rows if row["split"] == split])
+        means = mean_scores([row for row in rows if row["split"] == split_of(plan.query)])
         self._note(means)
         if self.watch is not None:
             self.watch(RoundProgress(self.version, means))

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from piebald.contracts import SERVER_ID, Result, Task, Update
 from piebald.server.cluster_models import Counted
+from piebald.server.evaluation import split_of
 
 TableRow = dict[str, Any]
 
@@ -72,7 +73,7 @@ def step_row(rows: Sequence[Mapping[str, Any]], version: int, time: float, norm:
 def score_rows(result: Result, version: int) -> list[TableRow]:
     """The rows of an evaluation, one for each metric."""
     client, update = result.task.client, result.update
-    split = "common" if client == SERVER_ID else getattr(result.task.query, "split", "test")
+    split = "common" if client == SERVER_ID else split_of(result.task.query)
     if update is None or not update.examples:
         return []
     rows = []
