@@ -39,7 +39,7 @@ class TensorStore:
         yield from sorted({*self._near, *self._far})
 
     def get(self, client: int) -> Mapping[str, Tensor]:
-        """A client's tensors, which become the most recently used."""
+        """A client's tensors, which become the most recently used ones."""
         if client in self._far:
             self._keep(client, self._fetch(client))
         self._near.move_to_end(client)

@@ -1,4 +1,4 @@
-"""Contracts of what travels between server and clients."""
+"""Contracts of the messages between server and clients."""
 
 from __future__ import annotations
 
@@ -42,15 +42,14 @@ class Task:
     Attributes:
         id: unique in the run, increasing.
         client: the client's number.
-        version: server steps that had been made when this was sent; with the seed and the client it fixes all
-            randomness.
+        version: server steps made when this was sent; with the seed and the client it determines all randomness.
         vectors: named vectors on their way down: "model" [s], "private" [p - s] at the first contact only, what the
             trainer needs (SCAFFOLD's "control") and what the clustering sends ("candidates", other clusters' models).
         query: a question to answer; None means: train.
-        free: asked for the report only, so it costs neither bytes nor virtual time.
+        free: for the report only, so it costs neither bytes nor virtual time.
         attempt: how often this client was asked at this version before; it enters the randomness too.
-        committed: optimiser steps behind the server steps that its group's model had seen when this was sent; from two
-            of these a client learns how fast the others go.
+        committed: optimizer steps behind the cluster model when this was sent; from two of these a client can compute
+            the speed of the others.
     """
 
     id: int
@@ -134,7 +133,7 @@ class WeighsUpdates(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SumRequest:
-    """Leave to sum updates where they are made.  `weight` says how much one counts; `limit` is the longest step
+    """A request to sum updates where they are made.  `weight` computes the weight of one; `limit` is the longest step
     allowed.
     """
 

@@ -14,17 +14,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Something's whole state: named tensors and plain JSON values."""
+    """A saved state: named tensors and plain JSON values."""
 
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Runtime(Protocol):
-    """Where clients run: tasks in, results out, and a clock.  Nothing else asks what time it is."""
+    """Where clients run: tasks in, results out, and the only clock that a run goes by."""
 
     def submit(self, tasks: Sequence[Task], sum_request: SumRequest | None = None) -> None:
-        """Send tasks; their inputs are fixed from now on.  With a request, updates are summed where they are made."""
+        """Send tasks, whose inputs must not change afterwards.  With a `sum_request`, updates are summed where they
+        are made.
+        """
 
     def next(self, until: float = float("inf")) -> Result | None:
         """The next result in order of time (ties: task id), or None when none is due by `until`.
@@ -40,13 +42,13 @@ class Runtime(Protocol):
         """Seconds since the run began."""
 
     def state(self) -> Checkpoint:
-        """All that a resumed run needs and the server does not know: client state, clock, what is under way."""
+        """What a resumed run needs besides the server's state: client state, clock, outstanding tasks."""
 
     def restore(self, checkpoint: Checkpoint, tasks: Mapping[int, Task]) -> None:
-        """Take up a `state`; `tasks` are the outstanding ones by id."""
+        """Restore what `state` returned; `tasks` are the outstanding ones by id."""
 
     def close(self) -> None:
-        """Let go of processes and files.  May be called twice."""
+        """Release processes and files.  May be called twice."""
 
 
 @runtime_checkable

@@ -1,4 +1,4 @@
-"""Contracts of the server: what components there are given, and where the loop writes."""
+"""Contracts of the server: the context of its components, key agreement, and the recorder."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Cohort:
 
     @property
     def staleness(self) -> list[int]:
-        """Commits made since each update's model was sent."""
+        """Server steps made since each update's model was sent."""
         return [self.version - version for version in self.versions]
 
     def model(self, row: int) -> Tensor:
-        """The model [s] that one client came to."""
+        """The trained model [s] of one client."""
         return self.sent[row] + self.updates[row].vectors["model"]
 
     def rows(self, rows: Sequence[int]) -> Cohort:
@@ -57,7 +57,7 @@ class Cohort:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QueryRequest:
-    """A question that a part of the server wants put to a client, with the named vectors that go along."""
+    """A query that a component at the server puts to a client, with the named vectors that go along."""
 
     client: int
     query: Query

@@ -1,4 +1,4 @@
-"""Contracts of training on a client: what a trainer starts from, ends with, and is offered."""
+"""Contracts of training on a client: the inputs and outputs of a trainer, and its context."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ class SgdConfig:
         momentum: in [0, 1).
         weight_decay: added to the gradient as weight_decay * w.
         clip: longest gradient allowed (Euclidean norm over all parameters), None for no limit.
-        batch: rows a step; the last batch of an epoch is shorter, never dropped.
-        epochs: passes over the client's training rows.
+        batch: rows in each step; the last batch of an epoch is shorter, never dropped.
+        epochs: epochs over the client's training rows.
         steps: if given, exactly this many steps instead of `epochs`.
-        privacy: if given, each row is in a step's batch by itself with probability q = min(1, batch / rows), and the
-            gradient is (sum of the rows' own clipped gradients + noise) / (q rows).  As many steps as otherwise.
+        privacy: if given, each row is in a step's batch independently with probability q = min(1, batch / rows), and
+            the gradient is (sum of the rows' own clipped gradients + noise) / (q rows).  As many steps as otherwise.
     """
 
     lr: float | Tensor
@@ -100,7 +100,7 @@ class SgdOutcome:
 
 
 class ClientContext(Protocol):
-    """What an engine lends to client code: a stack of clients' data behind two verbs."""
+    """What client code is given by an engine: training and evaluation on the data of a stack of clients."""
 
     def run_sgd(
         self,
@@ -112,11 +112,11 @@ class ClientContext(Protocol):
         correction: Tensor | None = None,
         velocity: Tensor | None = None,
     ) -> SgdOutcome:
-        """Walk from `model` [c, p] on mini-batches along  g + prox * (w - prox_center) + correction  (parameters only,
+        """Run mini-batch SGD from `model` [c, p] along  g + prox * (w - prox_center) + correction  (parameters only,
         not buffers).
 
         The proximal term belongs to the objective, so `clip` sees it; correction and weight decay are added after
-        clipping.  Each call in one task sees the rows in an order of its own.
+        clipping.  Each call in one task uses another order of the rows.
         """
 
     def score(self, model: Tensor, split: Split) -> tuple[dict[str, Tensor], Tensor]:

@@ -1,4 +1,4 @@
-"""The clients that can be asked: those that are there, without busy and excluded ones."""
+"""The clients that can be asked: available, not busy and not excluded."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from piebald.randomness import generator, select
 
 
 class ClientPool:
-    """Which clients are busy, excluded or initialized.  A choice costs time for the clients chosen, not for those
-    registered.
+    """Which clients are busy, excluded or initialized.  The cost of a choice grows with the clients that are chosen,
+    not with those that are registered.
 
     Attributes:
         busy: the training task under way of each client at work, at most one each.
@@ -26,7 +26,7 @@ class ClientPool:
         self._range = 0
 
     def count(self, clients: Sequence[int]) -> tuple[int, int]:
-        """How many of the clients that are there are not put excluded, and how many of these are free as well."""
+        """Count the available clients that are not excluded, and how many of these are idle."""
         if isinstance(clients, range):
             offered = len(clients) - len(self.excluded)
             return offered, offered - len(self.busy)
@@ -34,7 +34,7 @@ class ClientPool:
         return offered, sum(client not in self.excluded and client not in self.busy for client in clients)
 
     def choose(self, clients: Sequence[int], count: int, *words: int | str) -> list[int]:
-        """A seeded choice of free clients, in increasing order."""
+        """A seeded choice of idle clients, in increasing order."""
         taken = len(self.busy) + len(self.excluded)
         if not taken:
             return select(clients, count, *words)
@@ -48,25 +48,25 @@ class ClientPool:
         return select(sorted(self._free), count, *words)
 
     def take(self, task: Task) -> None:
-        """A client is at work."""
+        """Mark a client as busy."""
         self.busy[task.client] = task
         if self._free is not None:
             self._free.discard(task.client)
 
     def release(self, client: int) -> None:
-        """A client has ended its work."""
+        """Mark a client as idle again."""
         self.busy.pop(client, None)
         if self._free is not None and client not in self.excluded and client < self._range:
             self._free.add(client)
 
     def exclude(self, client: int, reason: str) -> None:
-        """A client is not asked any more."""
+        """Exclude a client: it is not asked any more."""
         self.excluded[client] = reason
         if self._free is not None:
             self._free.discard(client)
 
     def _draw(self, known: int, count: int, *words: int | str) -> list[int]:
-        """Draw until enough free ones were met: most are free, so this ends soon."""
+        """Draw until enough idle clients are found; most are idle, so this ends soon."""
         draw, chosen = generator("select", *words), set[int]()
         while len(chosen) < count:
             for client in draw.integers(known, size=2 * (count - len(chosen))).tolist():

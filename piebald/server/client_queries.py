@@ -49,7 +49,7 @@ class ClientQueries:
         return answers
 
     def take_rows(self) -> list[TableRow]:
-        """What was exchanged since this was last called, as rows of the run folder."""
+        """The exchanges since the last call, as rows of the run folder."""
         rows, self._rows = self._rows, []
         return rows
 

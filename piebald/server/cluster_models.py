@@ -1,4 +1,4 @@
-"""The global models, one for each cluster, and what the server keeps beside them."""
+"""The cluster models, and the state that the server keeps for each cluster."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MakeContext = Callable[[str, int], ServerContext]  # the context of a component,
 
 @dataclass(slots=True, eq=False)
 class ClusterModel:
-    """One cluster's state.
+    """The state of one cluster.
 
     Attributes:
         model: [s], never written to: whoever it was sent to still holds it.
@@ -48,7 +48,7 @@ class ClusterModel:
 
 
 class Counted(NamedTuple):  # made for every update, and a tuple is made four times as fast as a frozen dataclass
-    """How an update counted: its cluster, its share of the average, and its weight before shares were made of them."""
+    """How an update counted: its cluster, its share of the average, and its weight before normalization."""
 
     cluster: int
     share: float
@@ -108,11 +108,11 @@ class ClusterModels:
 
     @property
     def models(self) -> Mapping[int, Tensor]:
-        """The model of each cluster that there is."""
+        """The model of each cluster."""
         return {number: cluster.model for number, cluster in self.clusters.items()}
 
     def cluster(self, number: int, model: Tensor | None = None) -> ClusterModel:
-        """A cluster by number, made when first asked for, from the run's first model or from `model`."""
+        """A cluster by number, created at its first use from the run's first model or from `model`."""
         if number not in self.clusters:
             recipe, model = self.recipe, self.initial if model is None else model
             optimizer, trainer = recipe.server_optimizer, recipe.training
@@ -124,7 +124,7 @@ class ClusterModels:
         return self.clusters[number]
 
     def step(self, cohort: Cohort, make_context: MakeContext) -> list[Counted]:
-        """Average inside clusters and move their models; how each update counted, in the order of the cohort."""
+        """Step each cluster's model; returns how each update counted, in the order of the cohort."""
         recipe = self.recipe
         context = make_context("clustering", 0)
         if cohort.updates[0].partial_sum is None and (
@@ -146,7 +146,7 @@ class ClusterModels:
         return [counted[row] for row in range(len(labels))]
 
     def _collude(self, cohort: Cohort, matrix: Tensor, seed: int) -> Cohort:
-        """Let attackers who have agreed replace their updates."""
+        """Let colluding attackers replace their updates."""
         for place, attack in self._colluding:
             matrix = attack.collude(matrix, cohort.clients, key("collude", place, seed, cohort.version))
         if matrix is cohort.matrix:
@@ -208,7 +208,7 @@ class ClusterModels:
     def _swap(
         self, cluster: ClusterModel, cache: ModelCache, members: Cohort, weights: Sequence[float | None]
     ) -> list[float]:
-        """Each update takes the place of its client's last one."""
+        """Replace the last model of each client by its new one."""
         model, end = torch.empty_like(cluster.model), len(members.clients) - 1
         for row, (client, weight) in enumerate(zip(members.clients, weights, strict=True)):
             assert weight is not None  # a recipe with another aggregator was refused
@@ -221,7 +221,7 @@ class ClusterModels:
     # -- state
 
     def state(self) -> Checkpoint:
-        """Everything, for a checkpoint."""
+        """The whole state, for a checkpoint."""
         tensors = self.last.changed()
         numbers: dict[int, dict[str, Any]] = {}
         for number, cluster in self.clusters.items():
@@ -248,7 +248,7 @@ class ClusterModels:
         )
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Take up what `state` gave."""
+        """Restore what `state` returned."""
         values, tensors = checkpoint.values, checkpoint.tensors
         self.cluster_of = {int(client): int(cluster) for client, cluster in values["cluster_of"]}
         self.kept = {(axis, int(number)): dict(plain) for axis, number, plain in values["kept"]}

@@ -1,4 +1,4 @@
-"""When models are scored for the report, and what a run tells of its progress."""
+"""When models are evaluated for the report, and the progress of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from piebald.randomness import select
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPlan:
-    """When and on which clients models are scored for the report.
+    """When and on which clients models are evaluated for the report.
 
     Attributes:
         query: what clients are asked.

@@ -58,7 +58,7 @@ SAVING = 0.02  # the largest share of a run's time spent on saving its state, by
 
 
 class ServerLoop:
-    """Runs one recipe on one runtime, for `rounds` server steps or until `stop` says so.
+    """Runs one recipe on one runtime, for `rounds` server steps or until a limit of `stop` is reached.
 
     With `checkpoint_every` None the state is saved as often as takes no more than `SAVING` of the run's time.
     """
@@ -348,7 +348,7 @@ class ServerLoop:
             self.watch(RoundProgress(self.version, {}))
 
     def _evaluate(self) -> None:
-        """Score models for the report: outside the protocol, so without bytes and without virtual time."""
+        """Evaluate models for the report, without bytes and virtual time, since no client needs that to train."""
         plan, rows = self.evaluation, list[TableRow]()
         asked = [self._asking(*one) for one in plan.queries(self.known, self.work.seed)]
         for result in self._queries.answers(asked):
@@ -376,7 +376,7 @@ class ServerLoop:
     # -- state
 
     def state(self) -> Checkpoint:
-        """All that a resumed run needs."""
+        """The state that a resumed run needs."""
         mine, theirs = self.cluster_models.state(), self.runtime.state()
         outstanding, sent = plain_tasks([*self.client_pool.busy.values()])
         queued, brought = plain_results(self._queries.queue)
@@ -397,7 +397,7 @@ class ServerLoop:
         return Checkpoint({**mine.tensors, **sent, **brought, **theirs.tensors}, values)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Take up what `state` gave."""
+        """Restore what `state` returned."""
         values = checkpoint.values
         self._contexts.clear()
         self.cluster_models.restore(Checkpoint(checkpoint.tensors, values["cluster_models"]))

@@ -36,7 +36,7 @@ class MaskedRounds:
 
     @property
     def absent(self) -> Mapping[int, str]:
-        """Who takes no part in the step though it was asked, with the reason."""
+        """The clients that were asked and take no part in the step, with the reason."""
         return {} if self._agreement is None else self._agreement.absent
 
     def reject_reason(self, result: Result, work: ClientWork) -> str | None:

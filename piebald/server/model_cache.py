@@ -23,7 +23,7 @@ _PIECE = 1 << 17  # numbers handled at a time, so that what a piece needs stays 
 
 
 class ModelCache:
-    """The sums of one cluster.  The clients' last models lie in a store that all clusters share.
+    """The sums of one cluster.  The clients' last models are in a store that all clusters share.
 
     Attributes:
         store: keeps each client's last model under "model".
@@ -53,7 +53,7 @@ class ModelCache:
         self.store.set(client, {"model": model})
 
     def drop(self, client: int, out: Tensor) -> None:
-        """Take a client out, e.g. because it has moved to another cluster."""
+        """Remove a client, e.g. because it has moved to another cluster."""
         before = self.weights.pop(client, 0.0)
         if before:
             old = self.store.get(client)["model"]
@@ -76,12 +76,12 @@ class ModelCache:
         return self.sums, {"whole": self.whole, "weights": sorted(self.weights.items())}
 
     def restore(self, sums: Tensor, values: dict[str, Any]) -> None:
-        """Take up what `state` gave."""
+        """Restore what `state` returned."""
         self.sums.copy_(sums)
         self.whole = float(values["whole"])
         self.weights = {int(client): float(weight) for client, weight in values["weights"]}
 
 
 def _pieces(vectors: Iterable[Tensor | None]) -> Iterator[tuple[Any, ...]]:
-    """The vectors side by side, a piece at a time; None stays None."""
+    """Pieces of vectors, side by side; None stays None."""
     return zip(*(repeat(None) if vector is None else torch.split(vector, _PIECE) for vector in vectors), strict=False)

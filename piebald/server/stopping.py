@@ -1,4 +1,4 @@
-"""When a run is over."""
+"""When a run stops."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class StoppingCriteria(Component):
 
     @property
     def measures(self) -> bool:
-        """Whether scores decide."""
+        """Whether a limit depends on scores."""
         return self.target is not None or self.patience is not None
 
     def used_up(self, tally: RunTotals, now: float) -> bool:

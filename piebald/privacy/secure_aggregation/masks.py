@@ -1,6 +1,6 @@
 """Keys and masks: agreement by X25519, one key from another, boxes for one reader, and the masks' numbers.
 
-Everything that a client makes up for one step comes from one root of 32 random bytes, so that it can say the same
+Every secret of a client in one round is derived from one root of 32 random bytes, so that it can say the same
 thing twice and never two things.  The primitives are those of `cryptography`.
 """
 

@@ -1,6 +1,6 @@
 """Serve a stack of tasks: the inputs, the trainer, what leaves the clients, and the sum where a sum is enough.
 
-This is all that happens on the client side of the seam, whatever engine trains and whichever process it runs in:
+This is all that happens on the client side, whatever engine trains and whichever process it runs in:
 
     serve -> incoming.train_input -> trainer.train (through `context.EngineContext`) -> outgoing.updates -> add_to_sum
 """
