@@ -65,6 +65,15 @@ class ClientPool:
         if self._free is not None:
             self._free.discard(client)
 
+    def stuck_reason(self) -> str:
+        """Why no client can be asked although none is busy."""
+        if not self.excluded:
+            return "no client can be asked and none is under way: look at the devices' on intervals"
+        return (
+            f"no client is left to ask: all {len(self.excluded)} were excluded because their updates were refused, the "
+            f"last one as {list(self.excluded.values())[-1]}; a lower learning rate often helps"
+        )
+
     def _draw(self, known: int, count: int, *words: int | str) -> list[int]:
         """Draw until enough idle clients are found; most are idle, so this ends soon."""
         draw, chosen = generator("select", *words), set[int]()

@@ -13,7 +13,7 @@ from torch import Tensor
 from piebald.aggregation.base import Aggregator, PreparesCohort
 from piebald.aggregation.linear import Linear
 from piebald.clustering.base import ChoosesMainCluster
-from piebald.contracts import Checkpoint, Cohort, ServerContext, StepContext, Update
+from piebald.contracts import Checkpoint, Cohort, Result, ServerContext, StepContext, Update
 from piebald.randomness import key
 from piebald.recipe import Recipe
 from piebald.server.model_cache import ModelCache
@@ -53,6 +53,18 @@ class Counted(NamedTuple):  # made for every update, and a tuple is made four ti
     cluster: int
     share: float
     weight: float | None
+
+
+def cohort_of(results: Sequence[Result], version: int) -> Cohort:
+    """The updates of these results, which all have one, as a cohort."""
+    return Cohort(
+        [result.task.client for result in results],
+        [result.task.version for result in results],
+        [result.update for result in results if result.update is not None],
+        None,
+        version,
+        [result.task.vectors["model"] for result in results],
+    )
 
 
 @dataclass(slots=True, eq=False)

@@ -19,7 +19,6 @@ from piebald.clustering.base import SendsCandidates
 from piebald.contracts import (
     SERVER_ID,
     Checkpoint,
-    Cohort,
     Query,
     QueryRequest,
     Result,
@@ -36,7 +35,7 @@ from piebald.scheduling.base import HasDeadline, RejectsLate, ServerView
 from piebald.server.best_version import BestVersion, ModelSnapshot
 from piebald.server.client_pool import ClientPool
 from piebald.server.client_queries import ClientQueries
-from piebald.server.cluster_models import ClusterModels
+from piebald.server.cluster_models import ClusterModels, cohort_of
 from piebald.server.context import LoopContext
 from piebald.server.evaluation import EvaluationPlan, RoundProgress, split_of
 from piebald.server.masked_rounds import MaskedRounds
@@ -135,7 +134,7 @@ class ServerLoop:
             ) is not None:
                 self._take(result)
             elif not asked and not self.client_pool.busy and not self._waiting and self.runtime.now() == view.now:
-                self._stop_stuck()
+                raise RuntimeFault(self.client_pool.stuck_reason())
             if scheduler.should_step(self._view()):
                 self._step()
         if self._written is not None and self.recorder.lasts:
@@ -169,15 +168,6 @@ class ServerLoop:
             len(self._waiting),
             len(self._ended),
         )
-
-    def _stop_stuck(self) -> None:
-        if self.client_pool.excluded:
-            raise RuntimeFault(
-                f"no client is left to ask: all {len(self.client_pool.excluded)} were excluded because their updates "
-                f"were refused, the last one as {list(self.client_pool.excluded.values())[-1]}; a lower learning rate "
-                "often helps"
-            )
-        raise RuntimeFault("no client can be asked and none is under way: look at the devices' on intervals")
 
     # -- tasks and results
 
@@ -256,7 +246,7 @@ class ServerLoop:
         results = sorted(self._waiting, key=lambda a: (a.task.client, a.task.id))
         self._waiting = []
         results = self._unmasked(results)
-        counted = self.cluster_models.step(self._cohort(results), self._context) if results else []
+        counted = self.cluster_models.step(cohort_of(results, self.version), self._context) if results else []
         self.version += 1
         self._stepped = self.runtime.now()
         rows = []
@@ -301,16 +291,6 @@ class ServerLoop:
         if self.checkpoint_every is None:
             return self._saving <= SAVING * (time.perf_counter() - self._began)
         return self.version % self.checkpoint_every == 0
-
-    def _cohort(self, results: Sequence[Result]) -> Cohort:
-        return Cohort(
-            [result.task.client for result in results],
-            [result.task.version for result in results],
-            [result.update for result in results if result.update is not None],
-            None,
-            self.version,
-            [result.task.vectors["model"] for result in results],
-        )
 
     # -- what components are offered
 
