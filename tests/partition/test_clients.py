@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import time
 import tracemalloc
 
 import numpy as np
@@ -61,12 +60,10 @@ def test_images_stay_small_until_they_are_read() -> None:
 
 def test_a_million_pooled_clients_cost_arrays_only() -> None:
     count = 1_000_000
-    started = time.process_time()
     lists = Lists.of(np.arange(count), count)
     clients = PooledClients(torch.zeros(count, 1), torch.zeros(count, dtype=torch.int64), {"train": lists})
     assert clients.names[count - 1] == "999999"
     assert clients.size(count - 1, "train") == 1
-    assert time.process_time() - started < 5
 
 
 class Loader:

