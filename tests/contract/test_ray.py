@@ -21,7 +21,7 @@ from piebald.runtimes.ray import actors
 from piebald.runtimes.ray.actors import RayWorkerPool
 from piebald.runtimes.ray.connection import RayConnection
 
-from .conftest import assert_same, carry_out, federation, method, network, on_ray, plain_network, vector
+from .conftest import STORE, assert_same, carry_out, federation, method, network, on_ray, plain_network, vector
 from .test_resume import assert_identical
 
 pytestmark = pytest.mark.full
@@ -225,7 +225,7 @@ def test_settings_that_cannot_work(settings: dict[str, Any], message: str) -> No
 def test_a_node_that_goes_away_loses_nothing(
     cluster: Any, started: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Last in this file: one of the two nodes is killed while both serve."""
+    """One of the two nodes is killed while both serve; the tests that come afterwards find two again."""
     whole = on_ray(method("hdafl"), out=tmp_path / "whole")
     real, calls = RayWorkerPool._send, [0]
 
@@ -237,5 +237,9 @@ def test_a_node_that_goes_away_loses_nothing(
 
     monkeypatch.setattr(RayWorkerPool, "_send", send)
     before = len(started)
-    assert_identical(whole, on_ray(method("hdafl"), out=tmp_path / "disturbed"))
+    try:
+        assert_identical(whole, on_ray(method("hdafl"), out=tmp_path / "disturbed"))
+    finally:
+        cluster.add_node(num_cpus=1, object_store_memory=STORE)
+        cluster.wait_for_nodes()
     assert len(started) > before
