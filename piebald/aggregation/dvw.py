@@ -74,7 +74,7 @@ class Dvw(Linear):
 
 
 def _classes(context: ServerContext) -> int:
-    """C, or 0 for a objective without classes."""
+    """C, or 0 for an objective without classes."""
     if context.spec.objective.name in ("regression", "multilabel"):
         return 0
     return context.spec.outputs[0] if len(context.spec.outputs) else 0

@@ -19,7 +19,6 @@ from piebald.contracts.data import (
 )
 from piebald.contracts.messages import (
     MASKING,
-    ONE_WAY,
     PartialSum,
     Query,
     Result,
@@ -45,7 +44,6 @@ from piebald.contracts.training import (
 
 __all__ = [
     "MASKING",
-    "ONE_WAY",
     "SERVER_ID",
     "SIGNATURE",
     "Checkpoint",

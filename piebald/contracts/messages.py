@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from piebald.model_spec import ModelSpec
 
 
-ONE_WAY = frozenset({"private", "candidates"})  # named vectors that only travel down, and no update answers in kind
-
-
 MASKING = "masking/"  # names of what a task brings for the masking transform, and no trainer is shown
 
 
