@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import piebald.runtimes  # noqa: F401 - registers the runtimes
-from piebald import adaptation, recipes
+from piebald import adaptation, plugins, recipes
 from piebald.adaptation import Adaptation
 from piebald.component import Component
 from piebald.contracts import Clients, DismissesSites, Fleet, HoldsRows, Split
@@ -345,6 +345,8 @@ def _prepared_again(
     meta: Mapping[str, Any], path: Path | str, clients: Any, model: Model | None, objective: Mapping[str, Any]
 ) -> PreparedRun:
     """Prepare the run in a folder again."""
+    for note in plugins.use_recorded(meta.get("plugins") or (), f"the run in {path}"):
+        _log.warning(note)
     if clients is None or model is None:
         clients, model = _rebuilt(meta, path, clients, model)
     plan = prepare(recipes.rebuild(meta["recipe"]["table"]), clients, model, Options.of_folder(meta, objective))

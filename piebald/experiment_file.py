@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
+from piebald import plugins
 from piebald.component import Component, build
 from piebald.contracts import Clients, Split
+from piebald.data.dataset import DataSet
 from piebald.errors import SettingError, unknown
+from piebald.partition.data_source import DataSource
 from piebald.recipe import Recipe
 from piebald.runtimes.base import RuntimeSettings
 from piebald.setting_errors import of_document, plain, subject
@@ -24,7 +27,6 @@ from piebald.toml_document import Document, Key, dotted, dumps
 if TYPE_CHECKING:
     from torch import nn
 
-    from piebald.data import DataSet
     from piebald.server import StoppingCriteria
 
 
@@ -40,12 +42,6 @@ class Named(Section):
     model_config = ConfigDict(extra="allow")
 
     name: str
-
-
-class Data(Section):
-    """The data set.  It has no settings: the partition defines what is done with its rows."""
-
-    name: str = "digits"
 
 
 class Kind(Section):
@@ -69,7 +65,7 @@ class Evaluation(Section):
         every: server steps between two evaluations, 0 for none.
         clients: the number of clients to evaluate on, all by default.
         split: the split to evaluate on.
-        metrics: names of metrics, the main metric first; chosen by the targets by default.
+        metrics: names of metrics, or "module:name", the main metric first; chosen by the targets by default.
     """
 
     every: int = Field(default=1, ge=0)
@@ -89,6 +85,11 @@ class ExperimentSettings(Section):
         seeds: the seeds of each recipe in a comparison.
         measure: heterogeneity measures before training: of "data", of "weights" after one epoch as well, or "none".
         label: the name of the run in reports.
+        plugins: modules that register components and recipes of your own, or have what "module:name" names.
+        data: the data set by name, or a source of your own rows.
+        partition: how rows are divided among clients; by the owners of `data.client` where that is given.
+        loss: the name of an objective, or "module:name" for a function (outputs, targets); chosen by the targets by
+            default.
         out: the run folder.
         recipe: the recipe of one run.
         recipes: the recipes of a comparison.
@@ -107,8 +108,10 @@ class ExperimentSettings(Section):
     measure: Literal["none", "data", "weights"] = "data"
     label: str | None = None
     out: str | None = None
-    data: Data = Data()
-    partition: Kind
+    plugins: list[str] = []
+    data: DataSource = DataSource(name="digits")
+    partition: Kind | None = None
+    loss: str | None = None
     model: Named
     recipe: Named | None = None
     recipes: list[Named] | None = Field(default=None, min_length=1)
@@ -130,6 +133,10 @@ class ExperimentSettings(Section):
         """Load a file, or the built-in experiment, with the flags of the command line on top."""
         name = "the built-in experiment" if path is None else str(path)
         document = Document(_text(path), name)
+        folder = Path.cwd() if path is None else Path(path).resolve().parent
+        _place_source(document, folder)
+        for place in (folder, Path.cwd()):
+            plugins.search(place)
         for flag in flags:
             document.set(flag)
         if out is not None:
@@ -150,6 +157,8 @@ class ExperimentSettings(Section):
         if (settings.recipe is None) == (settings.recipes is None):
             wants = "[recipe] or [[recipes]], not both" if settings.recipe else "a [recipe] with a name, or [[recipes]]"
             raise SettingError(f"{document.name} needs {wants}")
+        if settings.partition is None and settings.data.source is None:
+            raise SettingError(f"{document.name} needs a section [partition] with a kind")
         return settings
 
     @classmethod
@@ -172,16 +181,28 @@ class ExperimentSettings(Section):
 
     def plan(self) -> Plan:
         """Build recipes, clients, model and runtime; cheap checks come first, before data is read."""
+        self._use_plugins()
         recipes = self._recipes()
-        partition = self._component("partition", self.partition, "piebald.partition")
+        partition = self._partition()
         runtime = self._runtime()
-        dataset = self._dataset(partition)
+        clients = self.behind_extractor(self._clients(partition))
+        return Plan(recipes, clients, self.model_for(clients), runtime, self._stop())
+
+    @property
+    def rows_at_sites(self) -> bool:
+        """Whether rows are at the sites of a federation, and none are here."""
+        return self.partition is not None and self.partition.kind == "sites"
+
+    def clients(self) -> Clients:
+        """The clients and their rows alone."""
+        self._use_plugins()
+        return self.behind_extractor(self._clients(self._partition()))
+
+    def _use_plugins(self) -> None:
         try:
-            clients = partition.split(dataset)  # type: ignore[attr-defined]
+            plugins.use(self.plugins)
         except SettingError as error:
-            raise self._placed(error, ("partition",), self.partition) from None
-        clients = self.behind_extractor(clients)
-        return Plan(recipes, clients, self._model(dataset, clients), runtime, self._stop())
+            raise SettingError(f"{self._at('plugins')}: {error}") from None
 
     def behind_extractor(self, clients: Clients) -> Clients:
         """The clients with their inputs as the model reads them."""
@@ -227,17 +248,18 @@ class ExperimentSettings(Section):
         from piebald import recipes
 
         name = table.pop("name")
-        known = {entry["name"]: entry["fields"] for entry in recipes.listing()}
-        if name not in known:
-            raise SettingError(f"{self._at(*key, 'name')}: {unknown('recipe', name, known)}")
+        try:
+            known = recipes.settings_of(name)
+        except SettingError as error:
+            raise SettingError(f"{self._at(*key, 'name')}: {error}") from None
         # A recipe may have a setting with the name of an axis (hdafl: aggregation = "gradient_norm"); a table still
         # replaces the component.
         components = {
             axis: table.pop(axis)
             for axis in Recipe.axes
-            if axis in table and (axis not in known[name] or isinstance(table[axis], dict))
+            if axis in table and (axis not in known or isinstance(table[axis], dict))
         }
-        self._check_names(key, table, [*known[name], *Recipe.axes], f"recipe {name!r}", changes)
+        self._check_names(key, table, [*known, *Recipe.axes], f"recipe {name!r}", changes)
         try:
             made = recipes.make(name, **table)
         except SettingError as error:
@@ -253,10 +275,13 @@ class ExperimentSettings(Section):
     def _component(self, section: str, kind: Kind, module: str, **more: Any) -> Component:
         """The component of a section; `module` registers its kinds."""
         __import__(module)
-        table = kind.model_dump()
-        if known := Component.registry.get(section, {}).get(kind.kind):
+        try:
+            table = plugins.resolved(kind.model_dump())
+        except SettingError as error:
+            raise self._placed(error, (section,), kind) from None
+        if known := Component.registry.get(section, {}).get(table["kind"]):
             # Before a field is reported as missing: it may be misspelt.
-            self._check_names((section,), table, ["kind", *known.model_fields], f"{section} {kind.kind!r}")
+            self._check_names((section,), table, ["kind", *known.model_fields], f"{section} {table['kind']!r}")
         try:
             return build(section, table | more)
         except SettingError as error:
@@ -283,26 +308,50 @@ class ExperimentSettings(Section):
         except SettingError as error:
             raise self._placed(error, ("stop",), self.stop) from None
 
-    def _dataset(self, partition: Component) -> DataSet:
-        from piebald import data
+    def _partition(self) -> Component | None:
+        if self.partition is not None:
+            return self._component("partition", self.partition, "piebald.partition")
+        if self.data.client is not None:
+            return self._component("partition", Kind(kind="by_owner"), "piebald.partition", owner=self.data.client)
+        return None
 
-        if partition.kind == "sites":
-            return partition.blank()  # type: ignore[attr-defined,no-any-return]
+    def _clients(self, partition: Component | None) -> Clients:
+        """The clients: the partition's of the data, or those that the source has already."""
+        from piebald.partition import Partition, RemotePartition
+
+        if isinstance(partition, RemotePartition):
+            return partition.clients_elsewhere()
         try:
-            return data.load(self.data.name)
+            rows = self.data.load()
         except SettingError as error:
-            raise SettingError(f"{self._at('data', 'name')}: {error}") from None
+            raise self._placed(error, ("data",), self.data) from None
+        if not isinstance(rows, DataSet):
+            if self.partition is not None:
+                raise SettingError(
+                    f"{self._at('partition')}: {self.data.source} has clients already: remove [partition]"
+                )
+            return rows
+        if partition is None:
+            raise SettingError(f"{self._document.name} needs a section [partition] with a kind, or a client in [data]")
+        assert isinstance(partition, Partition)
+        try:
+            return partition.split(rows)
+        except SettingError as error:
+            raise self._placed(error, ("partition",), self.partition or {}) from None
 
-    def _model(self, dataset: DataSet, clients: Clients) -> Callable[[int], nn.Module]:
+    def model_for(self, clients: Clients) -> Callable[[int], nn.Module]:
+        """A function of the seed that makes the model for these clients' inputs and targets."""
         from piebald import models
 
         table = self.model.model_dump()
         name = table.pop("name")
-        if name not in models.names():
+        if name not in models.names() and not plugins.is_reference(name):
             raise SettingError(f"{self._at('model', 'name')}: {unknown('model', name, models.names())}")
-        outputs = math.prod(dataset.y.shape[1:]) if dataset.classes is None else len(dataset.classes)
-
-        shape = dataset.input_shape if self.extractor is None else tuple(clients.rows(0, "train").x.shape[1:])
+        rows = clients.rows(0, "train")
+        shape = tuple(rows.x.shape[1:])
+        if clients.classes is None and not rows.y.dtype.is_floating_point:
+            raise SettingError(f"{self._at('data')}: the clients' targets are classes without names: give classes")
+        outputs = math.prod(rows.y.shape[1:]) if clients.classes is None else len(clients.classes)
 
         def made(seed: int) -> nn.Module:
             return models.build_model(name, shape, outputs, seed, **table)
@@ -317,10 +366,9 @@ class ExperimentSettings(Section):
         """The error with its place, if its message begins with the name of a setting of a recipe."""
         from piebald import recipes
 
-        fields = {entry["name"]: entry["fields"] for entry in recipes.listing()}
         word = next(iter(re.findall(r"\w+", str(error))), "")
         for key, named in self._recipe_sections().items():
-            if word in fields[named.name]:
+            if word in recipes.settings_of(named.name):
                 return self._placed(error, key, named)
         return error
 
@@ -340,13 +388,13 @@ class ExperimentSettings(Section):
                 raise SettingError(f"{self._of(key, name, changes)}: {error}")
 
     def _placed(
-        self, error: SettingError, key: Key, given: Section | Mapping[str, Any], changes: Container[str] = ()
+        self, error: SettingError, key: Key, given: BaseModel | Mapping[str, Any], changes: Container[str] = ()
     ) -> SettingError:
         """The error with the place and the full name of its key.
 
         Components know nothing of files, so the key is found in the message by its name, or else by its value.
         """
-        table = given.model_dump() if isinstance(given, Section) else given
+        table = given.model_dump() if isinstance(given, BaseModel) else given
         message = plain(re.sub(r"^(recipe|\w+ '[^']*'): ", "", str(error)))
         name = subject(message, table)
         start = f"{dotted(key)}." if re.findall(r"\w+", message)[:1] == [name] else ""
@@ -382,6 +430,14 @@ def _text(path: str | Path | None) -> str:
         raise SettingError(f"{path} is not a text file in UTF-8") from None
     except OSError as error:
         raise SettingError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from None
+
+
+def _place_source(document: Document, folder: Path) -> None:
+    """Make the path of the data absolute: in the file it is relative to the file's folder."""
+    table = document.values.get("data")
+    source = table.get("source") if isinstance(table, dict) else None
+    if isinstance(source, str) and not plugins.is_reference(source):
+        document.values["data"] = {**document.values["data"], "source": str(folder / source)}
 
 
 def _leaves(table: Mapping[str, Any], key: Key) -> list[tuple[str, Any, Key]]:

@@ -22,9 +22,10 @@ from piebald.contracts import Clients, HasServerRows, HoldsRows, Rows, RowsAtSit
 from piebald.data.dataset import DataSet
 from piebald.errors import SettingError, unknown
 from piebald.model_spec import ModelSpec
-from piebald.objective import Objective, objective_for
+from piebald.objective import Objective
 from piebald.parameters import Layout
 from piebald.partition import clients_from
+from piebald.plugins import needed_by, objective_named
 from piebald.privacy.accounting import installed, of_run
 from piebald.queries.evaluate import Evaluate
 from piebald.recipe import Recipe
@@ -67,7 +68,7 @@ class Options:
             stop=meta.get("stop"),
             seed=meta["seed"],
             runtime=meta["runtime"],
-            loss=objective.get("loss"),
+            loss=objective.get("loss") or meta.get("loss"),
             metrics=objective.get("metrics") or meta.get("metrics"),
             evaluate_every=every,
             evaluate_clients=count,
@@ -220,7 +221,11 @@ def _meta(
         "paper": recipe.paper,
         "label": options.label or recipe.name,
         "seed": options.seed,
+        "loss": options.loss if isinstance(options.loss, str) else None,
         "objective": objective.name,
+        "plugins": [
+            list(one) for one in needed_by([*recipe.components, work.model, objective.loss, objective.metrics])
+        ],
         "metric": objective.metric,
         "higher_is_better": objective.higher_is_better,
         "model": type(work.model).__name__,
@@ -277,7 +282,7 @@ def _work(recipe: Recipe, clients: Clients, model: Model, options: Options) -> t
     rows = clients.rows(first, "train")
     if len(rows) == 0:
         raise SettingError("no client has a training row")
-    objective = objective_for(rows.y, options.loss, options.metrics)
+    objective = objective_named(rows.y, options.loss, options.metrics)
     _check_validation(recipe, clients)
     initial = layout.flatten(module)
     recipe.sharing.initial_private(

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from piebald.errors import SettingError
+from piebald.plugins import resolved
 
 if TYPE_CHECKING:
     from piebald.contracts import Clients, Fleet
     from piebald.data.dataset import DataSet
+    from piebald.partition import Partition
+    from piebald.partition.data_source import DataSource
     from piebald.partition.heterogeneity import Heterogeneity
 
 OTHERS = (
@@ -43,8 +46,8 @@ class DataPreview:
 
 
 def show(
-    name: str,
-    partition: str,
+    source: DataSource,
+    partition: str | None,
     settings: Mapping[str, Any],
     *,
     fleet: str | None = None,
@@ -54,8 +57,8 @@ def show(
     """Partition a data set and measure the clients.
 
     Args:
-        name: the data set.
-        partition: the kind of partition.
+        source: the data set, or a source of rows.
+        partition: the kind of partition; None where the source has clients, or names the column of the client.
         settings: settings by name; those of the fleet begin with "fleet.", those of the model's training with "model.".
         fleet: the kind of fleet, or None for no devices.
         model: a model to train for one epoch on each client, to measure weight divergence.
@@ -64,9 +67,8 @@ def show(
     Raises:
         SettingError: a name or a setting is wrong.
     """
-    from piebald import data as data_sets
     from piebald.component import build
-    from piebald.partition import Devices, Partition, collect, measure, pictures
+    from piebald.partition import Devices, collect, measure, pictures
     from piebald.partition.heterogeneity import UNITS
     from piebald.partition.survey import embedding
 
@@ -74,17 +76,16 @@ def show(
     for word, kind in (("fleet", fleet), ("model", model)):
         if others[word] and kind is None:
             raise SettingError(f"{word}.{next(iter(others[word]))} needs a {word}: add --{word} KIND")
-    made = build("partition", {"kind": partition} | own)
+    made = _partition(source, partition, own)
     devices = None if fleet is None else build("fleet", {"kind": fleet} | others["fleet"])
-    assert isinstance(made, Partition)  # for the type checker
-    assert devices is None or isinstance(devices, Devices)
-    dataset = data_sets.load(name)
-    clients = made.split(dataset)
+    assert devices is None or isinstance(devices, Devices)  # for the type checker
+    rows_here = source.load()
+    clients = _clients(rows_here, made, source)
     seconds = None if devices is None else [devices.device(number).seconds_per_step for number in range(len(clients))]
     embed = embedding(clients)
     seen = measure(collect(clients, embed=embed), seconds)
     if model is not None:
-        seen = _diverged(seen, clients, dataset, model, others["model"])
+        seen = _diverged(seen, clients, model, others["model"])
     drawn = [] if out is None else pictures.draw(clients, out, embed=embed, fleet=devices)
     rows = [{"client": clients.names[number], **row} for number, row in enumerate(seen.table())]
     if devices is not None:
@@ -92,8 +93,39 @@ def show(
     federation = seen.federation
     units = {measured: UNITS[measured] for measured in federation}
     return DataPreview(
-        made.table(), None if devices is None else devices.table(), federation, units, rows, list(map(str, drawn))
+        {} if made is None else made.table(),
+        None if devices is None else devices.table(),
+        federation,
+        units,
+        rows,
+        list(map(str, drawn)),
     )
+
+
+def _partition(source: DataSource, kind: str | None, own: Mapping[str, Any]) -> Partition | None:
+    from piebald.component import build
+    from piebald.partition import Partition
+
+    if kind is None and source.client is not None:
+        kind, own = "by_owner", {"owner": source.client, **own}
+    if kind is None:
+        return None
+    made = build("partition", resolved({"kind": kind, **own}))
+    if not isinstance(made, Partition):
+        raise SettingError(f"partition {kind!r} has its rows elsewhere, so there is nothing to show")
+    return made
+
+
+def _clients(rows: DataSet | Clients, partition: Partition | None, source: DataSource) -> Clients:
+    from piebald.data.dataset import DataSet
+
+    if not isinstance(rows, DataSet):
+        if partition is not None:
+            raise SettingError(f"{source.source} has clients already: leave --partition out")
+        return rows
+    if partition is None:
+        raise SettingError("the rows have no clients yet: add --partition KIND, or --client COLUMN for a table")
+    return partition.split(rows)
 
 
 def _divided(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
@@ -118,9 +150,7 @@ def _device(fleet: Fleet, client: int) -> dict[str, Any]:
     }
 
 
-def _diverged(
-    seen: Heterogeneity, clients: Clients, dataset: DataSet, model: str, settings: dict[str, Any]
-) -> Heterogeneity:
+def _diverged(seen: Heterogeneity, clients: Clients, model: str, settings: dict[str, Any]) -> Heterogeneity:
     from piebald.errors import unknown
     from piebald.models import build_model
     from piebald.weight_divergence import diverge
@@ -129,8 +159,9 @@ def _diverged(
     for setting in settings:
         if setting not in known:
             raise unknown("setting of the model's training called", setting, known)
-    outputs = len(dataset.classes) if dataset.classes is not None else int(dataset.y[:1].numel())
-    network = build_model(model, dataset.input_shape, outputs, seed=settings.get("seed", 0))
+    rows = clients.rows(0, "train")
+    outputs = len(clients.classes) if clients.classes is not None else int(rows.y[:1].numel())
+    network = build_model(model, tuple(rows.x.shape[1:]), outputs, seed=settings.get("seed", 0))
     found = diverge(clients, network, **settings)
     return dataclasses.replace(seen, divergence=found.clients, pooled_divergence=found.pooled)
 

@@ -13,6 +13,7 @@ from piebald.clustering.base import Clustering
 from piebald.component import Component, build, sentence
 from piebald.errors import SettingError, unknown
 from piebald.model_spec import ModelSpec
+from piebald.plugins import resolved
 from piebald.scheduling.base import Scheduler, round_kind
 from piebald.server_optimizer.base import ServerOptimizer
 from piebald.server_optimizer.cached_average import CachedAverage
@@ -163,9 +164,10 @@ class Recipe(BaseModel):
         return self.with_(**adapted, transforms=tuple(one.adapted_to(self, spec) for one in self.transforms))
 
     def with_(self, **components: Any) -> Recipe:
-        """This recipe with other components, each given as a component, as its table, or by its kind."""
+        """This recipe with other components, given as components, tables, kinds or "module:name"."""
         for axis in components:
             if axis not in self.axes:
                 raise unknown("axis", axis, self.axes)
-        made = {axis: getattr(self, axis) for axis in self.axes} | components
+        made = {axis: getattr(self, axis) for axis in self.axes}
+        made |= {axis: resolved(component) for axis, component in components.items()}
         return Recipe(name=self.name, fields=self.fields, paper=self.paper, **made)

@@ -73,12 +73,16 @@ def client(
     target: Annotated[str | None, typer.Option(help="The column of a table to predict.")] = None,
     stay: Annotated[bool, typer.Option("--stay", help="Wait for another run when one has ended.")] = False,
     with_parent: Annotated[int | None, typer.Option(hidden=True)] = None,
+    search: Annotated[list[Path] | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run a site of a federation until the run has ended."""
+    from piebald import plugins
     from piebald.deploy.site_process import join
     from piebald.runtimes.federation.provisioning import read
 
     read(credentials)
+    for place in search or ():
+        plugins.search(place)
     _log_to_stderr()
     with _Running(credentials):
         print(join(credentials, data, target, stay, with_parent))

@@ -6,13 +6,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from piebald.cli.app import Json, Quiet, Sets, app, check_run, is_transfer, pair
 from piebald.cli.printing import print_json, print_table, recipe_toml
 from piebald.errors import SettingError, unknown
+
+if TYPE_CHECKING:
+    from piebald.partition.data_source import DataSource
 
 
 @app.command()
@@ -63,10 +66,17 @@ def recipes(
 
 @app.command()
 def data(
-    words: Annotated[list[str] | None, typer.Argument(help="list, show NAME, or NAME.", metavar="[NAME]")] = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="list, show NAME, or NAME; your own rows are a file, a folder or my_data.py:load.", metavar="[NAME]"
+        ),
+    ] = None,
     partition: Annotated[
         str | None, typer.Option(help="Partition the data set and measure the clients: iid, dirichlet, ...")
     ] = None,
+    client: Annotated[str | None, typer.Option(help="The column of a table that names the client.")] = None,
+    target: Annotated[str | None, typer.Option(help="The column of a table to predict.")] = None,
     fleet: Annotated[str | None, typer.Option(help="Devices of the clients: fast_slow, log_normal, trace, ...")] = None,
     model: Annotated[
         str | None, typer.Option(help="A model to train for one epoch on each client, to measure weight divergence.")
@@ -83,31 +93,28 @@ def data(
     if len(shown) > 1 or (words[:1] == ["list"] and shown) or (words == ["show"]):
         raise SettingError(f"piebald data takes list, show NAME or NAME, got {' '.join(words)!r}")
     name = shown[0] if shown else None
-    if name is not None and name not in data_sets.names():
-        raise unknown("data set", name, data_sets.names())
-    if partition is not None:
-        if name is None:
-            raise SettingError(
-                f"--partition {partition} needs a data set: piebald data show NAME --partition {partition}"
-            )
-        return _show(name, partition, sets or [], as_json, fleet=fleet, model=model, out=out)
-    if sets or out or fleet or model:
+    if name is None and (partition or client or target):
+        raise SettingError("--partition, --client and --target need a data set: piebald data show NAME")
+    if name is not None and (partition is not None or name not in data_sets.names()):
+        source = _source(name, client, target)
+        return _show(source, partition, sets or [], as_json, fleet=fleet, model=model, out=out)
+    if sets or out or fleet or model or client or target:
         raise SettingError("--set, --fleet, --model and --out need a partition: add --partition KIND")
     listing = [_about(known, name is None) for known in data_sets.names() if name in (None, known)]
     if as_json:
         print_json(listing)
     elif name is None:
-        rows = [[about["name"], about.get("rows", "-"), about.get("licence", ""), _source(about)] for about in listing]
+        rows = [[about["name"], about.get("rows", "-"), about.get("licence", ""), _origin(about)] for about in listing]
         print_table(("data set", "rows", "licence", "source"), rows)
     else:
         print_table(("", ""), list(listing[0].items()))
 
 
-def _show(name: str, partition: str, sets: Sequence[str], as_json: bool, **more: Any) -> None:
+def _show(source: DataSource, partition: str | None, sets: Sequence[str], as_json: bool, **more: Any) -> None:
     """Print measures of a partitioned data set, and draw pictures."""
     from piebald.preview import columns, show
 
-    shown = show(name, partition, dict(pair(text) for text in sets), **more)
+    shown = show(source, partition, dict(pair(text) for text in sets), **more)
     if as_json:
         return print_json(asdict(shown))
     print_table(
@@ -156,5 +163,19 @@ def _about(name: str, only_local: bool) -> dict[str, Any]:
     }
 
 
-def _source(about: Mapping[str, Any]) -> str:
+def _source(name: str, client: str | None, target: str | None) -> DataSource:
+    """The data set of a name, or the source at a path or reference."""
+    from piebald import data as data_sets
+    from piebald import plugins
+    from piebald.partition.data_source import DataSource
+
+    plugins.search(Path.cwd())
+    if name in data_sets.names():
+        return DataSource(name=name, client=client, target=target)
+    if not plugins.is_reference(name) and not Path(name).exists():
+        raise unknown("data set", name, data_sets.names())
+    return DataSource(source=name, client=client, target=target)
+
+
+def _origin(about: Mapping[str, Any]) -> str:
     return str(about.get("source") or f"not here: {about['missing']}")

@@ -136,6 +136,7 @@ def resume(
         return print_transfer(*command.resume(folder, progress(as_json, quiet)), as_json, quiet)
     from piebald import experiment
 
+    _search(folder)
     end_on_term()  # piebald stop ends the server of a federation in this way
     with _guarded(folder, f"piebald resume {folder}"):
         history = experiment.resume(folder, progress=progress(as_json, quiet))
@@ -146,7 +147,7 @@ def resume(
 def adapt(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
     data: Annotated[
-        Path, typer.Option("--data", help="The new client's rows: .npz with x and y, .csv, .parquet, or a folder.")
+        str, typer.Option("--data", help="The new client's rows: .npz, .csv, .parquet, a folder, or my_data.py:load.")
     ],
     target: Annotated[str | None, typer.Option(help="The column of a table to predict.")] = None,
     epochs: Annotated[int, typer.Option(help="Maximum number of passes over the rows.")] = 20,
@@ -159,11 +160,12 @@ def adapt(
 ) -> None:
     """Adapt a finished run to a new client and choose the best method."""
     check_run(folder)
+    _search(folder)
     from piebald import experiment
     from piebald.adaptation import from_file
 
     opened = experiment.opened(folder)
-    rows = from_file(data, target, opened.meta, validation=validation, test=test)
+    rows = from_file(str(data), target, opened.meta, validation=validation, test=test)
     made = experiment.adapt(opened, rows, epochs=epochs, lr=lr)
     if out is not None:
         opened.work.layout.save(made.vector, out)
@@ -174,6 +176,15 @@ def adapt(
         tried = [[m.name, m.fitted, m.epochs, m.loss, m.validation, m.test, m.gain] for m in made.methods]
         print_table((*columns, f"test {made.metric}", "gain"), tried)
         print(f"\nbest on the validation rows: {made.best}")
+
+
+def _search(run: Path) -> None:
+    """Find plugins in the current folder, which is never the run's own: its files are data."""
+    from piebald import plugins
+
+    here = Path.cwd().resolve()
+    if run.resolve() not in (here, *here.parents):
+        plugins.search(here)
 
 
 def _settings(file: Path | None, sets: list[str] | None, out: str | None, runtime: str | None) -> ExperimentSettings:
@@ -191,6 +202,7 @@ def _common(settings: ExperimentSettings, plan: Plan) -> dict[str, Any]:
         "evaluate_every": settings.evaluate.every,
         "evaluate_clients": settings.evaluate.clients,
         "evaluate_split": settings.evaluate.split,
+        "loss": settings.loss,
         "metrics": settings.evaluate.metrics,
         "keep": settings.keep,
         "unseen": settings.unseen,

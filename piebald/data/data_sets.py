@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from piebald import plugins
 from piebald.data.breast_cancer import breast_cancer
 from piebald.data.census import census
 from piebald.data.cifar10 import cifar10
@@ -18,7 +19,7 @@ from piebald.data.mnist_writers import mnist_writers
 from piebald.data.office_caltech10 import office_caltech10
 from piebald.data.speech_commands import speech_commands
 from piebald.data.traffic import traffic
-from piebald.errors import unknown
+from piebald.errors import SettingError, unknown
 
 _LOADERS: dict[str, Callable[[], DataSet]] = {
     "breast_cancer": breast_cancer,
@@ -45,9 +46,17 @@ def names() -> list[str]:
 def load(name: str) -> DataSet:
     """Load a data set by its name.
 
+    Args:
+        name: one of `names()`, or "module:name" for a function of a plugin without arguments that returns a `DataSet`.
+
     Raises:
         SettingError: there is no such data set, or its file is missing.
     """
-    if name not in _LOADERS:
+    if name in _LOADERS:
+        return _LOADERS[name]()
+    if not plugins.is_reference(name):
         raise unknown("data set", name, _LOADERS)
-    return _LOADERS[name]()
+    made = plugins.call(name, "data set")
+    if not isinstance(made, DataSet):
+        raise SettingError(f"data set {name!r} must be a function that returns a DataSet, got {type(made).__name__}")
+    return made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +40,8 @@ class DataSet:
             to [0, 1].  `Decoded` if rows stay in their files.
         y: class numbers [n] int64, or numbers to predict [n, ...] float32.
         classes: names of the classes, None if `y` are numbers to predict.
-        owners: owners of the rows, by kind ("writer", "capture").
+        owners: owners of the rows, by kind ("writer", "capture"): `Owners`, or the name or number of each row's owner
+            [n].
         train: row numbers of the published training part, None for all rows.
         test: row numbers of the published test part, None if there is none.
         groups: group of each row [n], such as a recording; rows of one group are never split between training and
@@ -68,6 +70,9 @@ class DataSet:
     citation: str = ""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.owners, Mapping):
+            raise SettingError(f"owners must be a mapping from kinds to the owner of each row, got {self.owners!r}")
+        object.__setattr__(self, "owners", {name: _owners(name, given) for name, given in self.owners.items()})
         n = len(self.x)
         lengths = {"y": len(self.y)} | {owner: len(owners.codes) for owner, owners in self.owners.items()}
         if self.groups is not None:
@@ -104,3 +109,18 @@ class DataSet:
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one input."""
         return tuple(self.x.shape[1:])
+
+
+def _owners(name: str, given: Any) -> Owners:
+    """Owners as given, or made from a label for each row."""
+    if isinstance(given, Owners):
+        return given
+    labels = given.numpy() if isinstance(given, Tensor) else np.asarray(given)
+    if labels.dtype == object and all(isinstance(label, str) for label in labels.flat):
+        labels = labels.astype(str)
+    if labels.ndim != 1 or labels.dtype.kind not in "biuU":
+        raise SettingError(
+            f"owners {name!r} must be Owners, or the name or number of each row's owner [n], "
+            f"got {labels.dtype} {list(labels.shape)}"
+        )
+    return Owners.of(labels)

@@ -16,11 +16,11 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 import piebald.recipes  # noqa: F401 - registers the components that terms may name
+from piebald import plugins
 from piebald.client_work import ClientWork
 from piebald.deploy.site_rows import SiteRows, SiteSource, own_rows, rows_of_one
 from piebald.errors import SettingError
 from piebald.experiment_file import ExperimentSettings
-from piebald.objective import objective_for
 from piebald.parameters import Layout
 from piebald.runtimes.federation.client_runtime import FederationClient
 from piebald.runtimes.federation.policy import Policy
@@ -69,11 +69,13 @@ class SiteWork:
         credentials: the site's credentials.
         settings: the site's settings.
         folder: what the path of its data is relative to.
+        local: whether the server is a process of the same user on this machine, which started the site.
     """
 
     credentials: Credentials
     settings: SiteSettings
     folder: Path
+    local: bool = False
 
     def __call__(self, values: Mapping[str, Any]) -> SiteClient:
         """See `FederationClient.prepare`.
@@ -82,6 +84,7 @@ class SiteWork:
             SettingError: this site cannot take part.  The server gets the message, so it discloses nothing about rows.
         """
         terms = RunTerms.read(values)
+        terms.use_plugins()
         if self.credentials.party not in terms.sites:
             raise SettingError(
                 f"the run has no place for {self.credentials.party}: its sites are {', '.join(terms.sites)}"
@@ -99,22 +102,22 @@ class SiteWork:
         data = self.settings.data
         if data is not None:
             return own_rows(data, self.folder, terms.clients, number, terms.classes, terms.experiment)
-        if settings.partition.kind == "sites":
+        if not self.local and (settings.rows_at_sites or settings.data.source is not None):
             raise SettingError(
                 f"say where this site's rows are: [data] in {self.credentials.folder / 'site.toml'}, or --data"
             )
-        return rows_of_one(settings.plan().clients, number)
+        return rows_of_one(settings.clients(), number)
 
 
 def _work(terms: RunTerms, settings: ExperimentSettings, clients: SiteRows, number: int) -> ClientWork:
     """The run's work, rebuilt from installed components."""
     trainer, transforms = terms.client_components()
-    module = settings.plan().model(terms.seed)
+    module = settings.model_for(clients)(terms.seed)
     layout = Layout.of(module, terms.private)
     if [(slot.name, list(slot.shape)) for slot in layout.slots] != terms.layout:
         raise SettingError("the model that this site builds has other tensors than the server's")
     rows = clients.rows(number, "train")
-    objective = objective_for(rows.y, None, settings.evaluate.metrics)
+    objective = plugins.objective_named(rows.y, settings.loss, settings.evaluate.metrics)
     if objective.name != terms.objective or list(rows.x.shape[1:]) != terms.shape:
         raise SettingError(
             f"its rows have inputs {list(rows.x.shape[1:])} for {objective.name}, "
@@ -136,6 +139,8 @@ def join(folder: Path, data: str | None, target: str | None, stays: bool, parent
     """
     credentials = read(folder)
     settings = SiteSettings.load(folder / "site.toml")
+    if parent is None:
+        plugins.restrict(settings.policy.plugins)
     data_folder = folder
     if data is not None:
         about = settings.data.model_dump() if settings.data else {}
@@ -145,7 +150,7 @@ def join(folder: Path, data: str | None, target: str | None, stays: bool, parent
         torch.set_num_threads(1)  # sites on one machine share its cores
     site = FederationClient(
         credentials,
-        SiteWork(credentials, settings, data_folder),
+        SiteWork(credentials, settings, data_folder, local=parent is not None),
         policy=settings.policy,
         device=settings.device,
         stays=stays,

@@ -91,7 +91,7 @@ def own_rows(
         )
     else:
         meta = {"classes": classes, "settings": settings}
-        made = from_file(folder / source.source, source.target, meta, source.validation, source.test)
+        made = from_file(str(folder / source.source), source.target, meta, source.validation, source.test)
     return SiteRows(names, number, {split: made.rows(0, split) for split in SPLITS}, classes)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from piebald import plugins
 from piebald.errors import SettingError, unknown
 from piebald.models.convolutional import Cnn1d, CnnBn, LeafCnn, MetisCnn, SmallCnn
 from piebald.models.dense import Logistic, Mlp
@@ -48,7 +49,8 @@ def build_model(name: str, input_shape: Sequence[int], outputs: int, seed: int =
     The global random state of torch is not changed.
 
     Args:
-        name: one of `names()`.
+        name: one of `names()`, or "module:name" for a class or function of a plugin that makes a module.  It gets those
+            of `input_shape`, `outputs` and `seed` that its signature names.
         input_shape: shape of one input, without the batch axis.
         outputs: number of classes, or of numbers to predict; at least 1.
         seed: seed of the initial parameters.
@@ -60,15 +62,29 @@ def build_model(name: str, input_shape: Sequence[int], outputs: int, seed: int =
     Raises:
         SettingError: a name or setting is unknown, or a value is invalid.
     """
-    if name not in _MODELS:
-        raise unknown("model", name, _MODELS)
+    make, known = _maker(name)
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise SettingError(f"seed must be a whole number, got {seed!r}")
-    known = list(inspect.signature(_MODELS[name]).parameters)[2:]
+    derived: dict[str, Any] = {"input_shape": input_shape, "outputs": outputs, "seed": seed}
     for setting in settings:
-        if setting not in known:
-            raise unknown(f"setting of model {name!r} called", setting, known)
+        if setting not in known or setting in derived:
+            raise unknown(f"setting of model {name!r} called", setting, [one for one in known if one not in derived])
     # Not torch.manual_seed, which would also seed accelerators, whose state is not forked.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(key(seed, "model", name) >> 1)
-        return _MODELS[name](input_shape, outputs, **settings)
+        made = make(**{given: value for given, value in derived.items() if given in known}, **settings)
+    if not isinstance(made, nn.Module):
+        raise SettingError(f"model {name!r} must make a torch.nn.Module, got {type(made).__name__}")
+    return made
+
+
+def _maker(name: str) -> tuple[Callable[..., Any], list[str]]:
+    """The class or function that makes a network, and the names of its arguments."""
+    if name in _MODELS:
+        return _MODELS[name], list(inspect.signature(_MODELS[name]).parameters)
+    if not plugins.is_reference(name):
+        raise unknown("model", name, _MODELS)
+    found = plugins.find(name, "model")
+    if not callable(found) or isinstance(found, nn.Module):
+        raise SettingError(f"model {name!r} must be a class or function that makes a module, got {found!r}")
+    return found, list(inspect.signature(found).parameters)

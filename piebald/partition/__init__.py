@@ -16,7 +16,7 @@ from piebald.partition.non_iid import NonIid
 from piebald.partition.partition import Partition
 from piebald.partition.pooled_clients import PooledClients
 from piebald.partition.shards import Shards
-from piebald.partition.sites import Sites
+from piebald.partition.sites import RemotePartition, Sites
 from piebald.partition.sizes import Explicit, PowerLaw, Quantity, Sizes, Skewed, Uniform
 from piebald.partition.sources import clients_from
 from piebald.partition.statistics import Statistics, collect
@@ -53,6 +53,7 @@ __all__ = [
     "PooledClients",
     "PowerLaw",
     "Quantity",
+    "RemotePartition",
     "Sensor",
     "Shards",
     "Sites",

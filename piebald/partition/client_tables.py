@@ -19,13 +19,17 @@ from piebald.partition.split import Ints
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Table:
-    """Rows of all clients: inputs, unconverted targets, the client of each row, the clients' names."""
+    """Rows of all clients: inputs, unconverted targets, the client of each row, the clients' names.
+
+    `split` has the place of each row's part in `three_way_split.SPLITS`, where clients come with their own parts.
+    """
 
     x: Array
     y: Array
     client: Ints
     names: Sequence[str]
     classes: Sequence[str] | None = None
+    split: Ints | None = None
 
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
@@ -87,26 +91,37 @@ def _columns(
 _roles = {"client": "names the client of each row", "target": "is to be predicted"}
 
 
-def _owners(values: Array) -> tuple[Ints, list[str]]:
+def owners(values: Array) -> tuple[Ints, list[str]]:
     """Codes [n] and names of the clients, sorted."""
     found, codes = np.unique(values, return_inverse=True)
     return codes.astype(np.int64), [str(name) for name in found.tolist()]
 
 
 def from_frame(
-    frame: Any, client: str | None, target: str | None, features: Sequence[str] | None, tokens: bool = False
+    frame: Any,
+    client: str | None,
+    target: str | None,
+    features: Sequence[str] | None,
+    tokens: bool = False,
+    *,
+    owned: bool = True,
 ) -> Table:
     """Make a table from a pandas DataFrame with numeric feature columns.
+
+    Args:
+        frame: the rows.
+        client, target, features, tokens: see `clients_from`.
+        owned: whether there must be a client column; without one, all rows belong to one client.
 
     Raises:
         SettingError: a column that is missing, has gaps, or does not hold numbers.
     """
     if odd := [column for column in frame.columns if not isinstance(column, str)]:
         raise SettingError(f"column names must be text, got {odd[0]!r}: rename them with frame.rename(columns=str)")
-    client, target, chosen = _columns(list(frame.columns), client, target, features)
+    whose, target, chosen = _columns(list(frame.columns), client, target, features, not owned and client is None)
     if not len(frame):
         raise SettingError("the table must have at least one row, got none")
-    for column in (client, target, *chosen):
+    for column in (whose, target, *chosen):
         series = frame[column]
         if getattr(series, "ndim", 1) != 1:
             raise SettingError(f"column {column!r} occurs twice: rename one of them")
@@ -125,8 +140,13 @@ def from_frame(
     goal = frame[target]
     if getattr(goal.dtype, "kind", "O") not in "biuf":
         goal = goal.astype(str)
-    codes, names = _owners(_plain(frame[client]))
+    codes, names = owners(_plain(frame[whose])) if whose == client else _nobody(len(frame))
     return Table(x, array(_plain(goal), f"column {target!r}", "targets"), codes, names)
+
+
+def _nobody(rows: int) -> tuple[Ints, list[str]]:
+    """Rows without clients, as those of a single one."""
+    return np.zeros(rows, dtype=np.int64), [""]
 
 
 def _plain(series: Any) -> Array:
@@ -175,9 +195,20 @@ def from_partitioner(
 
 
 def from_hub(
-    dataset: Any, client: str | None, target: str | None, features: Sequence[str] | None, tokens: bool = False
+    dataset: Any,
+    client: str | None,
+    target: str | None,
+    features: Sequence[str] | None,
+    tokens: bool = False,
+    *,
+    owned: bool = True,
 ) -> Table:
     """Make a table from a Hugging Face `datasets.Dataset`: numeric columns, or one column of arrays or images.
+
+    Args:
+        dataset: one split of a data set.
+        client, target, features, tokens: see `clients_from`.
+        owned: whether there must be a client column; without one, all rows belong to one client.
 
     Raises:
         SettingError: several splits at once, a streamed data set, or a column that is missing, ragged or not numeric.
@@ -192,8 +223,9 @@ def from_hub(
         )
     if not len(dataset):
         raise SettingError("the data set must have at least one row, got none")
-    x, y, owner, classes = _hub_rows(dataset, client, target, features, tokens, owned=False)
-    codes, names = _owners(owner)
+    alone = not owned and client is None
+    x, y, owner, classes = _hub_rows(dataset, client, target, features, tokens, owned=alone)
+    codes, names = _nobody(len(y)) if alone else owners(owner)
     return Table(x, y, codes, names, classes)
 
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from pydantic import Field
 
 from piebald.component import Component
-from piebald.contracts import Rows, Split
-
-if TYPE_CHECKING:
-    from piebald.data.dataset import DataSet
+from piebald.contracts import Clients, Rows, Split
 
 
 class SiteClients:
@@ -48,6 +44,10 @@ class RemotePartition(Component):
 
     axis = "partition"
 
+    def clients_elsewhere(self) -> Clients:
+        """The clients, without their rows."""
+        raise NotImplementedError
+
 
 class Sites(RemotePartition):
     """Each client has the rows of its own site; no data set is loaded and no rows are dealt.
@@ -64,18 +64,10 @@ class Sites(RemotePartition):
     classes: list[str] | None = None
     targets: int = Field(default=1, ge=1)
 
-    def blank(self) -> DataSet:
-        """A data set of one blank row of the agreed form."""
-        from piebald.data.dataset import DataSet
-
+    def clients_elsewhere(self) -> SiteClients:
+        """The sites as clients, with a blank row of the agreed form."""
         if self.classes is not None:
             y = torch.zeros(1, dtype=torch.int64)
         else:
             y = torch.zeros(1) if self.targets == 1 else torch.zeros(1, self.targets)
-        return DataSet("the sites' own", torch.zeros(1, *self.inputs), y, self.classes)
-
-    def split(self, data: DataSet) -> SiteClients:
-        """The sites as clients."""
-        x = data.x[:]
-        assert isinstance(x, torch.Tensor)
-        return SiteClients(self.clients, Rows(x, data.y), self.classes)
+        return SiteClients(self.clients, Rows(torch.zeros(1, *self.inputs), y), self.classes)

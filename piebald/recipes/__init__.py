@@ -27,8 +27,8 @@ from piebald.recipes.hdafl import hdafl as hdafl
 from piebald.recipes.ifca import ifca as ifca
 from piebald.recipes.lg_fedavg import lg_fedavg as lg_fedavg
 from piebald.recipes.local import local as local
-from piebald.recipes.named import listing, make, names, rebuild, toml
+from piebald.recipes.named import listing, make, names, rebuild, settings_of, toml
 from piebald.recipes.scaffold import scaffold as scaffold
 
-__all__ = ["listing", "make", "names", "rebuild", "toml"]
+__all__ = ["listing", "make", "names", "rebuild", "settings_of", "toml"]
 __all__ += names()

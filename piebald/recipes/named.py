@@ -8,11 +8,13 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from piebald import plugins
 from piebald.component import Component
 from piebald.errors import SettingError, unknown
 from piebald.recipe import Recipe
 from piebald.recipes.describe import allowed, documented, home, kind
 from piebald.toml_document import dumps
+from piebald.training.base import Trainer
 
 _made: dict[str, _Named] = {}
 
@@ -20,9 +22,11 @@ _made: dict[str, _Named] = {}
 class _Named:
     """A recipe function with what is known about it."""
 
-    def __init__(self, function: Callable[..., Recipe], paper: str, trainer: type[Component]) -> None:
+    def __init__(
+        self, function: Callable[..., Recipe], paper: str, trainer: type[Component], name: str | None = None
+    ) -> None:
         self.function, self.paper, self.trainer = function, paper, trainer
-        self.name = function.__name__
+        self.name = name or function.__name__
         self.summary = (inspect.getdoc(function) or "").partition("\n")[0]
         signature = inspect.signature(function, eval_str=False)
         self.own = {
@@ -41,6 +45,8 @@ class _Named:
             if name not in self.defaults:
                 raise unknown(f"setting of recipe {self.name!r} called", name, self.defaults)
         made = self.function(**fields)
+        if not isinstance(made, Recipe):
+            raise SettingError(f"recipe {self.name!r} must return a Recipe, got {type(made).__name__}")
         plain = {name: _plain(value) for name, value in fields.items()}
         return made.model_copy(update={"name": self.name, "fields": plain, "paper": self.paper})
 
@@ -55,6 +61,13 @@ def recipe(paper: str, trainer: type[Component]) -> Callable[[Callable[..., Reci
 
     def register(function: Callable[..., Recipe]) -> Callable[..., Recipe]:
         named = _Named(function, paper, trainer)
+        known = _made.get(named.name)
+        # a module that is executed again, as in a notebook, defines its own recipes anew
+        if known is not None and known.function.__module__ != function.__module__:
+            raise SettingError(
+                f"recipe {named.name!r} is already defined in {known.function.__module__}: "
+                f"rename {function.__name__} in {function.__module__}"
+            )
         _made[named.name] = named
 
         @functools.wraps(function)
@@ -77,12 +90,48 @@ def names() -> list[str]:
 def make(name: str, **fields: Any) -> Recipe:
     """Make a recipe from its name and fields.
 
+    Args:
+        name: one of `names()`, or "module:name" for a recipe, or a function that returns one, of a plugin.
+        fields: settings of the recipe.
+
     Raises:
         SettingError: an unknown name or field, or a value that is not allowed.
     """
-    if name not in _made:
+    return lookup(name).make(**fields)
+
+
+def lookup(name: str) -> _Named:
+    """The recipe with a name, as `make` takes it.
+
+    Raises:
+        SettingError: there is none.
+    """
+    if name not in _made and not plugins.is_reference(name):
+        plugins.discover()
+    if name in _made:
+        return _made[name]
+    if not plugins.is_reference(name):
         raise unknown("recipe", name, _made)
-    return _made[name].make(**fields)
+    found = plugins.find(name, "recipe")
+    if isinstance(found, Recipe):
+        constant = found
+        return _Named(lambda: constant, constant.paper, type(constant.training), name)
+    if not inspect.isfunction(found):
+        raise SettingError(f"{name} must be a recipe, or a function that returns one, got {found!r}")
+    function = inspect.unwrap(found)
+    registered = _made.get(function.__name__)
+    if registered is not None and registered.function is function:
+        return registered
+    return _Named(function, "", Trainer, name)
+
+
+def settings_of(name: str) -> tuple[str, ...]:
+    """The names of a recipe's settings.
+
+    Raises:
+        SettingError: there is no such recipe.
+    """
+    return tuple(lookup(name).defaults)
 
 
 def rebuild(table: Mapping[str, Any]) -> Recipe:
@@ -97,7 +146,9 @@ def toml(recipe: Recipe) -> str:
     """Write a recipe as the [recipe] section of an experiment file: its name and fields, and the components that were
     replaced.
     """
-    name, fields = (recipe.name, recipe.fields) if recipe.name in _made else ("fedavg", {})
+    name, fields = (
+        (recipe.name, recipe.fields) if recipe.name in _made or plugins.is_reference(recipe.name) else ("fedavg", {})
+    )
     base, table = make(name, **fields).model_dump(), recipe.model_dump()
     replaced = {axis: table[axis] for axis in Recipe.axes if table[axis] != base[axis]}
     plain = {field: _plain(value) for field, value in fields.items()}

@@ -14,6 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from piebald import plugins
 from piebald.errors import RuntimeFault
 from piebald.runtimes.federation.flare_link import SERVER
 from piebald.runtimes.federation.provisioning import Description, provision, read
@@ -51,11 +52,12 @@ class LocalFederation:
         """Start a process for each site.  They end with this process, however it ends."""
         environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
         command = [sys.executable, "-m", "piebald.cli", "client"]
+        search = [word for folder in plugins.folders() for word in ("--search", str(folder))]
         for name in self._sites:
             credentials = self._folder / name
             with (credentials / "log.txt").open("ab") as output:
                 process = subprocess.Popen(
-                    [*command, str(credentials), "--with-parent", str(os.getpid())],
+                    [*command, str(credentials), "--with-parent", str(os.getpid()), *search],
                     stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True,
                 )  # fmt: skip
             self.processes.append(process)

@@ -24,6 +24,7 @@ class Policy(BaseModel):
         noise: the least standard deviation of Gaussian noise that is added at this site, in clips.
         uploads: the named vectors that an update may carry.
         queries: the kinds of queries that are answered, besides those about the keys of a secure aggregation.
+        plugins: modules that may be imported for a run, besides Piebald; they must be installed at the site.
         secure_aggregation: the least number of clients in a secure aggregation, outside of which no update leaves.
     """
 
@@ -34,6 +35,7 @@ class Policy(BaseModel):
     noise: float | None = Field(default=None, gt=0)
     uploads: list[str] | None = None
     queries: list[str] | None = None
+    plugins: list[str] = []
     secure_aggregation: int | None = Field(default=None, ge=2)
 
     def reject_reason(self, work: ClientWork) -> str | None:

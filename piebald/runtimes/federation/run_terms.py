@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from piebald import plugins
 from piebald.client_work import ClientWork
 from piebald.component import build
 from piebald.errors import SettingError
@@ -21,6 +22,7 @@ class RunTerms(BaseModel):
 
     Attributes:
         piebald: the server's version of Piebald.
+        plugins: modules besides Piebald that a site needs, with their versions.
         experiment: the experiment's settings.
         training: the trainer, as a table.
         transforms: the transforms of updates, as tables.
@@ -38,6 +40,7 @@ class RunTerms(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     piebald: str
+    plugins: list[tuple[str, str]] = []
     experiment: dict[str, Any]
     training: dict[str, Any]
     transforms: list[dict[str, Any]]
@@ -68,6 +71,23 @@ class RunTerms(BaseModel):
             first = error.errors()[0]
             raise SettingError(f"the run's terms cannot be read: {first['loc']}: {first['type']}") from None
 
+    def use_plugins(self) -> None:
+        """Import the plugins that the work of a site needs, which its policy must allow.
+
+        Raises:
+            SettingError: one is not allowed, not installed, or has another version here.
+        """
+        for module, theirs in self.plugins:
+            try:
+                plugins.use([module])
+            except SettingError as error:
+                raise SettingError(f"this site cannot use the plugin {module} {theirs}: {error}") from None
+            if (here := plugins.version(module)) != theirs:
+                raise SettingError(
+                    f"this site has {module} {here or 'of no version'}, the server {theirs or 'one of no version'}: "
+                    "install the same on both"
+                )
+
     def client_components(self) -> tuple[Trainer, tuple[Transform, ...]]:
         """Build the trainer and the transforms from what is installed here."""
         trainer = build("training", self.training)
@@ -81,8 +101,10 @@ def terms(
     classes: Sequence[str] | None = None,
 ) -> bytes:  # fmt: skip
     """Serialize the terms of a run."""
+    functions = [work.objective.loss, *work.objective.metrics.values()]
     made = RunTerms(
         piebald=__version__,
+        plugins=[tuple(one) for one in plugins.needed_by([work.trainer, work.transforms, work.model, functions])],
         experiment=dict(experiment),
         training=work.trainer.table(),
         transforms=[transform.table() for transform in work.transforms],

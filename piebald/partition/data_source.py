@@ -1,0 +1,177 @@
+"""Rows of the user's own, as an experiment file names them: a file, a folder, or a function."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from piebald import plugins
+from piebald.contracts import Clients, HoldsRows
+from piebald.data import data_sets
+from piebald.data.dataset import DataSet, Owners
+from piebald.data.folders import IMAGES, audio_folder, image_folder
+from piebald.errors import SettingError
+from piebald.partition.client_tables import Table, from_frame, from_hub, is_table, read_table
+from piebald.partition.convert import Array, kind, targets
+from piebald.partition.pairs import from_owned, from_pairs, is_owned
+from piebald.partition.sources import clients_from
+
+
+class DataSource(BaseModel):
+    """A data set by name, or a source of the user's own rows.
+
+    Attributes:
+        name: one of `data.names()`, or "module:name" for a function that returns a `DataSet`.
+        source: a table (.csv, .tsv, .parquet), an .npz file with arrays x and y (and, if wanted, owner), a folder of
+            images or WAV recordings (class/file, or client/class/file where `client` is given), a folder that Hugging
+            Face's `save_to_disk` wrote, or "my_data.py:load" or "module:load" for a function without arguments.  It
+            returns a `DataSet`, `Clients`, (x, y), (x, y, owner), a table, or anything else that `clients_from` takes.
+        client: the column that names the client of each row; in a folder, what the upper folders stand for.
+        target: the column to predict.
+        features: the columns to predict from, all others by default.
+        classes: names of the classes in the order of their numbers, sorted by default.
+        tokens: inputs are whole numbers for an embedding layer.
+        side: height and width of images in a folder, in pixels.
+        seconds, rate: length of recordings in a folder, and their samples per second.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    name: str | None = None
+    source: str | None = None
+    client: str | None = None
+    target: str | None = None
+    features: list[str] | None = Field(default=None, min_length=1)
+    classes: list[str] | None = Field(default=None, min_length=1)
+    tokens: bool = False
+    side: int = Field(default=64, ge=1)
+    seconds: float = Field(default=1.0, gt=0)
+    rate: int = Field(default=16_000, ge=1)
+
+    @model_validator(mode="after")
+    def _check_one(self) -> Self:
+        if (self.name is None) == (self.source is None):
+            raise ValueError("give the name of a data set, or a source of your own, and not both")
+        return self
+
+    def load(self) -> DataSet | Clients:
+        """Read the rows: a data set to divide among clients, or clients where the source has them already.
+
+        Raises:
+            SettingError: there is no such source, it cannot be read, or holds something else.
+        """
+        if self.source is None:
+            self._refuse_columns()
+            return data_sets.load(self.name or "")
+        if plugins.is_reference(self.source):
+            return self.rows_of(plugins.call(self.source, "data source"))
+        path = Path(self.source)
+        if path.is_dir():
+            return self._folder(path)
+        if not path.is_file():
+            raise SettingError(f"there is no file or folder {self.source!r}, and it is not 'my_data.py:load' either")
+        if is_table(path):
+            return self.rows_of(read_table(path))
+        if path.suffix == ".npz":
+            return self.rows_of(_arrays(path))
+        raise SettingError(
+            f"data must come from a .csv, .tsv, .parquet or .npz file, a folder, or a function like 'my_data.py:load', "
+            f"got {self.source!r}"
+        )
+
+    def rows_of(self, value: Any) -> DataSet | Clients:
+        """The rows in a value that a file held or a function returned.
+
+        Args:
+            value: a `DataSet`, `Clients`, a pandas DataFrame, a Hugging Face data set, (x, y), (x, y, owner), or
+                anything else that `clients_from` takes.
+
+        Raises:
+            SettingError: it is something else, or settings do not fit it.
+        """
+        if isinstance(value, DataSet | HoldsRows):
+            self._refuse_columns()
+            return value  # type: ignore[return-value]
+        module = type(value).__module__.partition(".")[0]
+        if module == "pandas":
+            return self._data_set(from_frame(value, self.client, self.target, self.features, self.tokens, owned=False))
+        if module == "datasets":
+            return self._data_set(from_hub(value, self.client, self.target, self.features, self.tokens, owned=False))
+        self._refuse_columns()
+        if is_owned(value):
+            return self._data_set(from_owned(value, self.tokens), owner="client")
+        if isinstance(value, tuple) and len(value) == 2 and not isinstance(value[0], tuple):
+            return self._data_set(from_pairs([value], self.tokens))
+        return clients_from(value, classes=self.classes, tokens=self.tokens)
+
+    def _data_set(self, table: Table, owner: str | None = None) -> DataSet:
+        named = self.classes or table.classes or (np.unique(table.y).tolist() if kind(table.y) == "text" else None)
+        what = str(self.source)
+        y = targets(table.y, what, named)
+        if named is None and y.dtype == np.int64:
+            named = [str(number) for number in range(int(y.max()) + 1)]
+        owner = self.client or owner
+        return DataSet(
+            name=Path(what).name,
+            x=torch.from_numpy(table.x),
+            y=torch.from_numpy(y),
+            classes=None if named is None or y.dtype != np.int64 else [str(name) for name in named],
+            owners={} if owner is None else {owner: Owners(table.client, table.names)},
+            features=self.features if table.x.ndim == 2 and self.features is not None else None,
+            source="your own",
+        )
+
+    def _folder(self, path: Path) -> DataSet | Clients:
+        if (path / "dataset_info.json").is_file() or (path / "state.json").is_file():
+            return self.rows_of(_saved(path))
+        if self.target is not None or self.features is not None:
+            raise SettingError(f"{path} is a folder, whose classes are its folders: remove target and features")
+        suffixes = {file.suffix.lower() for file in path.glob("*/*" if self.client is None else "*/*/*")}
+        if ".wav" in suffixes:
+            return audio_folder(path, self.seconds, self.rate, self.client)
+        if suffixes & set(IMAGES):
+            return image_folder(path, self.side, self.client)
+        layout = "class/file" if self.client is None else f"{self.client}/class/file"
+        raise SettingError(
+            f"there are no images and no WAV recordings {layout} in {path}: put one folder per class there"
+        )
+
+    def _refuse_columns(self) -> None:
+        for name in ("client", "target", "features"):
+            if getattr(self, name) is not None:
+                what = self.source or f"data set {self.name!r}"
+                raise SettingError(f"{name} names columns of a table, which {what} does not have: remove {name}")
+
+
+def _arrays(path: Path) -> tuple[Array, ...]:
+    """The arrays x, y and, if it is there, owner of an .npz file."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            if not {"x", "y"} <= set(stored.files) <= {"x", "y", "owner"}:
+                raise SettingError(
+                    f"{path} must hold arrays x and y, and owner if wanted, got {', '.join(stored.files) or 'none'}"
+                )
+            return tuple(stored[name] for name in ("x", "y", "owner") if name in stored.files)
+    except SettingError:
+        raise
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise SettingError(f"{path} cannot be read as npz: {error}") from None
+
+
+def _saved(path: Path) -> Any:
+    """A data set that Hugging Face's `save_to_disk` wrote."""
+    try:
+        from datasets import load_from_disk
+    except ImportError:
+        raise SettingError(
+            f"{path} is a Hugging Face data set, which needs datasets: pip install 'piebald[hf]'"
+        ) from None
+    try:
+        return load_from_disk(str(path))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SettingError(f"{path} cannot be read as a Hugging Face data set: {error}") from None

@@ -1,0 +1,189 @@
+"""Clients from a list or dict of pairs: arrays, tensors, torch data sets, or all three parts of each client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from piebald.contracts import Rows, Split
+from piebald.errors import SettingError
+from piebald.partition.client_tables import Table, owners
+from piebald.partition.convert import Array, array, inputs, kind, targets
+from piebald.partition.three_way_split import SPLITS
+
+ALLOWED = (
+    "a list or dict of (x, y) pairs or torch data sets, (x, y, owner) with the owner of each row, a pandas DataFrame, "
+    "the path of a CSV or Parquet file, a Hugging Face Dataset, or a flwr-datasets partitioner"
+)
+
+
+def from_owned(source: Sequence[Any], tokens: bool = False) -> Table:
+    """Make a table from (x, y, owner): inputs [n, ...], targets [n, ...] and the name of each row's client [n].
+
+    Raises:
+        SettingError: lengths differ, or an array cannot be used.
+    """
+    x, y = pair((source[0], source[1]), "the data", tokens)
+    owner = array(source[2], "the data", "owners")
+    if owner.shape != (len(x),) or owner.dtype.kind not in "biuU":
+        raise SettingError(
+            f"owners must be one name or number for each of the {len(x)} rows, got {owner.dtype} {list(owner.shape)}"
+        )
+    codes, names = owners(owner)
+    return Table(x, y, codes, names)
+
+
+def from_pairs(source: Any, tokens: bool) -> Table:
+    """Make a table from clients: each a pair (x, y), a torch data set, or its parts {"train": (x, y), "test": ...}.
+
+    Raises:
+        SettingError: a client has other rows than the first one, or none; only some clients give their parts.
+    """
+    if isinstance(source, tuple | list) and len(source) == 2 and all(_is_array(part) for part in source):
+        raise SettingError(
+            "got one pair (x, y), which would be the data of a single client: pass a list of pairs, like "
+            "[(x, y)], or (x, y, owner), or deal it to clients with a partition, like "
+            "Iid(clients=10).split(DataSet(...))"
+        )
+    if isinstance(source, Mapping):
+        names, members = [str(name) for name in source], list(source.values())
+    elif isinstance(source, list | tuple):
+        members = list(source)
+        names = [str(number) for number in range(len(members))]
+    else:
+        raise SettingError(f"clients must come from {ALLOWED}, got {type(source).__name__}")
+    if not members:
+        raise SettingError(f"there must be at least one client, got an empty {type(source).__name__}: pass {ALLOWED}")
+    divided = [_is_divided(member) for member in members]
+    if any(divided) and not all(divided):
+        raise SettingError(
+            f"client {names[divided.index(False)]!r} is not divided into {', '.join(SPLITS)} but client "
+            f"{names[divided.index(True)]!r} is: divide all of them, or none"
+        )
+    pieces = [piece for name, member in zip(names, members, strict=True) for piece in _pieces(name, member, tokens)]
+    pieces = [piece for piece in pieces if len(piece.x)]
+    _check_alike(pieces)
+    sizes = [len(piece.x) for piece in pieces]
+    place = {name: number for number, name in enumerate(names)}
+    return Table(
+        np.concatenate([piece.x for piece in pieces]),
+        np.concatenate([piece.y for piece in pieces]),
+        np.repeat([place[piece.name] for piece in pieces], sizes),
+        names,
+        split=np.repeat([SPLITS.index(piece.split) for piece in pieces], sizes) if any(divided) else None,
+    )
+
+
+class _Piece(NamedTuple):
+    """The rows of one client, or of one of its parts."""
+
+    name: str
+    split: Split
+    x: Array
+    y: Array
+
+
+def _is_divided(member: Any) -> bool:
+    return isinstance(member, Mapping) and "train" in member and set(member) <= set(SPLITS)
+
+
+def _pieces(name: str, member: Any, tokens: bool) -> list[_Piece]:
+    if not _is_divided(member):
+        return [_Piece(name, "train", *pair(member, f"client {name!r}", tokens))]
+    found = []
+    for split in SPLITS:
+        if split in member:
+            found.append(_Piece(name, split, *pair(member[split], f"client {name!r}, {split}", tokens)))
+    return found
+
+
+def _check_alike(pieces: Sequence[_Piece]) -> None:
+    """Refuse rows of different shapes and types."""
+    first = pieces[0]
+    for piece in pieces[1:]:
+        if piece.x.shape[1:] != first.x.shape[1:] or piece.x.dtype != first.x.dtype:
+            raise SettingError(
+                f"all clients need inputs of one shape and type, got {shape_of(first.x)} from client {first.name!r} "
+                f"and {shape_of(piece.x)} from client {piece.name!r}: pad, resize or convert them to one form"
+            )
+        if kind(piece.y) != kind(first.y) or piece.y.shape[1:] != first.y.shape[1:]:
+            raise SettingError(
+                f"all clients need targets of one kind, got {shape_of(first.y)} from client {first.name!r} "
+                f"and {shape_of(piece.y)} from client {piece.name!r}: convert them to one form"
+            )
+
+
+def is_owned(source: Any) -> bool:
+    """Whether a source is (x, y, owner) and not a tuple of clients."""
+    return (
+        isinstance(source, tuple)
+        and len(source) == 3
+        and all(_is_array(part) for part in source[:2])
+        and not isinstance(source[2], tuple)
+    )
+
+
+def shape_of(values: Array) -> str:
+    """Type and shape of rows, in words."""
+    return f"{values.dtype} rows {list(values.shape[1:])}"
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray | torch.Tensor)
+
+
+def pair(member: Any, who: str, tokens: bool) -> tuple[Array, Array]:
+    """Inputs and targets of one client.
+
+    Args:
+        member: a pair (x, y), `Rows`, or a map-style torch data set of pairs.
+        who: the client, for messages.
+        tokens: see `clients_from`.
+    """
+    if isinstance(member, Rows):
+        member = (member.x, member.y)
+    elif isinstance(member, torch.utils.data.TensorDataset):
+        member = member.tensors
+    elif hasattr(member, "__getitem__") and not isinstance(
+        member, tuple | list | np.ndarray | torch.Tensor | Mapping | str
+    ):
+        member = _read(member, who)
+    if not isinstance(member, tuple | list) or len(member) != 2:
+        what = f"{len(member)} values" if isinstance(member, tuple | list) else f"a {type(member).__name__}"
+        raise SettingError(f"{who} must be a pair (x, y) or a torch data set of such pairs, got {what}")
+    x, y = inputs(member[0], who, tokens), array(member[1], who, "targets")
+    if len(x) != len(y):
+        raise SettingError(f"{who} has {len(x)} inputs but {len(y)} targets: give each row one of both")
+    if not len(x):
+        raise SettingError(f"{who} has no rows: leave it out")
+    if kind(y) != "text":
+        y = targets(y, who)  # so that the error about a bad number names its client
+    return x, y
+
+
+def _read(dataset: Any, who: str) -> tuple[Any, Any]:
+    """All items of a map-style data set, stacked."""
+    if not hasattr(dataset, "__len__"):
+        raise SettingError(f"{who} is a {type(dataset).__name__} without a length: pass a map-style data set")
+    items = [dataset[place] for place in range(len(dataset))]
+    if not items:
+        raise SettingError(f"{who} has no rows: leave it out")
+    if not isinstance(items[0], tuple | list) or len(items[0]) != 2:
+        raise SettingError(f"{who}: items of a data set must be pairs (x, y), got {type(items[0]).__name__}")
+    x, y = zip(*items, strict=True)
+    if not isinstance(x[0], torch.Tensor | np.ndarray | list | tuple | float | int):
+        raise SettingError(
+            f"{who}: inputs must be tensors or arrays, got {type(x[0]).__name__}: "
+            f"give the data set a transform that returns tensors"
+        )
+    try:
+        return np.stack([np.asarray(one) for one in x]), np.asarray(
+            [one.item() if hasattr(one, "item") else one for one in y]
+        )
+    except ValueError:
+        raise SettingError(
+            f"{who}: items must have inputs of one shape and one target each: pad or resize them"
+        ) from None
