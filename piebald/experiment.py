@@ -345,6 +345,7 @@ def _prepared_again(
     meta: Mapping[str, Any], path: Path | str, clients: Any, model: Model | None, objective: Mapping[str, Any]
 ) -> PreparedRun:
     """Prepare the run in a folder again."""
+    plugins.distrust(path)
     for note in plugins.use_recorded(meta.get("plugins") or (), f"the run in {path}"):
         _log.warning(note)
     if clients is None or model is None:

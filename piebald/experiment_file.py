@@ -181,7 +181,7 @@ class ExperimentSettings(Section):
 
     def plan(self) -> Plan:
         """Build recipes, clients, model and runtime; cheap checks come first, before data is read."""
-        self._use_plugins()
+        self.use_plugins()
         recipes = self._recipes()
         partition = self._partition()
         runtime = self._runtime()
@@ -195,10 +195,11 @@ class ExperimentSettings(Section):
 
     def clients(self) -> Clients:
         """The clients and their rows alone."""
-        self._use_plugins()
+        self.use_plugins()
         return self.behind_extractor(self._clients(self._partition()))
 
-    def _use_plugins(self) -> None:
+    def use_plugins(self) -> None:
+        """Import the modules that the file lists."""
         try:
             plugins.use(self.plugins)
         except SettingError as error:

@@ -6,8 +6,8 @@ component can then be named by its kind, like every other.
 
 A run folder and the terms of a federation also name modules, and neither may decide what is executed.  So modules are
 imported only from Python's own path and from the folders that `search` was given, never from a path that was read
-somewhere; modules of Python's standard library are refused; and after `restrict`, so is everything that the list given
-to it does not contain.
+somewhere, nor from a folder that was given to `distrust`; modules of Python's standard library are refused; and after
+`restrict`, so is everything that the list given to it does not contain.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib import metadata
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -36,6 +37,7 @@ GROUP = "piebald.components"  # of entry points
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _NAME = _MODULE
 _folders: list[Path] = []  # where modules are searched besides Python's path
+_distrusted: list[Path] = []  # run folders
 _allowed: Collection[str] | None = None  # None for all
 _discovered = False
 
@@ -64,6 +66,11 @@ def search(folder: Path | str) -> None:
 def folders() -> tuple[Path, ...]:
     """The folders of `search`."""
     return tuple(_folders)
+
+
+def distrust(folder: Path | str) -> None:
+    """Import nothing that lies in this folder, whatever Python's path is: a run folder holds data."""
+    _distrusted.append(Path(folder).resolve())
 
 
 def restrict(modules: Collection[str] | None) -> None:
@@ -240,6 +247,9 @@ def _imported(module: str) -> ModuleType:
     if before is not None:
         return before
     try:
+        found = importlib.util.find_spec(module.partition(".")[0])
+        if found is not None and any(_is_distrusted(place) for place in (found.origin, *_places(found))):
+            raise ModuleNotFoundError(name=module)
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is not None and (module == error.name or module.startswith(f"{error.name}.")):
@@ -260,7 +270,8 @@ def _of_file(path: str) -> ModuleType:
         raise SettingError(
             f"a file of Python code is named from the folder that holds it, like my_data.py, got {path!r}"
         )
-    file = next((folder / path for folder in _folders if (folder / path).is_file()), None)
+    known = [folder / path for folder in _folders if (folder / path).is_file()]
+    file = next((file for file in known if not _is_distrusted(file)), None)
     if file is None:
         raise SettingError(f"there is no file {path}: start in the folder that holds it")
     before = sys.modules.get(name)
@@ -279,6 +290,14 @@ def _of_file(path: str) -> ModuleType:
         del sys.modules[name]
         raise _failed(path, "cannot be imported", error) from error
     return made
+
+
+def _places(spec: ModuleSpec) -> Sequence[str]:
+    return list(spec.submodule_search_locations or ())
+
+
+def _is_distrusted(file: Path | str | None) -> bool:
+    return file is not None and any(folder in Path(file).resolve().parents for folder in _distrusted)
 
 
 def _failed(name: str, how: str, error: BaseException) -> SettingError:

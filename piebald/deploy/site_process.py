@@ -91,6 +91,7 @@ class SiteWork:
             )
         number = terms.sites.index(self.credentials.party)
         settings = ExperimentSettings.of_table(terms.experiment, "the server's experiment")
+        settings.use_plugins()
         try:
             clients = self._rows(terms, settings, number)
         except Exception as error:

@@ -110,7 +110,7 @@ def test_a_newcomer_from_folders_of_images(command, finished, tmp_path: Path) ->
     [
         (("nowhere", "--data", "new.npz"), "there is no run folder 'nowhere'"),
         (("run", "--data", "gone.npz"), "there is no file or folder 'gone.npz'"),
-        (("run", "--data", "new.txt"), "must come from a .csv, .tsv, .parquet or .npz file, a folder, or a function"),
+        (("run", "--data", "new.txt"), "there is no file or folder 'new.txt'"),
         (("run", "--data", "empty.npz"), "must hold arrays x and y, and owner if wanted, got z"),
         (("run", "--data", "table.csv"), "name the column to predict with --target COLUMN"),
         (("run", "--data", "gone.csv", "--target", "y"), "there is no file gone.csv"),

@@ -27,7 +27,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 import pages
 
 LONG = experiment.run
-RUN = [page for page in pages.PAGES if any(b.language in ("python", "console", "toml") for b in pages.blocks(page))]
+RUN = [
+    page
+    for page in pages.PAGES
+    if page.name != "extend.md"  # test_extend.py runs it, in processes of its own
+    and any(b.language in ("python", "console", "toml") for b in pages.blocks(page))
+]
 
 
 @pytest.mark.full

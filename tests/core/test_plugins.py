@@ -1,0 +1,240 @@
+"""Plugins: what may be imported by whom, and that what fails is one sentence."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import piebald
+from piebald import data, models, partition, plugins, recipes
+from piebald.component import Component
+from piebald.errors import SettingError
+from piebald.recipes import named
+
+LAB = '''
+"""A user's module."""
+import torch
+from torch import nn
+from piebald import data, recipes
+from piebald.aggregation.linear import Linear
+from piebald.recipes.named import recipe
+from piebald.training import Sgd
+
+class Halved(Linear):
+    def weight(self, update, staleness=0):
+        return update.examples / 2
+
+@recipe("nobody 2026", Sgd)
+def {name}_halved(cohort=1.0, **training):
+    """FedAvg at half the weight."""
+    return recipes.fedavg(cohort, **training).with_(aggregation=Halved())
+
+def plain(lr=0.1):
+    return recipes.fedavg(lr=lr)
+
+ready = recipes.fedavg(lr=0.3)
+
+def wrong():
+    return 3
+
+class Net(nn.Linear):
+    def __init__(self, input_shape, outputs, scale=1.0):
+        super().__init__(input_shape[-1], outputs)
+        self.scale = scale
+
+def flat(input_shape, outputs, seed):
+    assert isinstance(seed, int)
+    return nn.Sequential(nn.Flatten(), nn.Linear(torch.Size(input_shape).numel(), outputs))
+
+def huber(outputs, targets):
+    return nn.functional.cross_entropy(outputs, targets, reduction="none").clamp(max=2)
+
+def right(outputs, targets):
+    return (outputs.argmax(1) == targets).float()
+
+def rows():
+    return data.digits()
+
+def fails():
+    raise RuntimeError("no\\nsuch rows")
+
+def exits():
+    raise SystemExit(3)
+'''
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The name of a module in a folder that is searched; everything is as it was afterwards."""
+    name = f"lab_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(LAB.replace("{name}", name))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(plugins, "_folders", [])
+    monkeypatch.setattr(plugins, "_allowed", None)
+    monkeypatch.setattr(named, "_made", dict(named._made))
+    plugins.search(tmp_path)
+    yield name
+    for module in [module for module in sys.modules if module.startswith("lab_")]:
+        del sys.modules[module]
+    for kinds in Component.registry.values():
+        for kind in [kind for kind, made in kinds.items() if made.__module__.startswith("lab_")]:
+            del kinds[kind]
+
+
+def test_a_component_is_named_by_its_kind_or_by_its_module(lab: str) -> None:
+    by_module = recipes.fedavg().with_(aggregation=f"{lab}:Halved")
+    assert by_module.aggregation.kind == "halved"
+    assert recipes.fedavg().with_(aggregation={"kind": f"{lab}:Halved"}) == by_module
+    assert recipes.fedavg().with_(aggregation="halved") == by_module
+    assert recipes.rebuild(by_module.model_dump()) == by_module
+
+
+@pytest.mark.parametrize("form", ["{lab}:{lab}_halved", "{lab}_halved"])
+def test_a_registered_recipe(lab: str, form: str) -> None:
+    plugins.use([lab])
+    made = recipes.make(form.format(lab=lab), lr=0.25)
+    assert (made.name, made.fields, made.paper) == (f"{lab}_halved", {"lr": 0.25}, "nobody 2026")
+    assert made.aggregation.kind == "halved"
+    with pytest.raises(SettingError, match=r"there is no setting of recipe .* called 'rate'"):
+        recipes.make(form.format(lab=lab), rate=0.25)
+
+
+def test_a_function_that_returns_a_recipe_and_a_recipe(lab: str) -> None:
+    made = recipes.make(f"{lab}:plain", lr=0.25)
+    assert made.training == recipes.fedavg(lr=0.25).training
+    assert (made.name, made.fields) == (f"{lab}:plain", {"lr": 0.25})
+    assert 'name = "' + lab + ':plain"' in recipes.toml(made)
+    assert recipes.make(f"{lab}:ready").training == recipes.fedavg(lr=0.3).training
+    with pytest.raises(SettingError, match="must return a Recipe, got int"):
+        recipes.make(f"{lab}:wrong")
+
+
+def test_two_recipes_of_one_name_are_refused() -> None:
+    def fedavg() -> piebald.Recipe:
+        return recipes.fedavg()
+
+    with pytest.raises(SettingError, match=r"recipe 'fedavg' is already defined in piebald\.recipes\.fedavg: rename"):
+        named.recipe("nobody", type(recipes.fedavg().training))(fedavg)
+
+
+def test_a_model_gets_what_its_signature_names(lab: str) -> None:
+    one, same, other = (models.build_model(f"{lab}:Net", (3,), 2, seed, scale=2.0) for seed in (5, 5, 6))
+    assert torch.equal(one.weight, same.weight)  # type: ignore[arg-type]
+    assert not torch.equal(one.weight, other.weight)  # type: ignore[arg-type]
+    assert one.scale == 2.0
+    assert models.build_model(f"{lab}:flat", (1, 8, 8), 10)[1].out_features == 10
+    with pytest.raises(SettingError, match=r"there is no setting of model .*:Net' called 'depth'"):
+        models.build_model(f"{lab}:Net", (3,), 2, depth=3)
+    with pytest.raises(SettingError, match=r"must make a torch\.nn\.Module, got int"):
+        models.build_model(f"{lab}:wrong", (3,), 2)
+
+
+def test_losses_and_metrics(lab: str, tmp_path: Path) -> None:
+    """They are found again when the run is resumed, since the run folder keeps their names."""
+    clients = partition.Iid(clients=3, limit=90).split(data.load(f"{lab}:rows"))
+    model = models.build_model(f"{lab}:flat", (1, 8, 8), 10)
+    run = piebald.run(
+        "fedavg", clients, model, rounds=1, out=tmp_path / "run", loss=f"{lab}:huber", metrics=["auc", f"{lab}:right"]
+    )
+    assert {"auc", "right"} <= {row["metric"] for row in run.scores}
+    assert run.meta["objective"] == f"{lab}:huber"
+    assert [module for module, _ in run.meta["plugins"]] == [lab]
+    assert piebald.resume(tmp_path / "run", clients, model).scores == run.scores
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        ("{lab}:Nett", "there is no model in .* called 'Nett': did you mean 'Net'?"),
+        ("{lab}:_hidden", "there is no model in .* called '_hidden'"),
+        ("{lab}:", "must be a name or 'module:name'"),
+        (":Net", "must be a name or 'module:name'"),
+        ("nowhere_at_all:Net", "there is no module 'nowhere_at_all': install its package"),
+        ("os:system", "'os' is a module of Python itself"),
+        ("subprocess:Popen", "'subprocess' is a module of Python itself"),
+        ("../evil:Net", "a plugin is named like 'mylab'"),
+        ("/tmp/evil.py:Net", "a file of Python code is named from the folder that holds it"),
+        ("../evil.py:Net", "a file of Python code is named from the folder that holds it"),
+        ("gone.py:Net", "there is no file gone.py"),
+    ],
+)
+def test_what_cannot_be_found_is_one_sentence(lab: str, reference: str, message: str) -> None:
+    with pytest.raises(SettingError, match=message) as raised:
+        models.build_model(reference.format(lab=lab), (3,), 2)
+    assert "\n" not in str(raised.value)
+
+
+def test_what_fails_is_one_sentence(lab: str, tmp_path: Path) -> None:
+    for name, message in (("fails", "fails: RuntimeError: no such rows$"), ("exits", "fails: SystemExit: 3$")):
+        with pytest.raises(SettingError, match=message):
+            data.load(f"{lab}:{name}")
+    for text, message in (
+        ("import lab_nothing", "ModuleNotFoundError"),
+        ("1 +", "SyntaxError"),
+        ("exit(2)", "SystemExit"),
+    ):
+        (tmp_path / "lab_broken.py").write_text(text)
+        with pytest.raises(SettingError, match=f"lab_broken.*cannot be imported: {message}"):
+            plugins.use(["lab_broken"])
+        with pytest.raises(SettingError, match=f"lab_broken.*cannot be imported: {message}"):
+            plugins.find("lab_broken.py:Net", "model")
+
+
+def test_only_what_is_allowed_is_imported(lab: str, tmp_path: Path) -> None:
+    """A site restricts plugins to those of its policy: a server that names others imports nothing."""
+    marker = tmp_path / "was_here"
+    (tmp_path / "lab_evil.py").write_text(f"open({str(marker)!r}, 'w').close()\nclass Net: pass")
+    plugins.restrict([lab])
+    assert models.build_model(f"{lab}:Net", (3,), 2).out_features == 2
+    for name in ("lab_evil:Net", "lab_evil.py:Net"):
+        with pytest.raises(SettingError, match=r"not allowed here|is a file, which nobody else has"):
+            models.build_model(name, (3,), 2)
+    with pytest.raises(SettingError, match="'lab_evil' is not allowed here: name it in plugins of the policy"):
+        plugins.use(["lab_evil"])
+    with pytest.raises(SettingError, match="'lab_evil' is not allowed here"):
+        plugins.use_recorded([("lab_evil", "1.0")], "the run")
+    assert not marker.exists()
+    plugins.restrict([])
+    with pytest.raises(SettingError, match="is not allowed here"):
+        models.build_model(f"{lab}:Net", (3,), 2)
+
+
+def test_tables_from_elsewhere_import_nothing(lab: str, tmp_path: Path) -> None:
+    """`rebuild` reads run folders and terms of servers: a reference in place of a kind is an unknown kind there."""
+    marker = tmp_path / "was_here"
+    (tmp_path / "lab_evil.py").write_text(f"open({str(marker)!r}, 'w').close()")
+    table = recipes.fedavg().model_dump()
+    for axis in ("training", "aggregation"):
+        with pytest.raises(SettingError, match=f"there is no {axis} 'lab_evil:Net'"):
+            recipes.rebuild({**table, axis: {"kind": "lab_evil:Net"}})
+    assert not marker.exists()
+
+
+def test_another_version_is_said(lab: str, tmp_path: Path) -> None:
+    plugins.use([lab])
+    here = plugins.version(lab)
+    assert here.startswith("sha256:")
+    assert plugins.use_recorded([(lab, here)], "the run") == []
+    assert plugins.use_recorded([(lab, "0.9")], "the run") == [f"the run has {lab} 0.9, here is {here}"]
+    assert plugins.version("numpy") == __import__("numpy").__version__
+    with pytest.raises(SettingError, match=r"the run needs the plugin lab_gone 1\.0: there is no module 'lab_gone'"):
+        plugins.use_recorded([("lab_gone", "1.0")], "the run")
+
+
+def test_entry_points_are_discovered(lab: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Entry:
+        module = lab
+
+    monkeypatch.setattr(plugins, "_discovered", False)
+    monkeypatch.setattr(plugins.metadata, "entry_points", lambda group: [Entry()] * (group == "piebald.components"))
+    assert recipes.make(f"{lab}_halved").aggregation.kind == "halved"
+
+
+def test_plugins_are_a_list_of_names() -> None:
+    for wrong in ("mylab", [3]):
+        with pytest.raises(SettingError, match="plugins must be a list of modules"):
+            plugins.use(wrong)  # type: ignore[arg-type]

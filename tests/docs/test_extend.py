@@ -1,0 +1,157 @@
+"""The how-to "Extend Piebald from outside", in processes of its own: a module outside the tree, wherever it runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+import pages
+
+PAGE = pages.ROOT / "docs" / "howto" / "extend.md"
+BLOCKS = pages.blocks(PAGE)
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Path:
+    """A folder with the files of the page: its module and its experiment."""
+    for block in BLOCKS:
+        if named := re.match(r"# ([\w-]+\.(?:py|toml))\n", block.text):
+            (tmp_path / named[1]).write_text(block.text, "utf-8")
+    return tmp_path
+
+
+def piebald(folder: Path, *words: str, code: int = 0) -> str:
+    """Run a command in a folder; returns what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "piebald.cli", *words], cwd=folder, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+def test_the_module_is_found_beside_the_file(lab: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    piebald(elsewhere, "run", str(lab / "mine.toml"), "--set", "rounds=1", "--out", "run", "--quiet")
+    kept = json.loads(piebald(elsewhere, "report", "run", "--json"))
+    assert Path(elsewhere, kept["page"]).is_file()
+
+
+def test_python_on_the_page_runs(lab: Path) -> None:
+    text = "\n".join(b.text for b in BLOCKS if b.language == "python" and not b.text.startswith("# mylab.py"))
+    done = subprocess.run([sys.executable, "-c", text], cwd=lab, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_folder_from_a_stranger_brings_no_code(lab: Path, tmp_path: Path) -> None:
+    """Neither a module in the run folder nor one that it names is imported where it is not in reach by itself."""
+    stop_after_one_round(lab)
+    shutil.copy(lab / "mylab.py", lab / "run" / "mylab.py")
+    marker = tmp_path / "was_here"
+    with (lab / "run" / "mylab.py").open("a") as file:
+        file.write(f"\nopen({str(marker)!r}, 'w').close()\n")
+    (lab / "mylab.py").unlink()
+    for place, run in ((lab, "run"), (lab / "run", "."), (lab / "run", str(lab / "run"))):
+        said = piebald(place, "resume", run, code=2)
+        assert "needs the plugin mylab" in said
+        assert "there is no module 'mylab': install its package, or start in the folder that holds mylab.py" in said
+        assert said.count("\n") == 1
+    assert not marker.exists()
+
+
+def test_a_run_that_was_stopped_is_resumed(lab: Path) -> None:
+    stop_after_one_round(lab)
+    resumed = json.loads(piebald(lab, "resume", "run", "--json"))
+    whole = json.loads(piebald(lab, "run", "mine.toml", "--set", "runtime.engine=sequential", "--out", "o", "--json"))
+    assert resumed["accuracy"] == whole["accuracy"]
+    assert resumed["rounds"] == 3
+
+
+def stop_after_one_round(lab: Path) -> None:
+    """A run in the folder "run" whose process died after its first checkpoint."""
+    words = ["run", "mine.toml", "--out", "run", "--set", "runtime.engine=sequential", "--set", "checkpoint_every=1"]
+    code = f"""
+import os
+from piebald.report.store import RunStore
+before = RunStore.commit
+def commit(self, *arguments, **named):
+    before(self, *arguments, **named)
+    if self.last_checkpoint() is not None:
+        os._exit(9)
+RunStore.commit = commit
+from piebald.cli import main
+main({words!r})
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=lab, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 9, done.stderr
+
+
+@pytest.mark.full
+def test_workers_and_ray_give_the_same_run(lab: Path) -> None:
+    pytest.importorskip("ray")
+    ends: list[float] = []
+    for runtime in (
+        '{ engine = "sequential" }',
+        '{ engine = "sequential", workers = 2 }',
+        '{ kind = "ray", engine = "sequential", workers = 1 }',
+    ):
+        said = piebald(lab, "run", "mine.toml", "--out", f"run-{len(ends)}", "--json", "--set", f"runtime={runtime}")
+        ends.append(json.loads(said)["accuracy"])
+    assert ends == [pytest.approx(ends[0], abs=1e-3)] * 3
+
+
+@pytest.mark.full
+def test_a_federation_on_this_machine(lab: Path) -> None:
+    pytest.importorskip("nvflare")
+    said = piebald(lab, "up", "mine.toml", "--local", "2", "--out", "up", "--json")
+    assert json.loads(said)["rounds"] == 3
+
+
+@pytest.mark.full
+def test_a_site_imports_only_what_its_policy_allows(lab: Path) -> None:
+    """Of two sites that have the module, the one that does not allow it takes no part, and both ends say so."""
+    pytest.importorskip("nvflare")
+    from piebald.runtimes.federation.local_federation import free_port
+    from piebald.runtimes.federation.provisioning import Description, provision
+
+    sites = ["east", "west"]
+    provision(Description(name="two", host="127.0.0.1", port=free_port(), days=2, sites=sites), lab / "kits")
+    (lab / "kits" / "east" / "site.toml").write_text('[policy]\nplugins = ["mylab"]\n')
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(lab), *sys.path])}
+    clients = {
+        name: subprocess.Popen(
+            [sys.executable, "-m", "piebald.cli", "client", str(lab / "kits" / name)],
+            cwd=lab.parent,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for name in sites
+    }
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "piebald.cli", "server", str(lab / "kits" / "server"), "mine.toml", "--out", "run"],
+            cwd=lab,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+    finally:
+        for process in clients.values():
+            process.terminate()
+        said = {name: process.communicate(timeout=60)[0] for name, process in clients.items()}
+    refused = "the plugin 'mylab' is not allowed here: name it in plugins of the policy, if you trust it"
+    assert refused in done.stderr
+    assert refused in said["west"]
+    assert refused not in said["east"]
+    assert "Traceback" not in done.stderr + said["east"] + said["west"]
