@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Self
+from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import piebald
 from piebald import recipes
 from piebald.finished_run import Run
-from piebald.models import GatedUnit
-from piebald.partition import Lists, PooledClients
 from piebald.recipe import Recipe
+from piebald.testing.federation import SIZES as SIZES
+from piebald.testing.federation import mixing_network as network
+from piebald.testing.federation import plain_network as plain_network
+from piebald.testing.federation import uneven_clients as federation
+from piebald.testing.outcome import Outcome
+from piebald.testing.outcome import assert_same as assert_same
 from piebald.training.base import HidesRows
 
 STORE = 80 << 20  # bytes of each Ray node's object store
@@ -58,49 +60,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "lr_schedule": {"lr_schedule": {"kind": "exponential", "rate": 0.5}, "epochs": 2},
     "steps": {"steps": 5},
 }
-SIZES = (7, 40, 21, 12, 33)  # uneven; with batch 10 most last batches are short, and 21 leaves a lone row
-
-
-def federation(order: tuple[int, ...] = tuple(range(len(SIZES)))) -> PooledClients:
-    """Five uneven clients whose data differ; `order` renumbers them, their names go along."""
-    draw = np.random.default_rng(5)
-    vectors, names, start = [], [], 0
-    held = sum(SIZES) + 8 * len(SIZES)  # validation rows lie behind all others
-    xs, ys = [], []
-    for client, size in enumerate(SIZES):
-        labels = draw.integers(0, 4, size + 8)
-        xs.append((draw.normal(size=(size + 8, 6)) + labels[:, None] * 0.5 + client).astype(np.float32))
-        ys.append(labels)
-        vectors.append((np.arange(start, start + size), np.arange(start + size, start + size + 8), held + np.arange(6)))
-        held += 6
-        names.append(f"site {client}")
-        start += size + 8
-    for client in range(len(SIZES)):
-        labels = draw.integers(0, 4, 6)
-        xs.append((draw.normal(size=(6, 6)) + labels[:, None] * 0.5 + client).astype(np.float32))
-        ys.append(labels)
-    lists = {}
-    for place, split in enumerate(("train", "test", "validation")):
-        own = [vectors[client][place] for client in order]
-        lists[split] = Lists(np.concatenate(own), np.cumsum([0, *map(len, own)]))
-    x, y = torch.from_numpy(np.concatenate(xs)), torch.from_numpy(np.concatenate(ys))
-    return PooledClients(x, y, lists, names=[names[c] for c in order], classes=list("abcd"), common=np.arange(7, 15))
-
-
-def network(seed: int = 0) -> nn.Module:
-    """Everything that is hard on engines: batch norm, dropout, integer buffers, two linear layers, conditioning."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return nn.Sequential(
-            nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), GatedUnit(8, 8), nn.Linear(8, 4)
-        )
-
-
-def plain_network(seed: int = 0) -> nn.Module:
-    """A network whose rows do not mix, so that short batches are padded and masked."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 4))
 
 
 def method(name: str, **more: Any) -> Recipe:
@@ -132,18 +91,6 @@ def vector(run: Run, client: int | None = None) -> Tensor:
     return run.work.layout.flatten(run.model(client))
 
 
-class Outcome(NamedTuple):
-    """What runs are compared by: the global model, all scores, and all results of clients."""
-
-    model: Tensor
-    scores: list[dict[str, Any]]
-    results: list[dict[str, Any]]
-
-    @classmethod
-    def of(cls, run: Run) -> Self:
-        return cls(vector(run), run.scores, run.results)
-
-
 _references: dict[str, Outcome] = {}
 
 
@@ -154,20 +101,6 @@ def reference(recipe: Recipe, **options: Any) -> Outcome:
         where = options.pop("simulator", {}) | {"engine": "reference"}
         _references[label] = Outcome.of(carry_out(recipe, simulator=where, **options))
     return _references[label]
-
-
-def assert_same(first: Run | Outcome, second: Run | Outcome, atol: float = 1e-5) -> None:
-    """Two runs came to the same: the global model, every score, every loss, every byte."""
-    one, two = (made if isinstance(made, Outcome) else Outcome.of(made) for made in (first, second))
-    torch.testing.assert_close(one.model, two.model, atol=atol, rtol=1e-4)
-    for mine, theirs in ((one.scores, two.scores), (one.results, two.results)):
-        assert len(mine) == len(theirs)
-        for a, b in zip(mine, theirs, strict=True):
-            for name, value in a.items():
-                if isinstance(value, float):
-                    assert b[name] == pytest.approx(value, abs=10 * atol, rel=1e-3), (name, a, b)
-                else:
-                    assert b[name] == value, (name, a, b)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from piebald import data
 from piebald.component import build
-from piebald.data import DataSet, Owners
+from piebald.data import DataSet
 from piebald.errors import SettingError
 from piebald.partition import (
     ByEmbedding,
@@ -29,27 +29,13 @@ from piebald.partition import (
     Shards,
     Skewed,
 )
+from piebald.testing.partition import check_rows
+from piebald.testing.partition import numbered_rows as rows
 
 SPLITS = ("train", "validation", "test")
 prepared = pytest.mark.skipif(
     "PIEBALD_DATA" not in os.environ, reason="PIEBALD_DATA is not set: set it to the folder of prepared data sets"
 )
-
-
-def rows(count: int = 240, classes: int = 6, published: int = 0, seed: int = 0, together: int = 0) -> DataSet:
-    """A data set whose inputs are the row numbers; 8 owners; the last `published` rows are the test part."""
-    rng = np.random.default_rng(seed)
-    y = rng.permutation(np.arange(count) % classes)
-    return DataSet(
-        name="rows",
-        x=torch.arange(count, dtype=torch.float32)[:, None],
-        y=torch.from_numpy(y),
-        classes=[f"class {number}" for number in range(classes)],
-        owners={"person": Owners.of(rng.integers(0, 8, count))},
-        train=np.arange(count - published) if published else None,
-        test=np.arange(count - published, count) if published else None,
-        groups=np.arange(count) // together if together else None,
-    )
 
 
 KINDS = [
@@ -72,18 +58,6 @@ def of_each(clients: PooledClients, split: str) -> list[np.ndarray]:
     return [clients.indices(client, split) for client in range(len(clients))]
 
 
-def check(clients: PooledClients, every: np.ndarray) -> None:
-    """No row twice, none lost, nobody without training rows, no training row in a test."""
-    held = np.concatenate([row for split in SPLITS for row in of_each(clients, split)])
-    assert len(np.unique(held)) == len(held)
-    common = clients.common.x[:, 0].numpy().astype(int)
-    assert set(held) | set(common) == set(every)
-    assert all(len(own) for own in of_each(clients, "train"))
-    learned = np.concatenate(of_each(clients, "train") + of_each(clients, "validation"))
-    assert not set(learned) & set(common)
-    assert set(np.concatenate(of_each(clients, "test"))) <= set(common) or not len(common)
-
-
 @pytest.mark.parametrize("published", [0, 60])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
 @settings(max_examples=15, deadline=None)
@@ -94,7 +68,7 @@ def test_nothing_is_lost_doubled_or_leaked(
     asked = kind.model_copy(update={"seed": seed, "validation": validation, "pool": pool})
     everything = rows(published=published, seed=seed)
     clients = asked.split(everything)
-    check(clients, np.arange(240))
+    check_rows(kind, clients, np.arange(240))
     again = asked.split(everything)
     for split in SPLITS:
         assert (clients.lists(split).values == again.lists(split).values).all()
@@ -106,7 +80,7 @@ def test_nothing_is_lost_doubled_or_leaked(
 def test_rows_that_belong_together_are_on_one_side(kind: Partition, published: int) -> None:
     everything = rows(together=4, published=published)
     clients = kind.split(everything)
-    check(clients, np.arange(240))
+    check_rows(kind, clients, np.arange(240))
     group = everything.groups
     if kind.kind != "by_owner":
         learned = np.concatenate(of_each(clients, "train") + of_each(clients, "validation"))

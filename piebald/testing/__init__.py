@@ -1,0 +1,37 @@
+"""Contract tests as functions, for components that others write; Piebald's own components pass them too.
+
+Each function raises an `AssertionError` that says which promise is broken, and needs no test framework::
+
+    from piebald import testing
+
+    def test_my_trainer():
+        testing.check_trainer(MyTrainer(strength=0.1))
+"""
+
+from piebald.testing.aggregator import check_aggregator
+from piebald.testing.component import check_component
+from piebald.testing.data_set import check_data_set
+from piebald.testing.partition import check_partition
+from piebald.testing.recipe import (
+    check_clustering,
+    check_recipe,
+    check_scheduler,
+    check_server_optimizer,
+    check_sharing,
+    check_trainer,
+)
+from piebald.testing.transform import check_transform
+
+__all__ = [
+    "check_aggregator",
+    "check_clustering",
+    "check_component",
+    "check_data_set",
+    "check_partition",
+    "check_recipe",
+    "check_scheduler",
+    "check_server_optimizer",
+    "check_sharing",
+    "check_trainer",
+    "check_transform",
+]

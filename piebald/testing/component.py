@@ -1,0 +1,50 @@
+"""What holds for every component: it is a frozen value that its table rebuilds, and its settings are documented."""
+
+from __future__ import annotations
+
+import inspect
+import json
+
+from piebald.component import Component, build
+from piebald.errors import SettingError
+
+
+def check_component(component: Component) -> None:
+    """Check that a component is a value: frozen, rebuilt from its table, with a documented meaning of each setting.
+
+    Raises:
+        AssertionError: it breaks one of these promises.
+    """
+    what = f"{component.axis} {component.kind!r}"
+    table = component.table()
+    try:
+        text = json.dumps(table, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise AssertionError(
+            f"{what}: its settings must be plain values, numbers, text, lists and tables: {error}"
+        ) from None
+    rebuilt = build(component.axis, json.loads(text))
+    assert rebuilt == component, f"{what}: its table {text} builds another component, {rebuilt!r}"
+    try:
+        type(component)(**{**component.model_dump(), "no_such_setting": 1})
+    except SettingError:
+        pass
+    else:
+        raise AssertionError(f"{what}: it takes settings that it does not have: do not change model_config")
+    names = type(component).model_fields
+    if names:
+        field = next(iter(names))
+        try:
+            setattr(component, field, getattr(component, field))
+        except ValueError:  # pydantic's, for frozen values
+            pass
+        else:
+            raise AssertionError(f"{what}: it can be changed: do not change model_config")
+    assert vars(type(component)).get("__doc__"), f"{what}: the class needs a docstring that says what it does"
+    documented = "\n".join(
+        inspect.getdoc(base) or "" for base in type(component).__mro__ if issubclass(base, Component)
+    )
+    for name in names:
+        assert f"{name}:" in documented or f"{name}," in documented, (
+            f"{what}: the docstring does not say what {name} means"
+        )

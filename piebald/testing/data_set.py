@@ -1,0 +1,46 @@
+"""What holds for every data set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from piebald.data.dataset import DataSet
+from piebald.partition.by_owner import ByOwner
+from piebald.partition.iid import Iid
+
+
+def check_data_set(load: Callable[[], DataSet]) -> None:
+    """Check that a data set is always the same, has numbers that models can take, and can be divided among clients.
+
+    Args:
+        load: a function without arguments that returns the data set.
+
+    Raises:
+        AssertionError: it breaks one of these promises.
+    """
+    data, again = load(), load()
+    assert isinstance(data, DataSet), f"a data set must be a DataSet, got {type(data).__name__}"
+    what = f"data set {data.name!r}"
+    assert len(data) > 0, f"{what}: it has no rows"
+    x, other = data.x[:], again.x[:]
+    assert isinstance(x, torch.Tensor), f"{what}: its inputs must be tensors"
+    assert x.dtype in (torch.float32, torch.uint8, torch.int64), (
+        f"{what}: inputs must be float32, uint8 images or int64 tokens, got {x.dtype}"
+    )
+    assert bool(x.isfinite().all()), f"{what}: inputs must be finite"
+    if x.dtype == torch.uint8:
+        assert x.dim() == 4, f"{what}: uint8 inputs must be images [n, channels, height, width], got {list(x.shape)}"
+    assert torch.equal(x, other) and torch.equal(data.y, again.y), f"{what}: loaded twice, its rows differ"  # noqa: PT018
+    if data.classes is None:
+        assert data.y.dtype == torch.float32, f"{what}: without classes, targets must be float32, got {data.y.dtype}"
+        assert bool(data.y.isfinite().all()), f"{what}: targets must be finite"
+    else:
+        assert data.y.dtype == torch.int64, f"{what}: class numbers must be int64, got {data.y.dtype}"
+    clients = Iid(clients=2).split(data)
+    rows = clients.rows(0, "train")
+    assert rows.x.dtype in (torch.float32, torch.int64), f"{what}: clients get inputs of {rows.x.dtype}"
+    for owner, owners in data.owners.items():
+        assert len(set(owners.names)) == len(owners.names), f"{what}: two owners {owner!r} have one name"
+        assert len(ByOwner(owner=owner).split(data)) <= len(owners.names)

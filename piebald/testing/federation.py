@@ -1,0 +1,60 @@
+"""A small federation and networks that are hard on engines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import nn
+
+from piebald.models import GatedUnit
+from piebald.partition import Lists, PooledClients
+
+SIZES = (7, 40, 21, 12, 33)  # uneven; with batch 10 most last batches are short, and 21 leaves a lone row
+_TEST, _VALIDATION = 8, 6  # rows of each client
+
+
+def uneven_clients(order: Sequence[int] = tuple(range(len(SIZES)))) -> PooledClients:
+    """Five uneven clients whose data differ: 6 inputs, 4 classes, test and validation rows.
+
+    Args:
+        order: renumbers the clients; their names and rows go along.
+    """
+    draw = np.random.default_rng(5)
+    xs, ys, parts = [], [], []
+    start, held = 0, sum(SIZES) + _TEST * len(SIZES)  # validation rows lie behind all others
+    for client, size in enumerate(SIZES):
+        labels = draw.integers(0, 4, size + _TEST)
+        xs.append((draw.normal(size=(size + _TEST, 6)) + labels[:, None] * 0.5 + client).astype(np.float32))
+        ys.append(labels)
+        end = start + size
+        parts.append((np.arange(start, end), np.arange(end, end + _TEST), held + np.arange(_VALIDATION)))
+        start, held = end + _TEST, held + _VALIDATION
+    for client in range(len(SIZES)):
+        labels = draw.integers(0, 4, _VALIDATION)
+        xs.append((draw.normal(size=(_VALIDATION, 6)) + labels[:, None] * 0.5 + client).astype(np.float32))
+        ys.append(labels)
+    lists = {}
+    for place, split in enumerate(("train", "test", "validation")):
+        own = [parts[client][place] for client in order]
+        lists[split] = Lists(np.concatenate(own), np.cumsum([0, *map(len, own)]))
+    x, y = torch.from_numpy(np.concatenate(xs)), torch.from_numpy(np.concatenate(ys))
+    names = [f"site {client}" for client in order]
+    return PooledClients(x, y, lists, names=names, classes=list("abcd"), common=np.arange(7, 15))  # type: ignore[arg-type]
+
+
+def mixing_network(seed: int = 0) -> nn.Module:
+    """Everything that is hard on engines: batch norm, dropout, integer buffers, two linear layers, conditioning."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Sequential(
+            nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), GatedUnit(8, 8), nn.Linear(8, 4)
+        )
+
+
+def plain_network(seed: int = 0) -> nn.Module:
+    """A network whose rows do not mix, so that short batches are padded and masked."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 4))

@@ -1,0 +1,88 @@
+"""What holds for every partition."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from piebald.contracts import Clients
+from piebald.data.dataset import DataSet, Owners
+from piebald.partition.partition import Partition
+from piebald.partition.pooled_clients import PooledClients
+from piebald.partition.three_way_split import SPLITS
+from piebald.testing.component import check_component
+
+Ints = NDArray[np.int64]
+
+
+def numbered_rows(count: int = 240, classes: int = 6, published: int = 0, seed: int = 0, together: int = 0) -> DataSet:
+    """A data set whose inputs are the row numbers, with 8 owners called "person".
+
+    Args:
+        count: number of rows.
+        classes: number of classes, in equal parts.
+        published: how many rows at the end are the published test part.
+        seed: seed of the order of the classes.
+        together: how many neighbouring rows form a group, 0 for none.
+    """
+    rng = np.random.default_rng(seed)
+    y = rng.permutation(np.arange(count) % classes)
+    return DataSet(
+        name="rows",
+        x=torch.arange(count, dtype=torch.float32)[:, None],
+        y=torch.from_numpy(y),
+        classes=[f"class {number}" for number in range(classes)],
+        owners={"person": Owners.of(rng.integers(0, 8, count))},
+        train=np.arange(count - published) if published else None,
+        test=np.arange(count - published, count) if published else None,
+        groups=np.arange(count) // together if together else None,
+    )
+
+
+def check_partition(partition: Partition, *, seeds: int = 3) -> None:
+    """Check that a partition loses, doubles and leaks no row, repeats, and leaves nobody without training rows.
+
+    It divides 240 rows of 6 classes and 8 owners called "person", with and without a published test part.
+
+    Args:
+        partition: the partition, for at most 8 clients or so.
+        seeds: how many seeds to try.
+
+    Raises:
+        AssertionError: it breaks one of these promises.
+    """
+    check_component(partition)
+    for seed in range(seeds):
+        for published in (0, 60):
+            for validation in (0.0, 0.2):
+                asked = partition.model_copy(update={"seed": seed, "validation": validation})
+                data = numbered_rows(published=published, seed=seed)
+                clients = asked.split(data)
+                check_rows(partition, clients, np.arange(len(data)))
+                again = asked.split(data)
+                for split in SPLITS:
+                    assert _flat(clients, split).tolist() == _flat(again, split).tolist(), (
+                        f"partition {partition.kind!r}: two splits with one seed differ: draw from self.seed alone"
+                    )
+
+
+def check_rows(partition: Partition, clients: Clients, every: Ints) -> None:
+    """Check that no row is held twice or lost, everybody has training rows, and no training row is in a test."""
+    what = f"partition {partition.kind!r}"
+    assert isinstance(clients, PooledClients)
+    held = np.concatenate([_flat(clients, split) for split in SPLITS])
+    assert len(np.unique(held)) == len(held), f"{what}: a row belongs to two clients, or to two splits"
+    common = np.zeros(0, dtype=np.int64) if clients.common is None else clients.common.x[:, 0].numpy().astype(np.int64)
+    assert set(held) | set(common) == set(every), f"{what}: rows are lost"
+    empty = [clients.names[client] for client in range(len(clients)) if not clients.size(client, "train")]
+    assert not empty, f"{what}: client {empty[0]!r} has no training row"
+    learned = np.concatenate([_flat(clients, "train"), _flat(clients, "validation")])
+    assert not set(learned) & set(common), f"{what}: a training row is in the common test set"
+    tested = set(_flat(clients, "test"))
+    assert tested <= set(common) or not len(common), f"{what}: a client's test row is not in the common test set"
+
+
+def _flat(clients: PooledClients, split: str) -> Ints:
+    """The row numbers of all clients, one after another."""
+    return np.concatenate([clients.indices(client, split) for client in range(len(clients))])  # type: ignore[arg-type]

@@ -1,0 +1,167 @@
+"""What holds for every recipe, and so for every component in one: engines agree, runs repeat, runs resume."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+import piebald
+from piebald import recipes
+from piebald.clustering.base import Clustering
+from piebald.component import Component
+from piebald.contracts import Clients
+from piebald.finished_run import Run
+from piebald.recipe import Recipe
+from piebald.report.store import RunStore
+from piebald.runtimes.workers.pool import can_fork
+from piebald.scheduling.base import Scheduler
+from piebald.server_optimizer.base import ServerOptimizer
+from piebald.sharing.base import Sharing
+from piebald.testing.component import check_component
+from piebald.testing.federation import mixing_network, plain_network, uneven_clients
+from piebald.testing.outcome import assert_same
+from piebald.training.base import HidesRows, Trainer
+
+Network = Callable[[int], nn.Module]
+# Whatever could be measured, and so differ from run to run, is named.
+REFERENCE: dict[str, Any] = {"engine": "reference", "workers": 0, "onednn": False}
+ENGINES: dict[str, dict[str, Any]] = {
+    "the sequential engine": {"engine": "sequential", "workers": 0, "onednn": False},
+    "the batched engine": {"engine": "batched", "stack": 3, "workers": 0, "onednn": False},
+    "the vmapped engine": {"engine": "vmapped", "stack": 3, "workers": 0, "onednn": False},
+    "two worker processes": {"engine": "sequential", "workers": 2, "onednn": False},
+}
+
+
+def check_recipe(
+    recipe: Recipe, *, model: Network | None = None, clients: Clients | None = None, rounds: int = 3
+) -> None:
+    """Check that a recipe gives the numbers of the plain reference wherever it runs, repeats, and can be resumed.
+
+    It is run for a few rounds on five small, uneven clients, on every engine and in two worker processes.
+
+    Args:
+        recipe: the recipe, with settings with which it does something.
+        model: a function of the seed that makes a network, by default the hardest one that the recipe can take.
+        clients: the clients, by default ones with 6 inputs, 4 classes, validation and test rows.
+        rounds: server steps of each run.
+
+    Raises:
+        AssertionError: it breaks one of these promises.
+    """
+    for component in recipe.components:
+        check_component(component)
+    rebuilt = recipes.rebuild(json.loads(json.dumps(recipe.model_dump())))
+    assert rebuilt == recipe, f"recipe {recipe.name!r}: its tables build another recipe"
+    made = model or (plain_network if isinstance(recipe.training, HidesRows) else mixing_network)
+    held = clients or uneven_clients()
+
+    def run(where: Mapping[str, Any], **options: Any) -> Run:
+        runtime = piebald.Simulator(**where)
+        return piebald.run(recipe, held, made, rounds=rounds, seed=1, runtime=runtime, **options)
+
+    expected = run(REFERENCE)
+    for name, where in ENGINES.items():
+        if where["workers"] and not can_fork():
+            continue
+        try:
+            assert_same(expected, run(where))
+        except AssertionError as error:
+            raise AssertionError(
+                f"recipe {recipe.name!r}: {name} and the plain reference differ: write client code for one client, "
+                f"with arithmetic on the last axis, without .item(), a += b or global random numbers: {error}"
+            ) from None
+    _check_repeats(recipe, run)
+    _check_resumes(recipe, run, held)
+
+
+def _check_repeats(recipe: Recipe, run: Callable[..., Run]) -> None:
+    where = ENGINES["the sequential engine"]
+    one, two = (run(where) for _ in range(2))
+    assert torch.equal(_vector(one), _vector(two)), (
+        f"recipe {recipe.name!r}: two runs with one seed end with other bits: take random numbers from "
+        "piebald.randomness, and keep nothing in the component"
+    )
+
+
+def _check_resumes(recipe: Recipe, run: Callable[..., Run], clients: Clients) -> None:
+    """A run that is interrupted after its first server step ends like an undisturbed one."""
+    where = ENGINES["the sequential engine"]
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        commit = RunStore.commit
+
+        def interrupted(self: RunStore, *arguments: Any, **named: Any) -> None:
+            commit(self, *arguments, **named)
+            if self.last_checkpoint() is not None:
+                raise KeyboardInterrupt
+
+        RunStore.commit = interrupted  # type: ignore[method-assign]
+        try:
+            run(where, out=out, checkpoint_every=1)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            RunStore.commit = commit  # type: ignore[method-assign]
+        whole = run(where)  # in between, so that whatever a component keeps to itself is not that of the first run
+        resumed = piebald.resume(out, clients, whole.work.model)
+        assert torch.equal(_vector(whole), _vector(resumed)), (
+            f"recipe {recipe.name!r}: interrupted and resumed, it ends with other numbers: what a component keeps from "
+            "step to step belongs into its state, as tensors and plain values"
+        )
+        resumed.close()
+
+
+def _vector(run: Run) -> torch.Tensor:
+    return run.work.layout.flatten(run.model())
+
+
+# ----------------------------------------------------------------------------------------------- components in a recipe
+
+
+def check_trainer(trainer: Trainer, **options: Any) -> None:
+    """Check a trainer in FedAvg: see `check_recipe`, which takes the options.
+
+    It also checks that updates carry the vectors that the trainer declares, and no others: the server refuses others.
+
+    Raises:
+        AssertionError: it breaks a promise.
+    """
+    _check_in_fedavg(training=trainer, **options)
+
+
+def check_sharing(sharing: Sharing, **options: Any) -> None:
+    """Check a choice of shared parameters in FedAvg: see `check_recipe`, which takes the options."""
+    _check_in_fedavg(sharing=sharing, **options)
+
+
+def check_scheduler(scheduler: Scheduler, **options: Any) -> None:
+    """Check a scheduler in FedAvg: see `check_recipe`, which takes the options."""
+    _check_in_fedavg(scheduling=scheduler, **options)
+
+
+def check_clustering(clustering: Clustering, **options: Any) -> None:
+    """Check a clustering in FedAvg: see `check_recipe`, which takes the options."""
+    _check_in_fedavg(clustering=clustering, **options)
+
+
+def check_server_optimizer(server_optimizer: ServerOptimizer, **options: Any) -> None:
+    """Check a server optimizer in FedAvg: see `check_recipe`, which takes the options."""
+    _check_in_fedavg(server_optimizer=server_optimizer, **options)
+
+
+def in_fedavg(**components: Component | tuple[Component, ...]) -> Recipe:
+    """FedAvg with small steps over four of the clients, and other components."""
+    return recipes.fedavg(cohort=4, lr=0.1, batch=10).with_(**cast(Any, components))
+
+
+def _check_in_fedavg(
+    model: Network | None = None, clients: Clients | None = None, rounds: int = 3, **components: Component
+) -> None:
+    check_recipe(in_fedavg(**components), model=model, clients=clients, rounds=rounds)
