@@ -33,11 +33,11 @@ def print_table(heading: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from piebald.report.notebook import written
+
     table = Table(*heading, box=None, pad_edge=False, header_style="bold", show_header=any(heading))
     for row in rows:
-        table.add_row(
-            *("-" if cell is None else f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row)
-        )
+        table.add_row(*map(written, row))
     # Lines are not wrapped where output is not a terminal, for grep.
     Console(width=None if sys.stdout.isatty() else 10_000, highlight=False).print(table)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import types
@@ -31,6 +32,7 @@ def home(recipe: Recipe, setting: str) -> tuple[type[Component], str] | None:
     return None
 
 
+@functools.cache
 def documented(part: type[BaseModel]) -> dict[str, str]:
     """What the docstrings of a part, or of a section of a file, and its parents say of each field."""
     found: dict[str, str] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import textwrap
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -40,6 +41,14 @@ class _Named:
             fields = trainer.model_fields
             self.defaults |= {name: field.get_default() for name, field in fields.items() if name not in self.own}
 
+    def doc(self) -> str:
+        """The docstring of the function, with its settings and its source."""
+        lines = [(inspect.getdoc(self.function) or "").rstrip(), "", "Args:"]
+        for name, about in _fields(self).items():
+            text = f"{name}: {about['doc'] or 'a setting'}; {about['type']}, {about['default']!r} by default."
+            lines += textwrap.wrap(text, 110, initial_indent="    ", subsequent_indent="        ")
+        return "\n".join([*lines, "", f"Source: {self.paper}."])
+
     def make(self, **fields: Any) -> Recipe:
         for name in fields:
             if name not in self.defaults:
@@ -61,6 +70,9 @@ def recipe(paper: str, trainer: type[Component]) -> Callable[[Callable[..., Reci
 
     def register(function: Callable[..., Recipe]) -> Callable[..., Recipe]:
         named = _Named(function, paper, trainer)
+        for setting, default in named.own.items():
+            if default is inspect.Parameter.empty:
+                raise SettingError(f"recipe {named.name!r} must have a default for {setting}: write {setting}=...")
         known = _made.get(named.name)
         # a module that is executed again, as in a notebook, defines its own recipes anew
         if known is not None and known.function.__module__ != function.__module__:
@@ -77,6 +89,7 @@ def recipe(paper: str, trainer: type[Component]) -> Callable[[Callable[..., Reci
                 raise SettingError(f"{named.name} takes {own} without a name, got {len(positional)}: name the rest")
             return named.make(**dict(zip(named.own, positional, strict=False)), **fields)
 
+        make_named.__doc__ = named.doc()
         return make_named
 
     return register
@@ -157,16 +170,19 @@ def toml(recipe: Recipe) -> str:
 
 def listing() -> list[dict[str, Any]]:
     """List all recipes: name, paper, summary, and fields with their default, type and meaning."""
-    rows = []
-    for name in names():
-        named = _made[name]
-        fields = {field: _about(named, field, default) for field, default in named.defaults.items()}
-        rows.append({"name": name, "paper": named.paper, "summary": named.summary, "fields": fields})
-    return rows
+    return [
+        {"name": name, "paper": _made[name].paper, "summary": _made[name].summary, "fields": _fields(_made[name])}
+        for name in names()
+    ]
 
 
-def _about(named: _Named, field: str, default: Any) -> dict[str, Any]:
-    found = (named.trainer, field) if field in named.trainer.model_fields else home(named.function(), field)
+def _fields(named: _Named) -> dict[str, dict[str, Any]]:
+    made = named.function()
+    return {field: _about(named, made, field, default) for field, default in named.defaults.items()}
+
+
+def _about(named: _Named, made: Recipe, field: str, default: Any) -> dict[str, Any]:
+    found = (named.trainer, field) if field in named.trainer.model_fields else home(made, field)
     if found is None:  # a setting that chooses a component has its choices in the function's own signature
         annotation = typing.get_type_hints(named.function)[field]
         return {"default": _plain(default), "type": kind(annotation), "doc": "the component that is chosen"}

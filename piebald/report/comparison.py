@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from piebald.errors import SettingError, unknown
+from piebald.report.notebook import html_table
 from piebald.report.tables import History, mean
 
 Axis = Literal["version", "bytes", "seconds", "wall"]
@@ -81,6 +82,16 @@ class Comparison:
             )
         self.metric = metrics[0]
         self.higher_is_better = self.runs[0].higher_is_better
+
+    def __repr__(self) -> str:
+        """What is compared, and each label's mean, in one line."""
+        means = {label: found.mean for label in self.labels if (found := self.over_seeds(label, "mean"))}
+        scores = ", ".join(f"{label} {mean:.4g}" for label, mean in means.items())
+        return f"<Comparison of {len(self.labels)} labels, {len(self.runs)} runs, by {self.metric}: {scores}>"
+
+    def _repr_html_(self) -> str:
+        rows = self.summary()
+        return html_table(list(rows[0]), [list(row.values()) for row in rows])
 
     @property
     def labels(self) -> list[str]:

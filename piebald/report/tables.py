@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from piebald.errors import RunFolderError, unknown
+from piebald.report.notebook import html_table
 from piebald.report.schema import COLUMNS, DATABASE
 from piebald.report.store import RunStore
 
@@ -141,6 +142,21 @@ class History:
         """The seed of the run."""
         seed = self.meta.get("seed")
         return int(seed) if seed is not None else None
+
+    def __repr__(self) -> str:
+        """What the run is, in one line."""
+        final = self.final
+        score = "not evaluated" if final["mean"] is None else f"{self.metric} {final['mean']:.4g}"
+        where = "in memory" if self.path is None else f"in {self.path}"
+        kind = type(self).__name__
+        return (
+            f"<{kind} {self.label!r}: {final['rounds']} rounds, seed {self.seed}, {score}, {final['status']}, {where}>"
+        )
+
+    def _repr_html_(self) -> str:
+        final = {name: value for name, value in self.final.items() if name != "per_client" and value is not None}
+        shown = {self.metric if name == "mean" else name: value for name, value in final.items()}
+        return html_table(("", ""), shown.items())
 
     # -------------------------------------------------------------------------------------------------------- results
 

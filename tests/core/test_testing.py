@@ -84,7 +84,7 @@ def test_our_recipes(recipe: str) -> None:
     testing.check_recipe(recipes.make(recipe, cohort=4, lr=0.1, batch=10))
 
 
-# ---------------------------------------------------------------------------------------- components that break a promise
+# -------------------------------------------------------------------------------------- components that break a promise
 
 
 def test_client_code_that_looks_at_the_whole_stack() -> None:

@@ -4,6 +4,8 @@ import math
 
 import pytest
 
+import piebald
+from piebald import data, models, partition, recipes
 from piebald.errors import RunFolderError, SettingError
 from piebald.report.comparison import Band, Comparison, Interval
 from piebald.report.store import RunStore
@@ -213,3 +215,21 @@ def test_a_long_curve_is_thinned():
 def test_runs_of_different_metrics_are_not_compared():
     with pytest.raises(SettingError, match="must share a metric, got accuracy, squared_error"):
         Comparison([tiny("a", 1, [[0.1]]), tiny("b", 1, [[0.1]], metric="squared_error")])
+
+
+def test_runs_say_what_they_are():
+    """In one line, and in a notebook as a table in which names are text."""
+    clients = partition.Iid(clients=2, limit=60).split(data.digits())
+    made = piebald.compare(
+        {"<b>plain</b>": recipes.fedavg(), "local": recipes.local()},
+        clients,
+        models.build_model("logistic", (1, 8, 8), 10),
+        rounds=1,
+    )
+    run = made.by_label["<b>plain</b>"][0]
+    assert repr(run).startswith("<Run '<b>plain</b>': 1 rounds, seed 0, accuracy 0")
+    assert repr(run).endswith("finished, in memory>")
+    assert repr(made).startswith("<Comparison of 2 labels, 2 runs, by accuracy: local 0")
+    for shown in (run._repr_html_(), made._repr_html_()):
+        assert "&lt;b&gt;plain&lt;/b&gt;" in shown
+        assert "<b>" not in shown
