@@ -8,7 +8,7 @@ WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 COVERAGE := --cov --cov-report term:skip-covered
 
-.PHONY: demo test test-all coverage check bench clean
+.PHONY: demo test test-all coverage check docs bench clean
 
 demo: .venv/installed                  ## train on scikit-learn's digits and write the report into demo/
 	$(BIN)/python examples/demo.py --out demo
@@ -28,6 +28,9 @@ check: .venv/installed-dev             ## style, types, and who may import whom
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: .venv/installed-dev              ## the documentation as a site, in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: .venv/installed-dev             ## every benchmark, one folder a claim
 	for claim in benchmarks/*/run.py; do $(BIN)/python "$$claim" || exit; done

@@ -59,18 +59,22 @@ def run(
 ) -> Run:
     """Run a recipe.
 
-    Args:
+    Args: What is trained
         recipe: a recipe or the name of one.
         clients: a `Clients` value, or anything that `clients_from` accepts.
         model: a module, or a function of the seed that makes one.  It is copied, not changed.
+        loss: the name of an objective ("classification", "regression", "multilabel") or a function (outputs, targets)
+            -> [batch]; None chooses by the targets.
+        seed: the seed of all randomness.
+
+    Args: How long, and where
         rounds: server steps; 10 by default, or no limit where `stop` is given.
         stop: other limits, e.g. ``{"seconds": 3600, "target": 0.9}``, see `server.StoppingCriteria`; the first one that
             is reached ends the run.
-        seed: the seed of all randomness.
         runtime: a runtime's name, table or value, e.g. ``Simulator(engine="vmapped")``.
-        out: the run folder, new or empty; None keeps the run in memory, where it cannot be resumed.
-        loss: the name of an objective ("classification", "regression", "multilabel") or a function (outputs, targets)
-            -> [batch]; None chooses by the targets.
+        longest_step: an update is refused, and its client excluded, if its norm exceeds this many times the model's.
+
+    Args: Evaluation
         metrics: names ("accuracy", "auc"), or a mapping from names to functions (outputs, targets) -> [batch] or
             torchmetrics objects; the first one is the main metric.
         evaluate_every: server steps between evaluations, 0 for none.
@@ -80,6 +84,9 @@ def run(
             version with the lowest loss on all clients' validation rows.
         unseen: a number of clients, or a share of them, that are held out until the end; the models are then adapted to
             each of them, see `adapt` and `Run.newcomers`.
+
+    Args: What is kept and shown
+        out: the run folder, new or empty; None keeps the run in memory, where it cannot be resumed.
         checkpoint_every: server steps between checkpoints; None saves as often as costs at most 2 % of the run's time,
             and after every step where lost work cannot be repeated (a real federation).
         measure: heterogeneity measures to keep in the run folder: "data" for measures of data in memory
@@ -88,7 +95,6 @@ def run(
         label: the run's name in tables, the recipe's name by default.
         progress: show a progress bar on a terminal.
         settings: plain values kept with the run, from which the command line rebuilds clients and model to resume it.
-        longest_step: an update is refused, and its client excluded, if its norm exceeds this many times the model's.
 
     Raises:
         SettingError: a setting is wrong or settings do not fit together; raised before training.
