@@ -146,11 +146,11 @@ class Partition(Component):
             raise self.refuse(f"{data.name} has no class for each row to divide by: use iid or by_owner")
         return labels(data, rows), len(data.classes)
 
-    def check_room(self, clients: int, rows: Ints, least: int = 1) -> None:
-        """Refuse more clients than there are rows for, with `least` rows per client."""
+    def check_room(self, clients: int, rows: Ints, least: int = 1, setting: str = "least") -> None:
+        """Refuse more clients than there are rows for, with `least` rows per client as `setting` says."""
         if clients * least > len(rows):
-            each = "one row" if least == 1 else f"{least} rows (least)"
-            what = "clients" if least == 1 else "clients or least"
+            each = "one row" if least == 1 else f"{least} rows ({setting})"
+            what = "clients" if least == 1 else f"clients or {setting}"
             more = "" if self.limit is None else ", or raise limit"
             raise self.refuse(
                 f"{clients} clients of at least {each} need more than the {len(rows)} rows: lower {what}{more}"
