@@ -46,7 +46,8 @@ class Dirichlet(Partition):
         min_size: by class only: smallest number of rows of a client, test rows included where it holds out its own; 10
             if left out, as in NIID-Bench and flwr-datasets.
         balance: by class only: a client with more rows than clients have on average gets none of the classes that
-            follow (in order of their numbers), as in all three programs; false for the shares as drawn.
+            follow (in order of their numbers), as in NIID-Bench and PFLlib; false for the shares as drawn, which
+            is the default of flwr-datasets (`self_balancing`).
     """
 
     clients: int = Field(ge=1)

@@ -81,20 +81,24 @@ def test_by_class_draws_as_the_published_programs_do(alpha: float, balance: bool
         assert by_client[:, 0].mean() > mine[:, 0].mean() + 4 * mine[:, 0].std() / np.sqrt(REPEATS)
 
 
-def test_by_class_beside_flwr_datasets() -> None:
+@pytest.mark.full
+@pytest.mark.parametrize("balance", [True, False])
+def test_by_class_beside_flwr_datasets(balance: bool) -> None:
     real = pytest.importorskip("flwr_datasets.partitioner", reason="flwr-datasets is not installed")
     datasets = pytest.importorskip("datasets")
     rows = balanced()
     table = datasets.Dataset.from_dict({"y": rows.y.tolist()})
 
     def theirs(seed: int) -> np.ndarray:
-        partitioner = real.DirichletPartitioner(CLIENTS, "y", alpha=0.3, min_partition_size=5, seed=seed)
+        partitioner = real.DirichletPartitioner(
+            CLIENTS, "y", alpha=0.3, min_partition_size=5, self_balancing=balance, seed=seed
+        )
         partitioner.dataset = table
         held = [partitioner.load_partition(client)["y"] for client in range(CLIENTS)]
         return np.array([np.bincount(own, minlength=CLASSES) for own in held])
 
     def ours(seed: int) -> np.ndarray:
-        kind = Dirichlet(clients=CLIENTS, alpha=0.3, by="class", min_size=5, test=0.0, seed=seed)
+        kind = Dirichlet(clients=CLIENTS, alpha=0.3, by="class", min_size=5, balance=balance, test=0.0, seed=seed)
         return kind.split(rows).table("train")
 
     mine, other = drawn(ours), drawn(theirs)
