@@ -66,6 +66,34 @@ def images() -> Iterator[Job]:
             yield Job("images", "shuffle 0.0", method, seed)
 
 
+def more_rows() -> Iterator[Job]:
+    for shuffle in settings.MORE_SHUFFLES:
+        for seed in settings.MORE_SEEDS:
+            for method in settings.SHORT:
+                yield Job("more_rows", f"shuffle {shuffle}", method, seed)
+
+
+def rare() -> Iterator[Job]:
+    for shuffle in (0.0, 1.0, 0.4, 0.2, 0.8, 0.6):
+        for seed in settings.RARE_SEEDS:
+            for method in settings.SHORT:
+                yield Job("rare", f"shuffle {shuffle}", method, seed)
+
+
+def paper_images() -> Iterator[Job]:
+    for seed in settings.PAPER_IMAGE_SEEDS:
+        for shuffle in settings.SHUFFLES:
+            for method in settings.SHORT:
+                yield Job("paper_images", f"shuffle {shuffle}", method, seed)
+
+
+def paper_rare() -> Iterator[Job]:
+    for seed in settings.PAPER_RARE_SEEDS:
+        for shuffle in settings.SHUFFLES:
+            for method in settings.SHORT:
+                yield Job("paper_rare", f"shuffle {shuffle}", method, seed)
+
+
 def longer() -> Iterator[Job]:
     for seed in settings.SEEDS[:3]:
         for method in (settings.CGAU, settings.BLIND, settings.RELU):
@@ -106,6 +134,10 @@ JOBS: dict[str, Callable[[], Iterator[Job]]] = {
     "office": office,
     "signals": signals,
     "images": images,
+    "more_rows": more_rows,
+    "rare": rare,
+    "paper_images": paper_images,
+    "paper_rare": paper_rare,
     "longer": longer,
     "controls": controls,
     "newcomers": newcomers,
@@ -113,15 +145,25 @@ JOBS: dict[str, Callable[[], Iterator[Job]]] = {
 
 
 @lru_cache(maxsize=2)
-def federation(setting: str, seed: int) -> tuple[PooledClients, TaskSettings]:
-    """Return the clients of a setting, and the settings of its runs."""
+def federation(setting: str, seed: int, part: str = "images") -> tuple[PooledClients, TaskSettings]:
+    """Return the clients of a setting, and the settings of its runs; parts differ in rows and tasks."""
     if setting == "by domain":
         return federations.by_domain(seed), settings.OFFICE_TASK
     if setting == "by subject":
         return federations.by_subject(seed), settings.SIGNAL_TASK
     if setting == "label-free":
         return federations.by_blind_clusters(0.0, seed), settings.IMAGE_TASK
-    return federations.by_clusters(float(setting.removeprefix("shuffle ")), seed), settings.IMAGE_TASK
+    shuffle = float(setting.removeprefix("shuffle "))
+    match part:
+        case "rare":
+            return federations.rare_by_clusters(shuffle, seed), settings.RARE_TASK
+        case "paper_rare":
+            return federations.rare_by_clusters(shuffle, seed), settings.PAPER_RARE_TASK
+        case "paper_images":
+            return federations.published_by_clusters(shuffle, seed), settings.PAPER_IMAGE_TASK
+        case "more_rows":
+            return federations.by_clusters(shuffle, seed, settings.MORE_ROWS), settings.IMAGE_TASK
+    return federations.by_clusters(shuffle, seed), settings.IMAGE_TASK
 
 
 def run_job(job: Job, out: Path) -> str:
@@ -130,7 +172,7 @@ def run_job(job: Job, out: Path) -> str:
     if file.exists():
         return f"{job}: already finished"
     torch.set_num_threads(1)  # jobs run in parallel
-    clients, task = federation(job.setting, job.seed)
+    clients, task = federation(job.setting, job.seed, job.part)
     began = time.perf_counter()
     run = run_of(job, clients, task)
     table = measured(run) | {"took": time.perf_counter() - began}
@@ -143,7 +185,8 @@ def run_of(job: Job, clients: PooledClients, task: TaskSettings, out: Path | Non
     """Run one job and return its run."""
     method = (METHODS | SWITCHES)[job.method]
     rate = task.rates[method.family] if job.rate is None else job.rate
-    recipe = method.recipe(lr=rate, batch=task.batch, momentum=settings.MOMENTUM)
+    steps = {} if task.steps is None else {"steps": task.steps}
+    recipe = method.recipe(lr=rate, batch=task.batch, momentum=settings.MOMENTUM, **steps)
     shape, outputs = tuple(clients.x.shape[1:]), len(clients.classes)
     network = method.network(shape, outputs, task.units, len(clients))
     return piebald.run(
@@ -153,8 +196,8 @@ def run_of(job: Job, clients: PooledClients, task: TaskSettings, out: Path | Non
         rounds=job.rounds or task.rounds,
         seed=job.seed,
         runtime=Simulator(engine="vmapped", stack=30, workers=0),
-        metrics=["auc", "accuracy"] if job.setting == "by subject" else ["accuracy"],
-        evaluate_every=settings.EVERY,
+        metrics=["auc", "accuracy"] if outputs == 2 else ["accuracy"],
+        evaluate_every=task.every,
         keep="best",
         unseen=job.unseen,
         out=out,

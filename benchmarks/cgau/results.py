@@ -13,6 +13,7 @@ import jobs
 import pictures
 import settings
 import xor
+import xor_picture
 from summaries import by_method, interval
 
 
@@ -25,10 +26,15 @@ def formatted(values: Sequence[float], signed: bool = False) -> str:
     return form.format(middle) + ("" if math.isnan(half) else f" ± {half:.1f}")
 
 
-def paired(found: dict[str, dict[int, dict[str, Any]]], one: str, other: str) -> str:
-    """Format the mean difference over common seeds."""
+def differences(found: dict[str, dict[int, dict[str, Any]]], one: str, other: str, which: str = "mean") -> list[float]:
+    """Differences over common seeds, of the version that is kept ("mean") or of the last one ("last")."""
     seeds = found.get(one, {}).keys() & found.get(other, {}).keys()
-    return formatted([found[one][seed]["mean"] - found[other][seed]["mean"] for seed in seeds], True) if seeds else ""
+    return [found[one][seed][which] - found[other][seed][which] for seed in seeds]
+
+
+def paired(found: dict[str, dict[int, dict[str, Any]]], one: str, other: str, which: str = "mean") -> str:
+    """Format the mean difference over common seeds."""
+    return formatted(differences(found, one, other, which), True)
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -41,13 +47,78 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def xor_table(out: Path) -> str:
-    """Table: how often each model solves XOR."""
+    """Table: how often each model solves XOR, and what turning conditioning off does to the starts that solve it."""
     found = json.loads((out / "xor.json").read_text())
-    rows = [
-        [name, one["numbers"], f"{one['solved']} of {xor.STARTS}", f"{100 * one['best']:.0f}"]
-        for name, one in found.items()
+    off = [
+        [f"conditioned: {name}", *(f"{100 * value:.0f}" for value in values)]
+        for name, values in found[xor.CONDITIONED]["turned off"].items()
     ]
-    return table(["model", "numbers", "starts that solve it", "best accuracy, %"], rows)
+    heads = ["of the starts that solve it, accuracy, %", *(f"{client} client" for client in xor.CLIENTS)]
+    return f"{table(xor.HEADS, xor.counts(found))}\n\n{table(heads, off)}"
+
+
+def shuffled_table(out: Path, part: str) -> str:
+    """Table: accuracy or AUC of every method at each level of shuffling that has been measured, kept and last."""
+    found = {shuffle: by_method(out, part, f"shuffle {shuffle}") for shuffle in settings.SHUFFLES}
+    found = {shuffle: methods for shuffle, methods in found.items() if methods.get(settings.CGAU)}
+    if not found:
+        raise OSError(f"no results of {part}")
+    rows: list[list[object]] = []
+    for which, title in (("mean", ""), ("last", ", last")):
+        for method in settings.SHORT:
+            cells = [[one[which] for one in methods.get(method, {}).values()] for methods in found.values()]
+            rows.append([method + title, *map(formatted, cells)])
+        for other in settings.SHORT[1:]:
+            cells = [paired(methods, settings.CGAU, other, which) for methods in found.values()]
+            rows.append([f"*CGAU minus {other}{title}*", *cells])
+    rows.append(["*repetitions*", *(len(methods[settings.CGAU]) for methods in found.values())])
+    return table(["shuffled", *(f"{shuffle:.1f}" for shuffle in found)], rows)
+
+
+PRINTED = {  # by part: what it remakes, which version is compared, and the paper's figure and sign by share shuffled
+    "more_rows": ("Fig. 2b, images", "last", {0.0: ("the largest gain (a plot)", 1), 1.0: ("0.780 to 0.785", 1)}),
+    "rare": (
+        "Fig. 2a, AUC of a rare class (sensors instead of audio)",
+        "mean",
+        {0.0: ("0.994 to 0.998", 1), 1.0: ("no difference", 0)},
+    ),
+}
+
+
+def verdict_table(out: Path) -> str:
+    """Table: the paper's claims beside what the other tables of this page say, with a verdict."""
+    rows = [xor_verdict(out)]
+    for part, (what, which, printed) in PRINTED.items():
+        for shuffle, (figure, sign) in printed.items():
+            found = by_method(out, part, f"shuffle {shuffle}")
+            for other in (settings.RELU, settings.BLIND):
+                gains = [100 * gain for gain in differences(found, settings.CGAU, other, which)]
+                if len(gains) < 3:  # no interval
+                    continue
+                middle, half = interval(gains)
+                seen = (middle - half > 0) - (middle + half < 0)
+                claim = f"{what}, {shuffle:g} shuffled: CGAU against {other}"
+                here = f"{middle:+.1f} ± {half:.1f} points, {len(gains)} seeds"
+                known = other == settings.RELU  # the paper has no gated unit without conditioning
+                says = ("cannot be told apart", "gains", "loses")[seen]
+                if known:
+                    says = "agrees" if seen == sign else "opposite" if seen else "cannot be told apart"
+                rows.append([claim, figure if known else "not in the paper", here, says])
+    return table(["claim", "paper", "here", "verdict"], rows)
+
+
+def xor_verdict(out: Path) -> list[object]:
+    """Row of the verdicts: whether the unit needs its conditioning to solve XOR."""
+    found = json.loads((out / "xor.json").read_text())
+    with_it, without = found[xor.CONDITIONED], found[xor.BLIND]
+    low, high = xor.interval(without["solved"], without["starts"])
+    share = with_it["solved"] / with_it["starts"]
+    solves = f"conditioned {with_it['solved']}, not conditioned {without['solved']}, MLP {found[xor.MLP]['solved']}"
+    says = "agrees that it solves it; " + (
+        "conditioning is not needed and its effect is within the interval" if low < share < high else
+        "conditioning changes how often"
+    )  # fmt: skip
+    return ["Fig. 3, XOR: one conditioned gated unit solves it", "solves it", f"{solves} of {with_it['starts']}", says]
 
 
 def image_table(out: Path) -> str:
@@ -57,7 +128,8 @@ def image_table(out: Path) -> str:
     rows: list[list[object]] = []
     for method in settings.METHODS:
         cells = [[one["mean"] for one in found[shuffle].get(method, {}).values()] for shuffle in settings.SHUFFLES]
-        rows.append([method, *(formatted(values) for values in cells)])
+        if any(cells):
+            rows.append([method, *(formatted(values) for values in cells)])
     for other in (settings.BLIND, settings.RELU, settings.MATCHED, settings.HEAD):
         rows.append([f"*CGAU minus {other}*", *(paired(found[s], settings.CGAU, other) for s in settings.SHUFFLES)])
     distance: list[object] = ["*average Fréchet distance, 32 components*"]
@@ -208,10 +280,27 @@ def conditioning_table(out: Path, folder: Path) -> str:
     return table(["federation", "Spearman's correlation", "p (relabelled clients)"], rows)
 
 
+NEEDS = {  # where a table's results are, unless in the folder of its name
+    "verdicts": "xor.json",
+    "xor": "xor.json",
+    "more rows": "more_rows",
+    "paper images": "paper_images",
+    "paper rare": "paper_rare",
+    "why": "controls",
+    "switches": "images",
+    "cost": "cost.json",
+}
+
+
 def write(out: Path, folder: Path) -> Path:
     """Fill in the tables of RESULTS.md between their markers (a missing file is created), and draw the figures."""
     parts: dict[str, Callable[[], str]] = {
+        "verdicts": lambda: verdict_table(out),
         "xor": lambda: xor_table(out),
+        "more rows": lambda: shuffled_table(out, "more_rows"),
+        "rare": lambda: shuffled_table(out, "rare"),
+        "paper images": lambda: shuffled_table(out, "paper_images"),
+        "paper rare": lambda: shuffled_table(out, "paper_rare"),
         "images": lambda: image_table(out),
         "why": lambda: why_table(out),
         "longer": lambda: longer_table(out),
@@ -228,6 +317,9 @@ def write(out: Path, folder: Path) -> Path:
         path.read_text("utf-8") if path.exists() else "\n".join(f"<!-- {n} -->\n<!-- end of {n} -->\n" for n in parts)
     )
     for name, make in parts.items():
+        if not (out / NEEDS.get(name, name)).exists():
+            print(f"{name}: unchanged, since {NEEDS.get(name, name)} has not been measured")
+            continue
         try:
             made = make()
         except (OSError, KeyError, ZeroDivisionError) as error:
@@ -237,7 +329,7 @@ def write(out: Path, folder: Path) -> Path:
         text = marker.sub(lambda found, made=made: f"{found[1]}{made}\n{found[2]}", text)
     path.write_text(text, "utf-8")
     if (out / "xor.json").exists():
-        xor.draw(out, folder / "xor.png")
+        xor_picture.draw(out, folder / "xor.png")
     if (out / "images").exists():
         pictures.shuffling(out, folder / "shuffling.png")
     return path

@@ -1,6 +1,7 @@
 """Check CGAU's claims on real data: python benchmarks/cgau/run.py --out runs/cgau
 
 Runs only what has not been measured, then writes RESULTS.md and the figures.  It needs PIEBALD_DATA.
+`--scale full` has the paper's own rows, rounds, batches and seeds; `--dry-run` prints them beside the paper's.
 """
 
 from __future__ import annotations
@@ -10,15 +11,19 @@ import multiprocessing
 import os
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
+import conditions
 import cost
 import jobs
 import pictures
 import results
 import settings
 import xor
+
+SCALES = {"small": settings.PARTS, "full": ("xor", *settings.PAPER_PARTS)}
 
 
 def main() -> int:
@@ -28,19 +33,26 @@ def main() -> int:
     parser.add_argument(
         "--results", type=Path, help="folder of RESULTS.md and the figures, by default the output folder"
     )
-    parser.add_argument("--only", choices=settings.PARTS, nargs="+", default=settings.PARTS, help="only these parts")
+    parser.add_argument("--scale", choices=SCALES, default="small", help="full: the settings that the paper prints")
+    parser.add_argument("--dry-run", action="store_true", help="print the conditions beside the paper's, run nothing")
+    parser.add_argument("--only", choices=[*settings.PARTS, *settings.PAPER_PARTS], nargs="+", help="only these parts")
     parser.add_argument("--seeds", type=int, nargs="+", help="only these seeds")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="number of parallel runs, one thread each")
     parser.add_argument("--tables", action="store_true", help="only write the results of what has been measured")
     options = parser.parse_args()
-    failed = 0 if options.tables else measure(options.out, options.only, options.seeds, options.jobs)
+    only = options.only or SCALES[options.scale]
+    if options.dry_run:
+        wanted = [job for part in only if part in jobs.JOBS for job in jobs.JOBS[part]()]
+        print(f"{conditions.printed(options.scale)}\n\n{len(wanted)} runs: {', '.join(only)}")
+        return 0
+    failed = 0 if options.tables else measure(options.out, only, options.seeds, options.jobs)
     folder = options.results or options.out
     folder.mkdir(parents=True, exist_ok=True)
     print(results.write(options.out, folder))
     return 1 if failed else 0
 
 
-def measure(out: Path, only: list[str], seeds: list[int] | None, workers: int) -> int:
+def measure(out: Path, only: Sequence[str], seeds: list[int] | None, workers: int) -> int:
     """Run everything that has not been measured, and return how many jobs failed."""
     began, failed = time.monotonic(), 0
     wanted = [job for part, listed in jobs.JOBS.items() if part in only for job in listed()]

@@ -11,7 +11,21 @@ from piebald import recipes
 from piebald.models import build_model
 from piebald.recipe import Recipe
 
-PARTS = ("xor", "tuning", "images", "longer", "controls", "office", "signals", "newcomers", "cost", "pictures")
+PARTS = (
+    "xor",
+    "tuning",
+    "images",
+    "more_rows",
+    "longer",
+    "controls",
+    "office",
+    "signals",
+    "rare",
+    "newcomers",
+    "cost",
+    "pictures",
+)
+PAPER_PARTS = ("paper_images", "paper_rare")  # the paper's own settings, for --scale full
 
 IMAGES = 20_000  # of CIFAR-10's training images that are embedded, besides the 1,000 exact test images
 TO_CLIENTS = 8_000  # of these that clients get, drawn anew for each seed
@@ -19,7 +33,9 @@ SIDE = 128  # pixels of the extractor's input
 CLIENTS = 10
 SHUFFLES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 SEEDS = (0, 1, 2, 3, 4)
+MORE_ROWS, MORE_SEEDS, MORE_SHUFFLES = 20_000, (0, 1, 2), (0.0, 1.0, 0.4)  # of the part "more_rows"
 REPETITIONS = range(12)  # seeds of the signals
+RARE_SEEDS = (0, 1, 2)
 TUNING_SEED = 100  # used for nothing else
 LONGER = 72  # rounds of the longer runs
 TUNED_RATES = (0.02, 0.05, 0.1, 0.2)
@@ -36,12 +52,16 @@ class TaskSettings:
         rounds: largest number of rounds; the version with the least validation loss is kept.
         batch: rows per step.
         rates: learning rate by family of models; those for images were chosen with the part "tuning".
+        steps: steps of each client in a round; None for one epoch.
+        every: rounds between evaluations, of which the best is kept.
     """
 
     units: int
     rounds: int
     batch: int
     rates: dict[str, float]
+    steps: int | None = None
+    every: int = 4
 
 
 @dataclass(frozen=True)
@@ -69,10 +89,15 @@ class Method:
 PLAIN, GATED = "plain_classifier", "gated_classifier"
 CGAU, MATRIX, BLIND = "CGAU", "CGAU, averaged matrix", "gated, no conditioning"
 RELU, MATCHED, HEAD, LOCAL = "plain", "plain, matched capacity", "plain, private head", "Local"
+TUNED, EQUAL = "plain, then one unsent epoch", "plain, equal weights"
 
 
 def _matrix(**training: object) -> Recipe:
     return recipes.cgau(shared_matrix=True, **training)
+
+
+def _equal(**training: object) -> Recipe:
+    return recipes.fedavg(**training).with_(aggregation="equal_weighted")
 
 
 METHODS: dict[str, Method] = {
@@ -82,8 +107,11 @@ METHODS: dict[str, Method] = {
     RELU: Method(recipes.fedavg, PLAIN, "plain", {}),
     MATCHED: Method(recipes.fedavg, PLAIN, "plain", {"matched": True}),
     HEAD: Method(recipes.hdafl, PLAIN, "plain", {}),
+    TUNED: Method(recipes.fine_tuned, PLAIN, "plain", {}),
+    EQUAL: Method(_equal, PLAIN, "plain", {}),
     LOCAL: Method(recipes.local, PLAIN, "plain", {}),
 }
+SHORT = (CGAU, BLIND, RELU, HEAD, TUNED, EQUAL, LOCAL)  # of the parts "more_rows", "rare" and the paper's
 SWITCHES: dict[str, Method] = {
     "CGAU, filter only": Method(recipes.cgau, GATED, "gated", {"gate": False}),
     "CGAU, gate only": Method(recipes.cgau, GATED, "gated", {"filter": False}),
@@ -94,4 +122,12 @@ MOMENTUM = 0.9
 IMAGE_TASK = TaskSettings(units=128, rounds=24, batch=50, rates={"gated": 0.1, "plain": 0.05})
 OFFICE_TASK = TaskSettings(units=128, rounds=24, batch=20, rates={"gated": 0.05, "plain": 0.02})
 SIGNAL_TASK = TaskSettings(units=64, rounds=36, batch=20, rates={"gated": 0.05, "plain": 0.02})
-EVERY = 4  # rounds between evaluations, of which the best is kept
+RARE_TASK = TaskSettings(units=64, rounds=120, batch=32, rates={"gated": 0.05, "plain": 0.02}, steps=10, every=10)
+# As printed in sections 4.1 and 4.2.  The momentum is not printed; the learning rate of 4.1 is not, either.
+PAPER_IMAGE_TASK = TaskSettings(
+    units=128, rounds=500, batch=32, rates={"gated": 0.01, "plain": 0.01}, steps=10, every=10
+)
+PAPER_RARE_TASK = TaskSettings(
+    units=64, rounds=1000, batch=32, rates={"gated": 0.005, "plain": 0.005}, steps=10, every=10
+)
+PAPER_IMAGE_SEEDS, PAPER_RARE_SEEDS = range(5), range(12)

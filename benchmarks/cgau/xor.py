@@ -1,39 +1,56 @@
-"""XOR of an input and the client: how often each kind of unit solves it, and how a gated unit does."""
+"""XOR of appendix A: how often each model solves it, and what a conditioned unit has learnt.
+
+python benchmarks/cgau/xor.py    prints the table (about a minute)
+
+Two features; the label is whether their signs differ.  There are two clients, which are the two half-planes: at the up
+client the second feature is positive, at the down client negative.  No model is told the client but through its
+conditioning, so without that the client is seen only in the sign of the second feature.
+"""
 
 from __future__ import annotations
 
 import copy
 import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
-from matplotlib.figure import Figure
+from scipy.stats import binomtest
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
 from piebald.models import GatedUnit
 
-STARTS, STEPS, RATE, ROWS = 50, 3000, 0.03, 40
-BLUE, RED, GREY = "#2f6fb4", "#c8442d", "#505a68"
+STARTS, STEPS, RATE = 50, 3000, 0.03
+ROWS, SPREAD = 40, 0.2  # points of each client, and the deviation of a cluster; the paper prints neither
+UP, DOWN = 0, 1
+CLIENTS = ("up", "down")
 
 
 class Gated(nn.Module):
-    """One gated unit and a threshold; the unit sees x, and the client only through its conditioning."""
+    """One gated unit of two features, and a threshold.
+
+    Args:
+        filter: whether the filter is conditioned on the client.
+        gate: whether the gate is.
+    """
 
     def __init__(self, filter: bool, gate: bool) -> None:
         super().__init__()
-        self.unit = GatedUnit(1, 1, filter, gate, clients=2)
+        self.unit = GatedUnit(2, 1, filter, gate, clients=2)
         self.out = nn.Linear(1, 1)
 
     def forward(self, x: Tensor, client: Tensor) -> Tensor:
-        """Map inputs [n, 1] of one client [2] (one-hot) to logits [n]."""
+        """Map rows [n, 2] of one client [2] (one-hot) to logits [n]."""
         if self.unit.conditioning is not None:
             self.unit.conditioning.client = client
         return self.out(self.unit(x))[:, 0]
 
 
 class Perceptron(nn.Module):
-    """Plain units with two inputs: x and the client's number."""
+    """Plain units of the two features; the client is ignored."""
 
     def __init__(self, units: int, activation: nn.Module) -> None:
         super().__init__()
@@ -41,49 +58,49 @@ class Perceptron(nn.Module):
 
     def forward(self, x: Tensor, client: Tensor) -> Tensor:
         """See `Gated.forward`."""
-        who = (client[1] - client[0]).expand(len(x), 1)
-        return self.layers(torch.cat([x, who], 1))[:, 0]
+        return self.layers(x)[:, 0]
 
 
-MODELS = {
-    "one gated unit, conditioned": lambda: Gated(True, True),
+CONDITIONED, BLIND, MLP = "one gated unit, conditioned", "one gated unit, not conditioned", "MLP, two units (tanh)"
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    CONDITIONED: lambda: Gated(True, True),
+    BLIND: lambda: Gated(False, False),
     "one gated unit, only its filter conditioned": lambda: Gated(True, False),
     "one gated unit, only its gate conditioned": lambda: Gated(False, True),
-    "one gated unit, not conditioned": lambda: Gated(False, False),
-    "MLP, one unit (tanh)": lambda: Perceptron(1, nn.Tanh()),
-    "MLP, two units (tanh)": lambda: Perceptron(2, nn.Tanh()),
+    MLP: lambda: Perceptron(2, nn.Tanh()),
     "MLP, two units (ReLU)": lambda: Perceptron(2, nn.ReLU()),
 }
 
 
-def points() -> tuple[Tensor, Tensor]:
-    """Return inputs [2, n, 1] of two clients, near -1 and 1, and labels [2, n]: the XOR of x > 0 and client B."""
-    draw = torch.Generator().manual_seed(0)
-    side = torch.arange(ROWS) % 2
-    x = (2 * side - 1 + 0.2 * torch.randn(2, ROWS, generator=draw)).unsqueeze(2)
-    return x, torch.stack([side, 1 - side]).float()
+def points(seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Return rows [2, n, 2] of both clients, in clusters around (±1, ±1), and labels [2, n]: whether signs differ."""
+    draw = torch.Generator().manual_seed(seed)
+    first = (2.0 * (torch.arange(ROWS) % 2) - 1).expand(2, ROWS)
+    second = torch.tensor([1.0, -1.0])[:, None].expand(2, ROWS)
+    x = torch.stack([first, second], 2) + SPREAD * torch.randn(2, ROWS, 2, generator=draw)
+    return x, (first != second).float()
 
 
-def train(make) -> tuple[dict[str, Tensor], Tensor, nn.Module]:
-    """Train all starts at once by Adam.
+def logits(module: nn.Module, numbers: dict[str, Tensor], x: Tensor) -> Tensor:
+    """Logits [2, n] of the rows of both clients, with these parameters."""
+    return torch.stack([functional_call(module, numbers, (x[client], torch.eye(2)[client])) for client in (UP, DOWN)])
+
+
+def train(make: Callable[[], nn.Module], starts: int = STARTS, steps: int = STEPS) -> tuple[dict, Tensor, nn.Module]:
+    """Train all starts at once by Adam, from standard normal numbers.
 
     Return the parameters [starts, ...], each start's accuracy, and one module."""
     torch.manual_seed(0)
-    modules = [make() for _ in range(STARTS)]
-    for module in modules:
-        for parameter in module.parameters():
-            nn.init.normal_(parameter)
+    modules = [make() for _ in range(starts)]
+    for parameter in (parameter for module in modules for parameter in module.parameters()):
+        nn.init.normal_(parameter)
     numbers, _ = stack_module_state(modules)
     numbers = {name: value.detach().requires_grad_() for name, value in numbers.items()}
     module = copy.deepcopy(modules[0])
     x, y = points()
-
-    def logits(own: dict[str, Tensor]) -> Tensor:
-        return torch.stack([functional_call(module, own, (x[client], torch.eye(2)[client])) for client in range(2)])
-
-    many = vmap(logits)
+    many = vmap(lambda own: logits(module, own, x))
     optimiser = torch.optim.Adam(list(numbers.values()), RATE)
-    for _ in range(STEPS):
+    for _ in range(steps):
         out = many(numbers)
         loss = nn.functional.binary_cross_entropy_with_logits(out, y.expand_as(out), reduction="none")
         optimiser.zero_grad()
@@ -93,65 +110,69 @@ def train(make) -> tuple[dict[str, Tensor], Tensor, nn.Module]:
     return {name: value.detach() for name, value in numbers.items()}, right, module
 
 
-def measure(out: Path) -> None:
-    """Save how often each model solves it, and the parameters of its best start."""
+def without(numbers: dict[str, Tensor], *halves: str) -> dict[str, Tensor]:
+    """These parameters with the conditioning of some halves ("filter", "gate") turned off."""
+    off = {f"unit.conditioning.{half}" for half in halves}
+    return {name: torch.zeros_like(value) if name in off else value for name, value in numbers.items()}
+
+
+def turned_off(numbers: dict[str, Tensor], solved: Tensor, module: nn.Module) -> dict[str, list[float]]:
+    """Accuracy at the up and the down client of the starts that solve it, with conditioning turned off afterwards."""
+    x, y = points()
+    own = {name: value[solved] for name, value in numbers.items()}
     found = {}
+    for name, halves in {
+        "filter and gate": (),
+        "gate only (no modulation)": ("filter",),
+        "filter only (no expression)": ("gate",),
+        "nothing": ("filter", "gate"),
+    }.items():
+        out = vmap(lambda one: logits(module, one, x))(without(own, *halves))
+        found[name] = ((out > 0) == (y > 0.5)).float().mean((0, 2)).tolist()
+    return found
+
+
+def measure(out: Path, starts: int = STARTS, steps: int = STEPS) -> dict[str, Any]:
+    """Save how often each model solves it, and the parameters of its best start."""
+    found: dict[str, Any] = {}
     for name, make in MODELS.items():
-        numbers, right, module = train(make)
+        numbers, right, module = train(make, starts, steps)
         best = int(right.argmax())
-        count = sum(parameter.numel() for parameter in module.parameters())
-        kept = {key: value[best].tolist() for key, value in numbers.items()}
-        found[name] = {"solved": int((right == 1).sum()), "best": float(right.max()), "numbers": count, "one": kept}
+        found[name] = {
+            "solved": int((right == 1).sum()),
+            "starts": starts,
+            "best": float(right.max()),
+            "mean": float(right.mean()),
+            "numbers": sum(parameter.numel() for parameter in module.parameters()),
+            "one": {key: value[best].tolist() for key, value in numbers.items()},
+        }
+        if name == CONDITIONED:
+            found[name]["turned off"] = turned_off(numbers, right == 1, module)
     out.mkdir(parents=True, exist_ok=True)
     (out / "xor.json").write_text(json.dumps(found))
+    return found
 
 
-def draw(out: Path, path: Path) -> None:
-    """Draw, for each of two clients, the points, the filter, the gate, and their product with the threshold."""
-    kept = json.loads((out / "xor.json").read_text())["one gated unit, conditioned"]["one"]
-    module = Gated(True, True)
-    module.load_state_dict({name: torch.tensor(value) for name, value in kept.items()}, strict=False)
-    x, y = points()
-    line = torch.linspace(-1.8, 1.8, 200).unsqueeze(1)
-    figure = Figure(figsize=(11, 4.6), layout="constrained")
-    panels = figure.subplots(2, 4, sharex=True)
-    slope, offset = module.out.weight.item(), module.out.bias.item()
-    threshold, above = -offset / slope, BLUE if slope > 0 else RED
-    below = RED if above == BLUE else BLUE
-    with torch.no_grad():
-        for client, row in enumerate(panels):
-            module.unit.conditioning.client = torch.eye(2)[client]
-            both = line @ module.unit.product.weight.T + module.unit.offsets()
-            curves = [None, both[:, 0].tanh(), both[:, 1].sigmoid(), module.unit(line)[:, 0]]
-            titles = ["points", "filter: tanh(W_f x + V_f c)", "gate: sigmoid(W_g x + V_g c)", "filter times gate"]
-            for place, (panel, curve, title) in enumerate(zip(row, curves, titles, strict=True)):
-                _panel(panel, line[:, 0], curve, x[client, :, 0], y[client])
-                if client == 0:
-                    panel.set_title(title, fontsize=10)
-                if place == 3:
-                    low, high = -1.15, 1.15
-                    panel.axhspan(threshold, high, color=above, alpha=0.10, lw=0)
-                    panel.axhspan(low, threshold, color=below, alpha=0.10, lw=0)
-                    panel.axhline(threshold, color=GREY, lw=1, ls="--")
-            row[0].set_ylabel(f"client {'AB'[client]}", fontsize=11)
-    for panel in panels[1]:
-        panel.set_xlabel("x")
-    names = (("label 0", RED), ("label 1", BLUE))
-    keys = [panels[0][0].scatter([], [], color=colour, label=name) for name, colour in names]
-    figure.legend(handles=keys, loc="outside lower center", ncols=2, frameon=False)
-    figure.savefig(path, dpi=120)
+def interval(solved: int, starts: int) -> tuple[float, float]:
+    """95 % interval of the share of starts (Clopper, Pearson 1934)."""
+    made = binomtest(solved, starts).proportion_ci(0.95)
+    return float(made.low), float(made.high)
 
 
-def _panel(panel, line: Tensor, curve: Tensor | None, x: Tensor, y: Tensor) -> None:
-    colours = [BLUE if label > 0.5 else RED for label in y.tolist()]
-    if curve is None:
-        panel.scatter(x, torch.linspace(-0.6, 0.6, len(x)), c=colours, s=14)
-        panel.set_yticks([])
-    else:
-        panel.plot(line, curve, color=GREY, lw=2)
-        nearest = (line.unsqueeze(0) - x.unsqueeze(1)).abs().argmin(1)
-        panel.scatter(x, curve[nearest], c=colours, s=14, zorder=3)
-    panel.set_ylim(-1.15, 1.15)
-    panel.spines[["top", "right"]].set_visible(False)
-    panel.grid(color="#e8ebef")
-    panel.set_axisbelow(True)
+def counts(found: dict[str, Any]) -> list[list[object]]:
+    """Rows of the table: model, numbers, starts that solve it, their share with its interval, mean accuracy."""
+    rows: list[list[object]] = []
+    for name, one in found.items():
+        low, high = interval(one["solved"], one["starts"])
+        share = f"{one['solved'] / one['starts']:.0%} [{low:.0%}, {high:.0%}]"
+        rows.append([name, one["numbers"], f"{one['solved']} of {one['starts']}", share, f"{100 * one['mean']:.0f}"])
+    return rows
+
+
+HEADS = ["model", "numbers", "starts that solve it", "share [95 %]", "mean accuracy, %"]
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for line in [HEADS, *counts(measure(Path(sys.argv[1] if len(sys.argv) > 1 else "runs/cgau")))]:
+        print(" | ".join(map(str, line)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import finished_runs
+import paper_tables
 import settings
 import traffic
 from matplotlib.axes import Axes
@@ -30,6 +31,8 @@ def draw(out: Path, folder: Path) -> list[Path]:
             curves = {f"{key[1].replace('_', ' ')}, C = {key[2]}": found[key] for key in panels}
             written.append(_panels(curves, "version", "rounds", folder / "digits_over_rounds.png"))
         written.append(_differences(found, folder / "hdafl_minus_fedavg.png"))
+    if third := {setting: runs for setting in ("writer", "disjoint") if (runs := paper_tables.made(out, setting))}:
+        written.append(_figure_3(third, folder / "figure_3.png"))
     flows = {}
     for model in settings.TRAFFIC_MODELS:
         for case in settings.TRAFFIC_CASES:
@@ -63,6 +66,21 @@ def _panels(curves: dict[str, Comparison], axis: str, name: str, path: Path) -> 
         panel.set_visible(False)
     lines, labels = panels[0].get_legend_handles_labels()
     figure.legend(lines, labels, loc="outside lower center", ncols=6, frameon=False)
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def _figure_3(found: dict[str, dict[int, Comparison]], path: Path) -> Path:
+    """As Fig. 3 of the paper: a row for each setting, a panel for each method, a line for each number of clients."""
+    figure = Figure(figsize=(8.4, 3.2 * len(found)), layout="constrained")
+    for row, (setting, by_cohort) in zip(figure.subplots(len(found), 2, squeeze=False), found.items(), strict=True):
+        for panel, label in zip(row, (finished_runs.OURS, finished_runs.BASE), strict=True):
+            for cohort, made in by_cohort.items():
+                if (band := made.band(label, "version")) is not None:
+                    panel.plot(band.x, [100 * y for y in band.mean], label=f"C = {cohort}")
+            panel.set(xlabel="rounds", ylabel="accuracy, %", title=f"{paper_tables.TITLES[setting]}, {label}")
+            panel.legend(frameon=False, fontsize=8)
+            _clean(panel)
     figure.savefig(path, dpi=120)
     return path
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
+import characters
 import settings
 import torch
 import traffic
 from settings import Plan, Scale
 
 import piebald
-from piebald.contracts import Clients
 from piebald.models import build_model
 from piebald.report.tables import History
 
@@ -64,6 +63,18 @@ def digit_jobs(scale: Scale, part: str, model: str, where: Sequence[str], seeds:
             yield Job(part, model, setting, settings.ALONE, "Local", seed, alone, scale.rows, settings.LEARNING_RATE)
 
 
+def paper_jobs(scale: Scale) -> Iterator[Job]:
+    """Yield the jobs of tables 3 and 4 and Fig. 3 in the paper's own settings."""
+    many, few = settings.paper_plans(scale.paper_rounds, characters.letters_here())
+    alone = settings.Plan(scale.paper_rounds, scale.paper_rounds, scale.paper_rounds)
+    for seed in scale.paper_seeds:
+        for setting, plans in {"iid": many, "writer": many, "disjoint": few}.items():
+            for cohort, plan in plans.items():
+                for label in settings.LABELS[1:]:
+                    yield Job("paper", "small_cnn", setting, cohort, label, seed, plan, None, settings.LEARNING_RATE)
+            yield Job("paper", "small_cnn", setting, settings.ALONE, "Local", seed, alone, None, settings.LEARNING_RATE)
+
+
 def tuning_jobs(scale: Scale) -> Iterator[Job]:
     """Yield jobs that compare learning rates on digits, with a seed that is used for nothing else."""
     cohort, plan = next(iter(scale.plans.items()))
@@ -84,7 +95,7 @@ def why_jobs(scale: Scale) -> Iterator[Job]:
 
 def traffic_jobs(scale: Scale) -> Iterator[Job]:
     """Yield the jobs on traffic: every recipe and the centralised model."""
-    plan = Plan(scale.traffic_rounds, 1, max(1, scale.traffic_rounds // 4))
+    plan = Plan(scale.traffic_rounds, 1, min(4, max(1, scale.traffic_rounds // 4)))  # meets rounds 4, 8 and 20
     for seed in scale.traffic_seeds:
         for model in scale.traffic_models:
             for case in settings.TRAFFIC_CASES:
@@ -98,6 +109,8 @@ def all_jobs(scale: Scale, parts: Sequence[str], seeds: Sequence[int] | None) ->
     jobs: list[Job] = []
     if "tuning" in parts:
         jobs += tuning_jobs(scale)
+    if "paper" in parts:
+        jobs += paper_jobs(scale)
     if "digits" in parts:
         jobs += digit_jobs(scale, "digits", "small_cnn", (*settings.MANY, *settings.FEW), scale.seeds)
     if "traffic" in parts:
@@ -115,7 +128,7 @@ def _priority(scale: Scale, job: Job) -> float:
     """Return a job's place in the order; jobs with low numbers run first."""
     if job.part == "tuning":
         return -1.0
-    own = {"traffic": 0.65, "leaf": 0.7, "why": 1.0}.get(job.part)
+    own = {"traffic": 0.65, "leaf": 0.7, "why": 1.0, "paper": 0.6}.get(job.part)
     if job.part == "traffic":
         own += 0.5 * list(scale.traffic_models).index(job.model)
     elif own is None:
@@ -138,8 +151,8 @@ def run_job(job: Job, out: Path) -> str:
         network, own = "cnn_1d", settings.TRAFFIC_MODELS[job.model]
     else:
         training = {"lr": job.rate, "batch": settings.BATCH}
-        clients = _digit_clients(job.setting, job.rows, job.seed)
-        shape, outputs = (1, 28, 28), 10
+        clients = characters.clients(job.setting, job.rows, job.seed, job.part == "paper")
+        shape, outputs = (1, 28, 28), len(clients.classes)
         network, own = ("leaf_cnn" if job.part == "leaf" else "small_cnn"), {}
     recipe = settings.compared(job.cohort, **training)["FedAvg" if job.label == traffic.CENTRAL else job.label]
     comparison = piebald.compare(
@@ -164,13 +177,3 @@ def _finished(folder: Path) -> bool:
         return False
     with History(folder) as history:
         return history.meta.get("status") == "finished"
-
-
-@lru_cache(maxsize=2)
-def _digit_clients(setting: str, rows: int | None, seed: int) -> Clients:
-    return settings.partition(setting, rows, seed).split(_digits())
-
-
-@lru_cache(maxsize=1)
-def _digits() -> piebald.data.DataSet:
-    return piebald.data.mnist_writers()

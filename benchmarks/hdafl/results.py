@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import math
 import platform
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import figures
 import numpy as np
+import paper_tables
+import prose
 import settings
 import torch
 import traffic
+from blocks import put
 from finished_runs import BASE, OURS, comparisons, finished, traffic_runs
 
 import piebald
 from piebald.report.comparison import Comparison
+
+SOURCES = {  # the parts whose runs are in a table, unless that of its name
+    "facts": (*settings.PARTS, "paper"),
+    "overview": ("digits", "leaf"),
+    "paper": ("paper", "traffic"),
+}
 
 
 def write(out: Path, path: Path) -> str:
@@ -29,21 +37,16 @@ def write(out: Path, path: Path) -> str:
         "traffic": "\n".join(traffic_tables(out)),
         "why": "\n".join(why_table(out)),
         "tuning": tuning_table(out),
+        "paper": "\n".join(paper_tables.tables(out)),
     }
     text = path.read_text("utf-8") if path.exists() else "# HDAFL on real data\n"
-    for name, block in blocks.items():
-        text = put(text, name, block)
+    for name, made in blocks.items():
+        if any((out / part).exists() for part in SOURCES.get(name, (name,))):  # what has not been run keeps its table
+            text = put(text, name, made)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, "utf-8")
+    path.write_text(prose.fill(text), "utf-8")
     drawn = figures.draw(out, path.parent)
     return f"wrote {path} and {', '.join(figure.name for figure in drawn) or 'no plots'}"
-
-
-def put(text: str, name: str, block: str) -> str:
-    """Replace the text between the markers of a name, or append it with its markers."""
-    whole = f"<!-- {name} -->\n{block.strip()}\n<!-- end of {name} -->"
-    old = re.compile(rf"<!-- {name} -->.*?<!-- end of {name} -->", re.DOTALL)
-    return old.sub(lambda _: whole, text) if old.search(text) else f"{text.rstrip()}\n\n{whole}\n"
 
 
 def common_target(made: Comparison) -> float:
@@ -215,7 +218,7 @@ def finished_count(out: Path) -> int:
 def agreement(out: Path) -> tuple[float, int]:
     """Return the largest difference of FedAvg and the global model of a fine-tuned run, and the number of pairs."""
     worst, pairs = 0.0, 0
-    for part in ("digits", "leaf", "traffic"):
+    for part in ("digits", "leaf", "traffic", "paper"):
         for folder in (out / part).glob("*/*/C*"):
             runs = {(run.label, run.seed): run for run in finished(folder)}
             for (label, seed), run in runs.items():

@@ -1,6 +1,8 @@
 """Check HDAFL's claims on real data: python benchmarks/hdafl/run.py --scale small --out runs/hdafl
 
 Finished run folders are kept and interrupted ones are resumed.  Then RESULTS.md and the plots are written.
+`--scale full` runs tables 3 to 5 and Fig. 3 as the paper prints them, on FEMNIST where its files are here;
+`--dry-run` prints its conditions beside the paper's and runs nothing.
 """
 
 from __future__ import annotations
@@ -13,9 +15,13 @@ import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
+import paper
 import results
+from characters import letters_here
 from jobs import Job, all_jobs, run_job
-from settings import PARTS, SCALES
+from settings import PAPER_PARTS, PARTS, SCALES
+
+DEFAULT = {"small": PARTS, "full": PAPER_PARTS}
 
 
 def main() -> int:
@@ -25,12 +31,17 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("runs/hdafl"), help="folder that holds the run folders")
     parser.add_argument("--results", type=Path, help="the file to write, by default RESULTS.md in the output folder")
     parser.add_argument("--seeds", type=int, nargs="+", help="only these seeds of the scale")
-    parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS, help="only these parts")
+    parser.add_argument("--only", choices=("paper", *PARTS), nargs="+", help="only these parts, by default all")
+    parser.add_argument("--dry-run", action="store_true", help="print the conditions beside the paper's, run nothing")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="number of parallel runs, one thread each")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after so many minutes")
     parser.add_argument("--tables", action="store_true", help="only write the results of the runs that have finished")
     options = parser.parse_args()
-    jobs = [] if options.tables else all_jobs(SCALES[options.scale], tuple(options.only), options.seeds)
+    scale, parts = SCALES[options.scale], tuple(options.only or DEFAULT[options.scale])
+    jobs = [] if options.tables else all_jobs(scale, parts, options.seeds)
+    if options.dry_run:
+        print(f"{paper.printed(scale, letters_here())}\n\n{len(jobs)} runs: {', '.join(parts)}")
+        return 0
     began, failed = time.monotonic(), 0
     with ProcessPoolExecutor(max(1, options.jobs), multiprocessing.get_context("spawn")) as pool:
         waiting = {pool.submit(_in_time, job, options.out, began + 60 * options.minutes): job for job in jobs}

@@ -10,12 +10,15 @@ from piebald.partition import ByOwner, Dirichlet, Disjoint, Iid, Partition
 from piebald.recipe import Recipe
 
 PARTS = ("tuning", "digits", "traffic", "why", "leaf")
+PAPER_PARTS = ("paper", "traffic")  # tables 3 to 5 and Fig. 3 in the paper's own settings
 TEST = 0.2  # share of each client's rows that is used for testing
 BATCH = 10
 LEARNING_RATE = 0.1  # digits; chosen with `--only tuning`, the same for every recipe
 TRAFFIC_BATCH = 50
 TRAFFIC_LEARNING_RATE = 0.05
 TRAFFIC_MOMENTUM = 0.9
+PACKETS = 30  # of a flow; the paper has 10
+WRITERS = 2000  # of FEMNIST, as in the paper
 
 TUNED_RATES = (0.05, 0.1, 0.2)
 TUNED_SETTINGS = ("dirichlet_0.3", "disjoint_groups")
@@ -52,6 +55,7 @@ TITLES = {
     "dirichlet_0.1": "Dirichlet(0.1), 100 clients",
     "disjoint_groups": "disjoint, 5 groups of 20 clients with two classes each",
     "disjoint_five": "disjoint, 5 clients with two classes each",
+    "disjoint": "disjoint, as many clients with two classes each as there are classes for",
 }
 
 TRAFFIC_CASES = {"same_apps": 0, "own_apps": 18}  # number of apps that each capture has alone
@@ -80,6 +84,9 @@ class Scale:
         traffic_rows: number of flows; None means all 52,356.
         traffic_models: keys of `TRAFFIC_MODELS`.
         traffic_seeds: each redraws the split by trace, the apps that are removed, and the first model.
+        paper_rounds: rounds of the part "paper".
+        paper_rows: its rows, None for all.
+        paper_seeds: its seeds.
     """
 
     rows: int | None
@@ -95,6 +102,9 @@ class Scale:
     traffic_rows: int | None
     traffic_models: Sequence[str]
     traffic_seeds: Sequence[int]
+    paper_rounds: int = 400
+    paper_rows: int | None = None
+    paper_seeds: Sequence[int] = range(6)
 
 
 SCALES = {
@@ -123,7 +133,7 @@ SCALES = {
         leaf_alone=Plan(20, 5, 5),
         leaf_settings=MANY,
         leaf_seeds=(0, 1, 2),
-        traffic_rounds=60,
+        traffic_rounds=20,
         traffic_rows=None,
         traffic_models=("cnn_1d_tiny", "cnn_1d_small", "cnn_1d"),
         traffic_seeds=(0, 1, 2, 3, 4),
@@ -131,7 +141,23 @@ SCALES = {
 }
 
 
-def partition(setting: str, rows: int | None, seed: int) -> Partition:
+NEAREST = {2: 10, 3: 20, 5: 31}  # disjoint clients per round of 5 that stand for the paper's of 31
+
+
+def paper_plans(rounds: int, letters: bool) -> tuple[dict[int, Plan], dict[int, Plan]]:
+    """Return the plans of table 3 by clients per round: for 100 clients, and for the disjoint ones.
+
+    Without letters there are ten classes, so 5 disjoint clients instead of 31."""
+    plan = Plan(rounds, 1, max(1, rounds // 20))
+    return dict.fromkeys((10, 20, 50), plan), dict.fromkeys((10, 20, 31) if letters else NEAREST, plan)
+
+
+def table_5_rounds(scale: Scale) -> list[int]:
+    """Return the rounds of table 5 that a scale reaches."""
+    return [rounds for rounds in (4, 8, 20) if rounds <= scale.traffic_rounds]
+
+
+def partition(setting: str, rows: int | None, seed: int, classes: int = 10) -> Partition:
     """Return the partition of a setting.
 
     MNIST's published training and test parts are pooled, so that clients test on rows like their own."""
@@ -143,6 +169,8 @@ def partition(setting: str, rows: int | None, seed: int) -> Partition:
             return ByOwner(owner="writer", clients=100, **common)
         case "disjoint_groups":
             return Disjoint(clients=100, classes_each=2, shared_by=20, **common)
+        case "disjoint":
+            return Disjoint(clients=classes // 2, classes_each=2, **common)
         case "disjoint_five":
             return Disjoint(clients=5, classes_each=2, **common)
     return Dirichlet(clients=100, alpha=float(setting.removeprefix("dirichlet_")), **common)
@@ -154,6 +182,7 @@ def compared(cohort: float, **training: object) -> dict[str, Recipe]:
         "Local": recipes.local(cohort=cohort, **training),
         "FedAvg": recipes.fedavg(cohort=cohort, **training),
         "FedAvg_tuned": recipes.fine_tuned(cohort=cohort, **training),
+        "FedAvg_equal": recipes.fedavg(cohort=cohort, **training).with_(aggregation="equal_weighted"),
         "HDAFL": recipes.hdafl(cohort=cohort, **training),
         "LG-FedAvg": recipes.lg_fedavg(cohort=cohort, **training),
     }
@@ -162,4 +191,7 @@ def compared(cohort: float, **training: object) -> dict[str, Recipe]:
 LABELS = tuple(compared(1))
 ALONE = 1.0  # clients per round of Local, as a share: all of them
 FINE = ("FedAvg", "HDAFL", "centralised")
-NAMES = {"FedAvg_tuned": "FedAvg, then one unsent local epoch"}  # names of labels in tables
+NAMES = {
+    "FedAvg_tuned": "FedAvg, then one unsent local epoch",
+    "FedAvg_equal": "FedAvg, equal weights",
+}

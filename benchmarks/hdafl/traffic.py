@@ -20,7 +20,7 @@ from piebald.partition import ByOwner, Lists, PooledClients
 from piebald.randomness import generator
 
 CENTRAL = "centralised"
-LENGTH = 30  # packets of a flow
+LENGTH = settings.PACKETS
 
 
 @lru_cache(maxsize=1)

@@ -64,6 +64,7 @@ def main() -> None:
     y, clients = labels(asked.rows), asked.clients
     kinds = {
         "Dirichlet(0.5)": Dirichlet(clients=clients, alpha=0.5, test=0.0),
+        "the same by class": Dirichlet(clients=clients, alpha=0.5, by="class", min_size=1, balance=False, test=0.0),
         "two classes each": NonIid(clients=clients, classes_each=2, test=0.0),
     }
     try:
@@ -74,6 +75,9 @@ def main() -> None:
     else:
         others = {
             "Dirichlet(0.5)": lambda: DirichletPartitioner(clients, "label", alpha=0.5, min_partition_size=1, seed=1),
+            "the same by class": lambda: DirichletPartitioner(
+                clients, "label", alpha=0.5, min_partition_size=1, seed=1
+            ),
             "two classes each": lambda: PathologicalPartitioner(clients, "label", num_classes_per_partition=2, seed=1),
         }
     print(f"{asked.rows:,} rows, {clients:,} clients, medians of {asked.repeats} alternating runs")

@@ -72,7 +72,7 @@ class SmallCnn(LeafCnn):
 
 
 class MetisCnn(nn.Module):
-    """Two 5x5 convolutions with pooling and three linear layers, for CIFAR-10 and for digits (Metis, section V).
+    """Two 5x5 convolutions with pooling and three linear layers, for CIFAR-10 and for digits (Metis, section VI).
 
     Metis (Stripelis, Ambite 2020) says "2-CNN" without sizes; these are the sizes of TensorFlow's CIFAR-10 tutorial,
     which McMahan et al. 2017 used as well, without its local response normalisation: 1,756,426 parameters with inputs

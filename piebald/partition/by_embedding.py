@@ -26,9 +26,13 @@ class ByEmbedding(Partition):
     """Each class is cut into regions of an embedding, and each client takes one region of each class.
 
     The simulated non-IID clients of CGAU (Rieger, Høegh, Hansen 2020, section 3.3): embeddings are projected on their
-    first principal components (fitted on training rows), k-means finds as many centroids in each class as there are
-    clients, clients take centroids without replacement, and training and test rows go to the client of the nearest
-    centroid of their class.  All clients have all classes (that have a row for each), but different regions of them.
+    first principal components, k-means finds as many centroids in each class as there are clients, clients take
+    centroids without replacement, and training and test rows go to the client of the nearest centroid of their class.
+    All clients have all classes (that have a row for each), but different regions of them.
+
+    Components and centroids are fitted on the rows that are dealt.  In the paper these are training rows only, as here
+    where a test part is published.  Where none is, clients hold out test rows of their own regions, which have then
+    been seen: set `test_first` to hold them out before anything is fitted.
 
     Attributes:
         clients: number of clients.
@@ -36,12 +40,19 @@ class ByEmbedding(Partition):
         components: number of principal components.
         extractor: "pixels" for the inputs as they are, flattened, or a frozen extractor, "squeezenet" (images) or
             "log_mel" (recordings of 16 kHz); its embeddings are cached on disk.
+        test_first: without a published test part, hold out a share `test` of all rows before components and centroids
+            are fitted; it is dealt like a published one.
     """
 
     clients: int = Field(ge=1)
     shuffle: float = Field(default=0.0, ge=0, le=1)
     components: int = Field(default=2, ge=1)
     extractor: str = "pixels"
+    test_first: bool = False
+
+    def holds_out_first(self, data: DataSet) -> bool:
+        """Whether test rows are held out before the others are dealt."""
+        return self.test_first or super().holds_out_first(data)
 
     def deal(self, data: DataSet, rows: Ints) -> tuple[Ints, Sequence[str]]:
         """The client of each row [n], and names."""

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 class NonIid(Partition):
-    """Every client holds exactly `classes_each` classes (HDAFL's Non-IID(x), Yang, Beliard, Rossi 2020).
+    """Every client holds exactly `classes_each` classes: Metis' Non-IID(x) (Stripelis, Ambite 2020, section VI).
 
     The classes are drawn at random such that each class has the same number of holders (within one); a class's rows are
     dealt evenly over its holders.
 
-    With `sizes` or with more than one number in `classes_each`, as in Metis' "Power Law & Non-IID(8x1,4x1,3x8)"
-    (Stripelis, Ambite 2020), clients get as many rows as `sizes` says (equal by default) and their classes in portions
-    as even as that allows.  Clients choose their classes in order, always those with the most rows left.
+    With `sizes` or with more than one number in `classes_each`, as in the paper's power law and Non-IID(8x1,4x1,3x8),
+    clients get as many rows as `sizes` says (equal by default) and their classes in portions as even as that allows.
+    Clients choose their classes in order, always those with the most rows left.
 
     The paper's notation fixes the number of classes of each client, but not which ones.  To reproduce a printed
     pattern, list the classes of each client in `held`.

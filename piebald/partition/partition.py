@@ -10,7 +10,8 @@ A partition deals the rows of a data set to clients (`deal`).  There are two way
   rows, spread evenly over its classes.  `common` is the union of all clients' test parts.
 
 Rows of one group (`DataSet.groups`: windows of one recording, flows of one session) would leak from training to test,
-so for partitions that scatter rows a share of the groups is held out for testing first.
+so for partitions that scatter rows a share of the groups is held out for testing first.  A partition that learns from
+the rows it deals can hold out a share of all rows first, too (`ByEmbedding.test_first`).
 """
 
 from __future__ import annotations
@@ -81,9 +82,10 @@ class Partition(Component):
         """
         train, test = self._published(data)
         validation = self.validation
-        if test is None and data.groups is not None and self.scatters and self.test:
+        if test is None and self.test and self.holds_out_first(data):
             order = np.zeros(len(train), dtype=np.int64)
-            out = hold_out(order, self.test, key(self.seed, "together"), labels(data, train), data.groups[train])
+            group = None if data.groups is None else data.groups[train]
+            out = hold_out(order, self.test, key(self.seed, "together"), labels(data, train), group)
             train, test = train[~out], train[out]
             validation /= 1 - self.test
         server_rows, train = self._server_rows(data, train)
@@ -128,6 +130,10 @@ class Partition(Component):
         """
         return follow_classes(labels(data, train), client, labels(data, test), self._rng("follow"))
 
+    def holds_out_first(self, data: DataSet) -> bool:
+        """Whether test rows are held out before the others are dealt, where the data set publishes no test part."""
+        return data.groups is not None and self.scatters
+
     def strata(self, data: DataSet) -> Ints:
         """The stratum of each row of the data set, for `limit`, which keeps strata in proportion."""
         return labels(data, np.arange(len(data)))
@@ -146,11 +152,11 @@ class Partition(Component):
             raise self.refuse(f"{data.name} has no class for each row to divide by: use iid or by_owner")
         return labels(data, rows), len(data.classes)
 
-    def check_room(self, clients: int, rows: Ints, least: int = 1) -> None:
-        """Refuse more clients than there are rows for, with `least` rows per client."""
+    def check_room(self, clients: int, rows: Ints, least: int = 1, setting: str = "least") -> None:
+        """Refuse more clients than there are rows for, with `least` rows per client as `setting` says."""
         if clients * least > len(rows):
-            each = "one row" if least == 1 else f"{least} rows (least)"
-            what = "clients" if least == 1 else "clients or least"
+            each = "one row" if least == 1 else f"{least} rows ({setting})"
+            what = "clients" if least == 1 else f"clients or {setting}"
             more = "" if self.limit is None else ", or raise limit"
             raise self.refuse(
                 f"{clients} clients of at least {each} need more than the {len(rows)} rows: lower {what}{more}"

@@ -16,7 +16,7 @@ REMEMBERED = 20  # validation cycles that set a client's own measure of stalenes
 
 
 class AdaptiveFrequency(Sgd):
-    """Train in validation cycles of `epochs` epochs, and stop when further training no longer pays (Metis, section IV).
+    """Train in validation cycles of `epochs` epochs, and stop when further training no longer pays (Metis, section V).
 
     After each cycle the loss on the client's validation rows is compared with the one before (before the first cycle:
     that of the model received).  A cycle fails where it did not fall (C1), or fell by less than `vc_loss` percent (C2);

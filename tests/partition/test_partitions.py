@@ -45,12 +45,15 @@ KINDS = [
     Disjoint(clients=6, classes_each=2, shared_by=2),
     NonIid(clients=9, classes_each=2),
     Dirichlet(clients=8, alpha=0.3),
+    Dirichlet(clients=8, alpha=0.3, by="class", min_size=4),
+    Dirichlet(clients=5, alpha=0.5, by="class", balance=False),
     Iid(clients=7, sizes=PowerLaw()),
     Dirichlet(clients=8, alpha=0.3, sizes=Quantity(alpha=0.5)),
     NonIid(clients=5, classes_each="5x1,3x2,2x2", sizes=Skewed(ratio=3)),
     NonIid(clients=6, classes_each=(3, 3, 4, 4, 5, 6)),
     Shards(clients=8),
     ByEmbedding(clients=3, components=1, shuffle=0.3),
+    ByEmbedding(clients=3, components=1, test_first=True),
 ]
 
 
@@ -105,6 +108,29 @@ def test_limit(kind: Partition, published: int) -> None:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
 def test_rebuilt_from_its_table(kind: Partition) -> None:
     assert build("partition", kind.table()) == kind
+
+
+@pytest.mark.parametrize("published", [0, 400])
+@pytest.mark.parametrize("shuffle", [0.0, 0.3])
+def test_regions_are_fitted_on_training_rows_only(published: int, shuffle: float) -> None:
+    """Before, without a published test part, other inputs in test rows always gave training rows to other clients."""
+    source = data.digits()
+    count = len(source)
+    train, test = (np.arange(count - published), np.arange(count - published, count)) if published else (None, None)
+    kind = ByEmbedding(clients=4, shuffle=shuffle, validation=0.1, test_first=not published)
+
+    def split(x: torch.Tensor) -> PooledClients:
+        return kind.split(DataSet("digits", x, source.y, source.classes, train=train, test=test))
+
+    clients = split(source.x)
+    x = source.x.clone()
+    tested = np.concatenate(of_each(clients, "test"))
+    assert len(tested) > 300
+    x[tested] = 100 * torch.rand(x[tested].shape, generator=torch.Generator().manual_seed(0))
+    changed = split(x)
+    for part in ("train", "validation"):
+        for mine, same in zip(of_each(clients, part), of_each(changed, part), strict=True):
+            assert mine.tolist() == same.tolist()
 
 
 def test_published_rows_follow_the_clients_own_mixture() -> None:
@@ -360,6 +386,7 @@ DIGITS = {
     "disjoint": {"kind": "disjoint", "classes_each": 2, "shared_by": 2},
     "non_iid": {"kind": "non_iid", "classes_each": 3},
     "dirichlet": {"kind": "dirichlet", "alpha": 0.5},
+    "dirichlet, by class": {"kind": "dirichlet", "alpha": 0.5, "by": "class"},
     "shards": {"kind": "shards"},
     "iid, power law": {"kind": "iid", "sizes": {"kind": "power_law"}},
     "iid, skewed": {"kind": "iid", "sizes": {"kind": "skewed"}},
@@ -375,6 +402,7 @@ GOLDEN = {
     "disjoint": "16db67d2dc466b0a",
     "non_iid": "ab44c50f07b1db3b",
     "dirichlet": "48b310b95e7aa45f",
+    "dirichlet, by class": "a11284ac129f53f6",
     "shards": "43e39ed2025653d1",
     "iid, power law": "100b7edd9e8c6011",
     "iid, skewed": "5570e90e6e385e0e",

@@ -1,0 +1,59 @@
+"""Blocks between markers in a Markdown file, and the tables in them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Number:
+    """A figure of a table with its 95 % interval, which one seed does not have."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    @classmethod
+    def of(cls, cell: str) -> Number | None:
+        """Read "+1.6 [-5.5, +8.6]" or "1.6"; None for any other text."""
+        found = re.fullmatch(r"([-+]?[\d.]+)(?: \[([-+]?[\d.]+), ([-+]?[\d.]+)\])?", cell)
+        return None if found is None else cls(*(None if part is None else float(part) for part in found.groups()))
+
+    @property
+    def sign(self) -> int:
+        """1 or -1 where the interval excludes 0, otherwise 0."""
+        if self.low is None or self.high is None:
+            return 0
+        return (self.low > 0) - (self.high < 0)
+
+
+def block(text: str, name: str) -> str:
+    """Return the text between the markers of a name, empty if there are none."""
+    found = re.search(rf"<!-- {name} -->\n(.*?)<!-- end of {name} -->", text, re.DOTALL)
+    return found[1] if found else ""
+
+
+def put(text: str, name: str, inside: str) -> str:
+    """Replace the text between the markers of a name, or append it with its markers."""
+    whole = f"<!-- {name} -->\n{inside.strip()}\n<!-- end of {name} -->"
+    old = re.compile(rf"<!-- {name} -->.*?<!-- end of {name} -->", re.DOTALL)
+    return old.sub(lambda _: whole, text) if old.search(text) else f"{text.rstrip()}\n\n{whole}\n"
+
+
+def sections(inside: str) -> dict[str, str]:
+    """Split a block at its ### headings."""
+    parts = re.split(r"^### (.*)\n", inside, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def rows(inside: str) -> list[dict[str, str]]:
+    """Return the rows of the first table in a text, by the names of its columns."""
+    lines = [line.strip().strip("|") for line in inside.splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line.split("|")] for line in lines]
+    return [dict(zip(cells[0], line, strict=True)) for line in cells[2:] if len(line) == len(cells[0])]
+
+
+def table(heads: list[str], lines: list[list[str]]) -> str:
+    """Return a Markdown table."""
+    return "\n".join(f"| {' | '.join(line)} |" for line in [heads, ["---"] * len(heads), *lines])

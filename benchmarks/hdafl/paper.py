@@ -1,0 +1,74 @@
+"""What the paper prints (Yang, Beliard, Rossi 2020), and its conditions beside those of a run.
+
+FedAvg is evaluated there as the mean over clients of the accuracy on their own test rows (Fig. 3: "clients average
+testing accuracy") of the model that the server has averaged, without a local step: after one, no client with two
+classes would be at 17 %.  HDAFL is evaluated as each client has it, with its own last layer.  Which rows are for
+testing is not printed.
+"""
+
+from __future__ import annotations
+
+import settings
+from settings import Scale
+
+# Accuracy in per cent after 400 rounds, by setting and clients per round: HDAFL, FedAvg.
+TABLE_3: dict[str, dict[int, tuple[float, float]]] = {
+    "iid": {10: (74.90, 78.26), 20: (75.37, 79.00), 50: (75.89, 79.03)},
+    "writer": {10: (79.61, 78.00), 20: (79.97, 78.88), 50: (80.47, 79.06)},
+    "disjoint": {10: (97.53, 17.44), 20: (97.80, 18.99), 31: (97.78, 19.51)},
+}
+# Rounds and MB to 78 %, by clients per round: HDAFL's rounds and MB, FedAvg's rounds and MB.
+TABLE_4: dict[int, tuple[int, float, int, float]] = {
+    10: (139, 86.8, 259, 171.7),
+    20: (110, 137.5, 157, 208.2),
+    50: (83, 259.3, 115, 381.2),
+}
+# Points lost to the centralised model and the communication gain, by rounds: FedAvg's, then HDAFL's.
+TABLE_5: dict[int, tuple[float, float, float, float]] = {
+    4: (2.0, 28.9, 1.2, 32.9),
+    8: (1.6, 14.5, 0.4, 16.5),
+    20: (1.7, 5.8, 0.5, 6.6),
+}
+
+
+def gains(setting: str) -> list[float]:
+    """HDAFL minus FedAvg of table 3 in points, by rising clients per round."""
+    return [ours - base for ours, base in TABLE_3[setting].values()]
+
+
+def printed(scale: Scale, here: bool) -> str:
+    """Return the paper's conditions beside those of the parts "paper" and "traffic".
+
+    Args:
+        scale: the scale of the run.
+        here: whether FEMNIST is here; without it, all 70,000 digits by writer stand in.
+    """
+    plans = settings.paper_plans(scale.paper_rounds, here)
+    every, few = ([str(cohort) for cohort in group] for group in plans)
+    rows = [
+        ("Tables 3 and 4, Fig. 3: --only paper", "", ""),
+        ("data", "FEMNIST, 2000 writers", "FEMNIST, 2000 writers" if here else "MNIST's 70,000 digits, 836 writers"),
+        ("classes", "62", "62" if here else "10"),
+        ("clients", "100; disjoint 31", f"100; disjoint {31 if here else 5}"),
+        ("classes each, disjoint", "2", "2"),
+        ("clients per round", "10, 20, 50", ", ".join(every)),
+        ("the same, disjoint", "10, 20, 31", ", ".join(few)),
+        ("rounds", "400", str(scale.paper_rounds)),
+        ("local epochs", "1", "1"),
+        ("repetitions", "6", str(len(scale.paper_seeds))),
+        ("network", "2 convolutions, 2 linear layers; 66 kB", f"small_cnn: the same; {77 if here else 68} kB"),
+        ("private", "the last layer", "the last layer"),
+        ("batch", "not printed", str(settings.BATCH)),
+        ("learning rate", "not printed", str(settings.LEARNING_RATE)),
+        ("test rows", "not printed", f"{settings.TEST:.0%} of each client's"),
+        ("Table 5: --only traffic", "", ""),
+        ("data", "Huawei's, 1.9 million flows", "FG-Net, 52,356 flows"),
+        ("apps", "35", "53"),
+        ("clients", "2: home, enterprise", "2: two captures, a fortnight apart"),
+        ("input", "sizes of 10 packets", f"sizes of {settings.PACKETS} packets"),
+        ("rounds", "4, 8, 20", ", ".join(map(str, settings.table_5_rounds(scale)))),
+    ]  # fmt: skip
+    lines = [f"{'':26} {'paper':40} here"]
+    for name, theirs, ours in rows:
+        lines += ["", name] if not theirs else [f"  {name:24} {theirs:40} {ours}{'' if theirs == ours else '   *'}"]
+    return "\n".join([*lines, "", "* differs from the paper, or says more than it"])

@@ -1,0 +1,78 @@
+"""HDAFL's benchmark: sentences follow from the tables, and the full scale is the paper's."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "benchmarks" / "hdafl"
+
+
+def run(*command: str | Path) -> str:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(FOLDER)]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *command], env=environment, capture_output=True, text=True, check=False, cwd=FOLDER
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_sentences_follow_from_the_tables(tmp_path: Path) -> None:
+    """Before, the text had FedAvg lose 1.7 and 11.3 points on traffic, and the tables 1.5 and 12.2."""
+    program = """
+import sys
+from pathlib import Path
+import prose
+text = Path("RESULTS.md").read_text("utf-8")
+assert prose.fill(text) == text
+changed = text.replace("| FedAvg | 36.3 [33.0, 39.5] | 12.2 |", "| FedAvg | 36.3 [33.0, 39.5] | 11.3 |")
+assert changed != text
+made = prose.fill(changed)
+print(made.count("loses 11.3 points"), made.count("loses 12.2 points"), text.count("loses 12.2 points"))
+"""
+    assert run("-c", program).split() == ["1", "0", "1"]
+
+
+def test_a_verdict_is_the_sign_of_an_interval() -> None:
+    program = """
+import prose
+from blocks import Number
+print(prose.verdict([1.0, -2.0], [Number(0.5, 0.1, 0.9), Number(-1.0, -1.5, -0.5)]))
+print(prose.verdict([1.0, 1.0], [Number(-3.0, -4.0, -2.0), Number(2.0, -1.0, 5.0)]))
+print(prose.verdict([1.0], [Number(5.0)]))
+"""
+    assert run("-c", program).splitlines() == [
+        "agrees, weaker",
+        "opposite (1 of 2); cannot be told apart (1 of 2)",
+        "cannot be told apart",
+    ]
+
+
+def test_the_full_scale_has_the_papers_conditions(tmp_path: Path) -> None:
+    """Before, the longest runs had 150 rounds of five seeds, and traffic 60 rounds without a value at 4, 8 and 20."""
+    shown = run(FOLDER / "run.py", "--scale", "full", "--dry-run", "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    lines = [line for line in shown.splitlines() if line.startswith("  ") and "*" not in line]
+    same = {re.split(r"  +", line.strip())[0] for line in lines[1:]}
+    assert {"clients per round", "local epochs", "repetitions", "private", "classes each, disjoint", "rounds"} <= same
+    assert len(re.findall(r"^  rounds +4, 8, 20 +4, 8, 20$", shown, re.MULTILINE)) == 1
+
+
+def test_rounds_of_table_5_are_evaluated() -> None:
+    program = """
+import jobs, settings
+for scale in settings.SCALES.values():
+    for job in jobs.traffic_jobs(scale):
+        for rounds in settings.table_5_rounds(scale):
+            assert rounds % job.plan.coarse == 0 and rounds <= job.plan.rounds
+full = settings.SCALES["full"]
+made = list(jobs.paper_jobs(full))
+assert {job.plan.rounds for job in made} == {400}
+assert {job.seed for job in made} == set(range(6))
+assert {job.label for job in made} == set(settings.LABELS)
+"""
+    run("-c", program)

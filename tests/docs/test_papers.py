@@ -1,0 +1,51 @@
+"""The pages of the papers: every figure of ours is in the results that they point to, and nothing is left out."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PARTS = {  # what each paper prints, in its order
+    "cgau": ["Fig. 1", "Fig. 2a", "Table 1", "Fig. 2b", *(f"Fig. 3{panel}" for panel in "abcgh")],
+    "hdafl": ["Table 1", "Table 2", "Fig. 1", "Fig. 2", "Table 3", "Fig. 3", "Table 4", "Table 5"],
+    "smmd": ["Fig. 1", "Fig. 2", "Table 1", "Table 2", "Table 3", "FTL", "source only"],
+}
+SOURCES = {"cgau": ["cgau", "partition"], "hdafl": ["hdafl"], "smmd": ["smmd"]}
+HEADS = ["", "what it shows", "paper", "here", "command", "scale", "verdict"]
+
+
+def rows(paper: str) -> list[list[str]]:
+    """The rows of a page's table, the first after the heading; paper and ours may have other words behind them."""
+    text = (ROOT / "docs" / "papers" / f"{paper}.md").read_text("utf-8")
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert [head.partition(":")[0] for head in cells[0]] == HEADS
+    return cells[2:]
+
+
+@pytest.mark.parametrize("paper", PARTS)
+def test_every_table_and_figure_has_a_row_with_a_verdict(paper: str) -> None:
+    found = rows(paper)
+    assert all(len(row) == len(HEADS) and row[-1] for row in found)
+    missing = [part for part in PARTS[paper] if not any(part in f"{row[0]} {row[1]}" for row in found)]
+    assert missing == []
+    for kind in ("Table", "Fig."):
+        numbers = [int(seen[1]) for row in found if (seen := re.match(rf"{re.escape(kind)} (\d)", row[0]))]
+        assert numbers == sorted(numbers)
+
+
+@pytest.mark.parametrize("paper", PARTS)
+def test_figures_of_ours_are_those_of_the_results(paper: str) -> None:
+    """Before, pages and results could differ; what the paper prints is in its own column."""
+    results = "".join((ROOT / "benchmarks" / name / "RESULTS.md").read_text("utf-8") for name in SOURCES[paper])
+    wrong = [
+        f"{row[0]}, {row[1]}: {number}"
+        for row in rows(paper)
+        for number in re.findall(r"[-+]?\d+\.\d+", row[3])
+        if not re.search(rf"(?<![\d.]){re.escape(number)}(?!\d)", results)
+        and not re.search(rf"(?<![\d.]){re.escape(number.lstrip('+'))}(?!\d)", results)
+    ]
+    assert wrong == []
