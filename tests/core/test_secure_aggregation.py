@@ -31,8 +31,6 @@ from piebald.transforms import Gaussian
 
 from .fakes import SGD, classified, client_work, few, parameters, seeded, simulate
 
-pytest.importorskip("cryptography", reason="needs the extra: pip install 'piebald[secure]'")
-
 ROUNDS = ("advertise_keys", "share_keys", "upload", "unmasking")
 SIZE = 3
 
@@ -523,12 +521,6 @@ def test_what_cannot_go_together(case: str) -> None:
         make()
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_without_the_package_there_is_an_instruction(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys, "installed", lambda: False)
-    with pytest.raises(SettingError, match=r"pip install 'piebald\[secure\]'"):
-        simulate(recipes.fedavg().with_(transforms=[SecureAggregation()]), CLIENTS, model())
 
 
 # ----------------------------------------------------------------------------------------------------------- whole runs

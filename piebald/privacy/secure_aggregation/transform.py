@@ -132,8 +132,6 @@ class SecureAggregation(MaskingTransform):
         return None
 
     def unsupported_model(self, spec: ModelSpec) -> str | None:
-        if not masks.installed():
-            return masks.INSTALL
         if spec.layout.shared == 0:
             return "secure_aggregation has nothing to sum: every layer of the model is private"
         return None
