@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from piebald.client_work import ClientWork
-from piebald.contracts import Query, Update
+from piebald.contracts import Query, SumDemands, Update
 from piebald.parameters import matching
 from piebald.privacy import SecureAggregation
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
@@ -25,7 +26,8 @@ class Policy(BaseModel):
         uploads: the named vectors that an update may carry.
         queries: the kinds of queries that are answered, besides those about the keys of a secure aggregation.
         plugins: modules that may be imported for a run, besides Piebald; they must be installed at the site.
-        secure_aggregation: the least number of clients in a secure aggregation, outside of which no update leaves.
+        secure_aggregation: the least number of clients in a secure aggregation, outside of which no update leaves; or
+            a table of all that is demanded of it.  Runs with secure aggregation must meet its defaults in any case.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -36,7 +38,7 @@ class Policy(BaseModel):
     uploads: list[str] | None = None
     queries: list[str] | None = None
     plugins: list[str] = []
-    secure_aggregation: int | None = Field(default=None, ge=2)
+    secure_aggregation: Annotated[int, Field(ge=2)] | SumDemands | None = None
 
     def reject_reason(self, work: ClientWork) -> str | None:
         """The reason why this site does not work under a run's terms, or None."""
@@ -50,17 +52,13 @@ class Policy(BaseModel):
                     return f"updates would carry {name!r}, this site sends only {', '.join(self.uploads) or 'nothing'}"
         last = work.transforms[-1] if work.transforms else None
         masking = last if isinstance(last, SecureAggregation) else None
-        if self.secure_aggregation is not None:
-            if masking is None:
-                return (
-                    "updates leave this site only inside secure aggregation but the recipe has none: add transform "
-                    "'secure_aggregation'"
-                )
-            if masking.least < self.secure_aggregation:
-                return (
-                    f"sums could be of {masking.least} clients, this site demands {self.secure_aggregation}: "
-                    "set secure_aggregation's least"
-                )
+        if masking is None and self.secure_aggregation is not None:
+            return (
+                "updates leave this site only inside secure aggregation but the recipe has none: add transform "
+                "'secure_aggregation'"
+            )
+        if masking is not None and (reason := masking.demands_reject_reason(self.sum_demands)):
+            return reason
         return self._noise_reject_reason(work.transforms[:-1] if masking else work.transforms, work.trainer.uploads())
 
     def _noise_reject_reason(self, transforms: Sequence[Transform], uploads: Sequence[str]) -> str | None:
@@ -111,6 +109,14 @@ class Policy(BaseModel):
     def allows(self, query: Query) -> bool:
         """Whether a query is answered."""
         return self.queries is None or isinstance(query, KeyQuery) or query.kind in self.queries
+
+    @property
+    def sum_demands(self) -> SumDemands:
+        """What this site demands of a secure aggregation."""
+        demanded = self.secure_aggregation
+        if isinstance(demanded, SumDemands):
+            return demanded
+        return SumDemands() if demanded is None else SumDemands(least=demanded)
 
     @property
     def needs_own_noise(self) -> bool:

@@ -108,7 +108,10 @@ class TaskRunner:
 
     def _with_secrets(self, store: ClientStore, act: Callable[[ClientSecrets], Outcome]) -> Outcome:
         """Call a function with the site's secrets, and write them to disk before its outcome is returned."""
-        secrets = ClientSecrets(self.client, store.secrets(), os.urandom, self._signer)
+        if self._signer is None:
+            return None, "this run masks nothing"
+        demands = self._policy.sum_demands
+        secrets = ClientSecrets(self.client, store.secrets(), os.urandom, self._signer, demands)
         try:
             outcome = act(secrets)
         except Exception as error:  # the site goes on, whatever the server sends
