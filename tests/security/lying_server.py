@@ -30,6 +30,7 @@ class Clients:
     def __init__(self, masking: SecureAggregation, count: int, demands: Any = ANY_SUM) -> None:
         self.masking, self.spec, self.demands = masking, client_work(parameters(SIZE), SGD, (masking,)), demands
         self.kept: dict[int, dict[str, Tensor]] = {client: {} for client in range(count)}
+        self.draws = {client: repeatable(7, client) for client in range(count)}
         self.known, self.state = count, {}
         self.updates = {
             client: Update({"model": torch.full((SIZE,), 0.25 * (1 + client % 7))}, 1, 1, {"loss": 1.0})
@@ -37,8 +38,7 @@ class Clients:
         }
 
     def secrets(self, client: int) -> ClientSecrets:
-        draw = repeatable(7, client)
-        return ClientSecrets(client, self.kept[client], draw, SimulatedSigner(7, client), self.demands)
+        return ClientSecrets(client, self.kept[client], self.draws[client], SimulatedSigner(7, client), self.demands)
 
     def query(self, requests: Sequence[QueryRequest]) -> list[Update | None]:
         return [self.ask(one.client, one.query, one.vectors) for one in requests]

@@ -17,6 +17,7 @@ CASES: list[tuple[int, dict[str, Any]]] = [
     *((50, {"neighbours": neighbours}) for neighbours in (8, 12, 16, 20, 30)),
     *((50, {"neighbours": neighbours, "threshold": 0.51}) for neighbours in (8, 20)),
 ]
+TIERS = [case if case[0] < 50 else pytest.param(*case, marks=pytest.mark.full) for case in CASES]
 WORKED = [(5, 0.51), (5, 0.55), (7, 0.51), (7, 0.55), (10, 0.51), (10, 0.55), (20, 0.51), (20, 0.55)]
 
 
@@ -24,7 +25,7 @@ def summing(**fields: Any) -> SecureAggregation:
     return SecureAggregation(**{"aggregation": {"kind": "equal_weighted"}, "heaviest": 1.0, "least": 2} | fields)
 
 
-@pytest.mark.parametrize(("count", "fields"), CASES, ids=str)
+@pytest.mark.parametrize(("count", "fields"), TIERS, ids=str)
 def test_different_lists_for_different_clients_open_nothing(count: int, fields: dict[str, Any]) -> None:
     """Before, this read single updates for n = 5, 7, 10, 20 at 0.51 and 0.55, and with 8 to 30 neighbours at 2/3."""
     clients = Clients(summing(**fields), count)
@@ -44,6 +45,7 @@ def test_without_signatures_the_same_lies_open_an_update(
         assert read == pytest.approx([0.25 * (1 + victim % 7)] * 3, abs=1e-4)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("neighbours", [8, 12, 16, 20, 30])
 def test_without_signatures_the_same_lies_open_an_update_on_a_ring(
     neighbours: int, monkeypatch: pytest.MonkeyPatch
