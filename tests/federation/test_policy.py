@@ -97,6 +97,10 @@ def test_queries_that_are_not_allowed_get_no_answer() -> None:
     policy = Policy(queries=["evaluate"])
     assert update(policy, 0, Evaluate())[1] is None
     assert update(policy, 0, Validate(classes=10)) == (None, "this site does not answer 'validate'")
+    assert update(Policy(), 0, Evaluate()) == (
+        None,
+        "this site answers no queries beside gaussian, unless its policy names them",
+    )
 
 
 _declared: list[str] = []  # what `Leaking` declares; an engine asks for it after training

@@ -23,6 +23,7 @@ from piebald.contracts import MASKING, SIGNATURE, ClientSecrets, Query, Update
 from piebald.errors import Declined
 from piebald.model_spec import ModelSpec
 from piebald.privacy.secure_aggregation import masks
+from piebald.privacy.secure_aggregation.demands import demands_reject_reason
 from piebald.privacy.secure_aggregation.key_material import (
     BOX,
     ROOT,
@@ -42,7 +43,6 @@ from piebald.privacy.secure_aggregation.masking_graph import (
     rows,
     texts,
 )
-from piebald.privacy.secure_aggregation.security import demands_reject_reason
 from piebald.transforms.base import MaskingTransform
 
 COMMITMENTS = MASKING + "commitments"
