@@ -27,7 +27,7 @@ def summing(**fields: Any) -> SecureAggregation:
 
 @pytest.mark.parametrize(("count", "fields"), TIERS, ids=str)
 def test_different_lists_for_different_clients_open_nothing(count: int, fields: dict[str, Any]) -> None:
-    """Before, this read single updates for n = 5, 7, 10, 20 at 0.51 and 0.55, and with 8 to 30 neighbours at 2/3."""
+    """Before, this read single updates for n = 5, 7, 10, 20 at 0.51 and 0.55, and with 20 and 30 neighbours at 2/3."""
     clients = Clients(summing(**fields), count)
     for victim in (0, count // 2, count - 1):
         assert LyingServer(clients).read(victim) is None

@@ -13,6 +13,7 @@ from torch import Tensor
 from piebald import recipes
 from piebald.contracts import ClientContext, Query, SumDemands, Task, TrainInput, TrainOutput, Trains
 from piebald.errors import SettingError
+from piebald.model_spec import ModelSpec
 from piebald.prepare import Options, PreparedRun, prepare
 from piebald.queries import Evaluate
 from piebald.queries.server_rows import RootLoss, RootTraining
@@ -73,6 +74,15 @@ class Whole(Query):
     def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
         end = trainer.train(inputs, context)
         return TrainOutput(inputs.model, torch.zeros(1), vectors={"told": end.model})
+
+
+class Declared(Whole):
+    """One that declares it."""
+
+    kind = "declared"
+
+    def answer_shape(self, spec: ModelSpec) -> Mapping[str, tuple[int, ...]]:
+        return {"told": (spec.layout.size,)}
 
 
 class Chatty(Query):
@@ -157,6 +167,15 @@ def test_no_answer_carries_more_than_its_query_declares(query: Query) -> None:
     assert "refused by the site's policy: the answer carries" in reason
 
 
+def test_an_answer_as_long_as_the_model_is_refused_beside_protection() -> None:
+    assert ask(runner(Policy()), Declared())[1] is None
+    site = runner(Policy(queries=["declared"], splits=["train"]), PROTECTED["sums"])
+    assert ask(site, Declared()) == (
+        None,
+        "refused by the site's policy: the answer is as long as the model, beside secure_aggregation",
+    )
+
+
 def test_the_server_does_not_choose_how_long_an_answer_is() -> None:
     """A confusion matrix has as many classes as the model, whatever the query says."""
     answer, reason = ask(runner(Policy()), Validate(split="test", classes=5000))
@@ -173,6 +192,7 @@ def test_metrics_do_not_leave_beside_noise() -> None:
 CHOICES: dict[str, Mapping[str, Any]] = {
     "DVW": {"aggregation": "dvw"},
     "DVW behind staleness": {"aggregation": {"kind": "staleness_weighted", "base": {"kind": "dvw"}}},
+    "steps that follow the validation loss": {"training": "adaptive_frequency"},
     "IFCA": {"training": "lowest_loss", "clustering": "ifca"},
     "a vote on clusters": {"clustering": {"kind": "distfl", "normal": "vote"}},
 }

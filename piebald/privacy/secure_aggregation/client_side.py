@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from functools import lru_cache
 
 from piebald.client_work import ClientWork
 from piebald.contracts import SIGNATURE, ClientSecrets, SumDemands, Task, Update
@@ -50,14 +51,17 @@ class SimulatedSigner:
         self._seed, self._client = seed, client
 
     def sign(self, text: bytes) -> bytes:
-        return self._signature(self._client, text)
+        return _signature(self._seed, self._client, text)
 
     def check(self, client: int, text: bytes, signature: bytes) -> bool:
-        return signature == self._signature(client, text)
+        return signature == _signature(self._seed, client, text)
 
-    def _signature(self, client: int, text: bytes) -> bytes:
-        own = key("signature", self._seed, client).to_bytes(8)
-        return hashlib.blake2b(text, key=own).digest().ljust(SIGNATURE, b"\0")
+
+@lru_cache(maxsize=4096)
+def _signature(seed: int, client: int, text: bytes) -> bytes:
+    """A client's simulated signature; kept, since every client checks those of all others."""
+    own = key("signature", seed, client).to_bytes(8)
+    return hashlib.blake2b(text, key=own).digest().ljust(SIGNATURE, b"\0")
 
 
 def repeatable(*words: int | str) -> Callable[[int], bytes]:

@@ -9,7 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from piebald.client_work import ClientWork
 from piebald.contracts import Personalizes, Query, Split, SumDemands, Update
-from piebald.model_spec import ModelSpec
 from piebald.parameters import matching
 from piebald.privacy import SecureAggregation
 from piebald.transforms.base import Transform
@@ -141,15 +140,16 @@ class Policy(BaseModel):
         """How many different models are examined at one version, None for any number."""
         return 1 if self.models_per_version is None and self.protection(work) else self.models_per_version
 
-    @staticmethod
-    def answer_reject_reason(query: Query, answer: Update, spec: ModelSpec) -> str | None:
+    def answer_reject_reason(self, query: Query, answer: Update, work: ClientWork) -> str | None:
         """The reason why an answer must not leave this site, or None: it has the declared form, whatever made it."""
-        declared = query.answer_shape(spec)
+        declared, hiding = query.answer_shape(work), self.protection(work)
         for name, vector in answer.vectors.items():
             if tuple(vector.shape) != declared.get(name):
                 return (
                     f"the answer carries {name!r} of shape {list(vector.shape)}, which {query.kind!r} does not declare"
                 )
+        if hiding and sum(vector.numel() for vector in answer.vectors.values()) >= work.layout.shared:
+            return f"the answer is as long as the model, beside {hiding}"
         if len(answer.metrics) > _NUMBERS:
             return f"the answer carries {len(answer.metrics)} numbers, at most {_NUMBERS} are allowed"
         return None
