@@ -92,10 +92,10 @@ class Recipe(BaseModel):
                     f"{transform.kind} protects only the model but {self.training.kind} also sends {extra[0]!r}: "
                     f"choose another training, or drop {transform.kind}"
                 )
-        self._check_disclosures()
         for component in self.components:
             if why := component.incompatible_with(self):
                 raise ValueError(why)
+        self._check_disclosures()
         return self
 
     def _check_masking(self) -> None:

@@ -62,7 +62,8 @@ class TaskRunner:
         self.work, self.client, self._policy, self._signer = work, prepared.client, policy, signer
         self._declared = declared_vectors(work)  # as the policy saw them: what is declared later does not count
         self._examined = ExaminedModels()
-        self._noisy = any(isinstance(one, Gaussian) and one.where == "client" for one in work.transforms)
+        noises = [one for one in work.transforms if isinstance(one, Gaussian) and one.where == "client"]
+        self._noisy = any(one.multiplier for one in noises)
         self._initial_state = work.initial_state()
         # one engine for each thread: a query is answered while the other trains
         engines = (make_engine("sequential", work, prepared.clients, torch.device(device), False) for _ in range(2))
