@@ -39,6 +39,11 @@ class ClientWork(ModelSpec):
         """How training hides single rows, or None."""
         return self.trainer.row_privacy() if isinstance(self.trainer, HidesRows) else None
 
+    @property
+    def protection(self) -> str | None:
+        """The kind of the component that hides rows or updates, or None."""
+        return next((one.kind for one in (self.trainer, *self.transforms) if one.protects), None)
+
     def initial_state(self) -> dict[str, Tensor]:
         """A client's state before its first task."""
         if not isinstance(self.trainer, KeepsClientState):

@@ -44,6 +44,7 @@ class Component(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
     axis: ClassVar[str] = ""
+    protects: ClassVar[bool] = False  # whether it hides rows or updates, by noise or in sums
     kind: ClassVar[str] = ""
     registry: ClassVar[dict[str, dict[str, type[Component]]]] = {}
 
@@ -78,6 +79,13 @@ class Component(BaseModel):
     def needs_validation_rows(self) -> bool:
         """Whether clients must hold validation rows."""
         return False
+
+    def discloses(self) -> str | None:
+        """What clients tell about their rows for this component, besides updates, or None.
+
+        No privacy budget counts it, so it is refused beside noise and secure aggregation.
+        """
+        return None
 
     def incompatible_with(self, recipe: RecipeComponents) -> str | None:
         """Why this component cannot work beside the other components of a recipe, or None."""

@@ -131,6 +131,11 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: Options) 
     federation, unseen = hold_out(some_clients(clients), options.unseen, options.seed)
     work, adapted = _work(recipe, federation, model, options)
     objective = work.objective
+    if options.evaluate_split == "train" and work.protection is not None:
+        raise SettingError(
+            f"scores on training rows tell what {work.protection} hides, and no privacy budget counts them: evaluate "
+            "on split 'test' or 'validation', got 'train'"
+        )
     where = _runtime(recipe, federation, work, options.runtime)
     _check_rows_are_here(where, federation, options)
     _check_fit(adapted, federation, work)

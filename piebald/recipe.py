@@ -95,6 +95,7 @@ class Recipe(BaseModel):
         for component in self.components:
             if why := component.incompatible_with(self):
                 raise ValueError(why)
+        self._check_disclosures()
         return self
 
     def _check_masking(self) -> None:
@@ -108,6 +109,15 @@ class Recipe(BaseModel):
                 f"{masking.kind} shows the server only sums but {component.kind} needs individual updates: "
                 f"choose another {component.axis}, or drop {masking.kind}"
             )
+
+    def _check_disclosures(self) -> None:
+        hiding = next((one.kind for one in self.components if one.protects), None)
+        for component in self.components if hiding else ():
+            if told := component.discloses():
+                raise ValueError(
+                    f"{hiding} protects what clients send but {component.kind} has them tell {told}, which no privacy "
+                    f"budget counts: choose another {component.axis}, or drop {hiding}"
+                )
 
     def _check_cached(self) -> None:
         if not isinstance(self.server_optimizer, CachedAverage):

@@ -17,7 +17,7 @@ import torch
 from piebald.aggregation import EqualWeighted
 from piebald.contracts import ClientSecrets, QueryRequest, Task, Update
 from piebald.privacy import SecureAggregation
-from piebald.privacy.secure_aggregation.client_side import masked, repeatable, replied
+from piebald.privacy.secure_aggregation.client_side import ANY_SUM, SimulatedSigner, masked, repeatable, replied
 
 NUMBERS = 1_000_000
 CASES = [(10, None, 32), (10, None, 64), (100, None, 32), (100, 20, 32), (100, 20, 64)]
@@ -29,7 +29,10 @@ class LocalContext:
     def __init__(self, masking: SecureAggregation, count: int) -> None:
         self.spec: Any = SimpleNamespace(layout=SimpleNamespace(shared=NUMBERS))
         self.work: Any = SimpleNamespace(masking=masking)
-        self.secrets = {client: ClientSecrets(client, {}, repeatable(client)) for client in range(count)}
+        self.secrets = {
+            client: ClientSecrets(client, {}, repeatable(client), SimulatedSigner(0, client), ANY_SUM)
+            for client in range(count)
+        }
         self.spent: dict[str, list[float]] = {}
         self.down: dict[str, int] = {}
         self.up: dict[str, int] = {}

@@ -38,6 +38,9 @@ class Dvw(Linear):
     def needs_validation_rows(self) -> bool:
         return True
 
+    def discloses(self) -> str | None:
+        return "counts of right and wrong answers on their validation rows"
+
     def weight(self, update: Update, staleness: int = 0) -> float:
         return update.metrics["validation_weight"]
 

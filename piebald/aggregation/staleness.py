@@ -46,6 +46,9 @@ class StalenessWeighted(Linear):
     a: float = Field(default=0.5, gt=0)
     b: float = Field(default=4, ge=0)
 
+    def discloses(self) -> str | None:
+        return self.base.discloses()
+
     def prepare(self, cohort: Cohort, context: ServerContext) -> Cohort:
         return self.base.prepare(cohort, context) if isinstance(self.base, PreparesCohort) else cohort
 

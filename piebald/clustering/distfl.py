@@ -117,6 +117,9 @@ class Distfl(Clustering):
     def needs_validation_rows(self) -> bool:
         return self.normal == "vote"
 
+    def discloses(self) -> str | None:
+        return "losses of every cluster's model on their validation rows" if self.normal == "vote" else None
+
     def unsupported_model(self, spec: ModelSpec) -> str | None:
         if spec.objective.name != "classification":
             return f"distfl compares what models make of classes but this is {spec.objective.name}: use another group"

@@ -28,7 +28,7 @@ from piebald.contracts.messages import (
     WeighsUpdates,
 )
 from piebald.contracts.runtime import Checkpoint, DismissesSites, Runtime
-from piebald.contracts.secrets import SIGNATURE, ClientSecrets, Signer
+from piebald.contracts.secrets import SIGNATURE, ClientSecrets, Signer, SumDemands
 from piebald.contracts.server import Cohort, KeyAgreement, QueryRequest, RunRecorder, ServerContext, StepContext
 from piebald.contracts.training import (
     ClientContext,
@@ -75,6 +75,7 @@ __all__ = [
     "Signer",
     "Split",
     "StepContext",
+    "SumDemands",
     "SumRequest",
     "Task",
     "TrainInput",

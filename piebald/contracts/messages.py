@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from piebald.component import Component
+from piebald.contracts.data import Split
 from piebald.contracts.training import ClientContext, TrainInput, TrainOutput, Trains
 
 if TYPE_CHECKING:
@@ -19,9 +20,26 @@ MASKING = "masking/"  # names of what a task brings for the masking transform, a
 
 
 class Query(Component):
-    """A question to a client other than to train.  Its answer is a pure function of what the client holds."""
+    """A question to a client other than to train.  Its answer is a pure function of what the client holds.
+
+    Attributes:
+        asked_of: whose rows it is about: the "clients'", or those that the "server" keeps, which no site answers.
+    """
 
     axis = "query"
+    asked_of: ClassVar[Literal["clients", "server"]] = "clients"
+
+    def rows_read(self, personal: bool) -> set[Split]:
+        """The rows that an answer depends on; those of training where a query does not say otherwise.
+
+        Args:
+            personal: whether clients have models of their own, or private layers, which know their training rows.
+        """
+        return {"train"}
+
+    def answer_shape(self, spec: ModelSpec) -> Mapping[str, tuple[int, ...]]:
+        """Names and shapes of the vectors of an answer; a site sends no others."""
+        return {}
 
     def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
         """Answer for a stack of clients."""

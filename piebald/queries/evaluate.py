@@ -22,6 +22,9 @@ class Evaluate(Query):
     split: Split = "test"
     personal: bool = True
 
+    def rows_read(self, personal: bool) -> set[Split]:
+        return {self.split, "train"} if personal and self.personal else {self.split}
+
     def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
         whole = inputs.shared == inputs.model.shape[-1]
         models = {"global": inputs.model} if whole else {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from piebald.contracts import ClientContext, Query, TrainInput, TrainOutput, Trains, Update
@@ -10,6 +12,8 @@ from piebald.model_spec import ModelSpec
 
 class RootLoss(Query):
     """The loss of a model on the rows that the server keeps for itself (`Clients.server_rows`)."""
+
+    asked_of = "server"
 
     def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
         scores, count = context.score(inputs.model, "train")
@@ -23,10 +27,15 @@ class RootLoss(Query):
 class RootTraining(Query):
     """The change [s] of the model that training on the server's own rows makes, as vector "model"."""
 
+    asked_of = "server"
+
     def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
         end = trainer.train(inputs, context)
         change = (end.model - inputs.model)[:, : inputs.shared]
         return TrainOutput(inputs.model, torch.zeros(len(inputs.versions)), vectors={"model": change})
+
+    def answer_shape(self, spec: ModelSpec) -> Mapping[str, tuple[int, ...]]:
+        return {"model": (spec.layout.shared,)}
 
     def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
         change = answer.vectors.get("model")

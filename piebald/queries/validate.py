@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 import torch
 from pydantic import Field
 
@@ -22,6 +25,13 @@ class Validate(Query):
 
     split: Split = "validation"
     classes: int = Field(default=0, ge=0)
+
+    def rows_read(self, personal: bool) -> set[Split]:
+        return {self.split, "train"} if personal else {self.split}
+
+    def answer_shape(self, spec: ModelSpec) -> Mapping[str, tuple[int, ...]]:
+        """The counts, whose number the query cannot choose: C is that of the model's outputs."""
+        return {"confusion": (math.prod(spec.outputs) ** 2,)} if self.classes else {}
 
     def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
         if not self.classes:

@@ -50,6 +50,9 @@ class AdaptiveFrequency(Sgd):
     def needs_validation_rows(self) -> bool:
         return True
 
+    def discloses(self) -> str | None:
+        return "by the number of steps how their loss on validation rows went"
+
     def initial_state(self, model: Tensor, shared: int) -> dict[str, Tensor]:
         past = {"staleness": torch.zeros(REMEMBERED), "seen": torch.zeros(1), "met": torch.zeros(2).double()}
         return super().initial_state(model, shared) | past

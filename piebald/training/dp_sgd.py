@@ -37,6 +37,8 @@ class DpSgd(Sgd):
         mu: strength of a proximal term as in FedProx, at least 0.
     """
 
+    protects = True
+
     clip: float = Field(default=1.0, gt=0)
     noise: float = Field(default=1.0, ge=0)
     mu: float = Field(default=0.0, ge=0)

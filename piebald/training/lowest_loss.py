@@ -16,6 +16,9 @@ class LowestLoss(Sgd):
     metric "cluster", -1 without candidates.  Private layers stay the client's own with every candidate.
     """
 
+    def discloses(self) -> str | None:
+        return "which model has the lowest loss on their training rows"
+
     def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
         offered = inputs.vectors.get("candidates")
         if offered is None:

@@ -53,6 +53,7 @@ class MaskingTransform(Transform):
     """The last transform of a recipe whose server sees sums of updates and no single one."""
 
     axis = "transforms"
+    protects = True
 
     @abstractmethod
     def agree_keys(self, clients: Sequence[int], context: ServerContext) -> KeyAgreement:

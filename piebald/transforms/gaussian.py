@@ -37,6 +37,7 @@ class Gaussian(Transform):
         where: where the noise is added.
     """
 
+    protects = True
     protects_model_only = True
 
     clip: float = Field(gt=0)

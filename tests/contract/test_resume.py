@@ -173,7 +173,9 @@ MASKED = {
 }
 KEY_ROUNDS = {
     "keys advertised": ("_reply", Simulation, 6, True),
-    "shares sent": ("_reply", Simulation, 14, False),
+    "shares sent": ("_reply", Simulation, 8, False),
+    "survivors confirmed": ("_reply", Simulation, 14, True),
+    "the sum opened": ("_reply", Simulation, 19, False),
     "masked": ("_deliver", Simulation, 40, True),
     "unmasked": ("unmask", MaskedRounds, 2, True),
     "just stepped": POINTS["just stepped"],

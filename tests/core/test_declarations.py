@@ -218,7 +218,6 @@ def test_secure_aggregation_refuses_what_it_would_not_compute(aggregator: Linear
 
 
 def test_secure_aggregation_computes_a_users_weighted_mean() -> None:
-    pytest.importorskip("cryptography")
     recipe = recipes.fedavg(lr=0.1, batch=4).with_(aggregation=BySteps())
     plain, masked = (
         piebald.run(recipe.with_(transforms=transforms), federation(), model, **FEW).model()

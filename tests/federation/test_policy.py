@@ -59,8 +59,12 @@ def summed(*before: dict[str, Any], **fields: Any) -> dict[str, Any]:
         ({"noise": 1.5}, noisy(), "noise of 1 clips, this site demands at least 1.5"),
         ({"noise": 1.0}, noisy(where="server"), "at the server"),
         ({"secure_aggregation": 3}, {"name": "fedavg"}, "only inside secure aggregation but the recipe has none"),
-        ({"secure_aggregation": 3}, summed(), "sums could be of 2 clients, this site demands 3"),
-        ({"secure_aggregation": 3}, summed(least=3), None),
+        ({"secure_aggregation": 5}, summed(), "sums could be of 3 clients, this site demands 5"),
+        ({"secure_aggregation": 5}, summed(least=5), None),
+        ({}, summed(least=2), "sums could be of 2 clients, this site demands 3"),
+        ({}, summed(threshold=0.6), "a share of 0.6 of a key's shares opens a mask, this site demands 0.667"),
+        ({"secure_aggregation": {"threshold": 0.6}}, summed(threshold=0.6), None),
+        ({"secure_aggregation": {"neighbours": 40}}, summed(neighbours=20), "demands 40"),
         ({"noise": 1.0}, summed(*noisy()["transforms"]), None),
         ({"noise": 1.0}, summed(), "the recipe does not do that"),
     ],
@@ -93,6 +97,10 @@ def test_queries_that_are_not_allowed_get_no_answer() -> None:
     policy = Policy(queries=["evaluate"])
     assert update(policy, 0, Evaluate())[1] is None
     assert update(policy, 0, Validate(classes=10)) == (None, "this site does not answer 'validate'")
+    assert update(Policy(), 0, Evaluate()) == (
+        None,
+        "this site answers no queries beside gaussian, unless its policy names them",
+    )
 
 
 _declared: list[str] = []  # what `Leaking` declares; an engine asks for it after training

@@ -12,7 +12,8 @@ import torch
 from piebald.contracts import SIGNATURE, ClientSecrets, Task, Update
 from piebald.errors import Declined, SettingError
 from piebald.privacy.secure_aggregation.client_side import repeatable
-from piebald.privacy.secure_aggregation.key_queries import SIGNED, AdvertiseKeys, ShareKeys, public_keys
+from piebald.privacy.secure_aggregation.key_material import public_keys
+from piebald.privacy.secure_aggregation.key_queries import SIGNED, AdvertiseKeys, ShareKeys
 from piebald.privacy.secure_aggregation.masking_graph import KEYS, texts
 from piebald.privacy.secure_aggregation.server_side import SecureRound
 from piebald.privacy.secure_aggregation.transform import SecureAggregation
@@ -35,7 +36,7 @@ def test_a_site_that_dies_before_unmasking(sites: Sites, monkeypatch: pytest.Mon
     wire = captured(monkeypatch)
     real, calls = SecureRound._shares, []
 
-    def dying(self: SecureRound, arrived: Any, context: Any) -> Any:
+    def dying(self: SecureRound, arrived: Any, signed: Any, context: Any) -> Any:
         calls.append(list(arrived))
         sites.kill("site-2")
         if len(calls) == 1:
@@ -43,7 +44,7 @@ def test_a_site_that_dies_before_unmasking(sites: Sites, monkeypatch: pytest.Mon
         else:
             shared = context._server.runtime.shared
             shared.timeouts = replace(shared.timeouts, silence=2.0)
-        return real(self, arrived, context)
+        return real(self, arrived, signed, context)
 
     monkeypatch.setattr(SecureRound, "_shares", dying)
     try:

@@ -29,8 +29,6 @@ from piebald.vertical.transfer_settings import TransferRuntime
 
 from .test_processes import HELD, KILLED_AFTER, assert_as_undisturbed, settings
 
-pytest.importorskip("cryptography", reason="credentials need pip install 'piebald[federation]'")
-
 
 def credentials(folder: Path, port: int | None = None) -> dict[str, Credentials]:
     described = Description(name="two", host="127.0.0.1", port=port or free_port(), days=2, sites=["bank"])

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from functools import lru_cache
 
 from piebald.client_work import ClientWork
-from piebald.contracts import ClientSecrets, Task, Update
+from piebald.contracts import SIGNATURE, ClientSecrets, SumDemands, Task, Update
 from piebald.errors import Declined
 from piebald.parameters import nbytes
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 from piebald.randomness import key
 
+ANY_SUM = SumDemands(least=2, threshold=0.5, colluding=0)  # what clients of a simulation demand
 Outcome = tuple[Update | None, str | None]  # an update, or why there is none
 
 
@@ -36,6 +38,30 @@ def masked(update: Update, task: Task, work: ClientWork, secrets: ClientSecrets)
         return masking.mask(update, task, secrets), None
     except Declined as error:
         return None, str(error)
+
+
+class SimulatedSigner:
+    """Signs for one client of a simulation, and checks the others (`contracts.Signer`).
+
+    Signatures are keyed digests with keys that follow from the run's seed, so the protocol is the same as among real
+    sites; whoever knows the seed could make them.
+    """
+
+    def __init__(self, seed: int, client: int) -> None:
+        self._seed, self._client = seed, client
+
+    def sign(self, text: bytes) -> bytes:
+        return _signature(self._seed, self._client, text)
+
+    def check(self, client: int, text: bytes, signature: bytes) -> bool:
+        return signature == _signature(self._seed, client, text)
+
+
+@lru_cache(maxsize=4096)
+def _signature(seed: int, client: int, text: bytes) -> bytes:
+    """A client's simulated signature; kept, since every client checks those of all others."""
+    own = key("signature", seed, client).to_bytes(8)
+    return hashlib.blake2b(text, key=own).digest().ljust(SIGNATURE, b"\0")
 
 
 def repeatable(*words: int | str) -> Callable[[int], bytes]:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from piebald.contracts import MASKING
 from piebald.errors import Declined
 from piebald.privacy.secure_aggregation.masks import KEY, derive
+from piebald.privacy.secure_aggregation.security import quorum
 
 MEMBERS, KEYS, CONTEXT = MASKING + "members", MASKING + "keys", MASKING + "context"
+
+Neighbours = Mapping[int, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,7 @@ class MaskingGraph:
         members: client numbers, increasing.
         keys: of each, 64 bytes: the public key of its masks, then that of its boxes.
         threshold: how many shares open a mask, more than half of those there are.
+        ring: the clients in the order of the ring.
         neighbours: of each client, increasing.
         context: digest of the list and the settings.
     """
@@ -37,7 +43,8 @@ class MaskingGraph:
     members: tuple[int, ...]
     keys: Mapping[int, bytes]
     threshold: int
-    neighbours: Mapping[int, tuple[int, ...]]
+    ring: tuple[int, ...]
+    neighbours: Neighbours
     context: bytes
 
     @classmethod
@@ -66,13 +73,23 @@ class MaskingGraph:
                 "many, and less than twice that many who hold shares of a key"
             )
         context = derive(b"".join(keys), "graph", settings, wanted, *members)
-        return cls(
-            tuple(members),
-            dict(zip(members, keys, strict=True)),
-            wanted,
-            _neighbours(members, holders, context),
-            context,
-        )
+        ring, neighbours = _ring(tuple(members), holders, context)
+        return cls(tuple(members), dict(zip(members, keys, strict=True)), wanted, ring, neighbours, context)
+
+    @property
+    def holders_each(self) -> int:
+        """How many hold shares of a client's keys: its neighbours and itself."""
+        return len(self.neighbours[self.members[0]]) + 1
+
+    @property
+    def complete(self) -> bool:
+        """Whether all are neighbours of all."""
+        return self.holders_each == len(self.members)
+
+    @property
+    def quorum(self) -> int:
+        """How many clients must sign one list of survivors: the same share of them as of a key's shares."""
+        return quorum(len(self.members), self.holders_each, self.threshold)
 
     def holders(self, client: int) -> tuple[int, ...]:
         """Who has shares of a client's keys: its neighbours and itself, increasing."""
@@ -86,13 +103,48 @@ class MaskingGraph:
         """The list as it travels."""
         return {MEMBERS: numbers(self.members), KEYS: rows([self.keys[client] for client in self.members], 2 * KEY)}
 
+    def check_survivors(self, survivors: Collection[int], least: int) -> None:
+        """Refuse a list of survivors whose sum must not be opened.
 
-def _neighbours(members: Sequence[int], holders: int, context: bytes) -> dict[int, tuple[int, ...]]:
+        Each of them needs `threshold` survivors among those who hold its shares, and together they must not fall into
+        parts that share no mask: the sum of each part could be read.  On a ring, parts are cut off where all of k / 2
+        places in a row are missing, twice.
+
+        Args:
+            survivors: whose masked updates arrived.
+            least: so many there must be at least; the quorum is demanded in any case.
+
+        Raises:
+            Declined: it is not of these clients, or too short, or leaves parts.
+        """
+        there = {*survivors}
+        if not there <= {*self.members}:
+            raise Declined("the list of survivors is not of this sum")
+        wanted = max(self.quorum, self.threshold, least)
+        if len(there) < wanted:
+            raise Declined(f"{len(there)} of {len(self.members)} clients arrived, it takes {wanted}")
+        if self.complete:
+            return
+        reach = self.holders_each // 2
+        on_ring = np.array([client in there for client in self.ring])
+        sums = np.concatenate(([0], np.cumsum(np.concatenate((on_ring[-reach:], on_ring, on_ring[:reach])))))
+        near = int((sums[2 * reach + 1 :] - sums[: -2 * reach - 1])[on_ring].min())
+        if near < self.threshold:
+            raise Declined(f"of those who hold shares of one client {near} arrived, it takes {self.threshold}")
+        places = np.flatnonzero(on_ring)
+        gaps = np.diff(np.append(places, places[0] + len(self.ring))) - 1
+        if int((gaps >= reach).sum()) > 1:
+            raise Declined("those who arrived fall into parts that share no mask")
+
+
+@lru_cache(maxsize=8)
+def _ring(members: tuple[int, ...], holders: int, context: bytes) -> tuple[tuple[int, ...], Neighbours]:
+    """The ring, and each client's neighbours on it; kept, since all clients of a simulation ask for the same one."""
     if holders == len(members):
-        return {client: tuple(one for one in members if one != client) for client in members}
-    ring = sorted(members, key=lambda client: derive(context, "ring", client))
+        return members, {client: tuple(one for one in members if one != client) for client in members}
+    ring = tuple(sorted(members, key=lambda client: derive(context, "ring", client)))
     reach = (holders - 1) // 2
-    return {
+    return ring, {
         client: tuple(sorted(ring[(place + step) % len(ring)] for step in range(-reach, reach + 1) if step))
         for place, client in enumerate(ring)
     }

@@ -9,28 +9,21 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from piebald.errors import Declined, SettingError
+from piebald.errors import Declined
 
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-
-INSTALL = "secure aggregation need the package cryptography: pip install 'piebald[secure]'"
 KEY = 32  # bytes of a key
 TAG = 16  # bytes that a box is longer than what is in it
 _PIECE = 1 << 16  # numbers masked at a time, so that what a piece needs stays in the processor's cache
 
 Words = str | bytes | int
-
-
-def installed() -> bool:
-    """Whether the primitives are there."""
-    import importlib.util
-
-    return importlib.util.find_spec("cryptography") is not None
 
 
 def derive(secret: bytes, *words: Words, length: int = KEY) -> bytes:
@@ -49,7 +42,7 @@ def private_key(root: bytes, purpose: str) -> bytes:
 
 def public_key(private: bytes) -> bytes:
     """The public key that belongs to a private one, 32 bytes."""
-    return _key(private).public_key().public_bytes_raw()
+    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
 def agree(private: bytes, theirs: bytes, *words: Words) -> bytes:
@@ -58,10 +51,8 @@ def agree(private: bytes, theirs: bytes, *words: Words) -> bytes:
     Raises:
         Declined: the other key is none.
     """
-    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
-
     try:
-        shared = _key(private).exchange(X25519PublicKey.from_public_bytes(theirs))
+        shared = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(theirs))
     except ValueError:  # a point of low order: everybody would know what comes out
         raise Declined("a public key in the list is no key") from None
     return derive(shared, *words)
@@ -69,8 +60,6 @@ def agree(private: bytes, theirs: bytes, *words: Words) -> bytes:
 
 def encrypt_box(key: bytes, text: bytes) -> bytes:
     """Text that only who has the key can read or change.  A key masks one text: the nonce is always 0."""
-    from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
-
     return ChaCha20Poly1305(key).encrypt(bytes(12), text, None)
 
 
@@ -80,9 +69,6 @@ def decrypt_box(key: bytes, box: bytes) -> bytes:
     Raises:
         Declined: it was made with another key, or changed.
     """
-    from cryptography.exceptions import InvalidTag
-    from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
-
     try:
         return ChaCha20Poly1305(key).decrypt(bytes(12), box, None)
     except InvalidTag:
@@ -95,9 +81,7 @@ def add_masks(vector: np.ndarray[Any, Any], plus: Sequence[bytes], minus: Sequen
     A mask is the key stream of AES-256 in counter mode under its seed, read as numbers of the vector's type; arithmetic
     wraps around.  A seed is used for one mask only.
     """
-    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-
-    streams = [Cipher(algorithms.AES256(seed), modes.CTR(bytes(16))).encryptor() for seed in (*plus, *minus)]
+    streams = [key_stream(seed) for seed in (*plus, *minus)]
     width = vector.dtype.itemsize
     zeros = bytes(min(len(vector), _PIECE) * width)
     for start in range(0, len(vector), _PIECE):
@@ -111,9 +95,6 @@ def add_masks(vector: np.ndarray[Any, Any], plus: Sequence[bytes], minus: Sequen
                 piece -= mask
 
 
-def _key(private: bytes) -> X25519PrivateKey:
-    try:
-        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-    except ImportError:
-        raise SettingError(INSTALL) from None
-    return X25519PrivateKey.from_private_bytes(private)
+def key_stream(seed: bytes) -> CipherContext:
+    """What turns zeros into the key stream of AES-256 in counter mode under a seed of 32 bytes."""
+    return Cipher(algorithms.AES256(seed), modes.CTR(bytes(16))).encryptor()

@@ -10,25 +10,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from piebald.contracts import PartialSum, Query, QueryRequest, ServerContext, Update
+from piebald.contracts import SIGNATURE, PartialSum, Query, QueryRequest, ServerContext, Update
 from piebald.errors import Declined
 from piebald.privacy.secure_aggregation import masks, shamir
+from piebald.privacy.secure_aggregation.key_material import BOX, pair_seed, proof
 from piebald.privacy.secure_aggregation.key_queries import (
-    BOX,
     BOXES,
+    COMMITMENTS,
     PROOF,
     SENDERS,
     SHARES,
     SIGNED,
     SUM,
-    SURVIVORS,
     AdvertiseKeys,
+    CommitKeys,
     ShareKeys,
-    Unmasking,
-    pair_seed,
-    proof,
 )
-from piebald.privacy.secure_aggregation.masking_graph import CONTEXT, KEYS, MaskingGraph, numbers, rows, texts
+from piebald.privacy.secure_aggregation.masking_graph import (
+    CONTEXT,
+    KEYS,
+    MEMBERS,
+    MaskingGraph,
+    numbers,
+    rows,
+    texts,
+)
+from piebald.privacy.secure_aggregation.unmasking import SIGNERS, SURVIVORS, ConfirmSurvivors, Unmasking
 
 if TYPE_CHECKING:
     from piebald.model_spec import ModelSpec
@@ -42,9 +49,13 @@ class SumSettings(Protocol):
     @property
     def least(self) -> int: ...
     @property
+    def neighbours(self) -> int | None: ...
+    @property
     def bits(self) -> int: ...
     @property
-    def range(self) -> float: ...
+    def reach(self) -> float: ...
+    @property
+    def loss_reach(self) -> float: ...
     @property
     def heaviest(self) -> float | None: ...
     @property
@@ -76,16 +87,13 @@ class SecureRound:
     @classmethod
     def of(cls, transform: SumSettings, clients: Sequence[int], context: ServerContext) -> SecureRound:
         """Have clients exchange keys and shares."""
-        answers = context.query([QueryRequest(client, AdvertiseKeys(), {}) for client in clients])
-        told = {client: answer.vectors for client, answer in zip(clients, answers, strict=True) if answer is not None}
+        told = _keys(transform.neighbours is not None, clients, context)
         members = sorted(told)
         try:
             graph = transform.graph(members, [texts(told[client][KEYS], 2 * masks.KEY)[0] for client in members])
         except Declined as error:
             return cls._given_up(transform, clients, f"{len(clients)} clients were asked for keys: {error}")
-        about = dict(graph.vectors())
-        if all(SIGNED in vectors and len(vectors[SIGNED]) == 1 for vectors in told.values()):
-            about[SIGNED] = torch.cat([told[client][SIGNED] for client in members])
+        about = {**graph.vectors(), SIGNED: torch.cat([told[client][SIGNED] for client in members])}
         shares = _asked(context, ShareKeys(), dict.fromkeys(members, about), SHARES, BOX)
         boxes: dict[int, dict[int, bytes]] = {client: {} for client in shares}
         for sender, sent in shares.items():
@@ -113,7 +121,7 @@ class SecureRound:
         sent = self.boxes[client]
         return {
             CONTEXT: rows([self.graph.context], masks.KEY),
-            SENDERS: numbers(sorted(sent)),
+            SENDERS: numbers(sorted(self.boxes)),
             BOXES: rows([sent[sender] for sender in sorted(sent)], BOX),
         }
 
@@ -122,11 +130,9 @@ class SecureRound:
         if graph is None:
             return "no secure aggregation: no client has keys"
         arrived = sorted(masked)
-        least = max(graph.threshold, self.transform.least)
-        if len(arrived) < least:
-            return f"no secure aggregation: {len(arrived)} of {len(self.boxes)} clients arrived, it takes {least}"
-        known = self._shares(arrived, context)
         try:
+            graph.check_survivors(arrived, self.transform.least)
+            known = self._shares(arrived, self._confirmed(arrived, context), context)
             total = self._sum(masked, known)
         except Declined as error:
             return f"no secure aggregation: {error}"
@@ -134,10 +140,32 @@ class SecureRound:
 
     # -- opening
 
-    def _shares(self, arrived: Sequence[int], context: ServerContext) -> dict[int, dict[int, bytes]]:
-        """The shares by whose they are and by place: of own masks for those who arrived, of keys for the others."""
+    def _confirmed(self, arrived: Sequence[int], context: ServerContext) -> Mapping[int, bytes]:
+        """The signatures of survivors for their list.
+
+        Raises:
+            Declined: they are too few.
+        """
         assert self.graph is not None
         about = {CONTEXT: rows([self.graph.context], masks.KEY), SURVIVORS: numbers(arrived)}
+        signed = _asked(context, ConfirmSurvivors(), dict.fromkeys(arrived, about), SIGNED, SIGNATURE)
+        if len(signed) < self.graph.quorum:
+            raise Declined(
+                f"{len(signed)} of {len(arrived)} clients confirmed who arrived, it takes {self.graph.quorum}"
+            )
+        return {client: one[0] for client, one in signed.items()}
+
+    def _shares(
+        self, arrived: Sequence[int], signed: Mapping[int, bytes], context: ServerContext
+    ) -> dict[int, dict[int, bytes]]:
+        """The shares by whose they are and by place: of own masks for those who arrived, of keys for the others."""
+        assert self.graph is not None
+        about = {
+            CONTEXT: rows([self.graph.context], masks.KEY),
+            SURVIVORS: numbers(arrived),
+            SIGNERS: numbers(sorted(signed)),
+            SIGNED: rows([signed[client] for client in sorted(signed)], SIGNATURE),
+        }
         answers = _asked(context, Unmasking(), dict.fromkeys(arrived, about), SHARES, shamir.BYTES)
         known: dict[int, dict[int, bytes]] = {}
         for holder, given in answers.items():
@@ -196,8 +224,8 @@ class SecureRound:
         if share > arrived + off or bool((weighted > share + 2 * off).any()) or bool((others > arrived + off).any()):
             return "no secure aggregation: it is more than clients that keep to the range can add up to"
         weight = share * transform.heaviest
-        loss = decoded[1].item() / share * transform.range
-        body = decoded[2:] * transform.range
+        loss = decoded[1].item() / share * transform.loss_reach
+        body = decoded[2:] * transform.reach
         vectors = {"model": (body[:shared] * transform.heaviest).float()}
         place = shared
         for name, shape in (transform.vectors or {}).items():
@@ -207,10 +235,36 @@ class SecureRound:
         return PartialSum(weight, vectors, True, loss)
 
 
+def _keys(commit: bool, clients: Sequence[int], context: ServerContext) -> Mapping[int, Mapping[str, Tensor]]:
+    """What clients answer about their keys; where they commit to them before, all of these must answer.
+
+    If one is gone in between, the others begin again without it: who could choose whether its keys count could choose
+    among rings.
+    """
+    asked = sorted(clients)
+    while commit and asked:
+        promised = _asked(context, CommitKeys(), {client: {} for client in asked}, COMMITMENTS, masks.KEY)
+        about = {
+            MEMBERS: numbers(sorted(promised)),
+            COMMITMENTS: rows([promised[client][0] for client in sorted(promised)], masks.KEY),
+        }
+        told = _told(context, AdvertiseKeys(), dict.fromkeys(sorted(promised), about))
+        if told.keys() == promised.keys():
+            return told
+        asked = sorted(told)
+    return {} if commit else _told(context, AdvertiseKeys(), {client: {} for client in asked})
+
+
+def _told(
+    context: ServerContext, query: Query, about: Mapping[int, Mapping[str, Tensor]]
+) -> dict[int, Mapping[str, Tensor]]:
+    """What clients answered, of those that answered."""
+    answers = context.query([QueryRequest(client, query, vectors) for client, vectors in about.items()])
+    return {client: answer.vectors for client, answer in zip(about, answers, strict=True) if answer is not None}
+
+
 def _asked(
     context: ServerContext, query: Query, about: Mapping[int, Mapping[str, Tensor]], name: str, length: int
 ) -> dict[int, list[bytes]]:
-    """The answers by client, of those that answered."""
-    answers = context.query([QueryRequest(client, query, vectors) for client, vectors in about.items()])
-    found = zip(about, answers, strict=True)
-    return {client: texts(answer.vectors[name], length) for client, answer in found if answer is not None}
+    """The rows of one vector of the answers, of those that answered."""
+    return {client: texts(vectors[name], length) for client, vectors in _told(context, query, about).items()}

@@ -7,7 +7,8 @@ to its vector x_u, in the ring Z modulo 2^bits,
 
 where u and v agree on the seed s_uv by X25519, and b_u is u's own seed.  In the sum over all clients the pairwise masks
 cancel.  Neighbours hold Shamir shares of b_u and of the private key behind the s_uv: for a client whose update arrived
-they send those of b_u, for one whose update did not those of its key, never both.
+they send those of b_u, for one whose update did not those of its key, never both: before that, a quorum of them has
+signed one list of those who arrived (`unmasking`).
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from torch import Tensor
 
 from piebald.aggregation.linear import Linear
 from piebald.component import RecipeComponents, build
-from piebald.contracts import ClientSecrets, KeyAgreement, ServerContext, Task, Update, WeighsUpdates
+from piebald.contracts import ClientSecrets, KeyAgreement, ServerContext, SumDemands, Task, Update, WeighsUpdates
 from piebald.errors import Declined, SettingError
 from piebald.model_spec import ModelSpec
 from piebald.parameters import nbytes
 from piebald.privacy.secure_aggregation import masks
+from piebald.privacy.secure_aggregation.key_material import BOX, own_seed, pair_seed, proof, root_of, rounding_seed
 from piebald.privacy.secure_aggregation.key_queries import (
-    BOX,
     BOXES,
     MASKED,
     PROOF,
@@ -39,12 +40,9 @@ from piebald.privacy.secure_aggregation.key_queries import (
     SUM,
     check_boxes,
     known_graph,
-    own_seed,
-    pair_seed,
-    proof,
-    root_of,
 )
 from piebald.privacy.secure_aggregation.masking_graph import MaskingGraph, clients_in, numbers, rows, texts
+from piebald.privacy.secure_aggregation.rounding import round_stochastically
 from piebald.privacy.secure_aggregation.server_side import SecureRound
 from piebald.scheduling.base import Scheduler, round_kind
 from piebald.training.base import KeepsServerVectors, Trainer
@@ -54,6 +52,9 @@ from piebald.transforms.gaussian import Gaussian
 _HEAD = 2  # numbers before the model: the weight, and weight times loss
 _COARSEST = 1 << 12  # the range must be cut into at least so many steps
 _HEAVIEST = 10_000.0
+_RANGE = 8.0
+_TAIL = 8.6  # Gaussian noise is never longer, in standard deviations (`privacy.noise`)
+_FLOAT = 1.001  # a clipped vector may be longer than the clip by an error of float32
 
 
 class SecureAggregation(MaskingTransform):
@@ -61,24 +62,28 @@ class SecureAggregation(MaskingTransform):
 
     What is summed are whole numbers: of each number x of an update with weight w, x / range * w / heaviest is rounded
     to one of 2 * unit + 1 steps, where unit is the largest power of two of which as many as there are clients cannot
-    wrap around.  The rounding error of the mean is at most clients * range * heaviest / (unit * sum of weights), and
-    no sum wraps around.  A client refuses to send a number outside the range or a larger weight; it then counts as one
-    that did not arrive.
+    wrap around.  Rounding is stochastic: up or down, with the step itself as expectation, so many small numbers add up
+    to what they should.  The rounding error of the mean is at most 2 * clients * range * heaviest / (unit * sum of
+    weights), its standard deviation a square root of the clients smaller, and no sum wraps around.  A client refuses
+    to send a number outside the range or a larger weight; it then counts as one that did not arrive.
 
     The sum contains the weights, the weighted changes, other named parts of an update (SCAFFOLD's), and the weighted
-    training losses (one above `range` counts as `range`).  Nothing else of an update leaves the client: no number of
-    rows or steps, no norm, no metric; the run's tables show 0 for them.  Who took part, and that an update was refused
-    by its client, the server does see.
+    training losses (one above `range`, or 8, counts as that).  Nothing else of an update leaves the client: no number
+    of rows or steps, no norm, no metric; the run's tables show 0 for them.  Who took part, and that an update was
+    refused by its client, the server does see.
 
     If fewer clients arrive than the threshold, no mask is removed: the step has no effect, is recorded, and the run
     goes on.
 
     Attributes:
         threshold: of the shares of a key how many open it, more than half of those there are (one for each neighbour
-            and one for the client itself): a share of them, or a number.  So many clients must arrive.
+            and one for the client itself): a share of them, or a number.  The same share of all clients must arrive,
+            and sign the list of those who did.
         neighbours: with how many others a client masks, an even number; None for all of them.
-        least: refuse to open sums of fewer clients.
-        range: the largest absolute value of a number of an update.
+            `privacy.secure_aggregation.security.parameters` computes how many are safe.
+        least: refuse to open sums of fewer clients; with two, each of them knows the other's update.
+        range: the largest absolute value of a number of an update.  None takes it from the clip of the transform
+            `gaussian` where there is one (with its noise, if that is added at the client), otherwise 8.
         bits: of a number that travels, 32 or 64.
         heaviest: the largest weight of a client; None is 1 where all weights are equal, otherwise 10,000.
         aggregation: how clients weigh their updates, as a table; set by the recipe.
@@ -87,8 +92,8 @@ class SecureAggregation(MaskingTransform):
 
     threshold: int | float = Field(default=2 / 3, gt=0)
     neighbours: int | None = Field(default=None, ge=2, multiple_of=2)
-    least: int = Field(default=2, ge=2)
-    range: float = Field(default=8.0, gt=0)
+    least: int = Field(default=3, ge=2)
+    range: float | None = Field(default=None, gt=0)
     bits: Literal[32, 64] = 32
     heaviest: float | None = Field(default=None, gt=0)
     aggregation: dict[str, Any] | None = None
@@ -132,8 +137,6 @@ class SecureAggregation(MaskingTransform):
         return None
 
     def unsupported_model(self, spec: ModelSpec) -> str | None:
-        if not masks.installed():
-            return masks.INSTALL
         if spec.layout.shared == 0:
             return "secure_aggregation has nothing to sum: every layer of the model is private"
         return None
@@ -152,7 +155,7 @@ class SecureAggregation(MaskingTransform):
         heaviest = self.heaviest or (1.0 if recipe.aggregation.kind == "equal_weighted" else _HEAVIEST)
         shapes = {name: tuple(sized[name].shape) for name in sorted(trainer.uploads())}
         filled = {"aggregation": recipe.aggregation.table(), "heaviest": heaviest, "vectors": shapes}
-        return self.model_copy(update=filled)
+        return self.model_copy(update={**filled, "range": self.range or _range_of(recipe.transforms)})
 
     def graph(self, members: Sequence[int], public: Sequence[bytes]) -> MaskingGraph:
         """The graph of these clients, with all that they must agree on."""
@@ -163,14 +166,43 @@ class SecureAggregation(MaskingTransform):
             raise Declined(f"{len(members)} clients leave too few steps of {self.bits} bits: set bits = 64")
         return made
 
+    def demands_reject_reason(self, demands: SumDemands) -> str | None:
+        """The reason why a client takes no part in such sums, however many clients there are, or None."""
+        if self.least < demands.least:
+            return (
+                f"sums could be of {self.least} clients, this site demands {demands.least}: set secure_aggregation's "
+                "least"
+            )
+        if isinstance(self.threshold, float) and round(self.threshold, 9) < round(demands.threshold, 9):
+            return (
+                f"a share of {self.threshold:.3g} of a key's shares opens a mask, this site demands "
+                f"{demands.threshold:.3g}: set secure_aggregation's threshold"
+            )
+        if self.neighbours is not None and demands.neighbours is not None and self.neighbours < demands.neighbours:
+            return (
+                f"clients would mask with {self.neighbours} neighbours, this site demands {demands.neighbours}: set "
+                "secure_aggregation's neighbours"
+            )
+        return None
+
     # -- numbers
+
+    @property
+    def reach(self) -> float:
+        """The largest absolute value of a number of an update."""
+        return self.range or _RANGE
+
+    @property
+    def loss_reach(self) -> float:
+        """The largest loss that is told; a larger one counts as this."""
+        return max(self.reach, _RANGE)
 
     def unit(self, clients: int) -> int:
         """The whole number that stands for a weight of `heaviest`, or for such a client's number at the range's end."""
         return 1 << (((1 << (self.bits - 1)) - 1) // clients).bit_length() - 1
 
-    def encode(self, update: Update, clients: int) -> np.ndarray[Any, Any]:
-        """An update as whole numbers, for a sum of so many clients.
+    def encode(self, update: Update, clients: int, seed: bytes) -> np.ndarray[Any, Any]:
+        """An update as whole numbers, for a sum of so many clients; the seed [32] decides what is rounded up.
 
         Raises:
             Declined: it does not fit.
@@ -178,15 +210,15 @@ class SecureAggregation(MaskingTransform):
         weight, heaviest = self._weights().weight(update), self.heaviest or _HEAVIEST
         if not 0 <= weight <= heaviest:
             raise Declined(f"its weight is above secure_aggregation's heaviest = {heaviest:g}: raise that")
-        share, loss = weight / heaviest, update.metrics.get("loss", 0.0)
-        told = min(max(loss / self.range, -1.0), 1.0) if math.isfinite(loss) else 0.0
-        numbers_of = {name: part.detach().flatten().double() / self.range for name, part in update.vectors.items()}
+        share, loss, reach = weight / heaviest, update.metrics.get("loss", 0.0), self.reach
+        told = min(max(loss / self.loss_reach, -1.0), 1.0) if math.isfinite(loss) else 0.0
+        numbers_of = {name: part.detach().flatten().double() / reach for name, part in update.vectors.items()}
         if not all(bool((part.abs() <= 1).all()) for part in numbers_of.values()):  # NaN is not, either
-            raise Declined(f"a number of its update is outside secure_aggregation's range = {self.range:g}: raise that")
+            raise Declined(f"a number of its update is outside secure_aggregation's range = {reach:g}: raise that")
         others = [numbers_of[name] for name in sorted(numbers_of) if name != "model"]
         head = torch.tensor([share, share * told], dtype=torch.float64)
-        whole = torch.cat([head, numbers_of["model"] * share, *others]) * self.unit(clients)
-        return whole.round_().to(torch.int64).numpy().astype(f"<u{self.bits // 8}")
+        scaled = torch.cat([head, numbers_of["model"] * share, *others]) * self.unit(clients)
+        return round_stochastically(scaled.numpy(), seed).astype(f"<u{self.bits // 8}")
 
     def decode(self, total: np.ndarray[Any, Any], clients: int) -> np.ndarray[Any, Any]:
         """The sum's numbers, in units of `range` (the weight's: of `heaviest`)."""
@@ -206,14 +238,14 @@ class SecureAggregation(MaskingTransform):
     def mask(self, update: Update, task: Task, secrets: ClientSecrets) -> Update:
         graph, root = known_graph(secrets, task.vectors, self), root_of(secrets)
         senders, boxes = clients_in(task.vectors.get(SENDERS)), texts(task.vectors.get(BOXES), BOX)
-        check_boxes(senders, boxes, graph, secrets)
-        vector = self.encode(update, len(graph.members))
+        partners = check_boxes(senders, boxes, graph, secrets)
+        vector = self.encode(update, len(graph.members), rounding_seed(root, graph))
         digest = hashlib.blake2b(vector.tobytes() + str(senders).encode(), digest_size=masks.KEY).digest()
         if MASKED in secrets.kept and texts(secrets.kept[MASKED], masks.KEY)[0] != digest:
             raise Declined("its keys have masked another update already")
         secrets.kept.update({MASKED: rows([digest], masks.KEY), SENDERS: numbers(senders), BOXES: rows(boxes, BOX)})
         private, own = masks.private_key(root, "masks"), own_seed(root, graph)
-        seeds = {other: pair_seed(private, graph, secrets.client, other) for other in senders}
+        seeds = {other: pair_seed(private, graph, secrets.client, other) for other in partners}
         above = [seed for other, seed in seeds.items() if other > secrets.client]
         below = [seed for other, seed in seeds.items() if other < secrets.client]
         masks.add_masks(vector, [own, *above], below)
@@ -238,3 +270,11 @@ class SecureAggregation(MaskingTransform):
         except Declined as error:
             return str(error)
         return None
+
+
+def _range_of(transforms: Sequence[object]) -> float:
+    """The largest absolute value of a number behind these transforms, as far as they say."""
+    last = transforms[-2] if len(transforms) > 1 else None
+    if not isinstance(last, Gaussian):
+        return _RANGE
+    return last.clip * (_FLOAT + (_TAIL * last.multiplier if last.where == "client" else 0.0))

@@ -15,10 +15,13 @@ import time
 from pathlib import Path
 
 from piebald import plugins
+from piebald.component import Component
 from piebald.errors import RuntimeFault
 from piebald.runtimes.federation.flare_link import SERVER
-from piebald.runtimes.federation.provisioning import Description, provision, read
+from piebald.runtimes.federation.private_files import write_private
+from piebald.runtimes.federation.provisioning import SITE_TOML, Description, provision, read
 
+_SPLITS = "splits = ['train', 'validation', 'test']\n"
 _PORTS = range(20_000, 32_000)
 _tried = itertools.count()
 
@@ -41,6 +44,11 @@ class LocalFederation:
         names = [f"site-{number + 1}" for number in range(sites)]
         port = read(root / SERVER).port if (root / SERVER).exists() else free_port()
         provision(Description(name="local", host="127.0.0.1", port=port, days=30, sites=names), root)
+        for name in names:  # all rows are on this machine, so scores are shown beside noise and sums, too
+            settings = root / name / "site.toml"
+            if settings.read_text(encoding="utf-8") == SITE_TOML:
+                queries = sorted(Component.registry["query"])
+                write_private(settings, f"{SITE_TOML}\n[policy]\nqueries = {queries}\n{_SPLITS}")
         return cls(root, names, folder is None)
 
     @property

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from piebald.client_work import ClientWork
-from piebald.contracts import Query, Update
+from piebald.contracts import Personalizes, Query, Split, SumDemands, Update
 from piebald.parameters import matching
 from piebald.privacy import SecureAggregation
-from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 from piebald.transforms.base import Transform
 from piebald.transforms.gaussian import Gaussian
+
+_NUMBERS = 64  # named numbers in an answer
 
 
 class Policy(BaseModel):
@@ -23,9 +25,16 @@ class Policy(BaseModel):
         clip: the largest norm to which updates must be clipped.
         noise: the least standard deviation of Gaussian noise that is added at this site, in clips.
         uploads: the named vectors that an update may carry.
-        queries: the kinds of queries that are answered, besides those about the keys of a secure aggregation.
+        queries: the kinds of queries that are answered, besides those about the keys of a secure aggregation.  Not set:
+            all of them; none where the policy or the run protects rows or updates, since no privacy budget counts
+            answers.
+        splits: the rows that answers may depend on.  Not set: all; without "train" where something protects.
+        models_per_version: how many different models are examined at one version, on the same rows.  The server chooses
+            which model a query brings, and from scores of two it has a directional derivative.  Not set: any number;
+            one where something protects.
         plugins: modules that may be imported for a run, besides Piebald; they must be installed at the site.
-        secure_aggregation: the least number of clients in a secure aggregation, outside of which no update leaves.
+        secure_aggregation: the least number of clients in a secure aggregation, outside of which no update leaves; or
+            a table of all that is demanded of it.  Runs with secure aggregation must meet its defaults in any case.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -35,8 +44,10 @@ class Policy(BaseModel):
     noise: float | None = Field(default=None, gt=0)
     uploads: list[str] | None = None
     queries: list[str] | None = None
+    splits: list[Split] | None = None
+    models_per_version: int | None = Field(default=None, ge=1)
     plugins: list[str] = []
-    secure_aggregation: int | None = Field(default=None, ge=2)
+    secure_aggregation: Annotated[int, Field(ge=2)] | SumDemands | None = None
 
     def reject_reason(self, work: ClientWork) -> str | None:
         """The reason why this site does not work under a run's terms, or None."""
@@ -48,19 +59,17 @@ class Policy(BaseModel):
             for name in declared_vectors(work):
                 if name not in self.uploads:
                     return f"updates would carry {name!r}, this site sends only {', '.join(self.uploads) or 'nothing'}"
+        if (told := work.trainer.discloses()) and (hiding := self.protection(work)):
+            return f"the trainer would tell {told}, which this site does not do beside {hiding}"
         last = work.transforms[-1] if work.transforms else None
         masking = last if isinstance(last, SecureAggregation) else None
-        if self.secure_aggregation is not None:
-            if masking is None:
-                return (
-                    "updates leave this site only inside secure aggregation but the recipe has none: add transform "
-                    "'secure_aggregation'"
-                )
-            if masking.least < self.secure_aggregation:
-                return (
-                    f"sums could be of {masking.least} clients, this site demands {self.secure_aggregation}: "
-                    "set secure_aggregation's least"
-                )
+        if masking is None and self.secure_aggregation is not None:
+            return (
+                "updates leave this site only inside secure aggregation but the recipe has none: add transform "
+                "'secure_aggregation'"
+            )
+        if masking is not None and (reason := masking.demands_reject_reason(self.sum_demands)):
+            return reason
         return self._noise_reject_reason(work.transforms[:-1] if masking else work.transforms, work.trainer.uploads())
 
     def _noise_reject_reason(self, transforms: Sequence[Transform], uploads: Sequence[str]) -> str | None:
@@ -108,9 +117,50 @@ class Policy(BaseModel):
             return "the update does not have the length of the shared model"
         return None
 
-    def allows(self, query: Query) -> bool:
-        """Whether a query is answered."""
-        return self.queries is None or isinstance(query, KeyQuery) or query.kind in self.queries
+    def protection(self, work: ClientWork) -> str | None:
+        """What protects rows or updates, by this policy or in a run, or None."""
+        demanded = {"clip": self.clip, "noise": self.noise, "secure_aggregation": self.secure_aggregation}
+        return work.protection or next((name for name, value in demanded.items() if value is not None), None)
+
+    def query_reject_reason(self, query: Query, work: ClientWork) -> str | None:
+        """The reason why a query about this site's rows is not answered in a run, or None."""
+        if query.asked_of == "server":
+            return f"{query.kind!r} is for rows of the server, and no site answers it"
+        hiding = self.protection(work)
+        if self.queries is None and hiding:
+            return f"this site answers no queries beside {hiding}, unless its policy names them"
+        if self.queries is not None and query.kind not in self.queries:
+            return f"this site does not answer {query.kind!r}"
+        splits = self.splits if self.splits is not None or not hiding else ["validation", "test"]
+        if splits is not None and (closed := sorted(rows_read(query, work) - {*splits})):
+            return f"this site answers no queries that depend on its {closed[0]} rows"
+        return None
+
+    def most_models(self, work: ClientWork) -> int | None:
+        """How many different models are examined at one version, None for any number."""
+        return 1 if self.models_per_version is None and self.protection(work) else self.models_per_version
+
+    def answer_reject_reason(self, query: Query, answer: Update, work: ClientWork) -> str | None:
+        """The reason why an answer must not leave this site, or None: it has the declared form, whatever made it."""
+        declared, hiding = query.answer_shape(work), self.protection(work)
+        for name, vector in answer.vectors.items():
+            if tuple(vector.shape) != declared.get(name):
+                return (
+                    f"the answer carries {name!r} of shape {list(vector.shape)}, which {query.kind!r} does not declare"
+                )
+        if hiding and sum(vector.numel() for vector in answer.vectors.values()) >= work.layout.shared:
+            return f"the answer is as long as the model, beside {hiding}"
+        if len(answer.metrics) > _NUMBERS:
+            return f"the answer carries {len(answer.metrics)} numbers, at most {_NUMBERS} are allowed"
+        return None
+
+    @property
+    def sum_demands(self) -> SumDemands:
+        """What this site demands of a secure aggregation."""
+        demanded = self.secure_aggregation
+        if isinstance(demanded, SumDemands):
+            return demanded
+        return SumDemands() if demanded is None else SumDemands(least=demanded)
 
     @property
     def needs_own_noise(self) -> bool:
@@ -121,3 +171,8 @@ class Policy(BaseModel):
 def declared_vectors(work: ClientWork) -> tuple[str, ...]:
     """Names of the vectors that an update carries, as its trainer declares them."""
     return ("model", *work.trainer.uploads())
+
+
+def rows_read(query: Query, work: ClientWork) -> set[Split]:
+    """The rows of a site that the answer to a query depends on in a run."""
+    return query.rows_read(isinstance(work.trainer, Personalizes) or bool(work.layout.private))

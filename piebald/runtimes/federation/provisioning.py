@@ -135,7 +135,7 @@ def provision(description: Description, out: Path) -> list[Credentials]:
         expires = authority.issue(folder, party, description.host, description.days)
         about = {"federation": description.name, "party": party, "host": description.host, "port": description.port}
         if party != SERVER:
-            write_private(folder / "site.toml", _SITE_TOML)
+            write_private(folder / "site.toml", SITE_TOML)
         # written last: where this file exists, the credentials are complete
         write_private(folder / _CREDENTIALS, json.dumps({**about, "expires": expires.isoformat()}) + "\n")
         made.append(read(folder))
@@ -191,7 +191,7 @@ def read(folder: Path) -> Credentials:
     return credentials
 
 
-_SITE_TOML = """\
+SITE_TOML = """\
 # Settings of this site.  Nothing in this file leaves the site.
 
 # device = "cpu"          # or "cuda"
@@ -207,6 +207,8 @@ _SITE_TOML = """\
 # clip = 1.0                    # updates must be clipped to at most this norm
 # noise = 0.5                   # the least noise, in clips, added here from random numbers that only this site knows
 # uploads = ["model"]           # the vectors that an update may carry
-# queries = ["evaluate"]        # the queries that are answered, besides training
+# queries = ["evaluate"]        # the queries that are answered, besides training; beside noise and sums else none
+# splits = ["test"]             # the rows that answers may depend on
+# models_per_version = 1        # how many models of one version the server may have examined on the same rows
 # secure_aggregation = 3        # updates leave only inside secure aggregation of at least this many clients
 """

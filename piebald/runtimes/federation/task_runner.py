@@ -19,7 +19,9 @@ from piebald.runtimes.engines.engine import Engine
 from piebald.runtimes.engines.serving import personal_model, serve
 from piebald.runtimes.engines.stack import PRIVATE, ClientStack
 from piebald.runtimes.federation.client_store import ClientStore
-from piebald.runtimes.federation.policy import Policy, declared_vectors
+from piebald.runtimes.federation.examined_models import ExaminedModels
+from piebald.runtimes.federation.policy import Policy, declared_vectors, rows_read
+from piebald.transforms.gaussian import Gaussian
 
 log = logging.getLogger("piebald.federation")
 
@@ -59,6 +61,9 @@ class TaskRunner:
             work = replace(work, seed=secret % (1 << 64))
         self.work, self.client, self._policy, self._signer = work, prepared.client, policy, signer
         self._declared = declared_vectors(work)  # as the policy saw them: what is declared later does not count
+        self._examined = ExaminedModels()
+        noises = [one for one in work.transforms if isinstance(one, Gaussian) and one.where == "client"]
+        self._noisy = any(one.multiplier for one in noises)
         self._initial_state = work.initial_state()
         # one engine for each thread: a query is answered while the other trains
         engines = (make_engine("sequential", work, prepared.clients, torch.device(device), False) for _ in range(2))
@@ -77,8 +82,12 @@ class TaskRunner:
             The update, or the reason why there is none, and the new client state (None: unchanged).
         """
         query = task.query
-        if query is not None and not self._policy.allows(query):
-            return None, f"this site does not answer {query.kind!r}", None
+        if query is not None:
+            refused = self._policy.query_reject_reason(query, self.work) or self._examined.reject_reason(
+                task, rows_read(query, self.work), self._policy.most_models(self.work)
+            )
+            if refused is not None:
+                return None, refused, None
         engine: Engine = self._training_engine if query is None else self._query_engine
         try:
             served = serve(engine, self._stack(task, state))
@@ -87,7 +96,10 @@ class TaskRunner:
             return None, f"{type(error).__name__} at the site, whose log says more", None
         update = served.update(0)
         if query is not None:
-            return update, None, None
+            refused = self._policy.answer_reject_reason(query, update, self.work)
+            return (update, None, None) if refused is None else (None, f"refused by the site's policy: {refused}", None)
+        if self._noisy:  # the noise does not cover them
+            update = replace(update, metrics={})
         refused = self._policy.update_reject_reason(update, self._declared, self.work.layout.shared)
         if refused is not None:
             log.error("task %d: nothing is sent: %s", task.id, refused)
@@ -108,7 +120,10 @@ class TaskRunner:
 
     def _with_secrets(self, store: ClientStore, act: Callable[[ClientSecrets], Outcome]) -> Outcome:
         """Call a function with the site's secrets, and write them to disk before its outcome is returned."""
-        secrets = ClientSecrets(self.client, store.secrets(), os.urandom, self._signer)
+        if self._signer is None:
+            return None, "this run masks nothing"
+        demands = self._policy.sum_demands
+        secrets = ClientSecrets(self.client, store.secrets(), os.urandom, self._signer, demands)
         try:
             outcome = act(secrets)
         except Exception as error:  # the site goes on, whatever the server sends

@@ -31,7 +31,7 @@ from piebald.contracts import (
     Update,
 )
 from piebald.parameters import nbytes
-from piebald.privacy.secure_aggregation.client_side import masked, repeatable, replied
+from piebald.privacy.secure_aggregation.client_side import ANY_SUM, SimulatedSigner, masked, repeatable, replied
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 from piebald.randomness import generator
 from piebald.runtimes.engines.stack import PRIVATE, ClientStack, StackResult
@@ -266,7 +266,8 @@ class Simulation:
         """The secrets of a task's client."""
         kept = self._secrets.setdefault(task.client, {})
         name = self.federation.names[task.client]
-        return ClientSecrets(task.client, kept, repeatable(self.work.seed, name, task.rng_version))
+        draw = repeatable(self.work.seed, name, task.rng_version)
+        return ClientSecrets(task.client, kept, draw, SimulatedSigner(self.work.seed, task.client), ANY_SUM)
 
     def _kept(self, task: Task) -> Mapping[str, Tensor]:
         """Secrets that a checkpoint needs: between two server steps only clients at work are part of a sum."""

@@ -1,0 +1,144 @@
+"""A server of secure aggregation that shows different clients different lists, and clients in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from piebald.contracts import SIGNATURE, ClientSecrets, Query, QueryRequest, Task, Update
+from piebald.privacy import SecureAggregation
+from piebald.privacy.secure_aggregation import masks, shamir
+from piebald.privacy.secure_aggregation.client_side import ANY_SUM, SimulatedSigner, masked, repeatable, replied
+from piebald.privacy.secure_aggregation.key_material import BOX, pair_seed
+from piebald.privacy.secure_aggregation.key_queries import BOXES, SENDERS, SHARES, SIGNED, SUM
+from piebald.privacy.secure_aggregation.masking_graph import CONTEXT, MaskingGraph, numbers, rows, texts
+from piebald.privacy.secure_aggregation.server_side import SecureRound
+from piebald.privacy.secure_aggregation.unmasking import SIGNERS, SURVIVORS, ConfirmSurvivors, Unmasking
+from tests.core.fakes import SGD, client_work, parameters
+
+SIZE = 3
+Shares = dict[int, dict[int, bytes]]  # by whose they are, then by place
+
+
+class Clients:
+    """Clients with updates of their own numbers; a server context that asks them (`contracts.ServerContext`)."""
+
+    def __init__(self, masking: SecureAggregation, count: int, demands: Any = ANY_SUM) -> None:
+        self.masking, self.spec, self.demands = masking, client_work(parameters(SIZE), SGD, (masking,)), demands
+        self.kept: dict[int, dict[str, Tensor]] = {client: {} for client in range(count)}
+        self.draws = {client: repeatable(7, client) for client in range(count)}
+        self.known, self.state = count, {}
+        self.updates = {
+            client: Update({"model": torch.full((SIZE,), 0.25 * (1 + client % 7))}, 1, 1, {"loss": 1.0})
+            for client in range(count)
+        }
+
+    def secrets(self, client: int) -> ClientSecrets:
+        return ClientSecrets(client, self.kept[client], self.draws[client], SimulatedSigner(7, client), self.demands)
+
+    def query(self, requests: Sequence[QueryRequest]) -> list[Update | None]:
+        return [self.ask(one.client, one.query, one.vectors) for one in requests]
+
+    def ask(self, client: int, query: Query, vectors: Mapping[str, Tensor]) -> Update | None:
+        return replied(Task(1, client, 0, vectors, query), self.spec, self.secrets(client))[0]
+
+    def mask(self, client: int, vectors: Mapping[str, Tensor]) -> np.ndarray[Any, Any] | None:
+        made, _ = masked(self.updates[client], Task(2, client, 0, vectors), self.spec, self.secrets(client))
+        return None if made is None else made.vectors[SUM].numpy().view(f"<u{self.masking.bits // 8}")
+
+
+class LyingServer:
+    """It runs a round as it should until keys are exchanged, and then tries to read what one client masked.
+
+    The victim is told that no more than `threshold - 1` of its neighbours sent shares, so it masks with these alone.
+    Each other client is told that some of these dropped out, as many as its own checks let pass, and that the victim
+    did not: it gives a share of their keys, and one of the victim's own mask.
+    """
+
+    def __init__(self, clients: Clients) -> None:
+        self.clients = clients
+        self.round = SecureRound.of(clients.masking, list(clients.updates), clients)  # type: ignore[arg-type]
+        assert self.round.graph is not None, self.round.absent
+        self.graph: MaskingGraph = self.round.graph
+
+    def read(self, victim: int) -> list[float] | None:
+        """The victim's update, or None where the lies did not open it."""
+        graph = self.graph
+        partners = graph.neighbours[victim][: graph.threshold - 1]
+        told = {
+            CONTEXT: rows([graph.context], masks.KEY),
+            SENDERS: numbers(sorted((victim, *partners))),
+            BOXES: rows([self.round.boxes[victim][one] for one in partners], BOX),
+        }
+        vector = self.clients.mask(victim, told)
+        if vector is None:
+            return None
+        for client in graph.members:
+            if client != victim:
+                assert self.clients.mask(client, self.round.vectors(client)) is not None
+        known = self._opened(self._lists(victim, partners))
+        return self._plain(victim, partners, vector, known)
+
+    def _lists(self, victim: int, partners: Sequence[int]) -> dict[int, list[int]]:
+        """The survivors that each client is told of: each partner is said to be gone to `threshold` of its holders."""
+        graph = self.graph
+        room = dict.fromkeys(graph.members, graph.holders_each - graph.threshold)
+        gone: dict[int, set[int]] = {client: set() for client in graph.members}
+        for partner in partners:
+            holders = [one for one in graph.neighbours[partner] if one != victim]
+            for one in sorted(holders, key=lambda holder: -room[holder])[: graph.threshold]:
+                room[one] -= 1
+                gone[one].add(partner)
+        return {
+            client: [one for one in graph.members if one not in away]
+            for client, away in gone.items()
+            if client != victim
+        }
+
+    def _opened(self, lists: Mapping[int, list[int]]) -> Shares:
+        """The shares that clients give for these lists of survivors, with all signatures that others gave for them."""
+        signed: dict[tuple[int, ...], dict[int, Tensor]] = {}
+        for client, survivors in lists.items():
+            answer = self.clients.ask(client, ConfirmSurvivors(), self._about(survivors))
+            if answer is not None:
+                signed.setdefault(tuple(survivors), {})[client] = answer.vectors[SIGNED]
+        known: Shares = {}
+        for client, survivors in lists.items():
+            given = signed.get(tuple(survivors), {})
+            about = {
+                **self._about(survivors),
+                SIGNERS: numbers(sorted(given)),
+                SIGNED: torch.cat([rows([], SIGNATURE), *(given[one] for one in sorted(given))]),
+            }
+            answer = self.clients.ask(client, Unmasking(), about)
+            if answer is None:
+                continue
+            owners = sorted((*self.round.boxes[client], client))
+            for owner, share in zip(owners, texts(answer.vectors[SHARES], shamir.BYTES), strict=True):
+                kind = owner if owner in survivors else ~owner
+                known.setdefault(kind, {})[self.graph.place(client)] = share
+        return known
+
+    def _about(self, survivors: Sequence[int]) -> dict[str, Tensor]:
+        return {CONTEXT: rows([self.graph.context], masks.KEY), SURVIVORS: numbers(survivors)}
+
+    def _plain(
+        self, victim: int, partners: Sequence[int], vector: np.ndarray[Any, Any], known: Shares
+    ) -> list[float] | None:
+        """What the victim masked; shares of own masks are known by client, those of keys by ~client."""
+        graph, wanted = self.graph, self.graph.threshold
+        needed = [victim, *(~one for one in partners)]
+        if any(len(known.get(one, {})) < wanted for one in needed):
+            return None
+        secret = {one: shamir.combine(dict(sorted(known[one].items())[:wanted])) for one in needed}
+        seeds = {one: pair_seed(secret[~one], graph, one, victim) for one in partners}
+        below = [seed for one, seed in seeds.items() if one < victim]
+        above = [seed for one, seed in seeds.items() if one > victim]
+        plain = vector.copy()
+        masks.add_masks(plain, below, [secret[victim], *above])
+        head = self.clients.masking.decode(plain, len(graph.members))
+        return [float(number) for number in head[2:] / head[0] * self.clients.masking.reach]
