@@ -74,7 +74,7 @@ class LocalFederation:
         """Raise a `RuntimeFault` where the process of a site has failed."""
         for name, process in zip(self._sites, self.processes, strict=True):
             if process.poll() not in (None, 0):
-                lines = (self._folder / name / "log.txt").read_text(errors="reroot").strip().splitlines()
+                lines = (self._folder / name / "log.txt").read_text(errors="replace").strip().splitlines()
                 raise RuntimeFault(f"{name} ended before the run began: {lines[-1] if lines else process.returncode}")
 
     def close(self) -> None:
