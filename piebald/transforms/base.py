@@ -29,7 +29,11 @@ class Transform(Component):
     def on_client(
         self, vectors: Mapping[str, Tensor], keys: Sequence[int], clients: Sequence[int]
     ) -> Mapping[str, Tensor]:
-        """Transform the named vectors [c, ...] of these clients, with one random key for each."""
+        """Transform the named vectors [c, ...] of these clients, with one random key for each.
+
+        At a real site a key has 256 bits, which nobody else knows and which belong to one task; in a simulation it has
+        64 and follows from the run's seed.  Noise that protects is drawn by `noise.NoiseSource.repeatable(key)`.
+        """
         return vectors
 
     def on_server(self, average: Tensor, context: StepContext) -> Tensor:

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from piebald.contracts import StepContext
-from piebald.randomness import torch_generator
+from piebald.noise import NoiseSource
 from piebald.transforms.base import Transform
 
 
@@ -56,15 +56,19 @@ class Gaussian(Transform):
         self, vectors: Mapping[str, Tensor], keys: Sequence[int], clients: Sequence[int]
     ) -> Mapping[str, Tensor]:
         change = vectors["model"]
-        norm = torch.linalg.vector_norm(change, dim=-1, keepdim=True)
-        change = change * (self.clip / norm.clamp(min=1e-12)).clamp(max=1.0)
+        norm = torch.linalg.vector_norm(change, dim=-1, keepdim=True, dtype=torch.float64)
+        share = (self.clip / norm.clamp(min=1e-12)).clamp(max=1.0).to(change.dtype)
+        # an update that is not finite would be refused in the open: it counts as no change instead
+        change = torch.where(norm.isfinite(), change * share, 0.0)
         if self.where == "client" and self.multiplier:
-            noise = torch.stack([torch.randn(change.shape[1:], generator=torch_generator(key)) for key in keys])
-            change = change + noise.to(change.device) * (self.multiplier * self.clip)
+            sources = [NoiseSource.repeatable(key) for key in keys]
+            deviation = self.multiplier * self.clip
+            noisy = [source.add_to(row, deviation) for source, row in zip(sources, change, strict=True)]
+            change = torch.stack(noisy)
         return {**vectors, "model": change}
 
     def on_server(self, average: Tensor, context: StepContext) -> Tensor:
         if self.where == "client" or not self.multiplier:
             return average
-        noise = torch.randn(average.shape, generator=torch_generator(context.rng_key))
-        return average + noise * (self.multiplier * self.clip * max(context.shares))
+        deviation = self.multiplier * self.clip * max(context.shares)
+        return NoiseSource.repeatable(context.rng_key).add_to(average, deviation)

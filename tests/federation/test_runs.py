@@ -20,7 +20,6 @@ RECIPES: dict[str, dict[str, Any]] = {
     "distfl": {"probes": 20},
 }
 MODELS = {"distfl": {"name": "mlp_bn"}}
-NOISE = [{"kind": "gaussian", "clip": 0.5, "noise": 1.0, "where": "client"}]
 
 
 @pytest.mark.parametrize(
@@ -29,11 +28,6 @@ NOISE = [{"kind": "gaussian", "clip": 0.5, "noise": 1.0, "where": "client"}]
 def test_equals_the_simulator(name: str, sites: Sites) -> None:
     made = settings({"name": name, **RECIPES[name]}, model=MODELS.get(name, {"name": "mlp"}))
     assert_same(made, sites)
-
-
-@pytest.mark.full
-def test_noise_at_the_client_is_the_same_too(sites: Sites) -> None:
-    assert_same(settings({"name": "fedavg", "transforms": NOISE}), sites)
 
 
 @pytest.mark.full

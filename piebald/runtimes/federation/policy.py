@@ -25,6 +25,7 @@ class Policy(BaseModel):
         uploads: the named vectors that an update may carry.
         queries: the kinds of queries that are answered, besides those about the keys of a secure aggregation.
         plugins: modules that may be imported for a run, besides Piebald; they must be installed at the site.
+        updates: the most updates that leave this site, in all runs together; each one spends privacy budget.
         secure_aggregation: the least number of clients in a secure aggregation, outside of which no update leaves.
     """
 
@@ -36,6 +37,7 @@ class Policy(BaseModel):
     uploads: list[str] | None = None
     queries: list[str] | None = None
     plugins: list[str] = []
+    updates: int | None = Field(default=None, ge=1)
     secure_aggregation: int | None = Field(default=None, ge=2)
 
     def reject_reason(self, work: ClientWork) -> str | None:
@@ -111,11 +113,6 @@ class Policy(BaseModel):
     def allows(self, query: Query) -> bool:
         """Whether a query is answered."""
         return self.queries is None or isinstance(query, KeyQuery) or query.kind in self.queries
-
-    @property
-    def needs_own_noise(self) -> bool:
-        """Whether noise must come from a seed that only this site knows, so that others cannot subtract it."""
-        return self.noise is not None
 
 
 def declared_vectors(work: ClientWork) -> tuple[str, ...]:
