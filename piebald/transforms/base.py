@@ -40,6 +40,10 @@ class Transform(Component):
         """Transform the averaged change [s]."""
         return average
 
+    def noises_mean(self) -> bool:
+        """Whether noise on the average is to hide clients.  Their weights must then not depend on their data."""
+        return False
+
     def nbytes(self, vectors: Mapping[str, Tensor]) -> int:
         """Bytes on the wire of one client's vectors, if this transform is the last one."""
         return sum(vector.numel() * vector.element_size() for vector in vectors.values())
