@@ -185,7 +185,7 @@ def of_rows(recipe: Recipe, sizes: Sequence[int], rounds: int, delta: float | No
     steps = max(smallest, key=spent) if privacy.noise and len(smallest) > 1 else next(iter(smallest))
     least = smallest[steps]
     also = f"Said of a client with {least:,} rows ({steps:,} steps a round), as if it were asked in every round; "
-    also += "none spends more."
+    also += "by the Renyi bound none spends more."
     return rows(privacy.noise, min(1.0, batch / least), steps * rounds, delta, also)
 
 
@@ -269,7 +269,7 @@ def _spent(noise: float, share: float, releases: int, delta: float, meaning: str
     if not 0 < delta < 1:
         raise SettingError(f"delta must be above 0 and below 1, got {delta}")
     if not noise:
-        return PrivacyBudget(math.inf, math.inf, delta, releases, meaning)
+        return PrivacyBudget(math.inf, math.inf, delta, releases, "No noise is added, so nothing is hidden.")
     rough = _renyi(noise, share, releases, delta, ORDERS)
     if rough > _USELESS:
         return PrivacyBudget(rough, rough, delta, releases, meaning)
