@@ -44,10 +44,14 @@ class Context:
 
 
 def moves(
-    made: Recipe, known: int, changes: Sequence[Sequence[float]], count: int, secret: bool = False
+    made: Recipe, known: int, changes: Sequence[Sequence[float]], count: int, secret: bool = False, seed: int = 0
 ) -> Iterator[Tensor]:
     """How steps with these clipped updates move a model, behind the noise."""
-    models, make, clients = ClusterModels(made, torch.zeros(2), secret=secret), Context(known), range(len(changes))
+    models, make, clients = (
+        ClusterModels(made, torch.zeros(2), secret=secret),
+        Context(known, seed),
+        range(len(changes)),
+    )
     updates = [update(*one) for one in changes]
     for version in range(count):
         models.main.model = torch.zeros(2)
