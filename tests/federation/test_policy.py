@@ -57,7 +57,7 @@ def summed(*before: dict[str, Any], **fields: Any) -> dict[str, Any]:
         ({"clip": 0.5}, noisy(), "clipped to norm 1, this site allows at most 0.5"),
         ({"noise": 1.0}, noisy(), None),
         ({"noise": 1.5}, noisy(), "noise of 1 clips, this site demands at least 1.5"),
-        ({"noise": 1.0}, noisy(where="server"), "at the server"),
+        ({"noise": 1.0}, noisy(where="server") | {"aggregation": {"kind": "equal_weighted"}}, "at the server"),
         ({"secure_aggregation": 3}, {"name": "fedavg"}, "only inside secure aggregation but the recipe has none"),
         ({"secure_aggregation": 3}, summed(), "sums could be of 2 clients, this site demands 3"),
         ({"secure_aggregation": 3}, summed(least=3), None),
