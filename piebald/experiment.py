@@ -298,6 +298,7 @@ def _execute(plan: PreparedRun, store: RunStore, progress: bool) -> Run:
             checkpoint_every=plan.checkpoint_every,
             check=plan.check,
             watch=bar.show,
+            secret=not plan.runtime.simulates,
         )
         last = store.last_checkpoint()
         if last is not None:

@@ -257,7 +257,7 @@ class ExperimentSettings(Section):
         # replaces the component.
         components = {
             axis: table.pop(axis)
-            for axis in Recipe.axes
+            for axis in sorted(Recipe.axes, key="transforms".__eq__)  # last, since the others must fit beside them
             if axis in table and (axis not in known or isinstance(table[axis], dict))
         }
         self._check_names(key, table, [*known, *Recipe.axes], f"recipe {name!r}", changes)

@@ -141,6 +141,11 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: Options) 
     _check_fit(adapted, federation, work)
     if options.checkpoint_every is None and not where.repeats:
         options = replace(options, checkpoint_every=1)
+    if not where.repeats and options.checkpoint_every != 1 and adapted.noises_mean:
+        raise SettingError(
+            "checkpoint_every must be 1 where gaussian adds noise at a real server: one that goes back over several "
+            "steps would publish them twice, each time with other noise; leave it out"
+        )
     measuring = _measuring(federation, work, objective, options, stop)
     meta = _meta(recipe, federation, work, objective, where, options)
     every = options.checkpoint_every
@@ -236,7 +241,7 @@ def _meta(
         "model": type(work.model).__name__,
         "parameters": work.layout.size,
         "shared": work.layout.shared,
-        "privacy": [one.plain() for one in of_run(recipe, clients, rounds)] if installed() else None,
+        "privacy": [one.plain() for one in of_run(recipe, clients, rounds, where.simulates)] if installed() else None,
         "layout": [[slot.name, list(slot.shape)] for slot in work.layout.slots],
         "classes": list(clients.classes) if clients.classes is not None else None,
         "clients": len(clients),

@@ -19,7 +19,18 @@ if TYPE_CHECKING:
 
 def key(*words: int | str) -> int:
     """A 64-bit key from integers and strings; the same words give the same key on every machine and version."""
-    digest = hashlib.blake2b(digest_size=8)
+    return _hashed(8, words)
+
+
+def long_key(*words: int | str) -> int:
+    """A 256-bit key from the same words, for what protects: `noise.NoiseSource` takes it.  A secret is a word of text,
+    since whole numbers count modulo 2^64.
+    """
+    return _hashed(32, words)
+
+
+def _hashed(size: int, words: Sequence[int | str]) -> int:
+    digest = hashlib.blake2b(digest_size=size)
     for word in words:
         if isinstance(word, str):
             text = word.encode()

@@ -157,6 +157,20 @@ class Recipe(BaseModel):
         return next((one for one in self.transforms if isinstance(one, MaskingTransform)), None)
 
     @property
+    def noises_mean(self) -> bool:
+        """Whether a transform adds noise to the mean of updates, to hide clients."""
+        return any(one.noises_mean() for one in self.transforms)
+
+    def expected_updates(self, known: int) -> float | None:
+        """How many updates a step expects, where noise on their mean hides clients: their sum is divided by that.
+
+        None where no transform adds such noise, and where steps are no rounds of one cluster that wait for everybody.
+        """
+        if not self.noises_mean or self.clustering.kind != "single_cluster":
+            return None
+        return self.scheduling.expected_updates(known)
+
+    @property
     def requires_individual_updates(self) -> bool:
         """Whether individual updates must reach the server, so that they cannot be summed where clients train."""
         return (

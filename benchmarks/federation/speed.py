@@ -78,7 +78,7 @@ def latency(size: str) -> dict[str, Any]:
 
 def step(work: ClientWork, clients: Any) -> float:
     """Seconds of the same task without the network."""
-    runner = TaskRunner(SiteClient(work, clients, 0), Policy(), "cpu", 0)
+    runner = TaskRunner(SiteClient(work, clients, 0), Policy(), "cpu")
     vectors = {"model": work.initial[: work.layout.shared]}
     spent = []
     for turn in range(4):

@@ -119,7 +119,10 @@ class StepContext:
         known: clients in the federation.
         version: server steps made before this one.
         shares: how much each update counts in the average; where single weights are hidden, equal shares.
-        rng_key: a key for random numbers that belong to this step, this cluster and this component alone.
+        rng_key: a key for random numbers that belong to this step, this cluster and this component alone.  In a real
+            federation it has 256 bits and nobody else knows it; in a simulation it follows from the run's seed.
+        expected: how many updates a step expects, where noise on their mean hides clients: their sum is divided by
+            that, whoever arrives.  None elsewhere.
         state: what the component returned as its state at the step before.
     """
 
@@ -128,6 +131,7 @@ class StepContext:
     version: int
     shares: Sequence[float] = ()
     rng_key: int = 0
+    expected: float | None = None
     state: Mapping[str, Tensor] = field(default_factory=dict)
 
 

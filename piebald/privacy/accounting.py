@@ -10,17 +10,25 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any, Literal
 
-from piebald.aggregation.linear import Linear
 from piebald.contracts import Clients
 from piebald.errors import SettingError
 from piebald.recipe import Recipe
-from piebald.scheduling.cohort import HasCohort
 from piebald.training.base import HidesRows
 from piebald.training.sgd import Sgd
 from piebald.transforms.gaussian import Gaussian
 
 _USELESS = 100.0  # an epsilon
 _WHOLE = tuple(map(float, (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)))  # quick ones, to compare clients by
+_CENTRAL = (
+    "Anyone who sees all global models learns little about whether one client's updates counted at all (client-level, "
+    "add or remove one client's updates). The server sees every update and must be trusted. The sum of the clipped "
+    "updates is divided by the number that a round expects, whoever arrives."
+)
+_UNCOVERED = (
+    "Assumed: the number of clients is no secret, and who can be reached does not depend on their rows. Not covered: "
+    "scores, and what is chosen by them, as the best version or the end of the run."
+)
+_DRAWN = (*map(float, range(2, 41)), *map(float, range(48, 129, 16)))  # fractions would take ten times as long
 ORDERS = (*(1 + x / 10 for x in range(1, 100)), *map(float, range(11, 65)), 128.0, 256.0, 512.0)
 
 
@@ -54,21 +62,55 @@ class PrivacyBudget:
 
 
 def central(noise: float, share: float, rounds: int, delta: float) -> PrivacyBudget:
-    """Clipped updates, noise once on their weighted mean (`gaussian`, where = "server").
+    """Clipped updates, noise once on their sum over a fixed number (`gaussian`, where = "server"), Poisson cohorts.
+
+    An update that is there or not moves the result by clip / m, where m is the fixed number (`transforms.Gaussian`),
+    and the noise has the deviation noise * clip / m.
 
     Args:
         noise: multiplier of the noise.
-        share: of the clients that is asked a round, in (0, 1].
+        share: the probability with which each client is asked in a round, independently, in (0, 1].
         rounds: server steps.
         delta: in (0, 1).
     """
-    meaning = (
-        "Anyone who sees all global models learns little about whether one client took part at all (client-level, "
-        "add or remove one client). The server sees every update and must be trusted. Assumed: weights that do not "
-        "depend on the data (equal), and clients drawn independently with the cohort's share; a cohort of fixed size "
-        "is accounted as if it were."
+    drawn = (
+        "It counts as asked in every round, as where all are, or where clients learn who takes part."
+        if share == 1
+        else f"Each client is asked with probability {share:.3g} in each round, independently of all others, and who "
+        "was asked must stay as secret as the noise: at a real server both come from the operating system, in a "
+        "simulation the seed tells them, and a run folder names who took part."
     )
-    return _spent(noise, share, rounds, delta, meaning)
+    return _spent(noise, share, rounds, delta, f"{_CENTRAL} {drawn} {_UNCOVERED}")
+
+
+def fixed_cohorts(
+    noise: float, cohort: int, known: int, rounds: int, delta: float, secret: bool = True
+) -> PrivacyBudget:
+    """The same with cohorts of a fixed size, drawn without replacement.
+
+    A client that is left out makes room for no other one there, so neighbours are two runs with the same cohorts and
+    one client's updates replaced by zeros.  Two bounds hold for these, and the smaller one is stated.  One gains
+    nothing from the choice: `rounds` releases of the Gaussian mechanism.  The other is Wang, Balle and Kasiviswanathan
+    2019 (theorem 9), by Renyi differential privacy for the replacement of one client, whose updates then differ by up
+    to twice the clip.  No bound by the privacy loss distribution is known to compose for such samples (Lebeda et al.
+    2024), so where the second is smaller it stands for both.
+
+    Args:
+        noise: multiplier of the noise.
+        cohort: clients asked in a round.
+        known: clients in the federation.
+        rounds: server steps.
+        delta: in (0, 1).
+        secret: nobody knows who was asked, and all clients can be asked in every round; else only the first bound.
+    """
+    plain, how = _spent(noise, 1.0, rounds, delta, ""), "nothing is gained from their choice"
+    if secret and noise:
+        least = _without_replacement(noise / 2, cohort, known, rounds, delta)
+        if least < plain.epsilon_pld:
+            how = "accounted as drawn without replacement from clients that can all be asked in every round"
+        plain = replace(plain, epsilon_rdp=min(plain.epsilon_rdp, least), epsilon_pld=min(plain.epsilon_pld, least))
+    drawn = f"Cohorts of {cohort} of {known} clients have a fixed size: {how}; sampling = 'poisson' spends less."
+    return replace(plain, meaning=f"{_CENTRAL} {drawn} {_UNCOVERED}")
 
 
 def local(noise: float, rounds: int, delta: float) -> PrivacyBudget:
@@ -80,9 +122,13 @@ def local(noise: float, rounds: int, delta: float) -> PrivacyBudget:
         delta: in (0, 1).
     """
     meaning = (
-        "Whoever sees all of one client's uploads, the server included, learns little about which updates it made "
-        "instead of any others of the allowed length (two updates differ by up to twice the clip). Nobody needs to be "
-        "trusted, and nothing is gained from being one of many: with useful noise this epsilon is large."
+        "Whoever sees all changes of the model that one client uploads, the server included, learns little about which "
+        "updates it made instead of any others of the allowed length (two updates differ by up to twice the clip). "
+        "Nobody needs to be trusted but the client itself: a real site draws the noise of each upload from its "
+        "operating system, while in a simulation the seed tells it. Nothing is gained from being one of many, so with "
+        f"useful noise this epsilon is large. Said of {rounds:,} uploads; a site counts its own, also those that a "
+        "server asks for twice. Loss, numbers of rows and steps go along as they are and are not covered, nor are "
+        "answers to queries."
     )
     return replace(_spent(noise / 2, 1.0, rounds, delta, meaning), unit="updates")
 
@@ -100,9 +146,10 @@ def rows(noise: float, share: float, steps: int, delta: float, also: str = "") -
     meaning = (
         "Whoever sees all that one client ever sends, the server included, learns little about whether one row is in "
         "its training part (record-level, add or remove one row; a person with k rows is protected k times less). "
-        "Nobody needs to be trusted but the client itself. Assumed: its number of rows is no secret, and noise and "
-        "batches come from numbers that only the client knows, as at a real site; in a simulation the seed tells them. "
-        "Scores on validation and test rows are not covered, which must be other rows."
+        "Nobody needs to be trusted but the client itself: a real site draws noise and batches of each task from its "
+        "operating system, while in a simulation the seed tells them. Assumed: its number of rows is no secret. Said "
+        f"of {steps:,} steps; a site counts the updates it sends, also those that a server asks for twice. Scores on "
+        "validation and test rows are not covered, which must be other rows, nor are answers to queries."
     )
     found = replace(_spent(noise, share, steps, delta, " ".join([meaning, also]).strip()), unit="row")
     wanted = found.epsilon_rdp <= _USELESS
@@ -138,46 +185,77 @@ def of_rows(recipe: Recipe, sizes: Sequence[int], rounds: int, delta: float | No
     steps = max(smallest, key=spent) if privacy.noise and len(smallest) > 1 else next(iter(smallest))
     least = smallest[steps]
     also = f"Said of a client with {least:,} rows ({steps:,} steps a round), as if it were asked in every round; "
-    also += "none spends more."
+    also += "by the Renyi bound none spends more."
     return rows(privacy.noise, min(1.0, batch / least), steps * rounds, delta, also)
 
 
-def of_run(recipe: Recipe, clients: Clients, rounds: int | None) -> list[PrivacyBudget]:
-    """All budgets of a run; none where the number of rounds or of asked clients is open."""
-    found = of_recipe(recipe, len(clients), rounds)
-    if isinstance(recipe.training, HidesRows) and rounds is not None and recipe.scheduling.kind == "synchronous":
+def of_run(recipe: Recipe, clients: Clients, rounds: int | None, simulated: bool = True) -> list[PrivacyBudget]:
+    """All budgets of a run; none where the number of rounds is open.  `simulated` is as in `of_recipe`."""
+    found = of_recipe(recipe, len(clients), rounds, simulated=simulated)
+    if isinstance(recipe.training, HidesRows) and rounds is not None:
         sizes = [clients.size(client, "train") or 0 for client in range(len(clients))]
-        found.append(of_rows(recipe, sizes, rounds))
+        if _once_a_round(recipe):
+            found.append(of_rows(recipe, sizes, rounds))
+        else:
+            found.append(replace(_unknown(min(1e-5, 0.1 / max([1, *sizes])), rounds, _often(recipe)), unit="row"))
     return found
 
 
-def of_recipe(recipe: Recipe, known: int, rounds: int | None, delta: float | None = None) -> list[PrivacyBudget]:
-    """The budgets of a recipe's Gaussian transforms; none where the number of rounds or of asked clients is open.
+def of_recipe(
+    recipe: Recipe, known: int, rounds: int | None, delta: float | None = None, simulated: bool = True
+) -> list[PrivacyBudget]:
+    """The budgets of a recipe's Gaussian transforms; none where the number of rounds is open.
 
     Args:
         recipe: what is run.
         known: clients in the federation.
         rounds: server steps.
         delta: by default 1 / (10 known), at most 1e-5.
+        simulated: all clients can be asked in every round, and nobody knows who was; where sites come and go, cohorts
+            of a fixed size gain nothing from being drawn.
     """
-    scheduler = recipe.scheduling
-    if rounds is None or not isinstance(scheduler, HasCohort) or scheduler.kind != "synchronous":
+    if rounds is None:
         return []
-    cohort = scheduler.cohort
-    share = min(1.0, cohort / known if isinstance(cohort, int) else cohort)
     delta = min(1e-5, 0.1 / known) if delta is None else delta
     found = []
     for transform in recipe.transforms:
-        if not isinstance(transform, Gaussian):
-            continue
-        if transform.where == "client":
-            found.append(local(transform.multiplier, rounds, delta))
-        elif isinstance(recipe.aggregation, Linear):
-            found.append(central(transform.multiplier, share, rounds, delta))
-        else:
-            why = f"Nothing is known: {recipe.aggregation.kind} is no weighted mean, so one client may move it by more."
-            found.append(PrivacyBudget(math.inf, math.inf, delta, rounds, why))
+        if isinstance(transform, Gaussian) and transform.where == "client":
+            once = _once_a_round(recipe)
+            budget = local(transform.multiplier, rounds, delta) if once else _unknown(delta, rounds, _often(recipe))
+            found.append(replace(budget, unit="updates"))
+        elif isinstance(transform, Gaussian):
+            found.append(_at_server(recipe, transform.multiplier, known, rounds, delta, simulated))
     return found
+
+
+def _at_server(recipe: Recipe, noise: float, known: int, rounds: int, delta: float, simulated: bool) -> PrivacyBudget:
+    """The budget of noise on the mean."""
+    if not noise:
+        return central(noise, 1.0, rounds, delta)
+    if recipe.clustering.kind != "single_cluster":
+        why = f"{recipe.clustering.kind} forms clusters from updates without noise, and a cluster has fewer clients"
+        return _unknown(delta, rounds, why)
+    expected, share = recipe.expected_updates(known), recipe.scheduling.inclusion(known)
+    if expected is None:
+        why = "who arrives in time depends on clients' rows, and no step waits for everybody whom it has asked"
+        return _unknown(delta, rounds, why)
+    hidden = recipe.masking is None  # in a secure aggregation, clients learn who else takes part
+    if expected < known and share is None:
+        return fixed_cohorts(noise, int(expected), known, rounds, delta, secret=simulated and hidden)
+    return central(noise, expected / known if hidden else 1.0, rounds, delta)
+
+
+def _once_a_round(recipe: Recipe) -> bool:
+    """Whether no client is asked more than once between two server steps."""
+    return recipe.scheduling.kind in ("synchronous", "deadline")
+
+
+def _often(recipe: Recipe) -> str:
+    return f"with {recipe.scheduling.kind} scheduling, a client sends as often as it is done; a real site counts that"
+
+
+def _unknown(delta: float, rounds: int, why: str) -> PrivacyBudget:
+    return PrivacyBudget(math.inf, math.inf, delta, rounds, f"No budget is stated: {why}.")
 
 
 def installed() -> bool:
@@ -191,7 +269,7 @@ def _spent(noise: float, share: float, releases: int, delta: float, meaning: str
     if not 0 < delta < 1:
         raise SettingError(f"delta must be above 0 and below 1, got {delta}")
     if not noise:
-        return PrivacyBudget(math.inf, math.inf, delta, releases, meaning)
+        return PrivacyBudget(math.inf, math.inf, delta, releases, "No noise is added, so nothing is hidden.")
     rough = _renyi(noise, share, releases, delta, ORDERS)
     if rough > _USELESS:
         return PrivacyBudget(rough, rough, delta, releases, meaning)
@@ -203,11 +281,30 @@ def _spent(noise: float, share: float, releases: int, delta: float, meaning: str
 
 @cache
 def _by_loss(noise: float, share: float, releases: int, delta: float) -> float:
-    """Epsilon by the privacy loss distribution."""
+    """Epsilon by the privacy loss distribution, which is a Gaussian where nothing is sampled."""
     event = _event(noise, share, releases)
+    if share == 1:
+        return _exact(noise / math.sqrt(releases), delta)
     from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 
     return float(PLDAccountant().compose(event).get_epsilon(delta))
+
+
+def _exact(noise: float, delta: float) -> float:
+    """Epsilon of one release of the Gaussian mechanism (Balle and Wang 2018, theorem 8), by bisection from above."""
+    from scipy.special import log_ndtr, ndtr
+
+    def spent(epsilon: float) -> float:
+        reach = 1 / (2 * noise)
+        return float(ndtr(reach - epsilon * noise) - math.exp(epsilon + log_ndtr(-reach - epsilon * noise)))
+
+    low, high = 0.0, 1.0
+    while spent(high) > delta:
+        high *= 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if spent(middle) > delta else (low, middle)
+    return high
 
 
 @cache
@@ -225,15 +322,28 @@ def _renyi(noise: float, share: float, releases: int, delta: float, orders: tupl
         log.setLevel(level)
 
 
+@cache
+def _without_replacement(noise: float, cohort: int, known: int, releases: int, delta: float) -> float:
+    """Epsilon of cohorts without replacement, by Renyi differential privacy for the replacement of one client."""
+    event = _event(noise, 1.0, 1)  # says so where the accountants are missing
+    import dp_accounting
+    from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
+
+    sampled = dp_accounting.SampledWithoutReplacementDpEvent(known, cohort, event)
+    accountant = RdpAccountant(_DRAWN, dp_accounting.NeighboringRelation.REPLACE_ONE)
+    composed = accountant.compose(dp_accounting.SelfComposedDpEvent(sampled, releases))
+    return float(composed.get_epsilon(delta))
+
+
 def _event(noise: float, share: float, releases: int) -> Any:
     try:
         import dp_accounting
     except ImportError:
         raise SettingError("the privacy accountants are missing: pip install 'piebald[privacy]'") from None
-    event = dp_accounting.GaussianDpEvent(noise)
-    if share < 1:
-        event = dp_accounting.PoissonSampledDpEvent(share, event)
-    return dp_accounting.SelfComposedDpEvent(event, releases)
+    if share == 1:  # so many releases are one with less noise, exactly
+        return dp_accounting.GaussianDpEvent(noise / math.sqrt(releases))
+    sampled = dp_accounting.PoissonSampledDpEvent(share, dp_accounting.GaussianDpEvent(noise))
+    return dp_accounting.SelfComposedDpEvent(sampled, releases)
 
 
 @cache

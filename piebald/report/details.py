@@ -120,7 +120,7 @@ def _privacy(comparison: Comparison) -> str:
     for label, runs in comparison.by_label.items():
         for budget in runs[0].meta.get("privacy") or []:
             epsilons = [budget["epsilon_pld"], budget["epsilon_rdp"]]
-            shown = ["infinite: no noise" if one is None else f"{one:.3g}" for one in epsilons]
+            shown = ["infinite" if one is None else f"{one:.3g}" for one in epsilons]
             second = budget.get("epsilon_prv")
             unit = UNITS.get(budget.get("unit", "client"), NONE)  # missing in folders of earlier versions
             shown.append(NONE if second is None else f"{second:.3g}")

@@ -44,6 +44,20 @@ class Scheduler(Component):
         """How many clients to send a training task now."""
         raise NotImplementedError
 
+    def expected_updates(self, known: int) -> float | None:
+        """How many updates a step expects, whoever arrives; None where steps are no rounds that wait for everybody.
+
+        Args:
+            known: clients in the federation.
+        """
+        return None
+
+    def inclusion(self, known: int) -> float | None:
+        """With which probability each client is asked, independently of all others; None where `num_to_request` says
+        how many are.
+        """
+        return None
+
     def should_step(self, view: ServerView) -> bool:
         """Whether to step with the updates that are waiting."""
         raise NotImplementedError

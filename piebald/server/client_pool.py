@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from piebald.contracts import Task
-from piebald.randomness import generator, select
+from piebald.noise import NoiseSource
+from piebald.randomness import generator, long_key, select
 
 
 class ClientPool:
@@ -46,6 +49,15 @@ class ClientPool:
             self._range = len(clients)
             self._free = {client for client in clients if client not in self.busy and client not in self.excluded}
         return select(sorted(self._free), count, *words)
+
+    def sample(self, clients: Sequence[int], known: int, share: float, *words: int | str) -> list[int]:
+        """A Poisson sample of idle clients: each one by itself with this probability, in increasing order.
+
+        Who knows it gains nothing from clients being drawn by chance, so it is drawn as noise is.
+        """
+        drawn = np.flatnonzero(NoiseSource.repeatable(long_key("cohort", *words)).uniform(known) < share).tolist()
+        here = clients if isinstance(clients, range) else set(clients)
+        return [c for c in drawn if c in here and c not in self.busy and c not in self.excluded]
 
     def take(self, task: Task) -> None:
         """Mark a client as busy."""

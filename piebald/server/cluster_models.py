@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -78,6 +79,7 @@ class ClusterModels:
         cluster_of: the cluster of each client that was put into one; others are in cluster 0.
         kept: the state of components, by axis and cluster: tensors and JSON values.
         last: the last model of each client, where a cached step needs them.
+        secret: noise on means is drawn from the operating system and not from the run's seed, which sites know.
     """
 
     recipe: Recipe
@@ -86,6 +88,7 @@ class ClusterModels:
     clusters: dict[int, ClusterModel] = field(default_factory=dict)
     cluster_of: dict[int, int] = field(default_factory=dict)
     kept: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
+    secret: bool = False
     last: TensorStore = field(init=False)
     _main_of: ChoosesMainCluster | None = field(init=False)
     _colluding: list[tuple[int, Colludes]] = field(init=False)
@@ -138,6 +141,9 @@ class ClusterModels:
     def step(self, cohort: Cohort, make_context: MakeContext) -> list[Counted]:
         """Step each cluster's model; returns how each update counted, in the order of the cohort."""
         recipe = self.recipe
+        if not cohort.updates:
+            self._step_alone(cohort.version, make_context("aggregation", 0))
+            return []
         context = make_context("clustering", 0)
         if cohort.updates[0].partial_sum is None and (
             recipe.clustering.requires_individual_updates or not isinstance(recipe.server_optimizer, CachedAverage)
@@ -156,6 +162,11 @@ class ClusterModels:
             rows = [row for row, own in enumerate(labels) if own == label]
             counted |= zip(rows, self._move(label, cohort.rows(rows), make_context), strict=True)
         return [counted[row] for row in range(len(labels))]
+
+    def _step_alone(self, version: int, context: ServerContext) -> None:
+        """Step where no update counts: a model that stays as it is would tell what noise on the mean hides."""
+        if self.recipe.expected_updates(context.known) is not None:
+            self._apply(0, self.cluster(0), torch.zeros_like(self.cluster(0).model), (), version, context)
 
     def _collude(self, cohort: Cohort, matrix: Tensor, seed: int) -> Cohort:
         """Let colluding attackers replace their updates."""
@@ -207,15 +218,30 @@ class ClusterModels:
             away = torch.stack(list(members.sent)) - cluster.model
             members = dataclasses.replace(members, matrix=members.matrix + away)
         average, shares = recipe.aggregation.aggregate(members, context)
-        told = StepContext(len(members.updates), context.known, members.version, shares, state=cluster.optimizer_state)
+        self._apply(label, cluster, average, shares, members.version, context)
+        return shares
+
+    def _apply(
+        self,
+        label: int,
+        cluster: ClusterModel,
+        average: Tensor,
+        shares: Sequence[float],
+        version: int,
+        context: ServerContext,
+    ) -> None:
+        """Move a cluster's model by an average, behind the transforms."""
+        recipe, expected = self.recipe, self.recipe.expected_updates(context.known)
+        told = StepContext(
+            len(shares), context.known, version, shares, expected=expected, state=cluster.optimizer_state
+        )
         for place, transform in reversed(list(enumerate(recipe.transforms))):
-            rng_key = key("receive", place, context.spec.seed, label, members.version)
+            rng_key = secrets.randbits(256) if self.secret else key("receive", place, context.spec.seed, label, version)
             average = transform.on_server(average, dataclasses.replace(told, rng_key=rng_key, state={}))
         model, cluster.optimizer_state = recipe.server_optimizer.step(cluster.model, average, told)
         for variance in self.variances:
             model[variance].clamp_(min=0.0)
         _settle(cluster, model)
-        return shares
 
     def _swap(
         self, cluster: ClusterModel, cache: ModelCache, members: Cohort, weights: Sequence[float | None]

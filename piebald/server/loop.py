@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -38,6 +38,7 @@ from piebald.server.client_queries import ClientQueries
 from piebald.server.cluster_models import ClusterModels, cohort_of
 from piebald.server.context import LoopContext
 from piebald.server.evaluation import EvaluationPlan, RoundProgress, split_of
+from piebald.server.invitations import Invitations
 from piebald.server.masked_rounds import MaskedRounds
 from piebald.server.records import (
     TableRow,
@@ -59,7 +60,8 @@ SAVING = 0.02  # the largest share of a run's time spent on saving its state, by
 class ServerLoop:
     """Runs one recipe on one runtime, for `rounds` server steps or until a limit of `stop` is reached.
 
-    With `checkpoint_every` None the state is saved as often as takes no more than `SAVING` of the run's time.
+    With `checkpoint_every` None the state is saved as often as takes no more than `SAVING` of the run's time.  With
+    `secret`, what protects at the server is drawn from the operating system, and not from the run's seed.
     """
 
     def __init__(
@@ -76,12 +78,15 @@ class ServerLoop:
         checkpoint_every: int | None = 1,
         check: ResultChecks | None = None,
         watch: Callable[[RoundProgress], None] | None = None,
+        secret: bool = False,
     ) -> None:
         self.recipe, self.runtime, self.work, self.recorder = recipe, runtime, work, recorder
         self.known, self.rounds, self.evaluation, self.checkpoint_every = known, rounds, evaluation, checkpoint_every
         self.stop, self.check, self.watch = stop, check or ResultChecks(), watch
-        self.cluster_models = ClusterModels(recipe, work.initial[: work.layout.shared].clone(), work.layout.variances)
+        initial = work.initial[: work.layout.shared].clone()
+        self.cluster_models = ClusterModels(recipe, initial, work.layout.variances, secret=secret)
         self.client_pool = ClientPool()
+        self._invitations = Invitations(recipe.scheduling, self.client_pool, known, work.seed, secret)
         self.totals = RunTotals()
         self.version = 0
         self.best = BestVersion()
@@ -125,8 +130,9 @@ class ServerLoop:
         while not self._over():
             view = self._view()
             asked = scheduler.num_to_request(view)
-            if asked:
-                self._send(self.client_pool.choose(self.runtime.clients(), asked, self.work.seed, self.version))
+            if asked and not self._send(self._invitations.draw(self.runtime.clients(), asked, self.version)):
+                self._step()  # a round of nobody
+                continue
             if self._queries.queue:
                 self._take(self._queries.queue.popleft())
             elif (
@@ -156,22 +162,16 @@ class ServerLoop:
 
     def _view(self) -> ServerView:
         available, idle = self.client_pool.count(self.runtime.clients())
-        return ServerView(
-            self.version,
-            self.runtime.now(),
-            self._stepped,
-            available,
-            idle,
-            len(self.client_pool.busy),
-            self._requested,
-            self._outstanding,
-            len(self._waiting),
-            len(self._ended),
-        )
+        waiting, failed = len(self._waiting), len(self._ended)
+        sent = (len(self.client_pool.busy), self._requested, self._outstanding)
+        return ServerView(self.version, self.runtime.now(), self._stepped, available, idle, *sent, waiting, failed)
 
     # -- tasks and results
 
-    def _send(self, clients: Sequence[int]) -> None:
+    def _send(self, clients: Sequence[int]) -> bool:
+        """Send training tasks; returns whether there is any."""
+        if not clients:
+            return False
         clustering, offer = self.recipe.clustering, {}
         if isinstance(clustering, SendsCandidates):
             offer = clustering.candidates(self.cluster_models.models, self.work)
@@ -193,6 +193,7 @@ class ServerLoop:
         for one in tasks:
             if one.client in absent:
                 self._take(Result(one, None, now, now, failure=absent[one.client]))
+        return True
 
     def _task(
         self,
@@ -246,7 +247,7 @@ class ServerLoop:
         results = sorted(self._waiting, key=lambda a: (a.task.client, a.task.id))
         self._waiting = []
         results = self._unmasked(results)
-        counted = self.cluster_models.step(cohort_of(results, self.version), self._context) if results else []
+        counted = self.cluster_models.step(cohort_of(results, self.version), self._context)
         self.version += 1
         self._stepped = self.runtime.now()
         rows = []
@@ -337,7 +338,8 @@ class ServerLoop:
         if plan.validate is not None:
             self.best.consider(self.version, rows, self.models)
         means = mean_scores([row for row in rows if row["split"] == split_of(plan.query)])
-        self._note(means)
+        if self.stop is not None:
+            self.stop.note_means(self.totals, means, self.work.objective.metric, plan.higher)
         if self.watch is not None:
             self.watch(RoundProgress(self.version, means))
 
@@ -345,13 +347,6 @@ class ServerLoop:
         """A query for the report about the client's own cluster model."""
         cluster = self.cluster_models.of(client)
         return self._task(client, {"model": cluster.model}, query, free=True, committed=cluster.committed)
-
-    def _note(self, means: Mapping[str, float]) -> None:
-        """Take the score that decides whether to go on: that of personal models where there are some."""
-        metric = self.work.objective.metric
-        found = [means[name] for name in (f"personal/{metric}", f"global/{metric}") if name in means]
-        if self.stop is not None and found and math.isfinite(found[0]):
-            self.stop.note(self.totals, found[0], self.evaluation.higher)
 
     # -- state
 

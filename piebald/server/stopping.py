@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Self
 
@@ -70,6 +72,12 @@ class StoppingCriteria(Component):
             or (self.wall_seconds is not None and tally.wall >= self.wall_seconds)
             or (self.bytes is not None and tally.nbytes >= self.bytes)
         )
+
+    def note_means(self, tally: RunTotals, means: Mapping[str, float], metric: str, higher: bool) -> None:
+        """Take the mean scores of an evaluation into account: those of personal models where there are some."""
+        found = [means[name] for name in (f"personal/{metric}", f"global/{metric}") if name in means]
+        if found and math.isfinite(found[0]):
+            self.note(tally, found[0], higher)
 
     def note(self, tally: RunTotals, score: float, higher: bool) -> None:
         """Take a new mean score into account."""

@@ -41,5 +41,6 @@ class DynamicCorrection(ServerOptimizer):
         return {"h": torch.zeros_like(model)}
 
     def step(self, model: Tensor, average: Tensor, context: StepContext) -> tuple[Tensor, dict[str, Tensor]]:
-        h = context.state["h"] - self.alpha * (context.arrived / context.known) * average
+        count = context.arrived if context.expected is None else context.expected
+        h = context.state["h"] - self.alpha * (count / context.known) * average
         return model + average - h / self.alpha, {"h": h}

@@ -29,12 +29,20 @@ class Transform(Component):
     def on_client(
         self, vectors: Mapping[str, Tensor], keys: Sequence[int], clients: Sequence[int]
     ) -> Mapping[str, Tensor]:
-        """Transform the named vectors [c, ...] of these clients, with one random key for each."""
+        """Transform the named vectors [c, ...] of these clients, with one random key for each.
+
+        At a real site a key has 256 bits, which nobody else knows and which belong to one task; in a simulation it has
+        64 and follows from the run's seed.  Noise that protects is drawn by `noise.NoiseSource.repeatable(key)`.
+        """
         return vectors
 
     def on_server(self, average: Tensor, context: StepContext) -> Tensor:
         """Transform the averaged change [s]."""
         return average
+
+    def noises_mean(self) -> bool:
+        """Whether noise on the average is to hide clients.  Their weights must then not depend on their data."""
+        return False
 
     def nbytes(self, vectors: Mapping[str, Tensor]) -> int:
         """Bytes on the wire of one client's vectors, if this transform is the last one."""

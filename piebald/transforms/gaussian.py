@@ -10,8 +10,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from piebald.component import RecipeComponents
 from piebald.contracts import StepContext
-from piebald.randomness import torch_generator
+from piebald.noise import NoiseSource
 from piebald.transforms.base import Transform
 
 
@@ -19,9 +20,16 @@ class Gaussian(Transform):
     """The Gaussian mechanism on the change of the shared numbers (McMahan et al. 2018, DP-FedAvg; Geyer et al. 2017).
 
     Each update is scaled down to norm `clip`.  Noise of standard deviation noise * clip is added to every update before
-    it leaves (where = "client"), or noise * clip * (largest weight) once to their weighted mean (where = "server"),
-    since that is how far one client can move the mean.  Private layers are never sent and get no noise.
-    `privacy.accounting` computes the privacy budget of a whole run.
+    it leaves (where = "client"), or once to their mean (where = "server").  Private layers are never sent and get no
+    noise.  `privacy.accounting` computes the privacy budget of a whole run.
+
+    At the server, the sum of the updates is divided by the number m of updates that a round expects, whoever arrives,
+    and the noise has the deviation noise * clip / m (McMahan et al. 2018, the estimator with the fixed denominator).
+    So an update that is there or not moves the result by clip / m at most.  The mean over those who arrived would move
+    by up to twice that, since the others would weigh more where one is missing.  Weights must be equal: weights by
+    examples would let a client's data decide how far it moves the mean.  Where steps are no rounds of one cluster that
+    wait for everybody, there is no such m.  The mean is then over those who arrived, the deviation is noise * clip *
+    (largest weight), and no budget is stated.
 
     Instead of `noise` an `epsilon` may be given, as DistFL (2021) does for its local models: the multiplier is then
     sqrt(2 ln(1.25 / delta)) / epsilon, the classic calibration (Dwork and Roth 2014, theorem A.1).  That epsilon is for
@@ -57,15 +65,35 @@ class Gaussian(Transform):
         self, vectors: Mapping[str, Tensor], keys: Sequence[int], clients: Sequence[int]
     ) -> Mapping[str, Tensor]:
         change = vectors["model"]
-        norm = torch.linalg.vector_norm(change, dim=-1, keepdim=True)
-        change = change * (self.clip / norm.clamp(min=1e-12)).clamp(max=1.0)
+        norm = torch.linalg.vector_norm(change, dim=-1, keepdim=True, dtype=torch.float64)
+        share = (self.clip / norm.clamp(min=1e-12)).clamp(max=1.0).to(change.dtype)
+        # an update that is not finite would be refused in the open: it counts as no change instead
+        change = torch.where(norm.isfinite(), change * share, 0.0)
         if self.where == "client" and self.multiplier:
-            noise = torch.stack([torch.randn(change.shape[1:], generator=torch_generator(key)) for key in keys])
-            change = change + noise.to(change.device) * (self.multiplier * self.clip)
+            sources = [NoiseSource.repeatable(key) for key in keys]
+            deviation = self.multiplier * self.clip
+            noisy = [source.add_to(row, deviation) for source, row in zip(sources, change, strict=True)]
+            change = torch.stack(noisy)
         return {**vectors, "model": change}
 
     def on_server(self, average: Tensor, context: StepContext) -> Tensor:
-        if self.where == "client" or not self.multiplier:
+        if not self.noises_mean():
             return average
-        noise = torch.randn(average.shape, generator=torch_generator(context.rng_key))
-        return average + noise * (self.multiplier * self.clip * max(context.shares))
+        most = max(context.shares, default=0.0)
+        if context.expected is not None:
+            average, most = average * (context.arrived / context.expected), 1 / context.expected
+        return NoiseSource.repeatable(context.rng_key).add_to(average, self.multiplier * self.clip * most)
+
+    def noises_mean(self) -> bool:
+        return self.where == "server" and self.multiplier > 0
+
+    def incompatible_with(self, recipe: RecipeComponents) -> str | None:
+        weights = recipe.aggregation.table()
+        base = weights.get("base", weights) if weights["kind"] == "staleness_weighted" else weights
+        if not self.noises_mean() or base["kind"] == "equal_weighted":
+            return None
+        return (
+            "gaussian at the server hides a client in a mean with equal weights but "
+            f"{base['kind']} lets a client's data decide how much it counts: set aggregation = 'equal_weighted', or "
+            "where = 'client'"
+        )

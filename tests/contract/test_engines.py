@@ -57,7 +57,9 @@ COMPOSED = {
         transforms=[{"kind": "gaussian", "clip": 0.1, "where": "client"}],
     ),
     "private batch norm, momentum at the server, noise there": method("fedbn").with_(
-        server_optimizer={"kind": "momentum", "beta": 0.5}, transforms=[{"kind": "gaussian", "clip": 0.1, "noise": 0.5}]
+        server_optimizer={"kind": "momentum", "beta": 0.5},
+        transforms=[{"kind": "gaussian", "clip": 0.1, "noise": 0.5}],
+        aggregation="equal_weighted",
     ),
     "Ditto with private heads, by gradient norm": method("ditto").with_(
         sharing={"kind": "all_except", "private_layers": "classifier"}, aggregation={"kind": "gradient_norm_weighted"}

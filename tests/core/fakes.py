@@ -181,6 +181,7 @@ def make_server(
     every: int = 0,
     seed: int = 0,
     private: Sequence[str] = (),
+    secret: bool = False,
 ) -> tuple[ServerLoop, MemoryRecorder]:
     """A server loop over a fake runtime, not yet run."""
     module = model or parameters()
@@ -194,6 +195,7 @@ def make_server(
         known=runtime.count,
         rounds=rounds,
         evaluation=EvaluationPlan(Evaluate(), every=every),
+        secret=secret,
     )
     return made, recorder
 

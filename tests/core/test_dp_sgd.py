@@ -17,7 +17,7 @@ from piebald.errors import SettingError
 from piebald.runtimes.engines.row_loader import batches
 from piebald.training import DpSgd
 
-from .fakes import classified, client_work, federation, seeded, simulate
+from .fakes import classified, federation, seeded, simulate
 
 ROWS = 24
 SIZE = 8
@@ -202,13 +202,3 @@ def test_the_fastest_engine_is_chosen() -> None:
         simulator={"engine": "auto"},
     )
     assert run.meta["runtime"]["engine"] in ("sequential", "vmapped")
-
-
-def test_a_real_sites_noise_is_not_made_from_the_runs_seed() -> None:
-    """The server knows that seed, and could subtract the noise."""
-    from piebald.runtimes.federation.policy import Policy
-    from piebald.runtimes.federation.task_runner import SiteClient, TaskRunner
-
-    work = client_work(seeded(lambda: nn.Linear(4, 2)), DpSgd(noise=1.0), seed=7)
-    prepared = SiteClient(work, classified(8, 8), 0)
-    assert TaskRunner(prepared, Policy(), "cpu", secret=12345).work.seed == 12345

@@ -111,7 +111,10 @@ def test_no_update_of_a_run_is_longer_than_the_clip() -> None:
 @pytest.mark.parametrize(
     "components",
     [
-        {"transforms": [{"kind": "gaussian", "clip": 1.0, "noise": 5.0, "where": "server"}]},
+        {
+            "transforms": [{"kind": "gaussian", "clip": 1.0, "noise": 5.0, "where": "server"}],
+            "aggregation": {"kind": "equal_weighted"},
+        },
         {"transforms": [{"kind": "gaussian", "clip": 1.0, "noise": 5.0, "where": "client"}]},
         {"server_optimizer": {"kind": "adam", "lr": 3.0}},
     ],

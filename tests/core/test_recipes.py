@@ -252,7 +252,7 @@ CONFLICTS: dict[str, tuple[dict[str, Any], str]] = {
         "but by_parity needs individual updates: choose another clustering, or drop fake_masking",
     ),
     "noise on the model and a control variate without noise": (
-        {"training": {"kind": "scaffold"}, "transforms": [{"kind": "gaussian", "clip": 1.0}]},
+        {"training": {"kind": "scaffold"}, "transforms": [{"kind": "gaussian", "clip": 1.0, "noise": 0.0}]},
         "gaussian protects only the model but scaffold also sends 'control': choose another training, or drop gaussian",
     ),
 }
@@ -277,7 +277,7 @@ def test_what_cannot_go_together_is_refused_when_it_is_made(case: str) -> None:
         ({"aggregation": FirstUpdate()}, True),
         ({"clustering": ByParity()}, True),
         ({"scheduling": Asynchronous()}, True),
-        ({"transforms": (Gaussian(clip=1.0), FakeMasking())}, False),
+        ({"transforms": (Gaussian(clip=1.0, where="client"), FakeMasking())}, False),
     ],
     ids=str,
 )

@@ -534,7 +534,7 @@ CONFLICTS: dict[str, tuple[Any, str]] = {
     ),
     "noise that needs the largest weight": (
         lambda: recipes.fedavg().with_(transforms=[Gaussian(clip=1.0), SecureAggregation()]),
-        "choose aggregation = 'equal_weighted', or where = 'client'",
+        "set aggregation = 'equal_weighted', or where = 'client'",
     ),
     "a trainer that depends on others' steps": (
         lambda: recipes.fedavg().with_(training="adaptive_frequency", transforms=[SecureAggregation()]),

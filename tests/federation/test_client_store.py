@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from piebald.runtimes.federation.client_store import ClientStore, FinishedTask, site_secret
+from piebald.runtimes.federation.client_store import ClientStore, FinishedTask
 
 
 def finish(store: ClientStore, id: int, value: float | None) -> None:
@@ -94,8 +94,3 @@ def test_killed_at_any_moment_every_file_is_whole(tmp_path: Path) -> None:
         assert now >= last  # nothing that was finished is lost
         last = now
     assert last > 0
-
-
-def test_the_secret_is_the_sites_own_and_stays(tmp_path: Path) -> None:
-    assert site_secret(tmp_path / "a") == site_secret(tmp_path / "a") != site_secret(tmp_path / "b")
-    assert (tmp_path / "a" / "secret").stat().st_mode & 0o077 == 0

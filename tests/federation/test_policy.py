@@ -57,7 +57,7 @@ def summed(*before: dict[str, Any], **fields: Any) -> dict[str, Any]:
         ({"clip": 0.5}, noisy(), "clipped to norm 1, this site allows at most 0.5"),
         ({"noise": 1.0}, noisy(), None),
         ({"noise": 1.5}, noisy(), "noise of 1 clips, this site demands at least 1.5"),
-        ({"noise": 1.0}, noisy(where="server"), "at the server"),
+        ({"noise": 1.0}, noisy(where="server") | {"aggregation": {"kind": "equal_weighted"}}, "at the server"),
         ({"secure_aggregation": 3}, {"name": "fedavg"}, "only inside secure aggregation but the recipe has none"),
         ({"secure_aggregation": 5}, summed(), "sums could be of 3 clients, this site demands 5"),
         ({"secure_aggregation": 5}, summed(least=5), None),
@@ -75,29 +75,19 @@ def test_what_a_policy_refuses(policy: dict[str, Any], recipe: dict[str, Any], s
     assert reject_reason is None if says is None else reject_reason is not None and says in reject_reason
 
 
-def update(policy: Policy, secret: int, query: Any = None) -> tuple[Any, str | None]:
+def update(policy: Policy, query: Any = None) -> tuple[Any, str | None]:
     plan = prepared(noisy())
-    runner = TaskRunner(SiteClient(plan.work, plan.clients, 0), policy, "cpu", secret)
+    runner = TaskRunner(SiteClient(plan.work, plan.clients, 0), policy, "cpu")
     vectors = {"model": plan.work.initial[: plan.work.layout.shared]}
     made, failure, _ = runner.serve(Task(1, 0, 0, vectors, query), None)
     return made, failure
 
 
-def test_noise_that_is_asked_for_comes_from_what_only_the_site_knows() -> None:
-    def change(policy: Policy, secret: int) -> torch.Tensor:
-        return update(policy, secret)[0].vectors["model"]  # type: ignore[no-any-return]
-
-    assert torch.equal(change(Policy(), 11), change(Policy(), 12))  # the server could make it again
-    demanding = Policy(noise=1.0)
-    assert not torch.allclose(change(demanding, 11), change(Policy(), 11), atol=0.1)
-    assert not torch.allclose(change(demanding, 11), change(demanding, 12), atol=0.1)
-
-
 def test_queries_that_are_not_allowed_get_no_answer() -> None:
     policy = Policy(queries=["evaluate"])
-    assert update(policy, 0, Evaluate())[1] is None
-    assert update(policy, 0, Validate(classes=10)) == (None, "this site does not answer 'validate'")
-    assert update(Policy(), 0, Evaluate()) == (
+    assert update(policy, Evaluate())[1] is None
+    assert update(policy, Validate(classes=10)) == (None, "this site does not answer 'validate'")
+    assert update(Policy(), Evaluate()) == (
         None,
         "this site answers no queries beside gaussian, unless its policy names them",
     )
@@ -126,7 +116,7 @@ def test_a_vector_that_the_trainer_did_not_declare_does_not_leave_the_site(late:
     plan, policy = prepared(noisy()), Policy(clip=1.0)
     work = dataclasses.replace(plan.work, trainer=Leaking(**plan.work.trainer.model_dump()))
     assert policy.reject_reason(work) is None
-    runner = TaskRunner(SiteClient(work, plan.clients, 0), policy, "cpu", 0)
+    runner = TaskRunner(SiteClient(work, plan.clients, 0), policy, "cpu")
     _declared[:] = late
     try:
         update, failure, state = runner.serve(Task(1, 0, 0, {"model": work.initial[: work.layout.shared]}), None)

@@ -75,7 +75,10 @@ def test_the_privacy_budget_is_in_the_settings() -> None:
     stage = {"kind": "gaussian", "clip": 1.0, "noise": 1.0}
     clients = Iid(clients=3, changes=(FlipPairs(pairs=((0, 1),), clients=(0,)),)).split(data.digits())
     run = piebald.run(
-        recipes.fedavg(lr=0.1).with_(transforms=[stage]), clients, build_model("logistic", (1, 8, 8), 10), rounds=2
+        recipes.fedavg(lr=0.1).with_(transforms=[stage], aggregation="equal_weighted"),
+        clients,
+        build_model("logistic", (1, 8, 8), 10),
+        rounds=2,
     )
     html = page.render(Comparison([History(run._store)]))
     assert "Epsilon (PLD)" in html

@@ -57,7 +57,7 @@ def prepared(recipe: Recipe, **options: Any) -> PreparedRun:
 
 def runner(policy: Policy, recipe: Recipe | None = None, **work: Any) -> TaskRunner:
     plan = prepared(recipe or plain())
-    return TaskRunner(SiteClient(dataclasses.replace(plan.work, **work), plan.clients, 0), policy, "cpu", 5)
+    return TaskRunner(SiteClient(dataclasses.replace(plan.work, **work), plan.clients, 0), policy, "cpu")
 
 
 def ask(site: TaskRunner, query: Query | None, *, version: int = 0, step: float = 0.0, **more: Tensor) -> Any:

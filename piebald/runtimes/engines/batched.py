@@ -18,12 +18,11 @@ from torch import Tensor, nn
 from piebald.contracts import SgdConfig, SgdOutcome
 from piebald.parameters import Layout, Slot
 from piebald.runtimes.engines.batched_layers import BatchedPass, FactoredDense, batch_layers
-from piebald.runtimes.engines.row_loader import Gathered, Places
+from piebald.runtimes.engines.row_loader import Gathered, Places, RngKey
 from piebald.runtimes.engines.sequential import SequentialEngine
 from piebald.runtimes.engines.sgd_step import SgdRun
 from piebald.runtimes.engines.vmapped import (
     Leaves,
-    RngKey,
     VmappedEngine,
     lay_out_rows,
     pad_rows,

@@ -33,8 +33,8 @@ class EngineContext:
         correction: Tensor | None = None,
         velocity: Tensor | None = None,
     ) -> SgdOutcome:
-        clients, rng_versions = self.stack.clients, self.stack.rng_versions
-        run = SgdRun(clients, rng_versions, self.phase, model, config, prox, prox_center, correction, velocity)
+        clients, rng_versions, secret = self.stack.clients, self.stack.rng_versions, self.stack.secret
+        run = SgdRun(clients, rng_versions, self.phase, model, config, prox, prox_center, correction, velocity, secret)
         self.phase += 1
         with torch.enable_grad():  # also where the caller only wants a model to use, inside torch.no_grad
             return self.engine.run_sgd(run)

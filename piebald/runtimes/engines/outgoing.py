@@ -10,7 +10,7 @@ from torch import Tensor
 from piebald.contracts import SumRequest, TrainInput, TrainOutput
 from piebald.errors import RuntimeFault
 from piebald.parameters import nbytes
-from piebald.randomness import key
+from piebald.randomness import key, long_key
 from piebald.runtimes.engines.engine import Engine
 from piebald.runtimes.engines.stack import PRIVATE, ClientStack, RunningSum, StackResult
 from piebald.runtimes.factored.sum_terms import KnownProducts
@@ -105,10 +105,10 @@ def _check_uploads(engine: Engine, output: TrainOutput, vectors: Mapping[str, Te
 
 def _transformed(engine: Engine, stack: ClientStack, vectors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """The vectors after every transform, at the clients."""
-    rng_key, seed = engine.row_loader.rng_key, engine.work.seed
+    rng_key, seed, made = engine.row_loader.rng_key, stack.secret or engine.work.seed, long_key if stack.secret else key
     for place, transform in enumerate(engine.work.transforms):
         rng_keys = [rng_key(seed, c, v, place) for c, v in zip(stack.clients, stack.rng_versions, strict=True)]
-        vectors = transform.on_client(vectors, [key("stage", *one) for one in rng_keys], stack.clients)
+        vectors = transform.on_client(vectors, [made("stage", *one) for one in rng_keys], stack.clients)
     return vectors
 
 

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from piebald.contracts import SgdOutcome, Split
-from piebald.randomness import torch_generator
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
-from piebald.runtimes.engines.row_gradients import row_keys
+from piebald.runtimes.engines.row_gradients import noised, row_keys
 from piebald.runtimes.engines.row_loader import Gathered, Places, batches
 from piebald.runtimes.engines.sequential import SequentialEngine, step_key
 from piebald.runtimes.engines.sgd_step import SgdRun
@@ -36,7 +35,7 @@ class ReferenceEngine(SequentialEngine):
         lr = float(config.lr[row]) if isinstance(config.lr, torch.Tensor) else config.lr
         velocity = torch.zeros(layout.size) if run.velocity is None else run.velocity[row].clone()
         gathered = self.row_loader.gather([run.clients[row]], "train")
-        rng_key = self.row_loader.rng_key(self.work.seed, run.clients[row], run.rng_versions[row], run.phase)
+        rng_key = self.rng_key(run, row)
         losses: list[float] = []
         with self._randomness(run, row) as dropout:
             for batch in batches(gathered.places[0], config, self.traits.mixes, *rng_key):
@@ -83,10 +82,7 @@ class ReferenceEngine(SequentialEngine):
         dropout: KeyedDropout | None,
     ) -> float:
         """Set the gradients of DP-SGD, one row after another, and return the mean loss."""
-        config, rng_key = (
-            run.config,
-            self.row_loader.rng_key(self.work.seed, run.clients[row], run.rng_versions[row], run.phase),
-        )
+        config, rng_key = run.config, self.rng_key(run, row)
         assert config.privacy is not None
         parameters = dict(module.named_parameters())
         summed, total = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}, 0.0
@@ -101,11 +97,11 @@ class ReferenceEngine(SequentialEngine):
             for name, grad in grads.items():
                 summed[name] += grad * min(1.0, config.privacy.clip / max(norm, 1e-12))
             total += loss.item()
-        noise = torch.randn(self.work.layout.size, generator=torch_generator("hide", step, *rng_key))
         lot = min(config.batch, len(gathered.places[0]))
-        for name, view in self.work.layout.views(noise * config.privacy.noise * config.privacy.clip).items():
-            if name in parameters:
-                parameters[name].grad = (summed[name] + view) / lot
+        stacked = {name: gradient.unsqueeze(0) for name, gradient in summed.items()}
+        hidden = noised(stacked, self.work.layout, config.privacy, [lot], step, [rng_key])
+        for name, gradient in zip(summed, hidden, strict=True):
+            parameters[name].grad = gradient[0]
         return total / max(1, len(batch))
 
     # -- scoring

@@ -11,13 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from piebald.contracts import RowPrivacy
+from piebald.noise import NoiseSource, hidden
 from piebald.parameters import Layout
-from piebald.randomness import torch_generator
+from piebald.randomness import long_key
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout, mix
 
 MAX_NUMBERS = 1 << 25  # numbers in all rows' gradients together while they are summed
@@ -115,11 +117,13 @@ def noised(
         step: number of the step.
         rng_keys: the rng key of each client.
     """
-    first = next(iter(summed.values()))
-    noise = torch.zeros(len(rng_keys), layout.size)
+    share = 1 / next(iter(summed.values())).new_tensor(lots)
+    parts = dict(summed)
     if privacy.noise:
-        for row, rng_key in enumerate(rng_keys):
-            noise[row] = torch.randn(layout.size, generator=torch_generator("hide", step, *rng_key))
-    views = layout.views(noise.mul_(privacy.noise * privacy.clip).to(first.device))
-    share = 1 / first.new_tensor(lots)
-    return [(views[name] + part) * share.view(-1, *[1] * (part.dim() - 1)) for name, part in summed.items()]
+        sources = [NoiseSource.repeatable(long_key("hide", step, *rng_key)) for rng_key in rng_keys]
+        drawn = torch.from_numpy(np.stack([source.gaussian(layout.size) for source in sources]))
+        deviation, slots = privacy.noise * privacy.clip, {slot.name: slot for slot in layout.slots}
+        for name, part in summed.items():
+            own = drawn[:, slots[name].start : slots[name].stop].view(part.shape)
+            parts[name] = hidden(part, own, deviation)
+    return [part * share.view(-1, *[1] * (part.dim() - 1)) for part in parts.values()]

@@ -15,9 +15,11 @@ from torch import Tensor
 
 from piebald.contracts import SERVER_ID, Clients, HasServerRows, InMemory, Rows, SgdConfig, Split
 from piebald.errors import RuntimeFault
-from piebald.randomness import generator
+from piebald.noise import NoiseSource
+from piebald.randomness import generator, long_key
 
 Places = np.ndarray[Any, np.dtype[np.int64]]
+RngKey = tuple[int | str, ...]
 
 
 class Gathered(NamedTuple):
@@ -90,7 +92,7 @@ class RowLoader:
         rows = self.gather([first], "train")
         return rows.x[torch.from_numpy(rows.places[0][:2]).to(self.device)]
 
-    def rng_key(self, seed: int, client: int, rng_version: int | str, phase: int) -> tuple[int | str, ...]:
+    def rng_key(self, seed: int | str, client: int, rng_version: int | str, phase: int) -> RngKey:
         """The rng key of a client's task: its name, not its number, which depends on who joined first."""
         return (seed, self.clients.names[client] if client != SERVER_ID else SERVER_ID, rng_version, phase)
 
@@ -153,8 +155,12 @@ def batches(places: Places, config: SgdConfig, mixes: bool, *rng_key: int | str)
 
 
 def _poisson(places: Places, config: SgdConfig, *rng_key: int | str) -> Iterator[Places]:
-    """Draw each row into each batch independently, as accountants of DP-SGD assume; batch sizes vary."""
+    """Draw each row into each batch independently, as accountants of DP-SGD assume; batch sizes vary.
+
+    Who knows which rows are in a batch gains from no sampling, so this is drawn as noise is.
+    """
     count = len(places)
     steps = config.epochs * math.ceil(count / config.batch) if config.steps is None else config.steps
     for step in range(steps):
-        yield places[generator("poisson", step, *rng_key).random(count) < config.batch / count]
+        drawn = NoiseSource.repeatable(long_key("poisson", step, *rng_key)).uniform(count)
+        yield places[drawn < config.batch / count]

@@ -20,7 +20,7 @@ from piebald.randomness import key
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
 from piebald.runtimes.engines.model_traits import Traits
 from piebald.runtimes.engines.row_gradients import MAX_NUMBERS, RowGradients, noised, row_keys, shrink
-from piebald.runtimes.engines.row_loader import Gathered, Places, RowLoader, batches
+from piebald.runtimes.engines.row_loader import Gathered, Places, RngKey, RowLoader, batches
 from piebald.runtimes.engines.sgd_step import SgdRun, plain_step, sgd_step
 from piebald.runtimes.factored.client_state import StatePacker
 
@@ -85,7 +85,7 @@ class SequentialEngine:
         self.module.train()
         u = velocity[row] if velocity is not None else None
         plain, total, taken = run.plain, torch.zeros((), device=self.device), 0
-        rng_key = self.row_loader.rng_key(self.work.seed, run.clients[row], run.rng_versions[row], run.phase)
+        rng_key = self.rng_key(run, row)
         for batch in batches(gathered.places[row], run.config, self.traits.mixes, *rng_key):
             if dropout is not None:
                 dropout.start(torch.tensor(step_key(rng_key, taken), device=self.device))
@@ -105,6 +105,11 @@ class SequentialEngine:
             taken += 1
         return taken, total / taken if taken else float("nan")
 
+    def rng_key(self, run: SgdRun, row: int) -> RngKey:
+        """The rng key of a client's run: of the task's secret where single rows are hidden, else of the run's seed."""
+        seed = self.work.seed if run.config.privacy is None else run.secret or self.work.seed
+        return self.row_loader.rng_key(seed, run.clients[row], run.rng_versions[row], run.phase)
+
     def _gradients(self, gathered: Gathered, batch: Places) -> tuple[Tensor, list[Tensor]]:
         """The mean loss of a batch and its gradients."""
         chosen = torch.from_numpy(batch).to(self.device)
@@ -122,7 +127,7 @@ class SequentialEngine:
         config: SgdConfig,
         rows: int,
         step: int,
-        rng_key: tuple[int | str, ...],
+        rng_key: RngKey,
         dropout: KeyedDropout | None,
     ) -> tuple[Tensor, list[Tensor]]:
         """The mean loss of a batch and the noisy gradients of DP-SGD; `rows` is how many the client has."""
@@ -228,13 +233,7 @@ class SequentialEngine:
         """Keyed dropout for models with dropout; a seeded global stream for models that draw other random numbers."""
         if self.traits.random:
             with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-                torch.manual_seed(
-                    key(
-                        "torch",
-                        *self.row_loader.rng_key(self.work.seed, run.clients[row], run.rng_versions[row], run.phase),
-                    )
-                    >> 1
-                )
+                torch.manual_seed(key("torch", *self.rng_key(run, row)) >> 1)
                 yield None
         elif self.traits.dropout:
             with KeyedDropout() as dropout:
@@ -325,6 +324,6 @@ def bind(module: nn.Module, layout: Layout, vector: Tensor) -> list[Tensor]:
     return parameters
 
 
-def step_key(rng_key: tuple[int | str, ...], step: int) -> int:
+def step_key(rng_key: RngKey, step: int) -> int:
     """The dropout key of one optimizer step."""
     return key("dropout", step, *rng_key) >> 1

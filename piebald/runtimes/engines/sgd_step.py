@@ -21,6 +21,7 @@ class SgdRun:
         phase: how many runs there were before in the same task.
         model: [c, p], where to start.
         config, prox, prox_center, correction, velocity: as in `ClientContext.run_sgd`.
+        secret: as in `ClientStack`.
     """
 
     clients: Sequence[int]
@@ -32,6 +33,7 @@ class SgdRun:
     prox_center: Tensor | None = None
     correction: Tensor | None = None
     velocity: Tensor | None = None
+    secret: str = ""
 
     @property
     def rate(self) -> float:

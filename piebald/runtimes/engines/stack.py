@@ -27,6 +27,8 @@ class ClientStack:
         state: client state by name, one tensor for each client.
         query: the query to answer, or None to train.
         ids: the tasks' ids, under which a Ray actor stores new client state.
+        secret: what noise and the batches of hidden rows are drawn from: random text that only the clients' site knows,
+            fresh for each task; "" in a simulation, which draws them from the run's seed.
     """
 
     clients: Sequence[int]
@@ -38,6 +40,7 @@ class ClientStack:
     state: Mapping[str, Sequence[Tensor]]
     query: Query | None = None
     ids: Sequence[int] = ()
+    secret: str = ""
 
     def row(self, row: int) -> ClientStack:
         """A stack of one of the clients."""
@@ -52,6 +55,7 @@ class ClientStack:
             {name: rows[one] for name, rows in self.state.items()},
             self.query,
             self.ids[one],
+            self.secret,
         )
 
 

@@ -23,11 +23,9 @@ from piebald.contracts import SgdOutcome
 from piebald.parameters import Layout
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
 from piebald.runtimes.engines.row_gradients import MAX_NUMBERS, noised, row_keys
-from piebald.runtimes.engines.row_loader import Gathered, Places, batches
+from piebald.runtimes.engines.row_loader import Gathered, Places, RngKey, batches
 from piebald.runtimes.engines.sequential import SequentialEngine, step_key
 from piebald.runtimes.engines.sgd_step import SgdRun, plain_step, sgd_step
-
-RngKey = tuple[int | str, ...]
 
 
 class VmappedEngine(SequentialEngine):
@@ -78,10 +76,7 @@ class VmappedEngine(SequentialEngine):
     def planned(self, run: SgdRun) -> tuple[Gathered, list[list[Places]], list[RngKey], list[int]]:
         """The rows, then each client's mini-batches and rng key, both sorted by steps, and the order."""
         gathered = self.row_loader.gather(run.clients, "train")
-        rng_keys = [
-            self.row_loader.rng_key(self.work.seed, client, rng_version, run.phase)
-            for client, rng_version in zip(run.clients, run.rng_versions, strict=True)
-        ]
+        rng_keys = [self.rng_key(run, row) for row in range(len(run.clients))]
         plans = [
             list(batches(place, run.config, self.traits.mixes, *rng_key))
             for place, rng_key in zip(gathered.places, rng_keys, strict=True)
@@ -223,6 +218,7 @@ def rows_of(run: SgdRun, order: list[int]) -> SgdRun:
         pick(run.prox_center),
         pick(run.correction),
         pick(run.velocity),
+        run.secret,
     )
 
 

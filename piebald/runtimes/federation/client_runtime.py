@@ -15,11 +15,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from piebald.contracts import Task
+from torch import Tensor
+
+from piebald.contracts import Task, Update
 from piebald.errors import PiebaldError
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
-from piebald.runtimes.federation.client_session import ClientSession, Delivery
-from piebald.runtimes.federation.client_store import site_secret
+from piebald.runtimes.federation.client_session import ClientSession, Delivery, StartedTask
 from piebald.runtimes.federation.flare_link import SERVER, Link
 from piebald.runtimes.federation.messages import Piece, Refused, Reply, TermsRequest, Welcome, decode, encode
 from piebald.runtimes.federation.policy import Policy
@@ -28,6 +29,7 @@ from piebald.runtimes.federation.provisioning import Credentials
 from piebald.runtimes.federation.signing import CertificateSigner
 from piebald.runtimes.federation.task_runner import SiteClient, TaskRunner
 from piebald.runtimes.federation.transfer import send_body
+from piebald.runtimes.federation.update_count import UpdateCount
 from piebald.runtimes.federation.wire_format import Assembly, digest, pack_update
 from piebald.version import __version__
 
@@ -60,6 +62,7 @@ class FederationClient:
     ) -> None:
         self.credentials, self._policy = credentials, policy
         self._prepare, self._device, self._stays = prepare, device, stays
+        self._updates = UpdateCount(credentials.folder / "state" / "updates")
         self._incarnation = secrets.token_hex(8)
         self.session = ClientSession(credentials.folder / "state")
         self._secrets = threading.Lock()  # one thread at a time uses the keys of a secure aggregation
@@ -163,7 +166,7 @@ class FederationClient:
     def _runner_for(self, prepared: SiteClient, terms: Mapping[str, Any], run: str) -> TaskRunner:
         folder = self.credentials.folder
         signer = CertificateSigner(folder, terms["sites"], run) if prepared.work.masking else None
-        return TaskRunner(prepared, self._policy, self._device, site_secret(folder / "state"), signer)
+        return TaskRunner(prepared, self._policy, self._device, signer)
 
     def _fetch_terms(self, welcome: Welcome) -> bytearray | None:
         assembly, start = Assembly(), 0
@@ -205,12 +208,21 @@ class FederationClient:
             if found is None:
                 continue
             job, started = found
-            update, failure, state = started.runner.serve(started.task, started.state)
-            if update is not None:
-                with self._secrets:
-                    update, failure = started.runner.mask(update, started.task, started.store)
-                state = None if update is None else state
+            update, failure, state = self._trained(started)
             self.session.finish_training(job, started, pack_update(update, failure), state)
+
+    def _trained(self, started: StartedTask) -> tuple[Update | None, str | None, dict[str, Tensor] | None]:
+        """What comes of a training task: the update that may leave or why there is none, and the new client state."""
+        if (refused := self._updates.reject_reason(self._policy.updates)) is not None:
+            log.error("task %d: nothing is sent: %s", started.task.id, refused)
+            return None, f"refused by the site's policy: {refused}", None
+        update, failure, state = started.runner.serve(started.task, started.state)
+        if update is None:
+            return None, failure, None
+        self._updates.add()
+        with self._secrets:
+            update, failure = started.runner.mask(update, started.task, started.store)
+        return update, failure, None if update is None else state
 
     def _answer(self) -> None:
         """Loop of the thread that answers queries."""
@@ -260,6 +272,7 @@ class FederationClient:
             "party": self.credentials.party,
             "version": __version__,
             **self.session.status(),
+            "updates": self._updates.sent,
             "heard": self._heard or None,
             "sent": self._link.sent[SERVER],
             "received": self._link.received[SERVER],

@@ -13,7 +13,6 @@ again.  Each file is written under another name and renamed, so that it is compl
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -150,12 +149,3 @@ class ClientStore:
                 return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
         except (OSError, SafetensorError) as error:
             raise RuntimeFault(f"{path} cannot be read: {type(error).__name__}: restore it from a backup") from None
-
-
-def site_secret(folder: Path) -> int:
-    """A random number that only this site knows, the same after each restart."""
-    path = folder / "secret"
-    if not path.exists():
-        folder.mkdir(mode=0o700, exist_ok=True)
-        write_private(path, os.urandom(32).hex())
-    return int(path.read_text(), 16)

@@ -33,6 +33,7 @@ class Policy(BaseModel):
             which model a query brings, and from scores of two it has a directional derivative.  Not set: any number;
             one where something protects.
         plugins: modules that may be imported for a run, besides Piebald; they must be installed at the site.
+        updates: the most updates that leave this site, in all runs together; each one spends privacy budget.
         secure_aggregation: the least number of clients in a secure aggregation, outside of which no update leaves; or
             a table of all that is demanded of it.  Runs with secure aggregation must meet its defaults in any case.
     """
@@ -47,6 +48,7 @@ class Policy(BaseModel):
     splits: list[Split] | None = None
     models_per_version: int | None = Field(default=None, ge=1)
     plugins: list[str] = []
+    updates: int | None = Field(default=None, ge=1)
     secure_aggregation: Annotated[int, Field(ge=2)] | SumDemands | None = None
 
     def reject_reason(self, work: ClientWork) -> str | None:
@@ -161,11 +163,6 @@ class Policy(BaseModel):
         if isinstance(demanded, SumDemands):
             return demanded
         return SumDemands() if demanded is None else SumDemands(least=demanded)
-
-    @property
-    def needs_own_noise(self) -> bool:
-        """Whether noise must come from a seed that only this site knows, so that others cannot subtract it."""
-        return self.noise is not None
 
 
 def declared_vectors(work: ClientWork) -> tuple[str, ...]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import os
+import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -48,17 +49,11 @@ class TaskRunner:
         prepared: the run at this site.
         policy: what the site allows.
         device: where it computes.
-        secret: a number that only this site knows.
         signer: signs the site's keys of secure aggregation, and checks those of other sites.
     """
 
-    def __init__(
-        self, prepared: SiteClient, policy: Policy, device: str, secret: int, signer: Signer | None = None
-    ) -> None:
+    def __init__(self, prepared: SiteClient, policy: Policy, device: str, signer: Signer | None = None) -> None:
         work = prepared.work
-        # the server knows the run's seed, and could subtract noise that is made from it
-        if policy.needs_own_noise or work.row_privacy is not None:
-            work = replace(work, seed=secret % (1 << 64))
         self.work, self.client, self._policy, self._signer = work, prepared.client, policy, signer
         self._declared = declared_vectors(work)  # as the policy saw them: what is declared later does not count
         self._examined = ExaminedModels()
@@ -110,26 +105,26 @@ class TaskRunner:
 
     def answer_key_query(self, task: Task, store: ClientStore) -> Outcome:
         """Answer a query about the keys of a secure aggregation."""
-        return self._with_secrets(store, lambda secrets: replied(task, self.work, secrets))
+        return self._with_secrets(store, lambda own: replied(task, self.work, own))
 
     def mask(self, update: Update, task: Task, store: ClientStore) -> Outcome:
         """Mask an update, where the run masks updates."""
         if self.work.masking is None:
             return update, None
-        return self._with_secrets(store, lambda secrets: masked(update, task, self.work, secrets))
+        return self._with_secrets(store, lambda own: masked(update, task, self.work, own))
 
     def _with_secrets(self, store: ClientStore, act: Callable[[ClientSecrets], Outcome]) -> Outcome:
         """Call a function with the site's secrets, and write them to disk before its outcome is returned."""
         if self._signer is None:
             return None, "this run masks nothing"
         demands = self._policy.sum_demands
-        secrets = ClientSecrets(self.client, store.secrets(), os.urandom, self._signer, demands)
+        own = ClientSecrets(self.client, store.secrets(), os.urandom, self._signer, demands)
         try:
-            outcome = act(secrets)
+            outcome = act(own)
         except Exception as error:  # the site goes on, whatever the server sends
             log.exception("the keys of a secure aggregation failed")
             outcome = None, f"{type(error).__name__} at the site, whose log says more"
-        store.save_secrets(secrets.kept)
+        store.save_secrets(own.kept)
         return outcome
 
     def personalize(self, version: int, global_model: Tensor, state: Mapping[str, Tensor] | None) -> Tensor:
@@ -151,6 +146,9 @@ class TaskRunner:
             vectors=vectors,
             state={name: [tensor] for name, tensor in state.items()},
             query=task.query,
+            # The server knows the run's seed and picks versions, and could make noise again that depends on these
+            # alone.  Nobody needs this secret twice: what is sent again are the bytes that were made with it.
+            secret=secrets.token_hex(32),
         )
 
     def _first_state(self, task: Task) -> Mapping[str, Tensor]:

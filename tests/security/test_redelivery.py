@@ -1,0 +1,114 @@
+"""What a site sends again, what it sends anew, and that it counts what it sends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
+
+from piebald.contracts import Task
+from piebald.errors import RuntimeFault
+from piebald.runtimes.federation import provisioning
+from piebald.runtimes.federation.client_runtime import FederationClient
+from piebald.runtimes.federation.client_session import ClientSession
+from piebald.runtimes.federation.messages import Piece, Welcome
+from piebald.runtimes.federation.policy import Policy
+from piebald.runtimes.federation.task_runner import SiteClient, TaskRunner
+from piebald.runtimes.federation.update_count import UpdateCount
+from piebald.runtimes.federation.wire_format import digest, pack_task, unpack_update
+
+from ..federation.conftest import provisioned
+from ..federation.test_policy import noisy, prepared
+
+RUN = "ab"
+
+
+class Site:
+    """A site without threads and without a server, whose process can end and start again."""
+
+    def __init__(self, folder: Path, policy: Policy) -> None:
+        self.folder = provisioned(folder) / "site-1"
+        plan = prepared(noisy())
+        self.policy, self.runner = policy, TaskRunner(SiteClient(plan.work, plan.clients, 0), policy, "cpu")
+        self.start()
+
+    def start(self) -> None:
+        credentials = provisioning.read(self.folder)
+        self.client = FederationClient(credentials, lambda _: pytest.fail("the terms are known"), policy=self.policy)
+        self.session.begin_run(RUN)
+        self.session.welcome = Welcome(version="0", run=RUN, epoch="aa", terms="cd", last_id=99, unsaved=[7])
+        self.session.accept_terms("cd", self.runner, -1, "")
+
+    @property
+    def session(self) -> ClientSession:
+        return self.client.session
+
+    def train(self, id: int) -> bytes:
+        """Train for version 0 under this id of a task, as its server asks; returns what is to be delivered."""
+        model = self.runner.work.initial[: self.runner.work.layout.shared]
+        body = pack_task(Task(id, 0, 0, {"model": model}))
+        piece = Piece(run=RUN, epoch="aa", id=id, trains=True, start=0, size=len(body), digest=digest(body))
+        self.client._on_task_piece("server", piece, memoryview(body))
+        self.client.stop()  # behind the task in the queue: the loop ends after it
+        self.client._train()
+        assert self.session.store is not None
+        return self.session.store.result(id)
+
+    def end(self) -> None:
+        self.client._link.stop()
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    made = Site(tmp_path / "credentials", Policy(updates=3))
+    yield made
+    made.end()
+
+
+def test_a_crash_and_a_redelivery_send_the_same_bytes(site: Site) -> None:
+    """Two draws of noise on one update would average out, so the result is what is kept, and not made again."""
+    made = site.train(7)
+    site.end()
+    site.start()  # the process died after training, and before the server had the result
+    found = site.session.next_delivery()
+    assert found is not None
+    assert found.body == made
+    assert UpdateCount(site.folder / "state" / "updates").sent == 1
+
+
+def test_nothing_on_the_sites_disk_gives_the_noise(site: Site) -> None:
+    """Before, the file `secret` and the version gave the noise of every upload for ever."""
+    site.train(7)
+    kept = sorted(path.name for path in (site.folder / "state").rglob("*") if path.is_file())
+    assert kept == ["done-7.safetensors", "updates"]
+
+
+def test_a_version_asked_for_twice_costs_two_updates_with_noise_of_their_own(site: Site) -> None:
+    first, _ = unpack_update(site.train(7))
+    site.end()
+    site.start()
+    again, _ = unpack_update(site.train(8))
+    assert first is not None
+    assert again is not None
+    assert float((first.vectors["model"] - again.vectors["model"]).abs().max()) > 0.1
+    assert UpdateCount(site.folder / "state" / "updates").sent == 2
+
+
+def test_a_site_sends_as_many_updates_as_its_policy_says(site: Site) -> None:
+    for id in (7, 8, 9):
+        assert unpack_update(site.train(id))[0] is not None
+        site.end()
+        site.start()
+    update, refused = unpack_update(site.train(10))
+    assert update is None
+    assert refused is not None
+    assert "has sent 3 updates in all runs and sends at most 3" in refused
+
+
+def test_a_count_that_cannot_be_read_does_not_begin_anew(tmp_path: Path) -> None:
+    (tmp_path / "updates").write_text("3x")
+    with pytest.raises(RuntimeFault, match="holds no number"):
+        UpdateCount(tmp_path / "updates")
