@@ -119,9 +119,9 @@ def warning(role: Role, found: list[Exposure]) -> str:
         return ""
     worst = max(beyond, key=lambda one: one.told / max(one.unknown, 1))
     other = "target" if role == "source" else "source"
-    most = f"up to about {worst.most_steps:,} steps" if worst.most_steps else "for no step at all"
+    since = f"beyond about {worst.most_steps:,} steps" if worst.most_steps else "from the first step on"
     return (
         f"{worst.steps} steps tell the {other} {worst.told:,} numbers about a chunk of {worst.rows}, of which "
-        f"{worst.unknown:,} are unknown: that no single row can be computed is certain only {most}, and beyond that "
-        "rests on the weights being secret (docs/explanation/transfer.md)"
+        f"{worst.unknown:,} are unknown: {since}, only the secrecy of the weights protects single rows "
+        "(docs/explanation/transfer.md)"
     )

@@ -49,7 +49,7 @@ sys.exit(cli.main(sys.argv[1:]))
 
 
 def begin(folder: Path, role: str, address: str, file: Path, how: tuple[str, str] = COMMAND) -> subprocess.Popen[str]:
-    command = [sys.executable, *how, "transfer", file, "--party", role, "--out", folder]
+    command = [sys.executable, *how, "transfer", file, "--party", role, "--out", folder, "--quiet"]
     environment = os.environ | {"PIEBALD_TRANSFER_SECRET": "00ff" * 8, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [*map(str, command), "--set", f"runtime.address={address}"],

@@ -194,7 +194,7 @@ def test_killed_with_a_kit_and_resumed_without_naming_it(tmp_path, undisturbed) 
     inject_secrets({role: tmp_path / role for role in ("source", "target")})
     for role, party in (("source", "server"), ("target", "bank")):
         how = ("-c", HELD) if role == "target" else ("-m", "piebald.cli")
-        words = [sys.executable, *how, "transfer", file, "--party", role, "--out", tmp_path / role]
+        words = [sys.executable, *how, "transfer", file, "--quiet", "--party", role, "--out", tmp_path / role]
         sets = ["--set", "runtime.kind=federation", "--set", f"runtime.credentials={found[party].folder}"]
         begun[role] = process([*words, *sets])
     assert begun["target"].stdout.readline() == "held\n", begun["target"].communicate()[1]
