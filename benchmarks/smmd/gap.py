@@ -140,9 +140,10 @@ def tables(raw: Path) -> dict[str, str]:
             if not mine:
                 continue
             apart = baselines.interval([row["auc"] - base[row["seed"]] for row in mine])
+            difference = f"{apart[0]:+.3f}" + (f" ± {apart[1]:.3f}" if len(mine) > 1 else "")
             means = [np.mean([row[what] for row in mine]) for what in ("auc", "f1", "f1 macro", "f1 weighted")]
             text.append(
-                f"| {name} | {label} | {means[0]:.3f} | {apart[0]:+.3f} ± {apart[1]:.3f} | {means[1]:.3f} "
+                f"| {name} | {label} | {means[0]:.3f} | {difference} | {means[1]:.3f} "
                 f"| {means[2]:.3f} | {means[3]:.3f} | {len(mine)} |"
             )
     return {"paper": "\n".join(paper), "gap": "\n".join(text)}
