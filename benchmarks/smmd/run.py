@@ -1,11 +1,12 @@
 """SMMD: tables, speed, and a check of encrypted against fixed-point training.  See RESULTS.md.
 
     python benchmarks/smmd/run.py tables --seeds 5     credit and census need PIEBALD_DATA
+    python benchmarks/smmd/run.py gap --seeds 3        one change of our conditions at a time, beside the paper's
     python benchmarks/smmd/run.py verify
     python benchmarks/smmd/run.py speed                the column of `phe` needs: pip install phe
     python benchmarks/smmd/run.py write                put what was measured into RESULTS.md
 
-Measurements are kept in build/smmd/, and what is there is not run again.  Without a word, all four in small.
+Measurements are kept in build/smmd/, and what is there is not run again.  Without a word, all five in small.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+import gap
 import speed
 import tables
 import verify
@@ -28,9 +30,9 @@ def write() -> None:
     """Replace what stands between the marks of RESULTS.md."""
     page = HERE / "RESULTS.md"
     text = page.read_text("utf-8")
-    blocks = (
-        tables.tables(RAW / "tables.jsonl") | speed.tables(RAW / "speed.jsonl") | verify.tables(RAW / "verify.jsonl")
-    )
+    makers = {"tables": tables.tables, "gap": gap.tables, "speed": speed.tables, "verify": verify.tables}
+    found = [make(raw) for name, make in makers.items() if (raw := RAW / f"{name}.jsonl").exists()]
+    blocks = {name: block for made in found for name, block in made.items()}
     for name, block in blocks.items():
         marks = rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)"
         text = re.sub(marks, lambda found, block=block: f"{found[1]}{block}\n{found[2]}", text, flags=re.DOTALL)
@@ -39,8 +41,8 @@ def write() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=["tables", "verify", "speed", "write"])
-    parser.add_argument("--seeds", type=int, default=1, help="of the tables")
+    parser.add_argument("what", nargs="?", choices=["tables", "gap", "verify", "speed", "write"])
+    parser.add_argument("--seeds", type=int, default=1, help="of the tables, and of gap")
     given = parser.parse_args()
     if given.what in (None, "verify"):
         verify.run(RAW / "verify.jsonl")
@@ -48,6 +50,8 @@ def main() -> None:
         speed.run(RAW / "speed.jsonl", small=given.what is None)
     if given.what in (None, "tables"):
         tables.run(given.seeds, RAW / "tables.jsonl")
+    if given.what in (None, "gap"):
+        gap.run(given.seeds, RAW / "gap.jsonl")
     if given.what in (None, "write"):
         write()
 

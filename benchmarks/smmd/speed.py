@@ -63,7 +63,7 @@ def of_labels(rows: int) -> Products:
 def time_direction(backend: Backend, products: Products, repeats: int) -> dict[str, Any]:
     """The least processor and wall seconds of each phase, and bytes."""
     owner = backend.owner([size for size, _, _ in products])
-    evaluator = backend.evaluator(owner.announcement)
+    evaluator = backend.evaluator(owner.announcement, [size for size, _, _ in products])
     best: dict[str, list[float]] = {phase: [np.inf, np.inf] for phase in PHASES}
     sent = [0, 0, 0]
     for _ in range(repeats + 1):  # the first one fills tables and caches

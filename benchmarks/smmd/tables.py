@@ -32,7 +32,7 @@ ENCRYPTED, PLAIN = "encrypted", "without encryption"
 def settings(name: str, seed: int, **changes: Any) -> TransferSettings:
     """What all arms share; chosen on seeds 100 and 101, which are in no table."""
     table: dict[str, Any] = {
-        "steps": 200, "lr": 0.003, "batch": 256, "overlap_batch": 256, "seed": seed, "backend": "fixed",
+        "steps": 200, "lr": 0.003, "batch": 256, "overlap_batch": 300, "seed": seed, "backend": "fixed",
         "watch_every": 100, "data": {"name": name, "overlap": 300},
     }  # fmt: skip
     return TransferSettings(**(table | changes))
@@ -48,7 +48,7 @@ def arms(name: str, seed: int) -> Iterator[tuple[str, str, Callable[[], Transfer
     held = holdings.load(base.data, seed)
 
     def protocol(method: dict[str, Any]) -> TransferScore:
-        made = transfer.run(settings(name, seed, method=method), held)
+        made = transfer.run(settings(name, seed, method=method), held, tell=print)
         assert made.score is not None
         return made.score
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -57,6 +57,11 @@ def print_run(history: History, as_json: bool, quiet: bool) -> None:
         print_json(facts(history))
     elif not quiet:
         print_table(("", ""), [item for item in facts(history).items() if item[1] is not None])
+
+
+def line_printer(as_json: bool, quiet: bool) -> Callable[[str], None]:
+    """What prints a line before a run starts; nothing with --json or --quiet."""
+    return (lambda line: None) if as_json or quiet else print
 
 
 def print_transfer(made: Result, rows: Sequence[tuple[str, str]], as_json: bool, quiet: bool) -> None:

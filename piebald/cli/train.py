@@ -24,7 +24,7 @@ from piebald.cli.app import (
     progress,
     show_log,
 )
-from piebald.cli.printing import facts, print_json, print_run, print_table, print_transfer
+from piebald.cli.printing import facts, line_printer, print_json, print_run, print_table, print_transfer
 from piebald.errors import SettingError
 
 if TYPE_CHECKING:
@@ -119,7 +119,8 @@ def transfer(
     """Train two parties that have different features of partly the same people, under encryption."""
     from piebald.vertical import command
 
-    print_transfer(*command.start(file, sets or (), out, party, progress(as_json, quiet)), as_json, quiet)
+    made = command.start(file, sets or (), out, party, progress(as_json, quiet), line_printer(as_json, quiet))
+    print_transfer(*made, as_json, quiet)
 
 
 @app.command()
@@ -133,7 +134,8 @@ def resume(
     if is_transfer(folder):
         from piebald.vertical import command
 
-        return print_transfer(*command.resume(folder, progress(as_json, quiet)), as_json, quiet)
+        made = command.resume(folder, progress(as_json, quiet), line_printer(as_json, quiet))
+        return print_transfer(*made, as_json, quiet)
     from piebald import experiment
 
     _search(folder)

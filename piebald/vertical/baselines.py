@@ -22,7 +22,8 @@ from piebald.vertical.holdings import PartyHolding
 from piebald.vertical.kernels import Kernel, mmd2
 from piebald.vertical.party import Party
 from piebald.vertical.party_network import PartyNetwork, taylor_loss
-from piebald.vertical.protocol import Role
+from piebald.vertical.party_secret import PartySecret
+from piebald.vertical.protocol import ROLES, Role
 from piebald.vertical.transfer_methods import Smmd
 from piebald.vertical.transfer_settings import TransferSettings
 
@@ -73,7 +74,9 @@ def train_jointly(
     """
     if not isinstance(settings.method, Smmd):
         raise SettingError(f"method must be smmd to be trained in one place, got {settings.method.kind}")
-    source, target = (Party(role, holdings[role], settings) for role in ("source", "target"))
+    source, target = (
+        Party(role, holdings[role], settings, PartySecret.simulated(settings.seed, role)) for role in ROLES
+    )
     chosen = kernel or settings.method.kernel
     for step in range(settings.steps):
         source.done = target.done = step
@@ -136,7 +139,8 @@ def supervised(x: Tensor, y: Tensor, settings: TransferSettings, name: str) -> C
     Returns:
         A function from rows to probabilities of the positive class.
     """
-    network = PartyNetwork(x.shape[1], settings.network.hidden, settings.network.aligned, seed=(settings.seed, name))
+    secret = PartySecret.simulated(settings.seed, name)
+    network = PartyNetwork(x.shape[1], settings.network.hidden, settings.network.aligned, secret)
     head = nn.Linear(settings.network.aligned[-1], 1, dtype=torch.float64)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,13 @@ from piebald.errors import PiebaldError, SettingError
 from piebald.vertical import transfer_runs as runs
 from piebald.vertical.party_store import read_settings
 from piebald.vertical.protocol import ROLES
+from piebald.vertical.secrecy import is_simulated, secrecy
 from piebald.vertical.transfer_page import write_page
 from piebald.vertical.transfer_results import TransferResult
 from piebald.vertical.transfer_runs import Watcher
 from piebald.vertical.transfer_settings import TransferSettings
+
+Say = Callable[[str], None]
 
 
 class Stopped(PiebaldError):
@@ -25,26 +28,41 @@ class Stopped(PiebaldError):
 
 
 def start(
-    file: Path, flags: Sequence[str], out: str | None, role: str | None, bar: bool
+    file: Path, flags: Sequence[str], out: str | None, role: str | None, bar: bool, say: Say
 ) -> tuple[TransferResult, list[tuple[str, str]]]:
-    """Run a file, both parties or one; return the result and its rows for a table."""
+    """Run a file, both parties or one; return the result and its rows for a table.
+
+    `say` is called with what the run says about its secrecy before it starts.
+    """
     settings = TransferSettings.load(file, flags, out)
     folder = Path(settings.out) if settings.out is not None else _free()
     if role is not None and role not in ROLES:
         raise SettingError(f"--party must be source or target, got {role!r}")
+    _announce(settings, role is None, say)
     with progress(settings, folder, bar) as watch:
         if role is None:
-            made = runs.run(settings, out=folder, watch=watch)
+            made = runs.run(settings, out=folder, watch=watch, tell=_caution)
         else:
-            made = runs.run_party("source" if role == "source" else "target", settings, folder, watch)
+            made = runs.run_party("source" if role == "source" else "target", settings, folder, watch, _caution)
     return made, finish(made)
 
 
-def resume(folder: Path, bar: bool) -> tuple[TransferResult, list[tuple[str, str]]]:
+def resume(folder: Path, bar: bool, say: Say) -> tuple[TransferResult, list[tuple[str, str]]]:
     """Continue an interrupted run."""
-    with progress(read_settings(folder), folder, bar) as watch:
-        made = runs.resume(folder, watch)
+    settings = read_settings(folder)
+    _announce(settings, is_simulated(folder), say)
+    with progress(settings, folder, bar) as watch:
+        made = runs.resume(folder, watch, _caution)
     return made, finish(made)
+
+
+def _announce(settings: TransferSettings, simulated: bool, say: Say) -> None:
+    for name, sentence in secrecy(settings, simulated).items():
+        say(f"{name}: {sentence}")
+
+
+def _caution(sentence: str) -> None:
+    print(f"warning: {sentence}", file=sys.stderr)
 
 
 def finish(made: TransferResult) -> list[tuple[str, str]]:
@@ -61,6 +79,7 @@ def finish(made: TransferResult) -> list[tuple[str, str]]:
         ("kB per step to the target", f"{made.bytes_to_target / 1000:,.1f}"),
         ("kB per step to the source", f"{made.bytes_to_source / 1000:,.1f}"),
         ("privacy", made.statement),
+        *made.secrecy.items(),
     ]
     folder = made.folder
     if folder is not None:

@@ -31,6 +31,7 @@ class Alignment(LossTerm):
         self.role, self.kappa = role, kappa
         self.owned = self.asked = [ProductSize(rows, 1, width, 1.0)]
         self.probes = []
+        self.told_common = rows * width
 
     def statistics(self, view: PartyView) -> list[ProductStatistics]:
         rows = view.common.detach().numpy()

@@ -44,10 +44,18 @@ class PartyHolding:
     test_y: Tensor
     keys: str = ""
 
+    @property
+    def alone(self) -> Ints:
+        """Positions in `x` of the rows that are not co-occurring."""
+        return np.setdiff1d(np.arange(len(self.x)), self.overlap)
+
     def check(self, role: Role, settings: TransferSettings) -> None:
         """Refuse batches larger than this party's data, and labels other than -1 and 1."""
-        if len(self.x) < settings.batch:
-            raise SettingError(f"batch must be at most the {role}'s {len(self.x)} rows, got {settings.batch}")
+        if len(self.alone) < settings.batch:
+            raise SettingError(
+                f"batch must be at most {len(self.alone)}, the number of the {role}'s rows that are not co-occurring "
+                f"(those have batches of their own), got {settings.batch}"
+            )
         if len(self.overlap) < settings.overlap_batch:
             raise SettingError(
                 f"overlap_batch must be at most the {len(self.overlap)} co-occurring rows, got {settings.overlap_batch}"

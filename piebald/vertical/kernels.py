@@ -11,6 +11,7 @@ are NumPy, float64.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -82,6 +83,10 @@ class Kernel(Component):
         """K_st at x = 0, which the owner of y can compute alone."""
         return 0.0
 
+    def moments(self, width: int, unit: bool) -> int:
+        """How many different numbers the statistics of a batch hold; rows of length 1 (`unit`) make some known."""
+        raise NotImplementedError
+
     def sensitivity(self, longest: float, rows: int) -> float:
         """Largest change of all statistics together (Frobenius norm) if one of the owner's `rows` rows is replaced."""
         raise NotImplementedError
@@ -104,6 +109,9 @@ class LinearKernel(Kernel):
 
     def sizes(self, rows: int, width: int, longest: float) -> list[ProductSize]:
         return [ProductSize(1, 1, width, longest)]
+
+    def moments(self, width: int, unit: bool) -> int:
+        return width
 
     def sensitivity(self, longest: float, rows: int) -> float:
         return 2 * longest / rows
@@ -151,6 +159,12 @@ class PolynomialKernel(Kernel):
 
     def at_zero(self, y: Floats) -> float:
         return self.c**self.degree
+
+    def moments(self, width: int, unit: bool) -> int:
+        mean, second, third = (math.comb(width + degree - 1, degree) for degree in (1, 2, 3))
+        if self.degree == 2:
+            return second - unit + (mean if self.c else 0)
+        return third + (second + mean if self.c else 0)
 
     def sensitivity(self, longest: float, rows: int) -> float:
         mean = 2 * longest * self.degree * self.c ** (self.degree - 1)
@@ -215,6 +229,10 @@ class GaussianKernel(Kernel):
     def at_zero(self, y: Floats) -> float:
         u = (y**2).sum(1) / (2 * self.sigma**2)
         return float((1 - u + u**2 / 2).mean())
+
+    def moments(self, width: int, unit: bool) -> int:
+        second = width * (width + 1) // 2
+        return width + second - 1 if unit else 2 * width + second  # in rows of length 1, the cubic one is the mean
 
     def sensitivity(self, longest: float, rows: int) -> float:
         # Means [twice: in the matrix and alone], second moments, the constants of both products.

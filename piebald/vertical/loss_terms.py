@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from piebald.privacy.noise import NoiseSource
 from piebald.vertical.kernels import Floats, GaussianKernel, Kernel, ProductSize, ProductStatistics, nodes
 from piebald.vertical.protocol import Role
 
@@ -50,12 +51,16 @@ class LossTerm(ABC):
         owned: products of this party's statistics.
         asked: products of the other party's statistics.
         probes: products that the source requests once more to compute the value of the loss.
+        told_own: how many numbers one step tells the other party about this party's own batch.
+        told_common: how many about its hidden rows of the co-occurring batch.
+        told_watched: how many more about those at steps that compute the losses.
     """
 
     name: str
     owned: list[ProductSize]
     asked: list[ProductSize]
     probes: list[int]
+    told_own = told_common = told_watched = 0
 
     def statistics(self, view: PartyView) -> list[ProductStatistics]:
         """This party's statistics, one for each of `owned`."""
@@ -105,6 +110,10 @@ class LabelTerm(LossTerm):
         to_source = ProductSize(1, width + rows, width, bound)
         self.owned, self.asked = ([to_target], [to_source]) if role == "source" else ([to_source], [to_target])
         self.probes = [0]
+        if role == "source":
+            self.told_own = width  # Phi
+        else:
+            self.told_common = self.told_watched = width
 
     def statistics(self, view: PartyView) -> list[ProductStatistics]:
         if self.role == "target":
@@ -168,19 +177,21 @@ class DiscrepancyTerm(LossTerm):
         self._sizes = [[ProductSize(s.rows, s.inner, s.width, s.bound * room) for s in sizes] for sizes in self._sizes]
         self.owned = self.asked = [size for sizes in self._sizes for size in sizes]
         self.probes = list(range(len(self.asked))) * len(nodes(kernel)[0])
+        seen = sum(min(kernel.moments(width, unit), rows * width) for width in widths)
+        self.told_own = seen + 1  # and the party's own part of the losses
         self._deviations = [noise * kernel.sensitivity(most, rows) for most in longest]
         self._warned = False
 
     def statistics(self, view: PartyView) -> list[ProductStatistics]:
         self._warn(view)
-        rng = np.random.default_rng()  # the noise must not be known to the other party: no seed
+        source = NoiseSource.fresh()  # the noise must not be known to the other party: no seed
         found = []
         for rows, deviation in zip(view.layers, self._deviations, strict=True):
             for own in self.kernel.statistics(_numpy(rows)):
-                noise = [
-                    rng.normal(0, deviation, part.shape) if deviation else 0.0 for part in (own.matrix, own.constant)
-                ]
-                found.append(ProductStatistics(own.matrix + noise[0], own.constant + noise[1]))
+                if deviation:
+                    noisy = [_noisy(part, deviation, source) for part in (own.matrix, own.constant)]
+                    own = ProductStatistics(*noisy)
+                found.append(own)
         return found
 
     def coefficients(self, view: PartyView) -> list[Floats]:
@@ -241,6 +252,10 @@ class DiscrepancyTerm(LossTerm):
                 RuntimeWarning,
                 stacklevel=2,
             )
+
+
+def _noisy(numbers: Floats, deviation: float, source: NoiseSource) -> Floats:
+    return _numpy(source.add_to(torch.from_numpy(numbers), deviation))
 
 
 def _numpy(tensor: Tensor) -> Floats:

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from piebald.errors import RuntimeFault
-from piebald.randomness import generator
+from piebald.vertical.chunks import common_chunks, own_chunks
 from piebald.vertical.holdings import PartyHolding
 from piebald.vertical.loss_terms import PartyView
-from piebald.vertical.party_messages import MessageKind
+from piebald.vertical.party_messages import MessageFault, MessageKind
 from piebald.vertical.party_network import PartyNetwork, taylor_loss, translator, unit_rows
+from piebald.vertical.party_secret import PartySecret
 from piebald.vertical.protocol import PartySession, Products, Role, receive_numbers, send_numbers
 from piebald.vertical.transfer_settings import TransferSettings
 
@@ -51,15 +52,16 @@ class Party:
         role: "source" or "target".
         holding: its data.
         settings: settings that both parties have agreed on.
+        secret: this party's secret, from which its first weights and the chunks of its rows are drawn.
     """
 
-    def __init__(self, role: Role, holding: PartyHolding, settings: TransferSettings) -> None:
+    def __init__(self, role: Role, holding: PartyHolding, settings: TransferSettings, secret: PartySecret) -> None:
         holding.check(role, settings)
         self.role, self.holding, self.settings = role, holding, settings
         shape = settings.network
-        self.network = PartyNetwork(
-            holding.x.shape[1], shape.hidden, shape.aligned, seed=(settings.seed, "transfer", role, "weights")
-        )
+        self.network = PartyNetwork(holding.x.shape[1], shape.hidden, shape.aligned, secret)
+        self.own = own_chunks(holding, settings.batch, secret)
+        self.common = common_chunks(holding.overlap, settings.overlap_batch, settings.seed)
         # beta/2 |w|^2 in the loss, so it goes through Adam like every other gradient
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=settings.lr, weight_decay=settings.beta)
         self.terms = settings.terms(role)
@@ -100,7 +102,7 @@ class Party:
 
     def _step(self, session: PartySession, products: Products) -> TransferStep:
         began, sent, received = time.perf_counter(), session.channel.sent, session.channel.received
-        watch = self.done % self.settings.watch_every == 0 or self.done == self.settings.steps - 1
+        watch = self.settings.watches(self.done)
         view = self.view()
         statistics = [own for term in self.terms for own in term.statistics(view)]
         coefficients = [matrix for term in self.terms for matrix in term.coefficients(view)]
@@ -119,15 +121,8 @@ class Party:
 
     def view(self) -> PartyView:
         """This party's data of the next step."""
-        settings, holding, step = self.settings, self.holding, self.done
-        # Both parties draw the same co-occurring rows, and each its own batch.
-        both = generator(settings.seed, "transfer", "overlap", step).choice(
-            len(holding.overlap), settings.overlap_batch, replace=False
-        )
-        mine = generator(settings.seed, "transfer", self.role, "batch", step).choice(
-            len(holding.x), settings.batch, replace=False
-        )
-        common = holding.overlap[both]
+        settings, holding = self.settings, self.holding
+        mine, common = self.own[self.done % len(self.own)], self.common[self.done % len(self.common)]
         rows = self.network(holding.x[mine])
         u = self.network(holding.x[common])[-1]
         layers = [unit_rows(one) for one in rows] if settings.method.unit else rows
@@ -188,20 +183,27 @@ class Party:
     # ------------------------------------------------------------------------------------------------------- at the end
 
     def _hand_over(self, session: PartySession) -> None:
-        """Give the target the translator of all the source's rows, and its share of positives."""
+        """Give the target the translator of the source's rows, and its share of positives."""
         width = self.settings.network.aligned[-1]
         if self.role == "source":
             self.phi, self.rate = self.summary()
             send_numbers(session, MessageKind.HANDOVER, np.append(self.phi.numpy(), self.rate))
         else:
-            numbers = receive_numbers(session, MessageKind.HANDOVER, width + 1)
+            numbers = receive_numbers(session, MessageKind.HANDOVER, width + 1, most=1.0)  # means of units in (0, 1)
+            if numbers[-1] < 0:
+                raise MessageFault("the other party's HANDOVER message gives a negative share of positives")
             self.phi, self.rate = torch.from_numpy(numbers[:-1]), float(numbers[-1])
         session.send(MessageKind.DONE, [])
         session.receive(MessageKind.DONE, [])
 
     def summary(self) -> tuple[Tensor, float]:
-        """The translator of all the source's rows, and its share of positives."""
+        """The translator of all chunks of the source's own rows, and their share of positives.
+
+        Rows in no chunk are left out: the difference to what the chunks have told would be those few rows alone.
+        """
         assert self.holding.y is not None, "only the source has labels"
+        used = np.concatenate(self.own)
+        labels = self.holding.y[used]
         with torch.no_grad():
-            phi = translator(self.network(self.holding.x)[-1], self.holding.y, self.settings.balanced)
-        return phi, float((self.holding.y > 0).double().mean())
+            phi = translator(self.network(self.holding.x[used])[-1], labels, self.settings.balanced)
+        return phi, float((labels > 0).double().mean())

@@ -1,8 +1,9 @@
 """Messages between two parties: declared in advance, checked for length before they are read, never pickled.
 
-A frame is a header (magic, kind, session, sequence number, length), the message's parts, each after its length, and a
-tag over everything.  The session id comes from both parties' nonces, so frames of an earlier run or of another
-connection are refused; sequence numbers refuse replayed frames.  With a shared secret the tag is a keyed hash
+A frame is a header (magic, kind, sender, session, sequence number, length), the message's parts, each after its length,
+and a tag over everything.  The session id comes from both parties' nonces, so frames of an earlier run or of another
+connection are refused; sequence numbers refuse replayed frames, and the sender refuses a party's own frames that are
+sent back to it.  With a shared secret the tag is a keyed hash
 (BLAKE2b).
 """
 
@@ -16,8 +17,8 @@ from enum import IntEnum
 from piebald.errors import RuntimeFault
 from piebald.vertical.encryption.backend import InvalidMessage, MessageLength
 
-MAGIC = b"PBT1"
-HEADER = struct.Struct("<4sB16sQQ")
+MAGIC = b"PBT2"
+HEADER = struct.Struct("<4sBB16sQQ")
 TAG = 16
 
 
@@ -78,10 +79,12 @@ def limit(lengths: Sequence[MessageLength]) -> int:
     return sum(8 + length.most for length in lengths)
 
 
-def pack_frame(kind: MessageKind, session: bytes, number: int, parts: Sequence[bytes], secret: bytes) -> bytes:
-    """A message as a frame."""
+def pack_frame(
+    kind: MessageKind, sender: int, session: bytes, number: int, parts: Sequence[bytes], secret: bytes
+) -> bytes:
+    """A message as a frame; the sender is 0 for the source and 1 for the target."""
     body = b"".join(struct.pack("<Q", len(part)) + part for part in parts)
-    head = HEADER.pack(MAGIC, kind, session, number, len(body))
+    head = HEADER.pack(MAGIC, kind, sender, session, number, len(body))
     return head + body + _tag(head + body, secret)
 
 
@@ -93,20 +96,27 @@ def body_length(head: bytes, most: int) -> int:
     """
     if len(head) != HEADER.size or head[:4] != MAGIC:
         raise MessageFault("the other party sent no message of this protocol: check the address on both sides")
-    length = int(HEADER.unpack(head)[4])
+    length = int(HEADER.unpack(head)[-1])
     if length > most:
         raise MessageFault(f"the other party's message claims {length:,} bytes where at most {most:,} are allowed")
     return length + TAG
 
 
 def unpack_frame(
-    frame: bytes, kind: MessageKind, session: bytes, number: int, lengths: Sequence[MessageLength], secret: bytes
+    frame: bytes,
+    kind: MessageKind,
+    sender: int | None,
+    session: bytes,
+    number: int,
+    lengths: Sequence[MessageLength],
+    secret: bytes,
 ) -> list[bytes]:
     """The parts of a frame.
 
     Args:
         frame: the whole frame.
         kind: kind of the expected message.
+        sender: who must have sent it: 0 for the source, 1 for the target, None for either.
         session: session id of this run.
         number: number of messages received before.
         lengths: lengths of its parts.
@@ -117,9 +127,13 @@ def unpack_frame(
         PartyEnded: the other party ended the run.
     """
     head, body, tag = frame[: HEADER.size], frame[HEADER.size : -TAG], frame[-TAG:]
-    magic, found, theirs, counted, length = HEADER.unpack(head) if len(head) == HEADER.size else (b"", 0, b"", 0, 0)
+    magic, found, by, theirs, counted, length = (
+        HEADER.unpack(head) if len(head) == HEADER.size else (b"", 0, 0, b"", 0, 0)
+    )
     if magic != MAGIC or len(body) != length or tag != _tag(head + body, secret):
         raise MessageFault("a message of the other party is damaged, cut off, or made with another secret")
+    if sender is not None and by != sender:
+        raise MessageFault(f"this party's own {_named(found)} message, or one in its name, was sent back to it")
     if theirs != session:
         raise MessageFault("a message of the other party belongs to another session: it is replayed or misdirected")
     if counted != number:
@@ -129,7 +143,7 @@ def unpack_frame(
     if found == MessageKind.ABORT:
         raise PartyEnded(f"the other party ended the run: {_reason(body)}")
     if found != kind:
-        raise MessageFault(f"the other party sent message kind {found} where {kind.name} must come")
+        raise MessageFault(f"the other party sent message kind {found} ({_named(found)}) where {kind.name} must come")
     return _parts(body, kind, lengths)
 
 
@@ -146,6 +160,10 @@ def _parts(body: bytes, kind: MessageKind, lengths: Sequence[MessageLength]) -> 
     if place != len(body):
         raise MessageFault(f"the other party's {kind.name} message has more parts than the {len(lengths)} declared")
     return parts
+
+
+def _named(kind: int) -> str:
+    return next((known.name for known in MessageKind if known == kind), "unknown")
 
 
 def _reason(body: bytes) -> str:

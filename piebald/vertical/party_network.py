@@ -21,7 +21,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from piebald.randomness import torch_generator
+from piebald.vertical.party_secret import PartySecret
 
 
 class PartyNetwork(nn.Module):
@@ -31,25 +31,27 @@ class PartyNetwork(nn.Module):
         features: number of input features.
         hidden: units of the layers before the aligned ones.
         aligned: units of the aligned layers, the last of which gives the scores.
-        seed: rng key of the initial weights (Glorot and Bengio 2010, uniform; with gain 4 after a sigmoid).
+        secret: what the initial weights are drawn from (Glorot and Bengio 2010, uniform; with gain 4 after a sigmoid).
     """
 
     def __init__(
         self,
         features: int,
-        hidden: Sequence[int] = (128,),
-        aligned: Sequence[int] = (64,),
-        seed: tuple[int | str, ...] = (0,),
+        hidden: Sequence[int],
+        aligned: Sequence[int],
+        secret: PartySecret,
     ) -> None:
         super().__init__()
         widths = [features, *hidden, *aligned]
         linear = [nn.Linear(before, after, dtype=torch.float64) for before, after in pairwise(widths)]
         self.layers = nn.ModuleList(linear)
         self.aligned = len(aligned)
-        rng = torch_generator(*seed)
         for place, layer in enumerate(linear):
-            nn.init.xavier_uniform_(layer.weight, gain=4.0 if place else 1.0, generator=rng)
-            nn.init.zeros_(layer.bias)
+            most = (4.0 if place else 1.0) * math.sqrt(6 / (layer.in_features + layer.out_features))
+            drawn = secret.uniform(layer.weight.numel(), "weights", place).reshape(layer.weight.shape)
+            with torch.no_grad():
+                layer.weight.copy_(torch.from_numpy(most * (2 * drawn - 1)))
+                layer.bias.zero_()
 
     def forward(self, x: Tensor) -> list[Tensor]:
         """The outputs of the aligned layers [n, units], for rows x [n, features]."""

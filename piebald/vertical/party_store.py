@@ -4,9 +4,11 @@
     RUN/source/, RUN/target/               each party's own folder; on two machines, each has only one of them
         steps.jsonl                        one line per step: seconds, bytes, losses
         checkpoint-00000040.safetensors    weights and optimizer; the last two are kept
+        secret                                 what the first weights and batches are drawn from; not in a simulation
         before.safetensors, after.safetensors    aligned rows for the figure, and scores of test rows at the target
 
-Keys, masks and messages of the other party are never written.
+Only the owner can read the folder and its files, whatever the umask.  Keys, masks and messages of the other party are
+never written.  The secret stays after the run: if the other party has not finished, both take their last step again.
 """
 
 from __future__ import annotations
@@ -25,12 +27,15 @@ from torch import Tensor
 
 from piebald.errors import RunFolderError
 from piebald.report.lock import RunLock
+from piebald.runtimes.federation.private_files import write_private
 from piebald.toml_document import Document
 from piebald.vertical.party import Party, TransferStep
+from piebald.vertical.party_secret import PartySecret
 from piebald.vertical.protocol import Role
 from piebald.vertical.transfer_settings import TransferSettings
 
 SETTINGS = "transfer.toml"
+SECRET = "secret"
 KEPT = 2  # the parties' newest checkpoints are at most one apart, so the last two have one in common
 
 
@@ -48,7 +53,11 @@ class PartyStore:
     def __init__(self, run: Path, role: Role) -> None:
         self.folder = run / role
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            private_folder(self.folder)
+            os.close(os.open(self.folder / "run.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600))
+            for path in self.folder.iterdir():
+                if not path.is_symlink():
+                    path.chmod(0o600)
         except OSError as error:
             raise RunFolderError(f"{self.folder} cannot be written: {(error.strerror or str(error)).lower()}") from None
         self._lock = RunLock(self.folder)
@@ -56,6 +65,30 @@ class PartyStore:
     def close(self) -> None:
         """Release the folder for other processes."""
         self._lock.release()
+
+    def secret(self, simulated: PartySecret | None = None) -> PartySecret:
+        """This party's secret: the one in the folder, else that of a simulation, else a fresh one, which is kept.
+
+        Raises:
+            RunFolderError: the secret is damaged, or missing although the run has begun.
+        """
+        path = self.folder / SECRET
+        try:
+            if path.exists():
+                return PartySecret(path.read_bytes())
+            if simulated is not None:
+                return simulated
+            if self._checkpoints():
+                raise RunFolderError(f"{path} is missing, so this run cannot be continued: start it in a new folder")
+            made = PartySecret.fresh()
+            write_private(path, made.key)
+        except ValueError:
+            raise RunFolderError(
+                f"{path} is damaged, so this run cannot be continued: start it in a new folder"
+            ) from None
+        except OSError as error:
+            raise RunFolderError(f"{path} cannot be used: {(error.strerror or str(error)).lower()}") from None
+        return made
 
     def last_steps(self) -> tuple[int, int]:
         """The last two steps from which a run can be resumed; 0 is the start."""
@@ -93,7 +126,7 @@ class PartyStore:
 
     def record(self, step: TransferStep) -> None:
         """Append the record of a step."""
-        with (self.folder / "steps.jsonl").open("a", encoding="utf-8") as opened:
+        with open(self.folder / "steps.jsonl", "a", encoding="utf-8", opener=_private) as opened:
             opened.write(json.dumps(step.table()) + "\n")
 
     def steps(self) -> list[dict[str, Any]]:
@@ -115,15 +148,11 @@ class PartyStore:
         self._replace(name, save({key: tensor.detach().clone() for key, tensor in tensors.items()}))
 
     def _replace(self, name: str, data: bytes) -> None:
-        temporary = self.folder / f"{name}.new"
+        path = self.folder / name
         try:
-            with temporary.open("wb") as opened:
-                opened.write(data)
-                opened.flush()
-                os.fsync(opened.fileno())
-            temporary.replace(self.folder / name)
+            write_private(path, data)
         except OSError as error:
-            raise RunFolderError(f"{temporary} cannot be written: {(error.strerror or str(error)).lower()}") from None
+            raise RunFolderError(f"{path} cannot be written: {(error.strerror or str(error)).lower()}") from None
 
 
 def read(path: Path) -> dict[str, Tensor]:
@@ -160,10 +189,26 @@ def write_settings(run: Path, settings: TransferSettings) -> None:
     if path.exists() and read_settings(run).lasting() != settings.lasting():
         raise RunFolderError(f"{run} holds a transfer with other settings: give another folder with --out")
     try:
-        run.mkdir(parents=True, exist_ok=True)
-        path.write_text(settings.text(), encoding="utf-8")
+        private_folder(run)
+        write_private(path, settings.text())
     except OSError as error:
         raise RunFolderError(f"{run} cannot be written: {(error.strerror or str(error)).lower()}") from None
+
+
+def private_folder(path: Path) -> None:
+    """Create a folder that only its owner can use.
+
+    A folder that is there already is closed to others if it is empty, a run folder, or a party's folder in one.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made = not path.exists()
+    path.mkdir(mode=0o700, exist_ok=True)
+    if made or is_transfer(path) or is_transfer(path.parent) or not any(path.iterdir()):
+        path.chmod(0o700)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def read_settings(run: Path) -> TransferSettings:

@@ -1,4 +1,4 @@
-"""One party as a separate process: python -m piebald.vertical.process RUN ROLE PLACE."""
+"""One of two simulated parties as a separate process: python -m piebald.vertical.process RUN ROLE PLACE."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def main(arguments: list[str]) -> int:
         settings = read_settings(Path(folder))
         where = {"credentials" if settings.runtime.kind == "federation" else "address": place}
         runtime = TransferRuntime(kind=settings.runtime.kind, timeout=settings.runtime.timeout, **where)
-        run_party(ROLES[ROLES.index(role)], settings.model_copy(update={"runtime": runtime}), folder)
+        run_party(ROLES[ROLES.index(role)], settings.model_copy(update={"runtime": runtime}), folder, simulated=True)
     except PiebaldError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         return error.exit_code

@@ -32,7 +32,7 @@ from piebald.vertical.party_messages import (
     unpack_frame,
 )
 
-VERSION = 1
+VERSION = 2
 Role = Literal["source", "target"]
 ROLES: tuple[Role, Role] = ("source", "target")
 HELLO = [MessageLength(2), MessageLength(1), MessageLength(32), MessageLength(16), MessageLength(16)]
@@ -62,15 +62,28 @@ class PartySession:
 
     def send(self, kind: MessageKind, parts: Sequence[bytes]) -> None:
         """Send a message."""
-        self.channel.send(pack_frame(kind, self._session, self._sent, parts, self._secret))
+        sender = ROLES.index(self.role)
+        self.channel.send(pack_frame(kind, sender, self._session, self._sent, parts, self._secret))
         self._sent += 1
 
     def receive(self, kind: MessageKind, lengths: Sequence[MessageLength]) -> list[bytes]:
         """Receive the expected message."""
         frame = self.channel.receive(max(limit(lengths), 64), self.timeout)
-        parts = unpack_frame(frame, kind, self._session, self._received, lengths, self._secret)
+        # at the greeting, two parties of the same role get a sentence of their own
+        sender = None if kind is MessageKind.HELLO else 1 - ROLES.index(self.role)
+        parts = unpack_frame(frame, kind, sender, self._session, self._received, lengths, self._secret)
         self._received += 1
         return parts
+
+    @contextmanager
+    def reading(self, kind: MessageKind) -> Iterator[None]:
+        """Name the message in errors about what it contains."""
+        try:
+            yield
+        except MessageFault:
+            raise
+        except InvalidMessage as error:
+            raise MessageFault(f"the other party's {kind.name} message is refused: {error}") from None
 
     def handshake(self, settings: Mapping[str, Any], steps: tuple[int, int] = (0, 0)) -> int:
         """Agree on settings, and on the step to start from.
@@ -92,6 +105,8 @@ class PartySession:
                 f"the other party speaks version {struct.unpack('<H', version)[0]} of the protocol and this one "
                 f"{VERSION}: install the same Piebald on both sides"
             )
+        if noise == nonce:
+            raise MessageFault("this party's own HELLO message was sent back to it")
         if other == role:
             raise SettingsDiffer(f"both parties say they are the {self.role}: start one as the other")
         if theirs != digest:
@@ -145,8 +160,9 @@ class Products:
         self.owned, self.asked = list(owned), list(asked)
         self._owner = backend.owner(self.owned)
         session.send(MessageKind.KEY, [self._owner.announcement])
-        (announced,) = session.receive(MessageKind.KEY, [backend.announced()])
-        self._evaluator = backend.evaluator(announced)
+        (announced,) = session.receive(MessageKind.KEY, [backend.announced(self.asked)])
+        with session.reading(MessageKind.KEY):
+            self._evaluator = backend.evaluator(announced, self.asked)
 
     def exchange(
         self,
@@ -174,24 +190,28 @@ class Products:
         prepared = [self._evaluator.prepare(c, size) for c, size in zip(coefficients, asked, strict=True)]
 
         given = session.receive(MessageKind.STATISTICS, [lengths(size)[0] for size in self.asked])
-        masked = [
-            self._evaluator.multiply(given[place], ready, size)
-            for place, ready, size in zip(places, prepared, asked, strict=True)
-        ]
+        with session.reading(MessageKind.STATISTICS):
+            masked = [
+                self._evaluator.multiply(given[place], ready, size)
+                for place, ready, size in zip(places, prepared, asked, strict=True)
+            ]
         session.send(MessageKind.MASKED, [blob for blob, _ in masked])
 
         answered = [*range(len(self.owned)), *repeated]
         theirs = session.receive(MessageKind.MASKED, [lengths(self.owned[place])[1] for place in answered])
-        decrypted = [
-            self._owner.decrypt(blob, self.owned[place], statistics[place].constant)
-            for blob, place in zip(theirs, answered, strict=True)
-        ]
+        with session.reading(MessageKind.MASKED):
+            decrypted = [
+                self._owner.decrypt(blob, self.owned[place], statistics[place].constant)
+                for blob, place in zip(theirs, answered, strict=True)
+            ]
         session.send(MessageKind.DECRYPTED, decrypted)
 
         ours = session.receive(MessageKind.DECRYPTED, [lengths(size)[2] for size in asked])
-        return [
-            self._evaluator.unmask(blob, mask, size) for blob, (_, mask), size in zip(ours, masked, asked, strict=True)
-        ]
+        with session.reading(MessageKind.DECRYPTED):
+            return [
+                self._evaluator.unmask(blob, mask, size)
+                for blob, (_, mask), size in zip(ours, masked, asked, strict=True)
+            ]
 
 
 def send_numbers(session: PartySession, kind: MessageKind, numbers: Floats) -> None:
@@ -199,10 +219,12 @@ def send_numbers(session: PartySession, kind: MessageKind, numbers: Floats) -> N
     session.send(kind, [np.asarray(numbers, dtype="<f8").tobytes()])
 
 
-def receive_numbers(session: PartySession, kind: MessageKind, count: int) -> Floats:
-    """Receive numbers without encryption; each must be finite."""
+def receive_numbers(session: PartySession, kind: MessageKind, count: int, most: float = 1e30) -> Floats:
+    """Receive numbers without encryption; each must be finite, and at most `most` in absolute value."""
     (data,) = session.receive(kind, [MessageLength(8 * count)])
     numbers = np.frombuffer(data, "<f8").astype(np.float64)
     if not np.isfinite(numbers).all():
         raise MessageFault(f"the other party's {kind.name} message holds numbers that are not finite")
+    if np.any(np.abs(numbers) > most):
+        raise MessageFault(f"the other party's {kind.name} message holds numbers beyond {most:g}")
     return numbers

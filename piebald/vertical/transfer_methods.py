@@ -30,6 +30,11 @@ class Method(Component):
         """Whether rows are scaled to length 1 before they are aligned."""
         return False
 
+    @property
+    def told(self) -> str:
+        """What the method tells each party about the other's rows, in words."""
+        raise NotImplementedError
+
     def statement(self, widths: Sequence[int], batch: int, steps: int) -> str:
         """The statement about differential privacy."""
         return "no noise is added, and nothing is claimed about differential privacy"
@@ -73,6 +78,10 @@ class Smmd(Method):
     def unit(self) -> bool:
         return self.normalize
 
+    @property
+    def told(self) -> str:
+        return "each party learns moments of the other's batches; the target learns the labels of co-occurring rows"
+
     def term(self, role: Role, batch: int, overlap_batch: int, widths: Sequence[int]) -> LossTerm:
         return DiscrepancyTerm(role, self.kernel, self.alpha, batch, widths, self.unit, self.noise)
 
@@ -97,6 +106,10 @@ class Ftl(Method):
     """
 
     kappa: float = Field(default=0.01, ge=0)
+
+    @property
+    def told(self) -> str:
+        return "each party learns the other's hidden rows of all co-occurring samples, and the target their labels"
 
     def term(self, role: Role, batch: int, overlap_batch: int, widths: Sequence[int]) -> LossTerm:
         return Alignment(role, self.kappa, overlap_batch, widths[-1])

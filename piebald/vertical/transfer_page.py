@@ -20,6 +20,7 @@ from piebald.report.markup import Cell
 from piebald.report.page import frame
 from piebald.report.schema import explained
 from piebald.report.wording import duration
+from piebald.runtimes.federation.private_files import write_private
 from piebald.vertical.kernels import PolynomialKernel, mmd2
 from piebald.vertical.party_store import read, read_settings, read_steps
 from piebald.vertical.protocol import ROLES
@@ -55,13 +56,11 @@ def write_page(run: Path, out: Path | None = None) -> list[Path]:
     }
     with explained(f"the page cannot be written to {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
-        page = folder / "report.html"
-        page.write_text(_page(run, made, figures), "utf-8")
-        files = [page]
-        for name, data in figures.items():
-            (folder / f"{name}.png").write_bytes(data)
-            files.append(folder / f"{name}.png")
-    return files
+        contents: dict[str, str | bytes] = {"report.html": _page(run, made, figures)}
+        contents |= {f"{name}.png": data for name, data in figures.items()}
+        for name, content in contents.items():
+            write_private(folder / name, content)
+    return [folder / name for name in contents]
 
 
 def _page(run: Path, made: TransferResult, figures: dict[str, bytes]) -> str:
@@ -88,7 +87,7 @@ def _page(run: Path, made: TransferResult, figures: dict[str, bytes]) -> str:
         [NAMES.get(name, name), f"{made.first[name]:.4g}", f"{value:.4g}"] for name, value in made.last.items()
     ]
     table = markup.table("Losses computed during training", ["Term", "First step", "Last step"], losses)
-    curves, privacy = _image(figures["losses"], "Losses over steps"), _privacy(settings, made.statement)
+    curves, privacy = _image(figures["losses"], "Losses over steps"), _privacy(settings, made)
     sections = [
         ("losses", "Losses", markup.section("losses", _found(made), "", curves, table)),
         ("layers", "Layers", markup.section(
@@ -119,7 +118,7 @@ def _found(made: TransferResult) -> str:
     return f"MMD\N{SUPERSCRIPT TWO} went from {first:.3g} at the first step to {last:.3g} at the last"
 
 
-def _privacy(settings: TransferSettings, statement: str) -> str:
+def _privacy(settings: TransferSettings, made: TransferResult) -> str:
     sentences = [
         "No raw feature was sent, and the owner of a key received only uniformly random numbers."
         if settings.backend.hides
@@ -132,8 +131,9 @@ def _privacy(settings: TransferSettings, statement: str) -> str:
     else:
         sentences.append("FTL's gradients are the other party's hidden rows of co-occurring samples.")
     sentences.append("The target can infer the labels of the co-occurring rows. See docs/explanation/transfer.md.")
-    sentences.append(f"Differential privacy: {statement}.")
-    return "".join(f"<p>{markup.text(line)}</p>" for line in sentences)
+    sentences.append(f"Differential privacy: {made.statement}.")
+    paragraphs = "".join(f"<p>{markup.text(line)}</p>" for line in sentences)
+    return paragraphs + markup.facts("tiles", [(name.capitalize(), text) for name, text in made.secrecy.items()])
 
 
 def _discrepancy(run: Path, when: str) -> float | None:

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from piebald.errors import RunFolderError
+from piebald.runtimes.federation.private_files import write_private
 from piebald.vertical.baselines import TransferScore, transfer_score
 from piebald.vertical.party import Party
 from piebald.vertical.party_store import read, read_settings, read_steps
 from piebald.vertical.protocol import Role
+from piebald.vertical.secrecy import is_simulated, secrecy
 from piebald.vertical.transfer_settings import TransferSettings
 
 
@@ -29,6 +31,7 @@ class TransferResult:
         bytes_to_target: mean bytes per step from source to target.
         bytes_to_source: mean bytes per step from target to source.
         statement: the statement about differential privacy.
+        secrecy: keys in use and their security level, randomness, connection and method, in sentences.
         folder: the run folder, if there is one.
     """
 
@@ -40,6 +43,7 @@ class TransferResult:
     bytes_to_target: float
     bytes_to_source: float
     statement: str
+    secrecy: dict[str, str]
     folder: Path | None
 
     def table(self) -> dict[str, Any]:
@@ -95,6 +99,7 @@ def make_result(
         bytes_to_target=mean[to_target],
         bytes_to_source=mean[to_source],
         statement=settings.method.statement(settings.network.aligned, settings.batch, settings.steps),
+        secrecy=secrecy(settings, is_simulated(folder)),
         folder=folder,
     )
 
@@ -102,4 +107,4 @@ def make_result(
 def write_result(made: TransferResult) -> None:
     """Write result.json into the run folder, if there is one."""
     if made.folder is not None:
-        (made.folder / "result.json").write_text(json.dumps(made.table(), indent=1) + "\n", encoding="utf-8")
+        write_private(made.folder / "result.json", json.dumps(made.table(), indent=1) + "\n")

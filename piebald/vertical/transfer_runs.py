@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,10 +24,12 @@ from piebald.runtimes.federation.provisioning import Description, provision
 from piebald.runtimes.federation.provisioning import read as read_credentials
 from piebald.vertical import holdings as data_of_parties
 from piebald.vertical import table_files
-from piebald.vertical.channel import Channel, InMemoryChannel, connect, listen, parse
+from piebald.vertical.channel import Channel, InMemoryChannel, connect, is_this_machine, listen, parse
+from piebald.vertical.chunks import exposures, warning
 from piebald.vertical.holdings import PartyHolding
 from piebald.vertical.party import Party
 from piebald.vertical.party_messages import PartyEnded
+from piebald.vertical.party_secret import PartySecret
 from piebald.vertical.party_store import PartyStore, read_settings, read_steps, sample, write_settings
 from piebald.vertical.protocol import ROLES, PartySession, Role
 from piebald.vertical.secure_channel import open_channel
@@ -42,6 +45,12 @@ from piebald.vertical.transfer_settings import TransferRuntime, TransferSettings
 
 SECRET = "PIEBALD_TRANSFER_SECRET"  # shared by both parties, 1 to 64 bytes in hexadecimal; authenticates messages
 Watcher = Callable[[dict[str, Any]], None]
+Teller = Callable[[str], None]
+
+
+def warn(sentence: str) -> None:
+    """Warn with a sentence."""
+    warnings.warn(sentence, RuntimeWarning, stacklevel=2)
 
 
 def run(
@@ -49,8 +58,9 @@ def run(
     holdings: Mapping[Role, PartyHolding] | None = None,
     out: str | Path | None = None,
     watch: Watcher | None = None,
+    tell: Teller = warn,
 ) -> TransferResult:
-    """Train both parties.
+    """Train both parties, simulated by one user: their secrets follow from the seed, so the run can be repeated.
 
     Args:
         settings: settings of the transfer.
@@ -59,6 +69,7 @@ def run(
         out: the run folder; None writes nothing, which only runtime "memory" allows.  An unfinished run in this folder
             is continued.
         watch: called with the record of each step.
+        tell: called with a sentence if the run goes beyond the bound on what is told about rows; by default a warning.
 
     Raises:
         SettingError: the settings cannot work.
@@ -73,38 +84,58 @@ def run(
             raise SettingError(f"runtime {kind} needs a run folder (out) and a data set that both processes can load")
         if settings.runtime.credentials is not None:
             raise SettingError("credentials belong to one party: choose it with --party source or --party target")
+        _tell_exposure(settings, _both(settings), tell)
         _two_processes(settings, folder, watch)
         return result(folder)
-    return _two_threads(settings, holdings or _both(settings), folder, watch)
+    holdings = holdings or _both(settings)
+    _tell_exposure(settings, holdings, tell)
+    return _two_threads(settings, holdings, folder, watch)
 
 
-def resume(folder: str | Path, watch: Watcher | None = None) -> TransferResult:
+def resume(folder: str | Path, watch: Watcher | None = None, tell: Teller = warn) -> TransferResult:
     """Continue a run from its checkpoints: both parties, or the one whose folder is here."""
     folder = Path(folder)
     settings = read_settings(folder)
     here = [role for role in ROLES if (folder / role).is_dir()]
     if len(here) == 1 and settings.runtime.is_one_party:
-        return run_party(here[0], settings, folder, watch)
+        return run_party(here[0], settings, folder, watch, tell)
     if settings.runtime.kind != "memory" and all(is_finished(settings, folder, role) for role in ROLES):
         return result(folder)
-    return run(settings, out=folder, watch=watch)
+    return run(settings, out=folder, watch=watch, tell=tell)
 
 
-def run_party(role: Role, settings: TransferSettings, out: str | Path, watch: Watcher | None = None) -> TransferResult:
+def run_party(
+    role: Role,
+    settings: TransferSettings,
+    out: str | Path,
+    watch: Watcher | None = None,
+    tell: Teller = warn,
+    simulated: bool = False,
+) -> TransferResult:
     """Run one party in this process.
 
     With an address, the target listens there and the source connects to it; with credentials, the party that has the
     server's credentials listens.  The environment variable PIEBALD_TRANSFER_SECRET may hold a secret that both parties
     share, in hexadecimal.
+
+    Args:
+        role: the party.
+        settings: settings of the transfer.
+        out: the party's run folder.
+        watch: called with the record of each step.
+        tell: called with a sentence if the run goes beyond the bound on what is told about rows; by default a warning.
+        simulated: whether the party's own secret follows from the seed, because one user runs both parties.
     """
     folder = Path(out)
     open_own_channel = _channel_opener(role, settings.runtime)
-    secret, holding = _secret(), _one(settings, role)
+    shared, holding = _secret(), _one(settings, role)
     holding.check(role, settings)
     write_settings(folder, settings)
+    if not simulated:
+        _tell_exposure(settings, {role: holding}, tell)
     channel = open_own_channel()
     with one_thread():
-        trained = train_party(role, settings, holding, channel, folder, watch, secret)
+        trained = train_party(role, settings, holding, channel, folder, watch, shared, simulated)
     lines = read_steps(folder / role)
     score = score_target(trained) if role == "target" else None
     return make_result(settings, role, lines, score, folder)
@@ -121,8 +152,23 @@ def _channel_opener(role: Role, where: TransferRuntime) -> Callable[[], Channel]
             "or credentials: --set runtime.kind=federation --set runtime.credentials=FOLDER"
         )
     address = where.address
-    parse(address)
+    host, _ = parse(address)
+    if not (where.allow_unencrypted or is_this_machine(host)):
+        raise SettingError(
+            f"address {address!r} is not on this machine, and sockets are not encrypted, so others can read the losses "
+            "and the translator: use credentials (--set runtime.kind=federation --set runtime.credentials=FOLDER), or "
+            "accept it with --set runtime.allow_unencrypted=true"
+        )
     return lambda: (listen if role == "target" else connect)(address, where.timeout)
+
+
+def _tell_exposure(settings: TransferSettings, holdings: Mapping[Role, PartyHolding], tell: Teller) -> None:
+    """Tell each party whose rows may be determined by what the other one is told."""
+    for role, holding in holdings.items():
+        holding.check(role, settings)
+        sentence = warning(role, exposures(role, holding, settings))
+        if sentence:
+            tell(sentence)
 
 
 def _one(settings: TransferSettings, role: Role) -> PartyHolding:
@@ -145,14 +191,28 @@ def train_party(
     channel: Channel,
     folder: Path | None,
     watch: Watcher | None = None,
-    secret: bytes = b"",
+    shared: bytes = b"",
+    simulated: bool = False,
 ) -> Party:
-    """Run one party over an open channel, from the handshake to the end."""
-    made = Party(role, holding, settings)
-    session = PartySession(channel, role, settings.runtime.timeout, secret)
+    """Run one party over an open channel, from the handshake to the end.
+
+    Args:
+        role: the party.
+        settings: settings of the transfer.
+        holding: the party's data.
+        channel: channel to the other party.
+        folder: the run folder, or None to write nothing.
+        watch: called with the record of each step.
+        shared: the secret that both parties share, which authenticates messages.
+        simulated: whether the party's own secret follows from the seed.
+    """
+    session = PartySession(channel, role, settings.runtime.timeout, shared)
     with session.closing():
         store = None if folder is None else PartyStore(folder, role)
         try:
+            known = PartySecret.simulated(settings.seed, role) if simulated else None
+            secret = store.secret(known) if store else known or PartySecret.fresh()
+            made = Party(role, holding, settings, secret)
             keys = {"keys": holding.keys} if holding.keys else {}
             made.done = session.handshake(settings.agreed() | keys, store.last_steps() if store else (0, 0))
             if store:
@@ -223,7 +283,7 @@ def _two_threads(
     def source() -> None:
         torch.set_num_threads(1)  # the setting is per thread
         try:
-            train_party("source", settings, holdings["source"], ends["source"], folder)
+            train_party("source", settings, holdings["source"], ends["source"], folder, simulated=True)
         except BaseException as error:  # raised in the waiting thread
             errors.append(error)
 
@@ -236,7 +296,7 @@ def _two_threads(
     other.start()
     try:
         with one_thread():
-            target = train_party("target", settings, holdings["target"], ends["target"], folder, note)
+            target = train_party("target", settings, holdings["target"], ends["target"], folder, note, simulated=True)
     except PartyEnded as ended:
         other.join()
         raise next((error for error in errors if not isinstance(error, PartyEnded)), ended) from None

@@ -114,12 +114,14 @@ class TransferRuntime(TransferSection):
         address: for "sockets", host:port at which the target listens; by default a free port of this machine.
         credentials: for "federation", the folder of a party's credentials, as `piebald provision` writes it; by default
             temporary credentials for two processes on this machine.
+        allow_unencrypted: whether "sockets" may leave this machine, where others can read what is not encrypted.
         timeout: seconds that a party waits for a message.
     """
 
     kind: Literal["memory", "sockets", "federation"] = "memory"
     address: str | None = None
     credentials: str | None = None
+    allow_unencrypted: bool = False
     timeout: float = Field(default=600.0, gt=0)
 
     @model_validator(mode="after")
@@ -149,11 +151,14 @@ class TransferSettings(TransferSection):
 
     Attributes:
         steps: number of training steps.
-        seed: seed of the split, the initial weights and the batches.
+        seed: seed of the split and of the co-occurring batches, which both parties know; in a simulation of both
+            parties on one machine also of the initial weights and of each party's own batches, which otherwise come
+            from secrets of their own.
         lr: Adam's learning rate, at both parties.
         beta: weight of half the squared weights in the loss.
-        batch: number of each party's own rows in a step, whose moments are compared.
-        overlap_batch: number of co-occurring rows in a step.
+        batch: number of each party's own rows in a step, whose moments are compared.  Rows are divided once into
+            chunks of this size, a row is always together with the same others, and rows left over are not used.
+        overlap_batch: number of co-occurring rows in a step, divided in the same way.
         balanced: whether the translator gives both classes the same weight.
         own: weight of the source's own loss, on its own batch with its own translator; it stays at the source.
         watch_every: steps between two computations of the losses, each of which costs about as much as a step.
@@ -243,6 +248,10 @@ class TransferSettings(TransferSection):
     def agreed(self) -> dict[str, Any]:
         """The settings that must be the same at both parties: not the files, which each party has for itself."""
         return {key: value for key, value in self.lasting().items() if key != "files"}
+
+    def watches(self, step: int) -> bool:
+        """Whether a step computes the losses: every `watch_every`-th from the first, and the last."""
+        return step % self.watch_every == 0 or step == self.steps - 1
 
     def terms(self, role: Role) -> list[LossTerm]:
         """The terms of the loss, from one party's side."""

@@ -13,6 +13,7 @@ from piebald.vertical.channel import Channel, InMemoryChannel
 from piebald.vertical.holdings import PartyHolding, load
 from piebald.vertical.kernels import Floats, GaussianKernel, LinearKernel, PolynomialKernel
 from piebald.vertical.party import Party, TransferStep
+from piebald.vertical.party_secret import PartySecret
 from piebald.vertical.protocol import ROLES, PartySession, Role
 from piebald.vertical.transfer_settings import TransferSettings
 
@@ -62,10 +63,15 @@ def small(**changes: object) -> TransferSettings:
 Trained = tuple[dict[Role, Party], dict[Role, list[TransferStep]]]
 
 
+def party(role: Role, holding: PartyHolding, settings: TransferSettings) -> Party:
+    """A party whose secret follows from the seed, so that two runs can be compared."""
+    return Party(role, holding, settings, PartySecret.simulated(settings.seed, role))
+
+
 def train_both(settings: TransferSettings, holdings: dict[Role, PartyHolding] | None = None) -> Trained:
     """Both parties, in two threads; an error of either is raised."""
     held = holdings or load(settings.data, settings.seed)
-    parties = {role: Party(role, held[role], settings) for role in ROLES}
+    parties = {role: party(role, held[role], settings) for role in ROLES}
     steps: dict[Role, list[TransferStep]] = {}
 
     def one(role: Role, session: PartySession) -> None:

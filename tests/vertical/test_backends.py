@@ -33,14 +33,14 @@ ENCRYPTED = pytest.mark.parametrize("backend", [encrypted("bfv"), encrypted("pai
 def product(backend, size, matrix, constant, coefficients, changed=lambda masked: masked):
     """One whole product; `changed` sees the masked message."""
     owner = backend.owner([size])
-    evaluator = backend.evaluator(owner.announcement)
+    evaluator = backend.evaluator(owner.announcement, [size])
     sealed = owner.encrypt(matrix, size)
     masked, mask = evaluator.multiply(sealed, evaluator.prepare(coefficients, size), size)
     opened = owner.decrypt(changed(masked), size, constant)
     for length, message in zip(backend.lengths(size), (sealed, masked, opened), strict=True):
         assert len(message) <= length.most
         assert not length.exact or len(message) == length.most
-    announced = backend.announced()
+    announced = backend.announced([size])
     assert len(owner.announcement) <= announced.most
     return evaluator.unmask(opened, mask, size)
 
@@ -113,7 +113,7 @@ def test_what_the_owner_opens_is_fresh_each_time_and_fills_its_range(backend):
     made = build("backend", backend)
     size = ProductSize(64, 2, 3, 1.0)
     owner = made.owner([size])
-    evaluator = made.evaluator(owner.announcement)
+    evaluator = made.evaluator(owner.announcement, [size])
     sealed = owner.encrypt(np.full((2, 3), 0.25), size)
     prepared = [evaluator.prepare(np.full((64, 2), 0.5), size) for _ in range(2)]
     seen = [owner.decrypt(evaluator.multiply(sealed, one, size)[0], size, np.zeros(3)) for one in prepared]
@@ -130,7 +130,7 @@ def test_another_key_is_noticed(backend):
     made = build("backend", backend)
     size = ProductSize(6, 4, 3, 1.0)
     owners = [made.owner([size]) for _ in range(2)]
-    evaluator = made.evaluator(owners[0].announcement)
+    evaluator = made.evaluator(owners[0].announcement, [size])
     sealed = owners[1].encrypt(np.ones((4, 3)), size)  # not the key that was announced
 
     def whole():
@@ -151,8 +151,9 @@ def test_damaged_messages_are_refused_in_one_sentence(backend):
 
     with pytest.raises(InvalidMessage):
         product(made, size, np.ones((2, 2)), np.zeros(2), np.ones((3, 2)) / 4, spoil)
+    length = made.announced([size])
     with pytest.raises(InvalidMessage):
-        made.evaluator(b"\x07" * made.announced().most if made.announced().exact else b"\x07" * 5000)
+        made.evaluator(b"\x07" * (length.most if length.exact else 5000), [size])
 
 
 @ENCRYPTED
@@ -192,11 +193,11 @@ def test_noise_leaves_room_in_the_largest_product(backend):
     made = build("backend", backend)
     size = PolynomialKernel(degree=3).sizes(8, 64, 1.0)[0]
     owner = made.owner([size])
-    evaluator = made.evaluator(owner.announcement)
+    evaluator = made.evaluator(owner.announcement, [size])
     rng = np.random.default_rng(0)
     sealed = owner.encrypt(rng.random((size.inner, 64)), size)
     masked, _ = evaluator.multiply(sealed, evaluator.prepare(rng.random((8, size.inner)) / 500, size), size)
-    ciphertext = owner.he.ciphertext(split(masked, 1, "masked result")[0], "masked result")
+    ciphertext = owner.he.ciphertext(split(masked, 1, "masked result")[0], "masked result", owner.he.last)
     assert owner._decryptor.invariant_noise_budget(ciphertext) >= 1
 
 

@@ -21,6 +21,9 @@ from piebald.vertical.transfer_settings import PartyFile, PartyFiles
 
 from .conftest import small
 
+# With two features, a single step tells more numbers than a chunk has: the program says so, rightly.
+pytestmark = pytest.mark.filterwarnings("ignore:.*numbers about a chunk of")
+
 KNOWN = 60  # people whom both know
 
 
@@ -111,7 +114,8 @@ def apart(one, other):
 
     def train_party(role, settings):
         try:
-            said[role] = run_party(role, settings.model_copy(update={"runtime": runtime(address)}), f"run of {role}")
+            there = settings.model_copy(update={"runtime": runtime(address)})
+            said[role] = run_party(role, there, f"run of {role}", simulated=True)
         except PiebaldError as error:
             said[role] = error
 

@@ -27,18 +27,18 @@ from piebald.vertical.party_messages import (
 )
 from piebald.vertical.protocol import SettingsDiffer, receive_numbers, send_numbers
 
-from .conftest import small, talk, train_both
+from .conftest import party, small, talk, train_both
 
 SESSION = bytes(range(16))
 TWO = [MessageLength(3), MessageLength(10, exact=False)]
 
 
-def frame(parts=(b"abc", b"defg"), kind=MessageKind.MASKED, session=SESSION, number=5, secret=b"") -> bytes:
-    return pack_frame(kind, session, number, parts, secret)
+def frame(parts=(b"abc", b"defg"), kind=MessageKind.MASKED, session=SESSION, number=5, secret=b"", sender=1) -> bytes:
+    return pack_frame(kind, sender, session, number, parts, secret)
 
 
 def opened(data, secret=b"") -> list[bytes]:
-    return unpack_frame(data, MessageKind.MASKED, SESSION, 5, TWO, secret)
+    return unpack_frame(data, MessageKind.MASKED, 1, SESSION, 5, TWO, secret)
 
 
 @given(st.binary(min_size=3, max_size=3), st.binary(max_size=10), st.binary(max_size=64))
@@ -55,8 +55,9 @@ def test_a_message_comes_out_as_it_went_in(one, other, secret):
         (frame() + b"x", "damaged, cut off"),
         (frame(secret=b"other"), "another secret"),
         (frame(session=bytes(16)), "another session"),
+        (frame(sender=0), "this party's own MASKED message, or one in its name, was sent back to it"),
         (frame(number=4), "message 4 of the other party came where message 5 must: it is replayed"),
-        (frame(kind=MessageKind.DECRYPTED), "kind 5 where MASKED must come"),
+        (frame(kind=MessageKind.DECRYPTED), r"kind 5 \(DECRYPTED\) where MASKED must come"),
         (frame((b"ab", b"")), "part 1 of the other party's MASKED message has the wrong length"),
         (frame((b"abc", b"x" * 11)), "part 2 of the other party's MASKED message has the wrong length"),
         (frame((b"abc",)), "part 2 of the other party's MASKED message has the wrong length"),
@@ -83,7 +84,7 @@ def test_noise_is_no_message(data):
 
 
 def test_lengths_are_checked_before_anything_is_read():
-    head = HEADER.pack(b"PBT1", 4, SESSION, 0, 2**60)
+    head = HEADER.pack(b"PBT2", 4, 1, SESSION, 0, 2**60)
     with pytest.raises(MessageFault, match="claims 1,152,921,504,606,846,976 bytes where at most 100 are allowed"):
         body_length(head, 100)
     with pytest.raises(MessageFault, match="no message of this protocol"):
@@ -136,7 +137,7 @@ def wrong_product(frames: list[bytes]) -> bytes:
         size = struct.unpack_from("<Q", rest)[0]
         parts.append(rest[8 : 8 + size])
         rest = rest[8 + size :]
-    return pack_frame(MessageKind(head[1]), head[2], head[3], parts, b"")
+    return pack_frame(MessageKind(head[1]), *head[2:5], parts, b"")
 
 
 @pytest.mark.parametrize(
@@ -152,14 +153,13 @@ def wrong_product(frames: list[bytes]) -> bytes:
 )
 def test_both_parties_end_with_one_sentence_that_holds_no_values(number, change, said):
     from piebald.vertical.holdings import load
-    from piebald.vertical.party import Party
 
     settings, (one, other) = small(), InMemoryChannel.pair()
     held = load(settings.data, 0)
 
     def act(role, session):
         session.handshake(settings.agreed())
-        list(Party(role, held[role], settings).train(session))
+        list(party(role, held[role], settings).train(session))
 
     errors = talk(act, (Tampered(one, number, change), other))
     assert isinstance(errors["target"], InvalidMessage)
@@ -254,19 +254,18 @@ def test_a_whole_run_over_a_socket_is_the_run_in_memory():
     import torch
 
     from piebald.vertical.holdings import load
-    from piebald.vertical.party import Party
 
     settings = small()
     held, parties = load(settings.data, 0), {}
 
     def act(role, session):
         session.handshake(settings.agreed())
-        parties[role] = Party(role, held[role], settings)
+        parties[role] = party(role, held[role], settings)
         list(parties[role].train(session))
 
     assert talk(act, tuple(SocketChannel(end) for end in socket.socketpair())) == {}
-    for role, party in train_both(settings)[0].items():
-        for found, expected in zip(parties[role].network.parameters(), party.network.parameters(), strict=True):
+    for role, one in train_both(settings)[0].items():
+        for found, expected in zip(parties[role].network.parameters(), one.network.parameters(), strict=True):
             assert torch.equal(found, expected)
 
 

@@ -13,6 +13,7 @@ import pytest
 from safetensors.torch import load_file
 
 from piebald.runtimes.federation.local_federation import free_port
+from piebald.vertical.party_secret import PartySecret
 from piebald.vertical.party_store import read_steps
 from piebald.vertical.transfer_runs import resume, run
 
@@ -48,7 +49,7 @@ sys.exit(cli.main(sys.argv[1:]))
 
 
 def begin(folder: Path, role: str, address: str, file: Path, how: tuple[str, str] = COMMAND) -> subprocess.Popen[str]:
-    command = [sys.executable, *how, "transfer", file, "--party", role, "--out", folder]
+    command = [sys.executable, *how, "transfer", file, "--party", role, "--out", folder, "--quiet"]
     environment = os.environ | {"PIEBALD_TRANSFER_SECRET": "00ff" * 8, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [*map(str, command), "--set", f"runtime.address={address}"],
@@ -57,6 +58,13 @@ def begin(folder: Path, role: str, address: str, file: Path, how: tuple[str, str
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def inject_secrets(folders: dict[str, Path]) -> None:
+    """Give parties alone the secrets of a simulation, so that their runs can be compared with one."""
+    for role, folder in folders.items():
+        (folder / role).mkdir(parents=True)
+        (folder / role / "secret").write_bytes(PartySecret.simulated(0, role).key)
 
 
 def weights(folder: Path) -> dict:
@@ -86,6 +94,7 @@ def test_one_party_is_killed_the_other_ends_clearly_and_both_go_on(killed, tmp_p
     file.write_text(settings().text())
     folders = {role: tmp_path / f"run of the {role}" for role in ("source", "target")}  # as on two machines
     left = "target" if killed == "source" else "source"
+    inject_secrets(folders)
 
     address = f"127.0.0.1:{free_port()}"
     running = {

@@ -27,7 +27,7 @@ from piebald.vertical.secure_channel import SecureChannel, open_channel
 from piebald.vertical.transfer_runs import run, run_party
 from piebald.vertical.transfer_settings import TransferRuntime
 
-from .test_processes import HELD, KILLED_AFTER, assert_as_undisturbed, settings
+from .test_processes import HELD, KILLED_AFTER, assert_as_undisturbed, inject_secrets, settings
 
 
 def credentials(folder: Path, port: int | None = None) -> dict[str, Credentials]:
@@ -42,7 +42,7 @@ def met(found: dict[str, Credentials]) -> list[SecureChannel]:
 
 
 def frame(number: int, size: int) -> bytes:
-    return pack_frame(MessageKind.MASKED, bytes(16), number, [bytes([number % 256]) * size], b"")
+    return pack_frame(MessageKind.MASKED, 1, bytes(16), number, [bytes([number % 256]) * size], b"")
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def test_nothing_on_the_wire_can_be_read(tmp_path) -> None:
             tapped = pool.submit(between)
             bank = pool.submit(open_channel, replace(found["bank"], port=here), 30.0)
             server = pool.submit(open_channel, found["server"], 30.0).result()
-            secret = pack_frame(MessageKind.MASKED, bytes(16), 1, [b"moments of hidden rows" * 50], b"")
+            secret = pack_frame(MessageKind.MASKED, 1, bytes(16), 1, [b"moments of hidden rows" * 50], b"")
             server.send(secret)
             assert bank.result().receive(10_000, 30.0) == secret
             server.close()
@@ -191,9 +191,10 @@ def test_killed_with_a_kit_and_resumed_without_naming_it(tmp_path, undisturbed) 
     file = tmp_path / "transfer.toml"
     file.write_text(settings().text())
     begun = {}
+    inject_secrets({role: tmp_path / role for role in ("source", "target")})
     for role, party in (("source", "server"), ("target", "bank")):
         how = ("-c", HELD) if role == "target" else ("-m", "piebald.cli")
-        words = [sys.executable, *how, "transfer", file, "--party", role, "--out", tmp_path / role]
+        words = [sys.executable, *how, "transfer", file, "--quiet", "--party", role, "--out", tmp_path / role]
         sets = ["--set", "runtime.kind=federation", "--set", f"runtime.credentials={found[party].folder}"]
         begun[role] = process([*words, *sets])
     assert begun["target"].stdout.readline() == "held\n", begun["target"].communicate()[1]

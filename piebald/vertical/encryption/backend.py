@@ -28,7 +28,12 @@ Ints = NDArray[np.int64]
 
 
 class InvalidMessage(RuntimeFault):
-    """A message of the other party is invalid: damaged, replayed, or made under another key."""
+    """A message of the other party is invalid: damaged, replayed, or made under another key.
+
+    The run folder stays as it was: the run can be resumed.
+    """
+
+    exit_code = 2
 
 
 ROOM = 49  # results are below 2^49 in size: half of the 50-bit plaintext modulus of BFV, and less than a Paillier slot
@@ -76,7 +81,8 @@ def to_floats(values: Ints, size: ProductSize) -> Floats:
         InvalidMessage: a value is outside the bound, as almost every result of another key or a wrong ciphertext is.
     """
     scale = FixedPointScale.of(size)
-    if np.any(np.abs(values) > 1 << (ROOM - 1)):
+    most = 1 << (ROOM - 1)
+    if np.any((values > most) | (values < -most)):
         raise InvalidMessage(
             "a result lies outside its declared range, so it was encrypted under another key or is damaged: "
             "start both parties again"
@@ -86,11 +92,16 @@ def to_floats(values: Ints, size: ProductSize) -> Floats:
 
 def exact_product(coefficients: Ints, statistics: Ints) -> Ints:
     """C S in integers, computed in floating point where that is exact, since NumPy multiplies integers slowly."""
-    largest = float(np.abs(coefficients).max(initial=0)) * float(np.abs(statistics).max(initial=0))
+    largest = _largest(coefficients) * _largest(statistics)
     if largest * coefficients.shape[1] < 2.0**53:
         product: Ints = (coefficients.astype(np.float64) @ statistics.astype(np.float64)).astype(np.int64)
         return product
     return coefficients @ statistics
+
+
+def _largest(values: Ints) -> float:
+    """The largest absolute value; in Python's integers, since -2^63 has none in 64 bits."""
+    return float(max(int(values.max(initial=0)), -int(values.min(initial=0))))
 
 
 def uniform(count: int, below: int) -> NDArray[np.uint64]:
@@ -151,16 +162,21 @@ class Backend(Component):
         """An owner with a new key, for products of these sizes."""
         raise NotImplementedError
 
-    def evaluator(self, announcement: bytes) -> Evaluator:
-        """An evaluator for the owner with this announcement.
+    @property
+    def security(self) -> str:
+        """The security level of the keys in use, in words."""
+        raise NotImplementedError
+
+    def evaluator(self, announcement: bytes, sizes: list[ProductSize]) -> Evaluator:
+        """An evaluator for the owner with this announcement, for products of these sizes.
 
         Raises:
             InvalidMessage: the announcement is not a key of this backend.
         """
         raise NotImplementedError
 
-    def announced(self) -> MessageLength:
-        """Length of an owner's announcement."""
+    def announced(self, sizes: list[ProductSize]) -> MessageLength:
+        """Length of an owner's announcement, for products of these sizes."""
         raise NotImplementedError
 
     def lengths(self, size: ProductSize) -> tuple[MessageLength, MessageLength, MessageLength]:
@@ -182,7 +198,11 @@ class UnencryptedBackend(Backend):
     axis = "backend"  # a base class, not a choice
     hides: ClassVar[bool] = False
 
-    def announced(self) -> MessageLength:
+    @property
+    def security(self) -> str:
+        return "0 bits: nothing is encrypted"
+
+    def announced(self, sizes: list[ProductSize]) -> MessageLength:
         return MessageLength(0)
 
     def lengths(self, size: ProductSize) -> tuple[MessageLength, MessageLength, MessageLength]:

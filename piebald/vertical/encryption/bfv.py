@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import functools
 import math
-import struct
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -37,7 +36,7 @@ from piebald.vertical.encryption.backend import (
     to_integers,
     uniform,
 )
-from piebald.vertical.encryption.seal import SealContext, Unsigned, library
+from piebald.vertical.encryption.seal import PRIMES, STANDARD, SealContext, Unsigned, join, library, split
 from piebald.vertical.kernels import Floats, ProductSize
 
 EAGER = 512  # plaintexts encoded before the other party's message arrives; each takes 0.2 to 0.6 MB
@@ -59,11 +58,24 @@ class BfvBackend(Backend):
     def owner(self, sizes: list[ProductSize]) -> KeyOwner:
         return _BfvOwner(context(self.degree), self, sizes)
 
-    def evaluator(self, announcement: bytes) -> Evaluator:
-        return _BfvEvaluator(context(self.degree), self, announcement)
+    @property
+    def security(self) -> str:
+        modulus = sum(PRIMES[self.degree])
+        level = max(bits for bits, most in STANDARD[self.degree].items() if modulus <= most)
+        return f"{level} bits (BFV, degree {self.degree}, modulus of {modulus} bits; HE standard of 2018)"
 
-    def announced(self) -> MessageLength:
-        return MessageLength(200_000_000, exact=False)
+    def evaluator(self, announcement: bytes, sizes: list[ProductSize]) -> Evaluator:
+        return _BfvEvaluator(context(self.degree), self, announcement, sizes)
+
+    def announced(self, sizes: list[ProductSize]) -> MessageLength:
+        primes = len(PRIMES[self.degree])
+        one = 2 * primes * 8 * self.degree + 4096  # two polynomials; a key to rotate has one less of these than primes
+        return MessageLength(one * (1 + (primes - 1) * len(self.elements(sizes))) + 4096, exact=False)
+
+    def elements(self, sizes: list[ProductSize]) -> list[int]:
+        """The powers X -> X^g of the rotations of these products."""
+        rotations = sorted({rotation for size in sizes for rotation in _rotations(self.layout(size))})
+        return [pow(3, rotation, 2 * self.degree) for rotation in rotations]
 
     def lengths(self, size: ProductSize) -> tuple[MessageLength, MessageLength, MessageLength]:
         plan = self.layout(size)
@@ -154,29 +166,6 @@ def centered(values: Unsigned, t: int) -> Ints:
     return np.where(signed > t // 2, signed - t, signed)
 
 
-def join(blobs: list[bytes]) -> bytes:
-    """Join blobs, each after its length."""
-    return b"".join(struct.pack("<Q", len(blob)) + blob for blob in blobs)
-
-
-def split(data: bytes, count: int, what: str) -> list[bytes]:
-    """Undo `join`, for a known number of blobs.
-
-    Raises:
-        InvalidMessage: there are more or fewer, or one is cut off.
-    """
-    blobs, place = [], 0
-    for _ in range(count):
-        length = struct.unpack_from("<Q", data, place)[0] if place + 8 <= len(data) else len(data)
-        place += 8 + length
-        if place > len(data):
-            raise InvalidMessage(f"the other party's {what} is cut off")
-        blobs.append(data[place - length : place])
-    if place != len(data):
-        raise InvalidMessage(f"the other party's {what} is too long")
-    return blobs
-
-
 class _BfvOwner(KeyOwner):
     def __init__(self, context: SealContext, backend: BfvBackend, sizes: list[ProductSize]) -> None:
         self.he, self.layout, seal = context, backend.layout, context.seal
@@ -184,8 +173,7 @@ class _BfvOwner(KeyOwner):
         secret = keys.secret_key()
         self._encryptor = seal.Encryptor(context.context, secret)
         self._decryptor = seal.Decryptor(context.context, secret)
-        rotations = sorted({rotation for size in sizes for rotation in _rotations(self.layout(size))})
-        elements = [pow(3, rotation, 2 * context.degree) for rotation in rotations]
+        elements = backend.elements(sizes)
         galois = context.save(keys.create_galois_keys(elements)) if elements else b""
         public = seal.PublicKey()
         keys.create_public_key(public)
@@ -201,14 +189,15 @@ class _BfvOwner(KeyOwner):
 
     def decrypt(self, masked: bytes, size: ProductSize, constant: Floats) -> bytes:
         plan = self.layout(size)
-        slots = np.stack([self._decrypt(blob) for blob in split(masked, plan.outputs, "masked result")])
+        with self.he.computing("masked result"):
+            slots = np.stack([self._decrypt(blob) for blob in split(masked, plan.outputs, "masked result")])
         added = modular(to_integers(constant, FixedPointScale.of(size).result), self.he.t)
         product = _collect(slots, plan, size, self.he.t)
         return ((product + added) % np.uint64(self.he.t)).astype("<u8").tobytes()
 
     def _decrypt(self, blob: bytes) -> Unsigned:
         plain = self.he.seal.Plaintext()
-        self._decryptor.decrypt(self.he.ciphertext(blob, "masked result"), plain)
+        self._decryptor.decrypt(self.he.ciphertext(blob, "masked result", self.he.last), plain)
         return self.he.decode(plain)
 
 
@@ -258,11 +247,22 @@ def _sum(values: Unsigned, axis: int, t: int) -> Unsigned:
 
 
 class _BfvEvaluator(Evaluator):
-    def __init__(self, context: SealContext, backend: BfvBackend, announcement: bytes) -> None:
+    def __init__(
+        self, context: SealContext, backend: BfvBackend, announcement: bytes, sizes: list[ProductSize]
+    ) -> None:
         self.he, self.layout, seal = context, backend.layout, context.seal
         public, galois = split(announcement, 2, "public key")
-        self._encryptor = seal.Encryptor(context.context, context.load(seal.PublicKey(), public, "public key"))
-        self._galois = context.load(seal.GaloisKeys(), galois, "public key") if galois else None
+        elements = backend.elements(sizes)
+        with context.computing("public key"):
+            key = context.load(seal.PublicKey(), public, "public key")
+            self._galois = context.load(seal.GaloisKeys(), galois, "public key") if elements else None
+            if key.data().size() != 2 or key.data().is_transparent():
+                raise InvalidMessage("the public key must have two polynomials, and the second one must not be 0")
+            if self._galois is not None:
+                _check_rotations(self._galois, elements)
+            elif galois:
+                raise InvalidMessage("the public key holds keys for rotations, and no product needs one")
+            self._encryptor = seal.Encryptor(context.context, key)
 
     # Prepared values: plaintexts for each output and each input, or their numbers if plaintexts would fill the memory.
 
@@ -289,12 +289,16 @@ class _BfvEvaluator(Evaluator):
         return [self.he.ntt(plain) for plain in self.he.encode_blocks(numbers, plan.block)]
 
     def multiply(self, encrypted: bytes, prepared: list[list[Any]], size: ProductSize) -> tuple[bytes, Unsigned]:
+        with self.he.computing("statistics"):
+            return self._multiply(encrypted, prepared, size)
+
+    def _multiply(self, encrypted: bytes, prepared: list[list[Any]], size: ProductSize) -> tuple[bytes, Unsigned]:
         plan, he = self.layout(size), self.he
         baby = steps(plan.columns)[0]
         sums: list[dict[int, Any]] = [{} for _ in range(plan.outputs)]  # by giant step, in the transformed domain
         for place, blob in enumerate(split(encrypted, plan.inputs, "statistics")):
             count = min(baby, plan.tail if place == plan.inputs - 1 else plan.columns)
-            rotated = self._rotated(he.ciphertext(blob, "statistics"), count, plan.block)
+            rotated = self._rotated(he.ciphertext(blob, "statistics", he.top), count, plan.block)
             for total, row in zip(sums, prepared, strict=True):
                 plains = row[place] if isinstance(row[place], list) else self._plains(row[place], plan)
                 for number, plain in enumerate(plains):
@@ -345,6 +349,14 @@ class _BfvEvaluator(Evaluator):
             he.evaluator.add_inplace(total, term)
         he.evaluator.mod_switch_to_inplace(total, he.last)
         return he.save(total)
+
+
+def _check_rotations(keys: Any, elements: list[int]) -> None:
+    """Refuse keys without one of the rotations, or of another form."""
+    if keys.size() != len(elements) or not all(keys.has_key(element) for element in elements):
+        raise InvalidMessage(f"the public key must hold keys for the {len(elements)} rotations that products need")
+    if any(part.data().size() != 2 for element in elements for part in keys.key(element)):
+        raise InvalidMessage("each key for a rotation must have two polynomials")
 
 
 def _padded(values: Ints, rows: int, columns: int) -> Ints:

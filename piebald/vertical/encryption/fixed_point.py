@@ -25,7 +25,7 @@ class FixedBackend(UnencryptedBackend):
     def owner(self, sizes: list[ProductSize]) -> KeyOwner:
         return _FixedOwner()
 
-    def evaluator(self, announcement: bytes) -> Evaluator:
+    def evaluator(self, announcement: bytes, sizes: list[ProductSize]) -> Evaluator:
         return _FixedEvaluator()
 
 

@@ -26,7 +26,7 @@ from piebald.vertical.encryption.backend import (
     to_floats,
     to_integers,
 )
-from piebald.vertical.encryption.paillier_key import PrivateKey, PublicKey, library
+from piebald.vertical.encryption.paillier_key import ORDER, PrivateKey, PublicKey, library
 from piebald.vertical.kernels import Floats, ProductSize
 
 SLOT = 56  # bits of a packed number
@@ -44,10 +44,15 @@ class PaillierBackend(Backend):
     def owner(self, sizes: list[ProductSize]) -> KeyOwner:
         return _PaillierOwner(self)
 
-    def evaluator(self, announcement: bytes) -> Evaluator:
+    @property
+    def security(self) -> str:
+        orders = ORDER[self.bits]
+        return f"{orders // 2} bits (Paillier, modulus of {self.bits} bits, noise of secret order, {orders} bits)"
+
+    def evaluator(self, announcement: bytes, sizes: list[ProductSize]) -> Evaluator:
         return _PaillierEvaluator(self, announcement)
 
-    def announced(self) -> MessageLength:
+    def announced(self, sizes: list[ProductSize]) -> MessageLength:
         return MessageLength(self.bits // 8 * 3)
 
     def lengths(self, size: ProductSize) -> tuple[MessageLength, MessageLength, MessageLength]:
@@ -126,7 +131,22 @@ def read(data: bytes, length: int, below: Any) -> list[Any]:
         for place in range(0, len(data) - length + 1, length)
     ]
     if len(data) % length or any(number >= below for number in numbers):
-        raise InvalidMessage("the other party's message holds numbers that are not below its modulus: it is damaged")
+        raise InvalidMessage("it holds numbers that are not below its modulus")
+    return numbers
+
+
+def read_ciphertexts(data: bytes, length: int, key: PublicKey) -> list[Any]:
+    """Undo `write`, for ciphertexts from the other party.
+
+    Raises:
+        InvalidMessage: one is not below n^2, shares a factor with n (as 0 and n do), or is 1 modulo n, so that it has
+            no noise and everybody can read it.
+    """
+    numbers, product = read(data, length, key.square), library().mpz(1)
+    for number in numbers:
+        product = product * number % key.n
+    if library().gcd(product, key.n) != 1 or any(number % key.n == 1 for number in numbers):
+        raise InvalidMessage("it holds numbers that are no ciphertexts under its key")
     return numbers
 
 
@@ -146,7 +166,7 @@ class _PaillierOwner(KeyOwner):
     def decrypt(self, masked: bytes, size: ProductSize, constant: Floats) -> bytes:
         values = to_integers(np.broadcast_to(constant, (size.rows, size.width)), FixedPointScale.of(size).result)
         added = [pack(tile) for tile in _tiles(values, self.backend.layout(size))]
-        found = self._key.decrypt(read(masked, self.bytes, self._key.public.square))
+        found = self._key.decrypt(read_ciphertexts(masked, self.bytes, self._key.public))
         n = self._key.public.n
         return write([(one + more) % n for one, more in zip(found, added, strict=True)], self.bytes // 2)
 
@@ -169,7 +189,7 @@ class _PaillierEvaluator(Evaluator):
     ) -> tuple[bytes, list[Any]]:
         layout, square = self.backend.layout(size), self._key.square
         values, masks = prepared
-        given = read(encrypted, self.bytes, square)
+        given = read_ciphertexts(encrypted, self.bytes, self._key)
         pieces = len(layout.cuts)
         columns = [Straus(given[piece::pieces], values, square) for piece in range(pieces)]
         powmod, shift = library().powmod, 1 << (SLOT * size.width)

@@ -75,8 +75,9 @@ class PublicKey:
     def __init__(self, n: Any, h: Any, bits: int) -> None:
         gmpy2 = library()
         self.n, self.h, self.bits, self.square = n, h, bits, n * n
-        if n.bit_length() != bits or n % 2 == 0 or gmpy2.is_prime(n) or not 1 < h < self.square or gmpy2.gcd(h, n) != 1:
-            raise InvalidMessage("the other party's public key is damaged or made with other parameters")
+        valid = n.bit_length() == bits and n % 2 and not gmpy2.is_prime(n) and not gmpy2.is_power(n)
+        if not valid or not 1 < h < self.square or gmpy2.gcd(h, n) != 1 or h % n in (1, n - 1):
+            raise InvalidMessage("the public key is damaged or made with other parameters")
         self._powers: Powers | None = None
 
     def obfuscator(self) -> Any:

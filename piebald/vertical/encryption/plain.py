@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from piebald.vertical.encryption.backend import Evaluator, KeyOwner, UnencryptedBackend
+from piebald.vertical.encryption.backend import Evaluator, InvalidMessage, KeyOwner, UnencryptedBackend
 from piebald.vertical.kernels import Floats, ProductSize
 
 
@@ -14,7 +14,7 @@ class PlainBackend(UnencryptedBackend):
     def owner(self, sizes: list[ProductSize]) -> KeyOwner:
         return _PlainOwner()
 
-    def evaluator(self, announcement: bytes) -> Evaluator:
+    def evaluator(self, announcement: bytes, sizes: list[ProductSize]) -> Evaluator:
         return _PlainEvaluator()
 
     def check(self, size: ProductSize) -> None:
@@ -29,7 +29,8 @@ class _PlainOwner(KeyOwner):
 
     def decrypt(self, masked: bytes, size: ProductSize, constant: Floats) -> bytes:
         product = np.frombuffer(masked, "<f8").reshape(size.rows, size.width)
-        return (product + constant).astype("<f8").tobytes()
+        with np.errstate(all="ignore"):  # the other party checks the result
+            return (product + constant).astype("<f8").tobytes()
 
 
 class _PlainEvaluator(Evaluator):
@@ -38,7 +39,11 @@ class _PlainEvaluator(Evaluator):
 
     def multiply(self, encrypted: bytes, prepared: Floats, size: ProductSize) -> tuple[bytes, None]:
         statistics = np.frombuffer(encrypted, "<f8").reshape(size.inner, size.width)
-        return (prepared @ statistics).astype("<f8").tobytes(), None
+        with np.errstate(all="ignore"):  # the result is checked in the end
+            return (prepared @ statistics).astype("<f8").tobytes(), None
 
     def unmask(self, decrypted: bytes, mask: None, size: ProductSize) -> Floats:
-        return np.frombuffer(decrypted, "<f8").reshape(size.rows, size.width).astype(np.float64)
+        result = np.frombuffer(decrypted, "<f8").reshape(size.rows, size.width).astype(np.float64)
+        if not np.all(np.abs(result) <= 2 * size.bound):
+            raise InvalidMessage("a result lies outside its declared range, or is no number")
+        return result

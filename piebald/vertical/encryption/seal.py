@@ -9,15 +9,20 @@ import os
 import struct
 import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from piebald.errors import SettingError
+from piebald.errors import PiebaldError, SettingError
 from piebald.vertical.encryption.backend import InvalidMessage
 
 PRIMES = {8192: (60, 52, 52, 54), 16384: (60, 60, 60, 60, 60)}  # 218 and 300 bits: at least 128-bit security
+# Largest modulus by security in bits, for secrets of -1, 0 and 1 and classical attacks (Albrecht et al. 2018,
+# Homomorphic encryption standard, table 1)
+STANDARD = {8192: {256: 118, 192: 152, 128: 218}, 16384: {256: 237, 192: 305, 128: 438}}
 PLAIN_BITS = 50
 BLOCKS = 256  # up to so many blocks, their indicators are cached: 34 to 67 MB
 Unsigned = NDArray[np.uint64]
@@ -89,9 +94,32 @@ class SealContext:
             raise InvalidMessage(f"the other party's {what} is damaged or made with other parameters") from None
         return thing
 
-    def ciphertext(self, data: bytes, what: str) -> Any:
-        """A ciphertext from the other party."""
-        return self.load(self.seal.Ciphertext(), data, what)
+    def ciphertext(self, data: bytes, what: str, level: Any) -> Any:
+        """A ciphertext from the other party, at a level of these parameters.
+
+        SEAL also loads ciphertexts of other levels, of three polynomials, transformed, or that anybody can read, and
+        only fails when it computes with them.
+
+        Raises:
+            InvalidMessage: it is not what an honest party sends.
+        """
+        loaded = self.load(self.seal.Ciphertext(), data, what)
+        if loaded.size() != 2 or loaded.is_ntt_form() or loaded.parms_id() != level or loaded.is_transparent():
+            raise InvalidMessage(
+                f"a ciphertext of the {what} must have two polynomials, be at its own level, not be transformed and "
+                "not be readable without a key"
+            )
+        return loaded
+
+    @contextmanager
+    def computing(self, what: str) -> Iterator[None]:
+        """Turn SEAL's errors about ciphertexts of the other party into one of ours."""
+        try:
+            yield
+        except (RuntimeError, ValueError, IndexError, MemoryError) as error:
+            if isinstance(error, PiebaldError):
+                raise
+            raise InvalidMessage(f"the encryption library cannot compute with the other party's {what}") from None
 
     # -------------------------------------------------------------------------------------------------------- encoding
 
@@ -180,3 +208,26 @@ def _memory_file() -> int:
     handle, path = tempfile.mkstemp()
     os.unlink(path)
     return handle
+
+
+def join(blobs: list[bytes]) -> bytes:
+    """Join blobs, each after its length."""
+    return b"".join(struct.pack("<Q", len(blob)) + blob for blob in blobs)
+
+
+def split(data: bytes, count: int, what: str) -> list[bytes]:
+    """Undo `join`, for a known number of blobs.
+
+    Raises:
+        InvalidMessage: there are more or fewer, or one is cut off.
+    """
+    blobs, place = [], 0
+    for _ in range(count):
+        length = struct.unpack_from("<Q", data, place)[0] if place + 8 <= len(data) else len(data)
+        place += 8 + length
+        if place > len(data):
+            raise InvalidMessage(f"the other party's {what} is cut off")
+        blobs.append(data[place - length : place])
+    if place != len(data):
+        raise InvalidMessage(f"the other party's {what} is too long")
+    return blobs

@@ -1,0 +1,127 @@
+"""Fixed chunks of rows, and a bound on what the other party is told about the rows of one chunk.
+
+A step's messages depend on a party's rows through sums over a batch.  If batches were drawn anew for each step, sums
+over many different batches would determine single rows by linear algebra, so each row is always together with the same
+others: rows are divided once, and each step takes the next chunk.  While the weights stand still, any number of steps
+tells the sums over each chunk and nothing else.
+
+Weights do not stand still, so the other party is told sums of different functions of the same rows.  The bound grants
+it even all weights of all steps: with `told` numbers about a chunk whose other rows have more unknown numbers, the
+equations leave every single row open, since a change of it can be made up for by the others.  (The sums treat all rows
+alike, so the derivatives by one row's numbers lie in the span of those by the others' as long as these are at least as
+many as the equations.)  Beyond the bound, only the secrecy of the weights is left.  The bound counts numbers: it does
+not cover a party that knows some of the rows from elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from piebald.randomness import generator
+from piebald.vertical.holdings import PartyHolding
+from piebald.vertical.party_secret import PartySecret
+from piebald.vertical.protocol import Role
+from piebald.vertical.transfer_settings import TransferSettings
+
+Chunks = list[NDArray[np.int64]]
+
+
+def own_chunks(holding: PartyHolding, rows: int, secret: PartySecret) -> Chunks:
+    """Chunks of a party's own rows, without the co-occurring ones, which have chunks of their own.
+
+    At the source each chunk has nearly the same share of positives.  Rows that are left over are never used.
+
+    Args:
+        holding: the party's data, with at least so many rows that are not co-occurring.
+        rows: number of rows in a chunk.
+        secret: the party's secret.
+    """
+    alone = holding.alone
+    count = len(alone) // rows
+    chosen = alone[secret.permutation(len(alone), "own chunks")[: count * rows]]
+    if holding.y is not None:
+        chosen = chosen[np.argsort(holding.y.numpy()[chosen], kind="stable")]
+    return [chosen[place::count] for place in range(count)]
+
+
+def common_chunks(overlap: NDArray[np.int64], rows: int, seed: int) -> Chunks:
+    """Chunks of the co-occurring rows, the same at both parties, so drawn from the seed."""
+    order = generator(seed, "transfer", "overlap").permutation(len(overlap))
+    return [overlap[order[start : start + rows]] for start in range(0, len(overlap) - rows + 1, rows)]
+
+
+@dataclass(frozen=True, slots=True)
+class Exposure:
+    """What the other party is told about one chunk.
+
+    Attributes:
+        rows: the chunk in words.
+        told: numbers told in the whole run.
+        unknown: unknown numbers of all rows of the chunk but one.
+        steps: steps of the run.
+    """
+
+    rows: str
+    told: int
+    unknown: int
+    steps: int
+
+    @property
+    def holds(self) -> bool:
+        """Whether the run stays within the bound."""
+        return self.told <= self.unknown
+
+    @property
+    def most_steps(self) -> int:
+        """About how many steps stay within the bound."""
+        return self.steps * self.unknown // self.told if self.told else self.steps
+
+
+def exposures(role: Role, holding: PartyHolding, settings: TransferSettings) -> list[Exposure]:
+    """What the other party is told about each kind of chunk of this party."""
+    terms, widths = settings.terms(role), settings.network.aligned
+    alone, common = len(holding.alone) // settings.batch, len(holding.overlap) // settings.overlap_batch
+
+    def uses(chunks: int, counted: Callable[[int], bool] = lambda step: True) -> int:
+        """Uses of the first chunk, which is used most, at the steps that count."""
+        return sum(counted(step) for step in range(0, settings.steps, max(chunks, 1)))
+
+    def exposure(words: str, rows: int, used: int, told: int) -> Exposure:
+        # A row is its features, of which so many uses show at most `used` times its hidden units.
+        unknown = min(holding.x.shape[1], used * sum(widths))
+        return Exposure(f"{rows} of the {role}'s {words}", told, max(rows - 1, 0) * unknown, settings.steps)
+
+    own, both, watched = uses(alone), uses(common), uses(common, settings.watches) + 1  # or the last step's chunk
+    found = [
+        exposure("own rows", settings.batch, own, own * sum(term.told_own for term in terms)),
+        exposure(
+            "co-occurring rows",
+            settings.overlap_batch,
+            both,
+            sum(both * term.told_common + watched * term.told_watched for term in terms),
+        ),
+    ]
+    if holding.y is not None:
+        share = float((holding.y[holding.alone] > 0).double().mean())
+        fewer = int(settings.batch * min(share, 1 - share))
+        found.append(exposure("own rows of the rarer label", fewer, own, own * widths[-1]))
+    return [one for one in found if one.told]
+
+
+def warning(role: Role, found: list[Exposure]) -> str:
+    """A sentence if some chunk is beyond the bound, else ""."""
+    beyond = [one for one in found if not one.holds]
+    if not beyond:
+        return ""
+    worst = max(beyond, key=lambda one: one.told / max(one.unknown, 1))
+    other = "target" if role == "source" else "source"
+    since = f"beyond about {worst.most_steps:,} steps" if worst.most_steps else "from the first step on"
+    return (
+        f"{worst.steps} steps tell the {other} {worst.told:,} numbers about a chunk of {worst.rows}, of which "
+        f"{worst.unknown:,} are unknown: {since}, only the secrecy of the weights protects single rows "
+        "(docs/explanation/transfer.md)"
+    )

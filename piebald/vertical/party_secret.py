@@ -1,0 +1,62 @@
+"""A party's own secret, from which its first weights and the chunks of its rows are drawn.
+
+Both parties know `settings.seed`.  Whoever knows a party's first weights can turn its hidden rows back into features,
+and whoever knows which rows are in a batch can solve for single ones.  So neither comes from the seed: a party alone
+draws a secret from the operating system and keeps it in its own run folder (mode 0600), because a resumed run needs it.
+A simulation of both parties on one machine derives both secrets from the seed, so that it can be repeated; it protects
+nobody.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
+
+LENGTH = 32  # bytes of a secret
+
+
+@dataclass(frozen=True, slots=True)
+class PartySecret:
+    """Random numbers that belong to one party: AES-256 in counter mode, with a key for each purpose.
+
+    Attributes:
+        key: 32 bytes; never printed.
+    """
+
+    key: bytes = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if len(self.key) != LENGTH:
+            raise ValueError(f"key must have {LENGTH} bytes, got {len(self.key)}")
+
+    @classmethod
+    def fresh(cls) -> PartySecret:
+        """A secret from the operating system."""
+        return cls(secrets.token_bytes(LENGTH))
+
+    @classmethod
+    def simulated(cls, seed: int, party: str) -> PartySecret:
+        """A secret that follows from the run's seed, for simulations, baselines and tests: everybody can make it."""
+        text = json.dumps([seed, party]).encode()
+        return cls(hashlib.blake2b(text, digest_size=LENGTH, person=b"piebald party").digest())
+
+    def uniform(self, count: int, *words: str | int) -> NDArray[np.float64]:
+        """Uniform numbers in [0, 1) with 53 bits each; the same words give the same numbers."""
+        found: NDArray[np.float64] = (self._bits(count, words) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        return found
+
+    def permutation(self, count: int, *words: str | int) -> NDArray[np.int64]:
+        """The numbers below `count` in random order."""
+        return np.argsort(self._bits(count, words), kind="stable").astype(np.int64)
+
+    def _bits(self, count: int, words: Sequence[str | int]) -> NDArray[np.uint64]:
+        key = hashlib.blake2b(json.dumps(words).encode(), digest_size=32, key=self.key).digest()
+        stream = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
+        return np.frombuffer(stream.update(bytes(8 * count)), dtype="<u8").astype(np.uint64)
