@@ -33,6 +33,29 @@ def by_column(matrix: Tensor, rule: Callable[[Tensor], Tensor], copies: int = 1)
     return result
 
 
+def median(matrix: Tensor, weights: Tensor | None = None) -> Tensor:
+    """The median of each column [s] of a matrix [n, s]; of an even number of rows the mean of the middle two.
+
+    Args:
+        matrix: [n, s].
+        weights: how much each row counts [n], None for all alike.  The weighted median has at most half of the weight
+            on either side; where exactly half lies below, it is the mean of the two values next to that place.
+    """
+    rows = len(matrix)
+    if weights is None:
+        low, high = (rows - 1) // 2, rows // 2
+        return by_column(matrix, lambda block: block.sort(dim=0).values[[low, high]].mean(0), copies=3)
+    shares = (weights.double() / weights.double().sum()).to(matrix.device)
+
+    def middle(block: Tensor) -> Tensor:
+        values, places = block.sort(dim=0, stable=True)
+        below = shares[places].cumsum(0)
+        near = [(below < bound).sum(0).clamp(max=rows - 1)[None] for bound in (0.5 - 1e-9, 0.5 + 1e-9)]
+        return torch.cat([values.gather(0, place) for place in near]).mean(0)
+
+    return by_column(matrix, middle, copies=8)
+
+
 def gram(matrix: Tensor, about: Tensor | None = None) -> Tensor:
     """Inner products of all rows [n, n] in float64, of their differences from `about` [s] if given."""
     found = torch.zeros(len(matrix), len(matrix), dtype=torch.float64, device=matrix.device)

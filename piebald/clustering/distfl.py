@@ -24,6 +24,7 @@ from piebald.clustering.distribution_knowledge import (
 from piebald.clustering.partitioning import ClusterSearch, Matrix, agree, by_gap, by_silhouette, tracked
 from piebald.clustering.response_divergence import divergences, responses, unlikeness
 from piebald.clustering.voting import ballot
+from piebald.cohort_matrix import median
 from piebald.component import RecipeComponents
 from piebald.contracts import SERVER_ID, Cohort, QueryRequest, SendsInputMoments, ServerContext
 from piebald.model_spec import ModelSpec
@@ -199,15 +200,21 @@ class Distfl(Clustering):
         if self.knowledge == "noise":
             made = Synthesis(noise, float("nan"), 0)
         else:
-            mean = torch.zeros(spec.layout.size)
-            for model in self._uploads(cohort, rows, spec):
-                mean += model / len(rows)
-            spec.layout.load(module, mean)
+            spec.layout.load(module, self._pre_aggregated(cohort, rows, spec))
             kept = context.state.get("probes")
             start = kept if isinstance(kept, Tensor) and kept.shape == noise.shape else noise
             made = synthesise(module, self._targets(module, cohort, rows, spec), start, self.steps, self.lr, self.fit)
             context.state["probes"] = made.x
         return made, responses(module, spec.layout, self._uploads(cohort, rows, spec), made.x, self._afresh), module
+
+    def _pre_aggregated(self, cohort: Cohort, rows: Sequence[int], spec: ModelSpec) -> Tensor:
+        """One model [p] for all (eq. 3): the mean of trained parameters, and the median of the running statistics."""
+        made = torch.zeros(spec.layout.size)
+        for model in self._uploads(cohort, rows, spec):
+            made += model / len(rows)
+        here = slice(spec.layout.shared_trained, spec.layout.shared)
+        made[here] = median(torch.stack([cohort.model(row)[here] for row in rows]))
+        return made
 
     def _uploads(self, cohort: Cohort, rows: Sequence[int], spec: ModelSpec) -> Iterator[Tensor]:
         """Whole models [p], one at a time."""

@@ -324,7 +324,7 @@ def test_cfl_cuts_at_the_least_largest_cosine() -> None:
 
     every = [side for size in (1, 2, 3) for side in itertools.combinations(range(7), size)]
     best = min(every, key=worst)
-    assert worst(tuple(Cfl()._half(inner, lengths))) == pytest.approx(worst(best))
+    assert worst(tuple(Cfl().halved(inner, lengths)[0])) == pytest.approx(worst(best))
 
 
 def test_fltrust_trains_on_server_rows_under_a_majority_of_attackers() -> None:
