@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 
 import torch
@@ -31,6 +32,23 @@ def by_column(matrix: Tensor, rule: Callable[[Tensor], Tensor], copies: int = 1)
     for span, block in blocks(matrix, copies):
         result[span] = rule(block)
     return result
+
+
+def too_many_pairs(name: str, count: int, copies: int) -> str | None:
+    """Why a component cannot compare all pairs of so many clients on this machine, or None.
+
+    Args:
+        name: of the component.
+        count: clients of a step.
+        copies: float64 numbers that it holds for each pair at once.
+    """
+    wanted, there = 8 * copies * count**2, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if wanted <= there:
+        return None
+    return (
+        f"{name} compares all pairs of the {count:,} clients of a step, which takes {wanted / 1e9:,.0f} GB, and this "
+        f"machine has {there / 1e9:,.0f} GB: ask fewer clients at a step, like cohort = 1000"
+    )
 
 
 def median(matrix: Tensor, weights: Tensor | None = None) -> Tensor:

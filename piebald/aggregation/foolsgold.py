@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from piebald.aggregation.robust import Robust
-from piebald.cohort_matrix import gram, mean, median
+from piebald.cohort_matrix import gram, mean, median, too_many_pairs
 from piebald.contracts import Cohort, ServerContext
 from piebald.recent_clients import places_of, resized
 
@@ -35,6 +35,9 @@ class Foolsgold(Robust):
 
     numbers: int = Field(default=100_000, ge=1)
     remember: int = Field(default=1000, ge=1)
+
+    def unsupported_cohort(self, count: int) -> str | None:
+        return too_many_pairs(self.kind, count, 6)
 
     def tolerates(self, count: int) -> int:
         return 0

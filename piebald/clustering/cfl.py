@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 
 from piebald.clustering.base import Clustering
-from piebald.cohort_matrix import gram
+from piebald.cohort_matrix import gram, too_many_pairs
 from piebald.contracts import Cohort, ServerContext
 
 
@@ -30,8 +30,9 @@ class Cfl(Clustering):
         eps1: the mean update is shorter.
         eps2: the longest update is longer.
         gamma_max: the largest error, relative to the cluster's gradient, with which one client's update stands for its
-            cluster's, in [0, 1].  The larger it is, the further apart the halves must be: at 1 none ever are.  The
-            paper gives no value and the authors' program has none, which is 0.
+            cluster's, in [0, 1].  The larger it is, the further apart the halves must be: at 0.7 their largest cosine
+            must be below 0.02, at 1 no halves are far enough.  The paper gives no value and the authors' program has
+            none, which is 0.
         relative: both are shares of the longest update at the cluster's first step, else plain lengths.
         least: fewest clients of a half.
         after: server steps before the first cut.
@@ -43,6 +44,9 @@ class Cfl(Clustering):
     relative: bool = True
     least: int = Field(default=2, ge=1)
     after: int = Field(default=1, ge=0)
+
+    def unsupported_cohort(self, count: int) -> str | None:
+        return too_many_pairs(self.kind, count, 4)
 
     def assign(self, cohort: Cohort, known: Mapping[int, int], context: ServerContext) -> list[int]:
         labels = [known.get(client, 0) for client in cohort.clients]
