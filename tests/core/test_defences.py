@@ -155,7 +155,7 @@ def test_recipes_find_it_by_its_kind(name: str) -> None:
 @few
 @given(matrix=matrices(2))
 def test_the_sign_of_the_updates_does_not_matter(name: str, matrix: Tensor) -> None:
-    """Before, Bulyan took the lower of two middle values: -0.10 on average on updates that are symmetric about 0."""
+    """What is done to x is done to -x."""
     one, shares = merged(DEFENCES[name], matrix)
     two, same = merged(DEFENCES[name], -matrix)
     torch.testing.assert_close(two, -one, atol=2e-4, rtol=1e-3)
@@ -192,6 +192,7 @@ def test_a_shift_of_all_updates_shifts_the_result(name: str, matrix: Tensor) -> 
 
 
 def test_bulyan_is_not_biased_on_even_cohorts() -> None:
+    """Before, it took the lower of two middle values: -0.10 on average on updates that are symmetric about 0."""
     draw = np.random.default_rng(0)
     matrix = torch.from_numpy(draw.normal(size=(12, 20_000)).astype(np.float32))
     middle = float(merged(aggregation.Bulyan(attackers=1), matrix)[0].mean())
