@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 
 import torch
@@ -31,6 +32,46 @@ def by_column(matrix: Tensor, rule: Callable[[Tensor], Tensor], copies: int = 1)
     for span, block in blocks(matrix, copies):
         result[span] = rule(block)
     return result
+
+
+def too_many_pairs(name: str, count: int, copies: int) -> str | None:
+    """Why a component cannot compare all pairs of so many clients on this machine, or None.
+
+    Args:
+        name: of the component.
+        count: clients of a step.
+        copies: float64 numbers that it holds for each pair at once.
+    """
+    wanted, there = 8 * copies * count**2, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if wanted <= there:
+        return None
+    return (
+        f"{name} compares all pairs of the {count:,} clients of a step, which takes {wanted / 1e9:,.0f} GB, and this "
+        f"machine has {there / 1e9:,.0f} GB: ask fewer clients at a step, like cohort = 1000"
+    )
+
+
+def median(matrix: Tensor, weights: Tensor | None = None) -> Tensor:
+    """The median of each column [s] of a matrix [n, s]; of an even number of rows the mean of the middle two.
+
+    Args:
+        matrix: [n, s].
+        weights: how much each row counts [n], None for all alike.  The weighted median has at most half of the weight
+            on either side; where exactly half lies below, it is the mean of the two values next to that place.
+    """
+    rows = len(matrix)
+    if weights is None:
+        low, high = (rows - 1) // 2, rows // 2
+        return by_column(matrix, lambda block: block.sort(dim=0).values[[low, high]].mean(0), copies=3)
+    shares = (weights.double() / weights.double().sum()).to(matrix.device)
+
+    def middle(block: Tensor) -> Tensor:
+        values, places = block.sort(dim=0, stable=True)
+        below = shares[places].cumsum(0)
+        near = [(below < bound).sum(0).clamp(max=rows - 1)[None] for bound in (0.5 - 1e-9, 0.5 + 1e-9)]
+        return torch.cat([values.gather(0, place) for place in near]).mean(0)
+
+    return by_column(matrix, middle, copies=8)
 
 
 def gram(matrix: Tensor, about: Tensor | None = None) -> Tensor:

@@ -95,6 +95,12 @@ class Component(BaseModel):
         """Why this component cannot work with a model or its objective, or None; asked before anything is trained."""
         return None
 
+    def unsupported_cohort(self, count: int) -> str | None:
+        """Why this component cannot work with the updates of so many clients at a step, or None; asked before anything
+        is trained.
+        """
+        return None
+
     def adapted_to(self, recipe: RecipeComponents, spec: ModelSpec) -> Self:
         """This component with those settings filled in that follow from the rest of the recipe and from the model."""
         return self

@@ -97,6 +97,11 @@ class Layout:
         return frozenset(slot.name for slot in self.slots if slot.start >= self.shared and slot.stop > self.shared)
 
     @property
+    def shared_trained(self) -> int:
+        """Number of shared numbers that are parameters.  They come first; from there to `shared` are buffers."""
+        return sum(slot.stop - slot.start for slot in self.slots if not slot.buffer and slot.stop <= self.shared)
+
+    @property
     def trained(self) -> tuple[slice, ...]:
         """The slices that hold parameters (at most two); the rest are buffers."""
         spans: list[slice] = []

@@ -194,8 +194,10 @@ def _check_rows_are_here(where: RuntimeSettings, clients: Clients, options: Opti
 
 def _check_fit(recipe: Recipe, clients: Clients, work: ClientWork) -> None:
     """Refuse components that cannot work with this model, or that need rows that do not exist."""
+    cohort = recipe.scheduling.cohort if isinstance(recipe.scheduling, HasCohort) else 1.0
+    count = cohort_size(cohort, len(clients))
     for component in recipe.components:
-        if why := component.unsupported_model(work):
+        if why := component.unsupported_model(work) or component.unsupported_cohort(count):
             raise SettingError(why)
         if component.needs_server_rows() and (not isinstance(clients, HasServerRows) or clients.server_rows is None):
             raise SettingError(

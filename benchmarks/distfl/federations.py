@@ -93,15 +93,6 @@ def attacked(
     return clients, -(np.arange(count) < attackers).astype(int)
 
 
-def mixed(seed: int = 0) -> tuple[PooledClients, Truth]:
-    """Return 20 honest clients of four types of CIFAR-10 (0 to 3), and 5 attackers of each of two types (-1, -2)."""
-    truth = np.repeat([0, 1, 2, 3, -1, -2], 5)
-    kinds = [kind if kind >= 0 else -1 - kind for kind in truth]
-    clients = with_classes("cifar10", [list(TYPES[kind]) for kind in kinds], 40, 40, seed)
-    change = FlipPairs(pairs=TYPES[:2], clients=tuple(np.flatnonzero(truth < 0).tolist()))
-    return changed(clients, [change], clients.x), truth
-
-
 def honest(
     name: str, count: int, attackers: int, each: int = 40, seed: int = 0, server: int = 0, held: int = 0
 ) -> tuple[PooledClients, Truth]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from settings import DELTA, noise_of
 
 Line = dict[str, Any]
 STEPS, ROWS, BATCH = 50, 500, 20  # for the cost: synthesis steps of a cold start, rows per client, rows per step
@@ -135,20 +136,59 @@ def attacks(lines: Sequence[Line], part: str) -> str:
     return table([*head, "seeds"], rows)
 
 
+def control(lines: Sequence[Line]) -> str:
+    """Table and sentence: how often one distribution was split."""
+    rows, split, whole = [], 0, 0
+    for case, methods in by_case(lines, "control").items():
+        for one in methods["DistFL"]:
+            wrong = sum(count > 1 for count in one["clusters"])
+            split, whole = split + wrong, whole + len(one["clusters"])
+            rows.append([case, str(one["seed"]), str(len(one["clusters"])), str(wrong), str(max(one["clusters"]))])
+    share = 100 * split / max(whole, 1)
+    verdict = "at most the goal of 1 %" if share <= 1 else "more than the goal of 1 %"
+    said = f"Of {whole} rounds with one distribution, {split} had more than one cluster: {share:.1f} %, {verdict}."
+    return table(["case", "seed", "rounds", "rounds that were split", "most clusters"], rows) + f"\n\n{said}"
+
+
+def scales(lines: Sequence[Line]) -> str:
+    """Table: a lone attacker whose update is scaled, and since when DistFL has it alone."""
+    cases = by_case(lines, "scales")
+    methods = list(dict.fromkeys(method for found in cases.values() for method in found))
+    rows = []
+    for case, found in cases.items():
+        cells = []
+        for method in methods:
+            ones = found.get(method, [])
+            names = ("accuracy", "attack_success")
+            cells.append(" / ".join(interval([one["common"][name] for one in ones]) for name in names) if ones else "")
+        alone = [isolated_since(one["labels"], 0) for one in found.get("DistFL", [])]
+        rows.append([case, *cells, ", ".join("never" if at is None else str(at) for at in alone)])
+    return table(["case", *(f"{method}: accuracy / ASR, %" for method in methods), "alone since round, by seed"], rows)
+
+
+def isolated_since(labels: Sequence[Sequence[int]], client: int) -> int | None:
+    """Return the first round from which on a client was in a cluster of its own, or None."""
+    alone = [one.count(one[client]) == 1 for one in map(list, labels)]
+    since = max((i + 1 for i, now in enumerate(alone, 1) if not now), default=1)
+    return since if since <= len(alone) else None
+
+
 def privacy(lines: Sequence[Line], part: str) -> str:
     """Table: accuracy over the noise, with epsilon of one upload and of all uploads of a client."""
     from piebald.privacy.accounting import local
 
-    rows = []
-    for case, methods in by_case(lines, part).items():
-        noise, first = float(case.removeprefix("noise ")), next(iter(methods.values()))[0]
-        upload = f"{math.sqrt(2 * math.log(1.25e5)) / noise:.0f}" if noise else "infinite"
-        whole = f"{local(noise, first['rounds'], 1e-5).epsilon_rdp:,.0f}" if noise else "infinite"
-        found = [methods.get(method, []) for method in ("DistFL", "FedAvg", "Local")]
-        cells = [interval([one["honest"] for one in ones]) if ones else "" for ones in found]
-        rows.append([f"{noise:g}", upload, whole, *cells, f"{found[0][0]['ari'][-1]:.2f}" if found[0] else ""])
-    head = ["noise in clips", "epsilon of one upload", "of the run (RDP)", "DistFL, %", "FedAvg, %", "Local, %", "ARI"]
-    return table(head, rows)
+    rows, cases = [], by_case(lines, part)
+    methods = list(dict.fromkeys(method for found in cases.values() for method in found))
+    for case, found in cases.items():
+        word, _, number = case.partition(" ")
+        noise, first = float(number) if word == "noise" else noise_of(float(number)), next(iter(found.values()))[0]
+        upload = f"{math.sqrt(2 * math.log(1.25 / DELTA)) / noise:.3g}" if noise else "infinite"
+        whole = f"{local(noise, first['rounds'], DELTA).epsilon_rdp:,.3g}" if noise else "infinite"
+        cells = [interval([o["honest"] for o in found[method]]) if method in found else "" for method in methods]
+        ari = ", ".join(f"{one['ari'][-1]:.2f}" for one in found.get("DistFL", []))
+        rows.append([f"{noise:.3g}", upload, whole, *cells, ari])
+    head = ["noise in clips", "epsilon of one upload", "of the run (RDP)", *(f"{m}, %" for m in methods)]
+    return table([*head, "DistFL's ARI, by seed"], rows)
 
 
 def row_privacy(lines: Sequence[Line]) -> str:
@@ -268,7 +308,11 @@ def main() -> None:
     for part in ("attacks", "cifar", "replacement"):
         if part in parts:
             print(f"\n{part}:\n\n{attacks(lines, part)}")
-    for part in ("privacy", "mixed"):
+    if "control" in parts:
+        print(f"\ncontrol:\n\n{control(lines)}")
+    if "scales" in parts:
+        print(f"\nscales:\n\n{scales(lines)}")
+    for part in ("privacy", "mixed", "environment_privacy"):
         if part in parts:
             print(f"\n{part}:\n\n{privacy(lines, part)}")
     if "rows" in parts:

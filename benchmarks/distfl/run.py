@@ -14,7 +14,21 @@ from typing import Any
 
 import federations as fed
 import numpy as np
-from settings import DEEP, DEFENCES, PARTS, TRAINING, WIDE, Training, network
+from conditions import conditions, full_jobs
+from settings import (
+    CLIP,
+    DEEP,
+    DEFENCES,
+    EPSILONS,
+    NOISES,
+    PARTS,
+    SCALES,
+    TRAINING,
+    WIDE,
+    Training,
+    network,
+    noise_of,
+)
 from sklearn.metrics import adjusted_rand_score
 
 import piebald
@@ -53,6 +67,20 @@ def jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], 
         }
         for case, federation in cases.items():
             yield case, "DistFL", distfl(), federation, 12
+    if part == "control":  # one distribution: every split is a false one
+        for name, each in (("digits", 25), ("cifar10", 40)):
+            case = f"{name}, 50 IID clients"
+            yield case, "DistFL", distfl(), lambda n=name, e=each: fed.attacked(n, 50, 0, each=e, seed=seed), 12  # type: ignore[misc]
+    if part == "scales":
+        bound = lambda: fed.honest("digits", 30, 1, each=30, seed=seed, server=60)  # noqa: E731
+        yield "honest clients only", "FedAvg", fedavg(), bound, 8
+        for scale in SCALES:
+            one = [{"kind": "model_replacement", "clients": [0], "scale": scale}]
+            struck = lambda: fed.attacked("digits", 30, 1, each=30, seed=seed, server=60)  # noqa: E731
+            yield f"scale {scale:g}", "DistFL", distfl().with_(transforms=one), struck, 8
+            for method in ("FedAvg", "median", "IRLS", "GRA", "Credit"):
+                aggregation = "example_weighted" if method == "FedAvg" else DEFENCES[method]
+                yield f"scale {scale:g}", method, fedavg(aggregation, one), struck, 8
     if part == "category":
         methods = {
             "DistFL": distfl(),
@@ -60,8 +88,15 @@ def jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], 
             "DistFL, single-round gap": distfl(find="gap"),
             "K-Cluster (K = 5)": kcluster(5),
             "K-Cluster (K = 5), cold start": kcluster(5, warm=0),
+            "DistFL, the authors' rule": distfl(
+                find="linked", first=5, every=0, statistics="running", loss="published"
+            ),
+            "DistFL, loss as published": distfl(loss="published"),
             "CFL": recipes.cfl(eps1=0.6, eps2=0.2, **TRAINING),
+            "CFL, gamma_max = 0.7": recipes.cfl(eps1=0.6, eps2=0.2, gamma_max=0.7, **TRAINING),
             "FedAvg": fedavg(),
+            "FedAvg, equal weights": fedavg("equal_weighted"),
+            "FedAvg + one unsent epoch": recipes.fine_tuned(tune_epochs=1, **TRAINING),
             "Fine-tuning": recipes.fine_tuned(tune_epochs=3, **TRAINING),
             "Local": recipes.local(**TRAINING),
         }
@@ -111,14 +146,8 @@ def jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], 
             yield case, "DistFL on plain noise", noise, attack, 12
             for method in ("median", "multi-Krum", "FLTrust", "IRLS", "GRA", "Credit"):
                 yield case, method, fedavg(DEFENCES[method]), attack, 12
-    if part in ("privacy", "mixed"):
-        federation = fed.mixed if part == "mixed" else lambda seed: fed.planted([5] * 5, seed=seed)
-        for noise in (0.0, 0.01, 0.03, 0.1):
-            gaussian = [{"kind": "gaussian", "clip": 5.0, "noise": noise, "where": "client"}]
-            methods = {"DistFL": distfl(probes=100), "FedAvg": fedavg()}
-            for method, recipe in methods.items():
-                yield f"noise {noise:g}", method, recipe.with_(transforms=gaussian), lambda: federation(seed=seed), 8
-        yield "noise 0", "Local", recipes.local(**TRAINING), lambda: federation(seed=seed), 8
+    if part in ("privacy", "mixed", "environment_privacy"):
+        yield from private_jobs(part, seed)
     if part == "rows":
         for noise in (0.0, 0.6, 1.0, 2.0, 4.0):
             recipe = recipes.dp_sgd(lr=2.0, epochs=1, batch=100, clip=1.0, noise=noise)
@@ -139,19 +168,41 @@ def jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], 
         yield case, "DistFL", recipe, lambda: fed.planted([20] * 5, seed=seed), 3
 
 
-def run_job(part: str, case: str, method: str, recipe: Recipe, federation: Any, rounds: int, seed: int) -> Any:
-    """Run one job and return what the tables need of it."""
+def private_jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], Any], int]]:
+    """Yield the jobs of Figs. 3 and 4: noise on the uploads of clients whose domains, or classes, differ.
+
+    "mixed" is Fig. 4 at the paper's epsilons, "environment_privacy" Fig. 3, both with smaller noises besides; "privacy"
+    is Fig. 4 with the smaller ones only.
+    """
+    federation = fed.domains if part == "environment_privacy" else lambda s: fed.planted([5] * 5, seed=s)
+    levels = [(f"noise {noise:g}", noise) for noise in NOISES]
+    if part != "privacy":
+        levels += [(f"epsilon {epsilon:g}", noise_of(epsilon)) for epsilon in EPSILONS]
+    for case, noise in levels:
+        gaussian = [{"kind": "gaussian", "clip": CLIP, "noise": noise, "where": "client"}]
+        methods = {"DistFL": distfl(probes=100), "FedAvg": fedavg(), "K-Cluster (K = 5)": kcluster(5)}
+        for method, recipe in methods.items():
+            yield case, method, recipe.with_(transforms=gaussian), lambda: federation(seed), 8
+    yield "noise 0", "Local", recipes.local(**TRAINING), lambda: federation(seed), 8
+    yield "noise 0", "Fine-tuning", recipes.fine_tuned(tune_epochs=3, **TRAINING), lambda: federation(seed), 8
+
+
+def run_job(
+    part: str, case: str, method: str, recipe: Recipe, federation: Any, rounds: int, seed: int, full: bool = False
+) -> Any:
+    """Run one job and return what the tables need of it; `full` takes the paper's networks."""
     clients, truth = federation()
     metrics: dict[str, Any] = {"accuracy": accuracy}
-    if part in ("attacks", "cifar", "replacement"):
+    if part in ("attacks", "cifar", "replacement", "scales"):
         metrics["attack_success"] = AttackSuccess.of_pairs(fed.PAIRS)
-    model = network(part, tuple(clients.rows(0, "train").x.shape[1:]))
+    model = network(part, tuple(clients.rows(0, "train").x.shape[1:]), full)
     began = time.perf_counter()
     run = piebald.run(
         recipe, clients, model, rounds=rounds, seed=seed, metrics=metrics, evaluate_every=rounds,
         runtime=piebald.Simulator(workers=0),
     )  # fmt: skip
     seconds = time.perf_counter() - began
+    main = run.main
     last = [row for row in run.scores if row["version"] == rounds]
     scored = "personal" if any(row["model"] == "personal" for row in last) else "global"
     own = {
@@ -177,7 +228,7 @@ def run_job(part: str, case: str, method: str, recipe: Recipe, federation: Any, 
         "common": common, "ari": found, "clusters": [len(set(one)) for one in history], "labels": history,
         "seconds": seconds, "extraction": extraction,
         "truth": truth.tolist(), "privacy": run.meta["privacy"], "engine": run.meta["runtime"]["engine"],
-        "steps": steps, "mb": sum(r["bytes_up"] + r["bytes_down"] for r in run.results) / 1e6,
+        "main": main, "steps": steps, "mb": sum(r["bytes_up"] + r["bytes_down"] for r in run.results) / 1e6,
     }  # fmt: skip
 
 
@@ -190,8 +241,14 @@ def main() -> None:
     parser.add_argument(
         "--methods", nargs="+", default=[""], help="only methods whose name contains one of these texts"
     )
+    parser.add_argument("--scale", choices=("small", "full"), default="small", help="full: the paper's own setting")
+    parser.add_argument("--dry-run", action="store_true", help="print the conditions beside the paper's, run nothing")
     parser.add_argument("--out", type=Path, default=Path("runs/distfl"))
     options = parser.parse_args()
+    if options.dry_run:
+        print(conditions(options.scale))
+        return
+    full = options.scale == "full"
     fed.torch_threads()
     options.out.mkdir(parents=True, exist_ok=True)
     file = options.out / "results.jsonl"
@@ -199,11 +256,11 @@ def main() -> None:
     done = {(line["part"], line["case"], line["method"], line["seed"]) for line in lines}
     for seed in options.seeds:
         for part in options.only:
-            for case, method, recipe, federation, rounds in jobs(part, seed):
+            for case, method, recipe, federation, rounds in (full_jobs if full else jobs)(part, seed):
                 wanted = any(text in case for text in options.cases) and any(text in method for text in options.methods)
                 if not wanted or (part, case, method, seed) in done:
                     continue
-                line = run_job(part, case, method, recipe, federation, rounds, seed)
+                line = run_job(part, case, method, recipe, federation, rounds, seed, full)
                 with file.open("a") as out:
                     out.write(json.dumps(line) + "\n")
                 brief = f"{line['accuracy']:.3f} common {line['common']} ARI {line['ari'][-1]:.2f}"

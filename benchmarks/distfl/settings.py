@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,12 +10,31 @@ from piebald.models import build_model
 
 Training = dict[str, Any]
 PARTS = (
-    "study", "category", "vgg", "resnet", "wide", "domains", "people", "attacks", "cifar", "replacement", "privacy",
-    "mixed", "rows",
+    "study", "control", "category", "vgg", "resnet", "wide", "domains", "people", "attacks", "cifar", "replacement",
+    "scales", "privacy", "mixed", "environment_privacy", "rows",
 )  # fmt: skip
 TRAINING: Training = {"lr": 0.1, "epochs": 3, "batch": 10}
 DEEP: Training = {"lr": 0.05, "epochs": 3, "batch": 10}  # a hundred clients with the networks of Table 2
 WIDE: Training = {"lr": 0.05, "epochs": 1, "batch": 20}
+
+SCALES = (2.0, 4.0, 8.0, 16.0, 30.0, 50.0)  # of a lone attacker's update
+CLIP, DELTA = 5.0, 1e-5
+EPSILONS = (0.1, 0.2, 0.3)  # of Figs. 3 and 4
+NOISES = (0.0, 0.01, 0.03, 0.1)  # in clips: none, and what the small network still learns under
+
+
+def noise_of(epsilon: float) -> float:
+    """Standard deviation in clips by the classic calibration (Dwork and Roth 2014, theorem A.1), for epsilon < 1."""
+    return math.sqrt(2 * math.log(1.25 / DELTA)) / epsilon
+
+
+# the paper's own setting (section 5.1.5), for one GPU: 50 rounds, 5 local epochs, momentum 0.9, batch not stated
+PAPER: dict[str, Training] = {
+    "vgg": {"lr": 1e-4, "epochs": 5, "batch": 32, "momentum": 0.9},
+    "resnet": {"lr": 1e-2, "epochs": 5, "batch": 32, "momentum": 0.9},
+    "people": {"lr": 1e-2, "epochs": 5, "batch": 32, "momentum": 0.9},
+}
+PAPER_ROUNDS, PAPER_PROBES, PAPER_SEEDS = 50, 200, (0, 1, 2)
 
 DEFENCES: dict[str, Any] = {
     "median": "median",
@@ -32,8 +52,10 @@ DEFENCES: dict[str, Any] = {
 }
 
 
-def network(part: str, shape: tuple[int, ...]) -> Callable[[int], Any]:
-    """Return a function that makes the network of one part from a seed."""
+def network(part: str, shape: tuple[int, ...], full: bool = False) -> Callable[[int], Any]:
+    """Return a function that makes the network of one part from a seed; `full` is the paper's width."""
+    if part in ("vgg", "resnet") and full:
+        return lambda seed: build_model({"vgg": "vgg11", "resnet": "resnet18"}[part], shape, 10, seed=seed)
     if part in ("vgg", "resnet"):  # a quarter of the width, a sixteenth of the work
         return lambda seed: build_model({"vgg": "vgg11", "resnet": "resnet18"}[part], shape, 10, seed=seed, width=16)
     if part == "wide":

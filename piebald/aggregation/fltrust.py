@@ -19,7 +19,9 @@ class Fltrust(Robust):
 
     Cao et al. 2021, algorithm 2.  Needs rows that the server may look at (the partition's `server_rows`), which it
     trains on with the recipe's trainer at every step.  Tolerates any share of attackers as far as its own rows go:
-    without a single honest update it still goes no further than these rows say.
+    without a single honest update it still goes no further than these rows say.  Trust is a matter of trained
+    parameters; running statistics of batch norms are those that the server's own rows make, since attackers who are
+    trusted, or many, could set any mean or median of them.
     """
 
     needs: ClassVar[str] = "a few rows of the server's own"
@@ -31,12 +33,13 @@ class Fltrust(Robust):
         return count
 
     def aggregate(self, cohort: Cohort, context: ServerContext) -> tuple[Tensor, list[float]]:
-        assert cohort.matrix is not None
         answer = context.query([QueryRequest(SERVER_ID, RootTraining(), {"model": context.model})])[0]
         if answer is None:
             raise RuntimeFault("fltrust could not train on the server's own rows: the results of the run say why")
-        average, shares = trust(cohort.matrix, answer.vectors["model"].to(cohort.matrix))
-        return average, [float(share) for share in shares]
+        root, changes = answer.vectors["model"].to(cohort.parameters), cohort.parameters
+        average, shares = trust(changes, root[: changes.shape[1]])
+        buffers = root[changes.shape[1] :] * float(bool(shares.any()))
+        return torch.cat([average, buffers]), [float(share) for share in shares]
 
 
 def trust(matrix: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:

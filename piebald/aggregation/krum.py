@@ -51,7 +51,8 @@ class Bulyan(ExpectsAttackers):
 
     El Mhamdi et al. 2018, "The hidden vulnerability of distributed learning in Byzantium": theta = n - 2 f chosen,
     beta = theta - 2 f values a coordinate.  Tolerates f of n >= 4 f + 3 updates, fewer than a quarter.  Distances are
-    worked out once, and only the scores again after each choice.
+    worked out once, and only the scores again after each choice.  The median of an even number is the mean of the
+    middle two; where two values are equally far from it and one of them is to count, each counts half.
     """
 
     def most(self) -> float:
@@ -64,7 +65,7 @@ class Bulyan(ExpectsAttackers):
         count = len(matrix)
         expected = self.expected(count)
         chosen = _one_by_one(squared_distances(matrix), expected, max(1, count - 2 * expected))
-        average, used = _near_the_median(matrix[chosen], max(1, len(chosen) - 2 * expected))
+        average, used = near_the_median(matrix[chosen], max(1, len(chosen) - 2 * expected))
         shares = torch.zeros(count, dtype=torch.float64)
         shares[chosen] = used
         return average, shares
@@ -97,13 +98,26 @@ def _one_by_one(distances: Tensor, expected: int, wanted: int) -> Tensor:
     return taken.nonzero().flatten()
 
 
-def _near_the_median(matrix: Tensor, near: int) -> tuple[Tensor, Tensor]:
-    """The mean of the `near` values of each column next to its median, and each row's mean share in it."""
+def near_the_median(matrix: Tensor, near: int) -> tuple[Tensor, Tensor]:
+    """The mean of the `near` values of each column next to its median, and each row's mean share in it.
+
+    In sorted order these are a window.  Windows that lie equally near count alike, so that neither the order of rows
+    nor the sign of the numbers decides between them.
+    """
     rows, columns = matrix.shape
     average, used = matrix.new_empty(columns), torch.zeros(rows, dtype=torch.float64)
-    for span, block in blocks(matrix, copies=6):
-        away = (block - block.median(dim=0).values).abs()
-        places = away.sort(dim=0, stable=True).indices[:near]
-        average[span] = block.gather(0, places).mean(0)
-        used += torch.bincount(places.flatten(), minlength=rows).double().cpu()
-    return average, used / (near * max(columns, 1))
+    for span, block in blocks(matrix, copies=12):
+        values, places = block.double().sort(dim=0, stable=True)
+        middle = (values[(rows - 1) // 2] + values[rows // 2]) / 2
+        starts = rows - near + 1
+        reach = torch.maximum(middle - values[:starts], values[near - 1 :] - middle)
+        least = reach.min(dim=0).values
+        # what rounding can do, by the scale of the values next to the median: far ones must not blur it
+        best = (reach <= least * (1 + 1e-6) + 4 * torch.finfo(matrix.dtype).eps * middle.abs()).double()
+        counts = torch.zeros_like(values)
+        for start in range(starts):
+            counts[start : start + near] += best[start]
+        counts /= near * best.sum(0)
+        average[span] = (counts * values).sum(0).to(matrix.dtype)
+        used.index_add_(0, places.flatten().cpu(), counts.flatten().cpu())
+    return average, used / max(columns, 1)

@@ -10,12 +10,16 @@ from pydantic import Field
 from torch import Tensor
 
 from piebald.aggregation.base import Aggregator
+from piebald.cohort_matrix import median
 from piebald.contracts import Cohort, ServerContext
 
 
 class Robust(Aggregator):
     """An aggregator that looks at individual updates.  Subclasses override `merge`, and say in `tolerates` how many
     attackers they tolerate.
+
+    `merge` gets trained parameters only, so that no decision depends on the running statistics of batch norms, which
+    may be most of an update's length.  These buffers are merged by themselves, see `merge_buffers`.
 
     Attributes:
         needs: what it needs besides the updates, in words.
@@ -29,13 +33,34 @@ class Robust(Aggregator):
         raise NotImplementedError
 
     def merge(self, matrix: Tensor, cohort: Cohort) -> tuple[Tensor, Tensor]:
-        """The average change [s] and shares [n] that sum to one, from the changes [n, s]."""
+        """The average change [t] of the trained parameters, and shares [n] that sum to one.
+
+        Args:
+            matrix: changes [n, t] of the trained parameters.
+            cohort: the updates that they belong to.
+        """
         raise NotImplementedError
 
+    def merge_buffers(self, buffers: Tensor, shares: Tensor) -> Tensor:
+        """The change [b] of the buffers, from the clients' [n, b]: the median of each, whatever the shares.
+
+        So an attacker whose parameters look honest and are chosen cannot set them: fewer than half of the updates have
+        no say in a median.
+        """
+        return median(buffers)
+
     def aggregate(self, cohort: Cohort, context: ServerContext) -> tuple[Tensor, list[float]]:
-        assert cohort.matrix is not None
-        average, shares = self.merge(cohort.matrix, cohort)
-        return average, [float(share) for share in shares]
+        average, shares = self.merge(cohort.parameters, cohort)
+        return self.with_buffers(average, shares, cohort), [float(share) for share in shares]
+
+    def with_buffers(self, average: Tensor, shares: Tensor, cohort: Cohort) -> Tensor:
+        """The average change [s] of all numbers, from that [t] of the trained parameters."""
+        buffers = cohort.buffers
+        if not buffers.shape[1]:
+            return average
+        if float(shares.sum()) <= 0:  # nobody is believed, so nothing changes
+            return torch.cat([average, torch.zeros_like(buffers[0])])
+        return torch.cat([average, self.merge_buffers(buffers, shares)])
 
 
 class ExpectsAttackers(Robust):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
+import numpy as np
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from piebald.clustering.absent_clusters import absent_clusters, adopted
 from piebald.clustering.base import Clustering
 from piebald.clustering.distribution_knowledge import (
     BatchNormTarget,
@@ -21,15 +23,26 @@ from piebald.clustering.distribution_knowledge import (
     moment_targets,
     synthesise,
 )
-from piebald.clustering.partitioning import ClusterSearch, Matrix, agree, by_gap, by_silhouette, tracked
-from piebald.clustering.response_divergence import divergences, responses, unlikeness
+from piebald.clustering.divergence_history import FEW, believed, isolated, pair_means
+from piebald.clustering.partitioning import (
+    ClusterSearch,
+    Matrix,
+    by_gap,
+    by_links,
+    by_silhouette,
+    tracked,
+    with_outliers,
+)
+from piebald.clustering.response_divergence import divergences, responses
 from piebald.clustering.voting import ballot
+from piebald.cohort_matrix import median, too_many_pairs
 from piebald.component import RecipeComponents
 from piebald.contracts import SERVER_ID, Cohort, QueryRequest, SendsInputMoments, ServerContext
 from piebald.model_spec import ModelSpec
 from piebald.queries.server_rows import RootLoss
-from piebald.randomness import torch_generator
+from piebald.randomness import generator, torch_generator
 
+_OF_SILHOUETTE = ("threshold", "clusters", "accept", "agree", "deviations", "least", "far", "apart", "forget")
 _SHOWN = 200  # clients up to which the divergence matrix is kept for the report
 
 
@@ -43,10 +56,17 @@ class Distfl(Clustering):
 
     The threshold between near and far is found, not given.  `find = "silhouette"`: divergences are made correlations
     (`divergence.unlikeness`), the mean over all rounds so far is taken, and average linkage is cut where the silhouette
-    is best.  The cut is believed if the silhouette reaches `accept`, or if the odd and the even rounds, each by
-    themselves, lead to the same clusters (adjusted Rand index from `agree` up): what two sets of rounds without a round
-    in common both find is no accident, however faint.  Else there is one cluster.  `find = "gap"` is the plain reading
-    of the paper: this round's largest gap between sorted divergences.
+    is best.  The cut is believed if the silhouette reaches `accept`, or if odd and even rounds, each by themselves,
+    lead to the same clusters (adjusted Rand index from `agree` up); and, from twelve clients on, only if its clusters
+    explain more of the spread than those of one cloud would, by `deviations` (`one_cloud.evidence`).  Else there is one
+    cluster.  A far outlier, `far` times as far from its nearest client as others are from theirs, is a cluster of one.
+    Two or three clients have no spread to compare with: they are linked below a divergence of `apart`, from the second
+    grouping on.
+
+    `find = "gap"` is the plain reading of the paper: this round's largest gap between sorted divergences.
+    `find = "linked"` is the rule of the authors' program: pairs with a divergence below `threshold`, 0.2 by default,
+    are linked, and who is linked belongs together.  It does so once, with the uploads of the fifth round, on batch
+    norms' running statistics: `Distfl(find="linked", first=5, every=0, statistics="running", loss="published")`.
 
     A client that was not asked keeps its cluster and model.  An uploaded model over `reach` times as long as the median
     one is left out of the mean and trains on alone.  Clusters keep their numbers from round to round.  One of them is
@@ -63,18 +83,26 @@ class Distfl(Clustering):
         steps: of synthesis at a step, at most.
         lr: of the synthesis, by Adam.
         fit: misfit at which the statistics fit, see `knowledge.distance`.
-        every: server steps from one grouping to the next; in between clusters stay, and newcomers join the normal one.
-        find: "silhouette" or "gap".
+        loss: of the synthesis, "squared" or as "published", see `knowledge.distance`.
+        first: step whose uploads are grouped first; before, all clients are one cluster.
+        every: server steps from one grouping to the next, 0 for only once; in between clusters stay, and newcomers join
+            the normal one.
+        find: "silhouette", "gap" or "linked".
         accept: silhouette from which several clusters are believed at once, in [-1, 1].
         agree: agreement of odd and even rounds from which fainter ones are believed, in (0, 1]; 1 hardly ever.
-        least: fewest clients of a cluster.
-        clusters: this many clusters instead.
-        threshold: cut at this average unlikeness instead, in (0, 2].
+        deviations: by which clusters must explain more than those of one cloud, in standard deviations of the latter.
+        least: fewest clients of a cluster, but of 2 or 3 clients one is enough.
+        far: isolation from which a client is a cluster of one, above 1.
+        apart: divergence in nats from which two or three clients are not linked.
+        clusters: this many clusters instead, besides far outliers.
+        threshold: cut at this average unlikeness instead, in (0, 2]; with "linked", link below this divergence in nats.
         forget: what earlier rounds count from one grouping to the next, in [0, 1]: 1 is the mean of all, 0 this alone.
         reach: models longer than this many median lengths are left out.
         normal: which cluster is the normal one: "largest"; "vote", see `voting`; or "server_rows", the one with the
             smallest loss on rows that the server holds.  If half of the clients or more attack, only "server_rows" can
             find it: nothing that clients send can.
+        remember: clients whose pairs are remembered from round to round, 4 bytes for each of five numbers of a pair; of
+            more, those that were absent longest are forgotten.
         layers: whose input moments clients send, where the trainer makes them send some; set by the recipe.
         voters: with "vote", ask only so many of a step's clients, a seeded choice; None asks all.
     """
@@ -88,17 +116,23 @@ class Distfl(Clustering):
     steps: int = Field(default=50, ge=0)
     lr: float = Field(default=0.1, gt=0)
     fit: float = Field(default=0.2, ge=0)
-    every: int = Field(default=1, ge=1)
-    find: Literal["silhouette", "gap"] = "silhouette"
+    loss: Literal["squared", "published"] = "squared"
+    first: int = Field(default=1, ge=1)
+    every: int = Field(default=1, ge=0)
+    find: Literal["silhouette", "gap", "linked"] = "silhouette"
     accept: float = Field(default=0.35, ge=-1, le=1)
     agree: float = Field(default=0.5, gt=0, le=1)
+    deviations: float = Field(default=2.5, ge=0)
     least: int = Field(default=2, ge=1)
+    far: float = Field(default=2.5, gt=1)
+    apart: float = Field(default=1.0, gt=0)
     clusters: int | None = Field(default=None, ge=1)
     threshold: float | None = Field(default=None, gt=0)
     forget: float = Field(default=1.0, ge=0, le=1)
     reach: float = Field(default=5.0, gt=1)
     normal: Literal["largest", "vote", "server_rows"] = "largest"
     voters: int | None = Field(default=None, ge=1)
+    remember: int = Field(default=1000, ge=2)
     layers: tuple[str, ...] | None = None
 
     @model_validator(mode="after")
@@ -107,9 +141,27 @@ class Distfl(Clustering):
             raise ValueError("probes must be 2 or more to normalise by, got 1: raise it, or statistics = 'running'")
         return self
 
+    @model_validator(mode="after")
+    def _check_find(self) -> Self:
+        if self.find == "silhouette":
+            if self.clusters is not None and self.threshold is not None:
+                raise ValueError("clusters and threshold each say where to cut: leave one of them out")
+            return self
+        unused = [name for name in _OF_SILHOUETTE if name != "threshold" or self.find == "gap"]
+        for name in unused:
+            if (value := getattr(self, name)) != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"find = {self.find!r} makes no use of {name}, got {value!r}: leave it out, or take find = "
+                    "'silhouette'"
+                )
+        return self
+
     @property
     def _afresh(self) -> bool:
         return self.statistics == "probes"
+
+    def unsupported_cohort(self, count: int) -> str | None:
+        return too_many_pairs(self.kind, count, 8)
 
     def needs_server_rows(self) -> bool:
         return self.normal == "server_rows"
@@ -141,7 +193,7 @@ class Distfl(Clustering):
     def assign(self, cohort: Cohort, known: Mapping[int, int], context: ServerContext) -> list[int]:
         state = context.state
         before = [known.get(client) for client in cohort.clients]
-        if cohort.version % self.every:
+        if not self._groups_at(cohort.version + 1):
             return [self.main_cluster(state) if number is None else number for number in before]
         began = time.perf_counter()
         sound, odd = self._told_apart(cohort, context)
@@ -151,9 +203,9 @@ class Distfl(Clustering):
             made, answers, module = self._knowledge(cohort, sound, context)
             matrix = divergences(answers)
             clients = [cohort.clients[row] for row in sound]
-            found = self._found(matrix, clients, context)
+            found = self._found(matrix.numpy(), clients, cohort.version, context)
             names = tracked(found.labels, [before[row] for row in sound] if known else [0] * len(sound), used)
-            names = self._adopted(names, clients, found, answers, known, made.x, module, context)
+            names = self._with_absent(names, clients, found, answers, known, made.x, module, context)
             labels = dict(zip(sound, names, strict=True))
             state["normal"] = self._normal(labels, cohort, known, context)
             self._report(context, clients, names, matrix, found, made, began)
@@ -165,6 +217,11 @@ class Distfl(Clustering):
             fresh = max(fresh, labels[row] + 1)
         state["used"] = sorted({*used, *labels.values()})
         return [labels[row] for row in range(len(cohort.clients))]
+
+    def _groups_at(self, step: int) -> bool:
+        """Whether the uploads of this step, from 1 up, are grouped."""
+        since = step - self.first
+        return since == 0 if self.every == 0 else since >= 0 and since % self.every == 0
 
     # -- who is compared
 
@@ -199,15 +256,22 @@ class Distfl(Clustering):
         if self.knowledge == "noise":
             made = Synthesis(noise, float("nan"), 0)
         else:
-            mean = torch.zeros(spec.layout.size)
-            for model in self._uploads(cohort, rows, spec):
-                mean += model / len(rows)
-            spec.layout.load(module, mean)
+            spec.layout.load(module, self._pre_aggregated(cohort, rows, spec))
             kept = context.state.get("probes")
             start = kept if isinstance(kept, Tensor) and kept.shape == noise.shape else noise
-            made = synthesise(module, self._targets(module, cohort, rows, spec), start, self.steps, self.lr, self.fit)
+            targets = self._targets(module, cohort, rows, spec)
+            made = synthesise(module, targets, start, self.steps, self.lr, self.fit, self.loss)
             context.state["probes"] = made.x
         return made, responses(module, spec.layout, self._uploads(cohort, rows, spec), made.x, self._afresh), module
+
+    def _pre_aggregated(self, cohort: Cohort, rows: Sequence[int], spec: ModelSpec) -> Tensor:
+        """One model [p] for all (eq. 3): the mean of trained parameters, and the median of the running statistics."""
+        made = torch.zeros(spec.layout.size)
+        for model in self._uploads(cohort, rows, spec):
+            made += model / len(rows)
+        here = slice(spec.layout.shared_trained, spec.layout.shared)
+        made[here] = median(torch.stack([cohort.model(row)[here] for row in rows]))
+        return made
 
     def _uploads(self, cohort: Cohort, rows: Sequence[int], spec: ModelSpec) -> Iterator[Tensor]:
         """Whole models [p], one at a time."""
@@ -221,40 +285,38 @@ class Distfl(Clustering):
         uploaded = [cohort.updates[row].vectors["moments"] for row in rows if "moments" in cohort.updates[row].vectors]
         if layers and len(uploaded) == len(rows):
             return moment_targets(module, layers, torch.stack(uploaded).mean(0), self.channels)
-        return _shared(batch_norm_targets(module, self.channels), spec)
+        return _shared(batch_norm_targets(module, self.channels, self.loss == "published"), spec)
 
     # -- who belongs together
 
-    def _found(self, matrix: Tensor, clients: Sequence[int], context: ServerContext) -> ClusterSearch:
+    def _found(self, matrix: Matrix, clients: Sequence[int], version: int, context: ServerContext) -> ClusterSearch:
         """Clusters of these clients, from this round's divergences [n, n] and the rounds before."""
+        state = context.state
         if self.find == "gap":
-            return by_gap(matrix.numpy())
-        state, known, half = context.state, context.known, f"{context.state.get('turn', 0) % 2}"
-        state["turn"] = int(state.get("turn", 0)) + 1
-        if "sums0" not in state:
-            for name in ("sums0", "sums1", "counts0", "counts1"):
-                state[name] = torch.zeros(known, known)
-        places = torch.tensor(list(clients))
-        pairs = (places[:, None], places[None, :])
-        state[f"sums{half}"][pairs] += unlikeness(matrix).float()
-        state[f"counts{half}"][pairs] += 1
-        sums, counts = ([state[f"{name}{side}"][pairs].double() for side in "01"] for name in ("sums", "counts"))
-        for name in ("sums0", "sums1", "counts0", "counts1"):
-            state[name][pairs] *= self.forget
-        found = self._cut(((sums[0] + sums[1]) / (counts[0] + counts[1])).numpy(), self.accept)
-        if found.labels.any() or self.clusters or self.threshold or not all(float(one.min()) > 0 for one in counts):
-            return found
-        halves = [self._cut((one / times).numpy(), -1.0).labels for one, times in zip(sums, counts, strict=True)]
-        agreement = agree(*halves)
-        if agreement < self.agree:
-            return dataclasses.replace(found, agreement=agreement)
-        faint = self._cut(((sums[0] + sums[1]) / (counts[0] + counts[1])).numpy(), -1.0)
-        return dataclasses.replace(faint, agreement=agreement)
+            return by_gap(matrix)
+        if self.find == "linked":
+            return by_links(matrix, 0.2 if self.threshold is None else self.threshold)
+        isolation = isolated(state, matrix, clients, version, self.remember, self.forget)
+        inside = np.flatnonzero(isolation <= self.far)
+        near = matrix[np.ix_(inside, inside)]
+        means = pair_means(
+            state, near, [clients[place] for place in inside.tolist()], version, self.remember, self.forget
+        )
+        if len(clients) < FEW and self.clusters is None and self.threshold is None:
+            found = by_links(near, self.apart if means.rounds > 1 else math.inf)
+        else:
+            rng = generator("one cloud", context.spec.seed, version)
+            asked = self.clusters is not None or self.threshold is not None
+            found = self._cut(means.unlike, self.accept)
+            if not asked:
+                found = believed(found, means, self._cut, self.accept, self.agree, self.deviations, rng)
+        return with_outliers(found, inside, matrix)
 
     def _cut(self, distances: Matrix, accept: float) -> ClusterSearch:
-        return by_silhouette(distances, accept, self.least, self.clusters, self.threshold)
+        least = min(self.least, max(1, len(distances) // 2))
+        return by_silhouette(distances, accept, least, self.clusters, self.threshold)
 
-    def _adopted(
+    def _with_absent(
         self,
         names: list[int],
         clients: Sequence[int],
@@ -265,35 +327,15 @@ class Distfl(Clustering):
         module: nn.Module,
         context: ServerContext,
     ) -> list[int]:
-        """The names with those of clusters none of whose clients was asked given to newcomers who belong there.
-
-        A new cluster takes the number of an absent one if its members are no further from that one's model than members
-        of a cluster are from one another.  A client that is new, or alone of its cluster this time, goes to an absent
-        cluster whose model is nearer than the clients it was put with.
-        """
-        absent = sorted(number for number in {*known.values()} if number not in names)
+        """The names with those of clusters none of whose clients was asked given to newcomers who belong there."""
+        absent = absent_clusters(names, clients, known)
         if not absent:
             return names
         spec, count = context.spec, len(names)
         models = (torch.cat([context.models[number], spec.initial[spec.layout.shared :]]) for number in absent)
         theirs = responses(module, spec.layout, models, probes, self._afresh)
-        whole = unlikeness(divergences(torch.cat([answers, theirs])))
-        near, away = whole[:count, :count], whole[:count, count:]
-        taken = list(names)
-        for name in sorted({name for name in names if name not in known.values()}):
-            rows = [row for row, own in enumerate(names) if own == name]
-            best = int(away[rows].mean(0).argmin())
-            free = absent[best] not in taken
-            if free and found.threshold is not None and float(away[rows, best].mean()) <= found.threshold:
-                for row in rows:
-                    taken[row] = absent[best]
-        for row, own in enumerate(taken):
-            others = [other for other, name in enumerate(taken) if name == own and other != row]
-            best = int(away[row].argmin())
-            astray = own not in absent and known.get(clients[row]) in (None, *absent) and others
-            if astray and float(away[row, best]) < float(near[row, others].mean()):
-                taken[row] = absent[best]
-        return taken
+        whole = divergences(torch.cat([answers, theirs]))
+        return adopted(names, [known.get(client) for client in clients], found, absent, whole.numpy(), count, self.far)
 
     def _normal(
         self, labels: Mapping[int, int], cohort: Cohort, known: Mapping[int, int], context: ServerContext
@@ -301,8 +343,8 @@ class Distfl(Clustering):
         """The number of the cluster that is taken for normal."""
         now = {**known, **{cohort.clients[row]: number for row, number in labels.items()}}
         if self.normal == "largest":
-            sizes = [number for number in now.values()]
-            return max(sorted(set(sizes)), key=sizes.count)
+            counts = Counter(now.values())
+            return min(counts, key=lambda number: (-counts[number], number))
         models = self._candidates(labels, cohort, context)
         if self.normal == "server_rows":
             answers = context.query(
@@ -346,6 +388,7 @@ class Distfl(Clustering):
             {
                 "score": found.score,
                 "agreement": found.agreement,
+                "surplus": found.surplus,
                 "threshold": found.threshold,
                 "tried": {str(count): score for count, score in found.tried.items()},
                 "misfit": made.misfit if made.misfit == made.misfit else None,

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from piebald.input_statistics import InputHooks, mean_and_variance
 
+Loss = Literal["squared", "published"]
 _PATIENCE, _PROGRESS = 10, 0.98  # steps without getting below this share of the best misfit before
 
 
@@ -37,19 +39,21 @@ class Synthesis:
     steps: int
 
 
-def batch_norm_targets(module: nn.Module, share: float) -> list[BatchNormTarget]:
+def batch_norm_targets(module: nn.Module, share: float, signed: bool = False) -> list[BatchNormTarget]:
     """The running statistics of every batch norm, over a share of its channels, those of the largest scaling factors.
 
     Args:
         module: the model.
         share: E of the paper, in (0, 1]; rounded up to whole channels.
+        signed: the largest factors gamma as published, not the largest |gamma|.  A channel with a large negative factor
+            counts as much as one with a positive one, which is why the latter is ours.
     """
     targets = []
     for name, layer in module.named_modules():
         if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is not None:
             assert layer.running_var is not None
             scale = torch.ones_like(layer.running_mean) if layer.weight is None else layer.weight.detach()
-            chosen = largest(scale.abs(), share)
+            chosen = largest(scale if signed else scale.abs(), share)
             targets.append(
                 BatchNormTarget(name, chosen, layer.running_mean[chosen].clone(), layer.running_var[chosen].clone())
             )
@@ -86,29 +90,40 @@ def largest(values: Tensor, share: float) -> Tensor:
     return values.argsort(descending=True, stable=True)[:count].sort().values
 
 
-def distance(x: Tensor, module: nn.Module, targets: Sequence[BatchNormTarget]) -> tuple[Tensor, float]:
-    """The loss of eq. 2 of inputs [z, ...] (with its gradient) and their misfit.
+def distance(
+    x: Tensor, module: nn.Module, targets: Sequence[BatchNormTarget], loss: Loss = "squared"
+) -> tuple[Tensor, float]:
+    """The loss of eq. 2 and 4 of inputs [z, ...] (with its gradient) and their misfit.
 
-    The loss is the sum over layers of the squared distances of means and of variances, as published.  The misfit is the
-    mean over all channels of |difference of means| / deviation and |difference of variances| / variance, halved: 0
-    where all fits, whatever the layers' scales, so one limit does for all models.
+    As "published", the loss is the sum over layers of the lengths of the differences of means and of variances.  By
+    default the lengths are "squared", which is ours: their gradient shrinks as the statistics fit, where that of a
+    length does not, and the steps of the synthesis do not jump about the optimum.  The misfit is the mean over all
+    channels of |difference of means| / deviation and |difference of variances| / variance, halved: 0 where all fits,
+    whatever the layers' scales, so one limit does for all models.
     """
-    loss, misfit, count = x.new_zeros(()), 0.0, 0
+    total, misfit, count = x.new_zeros(()), 0.0, 0
     with InputHooks(module, [target.layer for target in targets]) as inputs:
         module(x)
     for target in targets:
         mean, variance = mean_and_variance(inputs.seen[target.layer])
         away, wide = mean[target.chosen] - target.mean, variance[target.chosen] - target.variance
-        loss = loss + away.square().sum() + wide.square().sum()
+        for part in (away, wide):
+            total = total + (part.square().sum() if loss == "squared" else torch.linalg.vector_norm(part))
         with torch.no_grad():
             spread = target.variance.clamp(min=1e-6)
             misfit += float((away.abs() / spread.sqrt() + wide.abs() / spread).sum()) / 2
         count += len(target.chosen)
-    return loss, misfit / max(count, 1)
+    return total, misfit / max(count, 1)
 
 
 def synthesise(
-    module: nn.Module, targets: Sequence[BatchNormTarget], start: Tensor, steps: int, lr: float, fit: float
+    module: nn.Module,
+    targets: Sequence[BatchNormTarget],
+    start: Tensor,
+    steps: int,
+    lr: float,
+    fit: float,
+    loss: Loss = "squared",
 ) -> Synthesis:
     """Optimise inputs until the statistics fit, until they get no better, or for so many steps, by Adam.
 
@@ -119,6 +134,7 @@ def synthesise(
         steps: at most.
         lr: Adam's step size.
         fit: the misfit to stop at.
+        loss: see `distance`.
     """
     x = start.clone().requires_grad_()
     adam = torch.optim.Adam([x], lr=lr)
@@ -126,13 +142,13 @@ def synthesise(
     for step in range(steps + 1):
         adam.zero_grad()
         with torch.enable_grad():
-            loss, misfit = distance(x, module, targets)
+            away, misfit = distance(x, module, targets, loss)
         if misfit < best:
             best, best_x = misfit, x.detach().clone()
         recent, since = (misfit, 0) if misfit < _PROGRESS * recent else (recent, since + 1)
         if misfit <= fit or since >= _PATIENCE or step == steps or not math.isfinite(misfit):
             break
-        (gradient,) = torch.autograd.grad(loss, [x])
+        (gradient,) = torch.autograd.grad(away, [x])
         x.grad = gradient
         adam.step()
     return Synthesis(best_x, best, step)

@@ -23,8 +23,10 @@ class Ifca(Clustering):
     DistFL).
 
     Needs the trainer `lowest_loss`.  The first `warm` server steps are plain FedAvg; then the models that clients came
-    to are put into clusters by k-means, and each cluster's mean begins as one of the K models.  With warm = 0 the K
-    models are drawn like first models, as in the paper's experiments; clients may then all choose the same one.
+    to are put into clusters by k-means on their trained parameters, and each cluster's mean begins as one of the K
+    models.  With warm = 0 the K models are drawn like first models, as in the paper's experiments; clients may then all
+    choose the same one.  The paper's mean is over clients, whatever rows they have (algorithm 1, line 15): the recipe
+    `ifca` takes the aggregation `equal_weighted`.
 
     Attributes:
         k: number of models, at least 1.
@@ -71,7 +73,7 @@ class Ifca(Clustering):
     def _first(self, cohort: Cohort, context: ServerContext) -> list[int]:
         from sklearn.cluster import KMeans
 
-        models = torch.stack([cohort.model(row) for row in range(len(cohort.clients))])
+        models = torch.stack([cohort.model_parameters(row) for row in range(len(cohort.clients))])
         points = coordinates(models).cpu().numpy()
         wanted = min(self.k, len({tuple(point) for point in points.round(12).tolist()}))
         state = key("ifca", context.spec.seed) % 2**32

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +28,7 @@ class ClusterSearch:
         score: mean silhouette, or how much the gap is of the whole range; 0 for one cluster.
         tried: score by number of clusters.
         agreement: of two halves of the rounds about the clusters, where it was asked for.
+        surplus: how many standard deviations more the clusters explain than those of one cloud, where it was tested.
     """
 
     labels: Labels
@@ -33,6 +36,7 @@ class ClusterSearch:
     score: float = 0.0
     tried: Mapping[int, float] = field(default_factory=dict)
     agreement: float | None = None
+    surplus: float | None = None
 
 
 def by_silhouette(
@@ -92,9 +96,35 @@ def by_gap(divergence: Matrix) -> ClusterSearch:
     gaps = np.diff(pairs)
     place = int(gaps.argmax())
     threshold = float((pairs[place] + pairs[place + 1]) / 2)
-    return ClusterSearch(
-        _linked(divergence < threshold), threshold, float(gaps[place] / max(pairs[-1] - pairs[0], 1e-30))
-    )
+    score = float(gaps[place] / max(pairs[-1] - pairs[0], 1e-30))
+    return dataclasses.replace(by_links(divergence, threshold), score=score)
+
+
+def by_links(divergence: Matrix, threshold: float) -> ClusterSearch:
+    """Clients belong together that are linked by pairs whose divergence, in either direction, is below a threshold."""
+    return ClusterSearch(_linked(divergence < threshold), None if math.isinf(threshold) else threshold)
+
+
+def with_outliers(found: ClusterSearch, inside: Labels, divergence: Matrix) -> ClusterSearch:
+    """Clusters of some clients, whose places are `inside`, and of the others, who are far from all of these.
+
+    Each of the others is a cluster of its own, but two of them that are nearer to one another, by half, than either to
+    those inside belong together.
+
+    Args:
+        found: clusters of those inside.
+        inside: their places, increasing.
+        divergence: [n, n], of all.
+    """
+    outside = np.setdiff1d(np.arange(len(divergence)), inside)
+    labels = np.zeros(len(divergence), dtype=np.int64)
+    labels[inside] = found.labels
+    if len(outside):
+        pairs = (divergence + divergence.T) / 2
+        away = pairs[np.ix_(outside, inside)].min(1)
+        near = pairs[np.ix_(outside, outside)] < np.minimum(away[:, None], away[None, :]) / 2
+        labels[outside] = len(inside) + _linked(near)
+    return dataclasses.replace(found, labels=renumbered(labels))
 
 
 def _linked(near: np.ndarray[Any, np.dtype[np.bool_]]) -> Labels:

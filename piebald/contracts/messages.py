@@ -107,7 +107,8 @@ class Update:
         examples: rows the client trained on (or answered for).
         steps: optimiser steps taken.
         metrics: named numbers, e.g. "loss".
-        norm: Euclidean length of vectors["model"].
+        norm: Euclidean length of the trained parameters' change, without buffers; not finite where vectors["model"] is
+            not.
         partial_sum: the sum that this update is in, shared by all updates in it, or None.
         nbytes: bytes on the wire.
     """

@@ -25,6 +25,11 @@ class Cohort:
         matrix: [n, s], the changes, or None where they were summed early or are not needed together.
         version: server steps made.
         sent: [s] each, the models that the changes started from.
+        trained: t, how many of the s numbers are trained parameters.  They come first; the rest are buffers, the
+            running statistics of batch norms.  None means all.
+
+    Compare updates, and choose among them, by `parameters` alone: buffers have no direction to learn in, no common
+    scale with the parameters, and may be most of an update's length.
     """
 
     clients: Sequence[int]
@@ -33,6 +38,19 @@ class Cohort:
     matrix: Tensor | None
     version: int
     sent: Sequence[Tensor] = ()
+    trained: int | None = None
+
+    @property
+    def parameters(self) -> Tensor:
+        """[n, t], the changes of the trained parameters: a view of `matrix`."""
+        assert self.matrix is not None
+        return self.matrix[:, : self.trained]
+
+    @property
+    def buffers(self) -> Tensor:
+        """[n, s - t], the changes of the buffers: a view of `matrix`."""
+        assert self.matrix is not None
+        return self.matrix[:, self.matrix.shape[1] if self.trained is None else self.trained :]
 
     @property
     def staleness(self) -> list[int]:
@@ -43,6 +61,10 @@ class Cohort:
         """The trained model [s] of one client."""
         return self.sent[row] + self.updates[row].vectors["model"]
 
+    def model_parameters(self, row: int) -> Tensor:
+        """The trained parameters [t] of one client's trained model."""
+        return self.model(row)[: self.trained]
+
     def rows(self, rows: Sequence[int]) -> Cohort:
         """Some of the updates."""
         return Cohort(
@@ -52,6 +74,7 @@ class Cohort:
             None if self.matrix is None else self.matrix[list(rows)],
             self.version,
             [self.sent[row] for row in rows],
+            self.trained,
         )
 
 

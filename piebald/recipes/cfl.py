@@ -13,6 +13,12 @@ from piebald.training.sgd import Sgd, SgdSettings
 
 
 @recipe("Sattler, Müller, Samek 2020, Clustered federated learning", Sgd)
-def cfl(cohort: CohortSize = 1.0, eps1: float = 0.4, eps2: float = 0.5, **training: Unpack[SgdSettings]) -> Recipe:
+def cfl(
+    cohort: CohortSize = 1.0,
+    eps1: float = 0.4,
+    eps2: float = 0.5,
+    gamma_max: float = 0.0,
+    **training: Unpack[SgdSettings],
+) -> Recipe:
     """Split a cluster by the cosines between updates when its mean has converged and its clients have not."""
-    return fedavg(cohort, **training).with_(clustering=Cfl(eps1=eps1, eps2=eps2))
+    return fedavg(cohort, **training).with_(clustering=Cfl(eps1=eps1, eps2=eps2, gamma_max=gamma_max))

@@ -17,7 +17,7 @@ def distfl(
     cohort: CohortSize = 1.0,
     probes: int = 200,
     channels: float = 0.5,
-    find: Literal["silhouette", "gap"] = "silhouette",
+    find: Literal["silhouette", "gap", "linked"] = "silhouette",
     normal: Literal["largest", "vote", "server_rows"] = "largest",
     every: int = 1,
     **training: Unpack[SgdSettings],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Unpack
 
+from piebald.aggregation.linear import EqualWeighted
 from piebald.clustering.ifca import Ifca
 from piebald.recipe import Recipe
 from piebald.recipes.fedavg import fedavg
@@ -18,6 +19,8 @@ def ifca(cohort: CohortSize = 1.0, k: int = 5, warm: int = 1, **training: Unpack
     """Send K models to every client; each model is averaged over the clients for which its loss is the smallest.
 
     The baseline K-Cluster of DistFL.  After `warm` rounds of FedAvg, the K models start as the k-means clusters of
-    the clients' models; with 0, they start as K random ones.
+    the clients' models; with 0, they start as K random ones.  All clients count the same, as in the paper.
     """
-    return fedavg(cohort).with_(training=LowestLoss(**training), clustering=Ifca(k=k, warm=warm))
+    return fedavg(cohort).with_(
+        training=LowestLoss(**training), clustering=Ifca(k=k, warm=warm), aggregation=EqualWeighted()
+    )

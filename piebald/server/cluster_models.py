@@ -56,8 +56,8 @@ class Counted(NamedTuple):  # made for every update, and a tuple is made four ti
     weight: float | None
 
 
-def cohort_of(results: Sequence[Result], version: int) -> Cohort:
-    """The updates of these results, which all have one, as a cohort."""
+def cohort_of(results: Sequence[Result], version: int, trained: int | None = None) -> Cohort:
+    """The updates of these results, which all have one, as a cohort; `trained` as in `contracts.Cohort`."""
     return Cohort(
         [result.task.client for result in results],
         [result.task.version for result in results],
@@ -65,6 +65,7 @@ def cohort_of(results: Sequence[Result], version: int) -> Cohort:
         None,
         version,
         [result.task.vectors["model"] for result in results],
+        trained,
     )
 
 
@@ -175,7 +176,7 @@ class ClusterModels:
         if matrix is cohort.matrix:
             return cohort
         updates = [
-            dataclasses.replace(update, vectors={**update.vectors, "model": row}, norm=_norm(row))
+            dataclasses.replace(update, vectors={**update.vectors, "model": row}, norm=_norm(row[: cohort.trained]))
             for update, row in zip(cohort.updates, matrix, strict=True)
         ]
         return dataclasses.replace(cohort, updates=updates, matrix=matrix)

@@ -247,7 +247,8 @@ class ServerLoop:
         results = sorted(self._waiting, key=lambda a: (a.task.client, a.task.id))
         self._waiting = []
         results = self._unmasked(results)
-        counted = self.cluster_models.step(cohort_of(results, self.version), self._context)
+        cohort = cohort_of(results, self.version, self.work.layout.shared_trained)
+        counted = self.cluster_models.step(cohort, self._context)
         self.version += 1
         self._stepped = self.runtime.now()
         rows = []

@@ -300,12 +300,23 @@ def test_ifca_clients_choose_by_their_own_loss() -> None:
 
 @pytest.mark.full
 def test_cfl_cuts_where_updates_pull_apart() -> None:
-    recipe = recipes.cfl(**{**TRAINING, "lr": 0.05}, eps1=0.6, eps2=0.2)
+    recipe = recipes.cfl(**{**TRAINING, "lr": 0.05}, eps1=0.6, eps2=0.2, gamma_max=0.7)
     run = trained(recipe, planted(), rounds=8)
     found = clusters_at(run, 8)
     assert adjusted_rand_score(TRUTH, found) == 1.0
     iid = trained(recipe, Iid(clients=6).split(data.digits()), rounds=6)
     assert set(clusters_at(iid, 6)) == {0}
+
+
+def test_gamma_max_asks_how_far_apart_the_halves_are() -> None:
+    """Theorem 1: cut where gamma_max < sqrt((1 - cosine) / 2), so at 0.7 only below a cosine of 0.02."""
+    cut = {}
+    for gamma_max in (0.0, 0.7, 1.0):
+        recipe = recipes.cfl(lr=0.05, epochs=3, batch=10, eps1=0.6, eps2=0.2, gamma_max=gamma_max)
+        run = trained(recipe, planted(), rounds=5)
+        cut[gamma_max] = [row["value"]["cosine"] for row in run.notes if row["name"] == "cut"]
+    assert max(cut[0.0]) > 0.02 >= max(cut[0.7])
+    assert not cut[1.0]
 
 
 def test_cfl_cuts_at_the_least_largest_cosine() -> None:
@@ -324,7 +335,7 @@ def test_cfl_cuts_at_the_least_largest_cosine() -> None:
 
     every = [side for size in (1, 2, 3) for side in itertools.combinations(range(7), size)]
     best = min(every, key=worst)
-    assert worst(tuple(Cfl()._half(inner, lengths))) == pytest.approx(worst(best))
+    assert worst(tuple(Cfl().halved(inner, lengths)[0])) == pytest.approx(worst(best))
 
 
 def test_fltrust_trains_on_server_rows_under_a_majority_of_attackers() -> None:

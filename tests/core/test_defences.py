@@ -151,6 +151,64 @@ def test_recipes_find_it_by_its_kind(name: str) -> None:
     assert made.requires_individual_updates
 
 
+@pytest.mark.parametrize("name", DEFENCES)
+@few
+@given(matrix=matrices(2))
+def test_the_sign_of_the_updates_does_not_matter(name: str, matrix: Tensor) -> None:
+    """What is done to x is done to -x."""
+    one, shares = merged(DEFENCES[name], matrix)
+    two, same = merged(DEFENCES[name], -matrix)
+    torch.testing.assert_close(two, -one, atol=2e-4, rtol=1e-3)
+    assert same == pytest.approx(shares, abs=1e-3)
+
+
+@pytest.mark.parametrize("name", ["median", "trimmed_mean", "bulyan", "irls"])
+def test_neither_order_nor_sign_matter_where_clients_send_equal_numbers(name: str) -> None:
+    """Of a few values that many clients share, as of weights that did not move."""
+    draw = np.random.default_rng(0)
+    for rows in (7, 8, 12, 13):
+        matrix = torch.from_numpy(draw.integers(-2, 3, size=(rows, 40)).astype(np.float32))
+        order = torch.from_numpy(draw.permutation(rows))
+        aggregator = aggregation.Bulyan(attackers=1) if name == "bulyan" else DEFENCES[name]
+        average = merged(aggregator, matrix)[0]
+        torch.testing.assert_close(merged(aggregator, -matrix)[0], -average, atol=1e-5, rtol=1e-5)
+        if name != "bulyan":  # Krum, which chooses before, has ties of its own
+            torch.testing.assert_close(merged(aggregator, matrix[order])[0], average, atol=1e-5, rtol=1e-5)
+
+
+EQUIVARIANT = [
+    "median", "trimmed_mean", "krum", "multi_krum", "bulyan", "irls", "gra", "gra, trimmed mean",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EQUIVARIANT)
+@few
+@given(matrix=matrices(4))
+def test_a_shift_of_all_updates_shifts_the_result(name: str, matrix: Tensor) -> None:
+    """Of those that have no origin; lengths, and so norm clipping, RFA's first step and Credit, count from 0."""
+    shift = torch.linspace(-2.0, 2.0, matrix.shape[1])
+    shifted = merged(DEFENCES[name], matrix + shift)[0] - shift
+    torch.testing.assert_close(shifted, merged(DEFENCES[name], matrix)[0], atol=1e-3, rtol=1e-3)
+
+
+def test_bulyan_is_not_biased_on_even_cohorts() -> None:
+    """Before, it took the lower of two middle values: -0.10 on average on updates that are symmetric about 0."""
+    draw = np.random.default_rng(0)
+    matrix = torch.from_numpy(draw.normal(size=(12, 20_000)).astype(np.float32))
+    middle = float(merged(aggregation.Bulyan(attackers=1), matrix)[0].mean())
+    assert abs(middle) < 0.02  # five standard errors
+
+
+def test_bulyan_is_not_moved_by_far_values_of_different_sizes() -> None:
+    """What counts as equally near must not depend on how far away an attacker's number is."""
+    honest = torch.linspace(-1, 1, 10)[:, None]
+    from piebald.aggregation.krum import near_the_median
+
+    for far in (1e3, 1e8, 1e20):
+        matrix = torch.cat([honest, torch.tensor([[far], [far**0.5]])])
+        assert float(near_the_median(matrix, 8)[0].abs()) < 1
+
+
 # ------------------------------------------------------------------------------------------------ slow plain references
 
 
@@ -209,8 +267,8 @@ def test_bulyan(matrix: Tensor) -> None:
         chosen.append(left.pop(best))
     wanted = []
     for column in zip(*chosen, strict=True):
-        low = sorted(column)[(len(column) - 1) // 2]
-        wanted.append(statistics.fmean(sorted(column, key=lambda x: abs(x - low))[: len(chosen) - 2 * bad]))
+        middle = statistics.median(column)
+        wanted.append(statistics.fmean(sorted(column, key=lambda x: abs(x - middle))[: len(chosen) - 2 * bad]))
     assert merged(aggregation.Bulyan(attackers=bad), matrix)[0].tolist() == pytest.approx(wanted, abs=1e-4)
 
 
@@ -245,8 +303,11 @@ def test_the_repeated_median_line(values: list[float]) -> None:
     assert float(slope) == pytest.approx(statistics.median(inner), abs=1e-3)
 
 
-def irls_slowly(rows: list[list[float]], width: float = 2.0, threshold: float = 0.1) -> tuple[list[float], list[float]]:
-    """Fu et al., one parameter and one client after another."""
+def irls_slowly(rows: list[list[float]], medians: bool = True) -> tuple[list[float], list[float]]:
+    """Fu et al., one parameter and one client after another; the intercept from medians as in the authors' program, or
+    as the median residual.
+    """
+    width, threshold = 2.0, 0.1
     count = len(rows)
     total, mended = [0.0] * count, []
     for column in zip(*rows, strict=True):
@@ -256,7 +317,8 @@ def irls_slowly(rows: list[list[float]], width: float = 2.0, threshold: float = 
         slope = statistics.median(
             statistics.median((y[j] - y[i]) / (j - i) for j in range(count) if j != i) for i in range(count)
         )
-        intercept = statistics.median(y[i] - slope * i for i in range(count))
+        residual = statistics.median(y[i] - slope * i for i in range(count))
+        intercept = statistics.median(y) - slope * statistics.median(range(count)) if medians else residual
         line = [intercept + slope * rank[client] for client in range(count)]
         residuals = [column[client] - line[client] for client in range(count)]
         spread = statistics.median(sorted(abs(r) for r in residuals)[1:])
@@ -281,10 +343,21 @@ def irls_slowly(rows: list[list[float]], width: float = 2.0, threshold: float = 
 @few
 @given(matrix=matrices(4, 10))
 def test_irls(matrix: Tensor) -> None:
-    wanted, their_shares = irls_slowly(rows_of(matrix))
-    average, shares = merged(aggregation.Irls(), matrix)
-    assert average.tolist() == pytest.approx(wanted, abs=2e-3)
-    assert shares == pytest.approx(their_shares, abs=2e-3)
+    for intercept in ("medians", "residuals"):
+        wanted, their_shares = irls_slowly(rows_of(matrix), intercept == "medians")
+        average, shares = merged(aggregation.Irls(intercept=intercept), matrix)
+        assert average.tolist() == pytest.approx(wanted, abs=2e-3)
+        assert shares == pytest.approx(their_shares, abs=2e-3)
+
+
+def test_irls_leaves_attackers_less_weight_than_with_median_residuals() -> None:
+    """Before, the intercept was the median residual: 12 attackers of 30 kept a third of the weight."""
+    draw = np.random.default_rng(0)
+    honest = draw.normal(size=(18, 500))
+    evil = draw.normal(size=(12, 500)) + 6 * np.sign(draw.normal(size=500))
+    matrix = torch.from_numpy(np.concatenate([honest, evil]).astype(np.float32))
+    medians, residuals = (merged(aggregation.Irls(intercept=way), matrix)[1] for way in ("medians", "residuals"))
+    assert sum(medians[18:]) < 0.6 * sum(residuals[18:])
 
 
 @few

@@ -69,6 +69,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "warm": st.integers(0, 3),
     "eps1": positive,
     "eps2": positive,
+    "gamma_max": st.floats(0, 1),
     "aggregation": st.sampled_from(["examples", "gradient_norm"]),
     "alpha": st.floats(0.01, 1.0),
     "function": st.sampled_from(["constant", "polynomial", "hinge"]),

@@ -31,11 +31,12 @@ def updates(engine: Engine, stack: ClientStack, inputs: TrainInput, output: Trai
     change = output.model[:, :shared] - inputs.model[:, :shared]
     vectors: Mapping[str, Tensor] = {"model": change, **output.vectors}
     _check_uploads(engine, output, vectors, shared)
-    norms = None if work.transforms else _known_norms(output.model, inputs, shared)
+    trained = work.layout.shared_trained
+    known = {n: None if work.transforms else _known_norms(output.model, inputs, n) for n in {trained, shared}}
     if not summed:
         vectors = {name: to_dense(part) for name, part in vectors.items()}
     vectors = _transformed(engine, stack, vectors)
-    norms = torch.linalg.vector_norm(vectors["model"], dim=1) if norms is None else norms
+    norms, trained_norms = (_norms(vectors["model"], known[n], n) for n in (shared, trained))
     state = {name: _packed(engine, stack.clients, rows) for name, rows in output.state.items()}
     if shared < size:
         state[PRIVATE] = _columns(output.model, shared, size).cpu()
@@ -44,12 +45,13 @@ def updates(engine: Engine, stack: ClientStack, inputs: TrainInput, output: Trai
     return StackResult(
         steps=[int(count) for count in output.steps.tolist()],
         examples=[int(count) for count in inputs.examples.flatten().tolist()],
-        norms=norms.tolist(),
+        norms=norms,
         nbytes=work.transforms[-1].nbytes(one) if work.transforms else sent,
         metrics={name: values.tolist() for name, values in output.metrics.items()},
         failures=[None] * len(output.steps),
         vectors=dict(vectors),
         state=state,
+        trained_norms=trained_norms if trained < shared else [],
     )
 
 
@@ -123,8 +125,17 @@ def _columns(models: Tensor, start: int, stop: int) -> Tensor:
     return models.columns(start, stop) if isinstance(models, FactoredVectors) else models[:, start:stop]
 
 
+def _norms(changes: Tensor, known: Tensor | None, count: int) -> list[float]:
+    """Lengths [c] of the first `count` numbers of the changes [c, s], unless they are known."""
+    if known is None:
+        cut = changes.first(count) if isinstance(changes, FactoredVectors) else changes[:, :count]
+        known = torch.linalg.vector_norm(changes if count == changes.shape[1] else cut, dim=1)
+    lengths: list[float] = known.tolist()
+    return lengths
+
+
 def _known_norms(models: Tensor, inputs: TrainInput, shared: int) -> Tensor | None:
-    """Lengths [c] of the changes of the shared parameters, where training has computed them already."""
+    """Lengths [c] of the changes of the first `shared` numbers, where training has computed them already."""
     if not isinstance(models, FactoredVectors) or models.start is None:
         return None
     start = FactoredVectors.of(inputs.model).alone

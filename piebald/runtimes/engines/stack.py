@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 from torch import Tensor
@@ -66,12 +67,13 @@ class StackResult:
     Attributes:
         steps: optimizer steps of each client.
         examples: rows that each client trained on or answered for.
-        norms: length of each client's update.
+        norms: length of each client's change, which bounds on steps are for.
         nbytes: bytes of one client's update.
         metrics: by name, a number for each client.
         failures: why a client's update may not count, or None.
         vectors: by name, [c, ...]; empty where they were summed or there is nothing to send.
         state: new client state by name, [c, ...] or a list with a tensor for each client.
+        trained_norms: the lengths without buffers, where there are some.
     """
 
     steps: list[int]
@@ -82,6 +84,7 @@ class StackResult:
     failures: list[str | None]
     vectors: dict[str, Tensor] = field(default_factory=dict)
     state: Mapping[str, Any] = field(default_factory=dict)
+    trained_norms: list[float] = field(default_factory=list)
 
     def update(self, row: int) -> Update:
         """One client's update."""
@@ -90,7 +93,7 @@ class StackResult:
             examples=self.examples[row],
             steps=self.steps[row],
             metrics={name: values[row] for name, values in self.metrics.items()},
-            norm=self.norms[row],
+            norm=self.trained_norms[row] if self.trained_norms and isfinite(self.norms[row]) else self.norms[row],
             nbytes=self.nbytes,
         )
 

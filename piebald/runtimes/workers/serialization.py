@@ -108,7 +108,7 @@ def unpack_stack(values: dict[str, Any], store: Store) -> ClientStack:
     )
 
 
-_SCALARS = ("steps", "examples", "norms", "nbytes", "metrics", "failures")
+_SCALARS = ("steps", "examples", "norms", "trained_norms", "nbytes", "metrics", "failures")
 
 
 def pack_result(result: StackResult, store: Store) -> dict[str, Any]:
