@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from piebald.errors import SettingError, unknown
+from piebald.errors import SettingError, shown, unknown
 
 if TYPE_CHECKING:
     from piebald.model_spec import ModelSpec
@@ -105,14 +105,20 @@ class Component(BaseModel):
 
 
 def build(axis: str, table: Mapping[str, Any] | str | Component) -> Component:
-    """A component from its `table`, or from its kind alone; a component is returned as it is."""
+    """A component from its `table`, or from its kind alone; a component is returned as it is.
+
+    Raises:
+        SettingError: the component is on another axis, or there is no such kind or setting, or a value is not allowed.
+    """
     if isinstance(table, Component):
+        if table.axis != axis:
+            raise SettingError(f"{axis} must be on the axis of {axis}, got {table.axis} {table.kind!r}")
         return table
     if isinstance(table, str):
         table = {"kind": table}
     if not isinstance(table, Mapping) or not isinstance(table.get("kind"), str):
-        raise SettingError(f"{axis} must be a table with a kind, like {{ kind = '...' }}, got {table!r}")
-    fields = dict(table)
+        raise SettingError(f"{axis} must be a table with a kind, like {{ kind = '...' }}, got {shown(table)}")
+    fields = {str(name): value for name, value in table.items()}
     kind = fields.pop("kind")
     kinds = Component.registry.get(axis, {})
     if kind not in kinds:

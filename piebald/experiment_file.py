@@ -11,15 +11,17 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic import Field, PrivateAttr, ValidationError
 
 from piebald import plugins
 from piebald.component import Component, build
-from piebald.contracts import Clients, Split
+from piebald.contracts import Clients
 from piebald.data.dataset import DataSet
 from piebald.errors import SettingError, unknown
+from piebald.experiment_sections import Evaluation, Kind, Named, RuntimeSection, Section
 from piebald.partition.data_source import DataSource
 from piebald.recipe import Recipe
+from piebald.recipe_settings import check_once
 from piebald.runtimes.base import RuntimeSettings
 from piebald.setting_errors import of_document, plain, subject
 from piebald.toml_document import Document, Key, dotted, dumps
@@ -28,50 +30,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from piebald.server import StoppingCriteria
-
-
-class Section(BaseModel):
-    """A table with fixed keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class Named(Section):
-    """A table with a name; the other keys are the settings of what it names."""
-
-    model_config = ConfigDict(extra="allow")
-
-    name: str
-
-
-class Kind(Section):
-    """A table of a component; the other keys are the component's fields."""
-
-    model_config = ConfigDict(extra="allow")
-
-    kind: str
-
-
-class RuntimeSection(Kind):
-    """The runtime; fields without a kind are those of the simulator."""
-
-    kind: str = "simulator"
-
-
-class Evaluation(Section):
-    """Evaluation of models during a run.
-
-    Attributes:
-        every: server steps between two evaluations, 0 for none.
-        clients: the number of clients to evaluate on, all by default.
-        split: the split to evaluate on.
-        metrics: names of metrics, or "module:name", the main metric first; chosen by the targets by default.
-    """
-
-    every: int = Field(default=1, ge=0)
-    clients: int | None = Field(default=None, ge=1)
-    split: Split = "test"
-    metrics: list[str] | None = Field(default=None, min_length=1)
 
 
 class ExperimentSettings(Section):
@@ -159,6 +117,10 @@ class ExperimentSettings(Section):
             raise SettingError(f"{document.name} needs {wants}")
         if settings.partition is None and settings.data.source is None:
             raise SettingError(f"{document.name} needs a section [partition] with a kind")
+        if {"seed", "seeds"} <= settings.model_fields_set:
+            raise SettingError(
+                f"{document.origin(('seeds',))}: seed and seeds both say which seed to use: leave one out"
+            )
         return settings
 
     @classmethod
@@ -168,11 +130,16 @@ class ExperimentSettings(Section):
 
     def table(self) -> dict[str, Any]:
         """The settings as plain values, which `of_table` reads again."""
-        return self.model_dump(exclude_none=True)
+        return self.model_dump(exclude_none=True, exclude={"seed"} if self.seeds else None)
 
     def text(self) -> str:
         """The settings as TOML."""
         return dumps(self.table())
+
+    @property
+    def first_seed(self) -> int:
+        """The seed of one run."""
+        return self.seeds[0] if self.seeds else self.seed
 
     @property
     def compares(self) -> bool:
@@ -267,6 +234,8 @@ class ExperimentSettings(Section):
             raise self._placed(error, key, table, changes) from None
         for axis, component in components.items():
             try:
+                if isinstance(component, Mapping):
+                    check_once(name, axis, table, component)
                 made = made.with_(**{axis: component})
             except SettingError as error:
                 inner = component if isinstance(component, dict) else {}
@@ -358,7 +327,7 @@ class ExperimentSettings(Section):
             return models.build_model(name, shape, outputs, seed, **table)
 
         try:
-            made(self.seed)
+            made(self.first_seed)
         except SettingError as error:
             raise self._placed(error, ("model",), self.model) from None
         return made

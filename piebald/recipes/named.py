@@ -11,8 +11,9 @@ from typing import Any
 
 from piebald import plugins
 from piebald.component import Component
-from piebald.errors import SettingError, unknown
+from piebald.errors import SettingError, shown, unknown
 from piebald.recipe import Recipe
+from piebald.recipe_settings import holds, plain
 from piebald.recipes.describe import allowed, documented, home, kind
 from piebald.toml_document import dumps
 from piebald.training.base import Trainer
@@ -56,8 +57,14 @@ class _Named:
         made = self.function(**fields)
         if not isinstance(made, Recipe):
             raise SettingError(f"recipe {self.name!r} must return a Recipe, got {type(made).__name__}")
-        plain = {name: _plain(value) for name, value in fields.items()}
-        return made.model_copy(update={"name": self.name, "fields": plain, "paper": self.paper})
+        for name, value in fields.items():  # one setting may choose a component that has no place for another one
+            if home(self.function(), name) and not any(holds(one, name, value) for one in made.components):
+                raise SettingError(
+                    f"{name} = {shown(value)} of recipe {self.name!r} would have no effect beside its other settings: "
+                    "leave it out"
+                )
+        recorded = {name: plain(value) for name, value in fields.items()}
+        return made.model_copy(update={"name": self.name, "fields": recorded, "paper": self.paper})
 
 
 def recipe(paper: str, trainer: type[Component]) -> Callable[[Callable[..., Recipe]], Callable[..., Recipe]]:
@@ -164,8 +171,8 @@ def toml(recipe: Recipe) -> str:
     )
     base, table = make(name, **fields).model_dump(), recipe.model_dump()
     replaced = {axis: table[axis] for axis in Recipe.axes if table[axis] != base[axis]}
-    plain = {field: _plain(value) for field, value in fields.items()}
-    return dumps({"recipe": {"name": name, **plain, **replaced}})
+    written = {field: plain(value) for field, value in fields.items()}
+    return dumps({"recipe": {"name": name, **written, **replaced}})
 
 
 def listing() -> list[dict[str, Any]]:
@@ -185,12 +192,6 @@ def _about(named: _Named, made: Recipe, field: str, default: Any) -> dict[str, A
     found = (named.trainer, field) if field in named.trainer.model_fields else home(made, field)
     if found is None:  # a setting that chooses a component has its choices in the function's own signature
         annotation = typing.get_type_hints(named.function)[field]
-        return {"default": _plain(default), "type": kind(annotation), "doc": "the component that is chosen"}
+        return {"default": plain(default), "type": kind(annotation), "doc": "the component that is chosen"}
     component, own = found
-    return {"default": _plain(default), "type": allowed(component, own), "doc": documented(component).get(own, "")}
-
-
-def _plain(default: Any) -> Any:
-    return (
-        default.table() if isinstance(default, Component) else list(default) if isinstance(default, tuple) else default
-    )
+    return {"default": plain(default), "type": allowed(component, own), "doc": documented(component).get(own, "")}
