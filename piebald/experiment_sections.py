@@ -1,4 +1,4 @@
-"""The sections of an experiment file: tables with fixed keys, and those whose keys are the settings of what they name."""
+"""The sections of an experiment file: tables with fixed keys, and those with the settings of what they name."""
 
 from __future__ import annotations
 

@@ -67,8 +67,8 @@ def check_once(name: str, axis: str, fields: Mapping[str, Any], table: Mapping[s
         setting = setting_name(axis, field)
         if setting in fields and plain(fields[setting]) != plain(value):
             raise SettingError(
-                f"{setting} is {shown(fields[setting])} in recipe {name!r} and {field} is {shown(value)} in its {axis}: "
-                "give it once"
+                f"{setting} is {shown(fields[setting])} in recipe {name!r} and {field} is {shown(value)} in its {axis}"
+                ": give it once"
             )
 
 
