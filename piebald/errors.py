@@ -19,6 +19,9 @@ class PiebaldError(Exception):
 
     exit_code = 1
 
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(_line(one) if isinstance(one, str) else one for one in args))
+
 
 class SettingError(PiebaldError, ValueError):
     """A setting, a combination of components, an input file or an argument that cannot work."""
@@ -42,6 +45,12 @@ class Declined(PiebaldError):
 
 class RuntimeFault(PiebaldError):
     """A failure during a run; completed server steps are safe and `piebald resume` continues the run."""
+
+
+def _line(text: str) -> str:
+    """A message on one line, without control characters: it may quote a file, a path or another program."""
+    words = " ".join(text.split())
+    return "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in words)
 
 
 def shown(value: object, longest: int = 80) -> str:

@@ -17,7 +17,7 @@ from piebald import plugins
 from piebald.component import Component, build
 from piebald.contracts import Clients
 from piebald.data.dataset import DataSet
-from piebald.errors import SettingError, unknown
+from piebald.errors import SettingError, shown, unknown
 from piebald.experiment_sections import Evaluation, Kind, Named, RuntimeSection, Section
 from piebald.partition.data_source import DataSource
 from piebald.recipe import Recipe
@@ -208,7 +208,7 @@ class ExperimentSettings(Section):
             if not name.startswith("recipe."):
                 raise SettingError(f"{place}: grid can vary settings of the recipe, like 'recipe.lr', got {name!r}")
             if not isinstance(values, list) or not values:
-                raise SettingError(f"{place}: grid needs a list of values for {name}, got {values!r}")
+                raise SettingError(f"{place}: grid needs a list of values for {name}, got {shown(values)}")
             lists[name.removeprefix("recipe.")] = values
         return [dict(zip(lists, point, strict=True)) for point in itertools.product(*lists.values())]
 

@@ -11,7 +11,7 @@ from piebald.aggregation.base import Aggregator
 from piebald.aggregation.linear import Linear, computes_from_masked_sum, computes_from_sum
 from piebald.clustering.base import Clustering
 from piebald.component import Component, build, sentence
-from piebald.errors import SettingError, unknown
+from piebald.errors import SettingError, shown, unknown
 from piebald.model_spec import ModelSpec
 from piebald.plugins import resolved
 from piebald.recipe_settings import replace
@@ -75,8 +75,10 @@ class Recipe(BaseModel):
         made = dict(fields)
         for axis in cls.axes:
             if axis == "transforms":
-                given: Any = made.get(axis) or ()
+                given: Any = made.get(axis, ())
                 alone = isinstance(given, Component | Mapping | str)
+                if not alone and not isinstance(given, list | tuple):
+                    raise SettingError(f"transforms must be a list of components or tables, got {shown(given)}")
                 made[axis] = tuple(build(axis, one) for one in ([given] if alone else given))
             elif axis in made:
                 made[axis] = build(axis, made[axis])

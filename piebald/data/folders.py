@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from piebald.arguments import Count, PathLike, Positive, checked
 from piebald.data.dataset import DataSet, Owners
 from piebald.data.decoded import Decoded
 from piebald.errors import SettingError
@@ -17,7 +18,8 @@ from piebald.errors import SettingError
 IMAGES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
 
-def image_folder(folder: str | Path, side: int = 64, owner: str | None = None, lazy: bool = False) -> DataSet:
+@checked
+def image_folder(folder: PathLike, side: Count = 64, owner: str | None = None, lazy: bool = False) -> DataSet:
     """Images in folder/class/image, or in folder/owner/class/image if `owner` is given.
 
     Returns:
@@ -37,8 +39,9 @@ def image_folder(folder: str | Path, side: int = 64, owner: str | None = None, l
     return _data_set(Path(folder), IMAGES, owner, lambda path: _image(path, side), lazy)
 
 
+@checked
 def audio_folder(
-    folder: str | Path, seconds: float = 1.0, rate: int = 16_000, owner: str | None = None, lazy: bool = False
+    folder: PathLike, seconds: Positive = 1.0, rate: Count = 16_000, owner: str | None = None, lazy: bool = False
 ) -> DataSet:
     """WAV recordings in folder/class/file, or in folder/owner/class/file if `owner` is given.
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from piebald import plugins
+from piebald.arguments import checked, settled
 from piebald.component import Component
 from piebald.errors import SettingError, shown, unknown
 from piebald.recipe import Recipe
@@ -27,7 +28,7 @@ class _Named:
     def __init__(
         self, function: Callable[..., Recipe], paper: str, trainer: type[Component], name: str | None = None
     ) -> None:
-        self.function, self.paper, self.trainer = function, paper, trainer
+        self.function, self.paper, self.trainer = checked(function), paper, trainer
         self.name = name or function.__name__
         self.summary = (inspect.getdoc(function) or "").partition("\n")[0]
         signature = inspect.signature(function, eval_str=False)
@@ -54,6 +55,11 @@ class _Named:
         for name in fields:
             if name not in self.defaults:
                 raise unknown(f"setting of recipe {self.name!r} called", name, self.defaults)
+        for name, value in fields.items():
+            try:
+                fields[name] = settled(value)
+            except ValueError as error:
+                raise SettingError(f"{name} {error}") from None
         made = self.function(**fields)
         if not isinstance(made, Recipe):
             raise SettingError(f"recipe {self.name!r} must return a Recipe, got {type(made).__name__}")
@@ -107,6 +113,7 @@ def names() -> list[str]:
     return sorted(_made)
 
 
+@checked
 def make(name: str, **fields: Any) -> Recipe:
     """Make a recipe from its name and fields.
 
@@ -140,7 +147,7 @@ def lookup(name: str) -> _Named:
         raise SettingError(f"{name} must be a recipe, or a function that returns one, got {found!r}")
     function = inspect.unwrap(found)
     registered = _made.get(function.__name__)
-    if registered is not None and registered.function is function:
+    if registered is not None and inspect.unwrap(registered.function) is function:
         return registered
     return _Named(function, "", Trainer, name)
 
@@ -154,6 +161,7 @@ def settings_of(name: str) -> tuple[str, ...]:
     return tuple(lookup(name).defaults)
 
 
+@checked
 def rebuild(table: Mapping[str, Any]) -> Recipe:
     """Rebuild a recipe from the output of `Recipe.model_dump`: name, fields and one table for each axis."""
     try:
@@ -162,6 +170,7 @@ def rebuild(table: Mapping[str, Any]) -> Recipe:
         raise SettingError(f"not a recipe: {error}") from None
 
 
+@checked
 def toml(recipe: Recipe) -> str:
     """Write a recipe as the [recipe] section of an experiment file: its name and fields, and the components that were
     replaced.

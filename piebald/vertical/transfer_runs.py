@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from piebald.arguments import PathLike, checked
 from piebald.errors import PiebaldError, RuntimeFault, SettingError
 from piebald.runtimes.federation.flare_link import SERVER
 from piebald.runtimes.federation.local_federation import free_port
@@ -44,10 +45,11 @@ SECRET = "PIEBALD_TRANSFER_SECRET"  # shared by both parties, 1 to 64 bytes in h
 Watcher = Callable[[dict[str, Any]], None]
 
 
+@checked
 def run(
     settings: TransferSettings,
     holdings: Mapping[Role, PartyHolding] | None = None,
-    out: str | Path | None = None,
+    out: PathLike | None = None,
     watch: Watcher | None = None,
 ) -> TransferResult:
     """Train both parties.
@@ -78,7 +80,8 @@ def run(
     return _two_threads(settings, holdings or _both(settings), folder, watch)
 
 
-def resume(folder: str | Path, watch: Watcher | None = None) -> TransferResult:
+@checked
+def resume(folder: PathLike, watch: Watcher | None = None) -> TransferResult:
     """Continue a run from its checkpoints: both parties, or the one whose folder is here."""
     folder = Path(folder)
     settings = read_settings(folder)
@@ -90,7 +93,8 @@ def resume(folder: str | Path, watch: Watcher | None = None) -> TransferResult:
     return run(settings, out=folder, watch=watch)
 
 
-def run_party(role: Role, settings: TransferSettings, out: str | Path, watch: Watcher | None = None) -> TransferResult:
+@checked
+def run_party(role: Role, settings: TransferSettings, out: PathLike, watch: Watcher | None = None) -> TransferResult:
     """Run one party in this process.
 
     With an address, the target listens there and the source connects to it; with credentials, the party that has the
