@@ -1,7 +1,7 @@
 """Kills: python benchmarks/robustness/kills.py --count 30
 
-A simulation is killed (SIGKILL) or asked to stop (SIGTERM) at a random moment, again and again, and resumed until it has
-ended.  Its final model must have the bits of the run that nothing disturbed.
+A simulation is killed (SIGKILL) or asked to stop (SIGTERM) at a random moment, again and again, and resumed until it
+has ended.  Its final model must have the bits of the run that nothing disturbed.
 """
 
 from __future__ import annotations

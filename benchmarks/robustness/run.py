@@ -1,7 +1,7 @@
 """All fuzzers: python benchmarks/robustness/run.py --out benchmarks/robustness
 
-Bad calls, bad experiment files, kills, and hostile results of clients.  RESULTS.md is written to the folder, and the exit
-code is 1 if anything ended with a raw exception or a crash.
+Bad calls, bad experiment files, kills, and hostile results of clients.  RESULTS.md is written to the folder, and the
+exit code is 1 if anything ended with a raw exception or a crash.
 """
 
 from __future__ import annotations
