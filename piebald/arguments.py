@@ -63,6 +63,8 @@ Whole = Annotated[int, Field(ge=0)]
 Seed = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
 PathLike = Annotated[Path | str, AfterValidator(_usable)]
 
 

@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any, Literal
 
 from piebald.aggregation.linear import Linear
+from piebald.arguments import Count, Fraction, NotNegative, Whole, checked, checked_class
 from piebald.contracts import Clients
 from piebald.errors import SettingError
 from piebald.recipe import Recipe
@@ -24,6 +25,7 @@ _WHOLE = tuple(map(float, (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)))  # quic
 ORDERS = (*(1 + x / 10 for x in range(1, 100)), *map(float, range(11, 65)), 128.0, 256.0, 512.0)
 
 
+@checked_class
 @dataclass(frozen=True, slots=True)
 class PrivacyBudget:
     """What a whole run spends.
@@ -53,7 +55,8 @@ class PrivacyBudget:
         return {name: None if value == math.inf else value for name, value in asdict(self).items()}
 
 
-def central(noise: float, share: float, rounds: int, delta: float) -> PrivacyBudget:
+@checked
+def central(noise: NotNegative, share: Fraction, rounds: Count, delta: Fraction) -> PrivacyBudget:
     """Clipped updates, noise once on their weighted mean (`gaussian`, where = "server").
 
     Args:
@@ -71,7 +74,8 @@ def central(noise: float, share: float, rounds: int, delta: float) -> PrivacyBud
     return _spent(noise, share, rounds, delta, meaning)
 
 
-def local(noise: float, rounds: int, delta: float) -> PrivacyBudget:
+@checked
+def local(noise: NotNegative, rounds: Count, delta: Fraction) -> PrivacyBudget:
     """Noise on every clipped update before it leaves (`gaussian`, where = "client").
 
     Args:
@@ -87,7 +91,8 @@ def local(noise: float, rounds: int, delta: float) -> PrivacyBudget:
     return replace(_spent(noise / 2, 1.0, rounds, delta, meaning), unit="updates")
 
 
-def rows(noise: float, share: float, steps: int, delta: float, also: str = "") -> PrivacyBudget:
+@checked
+def rows(noise: NotNegative, share: Fraction, steps: Count, delta: Fraction, also: str = "") -> PrivacyBudget:
     """Rows' gradients clipped, noise on their sum in every step (`dp_sgd`).
 
     Args:
@@ -109,7 +114,8 @@ def rows(noise: float, share: float, steps: int, delta: float, also: str = "") -
     return replace(found, epsilon_prv=_by_opacus(noise, share, steps, delta) if wanted else None)
 
 
-def of_rows(recipe: Recipe, sizes: Sequence[int], rounds: int, delta: float | None = None) -> PrivacyBudget:
+@checked
+def of_rows(recipe: Recipe, sizes: Sequence[Whole], rounds: Count, delta: Fraction | None = None) -> PrivacyBudget:
     """The budget of a recipe whose trainer hides rows, for the client that spends most if it is asked in every round.
 
     Args:
@@ -142,7 +148,8 @@ def of_rows(recipe: Recipe, sizes: Sequence[int], rounds: int, delta: float | No
     return rows(privacy.noise, min(1.0, batch / least), steps * rounds, delta, also)
 
 
-def of_run(recipe: Recipe, clients: Clients, rounds: int | None) -> list[PrivacyBudget]:
+@checked
+def of_run(recipe: Recipe, clients: Clients, rounds: Count | None) -> list[PrivacyBudget]:
     """All budgets of a run; none where the number of rounds or of asked clients is open."""
     found = of_recipe(recipe, len(clients), rounds)
     if isinstance(recipe.training, HidesRows) and rounds is not None and recipe.scheduling.kind == "synchronous":
@@ -151,7 +158,8 @@ def of_run(recipe: Recipe, clients: Clients, rounds: int | None) -> list[Privacy
     return found
 
 
-def of_recipe(recipe: Recipe, known: int, rounds: int | None, delta: float | None = None) -> list[PrivacyBudget]:
+@checked
+def of_recipe(recipe: Recipe, known: Count, rounds: Count | None, delta: Fraction | None = None) -> list[PrivacyBudget]:
     """The budgets of a recipe's Gaussian transforms; none where the number of rounds or of asked clients is open.
 
     Args:
