@@ -99,6 +99,13 @@ def test_a_new_component_and_a_new_function_are_strict_without_doing_anything() 
         shake(0)
 
 
+def test_no_more_workers_are_started_than_there_are_clients(parts: Any) -> None:
+    """Before, `workers = 60` started 60 processes for three clients."""
+    runtime = {"kind": "simulator", "engine": "sequential", "workers": 60, "onednn": False}
+    run = piebald.run("fedavg", *parts, rounds=1, runtime=runtime)
+    assert run.meta["runtime"]["workers"] == 3
+
+
 def test_every_public_name_is_a_subject(tmp_path: Path) -> None:
     """What is added to a public list is fuzzed at once, or named as left out."""
     calls = fuzzer("api_fuzzer")
