@@ -7,18 +7,17 @@ import math
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import Field, PrivateAttr, ValidationError
+from pydantic import BaseModel, Field, PrivateAttr, ValidationError
 
 from piebald import plugins
 from piebald.component import Component, build
 from piebald.contracts import Clients
 from piebald.data.dataset import DataSet
 from piebald.errors import SettingError, shown, unknown
-from piebald.experiment_sections import Evaluation, Kind, Named, RuntimeSection, Section
+from piebald.experiment_sections import Evaluation, Kind, Named, RuntimeSection, Section, file_text, leaves
 from piebald.partition.data_source import DataSource
 from piebald.recipe import Recipe
 from piebald.recipe_settings import check_once
@@ -66,7 +65,7 @@ class ExperimentSettings(Section):
     measure: Literal["none", "data", "weights"] = "data"
     label: str | None = None
     out: str | None = None
-    plugins: list[str] = []
+    plugins: list[str] = []  # noqa: RUF012 - a pydantic field
     data: DataSource = DataSource(name="digits")
     partition: Kind | None = None
     loss: str | None = None
@@ -90,7 +89,7 @@ class ExperimentSettings(Section):
     ) -> Self:
         """Load a file, or the built-in experiment, with the flags of the command line on top."""
         name = "the built-in experiment" if path is None else str(path)
-        document = Document(_text(path), name)
+        document = Document(file_text(path), name)
         folder = Path.cwd() if path is None else Path(path).resolve().parent
         _place_source(document, folder)
         for place in (folder, Path.cwd()):
@@ -203,7 +202,7 @@ class ExperimentSettings(Section):
     def _combinations(self) -> list[dict[str, Any]]:
         """The settings at each point of the grid, by name."""
         lists: dict[str, list[Any]] = {}
-        for name, values, key in _leaves(self.grid or {}, ("grid",)):
+        for name, values, key in leaves(self.grid or {}, ("grid",)):
             place = self._at(*key)
             if not name.startswith("recipe."):
                 raise SettingError(f"{place}: grid can vary settings of the recipe, like 'recipe.lr', got {name!r}")
@@ -391,32 +390,9 @@ class Plan:
     stop: StoppingCriteria | None = None
 
 
-def _text(path: str | Path | None) -> str:
-    if path is None:
-        return resources.files("piebald").joinpath("experiment_default.toml").read_text(encoding="utf-8")
-    try:
-        return Path(path).read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        raise SettingError(f"{path} is not a text file in UTF-8") from None
-    except OSError as error:
-        raise SettingError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from None
-
-
 def _place_source(document: Document, folder: Path) -> None:
     """Make the path of the data absolute: in the file it is relative to the file's folder."""
     table = document.values.get("data")
     source = table.get("source") if isinstance(table, dict) else None
     if isinstance(source, str) and not plugins.is_reference(source):
         document.values["data"] = {**document.values["data"], "source": str(folder / source)}
-
-
-def _leaves(table: Mapping[str, Any], key: Key) -> list[tuple[str, Any, Key]]:
-    """The values of nested tables: their names below the first key, the values, and their full keys."""
-    found: list[tuple[str, Any, Key]] = []
-    for name, value in table.items():
-        inner = (*key, name)
-        if isinstance(value, Mapping):
-            found += _leaves(value, inner)
-        else:
-            found.append((".".join(str(word) for word in inner[1:]), value, inner))
-    return found

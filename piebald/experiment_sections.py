@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
 from pydantic import BaseModel, ConfigDict, Field
 
 from piebald.contracts import Split
+from piebald.errors import SettingError
+from piebald.toml_document import Key
 
 
 class Section(BaseModel):
@@ -49,3 +56,27 @@ class Evaluation(Section):
     clients: int | None = Field(default=None, ge=1)
     split: Split = "test"
     metrics: list[str] | None = Field(default=None, min_length=1)
+
+
+def file_text(path: str | Path | None) -> str:
+    """The text of an experiment file, or of the built-in experiment."""
+    if path is None:
+        return resources.files("piebald").joinpath("experiment_default.toml").read_text(encoding="utf-8")
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise SettingError(f"{path} is not a text file in UTF-8") from None
+    except OSError as error:
+        raise SettingError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from None
+
+
+def leaves(table: Mapping[str, Any], key: Key) -> list[tuple[str, Any, Key]]:
+    """The values of nested tables: their names below the first key, the values, and their full keys."""
+    found: list[tuple[str, Any, Key]] = []
+    for name, value in table.items():
+        inner = (*key, name)
+        if isinstance(value, Mapping):
+            found += leaves(value, inner)
+        else:
+            found.append((".".join(str(word) for word in inner[1:]), value, inner))
+    return found

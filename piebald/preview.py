@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from piebald.arguments import checked, checked_class
 from piebald.errors import SettingError
+from piebald.partition.data_source import DataSource
 from piebald.plugins import resolved
 
 if TYPE_CHECKING:
     from piebald.contracts import Clients, Fleet
     from piebald.data.dataset import DataSet
     from piebald.partition import Partition
-    from piebald.partition.data_source import DataSource
     from piebald.partition.heterogeneity import Heterogeneity
 
 OTHERS = (

@@ -36,6 +36,7 @@ from rows import Row, tallied
 import piebald
 from piebald import data, models, partition, recipes, vertical
 from piebald.component import Component
+from piebald.partition.data_source import DataSource
 
 PACKAGES = (
     "piebald", "piebald.data", "piebald.models", "piebald.partition", "piebald.privacy.accounting", "piebald.preview",
@@ -44,6 +45,7 @@ PACKAGES = (
 # They need machines, or files that others publish, or are made by `piebald.run` alone.
 LEFT_OUT = {
     "piebald.Run",
+    "piebald.privacy.accounting.PrivacyBudget",
     "piebald.Ray",
     "piebald.runtimes.Ray",
     "piebald.runtimes.Simulation",
@@ -97,7 +99,7 @@ def _good(folder: Path) -> dict[str, Any]:
         "path": folder / "run", "recipe": recipes.fedavg(), "rounds": 1, "run": finished, "run_paths": [folder / "run"],
         "share": 0.5, "sizes": [10, 20], "source": {"a": (rows.x, rows.y), "b": (rows.x, rows.y)}, "steps": 3,
         "x": rows.x, "y": rows.y, "piebald.run.runtime": here, "piebald.run.rounds": 1, "piebald.compare.rounds": 1,
-        "piebald.write_report.out": folder / "report", "piebald.data.load.name": "digits", "piebald.preview.show.name": "digits",
+        "piebald.write_report.out": folder / "report", "piebald.data.load.name": "digits", "piebald.preview.show.source": DataSource(name="digits"),
         "piebald.models.build_model.name": "logistic", "piebald.preview.show.partition": "iid",
         "piebald.preview.show.settings": {"clients": 3}, "piebald.recipes.make.name": "fedavg",
         "piebald.vertical.run.settings": vertical.TransferSettings(steps=1, batch=128, overlap_batch=128),

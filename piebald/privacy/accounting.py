@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any, Literal
 
 from piebald.aggregation.linear import Linear
-from piebald.arguments import Count, Fraction, NotNegative, Whole, checked, checked_class
+from piebald.arguments import Count, Fraction, NotNegative, Whole, checked
 from piebald.contracts import Clients
 from piebald.errors import SettingError
 from piebald.recipe import Recipe
@@ -25,7 +25,6 @@ _WHOLE = tuple(map(float, (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)))  # quic
 ORDERS = (*(1 + x / 10 for x in range(1, 100)), *map(float, range(11, 65)), 128.0, 256.0, 512.0)
 
 
-@checked_class
 @dataclass(frozen=True, slots=True)
 class PrivacyBudget:
     """What a whole run spends.

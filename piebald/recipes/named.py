@@ -152,6 +152,7 @@ def lookup(name: str) -> _Named:
     return _Named(function, "", Trainer, name)
 
 
+@checked
 def settings_of(name: str) -> tuple[str, ...]:
     """The names of a recipe's settings.
 
