@@ -78,7 +78,7 @@ def settled(value: Any, depth: int = 0) -> Any:
         raise ValueError(f"must be nested at most {DEEPEST} deep")
     if isinstance(value, np.bool_ | np.integer | np.floating):
         value = value.item()
-    if isinstance(value, int) and not -LARGEST <= value <= LARGEST:
+    if isinstance(value, int) and not -LARGEST - 1 <= value <= LARGEST:
         raise ValueError(f"must be a whole number of at most 64 bits, got {shown(value)}")
     if isinstance(value, float) and LARGEST_FLOAT < abs(value) < float("inf"):
         raise ValueError(f"must be a number that 32 bits can hold, got {value}")

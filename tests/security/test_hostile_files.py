@@ -253,7 +253,7 @@ META = {"classes": ["a", "b"], "settings": {"data": {"name": "digits"}}}
 def test_an_npz_bomb_is_refused(tmp_path: Path, members: dict[str, bytes]) -> None:
     """Before, a shape of 2**60 ended in a MemoryError, and zeros filled the memory."""
     with pytest.raises(piebald.SettingError) as caught:
-        from_file(npz(tmp_path / "rows.npz", members), None, META)
+        from_file(str(npz(tmp_path / "rows.npz", members)), None, META)
     assert str(caught.value).isprintable()
     assert "rows.npz" in str(caught.value)
 
