@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from piebald.errors import SettingError, unknown
+from piebald.arguments import STRICT, settled, wants_list
+from piebald.errors import SettingError, shown, unknown
 
 if TYPE_CHECKING:
     from piebald.model_spec import ModelSpec
@@ -41,7 +42,7 @@ class Component(BaseModel):
     any machine with nothing pickled.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, **STRICT)
 
     axis: ClassVar[str] = ""
     protects: ClassVar[bool] = False  # whether it hides rows or updates, by noise or in sums
@@ -49,13 +50,24 @@ class Component(BaseModel):
     registry: ClassVar[dict[str, dict[str, type[Component]]]] = {}
 
     def __init__(self, *values: Any, **fields: Any) -> None:
+        what = f"{self.axis} {self.kind!r}"
         if values:
             names = ", ".join(f"{name}=..." for name in type(self).model_fields) or "nothing"
-            raise SettingError(f"{self.axis} {self.kind!r} takes its settings by name ({names}), got {values[0]!r}")
+            raise SettingError(
+                f"{self.axis} {self.kind!r} takes its settings by name ({names}), got {shown(values[0])}"
+            )
+        what = f"{self.axis} {self.kind!r}"
+        for name, value in fields.items():
+            try:
+                fields[name] = settled(value)
+                if name in type(self).model_fields and wants_list(type(self).model_fields[name].annotation):
+                    fields[name] = list(value) if isinstance(value, list | tuple) else value
+            except ValueError as error:
+                raise SettingError(f"{what}: {name} {error}") from None
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            raise SettingError(sentence(error, f"{self.axis} {self.kind!r}", type(self).model_fields)) from None
+            raise SettingError(sentence(error, what, type(self).model_fields)) from None
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
@@ -111,14 +123,20 @@ class Component(BaseModel):
 
 
 def build(axis: str, table: Mapping[str, Any] | str | Component) -> Component:
-    """A component from its `table`, or from its kind alone; a component is returned as it is."""
+    """A component from its `table`, or from its kind alone; a component is returned as it is.
+
+    Raises:
+        SettingError: the component is on another axis, or there is no such kind or setting, or a value is not allowed.
+    """
     if isinstance(table, Component):
+        if table.axis != axis:
+            raise SettingError(f"{axis} must be on the axis of {axis}, got {table.axis} {table.kind!r}")
         return table
     if isinstance(table, str):
         table = {"kind": table}
     if not isinstance(table, Mapping) or not isinstance(table.get("kind"), str):
-        raise SettingError(f"{axis} must be a table with a kind, like {{ kind = '...' }}, got {table!r}")
-    fields = dict(table)
+        raise SettingError(f"{axis} must be a table with a kind, like {{ kind = '...' }}, got {shown(table)}")
+    fields = {str(name): value for name, value in table.items()}
     kind = fields.pop("kind")
     kinds = Component.registry.get(axis, {})
     if kind not in kinds:
@@ -142,5 +160,6 @@ def sentence(error: ValidationError, what: str, fields: Mapping[str, Any]) -> st
         return f"{what}: {text}" if not where or text.startswith((where, "there is no")) else f"{what}: {where} {text}"
     text = re.sub(r"^Input should be ", "must be ", first["msg"])
     text = re.sub(r"^must be a valid dictionary or instance of (\w+).*", r"must be on the axis of \1", text)
-    text = re.sub(r"^must be a valid (\w+).*", r"must be a \1", text).replace("a integer", "an integer")
-    return f"{what}: {where} {text}, got {first['input']!r}"
+    text = re.sub(r"^must be a valid (\w+).*", r"must be a \1", text)
+    text = text.replace("a integer", "an integer").replace("a tuple", "a list")
+    return f"{what}: {where} {text}, got {shown(first['input'])}"

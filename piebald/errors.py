@@ -19,6 +19,9 @@ class PiebaldError(Exception):
 
     exit_code = 1
 
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(_line(one) if isinstance(one, str) else one for one in args))
+
 
 class SettingError(PiebaldError, ValueError):
     """A setting, a combination of components, an input file or an argument that cannot work."""
@@ -44,6 +47,21 @@ class RuntimeFault(PiebaldError):
     """A failure during a run; completed server steps are safe and `piebald resume` continues the run."""
 
 
+def _line(text: str) -> str:
+    """A message on one line, without control characters: it may quote a file, a path or another program."""
+    words = " ".join(text.split())
+    return "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in words)
+
+
+def shown(value: object, longest: int = 80) -> str:
+    """A value as an error message shows it: on one line, cut where it is long, never failing."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # a number of 5,000 digits has no repr, and an object may have a broken one
+        text = f"a value of type {type(value).__name__}"
+    return text if len(text) <= longest else f"{text[:longest]}..."
+
+
 def unknown(what: str, name: object, allowed: Iterable[str]) -> SettingError:
     """The error for an unknown name, with the most similar known name.
 
@@ -53,6 +71,7 @@ def unknown(what: str, name: object, allowed: Iterable[str]) -> SettingError:
         allowed: the known names.
     """
     names = sorted(allowed)
-    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    written = name if isinstance(name, str) else shown(name)
+    near = difflib.get_close_matches(written[:100], names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"choose one of: {', '.join(names) or 'none are known'}"
-    return SettingError(f"there is no {what} {str(name)!r}: {hint}")
+    return SettingError(f"there is no {what} {shown(written)}: {hint}")

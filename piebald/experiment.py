@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -13,49 +14,50 @@ from typing import Any, Literal, get_args
 import piebald.runtimes  # noqa: F401 - registers the runtimes
 from piebald import adaptation, plugins, recipes
 from piebald.adaptation import Adaptation
+from piebald.arguments import Count, PathLike, Positive, Seed, Share, Whole, checked
 from piebald.component import Component
-from piebald.contracts import Clients, DismissesSites, Fleet, HoldsRows, Split
+from piebald.contracts import Clients, DismissesSites, HoldsRows, Split
 from piebald.errors import RunFolderError, SettingError, unknown
 from piebald.finished_run import Run
 from piebald.partition import clients_from
-from piebald.prepare import Metrics, Model, Options, PreparedRun, check_repeats, prepare, some_clients
+from piebald.prepare import Metrics, Model, Options, PreparedRun, check_repeats, describe, prepare, some_clients
 from piebald.progress import Bar
 from piebald.recipe import Recipe
 from piebald.report.comparison import Comparison
 from piebald.report.store import RunStore
-from piebald.runtimes.base import SimulatesDevices
 from piebald.server import ServerLoop, StoppingCriteria
 from piebald.server.best_version import ModelSnapshot
 from piebald.server.result_checks import LONGEST_STEP
-from piebald.weight_divergence import Measure, measure_heterogeneity
+from piebald.weight_divergence import Measure
 
 _log = logging.getLogger(__name__)
-_DESCRIBED_CLIENTS = 10_000  # above this, the run folder keeps no rows about clients
+_OBJECTIVE = ("loss", "metrics")
 
 
+@checked
 def run(
     recipe: Recipe | str,
     clients: Clients | Any,
     model: Model,
     *,
-    rounds: int | None = None,
+    rounds: Count | None = None,
     stop: StoppingCriteria | Mapping[str, Any] | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     runtime: str | Component | Mapping[str, Any] = "simulator",
-    out: Path | str | None = None,
-    loss: Any = None,
+    out: PathLike | None = None,
+    loss: str | Callable[..., Any] | None = None,
     metrics: Metrics | None = None,
-    evaluate_every: int = 1,
-    evaluate_clients: int | None = None,
+    evaluate_every: Whole = 1,
+    evaluate_clients: Count | None = None,
     evaluate_split: Split = "test",
     keep: Literal["last", "best"] = "last",
     unseen: float = 0,
-    checkpoint_every: int | None = None,
+    checkpoint_every: Count | None = None,
     measure: Measure = "data",
     label: str | None = None,
     progress: bool = False,
     settings: Mapping[str, Any] | None = None,
-    longest_step: float = LONGEST_STEP,
+    longest_step: Positive = LONGEST_STEP,
 ) -> Run:
     """Run a recipe.
 
@@ -108,17 +110,18 @@ def run(
     _log.info("%s: runtime %s", plan.meta["label"], json.dumps(plan.meta["runtime"]))
     if measure not in get_args(Measure):
         raise unknown("measure", measure, get_args(Measure))
-    store = RunStore.create(out, plan.meta)
-    if len(plan.clients) <= _DESCRIBED_CLIENTS:
-        store.clients(list(_client_rows(plan.clients, plan.runtime)))
-        if measured := measure_heterogeneity(plan.clients, _fleet(plan.runtime), plan.work, measure):
-            store.set_meta(units=measured.units)
-            store.measures(measured.records())
+    store = RunStore.create(out, {**plan.meta, "measure": measure})
+    try:
+        describe(plan, store)
+    except BaseException:
+        store.close()
+        raise
     return _execute(plan, store, progress)
 
 
+@checked
 def resume(
-    path: Path | str,
+    path: PathLike,
     clients: Clients | Any = None,
     model: Model | None = None,
     *,
@@ -133,23 +136,27 @@ def resume(
         progress: show a bar on a terminal.
         objective: `loss` and `metrics`, as given to `run`.
     """
+    _check_names("argument of resume", objective, _OBJECTIVE)
     store = RunStore.open(path)
     try:
         plan = _prepared_again(store.meta, path, clients, model, objective)
         store.set_meta(status="running")
+        if not store.version:  # it may have ended, as on a full disk, before its clients were described
+            describe(plan, store)
     except BaseException:
         store.close()
         raise
     return _execute(plan, store, progress)
 
 
+@checked
 def compare(
     methods: Mapping[str, Recipe] | Sequence[Recipe | str],
     clients: Clients | Any,
     model: Model,
     *,
-    seeds: Sequence[int] = (0,),
-    out: Path | str | None = None,
+    seeds: Sequence[Seed] = (0,),
+    out: PathLike | None = None,
     progress: bool = False,
     **options: Any,
 ) -> Comparison:
@@ -167,6 +174,8 @@ def compare(
         raise SettingError(
             f"compare takes several recipes, like ['fedavg', {methods!r}], or a mapping from labels to recipes"
         )
+    own = inspect.signature(run).parameters.keys() - {"recipe", "clients", "model", "seed", "out", "label", "progress"}
+    _check_names("option of compare", options, own)
     if not isinstance(methods, Mapping):
         made = [recipes.make(method) if isinstance(method, str) else method for method in methods]
         methods = {method.name: method for method in made}
@@ -194,16 +203,17 @@ def compare(
     return Comparison(runs)
 
 
+@checked
 def adapt(
-    run: Run | Path | str,
+    run: Run | PathLike,
     newcomer: Any,
     *,
     clients: Clients | Any = None,
     model: Model | None = None,
-    epochs: int = adaptation.EPOCHS,
-    lr: float | None = None,
-    validation: float = 0.2,
-    test: float = 0.0,
+    epochs: Count = adaptation.EPOCHS,
+    lr: Positive | None = None,
+    validation: Share = 0.2,
+    test: Share = 0.0,
     **objective: Any,
 ) -> Adaptation:
     """Adapt a finished run to a client that took no part in it, with several methods, and choose the best one.
@@ -226,6 +236,7 @@ def adapt(
         SettingError: the rows do not fit the run's model, or there are too few.
         RunFolderError: there is no finished run in the folder.
     """
+    _check_names("argument of adapt", objective, _OBJECTIVE)
     finished = run if isinstance(run, Run) else opened(run, clients, model, **objective)
     if not isinstance(newcomer, HoldsRows):
         pair = isinstance(newcomer, tuple) and len(newcomer) == 2
@@ -238,7 +249,8 @@ def adapt(
     return adaptation.fit(finished, newcomer, epochs=epochs, lr=lr)
 
 
-def opened(path: Path | str, clients: Clients | Any = None, model: Model | None = None, **objective: Any) -> Run:
+@checked
+def opened(path: PathLike, clients: Clients | Any = None, model: Model | None = None, **objective: Any) -> Run:
     """Open a finished run with its models, for reading.
 
     Args:
@@ -259,24 +271,10 @@ def opened(path: Path | str, clients: Clients | Any = None, model: Model | None 
 # -------------------------------------------------------------------------------------------------------------- helpers
 
 
-def _fleet(runtime: Any) -> Fleet | None:
-    return runtime.fleet if isinstance(runtime, SimulatesDevices) else None
-
-
-def _client_rows(clients: Clients, runtime: Any) -> Iterator[dict[str, Any]]:
-    fleet = _fleet(runtime)
-    for client in range(len(clients)):
-        counts = clients.counts(client, "train")
-        device = fleet.device(client) if fleet is not None else None
-        yield {
-            "client": client,
-            "name": str(clients.names[client]),
-            "train": clients.size(client, "train"),
-            "validation": clients.size(client, "validation"),
-            "test": clients.size(client, "test"),
-            "counts": None if counts is None else list(counts),
-            "device": device,
-        }
+def _check_names(what: str, given: Iterable[str], known: Iterable[str]) -> None:
+    for name in given:
+        if name not in known:
+            raise unknown(f"{what} called", name, known)
 
 
 def _execute(plan: PreparedRun, store: RunStore, progress: bool) -> Run:
@@ -301,6 +299,8 @@ def _execute(plan: PreparedRun, store: RunStore, progress: bool) -> Run:
             secret=not plan.runtime.simulates,
         )
         last = store.last_checkpoint()
+        for note in store.notes:
+            _log.warning("%s", note)
         if last is not None:
             server.restore(last[1])
         server.run()

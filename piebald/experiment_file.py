@@ -7,19 +7,20 @@ import math
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic import BaseModel, Field, PrivateAttr, ValidationError
 
 from piebald import plugins
 from piebald.component import Component, build
-from piebald.contracts import Clients, Split
+from piebald.contracts import Clients
 from piebald.data.dataset import DataSet
-from piebald.errors import SettingError, unknown
+from piebald.errors import SettingError, shown, unknown
+from piebald.experiment_sections import Evaluation, Kind, Named, RuntimeSection, Section, file_text, leaves
 from piebald.partition.data_source import DataSource
 from piebald.recipe import Recipe
+from piebald.recipe_settings import check_once
 from piebald.runtimes.base import RuntimeSettings
 from piebald.setting_errors import of_document, plain, subject
 from piebald.toml_document import Document, Key, dotted, dumps
@@ -28,50 +29,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from piebald.server import StoppingCriteria
-
-
-class Section(BaseModel):
-    """A table with fixed keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class Named(Section):
-    """A table with a name; the other keys are the settings of what it names."""
-
-    model_config = ConfigDict(extra="allow")
-
-    name: str
-
-
-class Kind(Section):
-    """A table of a component; the other keys are the component's fields."""
-
-    model_config = ConfigDict(extra="allow")
-
-    kind: str
-
-
-class RuntimeSection(Kind):
-    """The runtime; fields without a kind are those of the simulator."""
-
-    kind: str = "simulator"
-
-
-class Evaluation(Section):
-    """Evaluation of models during a run.
-
-    Attributes:
-        every: server steps between two evaluations, 0 for none.
-        clients: the number of clients to evaluate on, all by default.
-        split: the split to evaluate on.
-        metrics: names of metrics, or "module:name", the main metric first; chosen by the targets by default.
-    """
-
-    every: int = Field(default=1, ge=0)
-    clients: int | None = Field(default=None, ge=1)
-    split: Split = "test"
-    metrics: list[str] | None = Field(default=None, min_length=1)
 
 
 class ExperimentSettings(Section):
@@ -108,7 +65,7 @@ class ExperimentSettings(Section):
     measure: Literal["none", "data", "weights"] = "data"
     label: str | None = None
     out: str | None = None
-    plugins: list[str] = []
+    plugins: list[str] = []  # noqa: RUF012 - a pydantic field
     data: DataSource = DataSource(name="digits")
     partition: Kind | None = None
     loss: str | None = None
@@ -132,7 +89,7 @@ class ExperimentSettings(Section):
     ) -> Self:
         """Load a file, or the built-in experiment, with the flags of the command line on top."""
         name = "the built-in experiment" if path is None else str(path)
-        document = Document(_text(path), name)
+        document = Document(file_text(path), name)
         folder = Path.cwd() if path is None else Path(path).resolve().parent
         _place_source(document, folder)
         for place in (folder, Path.cwd()):
@@ -159,6 +116,10 @@ class ExperimentSettings(Section):
             raise SettingError(f"{document.name} needs {wants}")
         if settings.partition is None and settings.data.source is None:
             raise SettingError(f"{document.name} needs a section [partition] with a kind")
+        if {"seed", "seeds"} <= settings.model_fields_set:
+            raise SettingError(
+                f"{document.origin(('seeds',))}: seed and seeds both say which seed to use: leave one out"
+            )
         return settings
 
     @classmethod
@@ -168,11 +129,16 @@ class ExperimentSettings(Section):
 
     def table(self) -> dict[str, Any]:
         """The settings as plain values, which `of_table` reads again."""
-        return self.model_dump(exclude_none=True)
+        return self.model_dump(exclude_none=True, exclude={"seed"} if self.seeds else None)
 
     def text(self) -> str:
         """The settings as TOML."""
         return dumps(self.table())
+
+    @property
+    def first_seed(self) -> int:
+        """The seed of one run."""
+        return self.seeds[0] if self.seeds else self.seed
 
     @property
     def compares(self) -> bool:
@@ -236,12 +202,12 @@ class ExperimentSettings(Section):
     def _combinations(self) -> list[dict[str, Any]]:
         """The settings at each point of the grid, by name."""
         lists: dict[str, list[Any]] = {}
-        for name, values, key in _leaves(self.grid or {}, ("grid",)):
+        for name, values, key in leaves(self.grid or {}, ("grid",)):
             place = self._at(*key)
             if not name.startswith("recipe."):
                 raise SettingError(f"{place}: grid can vary settings of the recipe, like 'recipe.lr', got {name!r}")
             if not isinstance(values, list) or not values:
-                raise SettingError(f"{place}: grid needs a list of values for {name}, got {values!r}")
+                raise SettingError(f"{place}: grid needs a list of values for {name}, got {shown(values)}")
             lists[name.removeprefix("recipe.")] = values
         return [dict(zip(lists, point, strict=True)) for point in itertools.product(*lists.values())]
 
@@ -267,6 +233,8 @@ class ExperimentSettings(Section):
             raise self._placed(error, key, table, changes) from None
         for axis, component in components.items():
             try:
+                if isinstance(component, Mapping):
+                    check_once(name, axis, table, component)
                 made = made.with_(**{axis: component})
             except SettingError as error:
                 inner = component if isinstance(component, dict) else {}
@@ -358,7 +326,7 @@ class ExperimentSettings(Section):
             return models.build_model(name, shape, outputs, seed, **table)
 
         try:
-            made(self.seed)
+            made(self.first_seed)
         except SettingError as error:
             raise self._placed(error, ("model",), self.model) from None
         return made
@@ -422,32 +390,9 @@ class Plan:
     stop: StoppingCriteria | None = None
 
 
-def _text(path: str | Path | None) -> str:
-    if path is None:
-        return resources.files("piebald").joinpath("experiment_default.toml").read_text(encoding="utf-8")
-    try:
-        return Path(path).read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        raise SettingError(f"{path} is not a text file in UTF-8") from None
-    except OSError as error:
-        raise SettingError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from None
-
-
 def _place_source(document: Document, folder: Path) -> None:
     """Make the path of the data absolute: in the file it is relative to the file's folder."""
     table = document.values.get("data")
     source = table.get("source") if isinstance(table, dict) else None
     if isinstance(source, str) and not plugins.is_reference(source):
         document.values["data"] = {**document.values["data"], "source": str(folder / source)}
-
-
-def _leaves(table: Mapping[str, Any], key: Key) -> list[tuple[str, Any, Key]]:
-    """The values of nested tables: their names below the first key, the values, and their full keys."""
-    found: list[tuple[str, Any, Key]] = []
-    for name, value in table.items():
-        inner = (*key, name)
-        if isinstance(value, Mapping):
-            found += _leaves(value, inner)
-        else:
-            found.append((".".join(str(word) for word in inner[1:]), value, inner))
-    return found

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from piebald.arguments import checked, checked_class
 from piebald.client_work import ClientWork
 from piebald.contracts import Clients
 from piebald.errors import SettingError
@@ -21,6 +22,7 @@ from piebald.server.best_version import ModelSnapshot
 from piebald.sharing.base import Sharing
 
 
+@checked_class
 class Run(History):
     """A finished run: its tables and its models.  Its run folder stays open for reading until `close`.
 
@@ -51,6 +53,7 @@ class Run(History):
         self._cluster_of = models.cluster_of
         self._sharing = sharing
 
+    @checked
     def model(self, client: int | None = None) -> nn.Module:
         """A copy of the user's module, ready to use.
 
@@ -66,9 +69,13 @@ class Run(History):
         self.work.layout.load(module, self.start() if client is None else self._personal(client))
         return module.eval()
 
+    @checked
     def start(self, cluster: int | None = None) -> Tensor:
         """The model vector [p] that a newcomer starts from: a cluster's model with the initial private parameters."""
-        shared = self.cluster_models[self.main if cluster is None else cluster]
+        wanted = self.main if cluster is None else cluster
+        if wanted not in self.cluster_models:
+            raise SettingError(f"cluster must be one of {sorted(self.cluster_models)}, got {wanted}")
+        shared = self.cluster_models[wanted]
         return torch.cat([shared, self.work.initial[self.work.layout.shared :]])
 
     def _personal(self, client: int) -> Tensor:

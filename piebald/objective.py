@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from piebald.errors import SettingError, unknown
+from piebald.errors import SettingError, shown, unknown
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -163,14 +163,14 @@ def objective_for(
         if loss is not None:
             if not callable(loss):
                 raise SettingError(
-                    f"loss must be a function of (outputs, targets) or the name of an objective, got {loss!r}"
+                    f"loss must be a function of (outputs, targets) or the name of an objective, got {shown(loss)}"
                 )
             objective = Objective("custom", loss, objective.metrics, objective.higher_is_better)
     if metrics is not None:
         metrics = _named(metrics)
         for name, metric in metrics.items():
             if not callable(metric) and not _accumulates(metric):
-                raise SettingError(f"metric {name!r} must be a function or a torchmetrics object, got {metric!r}")
+                raise SettingError(f"metric {name!r} must be a function or a torchmetrics object, got {shown(metric)}")
         objective = Objective(objective.name, objective.loss, dict(metrics), _higher_is_better(metrics))
     if objective.loss is cross_entropy and targets.dtype not in (
         torch.int64,
@@ -193,7 +193,7 @@ def _named(metrics: Mapping[str, Any] | Sequence[str]) -> Mapping[str, Any]:
     if isinstance(metrics, Mapping):
         return metrics
     if isinstance(metrics, str):
-        raise SettingError(f"metrics must be a list of names, got {metrics!r}: write metrics=[{metrics!r}]")
+        raise SettingError(f"metrics must be a list of names, got {shown(metrics)}: write metrics=[{shown(metrics)}]")
     for name in metrics:
         if name not in METRICS:
             raise unknown("metric", name, METRICS)

@@ -25,6 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from piebald.arguments import checked_class
 from piebald.errors import ParameterError, unknown
 
 ROLES = {  # roles that patterns may name, and the layers that they stand for
@@ -49,6 +50,7 @@ class Slot:
         return self.start + math.prod(self.shape)
 
 
+@checked_class
 @dataclass(frozen=True)
 class Layout:
     """Positions of a module's tensors in the flat vector, and the number of shared numbers.

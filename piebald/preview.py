@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from piebald.arguments import checked, checked_class
 from piebald.errors import SettingError
+from piebald.partition.data_source import DataSource
 from piebald.plugins import resolved
 
 if TYPE_CHECKING:
     from piebald.contracts import Clients, Fleet
     from piebald.data.dataset import DataSet
     from piebald.partition import Partition
-    from piebald.partition.data_source import DataSource
     from piebald.partition.heterogeneity import Heterogeneity
 
 OTHERS = (
@@ -24,6 +25,7 @@ OTHERS = (
 )  # the prefixes of "fleet.slow_factor" and "model.lr"; other settings belong to the partition
 
 
+@checked_class
 @dataclass(frozen=True, slots=True)
 class DataPreview:
     """Measures of the federation and its clients, and the pictures that were drawn.
@@ -45,6 +47,7 @@ class DataPreview:
     files: list[str]
 
 
+@checked
 def show(
     source: DataSource,
     partition: str | None,
@@ -166,6 +169,7 @@ def _diverged(seen: Heterogeneity, clients: Clients, model: str, settings: dict[
     return dataclasses.replace(seen, divergence=found.clients, pooled_divergence=found.pooled)
 
 
+@checked
 def columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """The columns of a table of clients that are not empty."""
     return [name for name in rows[0] if any(row[name] is not None for row in rows)]

@@ -11,9 +11,10 @@ from piebald.aggregation.base import Aggregator
 from piebald.aggregation.linear import Linear, computes_from_masked_sum, computes_from_sum
 from piebald.clustering.base import Clustering
 from piebald.component import Component, build, sentence
-from piebald.errors import SettingError, unknown
+from piebald.errors import SettingError, shown, unknown
 from piebald.model_spec import ModelSpec
 from piebald.plugins import resolved
+from piebald.recipe_settings import replace
 from piebald.scheduling.base import Scheduler, round_kind
 from piebald.server_optimizer.base import ServerOptimizer
 from piebald.server_optimizer.cached_average import CachedAverage
@@ -74,8 +75,10 @@ class Recipe(BaseModel):
         made = dict(fields)
         for axis in cls.axes:
             if axis == "transforms":
-                given: Any = made.get(axis) or ()
+                given: Any = made.get(axis, ())
                 alone = isinstance(given, Component | Mapping | str)
+                if not alone and not isinstance(given, list | tuple):
+                    raise SettingError(f"transforms must be a list of components or tables, got {shown(given)}")
                 made[axis] = tuple(build(axis, one) for one in ([given] if alone else given))
             elif axis in made:
                 made[axis] = build(axis, made[axis])
@@ -185,13 +188,28 @@ class Recipe(BaseModel):
     def adapted_to(self, spec: ModelSpec) -> Recipe:
         """The recipe with those settings filled in that follow from its components together and from the model."""
         adapted = {axis: getattr(self, axis).adapted_to(self, spec) for axis in self.axes if axis != "transforms"}
-        return self.with_(**adapted, transforms=tuple(one.adapted_to(self, spec) for one in self.transforms))
+        transforms = tuple(one.adapted_to(self, spec) for one in self.transforms)
+        return self._rebuilt(self.fields, {**adapted, "transforms": transforms})
 
     def with_(self, **components: Any) -> Recipe:
-        """This recipe with other components, given as components, tables, kinds or "module:name"."""
-        for axis in components:
+        """This recipe with other components, given as components, tables, kinds or "module:name".
+
+        What the recipe was given for the old component, such as a learning rate, is handed down to the new one, unless
+        that was given a value of its own.
+
+        Raises:
+            SettingError: there is no such axis or component, or the new component has no place for such a setting.
+        """
+        fields = dict(self.fields)
+        for axis, given in components.items():
             if axis not in self.axes:
                 raise unknown("axis", axis, self.axes)
-        made = {axis: getattr(self, axis) for axis in self.axes}
-        made |= {axis: resolved(component) for axis, component in components.items()}
-        return Recipe(name=self.name, fields=self.fields, paper=self.paper, **made)
+            if axis != "transforms":  # settings of recipes are never those of transforms
+                components[axis], fields = replace(self.name, fields, axis, getattr(self, axis), resolved(given))
+            else:
+                components[axis] = resolved(given)
+        return self._rebuilt(fields, components)
+
+    def _rebuilt(self, fields: Mapping[str, Any], components: Mapping[str, Any]) -> Recipe:
+        made = {axis: getattr(self, axis) for axis in self.axes} | dict(components)
+        return Recipe(name=self.name, fields=fields, paper=self.paper, **made)

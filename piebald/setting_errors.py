@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from piebald.errors import SettingError, unknown
+from piebald.errors import SettingError, shown, unknown
 from piebald.toml_document import Document, Key, dotted
 
 _WORDING = (
@@ -58,10 +58,12 @@ def of_document(error: ValidationError, document: Document, model: type[BaseMode
     if first["type"] == "missing":
         return SettingError(f"{document.origin(key[:-1])}: [{dotted(key[:-1])}] needs a {key[-1]}")
     if first["type"] in ("model_type", "model_attributes_type"):
-        return SettingError(f"{place}: {dotted(key)} must be a table, like [{dotted(key)}], got {first['input']!r}")
+        return SettingError(
+            f"{place}: {dotted(key)} must be a table, like [{dotted(key)}], got {shown(first['input'])}"
+        )
     if first["type"] == "too_short":
         return SettingError(f"{place}: {dotted(key)} needs at least one entry")
-    return SettingError(f"{place}: {dotted(key)} {plain(first['msg'])}, got {first['input']!r}")
+    return SettingError(f"{place}: {dotted(key)} {plain(first['msg'])}, got {shown(first['input'])}")
 
 
 def subject(message: str, table: Mapping[str, Any]) -> str | None:

@@ -9,7 +9,8 @@ import tomllib
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
-from piebald.errors import SettingError
+from piebald.arguments import DEEPEST, settled
+from piebald.errors import SettingError, shown
 
 Key = tuple[str | int, ...]
 Walk = Generator[tuple[Key, int], None, int]  # yields keys with their lines, returns the position after them
@@ -33,8 +34,13 @@ class Document:
         self.name = name
         try:
             self.values: dict[str, Any] = tomllib.loads(text)
+            settled(self.values)
         except tomllib.TOMLDecodeError as error:
             raise SettingError(_syntax(error, text, name)) from None
+        except RecursionError:
+            raise SettingError(f"{name}: lists and tables must be nested at most {DEEPEST} deep") from None
+        except ValueError as error:  # a number of thousands of digits, or one that 64 bits cannot hold
+            raise SettingError(f"{name}: a value {_of_value(error)}") from None
         self._origins: dict[Key, str] = {}
         for key, line in lines(text):
             self._origins.setdefault(key, f"{name}:{line}")
@@ -57,7 +63,7 @@ class Document:
         """Override a value with `a.b=c`, where c is a TOML value or else text."""
         name, equals, text = flag.partition("=")
         if not equals or not name.strip():
-            raise SettingError(f"--set needs key=value, like --set recipe.lr=0.1, got {flag!r}")
+            raise SettingError(f"--set needs key=value, like --set recipe.lr=0.1, got {shown(flag)}")
         origin = f"--set {name.strip()}"
         if not text.strip():
             raise SettingError(f"{origin} needs a value after the = sign")
@@ -65,7 +71,7 @@ class Document:
         target: Any = self.values
         for word in key[:-1]:
             target = target[word]
-        target[key[-1]] = _value(text.strip(), origin)
+        target[key[-1]] = value_of(text.strip(), origin)
         self._forget(key, origin)
 
     def put(self, key: str, value: Any, origin: str) -> None:
@@ -115,6 +121,11 @@ def _syntax(error: tomllib.TOMLDecodeError, text: str, name: str) -> str:
     return f"{name}:{line}:{column}: this is not TOML: {what[0].lower()}{what[1:]}"
 
 
+def _of_value(error: ValueError) -> str:
+    said = str(error)
+    return said if said.startswith("must be") else "must be a number of at most 64 bits, got one of thousands of digits"
+
+
 def _words(name: str) -> list[str]:
     """The words of a dotted key, quoted or not."""
     words = [word for word, _ in _key_words(name, 0)]
@@ -123,13 +134,20 @@ def _words(name: str) -> list[str]:
     return words
 
 
-def _value(text: str, origin: str) -> Any:
+def value_of(text: str, origin: str) -> Any:
     """A TOML value; any other word is text, so that names need no quotes."""
     try:
         read = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+        settled(read)
+    except RecursionError:
+        raise SettingError(f"{origin}: lists and tables must be nested at most {DEEPEST} deep") from None
+    except ValueError as error:
+        if not isinstance(error, tomllib.TOMLDecodeError):
+            raise SettingError(f"{origin} {_of_value(error)}") from None
         if text[0] in "[{\"'":
-            raise SettingError(f'{origin}: {text!r} is not a TOML value, like 0.1, true, [1, 2] or "text"') from None
+            raise SettingError(
+                f'{origin}: {shown(text)} is not a TOML value, like 0.1, true, [1, 2] or "text"'
+            ) from None
         return text
     return read["value"] if len(read) == 1 else text
 
@@ -267,4 +285,4 @@ def _written(value: Any) -> str:
         return f"{{ {inside} }}" if inside else "{}"
     if isinstance(value, list | tuple | set | frozenset):
         return f"[{', '.join(_written(entry) for entry in value)}]"
-    raise SettingError(f"settings can hold numbers, text, true or false, lists and tables, got {value!r}")
+    raise SettingError(f"settings can hold numbers, text, true or false, lists and tables, got {shown(value)}")

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from piebald.arguments import Count, Positive, checked, checked_class
+from piebald.contracts import Clients, Fleet, Rows
 from piebald.errors import SettingError
 from piebald.objective import objective_for
 from piebald.parameters import Layout
@@ -22,13 +24,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from piebald.client_work import ClientWork
-    from piebald.contracts import Clients, Fleet, Rows
     from piebald.objective import Objective
 
 Measure = Literal["none", "data", "weights"]
 MAX_PARAMETERS = 500_000_000  # of all clients' models together, 2 GB
 
 
+@checked_class
 @dataclass(frozen=True, slots=True, eq=False)
 class Divergence:
     """The divergence of models after one epoch of local SGD, relative to the norm of a model.
@@ -45,12 +47,13 @@ class Divergence:
     pooled: float | None
 
 
+@checked
 def diverge(
     clients: Clients,
     model: nn.Module,
     *,
-    lr: float = 0.05,
-    batch: int = 20,
+    lr: Positive = 0.05,
+    batch: Count = 20,
     seed: int = 0,
     loss: Any = None,
     pool: bool = True,
@@ -98,6 +101,7 @@ def diverge(
     return Divergence(every, pooled)
 
 
+@checked
 def measure_heterogeneity(
     clients: Clients, fleet: Fleet | None, work: ClientWork, how: Measure
 ) -> Heterogeneity | None:
@@ -137,6 +141,10 @@ def _epoch(
             if len(places) == 1 and len(rows) > 1:
                 continue  # batch norm cannot train on one row; a single last row is left out for all models
             optimiser.zero_grad()
-            torch.autograd.backward(objective.loss(module(rows.x[places]), rows.y[places]).mean())
+            try:
+                loss = objective.loss(module(rows.x[places]), rows.y[places]).mean()
+            except Exception as error:
+                raise SettingError(f"the model or the loss fails: {type(error).__name__}: {error}") from error
+            torch.autograd.backward(loss)
             optimiser.step()
     return layout.flatten(module)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from piebald.errors import PiebaldError, SettingError
+from piebald.errors import PiebaldError, SettingError, shown
 
 app = typer.Typer(
     name="piebald",
@@ -75,20 +76,18 @@ def is_transfer(folder: Path) -> bool:
 
 def pair(text: str) -> tuple[str, Any]:
     """Parse KEY=VALUE from the command line; the value is TOML or else text."""
-    import tomllib
+    from piebald.toml_document import value_of
 
     key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise SettingError(f"--set must be KEY=VALUE, got {text!r}")
-    try:
-        return key, tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return key, value
+    if not equals or not key or not value:
+        raise SettingError(f"--set must be KEY=VALUE, got {shown(text)}")
+    return key, value_of(value, f"--set {key}")
 
 
 def end_on_term() -> None:
-    """Handle SIGTERM like Ctrl-C."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    """Handle SIGTERM like Ctrl-C: what was recorded is safe, and the run is recorded as stopped."""
+    if threading.current_thread() is threading.main_thread():  # the only one that may
+        signal.signal(signal.SIGTERM, _interrupt)
 
 
 def _interrupt(*_: object) -> None:

@@ -45,6 +45,7 @@ def run(
 ) -> None:
     """Train with one recipe and keep the run in a folder."""
     show_log(verbose)
+    end_on_term()
     settings = _settings(file, sets, out, runtime)
     if settings.compares:
         raise SettingError(f"{file or 'the built-in experiment'} describes several runs: use piebald compare")
@@ -58,7 +59,7 @@ def run(
             recipe,
             plan.clients,
             plan.model,
-            seed=settings.seed,
+            seed=settings.first_seed,
             label=settings.label or label,
             out=folder,
             progress=progress(as_json, quiet),
@@ -79,6 +80,7 @@ def compare(
 ) -> None:
     """Train with several recipes on the same clients and compare the results."""
     show_log(verbose)
+    end_on_term()
     settings = _settings(file, sets, out, runtime)
     plan = settings.plan()
     from piebald import experiment
@@ -89,7 +91,7 @@ def compare(
             plan.recipes,
             plan.clients,
             plan.model,
-            seeds=tuple(settings.seeds or (settings.seed,)),
+            seeds=tuple(settings.seeds or (settings.first_seed,)),
             out=folder,
             progress=progress(as_json, quiet),
             **_common(settings, plan),
@@ -119,6 +121,7 @@ def transfer(
     """Train two parties that have different features of partly the same people, under encryption."""
     from piebald.vertical import command
 
+    end_on_term()
     made = command.start(file, sets or (), out, party, progress(as_json, quiet), line_printer(as_json, quiet))
     print_transfer(*made, as_json, quiet)
 
@@ -139,7 +142,7 @@ def resume(
     from piebald import experiment
 
     _search(folder)
-    end_on_term()  # piebald stop ends the server of a federation in this way
+    end_on_term()
     with _guarded(folder, f"piebald resume {folder}"):
         history = experiment.resume(folder, progress=progress(as_json, quiet))
     print_run(history, as_json, quiet)

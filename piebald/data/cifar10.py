@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from piebald.arguments import checked
 from piebald.data.dataset import DataSet
 from piebald.data.download import official
 from piebald.data.formats import read_cifar, read_members
@@ -20,6 +21,7 @@ URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 CHECKSUM = "md5:c32a1d4ab5d03f1284b67883e8d87530"  # the author publishes MD5 only
 
 
+@checked
 def cifar10(test: Literal["exact", "jpeg"] = "exact") -> DataSet:
     """50,000 training photographs and a test part: x [51000 or 60000, 3, 32, 32] uint8, 10 classes.
 

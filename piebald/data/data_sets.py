@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from piebald import plugins
+from piebald.arguments import checked
 from piebald.data.breast_cancer import breast_cancer
 from piebald.data.census import census
 from piebald.data.cifar10 import cifar10
@@ -43,6 +44,7 @@ def names() -> list[str]:
     return sorted(_LOADERS)
 
 
+@checked
 def load(name: str) -> DataSet:
     """Load a data set by its name.
 

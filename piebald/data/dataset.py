@@ -10,12 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from piebald.arguments import checked_class
 from piebald.data.decoded import Decoded
 from piebald.errors import SettingError
 
 Ints = NDArray[np.int64]
 
 
+@checked_class
 @dataclass(frozen=True, slots=True, eq=False)
 class Owners:
     """The owner of each row: `codes` [n] in range(len(names))."""
@@ -30,6 +32,7 @@ class Owners:
         return cls(codes.astype(np.int64), [str(label) if names is None else names[label] for label in found.tolist()])
 
 
+@checked_class
 @dataclass(frozen=True, slots=True, eq=False)
 class DataSet:
     """A data set: its rows, their classes and owners, and its source.
@@ -73,6 +76,8 @@ class DataSet:
         if not isinstance(self.owners, Mapping):
             raise SettingError(f"owners must be a mapping from kinds to the owner of each row, got {self.owners!r}")
         object.__setattr__(self, "owners", {name: _owners(name, given) for name, given in self.owners.items()})
+        if self.x.dim() == 0 or self.y.dim() == 0:
+            raise SettingError(f"data set {self.name!r}: x and y must have one entry for each row, got a single number")
         n = len(self.x)
         lengths = {"y": len(self.y)} | {owner: len(owners.codes) for owner, owners in self.owners.items()}
         if self.groups is not None:

@@ -10,9 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from piebald.arguments import Whole, checked_class
+
 KINDS = {torch.uint8: np.uint8, torch.float32: np.float32}
 
 
+@checked_class
 class Decoded:
     """Inputs that can be indexed like a tensor [n, ...]; rows are decoded on access and not kept.
 
@@ -30,7 +33,7 @@ class Decoded:
     """
 
     def __init__(
-        self, count: int, shape: Sequence[int], dtype: torch.dtype, read: Callable[[int], NDArray[Any]]
+        self, count: Whole, shape: Sequence[int], dtype: torch.dtype, read: Callable[[int], NDArray[Any]]
     ) -> None:
         self.shape = torch.Size((count, *shape))
         self.dtype = dtype

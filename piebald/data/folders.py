@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import warnings
 import wave
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,14 +12,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from piebald.arguments import Count, PathLike, Positive, checked
 from piebald.data.dataset import DataSet, Owners
 from piebald.data.decoded import Decoded
+from piebald.data.safe_reading import MOST_PIXELS
 from piebald.errors import SettingError
 
 IMAGES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
 
-def image_folder(folder: str | Path, side: int = 64, owner: str | None = None, lazy: bool = False) -> DataSet:
+@checked
+def image_folder(folder: PathLike, side: Count = 64, owner: str | None = None, lazy: bool = False) -> DataSet:
     """Images in folder/class/image, or in folder/owner/class/image if `owner` is given.
 
     Returns:
@@ -37,8 +42,9 @@ def image_folder(folder: str | Path, side: int = 64, owner: str | None = None, l
     return _data_set(Path(folder), IMAGES, owner, lambda path: _image(path, side), lazy)
 
 
+@checked
 def audio_folder(
-    folder: str | Path, seconds: float = 1.0, rate: int = 16_000, owner: str | None = None, lazy: bool = False
+    folder: PathLike, seconds: Positive = 1.0, rate: Count = 16_000, owner: str | None = None, lazy: bool = False
 ) -> DataSet:
     """WAV recordings in folder/class/file, or in folder/owner/class/file if `owner` is given.
 
@@ -100,10 +106,13 @@ def _image(path: Path, side: int) -> NDArray[np.uint8]:
     except ImportError:
         raise SettingError(f"{path}: images need Pillow: pip install pillow") from None
     try:
-        with Image.open(path) as opened:
+        with warnings.catch_warnings(), Image.open(path) as opened:
+            warnings.simplefilter("ignore")  # of large images, which are refused here
+            if opened.width * opened.height > MOST_PIXELS:
+                raise ValueError(f"its {opened.width} x {opened.height} pixels are more than {MOST_PIXELS:,}")
             small = opened.convert("RGB").resize((side, side), Image.Resampling.BILINEAR)
             return np.asarray(small, dtype=np.uint8).transpose(2, 0, 1)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SyntaxError, MemoryError, struct.error, Image.DecompressionBombError) as error:
         raise SettingError(f"{path} cannot be read as an image: replace it or leave it out ({error})") from None
 
 
@@ -117,7 +126,7 @@ def recording(path: Path, length: int, rate: int) -> NDArray[np.float32]:
         with wave.open(str(path), "rb") as opened:
             found, width, channels = opened.getframerate(), opened.getsampwidth(), opened.getnchannels()
             raw = opened.readframes(length)
-    except (OSError, EOFError, wave.Error) as error:
+    except (OSError, EOFError, ValueError, struct.error, wave.Error) as error:
         raise SettingError(f"{path} cannot be read as WAV: replace it or leave it out ({error})") from None
     if found != rate:
         raise SettingError(f"{path} has {found} samples per second, not {rate}: convert it, or pass rate={found}")

@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 import torch
 
+from piebald.arguments import checked
 from piebald.data.dataset import DataSet, Owners
 from piebald.data.images import decode, lazily
 from piebald.data.prepared_files import read_npz
@@ -15,6 +16,7 @@ from piebald.errors import unknown
 FORMS = ("images", "squeezenet", "surf")
 
 
+@checked
 def office_caltech10(form: Literal["images", "squeezenet", "surf"] = "images", lazy: bool = False) -> DataSet:
     """2,533 photographs, 10 classes; no published test part.
 

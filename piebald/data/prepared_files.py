@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import zipfile
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
+from piebald.data.safe_reading import read_arrays
 from piebald.errors import SettingError
 
 VARIABLE = "PIEBALD_DATA"
@@ -49,16 +47,4 @@ def read_npz(folder: str, file: str, arrays: Sequence[str]) -> dict[str, NDArray
     Raises:
         SettingError: the file is missing, is damaged, or lacks an array.
     """
-    path = prepared(folder, file)
-    try:
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as stored:
-            missing = [name for name in arrays if name not in stored.files]
-            if missing:
-                raise SettingError(
-                    f"{path} must hold an array {missing[0]!r}, got {', '.join(stored.files)}: replace the file"
-                )
-            return {name: stored[name] for name in arrays}
-    except SettingError:
-        raise
-    except (OSError, EOFError, ValueError, TypeError, zlib.error, zipfile.BadZipFile) as error:
-        raise SettingError(f"{path} cannot be read as npz, it may be damaged: replace it ({error})") from None
+    return read_arrays(prepared(folder, file), arrays)

@@ -6,7 +6,6 @@ import logging
 import os
 import threading
 import time
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ import piebald.recipes  # noqa: F401 - registers the components that terms may n
 from piebald import plugins
 from piebald.client_work import ClientWork
 from piebald.deploy.site_rows import SiteRows, SiteSource, own_rows, rows_of_one
-from piebald.errors import SettingError
+from piebald.errors import SettingError, shown
 from piebald.experiment_file import ExperimentSettings
 from piebald.parameters import Layout
 from piebald.runtimes.federation.client_runtime import FederationClient
@@ -27,6 +26,7 @@ from piebald.runtimes.federation.policy import Policy
 from piebald.runtimes.federation.provisioning import Credentials, read
 from piebald.runtimes.federation.run_terms import RunTerms
 from piebald.runtimes.federation.task_runner import SiteClient
+from piebald.toml_document import Document
 
 log = logging.getLogger("piebald.federation")
 
@@ -50,15 +50,15 @@ class SiteSettings(BaseModel):
     def load(cls, path: Path) -> SiteSettings:
         """Load the settings from a file; the defaults where it does not exist."""
         try:
-            return cls.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+            return cls.model_validate(Document(path.read_text(encoding="utf-8"), str(path)).values)
         except FileNotFoundError:
             return cls()
-        except tomllib.TOMLDecodeError as error:
-            raise SettingError(f"{path} is not TOML: {error}") from None
+        except UnicodeDecodeError:
+            raise SettingError(f"{path} is not a text file in UTF-8") from None
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(name) for name in first["loc"])
-            raise SettingError(f"{path}: {where}: {first['msg'].lower()}, got {first['input']!r}") from None
+            raise SettingError(f"{path}: {where}: {first['msg'].lower()}, got {shown(first['input'])}") from None
 
 
 @dataclass(frozen=True, slots=True)

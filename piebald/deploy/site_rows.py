@@ -87,7 +87,12 @@ def own_rows(
     if colon and path.endswith(".py"):
         load = loader(folder / path, function)
         made: Clients = LazyClients(
-            1, lambda _: load(), names=[name], classes=classes, validation=source.validation, test=source.test
+            1,
+            lambda _: _own(load, f"{path}:{function}"),
+            names=[name],
+            classes=classes,
+            validation=source.validation,
+            test=source.test,
         )
     else:
         meta = {"classes": classes, "settings": settings}
@@ -101,8 +106,17 @@ def loader(path: Path, name: str) -> Callable[[], Any]:
     if not path.is_file() or spec is None or spec.loader is None:
         raise SettingError(f"there is no file {str(path)!r} to load the site's data with")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    execute = spec.loader.exec_module
+    _own(lambda: execute(module), str(path))
     found = getattr(module, name, None)
     if not callable(found):
         raise SettingError(f"{path} has no function {name!r}: name one that returns (x, y)")
     return found  # type: ignore[no-any-return]
+
+
+def _own(call: Callable[[], Any], what: str) -> Any:
+    """Run the site's own code; what it raises, and that it ends the process, becomes one sentence."""
+    try:
+        return call()
+    except (Exception, SystemExit) as error:
+        raise SettingError(f"{what} fails, so the site has no rows: {type(error).__name__}: {error}") from error

@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
+from typing import Any, TypeVar
 
-from piebald.errors import SettingError
+from torch import nn
+
+from piebald.arguments import checked_class
+from piebald.errors import SettingError, shown
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def checked_network(made: type[M]) -> type[M]:
+    """Check the settings of a network when it is made; one that torch cannot make is refused, too.
+
+    Raises:
+        SettingError: from the class, where a setting is of another type, or the network is too large.
+    """
+    made = checked_class(made)
+    start = made.__init__
+
+    @functools.wraps(start)
+    def init(self: M, *args: Any, **settings: Any) -> None:
+        try:
+            start(self, *args, **settings)
+        except (RuntimeError, TypeError, OverflowError, MemoryError) as error:
+            why = str(error).partition("\n")[0]
+            raise SettingError(f"{made.__name__} cannot be made with {shown((*args, settings))}: {why}") from None
+
+    made.__init__ = init  # type: ignore[method-assign,assignment]
+    return made
 
 
 def whole(name: str, value: object, least: int = 1) -> int:
     """Check that a value is a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise SettingError(f"{name} must be a whole number, at least {least}, got {value!r}")
+        raise SettingError(f"{name} must be a whole number, at least {least}, got {shown(value)}")
     return value
 
 
@@ -19,7 +47,7 @@ def widths(name: str, values: object, count: int | None = None) -> tuple[int, ..
     """Check a sequence of layer widths, with a given length if one is given."""
     if isinstance(values, str) or not isinstance(values, Sequence) or (count is not None and len(values) != count):
         how_many = "widths" if count is None else f"{count} widths"
-        raise SettingError(f"{name} must be a list of {how_many}, like {[32, 64][: count or 2]}, got {values!r}")
+        raise SettingError(f"{name} must be a list of {how_many}, like {[32, 64][: count or 2]}, got {shown(values)}")
     return tuple(whole(f"each of {name}", width) for width in values)
 
 
@@ -33,7 +61,7 @@ def shape(model: str, input_shape: object, axes: str, least: int = 1) -> tuple[i
         least: smallest length of all axes but the first.
     """
     if isinstance(input_shape, str) or not isinstance(input_shape, Sequence) or not len(input_shape):
-        raise SettingError(f"input_shape must be the shape of one input, like [1, 28, 28], got {input_shape!r}")
+        raise SettingError(f"input_shape must be the shape of one input, like [1, 28, 28], got {shown(input_shape)}")
     sides = tuple(whole("each side of input_shape", side) for side in input_shape)
     if axes and len(sides) != len(axes.split()):
         raise SettingError(

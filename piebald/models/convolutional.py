@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from piebald.models.checks import shape, whole, widths
+from piebald.models.checks import checked_network, shape, whole, widths
 
 
 def _two_convolutions(depth: int, first: int, second: int) -> list[nn.Module]:
@@ -22,6 +22,7 @@ def _two_convolutions(depth: int, first: int, second: int) -> list[nn.Module]:
     ]
 
 
+@checked_network
 class LeafCnn(nn.Module):
     """LEAF's network for FEMNIST (Caldas et al. 2018): two 5x5 convolutions with pooling, two linear layers.
 
@@ -53,6 +54,7 @@ class LeafCnn(nn.Module):
         return logits
 
 
+@checked_network
 class SmallCnn(LeafCnn):
     """LEAF's network with few channels: 17,042 parameters with inputs [1, 28, 28] and 10 outputs.
 
@@ -71,6 +73,7 @@ class SmallCnn(LeafCnn):
         super().__init__(input_shape, outputs, channels, hidden)
 
 
+@checked_network
 class MetisCnn(nn.Module):
     """Two 5x5 convolutions with pooling and three linear layers, for CIFAR-10 and for digits (Metis, section VI).
 
@@ -111,6 +114,7 @@ class MetisCnn(nn.Module):
         return logits
 
 
+@checked_network
 class CnnBn(nn.Module):
     """3x3 convolutions with batch norm, each followed by pooling, and one linear layer.
 
@@ -145,6 +149,7 @@ class CnnBn(nn.Module):
         return logits
 
 
+@checked_network
 class Cnn1d(nn.Module):
     """Two convolutions along time, each followed by pooling, and two linear layers: packet sizes, sensor signals.
 

@@ -7,9 +7,10 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from piebald.models.checks import shape, size, whole, widths
+from piebald.models.checks import checked_network, shape, size, whole, widths
 
 
+@checked_network
 class Logistic(nn.Module):
     """Logistic regression: one linear layer.
 
@@ -28,6 +29,7 @@ class Logistic(nn.Module):
         return logits
 
 
+@checked_network
 class Mlp(nn.Module):
     """Linear layers with ReLU between them (McMahan et al. 2017 use two hidden layers of 200).
 

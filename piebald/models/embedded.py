@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from piebald.arguments import Count, checked
 from piebald.contracts import Clients, Rows, Split
 from piebald.errors import unknown
 from piebald.models.extractors import EXTRACTORS, embed
@@ -81,7 +82,8 @@ class Embedded:
         return self._counts[client, split]
 
 
-def embedded(clients: Clients, extractor: str | nn.Module, *, key: str | None = None, batch: int = 64) -> Embedded:
+@checked
+def embedded(clients: Clients, extractor: str | nn.Module, *, key: str | None = None, batch: Count = 64) -> Embedded:
     """Clients whose inputs are the embeddings of a frozen extractor.
 
     Args:

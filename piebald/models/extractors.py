@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from piebald.arguments import Count, checked
 from piebald.data.decoded import Decoded
 from piebald.data.download import cache, official
 from piebald.data.prepared_files import is_prepared, prepared, read_npz
 from piebald.errors import SettingError
+from piebald.models.checks import checked_network
 from piebald.models.log_mel import LogMel
 
 PREPARED = "squeezenet1_1_notop.npz"
@@ -61,6 +63,7 @@ class Fire(nn.Module):
         return torch.cat([functional.relu(self.expand1x1(x)), functional.relu(self.expand3x3(x))], 1)
 
 
+@checked_network
 class SqueezeNet(nn.Module):
     """SqueezeNet 1.1 without its classifier (Iandola et al. 2016): 722,496 parameters, 512 numbers per image.
 
@@ -96,6 +99,7 @@ class SqueezeNet(nn.Module):
         return embedded
 
 
+@checked
 def squeezenet(side: int = 224) -> SqueezeNet:
     """SqueezeNet 1.1 with weights trained on ImageNet, frozen.
 
@@ -168,7 +172,8 @@ def names() -> list[str]:
     return sorted(EXTRACTORS)
 
 
-def embed(network: nn.Module, x: Tensor | Decoded, *, batch: int = 64, key: str | None = None) -> NDArray[np.float32]:
+@checked
+def embed(network: nn.Module, x: Tensor | Decoded, *, batch: Count = 64, key: str | None = None) -> NDArray[np.float32]:
     """Compute the embeddings [n, d] of inputs [n, ...], in batches, without gradients.
 
     Args:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from piebald.errors import SettingError
-from piebald.models.checks import shape, size, whole, widths
+from piebald.models.checks import checked_network, shape, size, whole, widths
 
 
 class Offsets(nn.Module):
@@ -44,6 +44,7 @@ class Offsets(nn.Module):
         return vector
 
 
+@checked_network
 class Conditioning(Offsets):
     """The client-specific vectors of a gated unit: V_f c, which modulates its filter, and V_g c, which opens its gate.
 
@@ -110,6 +111,7 @@ class _Gated(nn.Module):
         return f.tanh() * g.sigmoid()
 
 
+@checked_network
 class GatedUnit(_Gated):
     """A dense gated unit.  Filter and gate are one product, and conditioning is its bias.
 
@@ -140,6 +142,7 @@ class GatedUnit(_Gated):
         return self.gated(functional.linear(x, self.product.weight, self.offsets()))
 
 
+@checked_network
 class GatedConvolution(_Gated):
     """A convolutional gated unit over one axis (signals) or two (images); all positions share a client's vectors.
 
@@ -183,6 +186,7 @@ class GatedConvolution(_Gated):
         return self.gated(both)
 
 
+@checked_network
 class GatedClassifier(nn.Module):
     """Gated units with dropout and a linear layer, over embeddings or other flat inputs (Rieger et al. 2020).
 
@@ -225,6 +229,7 @@ class GatedClassifier(nn.Module):
         return logits
 
 
+@checked_network
 class PlainClassifier(nn.Module):
     """The counterpart of `GatedClassifier` with ReLU instead of gated units, and without conditioning.
 
@@ -263,6 +268,7 @@ class PlainClassifier(nn.Module):
         return logits
 
 
+@checked_network
 class GatedCnn(nn.Module):
     """Two gated convolutions, each followed by pooling, and a linear layer, for signals and images without extractor.
 

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from piebald.errors import SettingError
-from piebald.models.checks import whole
+from piebald.models.checks import checked_network, whole
 
 
+@checked_network
 class LogMel(nn.Module):
     """Mean and standard deviation over time of each band of the log-mel spectrogram: 2 * bands numbers per recording.
 

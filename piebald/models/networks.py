@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from piebald import plugins
+from piebald.arguments import Count, checked
 from piebald.errors import SettingError, unknown
 from piebald.models.convolutional import Cnn1d, CnnBn, LeafCnn, MetisCnn, SmallCnn
 from piebald.models.dense import Logistic, Mlp
@@ -43,7 +44,8 @@ def names() -> list[str]:
     return sorted(_MODELS)
 
 
-def build_model(name: str, input_shape: Sequence[int], outputs: int, seed: int = 0, **settings: Any) -> nn.Module:
+@checked
+def build_model(name: str, input_shape: Sequence[int], outputs: Count, seed: int = 0, **settings: Any) -> nn.Module:
     """Make a network whose initial parameters depend only on its name, its settings and the seed.
 
     The global random state of torch is not changed.

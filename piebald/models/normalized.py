@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from piebald.models.checks import shape, size, whole, widths
+from piebald.models.checks import checked_network, shape, size, whole, widths
 
 
+@checked_network
 class Cnn1dBn(nn.Module):
     """Two convolutions along time, each with batch norm and halved by pooling, and one linear layer.
 
@@ -47,6 +48,7 @@ class Cnn1dBn(nn.Module):
         return logits
 
 
+@checked_network
 class MlpBn(nn.Module):
     """Linear layers with batch norm between them: for features of a frozen extractor, such as Office-Caltech10's.
 

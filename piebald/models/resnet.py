@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from piebald.models.checks import shape, whole
+from piebald.models.checks import checked_network, shape, whole
 
 
 def _convolution(depth: int, channels: int, kernel: int, stride: int = 1) -> list[nn.Module]:
@@ -39,6 +39,7 @@ class _Block(nn.Module):
         return joined
 
 
+@checked_network
 class Resnet18(nn.Module):
     """ResNet-18 in the form for CIFAR: a 3x3 stem and no pooling before the stages (He et al. 2016).
 

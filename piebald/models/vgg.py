@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from piebald.models.checks import shape, whole
+from piebald.models.checks import checked_network, shape, whole
 
 _STAGES = ((1,), (2,), (4, 4), (8, 8), (8, 8))  # convolutions of each stage, in multiples of the width
 
 
+@checked_network
 class Vgg11(nn.Module):
     """Eight 3x3 convolutions with batch norm in five stages with pooling after each, then averaged over the image.
 

@@ -5,6 +5,7 @@ Packages are imported only to read a file; objects that are passed in bring thei
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from piebald.data.safe_reading import check_table
 from piebald.errors import SettingError, unknown
 from piebald.partition.convert import Array, array, inputs
 from piebald.partition.split import Ints
@@ -55,12 +57,15 @@ def read_table(path: Path) -> Any:
         raise SettingError(f"a table must be a .csv, .tsv or .parquet file, got {path}: save it as one of them")
     suffix = Path(str(path).removesuffix(".gz")).suffix.lower()
     try:
+        check_table(path, SEPARATORS.get(suffix))
         if suffix in PARQUET:
             return pandas.read_parquet(path)
         return pandas.read_csv(path, sep=SEPARATORS[suffix])
     except ImportError:
         raise SettingError(f"{path} is a Parquet file, which needs pyarrow: pip install pyarrow") from None
-    except (OSError, EOFError, ValueError) as error:
+    except SettingError:
+        raise
+    except (OSError, EOFError, ValueError, OverflowError, MemoryError, zlib.error) as error:
         raise SettingError(f"{path} cannot be read as a table, it may be damaged: replace it ({error})") from None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,6 +14,7 @@ from piebald.contracts import Clients, HoldsRows
 from piebald.data import data_sets
 from piebald.data.dataset import DataSet, Owners
 from piebald.data.folders import IMAGES, audio_folder, image_folder
+from piebald.data.safe_reading import read_arrays
 from piebald.errors import SettingError
 from piebald.partition.client_tables import Table, from_frame, from_hub, is_table, read_table
 from piebald.partition.convert import Array, kind, targets
@@ -150,17 +150,10 @@ class DataSource(BaseModel):
 
 def _arrays(path: Path) -> tuple[Array, ...]:
     """The arrays x, y and, if it is there, owner of an .npz file."""
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            if not {"x", "y"} <= set(stored.files) <= {"x", "y", "owner"}:
-                raise SettingError(
-                    f"{path} must hold arrays x and y, and owner if wanted, got {', '.join(stored.files) or 'none'}"
-                )
-            return tuple(stored[name] for name in ("x", "y", "owner") if name in stored.files)
-    except SettingError:
-        raise
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise SettingError(f"{path} cannot be read as npz: {error}") from None
+    stored = read_arrays(path)
+    if not {"x", "y"} <= set(stored) <= {"x", "y", "owner"}:
+        raise SettingError(f"{path} must hold arrays x and y, and owner if wanted, got {', '.join(stored) or 'none'}")
+    return tuple(stored[name] for name in ("x", "y", "owner") if name in stored)
 
 
 def _saved(path: Path) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from piebald.arguments import checked, checked_class
 from piebald.errors import SettingError
 from piebald.partition.split import Ints
 from piebald.partition.statistics import Floats, Statistics, total
@@ -30,6 +31,7 @@ UNITS = {
 }
 
 
+@checked_class
 @dataclass(frozen=True, slots=True, eq=False)
 class Heterogeneity:
     """Measures of heterogeneity; `UNITS` has their units.  A measure is None if its data are not known.
@@ -90,6 +92,7 @@ class Heterogeneity:
         return {name: unit for name, unit in UNITS.items() if name in known}
 
 
+@checked
 def measure(statistics: Sequence[Statistics], seconds: Sequence[float] | None = None) -> Heterogeneity:
     """Measure heterogeneity from the statistics of each client.
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from piebald.arguments import Count, Share, checked_class
 from piebald.contracts import Rows, Split
 from piebald.errors import SettingError, unknown
 from piebald.partition.convert import floats, inputs, targets
@@ -15,6 +16,7 @@ from piebald.partition.lists import Lists, Numbered
 from piebald.partition.three_way_split import SPLITS, check_shares, three_ways
 
 
+@checked_class
 class LazyClients:
     """Clients whose rows are loaded on demand and kept in a bounded cache.
 
@@ -40,17 +42,17 @@ class LazyClients:
 
     def __init__(
         self,
-        count: int,
+        count: Count,
         load: Callable[[int], Any],
         *,
         names: Sequence[str] | None = None,
         classes: Sequence[str] | None = None,
         common: Rows | None = None,
         server_rows: Rows | None = None,
-        validation: float = 0.0,
-        test: float = 0.2,
+        validation: Share = 0.0,
+        test: Share = 0.2,
         seed: int = 0,
-        cache: int = 64,
+        cache: Count = 64,
         tokens: bool = False,
     ) -> None:
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:

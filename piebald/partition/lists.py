@@ -8,6 +8,7 @@ from typing import Self, overload
 
 import numpy as np
 
+from piebald.arguments import checked_class
 from piebald.partition.split import Bools, Ints
 
 
@@ -29,6 +30,7 @@ class Numbered(Sequence[str]):
         return str(found) if isinstance(found, int) else [str(number) for number in found]
 
 
+@checked_class
 @dataclass(frozen=True, slots=True, eq=False)
 class Lists:
     """A list of row numbers for each client, in two arrays: client c has `values[starts[c]:starts[c + 1]]`."""

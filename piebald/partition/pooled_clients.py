@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from piebald.arguments import checked, checked_class
 from piebald.contracts import Rows, Split
 from piebald.data.decoded import Decoded
 from piebald.errors import SettingError, unknown
@@ -18,6 +19,7 @@ from piebald.partition.split import Ints
 from piebald.partition.three_way_split import SPLITS
 
 
+@checked_class
 class PooledClients:
     """Clients that hold rows of one pool in memory.
 
@@ -112,6 +114,7 @@ class PooledClients:
             raise unknown("split", split, SPLITS)
         return self._parts[split]
 
+    @checked
     def rows(self, client: int, split: Split) -> Rows:
         """The rows of one part; empty where the client has none."""
         return self._gather(self.indices(client, split))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from piebald.arguments import Share, checked
 from piebald.contracts import Rows, Split
 from piebald.errors import SettingError
 from piebald.partition.client_tables import (
@@ -29,14 +30,15 @@ from piebald.partition.split import Ints
 from piebald.partition.three_way_split import SPLITS, check_shares, three_ways
 
 
+@checked
 def clients_from(
     source: Any,
     *,
     client: str | None = None,
     target: str | None = None,
     features: Sequence[str] | None = None,
-    test: float = 0.2,
-    validation: float = 0.0,
+    test: Share = 0.2,
+    validation: Share = 0.0,
     seed: int = 0,
     names: Sequence[str] | None = None,
     classes: Sequence[str] | None = None,

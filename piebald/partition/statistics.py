@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
+from piebald.arguments import checked, checked_class
+from piebald.contracts import Clients, Split
 from piebald.errors import SettingError
 from piebald.partition.split import Ints
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from piebald.contracts import Clients, Split
 
 Floats = NDArray[np.float64]
 
 
+@checked_class
 @dataclass(frozen=True, slots=True, eq=False)
 class Statistics:
     """Statistics of the rows of one or several clients; `merge` gives those of the union of rows.
@@ -134,6 +132,7 @@ def total(statistics: Iterable[Statistics]) -> Statistics:
     return found[0]
 
 
+@checked
 def collect(
     clients: Clients, split: Split = "train", embed: Callable[[Tensor], Tensor] | None = None
 ) -> list[Statistics]:

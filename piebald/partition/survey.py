@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from piebald.contracts import InMemory
+from piebald.arguments import checked
+from piebald.contracts import Clients, Fleet, InMemory
 from piebald.partition.heterogeneity import Heterogeneity, measure
 from piebald.partition.pictures import flat
 from piebald.partition.statistics import collect
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from piebald.contracts import Clients, Fleet
 
 MOST_CLIENTS = 10_000  # for more clients the numbers would be unreadable
 MOST_EMBEDDED = 100  # clients; each needs the root of a covariance
@@ -22,6 +22,7 @@ MOST_ROWS = 100_000  # embedded in total
 MOST_NUMBERS = 512  # in an embedding
 
 
+@checked
 def survey(clients: Clients, fleet: Fleet | None = None) -> Heterogeneity | None:
     """Measure sizes, labels and speeds, and the distance of inputs if few clients have their rows in memory.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import Field
 
+from piebald.arguments import checked_class
 from piebald.component import Component
 from piebald.errors import SettingError, unknown
 from piebald.partition.split import Ints
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from piebald.data.dataset import DataSet
 
 
+@checked_class
 @dataclass(frozen=True, slots=True, eq=False)
 class PartyRows:
     """The rows of one party.
@@ -37,6 +39,7 @@ class PartyRows:
     features: tuple[str, ...]
 
 
+@checked_class
 @dataclass(frozen=True, slots=True, eq=False)
 class Parties:
     """The active party, which has the targets, the passive one, and the ids both hold [overlap], increasing."""

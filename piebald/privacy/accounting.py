@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any, Literal
 
+from piebald.arguments import Count, Fraction, NotNegative, Whole, checked
 from piebald.contracts import Clients
 from piebald.errors import SettingError
 from piebald.recipe import Recipe
@@ -61,7 +62,8 @@ class PrivacyBudget:
         return {name: None if value == math.inf else value for name, value in asdict(self).items()}
 
 
-def central(noise: float, share: float, rounds: int, delta: float) -> PrivacyBudget:
+@checked
+def central(noise: NotNegative, share: Fraction, rounds: Count, delta: Fraction) -> PrivacyBudget:
     """Clipped updates, noise once on their sum over a fixed number (`gaussian`, where = "server"), Poisson cohorts.
 
     An update that is there or not moves the result by clip / m, where m is the fixed number (`transforms.Gaussian`),
@@ -83,8 +85,9 @@ def central(noise: float, share: float, rounds: int, delta: float) -> PrivacyBud
     return _spent(noise, share, rounds, delta, f"{_CENTRAL} {drawn} {_UNCOVERED}")
 
 
+@checked
 def fixed_cohorts(
-    noise: float, cohort: int, known: int, rounds: int, delta: float, secret: bool = True
+    noise: NotNegative, cohort: Count, known: Count, rounds: Count, delta: Fraction, secret: bool = True
 ) -> PrivacyBudget:
     """The same with cohorts of a fixed size, drawn without replacement.
 
@@ -113,7 +116,8 @@ def fixed_cohorts(
     return replace(plain, meaning=f"{_CENTRAL} {drawn} {_UNCOVERED}")
 
 
-def local(noise: float, rounds: int, delta: float) -> PrivacyBudget:
+@checked
+def local(noise: NotNegative, rounds: Count, delta: Fraction) -> PrivacyBudget:
     """Noise on every clipped update before it leaves (`gaussian`, where = "client").
 
     Args:
@@ -133,7 +137,8 @@ def local(noise: float, rounds: int, delta: float) -> PrivacyBudget:
     return replace(_spent(noise / 2, 1.0, rounds, delta, meaning), unit="updates")
 
 
-def rows(noise: float, share: float, steps: int, delta: float, also: str = "") -> PrivacyBudget:
+@checked
+def rows(noise: NotNegative, share: Fraction, steps: Count, delta: Fraction, also: str = "") -> PrivacyBudget:
     """Rows' gradients clipped, noise on their sum in every step (`dp_sgd`).
 
     Args:
@@ -156,7 +161,8 @@ def rows(noise: float, share: float, steps: int, delta: float, also: str = "") -
     return replace(found, epsilon_prv=_by_opacus(noise, share, steps, delta) if wanted else None)
 
 
-def of_rows(recipe: Recipe, sizes: Sequence[int], rounds: int, delta: float | None = None) -> PrivacyBudget:
+@checked
+def of_rows(recipe: Recipe, sizes: Sequence[Whole], rounds: Count, delta: Fraction | None = None) -> PrivacyBudget:
     """The budget of a recipe whose trainer hides rows, for the client that spends most if it is asked in every round.
 
     Args:
@@ -189,7 +195,8 @@ def of_rows(recipe: Recipe, sizes: Sequence[int], rounds: int, delta: float | No
     return rows(privacy.noise, min(1.0, batch / least), steps * rounds, delta, also)
 
 
-def of_run(recipe: Recipe, clients: Clients, rounds: int | None, simulated: bool = True) -> list[PrivacyBudget]:
+@checked
+def of_run(recipe: Recipe, clients: Clients, rounds: Count | None, simulated: bool = True) -> list[PrivacyBudget]:
     """All budgets of a run; none where the number of rounds is open.  `simulated` is as in `of_recipe`."""
     found = of_recipe(recipe, len(clients), rounds, simulated=simulated)
     if isinstance(recipe.training, HidesRows) and rounds is not None:
@@ -201,8 +208,9 @@ def of_run(recipe: Recipe, clients: Clients, rounds: int | None, simulated: bool
     return found
 
 
+@checked
 def of_recipe(
-    recipe: Recipe, known: int, rounds: int | None, delta: float | None = None, simulated: bool = True
+    recipe: Recipe, known: Count, rounds: Count | None, delta: Fraction | None = None, simulated: bool = True
 ) -> list[PrivacyBudget]:
     """The budgets of a recipe's Gaussian transforms; none where the number of rounds is open.
 

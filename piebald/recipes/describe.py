@@ -13,13 +13,7 @@ from pydantic import BaseModel
 
 from piebald.component import Component
 from piebald.recipe import Recipe
-
-# Settings of recipes that are called otherwise in the part they end up in: (axis, field).
-ALIASES = {
-    "private": ("sharing", "private_layers"),
-    "shared": ("sharing", "shared_layers"),
-    "server_lr": ("server_optimizer", "lr"),
-}
+from piebald.recipe_settings import ALIASES
 
 
 def home(recipe: Recipe, setting: str) -> tuple[type[Component], str] | None:

@@ -10,9 +10,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from piebald import plugins
+from piebald.arguments import checked, settled
 from piebald.component import Component
-from piebald.errors import SettingError, unknown
+from piebald.errors import SettingError, shown, unknown
 from piebald.recipe import Recipe
+from piebald.recipe_settings import holds, plain
 from piebald.recipes.describe import allowed, documented, home, kind
 from piebald.toml_document import dumps
 from piebald.training.base import Trainer
@@ -26,7 +28,7 @@ class _Named:
     def __init__(
         self, function: Callable[..., Recipe], paper: str, trainer: type[Component], name: str | None = None
     ) -> None:
-        self.function, self.paper, self.trainer = function, paper, trainer
+        self.function, self.paper, self.trainer = checked(function), paper, trainer
         self.name = name or function.__name__
         self.summary = (inspect.getdoc(function) or "").partition("\n")[0]
         signature = inspect.signature(function, eval_str=False)
@@ -53,11 +55,22 @@ class _Named:
         for name in fields:
             if name not in self.defaults:
                 raise unknown(f"setting of recipe {self.name!r} called", name, self.defaults)
+        for name, value in fields.items():
+            try:
+                fields[name] = settled(value)
+            except ValueError as error:
+                raise SettingError(f"{name} {error}") from None
         made = self.function(**fields)
         if not isinstance(made, Recipe):
             raise SettingError(f"recipe {self.name!r} must return a Recipe, got {type(made).__name__}")
-        plain = {name: _plain(value) for name, value in fields.items()}
-        return made.model_copy(update={"name": self.name, "fields": plain, "paper": self.paper})
+        for name, value in fields.items():  # one setting may choose a component that has no place for another one
+            if home(self.function(), name) and not any(holds(one, name, value) for one in made.components):
+                raise SettingError(
+                    f"{name} = {shown(value)} of recipe {self.name!r} would have no effect beside its other settings: "
+                    "leave it out"
+                )
+        recorded = {name: plain(value) for name, value in fields.items()}
+        return made.model_copy(update={"name": self.name, "fields": recorded, "paper": self.paper})
 
 
 def recipe(paper: str, trainer: type[Component]) -> Callable[[Callable[..., Recipe]], Callable[..., Recipe]]:
@@ -100,6 +113,7 @@ def names() -> list[str]:
     return sorted(_made)
 
 
+@checked
 def make(name: str, **fields: Any) -> Recipe:
     """Make a recipe from its name and fields.
 
@@ -133,11 +147,12 @@ def lookup(name: str) -> _Named:
         raise SettingError(f"{name} must be a recipe, or a function that returns one, got {found!r}")
     function = inspect.unwrap(found)
     registered = _made.get(function.__name__)
-    if registered is not None and registered.function is function:
+    if registered is not None and inspect.unwrap(registered.function) is function:
         return registered
     return _Named(function, "", Trainer, name)
 
 
+@checked
 def settings_of(name: str) -> tuple[str, ...]:
     """The names of a recipe's settings.
 
@@ -147,6 +162,7 @@ def settings_of(name: str) -> tuple[str, ...]:
     return tuple(lookup(name).defaults)
 
 
+@checked
 def rebuild(table: Mapping[str, Any]) -> Recipe:
     """Rebuild a recipe from the output of `Recipe.model_dump`: name, fields and one table for each axis."""
     try:
@@ -155,6 +171,7 @@ def rebuild(table: Mapping[str, Any]) -> Recipe:
         raise SettingError(f"not a recipe: {error}") from None
 
 
+@checked
 def toml(recipe: Recipe) -> str:
     """Write a recipe as the [recipe] section of an experiment file: its name and fields, and the components that were
     replaced.
@@ -164,8 +181,8 @@ def toml(recipe: Recipe) -> str:
     )
     base, table = make(name, **fields).model_dump(), recipe.model_dump()
     replaced = {axis: table[axis] for axis in Recipe.axes if table[axis] != base[axis]}
-    plain = {field: _plain(value) for field, value in fields.items()}
-    return dumps({"recipe": {"name": name, **plain, **replaced}})
+    written = {field: plain(value) for field, value in fields.items()}
+    return dumps({"recipe": {"name": name, **written, **replaced}})
 
 
 def listing() -> list[dict[str, Any]]:
@@ -185,12 +202,6 @@ def _about(named: _Named, made: Recipe, field: str, default: Any) -> dict[str, A
     found = (named.trainer, field) if field in named.trainer.model_fields else home(made, field)
     if found is None:  # a setting that chooses a component has its choices in the function's own signature
         annotation = typing.get_type_hints(named.function)[field]
-        return {"default": _plain(default), "type": kind(annotation), "doc": "the component that is chosen"}
+        return {"default": plain(default), "type": kind(annotation), "doc": "the component that is chosen"}
     component, own = found
-    return {"default": _plain(default), "type": allowed(component, own), "doc": documented(component).get(own, "")}
-
-
-def _plain(default: Any) -> Any:
-    return (
-        default.table() if isinstance(default, Component) else list(default) if isinstance(default, tuple) else default
-    )
+    return {"default": plain(default), "type": allowed(component, own), "doc": documented(component).get(own, "")}

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from piebald.arguments import PathLike, checked
+
 __all__ = ["write_report"]
 
 
-def write_report(run_paths: Sequence[Path | str], out: Path | str, target: float | None = None) -> list[Path]:
+@checked
+def write_report(run_paths: Sequence[PathLike], out: PathLike, target: float | None = None) -> list[Path]:
     """Write an HTML page and figures about runs.
 
     Args:

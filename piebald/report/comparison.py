@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+from piebald.arguments import checked, checked_class
 from piebald.errors import SettingError, unknown
 from piebald.report.notebook import html_table
 from piebald.report.tables import History, mean
@@ -57,6 +58,7 @@ class Band:
     level: bool = False
 
 
+@checked_class
 class Comparison:
     """Runs of one objective, grouped by label.
 
@@ -70,7 +72,7 @@ class Comparison:
         SettingError: the runs are judged by different metrics.
     """
 
-    def __init__(self, histories: Iterable[History]) -> None:
+    def __init__(self, histories: Sequence[History]) -> None:
         self.by_label: dict[str, list[History]] = {}
         for history in sorted(histories, key=_baselines_first):
             self.by_label.setdefault(history.label, []).append(history)
@@ -136,6 +138,7 @@ class Comparison:
             )
         return rows
 
+    @checked
     def paired(self, base: str) -> list[dict[str, Any]]:
         """One row for each other label: the mean difference to the base label, with its 95% interval.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import weakref
 from pathlib import Path
 
@@ -27,15 +28,39 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_release_in_child)
 
 
+NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # Windows has no such flag
+OWN_FILES = ("run.lock", "run.db*", "vectors-*.safetensors*", "client-state-*.safetensors*")
+
+
+def refuse_links(folder: Path) -> None:
+    """Refuse a folder in which a file that a run writes is a link: writing would overwrite a file somewhere else.
+
+    Raises:
+        RunFolderError: one is a symbolic link, a hard link, or no file.
+    """
+    for path in sorted(path for pattern in OWN_FILES for path in folder.glob(pattern)):
+        about = path.lstat()
+        if not stat.S_ISREG(about.st_mode) or about.st_nlink > 1:
+            kind = "no file" if not (stat.S_ISLNK(about.st_mode) or stat.S_ISREG(about.st_mode)) else "a link"
+            raise RunFolderError(f"{path} is {kind}, and a run would write to it: remove it, or choose another folder")
+
+
+def create_new(path: Path) -> None:
+    """Create an empty file, in place of one or of a link with this name."""
+    path.unlink(missing_ok=True)
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, 0o666))
+
+
 class RunLock:
     """An exclusive lock on `run.lock`, held until `release` or until the process dies.
 
     Raises:
-        RunFolderError: another writer holds it.
+        RunFolderError: another writer holds it, or the file is a link, which would be overwritten elsewhere.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._handle: int | None = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        refuse_links(folder)
+        self._handle: int | None = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT | NO_LINK, 0o644)
         _held.add(self)
         if fcntl is None:
             return

@@ -9,6 +9,7 @@ the runtime's clock unless named wall; sizes are bytes.
 from __future__ import annotations
 
 import errno
+import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -67,14 +68,30 @@ def connect(path: Path | str, *, read_only: bool = False) -> sqlite3.Connection:
     Threads may share it, one at a time.
     """
     if read_only:
-        db = sqlite3.connect(
-            f"{Path(path).absolute().as_uri()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
-        )
+        db = _for_reading(Path(path))
     else:
         db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = NORMAL")  # see `transaction`
     db.row_factory = sqlite3.Row
+    return db
+
+
+def _for_reading(path: Path) -> sqlite3.Connection:
+    """Open for reading, also on media that cannot be written, where SQLite could not make its files beside a database.
+
+    There nobody writes, so that a database without a journal may be taken as it is.
+    """
+    place = f"{path.absolute().as_uri()}?mode=ro"
+    db = sqlite3.connect(place, uri=True, isolation_level=None, check_same_thread=False)
+    try:
+        db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.OperationalError:
+        journal = path.with_name(path.name + "-wal")
+        if os.access(path.parent, os.W_OK, effective_ids=True) or (journal.exists() and journal.stat().st_size):
+            return db  # the error will be explained when it is used
+        db.close()
+        return sqlite3.connect(f"{place}&immutable=1", uri=True, isolation_level=None, check_same_thread=False)
     return db
 
 

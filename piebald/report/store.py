@@ -31,11 +31,10 @@ from piebald.contracts import Checkpoint
 from piebald.errors import RunFolderError
 from piebald.report import schema, vectors
 from piebald.report.lock import RunLock
+from piebald.report.run_folder import UNFINISHED, existing, missing, refuse_occupied, remove_again
 from piebald.report.schema import DATABASE, explained
 
 KEPT = 2  # checkpoints; the second one is used if the first cannot be read
-_UNFINISHED = DATABASE + ".part"
-_LEFTOVERS = {"run.lock", _UNFINISHED, _UNFINISHED + "-wal", _UNFINISHED + "-shm"}
 _JSON = {"client": ("counts", "device"), "note": ("value",)}
 
 
@@ -80,30 +79,39 @@ class RunStore:
         Raises:
             RunFolderError: the folder is not empty, or cannot be written.
         """
+        described = {"created": datetime.now(UTC).isoformat(timespec="seconds"), "status": "running", **meta}
         if path is None:
             db = schema.connect(":memory:")
             schema.make(db)
             store = cls(db, None, None)
-        else:
-            folder = Path(path)
-            with explained(f"a run folder cannot be made at {folder}"):
-                _refuse_occupied(folder)
-                folder.mkdir(parents=True, exist_ok=True)
-                lock = RunLock(folder)
+            store.set_meta(**described)
+            return store
+        folder = Path(path)
+        with explained(f"a run folder cannot be made at {folder}"):
+            refuse_occupied(folder)
+            made = missing(folder)
             try:
-                with explained(f"a run folder cannot be made at {folder}"):
-                    (folder / _UNFINISHED).unlink(missing_ok=True)
-                    with closing(schema.connect(folder / _UNFINISHED)) as empty:
-                        schema.make(empty)
-                    os.replace(
-                        folder / _UNFINISHED, folder / DATABASE
-                    )  # a folder with a run.db is always a complete run
-                    store = cls(schema.connect(folder / DATABASE), folder, lock)
+                folder.mkdir(parents=True, exist_ok=True)
+                return cls._started(folder, described)
             except BaseException:
-                lock.release()
+                remove_again(folder, made)
                 raise
-        store.set_meta(**{"created": datetime.now(UTC).isoformat(timespec="seconds"), "status": "running", **meta})
-        return store
+
+    @classmethod
+    def _started(cls, folder: Path, described: Mapping[str, Any]) -> Self:
+        """A new run in an empty folder.  A folder with a run.db is always a complete run, which can be resumed."""
+        lock = RunLock(folder)
+        try:
+            (folder / UNFINISHED).unlink(missing_ok=True)
+            with closing(schema.connect(folder / UNFINISHED)) as empty:
+                schema.make(empty)
+                with schema.transaction(empty, durable=True):
+                    schema.insert(empty, "meta", _coded(described))
+            os.replace(folder / UNFINISHED, folder / DATABASE)
+            return cls(schema.connect(folder / DATABASE), folder, lock)
+        except BaseException:
+            lock.release()
+            raise
 
     @classmethod
     def open(cls, path: Path | str) -> Self:
@@ -112,7 +120,7 @@ class RunStore:
         Raises:
             RunFolderError: there is no run, it is damaged or has a newer schema, or another process is writing to it.
         """
-        folder = _existing(Path(path))
+        folder = existing(Path(path))
         with explained(f"{folder} cannot be opened"):
             lock = RunLock(folder)
         try:
@@ -134,7 +142,7 @@ class RunStore:
         Raises:
             RunFolderError: there is no run, or it is damaged or has a newer schema.
         """
-        folder = _existing(Path(path))
+        folder = existing(Path(path))
         with explained(f"{folder} cannot be opened"):
             return cls(_checked(folder, read_only=True), folder, None)
 
@@ -204,7 +212,7 @@ class RunStore:
 
     def set_meta(self, **values: Any) -> None:
         """Record JSON values by name, replacing earlier ones."""
-        self._insert("meta", [{"key": key, "value": json.dumps(value)} for key, value in values.items()])
+        self._insert("meta", _coded(values))
 
     def close(self) -> None:
         """Close the database and release the lock.  May be called twice."""
@@ -258,12 +266,13 @@ class RunStore:
         found = self._checkpoints()
         for row in found:
             try:
-                tensors = vectors.read(self.path, row["file"], row["sha256"])
+                values = vectors.values(self.path, row)
+                tensors = vectors.read(self.path, row["file"], vectors.file_digest(row["sha256"]))
                 tensors |= vectors.read_client_states(self._db, self.path, row["version"])
             except RunFolderError as error:
                 self.notes.append(f"the checkpoint of server step {row['version']} was skipped: {error}")
             else:
-                return row["version"], Checkpoint(tensors, json.loads(row["values_json"]))
+                return row["version"], Checkpoint(tensors, values)
         if found:
             raise RunFolderError(f"no checkpoint of {self.path} can be used: start a new run ({self.notes[-1]})")
         return None
@@ -277,8 +286,8 @@ class RunStore:
         row = next((row for row in self._checkpoints() if row["version"] == version), None)
         if row is None or self.path is None:
             raise RunFolderError(f"{self._name} has no checkpoint of server step {version}")
-        tensors = vectors.read(self.path, row["file"], row["sha256"])
-        return Checkpoint(tensors, json.loads(row["values_json"]))
+        values = vectors.values(self.path, row)
+        return Checkpoint(vectors.read(self.path, row["file"], vectors.file_digest(row["sha256"])), values)
 
     def client_state(self, client: int, version: int | None = None) -> dict[str, Tensor]:
         """The state of one client at a kept version, by default the newest; files are not checked for damage."""
@@ -314,7 +323,8 @@ class RunStore:
         values = json.dumps(dict(checkpoint.values))  # first, so that a value that is not JSON leaves no file
         whole, changed = vectors.split_client_state(checkpoint.tensors)
         name = f"vectors-{version}.safetensors"
-        row = {"version": version, "file": name, "sha256": vectors.write(folder, name, whole), "values_json": values}
+        digests = vectors.digests(vectors.write(folder, name, whole), values)
+        row = {"version": version, "file": name, "sha256": digests, "values_json": values}
         states = vectors.survivors(self._db, folder, version, changed) | changed
         if not states:
             return _Written(row, None, {})
@@ -365,22 +375,6 @@ def _dump(value: Any) -> str | None:
     return json.dumps(value)
 
 
-def _refuse_occupied(folder: Path) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise RunFolderError(f"{folder} is a file: choose a folder for the run")
-    if (folder / DATABASE).exists():
-        raise RunFolderError(
-            f"{folder} already holds a run: continue it with `piebald resume {folder}` or choose another folder"
-        )
-    if folder.is_dir() and {path.name for path in folder.iterdir()} - _LEFTOVERS:
-        raise RunFolderError(f"{folder} is not empty and holds no run: choose another folder")
-
-
-def _existing(folder: Path) -> Path:
-    if not folder.exists():
-        raise RunFolderError(f"there is no run folder at {folder}: check the path")
-    if not folder.is_dir():
-        raise RunFolderError(f"{folder} is a file, not a run folder: name the folder that holds it")
-    if not (folder / DATABASE).exists():
-        raise RunFolderError(f"{folder} is not a run folder: it has no {DATABASE}")
-    return folder
+def _coded(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Rows of the table `meta`."""
+    return [{"key": key, "value": json.dumps(value)} for key, value in values.items()]

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from piebald.arguments import PathLike, checked, checked_class
 from piebald.errors import RunFolderError, unknown
 from piebald.report.notebook import html_table
 from piebald.report.schema import COLUMNS, DATABASE
@@ -41,6 +42,7 @@ class Point(TypedDict):
     mean: float
 
 
+@checked_class
 class History:
     """One run, for reading.  Each table is read once, when it is first used.
 
@@ -52,7 +54,7 @@ class History:
         meta: values that describe the run, see `RunStore.create`.
     """
 
-    def __init__(self, source: RunStore | Path | str) -> None:
+    def __init__(self, source: RunStore | PathLike) -> None:
         self._store = source if isinstance(source, RunStore) else RunStore.open_read_only(source)
         self._owned = self._store is not source
         self.path = self._store.path
@@ -106,6 +108,7 @@ class History:
         exists = self._store.query("SELECT name FROM sqlite_master WHERE type = 'table' AND name = 'measure'")
         return self._store.rows("measure") if exists else []
 
+    @checked
     def frame(self, name: str) -> pandas.DataFrame:
         """The table "rounds", "clients", "scores", "results" or "measures" as a pandas data frame."""
         if name not in _TABLES:
@@ -259,6 +262,7 @@ class History:
             "wall": self.rounds[-1]["wall"] or 0.0 if self.rounds else 0.0,
         }
 
+    @checked
     def to_target(self, value: float) -> Point | None:
         """The first evaluation at which the mean over clients was at least as good as a value, or None."""
         sign = 1 if self.higher_is_better else -1

@@ -20,13 +20,14 @@ import sqlite3
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from piebald.errors import RunFolderError
+from piebald.report.lock import create_new
 from piebald.report.schema import explained, insert
 
 CLIENT_STATE = "client_state/"
@@ -53,6 +54,7 @@ def write(folder: Path, name: str, tensors: Mapping[str, Tensor]) -> str:
     """Write tensors to a temporary file, force it to the disk, rename it to `name`, and return its SHA-256."""
     unfinished = folder / (name + _UNFINISHED)
     try:
+        create_new(unfinished)  # safetensors would write through a link
         save_file(_separate(tensors), str(unfinished))
         with unfinished.open("rb") as file:
             os.fsync(file.fileno())
@@ -90,6 +92,32 @@ def pick(folder: Path, name: str, keys: Iterable[str] | None = None) -> dict[str
         return {key: file.get_tensor(key) for key in (file.keys() if keys is None else keys)}
 
 
+def digests(of_file: str, values: str) -> str:
+    """What is recorded beside a checkpoint: the SHA-256 of its file, and that of its values."""
+    return f"{of_file} {hashlib.sha256(values.encode()).hexdigest()}"
+
+
+def file_digest(recorded: str) -> str:
+    """The SHA-256 of a checkpoint's file."""
+    return str(recorded).partition(" ")[0]
+
+
+def values(folder: Path, row: sqlite3.Row) -> dict[str, Any]:
+    """The values of a checkpoint, after checking their SHA-256 (which folders of earlier versions do not have).
+
+    Raises:
+        RunFolderError: they are damaged.
+    """
+    wanted = str(row["sha256"]).partition(" ")[2]
+    try:
+        read = json.loads(row["values_json"])
+    except (ValueError, TypeError):
+        read = None
+    if not isinstance(read, dict) or (wanted and hashlib.sha256(row["values_json"].encode()).hexdigest() != wanted):
+        raise RunFolderError(f"{folder} is damaged: the values of server step {row['version']} are not those recorded")
+    return read
+
+
 def split_client_state(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[tuple[int, str], Tensor]]:
     """Split a checkpoint's tensors into those of the server and those of clients, the latter by (client, name)."""
     whole, states = {}, {}
@@ -114,10 +142,12 @@ def current(db: sqlite3.Connection, version: int, client: int | None = None) -> 
 
 def read_client_states(db: sqlite3.Connection, folder: Path, version: int) -> dict[str, Tensor]:
     """Read the state of all clients as of a version, by key, checking each file."""
-    digests = {row["file"]: row["sha256"] for row in db.execute("SELECT file, sha256 FROM client_state_file")}
+    found = {row["file"]: row["sha256"] for row in db.execute("SELECT file, sha256 FROM client_state_file")}
     tensors: dict[str, Tensor] = {}
     for file, keys in _by_file(current(db, version)).items():
-        tensors |= read(folder, file, digests[file], keys)
+        if file not in found:
+            raise RunFolderError(f"{folder} is damaged: nothing is recorded about {file}")
+        tensors |= read(folder, file, found[file], keys)
     return tensors
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from piebald import data as data_sets
+from piebald.arguments import checked_class
 from piebald.data import DataSet
 from piebald.errors import SettingError, unknown
 from piebald.partition.vertical_split import Vertical, feature_names
@@ -21,6 +22,7 @@ CREDIT = ("LIMIT_BAL", "SEX", "EDUCATION", "MARRIAGE", "AGE")
 Ints = NDArray[np.int64]
 
 
+@checked_class
 @dataclass(frozen=True, eq=False)
 class PartyHolding:
     """The data of one party.

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from piebald.arguments import PathLike, checked, checked_class
 from piebald.errors import RunFolderError
 from piebald.runtimes.federation.private_files import write_private
 from piebald.vertical.baselines import TransferScore, transfer_score
@@ -17,6 +18,7 @@ from piebald.vertical.secrecy import is_simulated, secrecy
 from piebald.vertical.transfer_settings import TransferSettings
 
 
+@checked_class
 @dataclass(frozen=True, slots=True)
 class TransferResult:
     """A finished transfer.
@@ -51,7 +53,8 @@ class TransferResult:
         return asdict(self) | {"folder": None if self.folder is None else str(self.folder)}
 
 
-def result(folder: str | Path) -> TransferResult:
+@checked
+def result(folder: PathLike) -> TransferResult:
     """The result of a finished run, from both parties' folders."""
     folder = Path(folder)
     settings = read_settings(folder)

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from piebald.arguments import PathLike, checked
 from piebald.errors import PiebaldError, RuntimeFault, SettingError
 from piebald.runtimes.federation.flare_link import SERVER
 from piebald.runtimes.federation.local_federation import free_port
@@ -53,10 +54,11 @@ def warn(sentence: str) -> None:
     warnings.warn(sentence, RuntimeWarning, stacklevel=2)
 
 
+@checked
 def run(
     settings: TransferSettings,
     holdings: Mapping[Role, PartyHolding] | None = None,
-    out: str | Path | None = None,
+    out: PathLike | None = None,
     watch: Watcher | None = None,
     tell: Teller = warn,
 ) -> TransferResult:
@@ -92,7 +94,8 @@ def run(
     return _two_threads(settings, holdings, folder, watch)
 
 
-def resume(folder: str | Path, watch: Watcher | None = None, tell: Teller = warn) -> TransferResult:
+@checked
+def resume(folder: PathLike, watch: Watcher | None = None, tell: Teller = warn) -> TransferResult:
     """Continue a run from its checkpoints: both parties, or the one whose folder is here."""
     folder = Path(folder)
     settings = read_settings(folder)
@@ -104,10 +107,11 @@ def resume(folder: str | Path, watch: Watcher | None = None, tell: Teller = warn
     return run(settings, out=folder, watch=watch, tell=tell)
 
 
+@checked
 def run_party(
     role: Role,
     settings: TransferSettings,
-    out: str | Path,
+    out: PathLike,
     watch: Watcher | None = None,
     tell: Teller = warn,
     simulated: bool = False,

@@ -126,7 +126,7 @@ def test_dotted_writes_keys_as_people_do():
 
 
 TEXTS = st.text(st.characters(codec="utf-8"))
-PLAIN = st.one_of(st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False), TEXTS)
+PLAIN = st.one_of(st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False, width=32), TEXTS)
 VALUES = st.recursive(PLAIN, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3))
 
 

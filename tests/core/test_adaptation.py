@@ -217,8 +217,8 @@ def test_resumed_runs_hold_out_the_same(clients, tmp_path: Path, monkeypatch) ->
 def test_errors_are_one_sentence(finished, clients, tmp_path: Path) -> None:
     x, y = unseen_rows(finished, clients)
     cases = [
-        (lambda: piebald.adapt(finished, (x, y), epochs=0), "epochs must be a whole number, at least 1, got 0"),
-        (lambda: piebald.adapt(finished, (x, y), lr=-1.0), "lr must be above 0, got -1.0"),
+        (lambda: piebald.adapt(finished, (x, y), epochs=0), "epochs must be a whole number of at least 1, got 0"),
+        (lambda: piebald.adapt(finished, (x, y), lr=-1.0), "lr must be a finite number above 0, got -1.0"),
         (lambda: piebald.adapt(finished, (x, y), validation=0.0), "has no validation rows: give it some"),
         (lambda: piebald.adapt(finished, [(x, y), (x, y)]), "one newcomer at a time, got 2 clients"),
         (lambda: piebald.adapt(finished, (x[:, :, :4], y)), "the model cannot be trained on these rows"),

@@ -86,7 +86,7 @@ def test_it_reaches_the_minimum_of_all_where_fedavg_does_not() -> None:
 @pytest.mark.parametrize(
     ("components", "wrong"),
     [
-        ({"training": {"kind": "sgd"}}, "same alpha"),
+        ({"training": {"kind": "sgd"}}, "alpha = .* would have no effect"),
         ({"training": {"kind": "dynamic_regularization", "alpha": 0.5}}, "same alpha"),
         ({"aggregation": "example_weighted"}, "plain mean"),
     ],

@@ -206,9 +206,9 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "a rate": ("fedavg", {"lr": 0}, "training 'sgd': lr must be greater than 0, got 0"),
     "a rate beyond bounds": ("fedavg", {"lr": float("inf")}, "lr must be a finite number, got inf"),
     "a word for a number": ("fedavg", {"lr": "fast"}, "training 'sgd': lr must be a number"),
-    "a cohort": ("fedavg", {"cohort": 2.5}, "scheduling 'synchronous': cohort must be a number of clients"),
-    "a word for a cohort": ("fedavg", {"cohort": "all"}, "scheduling 'synchronous': cohort must be"),
-    "patterns": ("hdafl", {"private": 5}, "sharing 'all_except': private_layers must be a string"),
+    "a cohort": ("fedavg", {"cohort": 2.5}, "cohort must be a number of clients"),
+    "a word for a cohort": ("fedavg", {"cohort": "all"}, "cohort must be"),
+    "patterns": ("hdafl", {"private": 5}, "private must be text or a list"),
     "a schedule": (
         "fedavg", {"lr_schedule": {"kind": "cosin"}}, "there is no lr_schedule 'cosin': did you mean 'cosine'?",
     ),
@@ -293,7 +293,7 @@ def test_replacing_a_component() -> None:
     assert recipe.scheduling == Synchronous()
     with pytest.raises(SettingError, match="no axis 'schedulin': did you mean 'scheduling'"):
         recipe.with_(schedulin=Asynchronous())
-    with pytest.raises(SettingError, match="training must be on the axis of Trainer"):
+    with pytest.raises(SettingError, match="training must be on the axis of training"):
         recipe.with_(training=Full())
 
 

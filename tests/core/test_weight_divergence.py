@@ -131,7 +131,7 @@ def test_nothing_is_loaded_to_measure_a_million_clients() -> None:
 
 def test_unknown_measures_are_refused(tmp_path) -> None:
     clients = Iid(clients=2, limit=40).split(data.digits())
-    with pytest.raises(SettingError, match="no measure 'weight': did you mean 'weights'"):
+    with pytest.raises(SettingError, match="got 'weight': did you mean 'weights'"):
         piebald.run("fedavg", clients, network(), measure="weight", out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     assert piebald.run("fedavg", clients, network(), rounds=1, measure="none").measures == []

@@ -65,7 +65,7 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
         data.audio_folder(tmp_path, owner="room")
     with pytest.raises(SettingError, match="side must be a whole number"):
         data.image_folder(tmp_path, side=0)
-    with pytest.raises(SettingError, match="at least one sample"):
+    with pytest.raises(SettingError, match="seconds must be a finite number above 0"):
         data.audio_folder(tmp_path, seconds=0)
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "x.png").write_bytes(b"no image")

@@ -41,7 +41,7 @@ def test_counts_are_the_same_from_the_table() -> None:
 
 
 def test_unknown_split_and_client() -> None:
-    with pytest.raises(SettingError, match="no split 'tran': did you mean 'train'"):
+    with pytest.raises(SettingError, match="got 'tran': did you mean 'train'"):
         pooled().rows(0, "tran")
     with pytest.raises(IndexError, match="no client 2: they are numbered from 0 to 1"):
         pooled().rows(2, "train")
@@ -146,11 +146,11 @@ def test_what_load_must_not_return(loaded, message: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"count": 0}, "count must be a whole number of clients, at least 1, got 0"),
+        ({"count": 0}, "count must be a whole number of at least 1, got 0"),
         ({"load": 3}, "load must be a function"),
-        ({"cache": 0}, "cache must be a number of clients, at least 1, got 0"),
+        ({"cache": 0}, "cache must be a whole number of at least 1, got 0"),
         ({"names": ["a"]}, "names must give one name to each of the 2 clients, got 1"),
-        ({"test": 1.0}, "test must be a share"),
+        ({"test": 1.0}, "test must be a finite number of at least 0 and below 1"),
     ],
 )
 def test_bad_lazy_settings(fields, message: str) -> None:

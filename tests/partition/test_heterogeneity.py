@@ -210,6 +210,9 @@ def test_rows_are_not_fetched_where_counts_are_known() -> None:
         def rows(self, client: int, split: str) -> None:
             raise AssertionError("fetched")
 
+        def size(self, client: int, split: str) -> None:
+            raise AssertionError("asked")
+
     assert [own.rows for own in collect(Counted())] == [3, 4]
 
 

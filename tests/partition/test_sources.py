@@ -270,8 +270,8 @@ def test_bad_clients_are_one_sentence(source, message: str) -> None:
     [
         ({"client": "who"}, "client names columns of a table, got a list: leave client out"),
         ({"features": ["a"]}, "features names columns of a table"),
-        ({"test": 1}, "test must be a share"),
-        ({"validation": -0.1}, "validation must be a share"),
+        ({"test": 1}, "test must be a finite number of at least 0 and below 1"),
+        ({"validation": -0.1}, "validation must be a finite number of at least 0"),
         ({"names": ["a", "b"]}, "names must give one name to each of the 1 clients, got 2"),
         ({"classes": ["a"]}, "class numbers must be below 1, got 1: name every class"),
     ],

@@ -16,7 +16,8 @@ def write_private(path: Path, text: str | bytes, lasting: bool = True) -> None:
     """
     data = text.encode() if isinstance(text, str) else text
     temporary = path.with_name(path.name + ".part")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    temporary.unlink(missing_ok=True)  # a link with this name would be written through
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "wb") as file:
         file.write(data)
         file.flush()

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,9 +20,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from piebald.errors import SettingError
+from piebald.errors import SettingError, shown
 from piebald.runtimes.federation.flare_link import INSTALL, SERVER
 from piebald.runtimes.federation.private_files import write_private
+from piebald.toml_document import Document
 
 _CREDENTIALS = "credentials.json"
 _SITES = "sites.json"
@@ -83,16 +83,16 @@ def describe(path: Path) -> Description:
         SettingError: it cannot be read, or a value in it is not allowed.
     """
     try:
-        made = Description.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        made = Description.model_validate(Document(path.read_text(encoding="utf-8"), str(path)).values)
     except OSError as error:
         raise SettingError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise SettingError(f"{path} is not TOML: {error}") from None
+    except UnicodeDecodeError:
+        raise SettingError(f"{path} is not a text file in UTF-8") from None
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(name) for name in first["loc"])
         raise SettingError(
-            f"{path}: {where}: {first['msg'].lower()}, got {first['input']!r}; "
+            f"{path}: {where}: {first['msg'].lower()}, got {shown(first['input'])}; "
             "it takes name, host, port, days and sites"
         ) from None
     _check_names(path, made.sites)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import socket
+import threading
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
@@ -77,8 +79,11 @@ class RayConnection:
             ) from error
 
     def _init(self, tries: int, **how: Any) -> None:
+        before = signal.getsignal(signal.SIGTERM)
         try:
             self.ray.init(log_to_driver=False, logging_level="ERROR", **how)
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, before)  # Ray replaces it by one that does not tell how the run ended
         except Exception:
             self.ray.shutdown()
             if tries == 1:

@@ -50,7 +50,8 @@ class Simulated(RuntimeSettings):
         engine: "sequential" (one client after another), "batched" (many at once through one module), "vmapped" (many at
             once through vmap), "reference" (slow and plain), or "auto", which measures and takes the fastest.
         stack: clients trained at once by the batched and the vmapped engine; None measures or chooses the number.
-        workers: processes or actors that train; None decides by the number of cores and the work there is.
+        workers: processes or actors that train, at most one for each client; None decides by the number of cores and
+            the work there is.
         device: where engines compute, as torch calls it.
         onednn: whether the batched engine multiplies large matrices with oneDNN instead of torch's default; None
             measures which is faster here.
@@ -127,6 +128,7 @@ class Simulated(RuntimeSettings):
             )
             small = self.engine == "auto" and seconds < _SMALL_ROUND
             workers = min(cores, expected) if forks and cores > 1 and expected > 1 and not small else 0
+        workers = min(workers, len(clients))  # others would have nothing to do
         stack = min(stack, stack_limit(work), -(-expected // max(workers, 1)))
         return self.model_copy(update={"engine": engine, "stack": stack, "workers": workers, "onednn": onednn})
 
@@ -135,7 +137,8 @@ class Simulator(Simulated):
     """How to simulate.
 
     Attributes:
-        workers: processes; 0 trains in this process, None decides by the number of cores and the work there is.
+        workers: processes, at most one for each client; 0 trains in this process, None decides by the number of cores
+            and the work there is.
         device: "cpu", "cuda" or "cuda:1".
     """
 

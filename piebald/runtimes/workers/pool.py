@@ -226,6 +226,8 @@ class _Worker:
 
     def _dead(self) -> RuntimeFault:
         self.process.join(timeout=5)
+        if self.process.exitcode == -signal.SIGTERM:  # sent to all processes of a run, it asks for a clean stop
+            raise KeyboardInterrupt
         return RuntimeFault(
             f"a worker process died (exit code {self.process.exitcode}; -9 often means that memory ran out): "
             "continue with `piebald resume`, if need be with fewer workers"
@@ -286,6 +288,7 @@ def _serve_until_closed(engine: Engine, pipe: Connection, parent: Connection, in
     """The loop of a worker: serve until the other end closes."""
     parent.close()  # otherwise this copy of it would keep the pipe open after the parent has died
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent decides what to do
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the parent's answer to it is to record that the run was stopped
     torch.set_num_threads(1)
     total = RunningSum()
     while True:
