@@ -31,7 +31,7 @@ from piebald.contracts import (
 from piebald.errors import RuntimeFault
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 from piebald.recipe import Recipe
-from piebald.scheduling.base import HasDeadline, RejectsLate, ServerView
+from piebald.scheduling.base import HasDeadline, RejectsLate, ServerView, round_kind
 from piebald.server.best_version import BestVersion, ModelSnapshot
 from piebald.server.client_pool import ClientPool
 from piebald.server.client_queries import ClientQueries
@@ -51,6 +51,7 @@ from piebald.server.records import (
     whole_task,
 )
 from piebald.server.result_checks import ResultChecks
+from piebald.server.stalled import StalledSteps
 from piebald.server.stopping import RunTotals, StoppingCriteria
 
 SAVING = 0.02  # the largest share of a run's time spent on saving its state, by default
@@ -101,6 +102,7 @@ class ServerLoop:
         self._contexts: dict[tuple[str, int], LoopContext] = {}
         self._uploads = work.trainer.uploads()
         self._masked = MaskedRounds(recipe.masking)
+        self._stalled = StalledSteps(round_kind(recipe.scheduling) is not None)
         early = not recipe.requires_individual_updates and recipe.masking is None
         self._summed = recipe.aggregation if early and isinstance(recipe.aggregation, Linear) else None
         self._deadline = recipe.scheduling if isinstance(recipe.scheduling, HasDeadline) else None
@@ -247,6 +249,7 @@ class ServerLoop:
         self._waiting = []
         results = self._unmasked(results)
         counted = self.cluster_models.step(cohort_of(results, self.version), self._context) if results else []
+        self._stalled.watch(results, counted, self)
         self.version += 1
         self._stepped = self.runtime.now()
         rows = []
@@ -369,6 +372,7 @@ class ServerLoop:
             "excluded": sorted(self.client_pool.excluded.items()),
             "initialized": sorted(self.client_pool.initialized),
             "limits": sorted(self._limits.items()),
+            "stalled": self._stalled.state(),
             "outstanding": outstanding,
             "queued": queued,
             "cluster_models": dict(mine.values),
@@ -384,6 +388,7 @@ class ServerLoop:
         self.version, self._next_id = int(values["version"]), int(values["next_id"])
         self._stepped, self.totals = float(values["stepped"]), RunTotals(**values["totals"])
         self.best.restore(values.get("best"))
+        self._stalled.restore(values.get("stalled"))
         self.client_pool.excluded = {int(client): str(reason) for client, reason in values["excluded"]}
         self.client_pool.initialized = set(values["initialized"])
         self._limits = {int(number): float(limit) for number, limit in values["limits"]}
