@@ -9,6 +9,8 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pydantic import BaseModel
+
 from piebald import plugins
 from piebald.component import Component
 from piebald.errors import SettingError, unknown
@@ -191,6 +193,10 @@ def _about(named: _Named, made: Recipe, field: str, default: Any) -> dict[str, A
 
 
 def _plain(default: Any) -> Any:
-    return (
-        default.table() if isinstance(default, Component) else list(default) if isinstance(default, tuple) else default
-    )
+    if isinstance(default, Component):
+        return default.table()
+    if isinstance(default, BaseModel):
+        return _plain(default.model_dump())
+    if isinstance(default, dict):
+        return {name: _plain(value) for name, value in default.items()}
+    return [_plain(one) for one in default] if isinstance(default, list | tuple) else default

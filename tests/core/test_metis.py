@@ -11,14 +11,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 import piebald
 from piebald import recipes
 from piebald.aggregation import Dvw, EqualWeighted, ExampleWeighted, StalenessWeighted
 from piebald.aggregation.classification_scores import SCORES
 from piebald.clustering import SingleCluster
-from piebald.contracts import Device, Task, TrainInput, Update
+from piebald.contracts import Device, Task, Update
 from piebald.errors import SettingError
 from piebald.partition import FastSlow, Lists, PooledClients
 from piebald.partition.devices import Devices
@@ -437,77 +437,7 @@ def test_without_validation_rows_the_run_is_refused() -> None:
             piebald.run(made, clients, nn.Linear(3, 2), rounds=1)
 
 
-# ------------------------------------------------------------------------------------------------------------- adaptive
-
-
-class Scripted:
-    """A client context with given validation losses: a row for each client, a column for each cycle after the first."""
-
-    def __init__(self, losses: list[list[float]]) -> None:
-        self.losses, self.cycle, self.walks = torch.tensor(losses), -1, 0
-
-    def run_sgd(self, model: Tensor, config: Any, **_: Any) -> Any:
-        from piebald.contracts import SgdOutcome
-
-        self.walks += 1
-        count = len(model)
-        return SgdOutcome(model + 1, torch.full((count,), 4.0), torch.ones(count), None)
-
-    def score(self, model: Tensor, split: str) -> Any:
-        self.cycle += 1
-        return {"loss": self.losses[:, min(self.cycle, self.losses.shape[1] - 1)]}, None
-
-
-def begin(trainer: AdaptiveFrequency, count: int, committed: float = 0.0, **state: Tensor) -> TrainInput:
-    kept = trainer.initial_state(torch.zeros(2), 2) | state
-    stacked = {name: torch.stack([tensor] * count) for name, tensor in kept.items()}
-    seen = torch.full((count, 1), committed, dtype=torch.float64)
-    return TrainInput(torch.zeros(count, 2), 2, stacked, {}, [0] * count, seen, torch.ones(count, 1))
-
-
-@pytest.mark.parametrize(
-    ("settings", "losses", "cycles"),
-    [
-        ({}, [1.0, 0.9, 0.8, 0.85, 0.1], 3),  # C1: the third cycle did not help
-        ({"vc_tomb": 1}, [1.0, 0.9, 0.95, 0.8, 0.85, 0.1], 4),  # one failure is forgiven
-        ({"vc_loss": 5.0}, [1.0, 0.9, 0.87, 0.1], 2),  # C2: 3.3 percent is too little
-        ({"vc_loss": 5.0, "vc_tomb": 1}, [1.0, 0.9, 0.87, 0.8, 0.79], 4),
-        ({"cycles": 2}, [1.0, 0.9, 0.8, 0.7], 2),
-        ({}, [math.nan, math.nan, math.nan], 1),  # no validation rows: nothing shows that another cycle helps
-    ],
-)
-def test_a_client_stops_where_another_cycle_does_not_help(
-    settings: dict[str, Any], losses: list[float], cycles: int
-) -> None:
-    trainer, context = AdaptiveFrequency(**settings), Scripted([losses])
-    output = trainer.train(begin(trainer, 1), context)
-    assert context.walks == cycles
-    assert output.steps.tolist() == [4.0 * cycles]
-    assert output.model.tolist() == [[cycles] * 2]
-
-
-def test_clients_of_a_stack_stop_one_by_one() -> None:
-    trainer, context = AdaptiveFrequency(), Scripted([[1.0, 1.1, 0.0, 0.0], [1.0, 0.9, 0.8, 0.8], [1.0, 0.9, 0.9, 0.0]])
-    output = trainer.train(begin(trainer, 3), context)
-    assert output.steps.tolist() == [4.0, 12.0, 8.0]
-    assert output.model[:, 0].tolist() == [1.0, 3.0, 2.0]
-    assert output.state["seen"].flatten().tolist() == [1.0, 3.0, 2.0]
-
-
-def test_staleness_beyond_the_median_of_the_first_cycles_stops() -> None:
-    """Others took 9 steps for each of ours since last time (own 10, 100 committed): a cycle of 4 steps is 40 stale."""
-    falling = [[1.0 / (1 + cycle) for cycle in range(30)]]
-    past = torch.arange(1.0, 21.0) * 10  # median 105
-    known = {"staleness": past, "seen": torch.tensor([20.0]), "met": torch.tensor([0.0, 10.0]).double()}
-    trainer = AdaptiveFrequency()
-    output = trainer.train(begin(trainer, 1, committed=100.0, **known), Scripted(falling))
-    assert output.steps.tolist() == [12.0]  # 40, 80, 120
-    assert output.state["staleness"][0].tolist() == past.tolist()  # only the first twenty set the measure
-    assert output.state["met"][0].tolist() == [100.0, 12.0]
-    patient = AdaptiveFrequency(limit_staleness=False).train(
-        begin(trainer, 1, committed=100.0, **known), Scripted(falling)
-    )
-    assert patient.steps.tolist() == [80.0]  # all 20 cycles
+# ------------------------------------------------------------------------------------------------- staleness in steps
 
 
 def test_tasks_say_how_many_optimizer_steps_are_behind_a_model() -> None:
@@ -519,26 +449,6 @@ def test_tasks_say_how_many_optimizer_steps_are_behind_a_model() -> None:
     steps = {row["id"]: row["version"] for row in recorder.rows}
     for task in runtime.sent:
         assert task.committed == 5 * sum(version <= task.version for version in steps.values())
-
-
-def test_adaptive_training_only_ever_stops_earlier() -> None:
-    """On real data: where every failure is forgiven it is plain training for as many epochs."""
-    clients = classified_federation((30, 12, 7))
-    forgiving = AdaptiveFrequency(cycles=3, vc_tomb=99, limit_staleness=False, lr=0.1)
-    stop = {"engine": "sequential", "workers": 0}
-    runs = [
-        piebald.run(
-            recipes.fedavg().with_(training=trainer),
-            clients,
-            nn.Linear(3, 2),
-            rounds=2,
-            runtime=piebald.Simulator(**stop),
-        )
-        for trainer in (forgiving, AdaptiveFrequency(cycles=3, lr=0.1))
-    ]
-    steps = [[row["steps"] for row in run.results if row["kind"] == "train"] for run in runs]
-    assert steps[0] == [6, 3, 3] * 2
-    assert all(mine <= theirs for mine, theirs in zip(steps[1], steps[0], strict=True))
 
 
 # ----------------------------------------------------------------------------------------------------------------- stop

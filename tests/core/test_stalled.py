@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -45,9 +45,10 @@ def test_a_cache_whose_weights_have_all_become_0_is_exactly_empty() -> None:
 
 
 @few
+@example([(0, 1e9), (1, 1e-12), (0, 0.0)])
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0.0, 1e-12, 1e-3, 1.0, 1e9])), min_size=1, max_size=40))
 def test_what_is_gone_leaves_nothing_behind(swaps: list[tuple[int, float]]) -> None:
-    """However much larger the weights were before.  Before, weights of 1e9 left 1e-7 behind beside one of 1e-12."""
+    """However much larger the weights were before.  Before, a weight of 1e-12 beside one of 1e9 was lost for ever."""
     made, out, last = cache(1), torch.zeros(1), dict[int, tuple[float, float]]()
     for number, (client, weight) in enumerate(swaps):
         value = float(torch.tensor(1 + number / 7))
