@@ -25,6 +25,8 @@ class Cohort:
         matrix: [n, s], the changes, or None where they were summed early or are not needed together.
         version: server steps made.
         sent: [s] each, the models that the changes started from.
+        missed: server steps that each update missed, where that is not the difference of versions: in a run with
+            several clusters only those of its own cluster count.
     """
 
     clients: Sequence[int]
@@ -33,10 +35,13 @@ class Cohort:
     matrix: Tensor | None
     version: int
     sent: Sequence[Tensor] = ()
+    missed: Sequence[int] | None = None
 
     @property
     def staleness(self) -> list[int]:
         """Server steps made since each update's model was sent."""
+        if self.missed is not None:
+            return list(self.missed)
         return [self.version - version for version in self.versions]
 
     def model(self, row: int) -> Tensor:
@@ -52,6 +57,7 @@ class Cohort:
             None if self.matrix is None else self.matrix[list(rows)],
             self.version,
             [self.sent[row] for row in rows],
+            None if self.missed is None else [self.missed[row] for row in rows],
         )
 
 

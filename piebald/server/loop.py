@@ -222,7 +222,7 @@ class ServerLoop:
 
     def _take(self, result: Result) -> None:
         """Check one result; keep it for the next step, or record why not and exclude its client."""
-        task, update = result.task, result.update
+        task, update, version = result.task, result.update, self.version
         client = task.client
         self.client_pool.release(client)
         self._outstanding -= task.version == self.version
@@ -237,7 +237,7 @@ class ServerLoop:
             self._ended.append((result, "lost" if update is None else "refused", reason))
             if update is not None:
                 self.client_pool.exclude(client, reason)
-        elif late := self._rejects_late and self._rejects_late.reject_reason(self.version - task.version):
+        elif late := self._rejects_late and self._rejects_late.reject_reason(self.cluster_models.missed(task, version)):
             self._ended.append((result, "late", late))
         else:
             self._waiting.append(result)
@@ -384,7 +384,7 @@ class ServerLoop:
         """Restore what `state` returned."""
         values = checkpoint.values
         self._contexts.clear()
-        self.cluster_models.restore(Checkpoint(checkpoint.tensors, values["cluster_models"]))
+        self.cluster_models.restore(Checkpoint(checkpoint.tensors, values["cluster_models"]), values["version"])
         self.version, self._next_id = int(values["version"]), int(values["next_id"])
         self._stepped, self.totals = float(values["stepped"]), RunTotals(**values["totals"])
         self.best.restore(values.get("best"))

@@ -440,6 +440,58 @@ def test_without_validation_rows_the_run_is_refused() -> None:
 # ------------------------------------------------------------------------------------------------- staleness in steps
 
 
+def test_staleness_in_a_grouped_run_counts_the_clusters_own_steps() -> None:
+    """Clusters by parity: client 1 is alone in its cluster, so its updates miss nothing, however slow it is.
+
+    Before, the steps of the other cluster made them 9 steps stale, and FedAsync damped them to a third.
+    """
+    runtime = FakeRuntime(3, ones, delay=lambda a: [1.0, 10.0, 1.5][a.client])
+    server, recorder = make_server(
+        recipe(aggregation=StalenessWeighted(a=0.5), clustering=ByParity()), runtime, rounds=60
+    )
+    server.run()
+    slow = [row for row in recorder.rows if row["client"] == 1]
+    assert len(slow) > 2
+    assert [(row["staleness"], row["weight"]) for row in slow] == [(0, 1.0)] * len(slow)
+    made = {0: 0, 1: 0, 2: 0}  # steps of the cluster of the even when each of them was sent its model
+    steps = 0
+    for row in recorder.rows:
+        if row["client"] == 1:
+            continue
+        assert row["staleness"] == steps - made[row["client"]]
+        steps += 1
+        made[row["client"]] = steps
+
+
+def test_a_limit_on_staleness_counts_the_clusters_own_steps_too() -> None:
+    """Client 1 is quick once, so that it is in its cluster, and slow from then on."""
+    runtime = FakeRuntime(3, ones, delay=lambda a: [1.0, 10.0 if a.version else 0.5, 1.5][a.client])
+    server, recorder = make_server(
+        recipe(scheduling=Asynchronous(max_staleness=3), clustering=ByParity()), runtime, rounds=60
+    )
+    server.run()
+    slow = [(row["status"], row["staleness"]) for row in recorder.rows if row["client"] == 1]
+    assert slow == [("ok", 0)] * len(slow)
+    assert len(slow) > 2
+
+
+def test_a_resumed_grouped_run_knows_the_steps_of_its_clusters() -> None:
+    def made() -> Any:
+        runtime = FakeRuntime(3, ones, delay=lambda a: [1.0, 10.0, 1.5][a.client])
+        return make_server(recipe(aggregation=StalenessWeighted(), clustering=ByParity()), runtime, rounds=60)
+
+    whole, recorder = made()
+    whole.run()
+    part, first = made()
+    part.rounds = 17
+    part.run()
+    again, second = made()
+    again.restore(part.state())
+    again.run()
+    rows = [(row["client"], row["staleness"], row["weight"]) for row in first.rows + second.rows]
+    assert rows == [(row["client"], row["staleness"], row["weight"]) for row in recorder.rows]
+
+
 def test_tasks_say_how_many_optimizer_steps_are_behind_a_model() -> None:
     runtime = FakeRuntime(
         2, lambda a: Update(update(1.0, 1.0, 1.0).vectors, 1, 5, {}, 1.0), delay=lambda a: 1.0 + a.client
