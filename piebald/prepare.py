@@ -16,6 +16,7 @@ from torch import nn
 
 from piebald import recipes
 from piebald.adaptation import hold_out
+from piebald.aggregation.base import AsksSenders
 from piebald.client_work import ClientWork
 from piebald.component import Component, build
 from piebald.contracts import Clients, HasServerRows, HoldsRows, Rows, RowsAtSites, Split
@@ -297,8 +298,10 @@ def _work(recipe: Recipe, clients: Clients, model: Model, options: Options) -> t
     shape, outputs = tuple(rows.x.shape[1:]), _outputs(module, rows)
     spec = ModelSpec(module, layout, initial, objective, options.seed, shape, outputs)
     adapted = recipe.adapted_to(spec)
+    asks = adapted.aggregation if isinstance(adapted.aggregation, AsksSenders) and not adapted.transforms else None
+    own_query = None if asks is None else asks.own_query(spec)
     work = ClientWork(
-        module, layout, initial, objective, options.seed, shape, outputs, recipe.training, adapted.transforms
+        module, layout, initial, objective, options.seed, shape, outputs, recipe.training, adapted.transforms, own_query
     )
     return work, adapted
 

@@ -100,7 +100,7 @@ class ServerLoop:
             None  # the last step, until a checkpoint holds it
         )
         self._contexts: dict[tuple[str, int], LoopContext] = {}
-        self._uploads = work.trainer.uploads()
+        self._uploads = work.uploads()
         self._masked = MaskedRounds(recipe.masking)
         self._stalled = StalledSteps(round_kind(recipe.scheduling) is not None)
         early = not recipe.requires_individual_updates and recipe.masking is None

@@ -89,7 +89,7 @@ def add_to_sum(result: StackResult, request: SumRequest, total: RunningSum) -> N
 def _check_uploads(engine: Engine, output: TrainOutput, vectors: Mapping[str, Tensor], shared: int) -> None:
     """Refuse vectors other than those that the trainer declares, and vectors that are longer than what is shared."""
     trainer = engine.work.trainer
-    declared = set(trainer.uploads())
+    declared = set(engine.work.uploads())
     if undeclared := sorted(output.vectors.keys() - declared):
         raise RuntimeFault(
             f"trainer {trainer.kind!r} would send {undeclared[0]!r}, which its uploads() do not declare: add it there"
