@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from piebald.contracts import Query, Update
@@ -92,7 +93,7 @@ class StackResult:
 
 
 class RunningSum:
-    """A sum of updates that grows stack by stack."""
+    """A sum of updates that grows stack by stack, in float64 (see `cohort_matrix.weighted_sum`)."""
 
     def __init__(self) -> None:
         self.weight = 0.0
@@ -105,4 +106,4 @@ class RunningSum:
             if name in self.vectors:
                 self.vectors[name] += part
             else:
-                self.vectors[name] = part.clone()
+                self.vectors[name] = part.to(torch.float64, copy=True)
