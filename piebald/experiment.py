@@ -17,6 +17,7 @@ from piebald.component import Component
 from piebald.contracts import Clients, DismissesSites, Fleet, HoldsRows, Split
 from piebald.errors import RunFolderError, SettingError, unknown
 from piebald.finished_run import Run
+from piebald.machine import differences
 from piebald.partition import clients_from
 from piebald.prepare import Metrics, Model, Options, PreparedRun, check_repeats, prepare, some_clients
 from piebald.progress import Bar
@@ -135,6 +136,8 @@ def resume(
     """
     store = RunStore.open(path)
     try:
+        if store.meta.get("status") != "finished" and (changed := "; ".join(differences(store.meta))):
+            _log.warning("the rest of this run may have other bits than it would have had: %s", changed)
         plan = _prepared_again(store.meta, path, clients, model, objective)
         store.set_meta(status="running")
     except BaseException:

@@ -22,6 +22,7 @@ from piebald.component import Component, build
 from piebald.contracts import Clients, HasServerRows, HoldsRows, Rows, RowsAtSites, Split
 from piebald.data.dataset import DataSet
 from piebald.errors import SettingError, unknown
+from piebald.machine import machine
 from piebald.model_spec import ModelSpec
 from piebald.objective import Objective
 from piebald.parameters import Layout
@@ -223,6 +224,7 @@ def _meta(
         "piebald": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
+        "machine": machine(),
         "recipe": {"name": recipe.name, "fields": dict(recipe.fields), "table": recipe.model_dump()},
         "paper": recipe.paper,
         "label": options.label or recipe.name,

@@ -1,4 +1,4 @@
-"""Sums of updates come out the same whoever adds them, in whatever order: simulator, workers, and a federation's server."""
+"""Sums of updates come out the same whoever adds them: simulator, worker processes, a federation's server."""
 
 from __future__ import annotations
 
