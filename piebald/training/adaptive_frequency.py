@@ -69,7 +69,7 @@ class AdaptiveFrequency(Sgd):
     Attributes:
         steps: not allowed here.
         epochs: passes over the client's rows between two looks at the validation loss.
-        cycles: such looks in one validation cycle, at most.  Ours: the paper has no limit.
+        cycles: looks at the validation loss in one validation cycle, at most.  Ours: the paper has no limit.
         vc_loss: VC_loss, in percent: a fall by no more than this is a failure.  vc_tomb: VC_tomb, failures that are
             tolerated.
         groups: clients with other thresholds, like [{ clients = [1, 3], vc_loss = 1.0, vc_tomb = 1 }].
