@@ -222,8 +222,8 @@ def about_paper(found: Found, name: str) -> list[str]:
     lines = [
         "# Metis: its tables and figures", "",
         "Stripelis, Ambite 2020, *Accelerating federated learning in heterogeneous data and computational "
-        "environments*, table by", "table and figure by figure.  Written by `benchmarks/metis/run.py` from its runs, like "
-        "[RESULTS.md](../../benchmarks/metis/RESULTS.md).", "",
+        "environments*, table by", "table and figure by figure.  Written by `benchmarks/metis/run.py` from its "
+        "runs, like [RESULTS.md](../../benchmarks/metis/RESULTS.md).", "",
         "| in the paper | what it shows | the paper's figures | ours | command | scale | verdict |",
         "|---|---|---|---|---|---|---|",
     ]  # fmt: skip

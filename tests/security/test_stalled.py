@@ -21,8 +21,8 @@ from piebald.server.model_cache import ModelCache
 from piebald.server_optimizer import CachedAverage, ServerSgd
 from piebald.tensor_store import TensorStore
 
-from .fakes import FakeRuntime, few, make_server, update
-from .test_metis import recipe
+from ..core.fakes import FakeRuntime, few, make_server, update
+from ..core.test_metis import recipe
 
 
 def cache(size: int = 3) -> ModelCache:

@@ -20,7 +20,7 @@ from piebald.machine import machine
 from piebald.runtimes.engines import choose
 from piebald.runtimes.simulation import settings
 
-from .fakes import classified, seeded
+from ..core.fakes import classified, seeded
 
 PROGRAM = """
 import hashlib, sys, torch, piebald

@@ -15,7 +15,7 @@ from piebald.aggregation import ExampleWeighted
 from piebald.cohort_matrix import weighted_sum
 from piebald.contracts import Cohort, ServerContext, Update
 
-from .fakes import classified
+from ..core.fakes import classified
 
 
 class OneByOne(ExampleWeighted):
