@@ -152,3 +152,20 @@ def test_a_resumed_run_says_that_the_machine_has_changed(tmp_path: Path, caplog:
 def test_a_federation_has_no_such_choice() -> None:
     with pytest.raises(SettingError, match="deterministic"):
         simulated({"kind": "federation", "deterministic": True})
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--deterministic"], ["--deterministic", "--runtime", "simulator"], ["--set", "runtime.deterministic=true"]],
+    ids=str,
+)
+def test_the_command_line_and_the_file_have_it_too(flags: list[str], tmp_path: Path) -> None:
+    from piebald.cli import main
+    from piebald.report.store import RunStore
+
+    out = tmp_path / "run"
+    small = ["--set", "rounds=1", "--set", "partition.limit=100", "--set", "measure=none"]
+    assert main(["run", "--quiet", "--out", str(out), *small, *flags]) == 0
+    with RunStore.open_read_only(out) as store:
+        chosen = store.meta["runtime"]
+    assert (chosen["deterministic"], chosen["workers"], chosen["onednn"]) == (True, 0, False)
