@@ -129,7 +129,20 @@ def text(found: Found, name: str, scale: settings.Scale) -> list[str]:
             lines += [*client_shares(found, part), ""]
         if cases:
             lines += [f"![Accuracy over virtual seconds]({pictures.NAMES[part]}.png)", ""]
-    return [*lines, *exchange(found)]
+    return [*lines, *exchange(found), *missing(found, scale)]
+
+
+def missing(found: Found, scale: settings.Scale) -> list[str]:
+    """Return the section about runs of the scale that have not finished, so that nothing is left out silently."""
+    wanted = [("synchronous", cell, label) for cell in scale.settings for label in settings.synchronous()]
+    wanted += [("uneven", cell, label) for cell in scale.uneven for label in settings.asynchronous()]
+    wanted += [("corrupted", scale.settings[0], label) for label in settings.synchronous() if scale.corrupted]
+    lines = []
+    for part, cell, label in wanted:
+        absent = len(scale.seeds) - len(found.get((part, " ".join(cell), label), []))
+        if absent > 0 and (scale.recipes is None or label in scale.recipes):
+            lines.append(f"- {part}, {' '.join(cell)}: {label}, {absent} of {len(scale.seeds)} seeds")
+    return ["## Not run", "", *(lines or ["Everything of this scale has been run."])]
 
 
 def conditions(scale: settings.Scale) -> str:

@@ -152,6 +152,8 @@ def test_every_number_in_the_text_follows_the_data(
     found = {fixed: runs(40.0, updates=100, models=1100), adaptive: runs(41.0, updates=50, models=550)}
     text = "\n".join(results.text(found, "small", settings.SCALES["small"]))
     assert "send 0.50 times the requests" in text
+    assert "- uneven, power law Non-IID(3): AsyncDVW, 2 of 3 seeds" in text
+    assert "- uneven, power law Non-IID(3): FedAsync, 3 of 3 seeds" in text
     assert "| 50 | 550 | 275 | 11.00 |" in text
     benchmark["pictures"].exchanged(found, tmp_path / "totals.png")
     assert (tmp_path / "totals.png").stat().st_size > 1000

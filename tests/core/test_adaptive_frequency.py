@@ -92,7 +92,7 @@ def requests(trainer: AdaptiveFrequency, losses: list[float], count: int, others
 def test_a_validation_cycle_is_all_epochs_of_one_request() -> None:
     """Losses that stop falling after 5 epochs: each request takes 5, and the median of the cycles is 5, so it stays so.
 
-    Before, partial sums of each request were noted too (1, 2, 3, 4, 5, ...): from the fifth request on it took 3.
+    Before, partial sums of each request were noted too (1, 2, 3, 4, 5, ...): from the fifth request on it took 4.
     """
     falling = [1.0, 0.9, 0.8, 0.7, 0.6, 0.6]
     assert requests(AdaptiveFrequency(), falling, 30) == [5.0] * 30

@@ -496,7 +496,7 @@ def test_without_validation_rows_the_run_is_refused() -> None:
 def test_staleness_in_a_grouped_run_counts_the_clusters_own_steps() -> None:
     """Clusters by parity: client 1 is alone in its cluster, so its updates miss nothing, however slow it is.
 
-    Before, the steps of the other cluster made them 9 steps stale, and FedAsync damped them to a third.
+    Before, the steps of the other cluster made them 15 and more steps stale, and FedAsync damped them to a quarter.
     """
     runtime = FakeRuntime(3, ones, delay=lambda a: [1.0, 10.0, 1.5][a.client])
     server, recorder = make_server(
