@@ -18,6 +18,7 @@ from piebald.report.tables import History
 
 Found = dict[tuple[str, str, str], list[dict[str, Any]]]  # runs by part, case and recipe
 
+SEEDS = 3  # a verdict needs so many at least
 TITLES = {
     "synchronous": "Synchronous, {rounds} rounds",
     "uneven": "Five fast and five slow clients, {seconds:,.0f} virtual seconds",
@@ -194,10 +195,10 @@ def verdicts(found: Found, part: str, case: str) -> list[str]:
         theirs, based = printed(part, case, label), printed(part, case, base)
         if label == base or ours is None or theirs is None or based is None:
             continue
-        mean, half = ours
+        (mean, half), seeds = ours, min(len(found[part, case, one]) for one in (label, base))
         lines.append(
             f"- {label} minus {base}: {mean:+.1f} ± {half:.1f} points, in the paper {theirs - based:+.1f}: "
-            f"{verdict(mean, half, theirs - based)}."
+            f"{verdict(mean, half, theirs - based) if seeds >= SEEDS else f'no verdict from {seeds} seed(s)'}."
         )
     return lines
 

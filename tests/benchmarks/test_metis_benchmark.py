@@ -147,6 +147,8 @@ def test_every_number_in_the_text_follows_the_data(
         )
         assert words in text
         assert "| 61.9 |" in text  # the paper's own figure
+    found = {(*case, "DVW"): runs(60.0), (*case, "FedAvg"): runs(50.0)}
+    assert "no verdict from 1 seed(s)." in "\n".join(results.text(found, "small", settings.SCALES["small"]))
     fixed = ("uneven", "power law Non-IID(3)", "AsyncDVW")
     adaptive = ("uneven", "power law Non-IID(3)", "AsyncDVW, adaptive")
     found = {fixed: runs(40.0, updates=100, models=1100), adaptive: runs(41.0, updates=50, models=550)}
