@@ -33,7 +33,7 @@ class ClientWork(ModelSpec):
 
     def uploads(self) -> tuple[str, ...]:
         """Names of the vectors that updates carry besides the model."""
-        return (*self.trainer.uploads(), *(self.own_query.sends() if self.own_query is not None else ()))
+        return (*self.trainer.uploads(), *(self.own_query.answer_shape(self) if self.own_query is not None else ()))
 
     @property
     def masking(self) -> MaskingTransform | None:

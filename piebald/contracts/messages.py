@@ -45,10 +45,6 @@ class Query(Component):
         """Answer for a stack of clients."""
         raise NotImplementedError
 
-    def sends(self) -> tuple[str, ...]:
-        """Names of the vectors of its answers; asked where they come with updates (`aggregation.AsksSenders`)."""
-        return ()
-
     def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
         """Why an answer cannot be used, or None.  Its vectors are known to be finite."""
         return None

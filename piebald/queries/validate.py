@@ -43,9 +43,6 @@ class Validate(Query):
             inputs.model, torch.zeros(len(matrix)), vectors={"confusion": matrix}, metrics={"examples": matrix.sum(1)}
         )
 
-    def sends(self) -> tuple[str, ...]:
-        return ("confusion",) if self.classes else ()
-
     def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
         if not self.classes:
             return None if "loss" in answer.metrics else "sent no loss"
