@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from piebald.contracts import RowPrivacy
+from piebald.contracts import Query, RowPrivacy
 from piebald.model_spec import ModelSpec
 from piebald.training.base import BoundsSteps, HidesRows, KeepsClientState, KeepsServerVectors, Trainer
 from piebald.transforms.base import MaskingTransform, Transform
@@ -23,10 +23,17 @@ class ClientWork(ModelSpec):
     Attributes:
         trainer: how clients train.
         transforms: what is done to their updates, in this order.
+        own_query: a query that a client answers about the model it has just trained, with its update, so that this
+            model need not be sent back to it; or None.
     """
 
     trainer: Trainer
     transforms: tuple[Transform, ...]
+    own_query: Query | None = None
+
+    def uploads(self) -> tuple[str, ...]:
+        """Names of the vectors that updates carry besides the model."""
+        return (*self.trainer.uploads(), *(self.own_query.answer_shape(self) if self.own_query is not None else ()))
 
     @property
     def masking(self) -> MaskingTransform | None:

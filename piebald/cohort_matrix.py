@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 BUDGET = 1 << 24  # numbers of a temporary: 64 MiB of float32
+_CACHED = 1 << 18  # numbers of a temporary that stays in the processor's cache
 
 
 def blocks(matrix: Tensor, copies: int = 1, budget: int = BUDGET) -> Iterator[tuple[slice, Tensor]]:
@@ -108,6 +109,21 @@ def mean(matrix: Tensor, shares: Tensor) -> Tensor:
     rows = torch.nonzero(shares).flatten()
     kept = matrix if len(rows) == len(matrix) else matrix[rows]
     return shares[rows].to(matrix.dtype) @ kept
+
+
+def weighted_sum(matrix: Tensor, weights: Sequence[float]) -> Tensor:
+    """Weighted sum of rows, [s] in float64.
+
+    Each addition rounds at 1e-16 of the numbers and not at 6e-8, so that once the sum is rounded to float32 the order
+    of the rows, and how they were divided among processes and machines, practically never shows.
+    """
+    own = torch.tensor(weights, dtype=torch.float64, device=matrix.device)
+    if len(matrix) == 1:
+        return matrix[0] * own  # of both types: float64
+    found = torch.empty(matrix.shape[1], dtype=torch.float64, device=matrix.device)
+    for span, block in blocks(matrix, budget=_CACHED):
+        torch.mv(block.double().T, own, out=found[span])
+    return found
 
 
 def coordinates(matrix: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from piebald.component import Component
 from piebald.contracts import Clients, DismissesSites, HoldsRows, Split
 from piebald.errors import RunFolderError, SettingError, unknown
 from piebald.finished_run import Run
+from piebald.machine import differences
 from piebald.partition import clients_from
 from piebald.prepare import Metrics, Model, Options, PreparedRun, check_repeats, describe, prepare, some_clients
 from piebald.progress import Bar
@@ -139,6 +140,8 @@ def resume(
     _check_names("argument of resume", objective, _OBJECTIVE)
     store = RunStore.open(path)
     try:
+        if store.meta.get("status") != "finished" and (changed := "; ".join(differences(store.meta))):
+            _log.warning("the rest of this run may have other bits than it would have had: %s", changed)
         plan = _prepared_again(store.meta, path, clients, model, objective)
         store.set_meta(status="running")
         if not store.version:  # it may have ended, as on a full disk, before its clients were described

@@ -16,11 +16,13 @@ from torch import nn
 
 from piebald import recipes
 from piebald.adaptation import hold_out
+from piebald.aggregation.base import AsksSenders
 from piebald.client_work import ClientWork
 from piebald.component import Component, build
 from piebald.contracts import Clients, Fleet, HasServerRows, HoldsRows, Rows, RowsAtSites, Split
 from piebald.data.dataset import DataSet
 from piebald.errors import SettingError, unknown
+from piebald.machine import machine
 from piebald.model_spec import ModelSpec
 from piebald.objective import Objective
 from piebald.parameters import Layout
@@ -232,6 +234,7 @@ def _meta(
         "piebald": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
+        "machine": machine(),
         "recipe": {"name": recipe.name, "fields": dict(recipe.fields), "table": recipe.model_dump()},
         "paper": recipe.paper,
         "label": options.label or recipe.name,
@@ -307,8 +310,10 @@ def _work(recipe: Recipe, clients: Clients, model: Model, options: Options) -> t
     shape, outputs = tuple(rows.x.shape[1:]), _outputs(module, rows)
     spec = ModelSpec(module, layout, initial, objective, options.seed, shape, outputs)
     adapted = recipe.adapted_to(spec)
+    asks = adapted.aggregation if isinstance(adapted.aggregation, AsksSenders) and not adapted.transforms else None
+    own_query = None if asks is None else asks.own_query(spec)
     work = ClientWork(
-        module, layout, initial, objective, options.seed, shape, outputs, recipe.training, adapted.transforms
+        module, layout, initial, objective, options.seed, shape, outputs, recipe.training, adapted.transforms, own_query
     )
     return work, adapted
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import BaseModel
+
 from piebald.component import Component, build
 from piebald.errors import SettingError, shown
 
@@ -89,6 +91,10 @@ def plain(value: Any) -> Any:
     """A setting as a plain value, as it is recorded."""
     if isinstance(value, Component):
         return value.table()
+    if isinstance(value, BaseModel):
+        return plain(value.model_dump())
+    if isinstance(value, Mapping):
+        return {name: plain(one) for name, one in value.items()}
     return [plain(one) for one in value] if isinstance(value, tuple | list) else value
 
 

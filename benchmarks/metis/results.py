@@ -1,27 +1,38 @@
-"""Write RESULTS.md and the figures from run folders."""
+"""Write RESULTS.md, the page about the paper and the figures from run folders: every number in the text is computed."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-import numpy as np
+import paper
+import pictures
 import settings
+from scipy import stats
 
 from piebald.report.tables import History
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+Found = dict[tuple[str, str, str], list[dict[str, Any]]]  # runs by part, case and recipe
 
-Curve = list[tuple[float, float]]  # (virtual seconds, accuracy on the common test set)
+SEEDS = 3  # a verdict needs so many at least
+TITLES = {
+    "synchronous": "Synchronous, {rounds} rounds",
+    "uneven": "Five fast and five slow clients, {seconds:,.0f} virtual seconds",
+    "corrupted": "Synchronous, and the second largest client has random labels",
+}
+# our label, its column of the paper's table, and the recipe that it is compared with
+PRINTED = {
+    "synchronous": (("FedAvg", "DVW"), paper.ROUNDS_200, "FedAvg"),
+    "uneven": (paper.HETEROGENEOUS, paper.SECONDS_14K, "SyncFedAvg"),
+}
 
 
-def read(out: Path) -> dict[tuple[str, str, str], list[dict[str, Any]]]:
-    """Return, by part, case and recipe, what the tables need of each seed's run."""
+def read(out: Path) -> Found:
+    """Return what the tables need of each finished run, by part, case and recipe."""
     found = defaultdict(list)
     for database in sorted(out.glob("*/*/*/seed-*/run.db")):
         with History(database.parent) as run:
@@ -29,116 +40,294 @@ def read(out: Path) -> dict[tuple[str, str, str], list[dict[str, Any]]]:
                 continue
             times = {0: 0.0} | {row["version"]: row["time"] for row in run.rounds}
             common = [row for row in run.scores if row["split"] == "common" and row["metric"] == "accuracy"]
-            curve = sorted((times[row["version"]], row["value"]) for row in common)
             trained = [row for row in run.results if row["kind"] == "train" and row["status"] == "ok"]
+            asked = [row for row in run.results if row["kind"] == "validate"]
             size = 4 * run.meta["shared"]
-            found[database.parts[-5], database.parts[-4], run.label].append(
+            found[database.parts[-5], database.parts[-4].replace("_", " "), run.label].append(
                 {
                     "seed": run.seed,
-                    "curve": curve,
+                    "curve": sorted((times[row["version"]], 100 * row["value"]) for row in common),
                     "updates": len(trained),
-                    "steps": sum(row["steps"] for row in trained) / max(1, len(trained)),
-                    "models": sum(row["bytes_down"] + row["bytes_up"] for row in run.results) / size / len(trained),
+                    "steps": sum(row["steps"] for row in trained) / len(trained),
+                    "kinds": [statistics.mean(steps_of(trained, kind)) for kind in (0, 1)],
+                    "models": round(sum(row["bytes_down"] + row["bytes_up"] for row in run.results) / size),
+                    "evaluation": round(sum(row["bytes_down"] for row in asked) / size),
                     "shares": shares(trained),
                 }
             )
     return found
 
 
+def steps_of(trained: Sequence[dict[str, Any]], kind: int) -> list[float]:
+    """Return the steps of the updates of the fast (0) or the slow (1) clients."""
+    return [row["steps"] for row in trained if row["client"] % 2 == kind] or [math.nan]
+
+
 def shares(trained: Sequence[dict[str, Any]]) -> list[float]:
-    """Return each client's mean share of the average, over the second half of the server steps."""
+    """Return each client's mean share of the average, in percent, over the second half of the server steps."""
     half = max(row["version"] for row in trained) / 2
     found = defaultdict(list)
     for row in trained:
         if row["version"] >= half:
-            found[row["client"]].append(row["weight"])
+            found[row["client"]].append(100 * row["weight"])
     return [statistics.mean(found[client]) for client in sorted(found)]
 
 
-def late(curve: Curve) -> float:
-    """Return the mean over the second half of a curve's evaluations."""
+def last(run: dict[str, Any]) -> float:
+    """Return a run's last accuracy."""
+    return float(run["curve"][-1][1])
+
+
+def late(run: dict[str, Any]) -> float:
+    """Return the mean over the second half of a run's evaluations."""
+    curve = run["curve"]
     return statistics.mean(value for _, value in curve[len(curve) // 2 :])
 
 
-def write(out: Path, results: Path, scale: settings.Scale) -> str:
-    """Write the text and the figures; return the path of the text."""
-    found = read(out)
+def standard_error(accuracy: float) -> float:
+    """Return the standard error of an accuracy on the test set, both in percent."""
+    return math.sqrt(max(accuracy * (100 - accuracy), 0.0) / settings.TEST)
+
+
+def write(out: Path, results: Path, name: str, page: Path | None = None) -> str:
+    """Write the text, the figures and the page for a scale of this name; return the path of the text."""
+    found, scale = read(out), settings.SCALES[name]
     results.mkdir(parents=True, exist_ok=True)
-    for part, name in (("synchronous", "synchronous"), ("uneven", "fast_and_slow"), ("corrupted", "corrupted")):
-        curves(found, part, results / f"{name}.png")
-    exchanged(found, results / "models_exchanged.png")
+    for part in TITLES:
+        pictures.curves(found, part, results / f"{pictures.NAMES[part]}.png")
+    pictures.exchanged(found, results / "models_exchanged.png")
     path = results / "RESULTS.md"
-    notes = path.read_text().partition("<!-- notes -->")[2] if path.exists() else "\n"
-    path.write_text(text(found, scale) + "<!-- notes -->" + notes)
+    path.write_text("\n".join(text(found, name, scale)) + "\n")
+    if page is not None:
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text("\n".join(about_paper(found, name)) + "\n")
     return str(path)
 
 
-def text(found: dict[tuple[str, str, str], list[dict[str, Any]]], scale: settings.Scale) -> str:
-    """Return the text with its tables."""
+def text(found: Found, name: str, scale: settings.Scale) -> list[str]:
+    """Return the lines of RESULTS.md."""
+    accuracies = [last(run) for runs in found.values() for run in runs]
+    worst = max(map(standard_error, accuracies), default=0.0)
     lines = [
         "# Metis on CIFAR-10", "",
-        "`python benchmarks/metis/run.py` (`--scale full --device cuda` for the full scale).  Ten clients,",
-        f"{'all' if scale.rows is None else f'{scale.rows:,}'} training images of {scale.side} x {scale.side} pixels"
-        f"{'' if scale.side == settings.SIDE else ' (means of squares of the published ones)'},",
-        f"`metis_cnn` with {dict(scale.model) or 'its full size'}, SGD {scale.training['lr']} with momentum",
-        f"{scale.training['momentum']}, batch {scale.training['batch']}, {scale.training['epochs']} epochs per",
-        "task, 5 % of each client's rows for validation.  Accuracy is the global model's on the common test set,",
-        "in percent: the last one, the mean over the second half of the evaluations, and the best one; brackets",
-        "are ranges over seeds.  A step takes a fast client one virtual second.", "",
+        f"Written by `python benchmarks/metis/run.py --scale {name}` from {len(accuracies)} finished runs; `--dry-run` "
+        "prints these conditions,", "and `--scale full` is the paper's Table I as printed.  "
+        "[The page about the paper](../../docs/papers/metis.md) lists all its", "tables and figures.", "",
+        conditions(scale), "",
+        "Accuracy is the global model's on the common test set, in percent: the last one, the mean over the second "
+        "half of the", "evaluations, and the best one; brackets are ranges over seeds, which also redraw the "
+        "partition.  "
+        "The standard error of an", f"accuracy on {settings.TEST:,} images is at most {worst:.1f} points here; "
+        "with one seed nothing is known of how much seeds differ.", "",
     ]  # fmt: skip
-    titles = {
-        "synchronous": f"Synchronous, {scale.rounds} rounds",
-        "uneven": f"Five fast and five slow clients (4 times slower), {scale.seconds:,.0f} virtual seconds",
-        "corrupted": "Synchronous, and the second largest client has random labels",
-    }
-    for part, title in titles.items():
+    for part, title in TITLES.items():
         cases = sorted({case for here, case, _ in found if here == part})
+        heading = title.format(rounds=scale.rounds, seconds=scale.seconds)
         for case in cases:
-            lines += ["## " + title + ": " + case.replace("_", " "), "", *table(found, part, case), ""]
+            lines += [f"## {heading}: {case}", "", *table(found, part, case), "", *verdicts(found, part, case), ""]
         if cases and part != "uneven":
             lines += ["Clients' shares of the average over the second half, in percent, largest client first:", ""]
-            lines += [*client_shares(found, part, cases), ""]
+            lines += [*client_shares(found, part), ""]
         if cases:
-            figure = {"synchronous": "synchronous", "uneven": "fast_and_slow", "corrupted": "corrupted"}[part]
-            lines += [f"![Accuracy over virtual seconds]({figure}.png)", ""]
-    lines += [
-        "## Models exchanged", "",
-        "![Models per update](models_exchanged.png)", "",
-        "Each update sends one model down and one up.  Validation weighting also sends each model to every client:",
-        "with ten clients ten more down (figure 9 of the paper counts eleven, with the upload itself).", "",
-    ]  # fmt: skip
+            lines += [f"![Accuracy over virtual seconds]({pictures.NAMES[part]}.png)", ""]
+    return [*lines, *exchange(found), *missing(found, scale)]
+
+
+def missing(found: Found, scale: settings.Scale) -> list[str]:
+    """Return the section about runs of the scale that have not finished, so that nothing is left out silently."""
+    wanted = [("synchronous", cell, label) for cell in scale.settings for label in settings.synchronous()]
+    wanted += [("uneven", cell, label) for cell in scale.uneven for label in settings.asynchronous()]
+    wanted += [("corrupted", scale.settings[0], label) for label in settings.synchronous() if scale.corrupted]
+    lines = []
+    for part, cell, label in wanted:
+        absent = len(scale.seeds) - len(found.get((part, " ".join(cell), label), []))
+        if absent > 0 and (scale.recipes is None or label in scale.recipes):
+            lines.append(f"- {part}, {' '.join(cell)}: {label}, {absent} of {len(scale.seeds)} seeds")
+    return ["## Not run", "", *(lines or ["Everything of this scale has been run."])]
+
+
+def conditions(scale: settings.Scale) -> str:
+    """Return the table of our conditions beside the paper's."""
+    ours = settings.conditions(scale)
+    lines = ["| condition | paper | here |", "|---|---|---|"]
+    lines += [f"| {name} | {printed} | {ours[name]} |" for name, printed in paper.CONDITIONS.items()]
     return "\n".join(lines)
 
 
-def table(found: dict[tuple[str, str, str], list[dict[str, Any]]], part: str, case: str) -> list[str]:
+def printed(part: str, case: str, label: str) -> float | None:
+    """Return the paper's figure for a recipe, in percent, or None."""
+    if part not in PRINTED:
+        return None
+    labels, table, _ = PRINTED[part]
+    cell = table.get(tuple(case.rsplit(" ", 1)))  # type: ignore[call-overload]
+    return cell[labels.index(label)] if cell is not None and label in labels else None
+
+
+def table(found: Found, part: str, case: str) -> list[str]:
     """Return the table of one case, with the best recipe first."""
     lines = [
-        "| recipe | last | second half | best | updates | steps per update | models per update | seeds |",
-        "|---|---|---|---|---|---|---|---|",
+        "| recipe | last | paper | second half | best | updates | steps per update | models per update | seeds |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
-    rows = []
-    for (here, there, label), runs in found.items():
-        if (here, there) == (part, case):
-            last = [100 * run["curve"][-1][1] for run in runs]
-            half = [100 * late(run["curve"]) for run in runs]
-            best = [100 * max(value for _, value in run["curve"]) for run in runs]
-            rows.append((statistics.mean(half), label, last, half, best, runs))
-    for _, label, last, half, best, runs in sorted(rows, reverse=True):
-        means = [statistics.mean(run[name] for run in runs) for name in ("updates", "steps", "models")]
-        cells = f"{means[0]:.0f} | {means[1]:.0f} | {means[2]:.2f} | {len(runs)}"
-        lines.append(f"| {label} | {spread(last)} | {spread(half)} | {spread(best)} | {cells} |")
+    rows = [(label, runs) for (here, there, label), runs in found.items() if (here, there) == (part, case)]
+    for label, runs in sorted(rows, key=lambda row: -statistics.mean(map(late, row[1]))):
+        theirs = printed(part, case, label)
+        best = [max(value for _, value in run["curve"]) for run in runs]
+        numbers = [
+            spread([last(run) for run in runs]), "-" if theirs is None else f"{theirs:.1f}",
+            spread([late(run) for run in runs]), spread(best),
+            f"{statistics.mean(run['updates'] for run in runs):,.0f}",
+            f"{statistics.mean(run['steps'] for run in runs):.0f}",
+            f"{sum(run['models'] for run in runs) / sum(run['updates'] for run in runs):.2f}", str(len(runs)),
+        ]  # fmt: skip
+        lines.append(f"| {label} | {' | '.join(numbers)} |")
     return lines
 
 
-def client_shares(
-    found: dict[tuple[str, str, str], list[dict[str, Any]]], part: str, cases: Sequence[str]
-) -> list[str]:
+def verdicts(found: Found, part: str, case: str) -> list[str]:
+    """Return a sentence for each recipe of the paper: its gain over FedAvg here and in the paper, and the verdict."""
+    if part not in PRINTED:
+        return []
+    labels, _, base = PRINTED[part]
+    lines = []
+    for label in labels:
+        ours = gain(found, part, case, label, base)
+        theirs, based = printed(part, case, label), printed(part, case, base)
+        if label == base or ours is None or theirs is None or based is None:
+            continue
+        (mean, half), seeds = ours, min(len(found[part, case, one]) for one in (label, base))
+        lines.append(
+            f"- {label} minus {base}: {mean:+.1f} ± {half:.1f} points, in the paper {theirs - based:+.1f}: "
+            f"{verdict(mean, half, theirs - based) if seeds >= SEEDS else f'no verdict from {seeds} seed(s)'}."
+        )
+    return lines
+
+
+def gain(found: Found, part: str, case: str, label: str, base: str) -> tuple[float, float] | None:
+    """Return the mean difference of the last accuracies and the half width of its 95 % interval.
+
+    Paired over seeds (Student's t) where there are at least two; with one seed the test set's own error, which says
+    nothing about other seeds.
+    """
+    mine, theirs = ({run["seed"]: last(run) for run in found.get((part, case, one), [])} for one in (label, base))
+    seeds = sorted(mine.keys() & theirs.keys())
+    if not seeds:
+        return None
+    apart = [mine[seed] - theirs[seed] for seed in seeds]
+    if len(seeds) == 1:
+        return apart[0], 1.96 * math.hypot(standard_error(mine[seeds[0]]), standard_error(theirs[seeds[0]]))
+    width = stats.t.ppf(0.975, len(seeds) - 1) * statistics.stdev(apart) / math.sqrt(len(seeds))
+    return statistics.mean(apart), float(width)
+
+
+def verdict(ours: float, half: float, theirs: float) -> str:
+    """Return how a difference compares with the paper's: agrees, weaker, stronger, opposite, or no difference shown."""
+    if abs(theirs) < 1.0:  # the paper itself calls these comparable
+        return "agrees" if abs(ours) <= max(half, 1.0) else "the paper has no difference"
+    if abs(ours) <= half:
+        return "no difference shown"
+    if ours * theirs < 0:
+        return "opposite"
+    return "weaker" if abs(ours) < abs(theirs) / 2 else "agrees" if abs(ours) <= 2 * abs(theirs) else "stronger"
+
+
+def about_paper(found: Found, name: str) -> list[str]:
+    """Return the page that lists every table and figure of the paper."""
+    lines = [
+        "# Metis: its tables and figures", "",
+        "Stripelis, Ambite 2020, *Accelerating federated learning in heterogeneous data and computational "
+        "environments*, table by", "table and figure by figure.  Written by `benchmarks/metis/run.py` from its "
+        "runs, like [RESULTS.md](../../benchmarks/metis/RESULTS.md).", "",
+        "| in the paper | what it shows | the paper's figures | ours | command | scale | verdict |",
+        "|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    command = f"`python benchmarks/metis/run.py --scale {name}`"
+    for row in paper.ROWS:
+        if row.part is None:
+            lines.append(f"| {row.name} | {row.shows} | {row.printed} | - | - | - | not made here: {row.without} |")
+        elif row.part == "cache":
+            where = "[its own table](../../benchmarks/model_cache/RESULTS.md)"
+            cache = "`python benchmarks/model_cache/run.py`"
+            lines.append(
+                f"| {row.name} | {row.shows} | {row.printed} | {where} | {cache} | all | agrees: constant time |"
+            )
+        else:
+            ours, judged = _ours(found, row.part, row.name)
+            lines.append(f"| {row.name} | {row.shows} | {row.printed} | {ours} | {command} | {name} | {judged} |")
+    return [
+        *lines, "", "Conditions beside the paper's: `python benchmarks/metis/run.py --scale full --dry-run`.",
+        "`--scale full` runs Table I and figures 5, 6 and 9 as printed, on one GPU with `--device cuda`.",
+    ]  # fmt: skip
+
+
+def _ours(found: Found, part: str, name: str) -> tuple[str, str]:
+    """Return our figures for a row of the page, and the verdict."""
+    if part == "cycles":
+        adaptive = [run for (_, _, label), runs in found.items() if label == "AsyncDVW, adaptive" for run in runs]
+        if not adaptive:
+            return "-", "not run at this scale"
+        fast, slow = (statistics.mean(run["kinds"][kind] for run in adaptive) for kind in (0, 1))
+        return f"{fast:.0f} steps a cycle fast, {slow:.0f} slow", "agrees" if fast > slow else "opposite"
+    if name == "Figure 9":
+        ratios = [
+            statistics.mean(run["updates"] for run in runs)
+            / statistics.mean(run["updates"] for run in found[there, case, "AsyncDVW"])
+            for (there, case, label), runs in found.items()
+            if label == "AsyncDVW, adaptive" and (there, case, "AsyncDVW") in found
+        ]
+        each = [
+            run["models"] / run["updates"] for (_, _, label), runs in found.items() if "DVW" in label for run in runs
+        ]
+        if not ratios:
+            return "-", "not run at this scale"
+        ours = f"x {statistics.mean(each):.2f} for DVW; adaptive sends {statistics.mean(ratios):.2f} times as often"
+        return ours, "agrees" if max(ratios) < 1 else "opposite: adaptive sends more"
+    lines = [line for there, case, _ in sorted(found) if there == part for line in _judged(found, part, case)]
+    if not lines:
+        return "-", "not run at this scale"
+    return "; ".join(dict.fromkeys(ours for ours, _ in lines)), "; ".join(dict.fromkeys(judged for _, judged in lines))
+
+
+def _judged(found: Found, part: str, case: str) -> list[tuple[str, str]]:
+    """Return the differences of one case and their verdicts."""
+    pairs = [line[2:].rstrip(".").split(", in the paper ") for line in verdicts(found, part, case)]
+    return [(f"{case}: {ours}", f"{theirs.split(': ')[1]} ({ours.split(':')[0]})") for ours, theirs in pairs]
+
+
+def client_shares(found: Found, part: str) -> list[str]:
     """Return the table of clients' shares of the average, mean over seeds."""
     lines = ["| sizes, classes | recipe | shares |", "|---|---|---|"]
     for (here, case, label), runs in sorted(found.items()):
-        if here == part and case in cases:
-            means = [100 * statistics.mean(own) for own in zip(*(run["shares"] for run in runs), strict=True)]
-            lines.append(f"| {case.replace('_', ' ')} | {label} | {', '.join(f'{mean:.1f}' for mean in means)} |")
+        if here == part:
+            means = [statistics.mean(own) for own in zip(*(run["shares"] for run in runs), strict=True)]
+            lines.append(f"| {case} | {label} | {', '.join(f'{mean:.1f}' for mean in means)} |")
+    return lines
+
+
+def exchange(found: Found) -> list[str]:
+    """Return the section about figures 3 and 9: requests, models exchanged, and the length of validation cycles."""
+    lines = ["## Requests and models exchanged (figure 9)", "", "![Totals by policy](models_exchanged.png)", ""]
+    lines += ["| part: sizes, classes | recipe | update requests | models exchanged | for evaluation | per request |"]
+    lines += ["|---|---|---|---|---|---|"]
+    for (part, case, label), runs in sorted(found.items()):
+        updates, models, asked = (
+            statistics.mean(run[key] for run in runs) for key in ("updates", "models", "evaluation")
+        )
+        lines.append(
+            f"| {part}: {case} | {label} | {updates:,.0f} | {models:,.0f} | {asked:,.0f} | {models / updates:.2f} |"
+        )
+    lines += ["", "The paper counts 2 models for a request, and 11 for DVW with ten clients.", ""]
+    for (part, case, label), runs in sorted(found.items()):
+        fixed = found.get((part, case, "AsyncDVW"))
+        if label != "AsyncDVW, adaptive" or fixed is None:
+            continue
+        ratio = statistics.mean(run["updates"] for run in runs) / statistics.mean(run["updates"] for run in fixed)
+        fast, slow = (statistics.mean(run["kinds"][kind] for run in runs) for kind in (0, 1))
+        lines += [
+            f"{case}: adaptive clients send {ratio:.2f} times the requests of clients with a fixed frequency (the "
+            f"paper: fewer), after {fast:.0f} steps where they are fast and {slow:.0f} where they are slow (figure 3: "
+            f"fast ones train longer).  In this run it {'agrees' if ratio < 1 else 'is the opposite'}.", "",
+        ]  # fmt: skip
     return lines
 
 
@@ -146,38 +335,3 @@ def spread(values: Sequence[float]) -> str:
     """Format the mean, and the range if there are several values."""
     mean = f"{statistics.mean(values):.1f}"
     return mean if len(values) == 1 else f"{mean} [{min(values):.1f}, {max(values):.1f}]"
-
-
-def curves(found: dict[tuple[str, str, str], list[dict[str, Any]]], part: str, path: Path) -> None:
-    """Plot accuracy over virtual seconds, one panel per case: means over seeds, with their range."""
-    cases = sorted({case for here, case, _ in found if here == part})
-    if not cases:
-        return
-    figure, panels = plt.subplots(
-        1, len(cases), figsize=(max(6.5, 4.2 * len(cases)), 4), squeeze=False, sharey=True, layout="constrained"
-    )
-    for axes, case in zip(panels[0], cases, strict=True):
-        labels = sorted(label for here, there, label in found if (here, there) == (part, case))
-        for number, label in enumerate(labels):
-            runs = [np.array(run["curve"]).T for run in found[part, case, label]]
-            times = np.unique(np.concatenate([run[0] for run in runs]))
-            times = times[times <= min(run[0, -1] for run in runs)]
-            values = 100 * np.stack([np.interp(times, *run) for run in runs])
-            axes.plot(times, values.mean(0), color=f"C{number}", label=label, lw=1.4)
-            axes.fill_between(times, values.min(0), values.max(0), color=f"C{number}", alpha=0.1, lw=0)
-        axes.set(title=case.replace("_", " "), xlabel="virtual seconds")
-        axes.grid(alpha=0.3)
-    panels[0][0].set_ylabel("accuracy in percent")
-    panels[0][-1].legend(fontsize=7)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
-
-
-def exchanged(found: dict[tuple[str, str, str], list[dict[str, Any]]], path: Path) -> None:
-    """Plot the models sent for one update, as in figure 9 of the paper."""
-    known = {label: statistics.mean(run["models"] for run in runs) for (_, _, label), runs in found.items()}
-    figure, axes = plt.subplots(figsize=(6.5, 3.6), layout="constrained")
-    axes.barh(list(known), list(known.values()), color="#4c72b0")
-    axes.set(xlabel="models sent for one update, both directions, 10 clients")
-    figure.savefig(path, dpi=150)
-    plt.close(figure)

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -22,8 +22,8 @@ from settings import SCALES, Scale
 import piebald
 from piebald.models import build_model
 
+PAGE = Path(__file__).parents[2] / "docs" / "papers" / "metis.md"
 PARTS = ("synchronous", "corrupted", "uneven")
-BRIEF = ("FedAvg", "Equal", "DVW", "SyncFedAvg", "FedAsync", "AsyncFedAvg", "AsyncDVW")
 
 
 @dataclass(frozen=True)
@@ -59,22 +59,24 @@ def run_job(job: Job, scale: Scale, out: Path, device: str) -> str:
     torch.set_num_threads(1)
     uneven = job.part == "uneven"
     methods = settings.asynchronous if uneven else settings.synchronous
-    fleet = settings.FLEETS["five fast, five slow" if uneven else "homogeneous"]
-    partition = settings.partition(job.sizes, job.classes, job.seed, job.part == "corrupted")
+    recipe = methods(**scale.training)[job.label]
+    partition = settings.partition(job.sizes, job.classes, job.seed, recipe, job.part == "corrupted")
     clients = partition.split(settings.images(scale.rows, scale.side, job.seed, scale.balanced))
     label, began = job.label, time.perf_counter()
     every = scale.every
     if uneven and not label.startswith("Sync"):
         every *= settings.CLIENTS
     comparison = piebald.compare(
-        {label: methods(**scale.training)[label]},
+        {label: recipe},
         clients,
         lambda seed: build_model("metis_cnn", (3, scale.side, scale.side), 10, seed=seed, **scale.model),
         seeds=(job.seed,),
         out=out / job.folder,
         evaluate_every=every,
         checkpoint_every=10,
-        runtime=piebald.Simulator(workers=0, fleet=fleet, device=device),
+        runtime=piebald.Simulator(
+            workers=0, deterministic=True, fleet=settings.fleet(uneven, scale.seconds_per_step), device=device
+        ),
         **({"stop": {"seconds": scale.seconds}} if uneven else {"rounds": scale.rounds}),
     )
     comparison.runs[0].close()
@@ -87,6 +89,7 @@ def main() -> int:
     parser.add_argument("--scale", choices=SCALES, default="small")
     parser.add_argument("--out", type=Path, default=Path("runs/metis"), help="folder that holds the run folders")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent, help="folder of RESULTS.md")
+    parser.add_argument("--page", type=Path, default=PAGE, help="the page about the paper's tables and figures")
     parser.add_argument("--jobs", type=int, default=2, help="number of parallel runs, one thread each")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument(
@@ -95,14 +98,16 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", help="seeds instead of those of the scale")
     parser.add_argument("--recipes", nargs="+", help="labels of recipes, by default all")
     parser.add_argument("--tables", action="store_true", help="only write the results of the runs that have finished")
-    parser.add_argument("--brief", action="store_true", help="one seed and the main recipes only")
+    parser.add_argument("--dry-run", action="store_true", help="print the conditions beside the paper's, and the runs")
     options = parser.parse_args()
     scale, failed = SCALES[options.scale], 0
-    if options.brief:
-        scale, options.recipes = replace(scale, seeds=(0,), settings=scale.settings[:1]), options.recipes or BRIEF
+    options.recipes = options.recipes or scale.recipes
     seeds = scale.seeds if options.seeds is None else options.seeds
     jobs = [job for job in all_jobs(scale, seeds) if job.part in options.parts and not options.tables]
     jobs = [job for job in jobs if options.recipes is None or job.label in options.recipes]
+    if options.dry_run:
+        print(results.conditions(scale), *(f"{job.folder} {job.label} seed {job.seed}" for job in jobs), sep="\n")
+        return 0
     began = time.monotonic()
     with ProcessPoolExecutor(max(1, options.jobs), get_context("spawn")) as pool:
         waiting = {pool.submit(run_job, job, scale, options.out, options.device): job for job in jobs}
@@ -113,7 +118,7 @@ def main() -> int:
                 failed += 1
                 message = f"{waiting[done]} failed: {error}"
             print(f"[{number}/{len(jobs)}, {time.monotonic() - began:.0f} s] {message}", flush=True)
-    print(results.write(options.out, options.results, scale))
+    print(results.write(options.out, options.results, options.scale, options.page))
     return 1 if failed else 0
 
 

@@ -10,6 +10,9 @@ from piebald.contracts import Cohort, ServerContext
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from piebald.contracts import Query
+    from piebald.model_spec import ModelSpec
+
 
 class Aggregator(Component):
     """How the updates of a step are combined.
@@ -35,3 +38,14 @@ class PreparesCohort(Protocol):
 
     def prepare(self, cohort: Cohort, context: ServerContext) -> Cohort:
         """The cohort with what was found out, among its updates' metrics."""
+
+
+@runtime_checkable
+class AsksSenders(Protocol):
+    """An aggregator that wants every client's answer about its own model, which then comes along with the update.
+
+    Where transforms change updates, or an answer is no vector, clients are asked about the model that arrived instead.
+    """
+
+    def own_query(self, spec: ModelSpec) -> Query | None:
+        """The query that each client answers about the model it has just trained, or None."""

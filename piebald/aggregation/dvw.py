@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from pydantic import Field
@@ -14,12 +16,17 @@ from piebald.contracts import Cohort, QueryRequest, ServerContext, Update
 from piebald.queries.validate import Validate
 from piebald.randomness import select
 
+if TYPE_CHECKING:
+    from piebald.model_spec import ModelSpec
+
 
 class Dvw(Linear):
     """By the score of a client's model on the validation rows of all clients (Metis, section IV, eq. 3).
 
-    A model goes to every client's evaluator, each sends back its confusion matrix, the matrices are
-    added up and scored.  An evaluator that does not answer, or answers with the wrong shape, is left out of the sum.
+    A model goes to the evaluators of all other clients, each sends back its confusion matrix, the matrices are added up
+    and scored; its own client sends its matrix along with the model (the paper's count of models exchanged, below
+    figure 8).  An evaluator that does not answer, or answers with the wrong shape, is left out of the sum.
+    Where transforms change updates, and in tasks without classes, a model also goes back to its own client.
     Regression tasks are weighted by 1 / (mean validation loss), which is ours: the paper leaves them open, and this
     has no scale of its own, since shares are made of it.
 
@@ -45,20 +52,38 @@ class Dvw(Linear):
         return update.metrics["validation_weight"]
 
     def prepare(self, cohort: Cohort, context: ServerContext) -> Cohort:
-        classes = _classes(context)
+        classes = _classes(context.spec)
         asked = context.members
         if self.evaluators is not None:
             asked = select(asked, self.evaluators, "evaluators", context.spec.seed, context.version)
         query = Validate(classes=classes)
-        models = [cohort.model(row) for row in range(len(cohort.updates))]
-        answers = context.query([QueryRequest(client, query, {"model": model}) for model in models for client in asked])
+        rows = range(len(cohort.updates))
+        told = [self._own(cohort, row, query, asked, context) for row in rows]
+        others = [[c for c in asked if not told[row] or c != cohort.clients[row]] for row in rows]
+        answers = iter(
+            context.query([QueryRequest(c, query, {"model": cohort.model(row)}) for row in rows for c in others[row]])
+        )
         updates = []
         for row, update in enumerate(cohort.updates):
-            told = [one for one in answers[row * len(asked) : (row + 1) * len(asked)] if one is not None]
-            score = self._scored(told, classes)
+            told[row] += [answer for answer in itertools.islice(answers, len(others[row])) if answer is not None]
+            score = self._scored(told[row], classes)
             metrics = {"validation": score, "validation_weight": self._sharpened(score, classes)}
             updates.append(dataclasses.replace(update, metrics={**update.metrics, **metrics}))
         return dataclasses.replace(cohort, updates=updates)
+
+    def own_query(self, spec: ModelSpec) -> Validate | None:
+        classes = _classes(spec)
+        return Validate(classes=classes) if classes else None
+
+    def _own(
+        self, cohort: Cohort, row: int, query: Validate, asked: Sequence[int], context: ServerContext
+    ) -> list[Update]:
+        """What came with an update about its own model, if it can be used and its client is among the evaluators."""
+        matrix = cohort.updates[row].vectors.get("confusion")
+        if matrix is None or cohort.clients[row] not in asked or not bool(matrix.sum().isfinite()):
+            return []
+        answer = Update({"confusion": matrix}, int(matrix.sum()), 0, {})
+        return [] if query.reject_reason(answer, context.spec) else [answer]
 
     def _scored(self, answers: list[Update], classes: int) -> float:
         """One model's score, from all evaluators' rows as if they lay in one place."""
@@ -76,8 +101,8 @@ class Dvw(Linear):
         return float(max(0.0, above) ** self.power)
 
 
-def _classes(context: ServerContext) -> int:
+def _classes(spec: ModelSpec) -> int:
     """C, or 0 for an objective without classes."""
-    if context.spec.objective.name in ("regression", "multilabel"):
+    if spec.objective.name in ("regression", "multilabel"):
         return 0
-    return context.spec.outputs[0] if len(context.spec.outputs) else 0
+    return spec.outputs[0] if len(spec.outputs) else 0

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from piebald.aggregation.base import Aggregator, PreparesCohort
+from piebald.cohort_matrix import weighted_sum
 from piebald.contracts import Cohort, ServerContext, Update
 
 
@@ -33,9 +34,9 @@ class Linear(Aggregator):
             return torch.zeros(like.shape), [0.0] * len(weights)
         shares = [weight / whole for weight in weights]
         if summed is not None:
-            return summed.vectors["model"] / whole, shares
+            return (summed.vectors["model"] / whole).float(), shares
         assert cohort.matrix is not None
-        return torch.tensor(shares) @ cohort.matrix, shares
+        return (weighted_sum(cohort.matrix, weights) / whole).float(), shares
 
 
 class ExampleWeighted(Linear):

@@ -47,6 +47,10 @@ Verbose = Annotated[
     bool,
     typer.Option("--verbose", "-v", help="Also print how clients are computed: engine, batch of clients, workers."),
 ]
+Deterministic = Annotated[
+    bool,
+    typer.Option("--deterministic", help="Choose how clients are computed by counting alone, so that bits repeat."),
+]
 RuntimeSettings = Annotated[str | None, typer.Option("--runtime", help="Where to run: simulator, ray or federation.")]
 
 

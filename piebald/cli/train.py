@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from piebald.cli.app import (
+    Deterministic,
     Interrupted,
     Json,
     Out,
@@ -39,6 +40,7 @@ def run(
     sets: Sets = None,
     out: Out = None,
     runtime: RuntimeSettings = None,
+    deterministic: Deterministic = False,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -46,7 +48,7 @@ def run(
     """Train with one recipe and keep the run in a folder."""
     show_log(verbose)
     end_on_term()
-    settings = _settings(file, sets, out, runtime)
+    settings = _settings(file, sets, out, runtime, deterministic)
     if settings.compares:
         raise SettingError(f"{file or 'the built-in experiment'} describes several runs: use piebald compare")
     plan = settings.plan()
@@ -74,6 +76,7 @@ def compare(
     sets: Sets = None,
     out: Out = None,
     runtime: RuntimeSettings = None,
+    deterministic: Deterministic = False,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -81,7 +84,7 @@ def compare(
     """Train with several recipes on the same clients and compare the results."""
     show_log(verbose)
     end_on_term()
-    settings = _settings(file, sets, out, runtime)
+    settings = _settings(file, sets, out, runtime, deterministic)
     plan = settings.plan()
     from piebald import experiment
 
@@ -192,10 +195,16 @@ def _search(run: Path) -> None:
         plugins.search(here)
 
 
-def _settings(file: Path | None, sets: list[str] | None, out: str | None, runtime: str | None) -> ExperimentSettings:
+def _settings(
+    file: Path | None, sets: list[str] | None, out: str | None, runtime: str | None, deterministic: bool
+) -> ExperimentSettings:
     from piebald.experiment_file import ExperimentSettings
 
-    return ExperimentSettings.load(file, sets or (), out=out, runtime=runtime)
+    flags = list(sets or ())
+    if deterministic:
+        kind = [] if runtime is None else [f"runtime.kind={runtime}"]  # so that --runtime keeps what is set below it
+        flags = [*kind, *flags, "runtime.deterministic=true"]
+    return ExperimentSettings.load(file, flags, out=out, runtime=runtime)
 
 
 def _common(settings: ExperimentSettings, plan: Plan) -> dict[str, Any]:

@@ -85,7 +85,7 @@ class Task:
 @dataclass(frozen=True, slots=True, eq=False)
 class PartialSum:
     """A sum over updates, made where they were trained: `weight` = sum of weights, `vectors` = weighted sum of "model"
-    [s] and plain sums of the other named vectors.
+    [s] and plain sums of the other named vectors, in float64 where single updates are float32.
 
     `masked` where the updates came masked: then no number of a single one is known, and `loss` is their weighted
     mean training loss.

@@ -27,6 +27,8 @@ class Cohort:
         sent: [s] each, the models that the changes started from.
         trained: t, how many of the s numbers are trained parameters.  They come first; the rest are buffers, the
             running statistics of batch norms.  None means all.
+        missed: server steps that each update missed, where that is not the difference of versions: in a run with
+            several clusters only those of its own cluster count.
 
     Compare updates, and choose among them, by `parameters` alone: buffers have no direction to learn in, no common
     scale with the parameters, and may be most of an update's length.
@@ -39,6 +41,7 @@ class Cohort:
     version: int
     sent: Sequence[Tensor] = ()
     trained: int | None = None
+    missed: Sequence[int] | None = None
 
     @property
     def parameters(self) -> Tensor:
@@ -55,6 +58,8 @@ class Cohort:
     @property
     def staleness(self) -> list[int]:
         """Server steps made since each update's model was sent."""
+        if self.missed is not None:
+            return list(self.missed)
         return [self.version - version for version in self.versions]
 
     def model(self, row: int) -> Tensor:
@@ -75,6 +80,7 @@ class Cohort:
             self.version,
             [self.sent[row] for row in rows],
             self.trained,
+            None if self.missed is None else [self.missed[row] for row in rows],
         )
 
 

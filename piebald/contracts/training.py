@@ -24,6 +24,7 @@ class TrainInput:
         versions: the tasks' versions.
         committed: [c, 1] float64, the tasks' `committed`.
         examples: [c, 1], training rows of each client.
+        clients: the clients' numbers.
     """
 
     model: Tensor
@@ -33,6 +34,7 @@ class TrainInput:
     versions: Sequence[int]
     committed: Tensor
     examples: Tensor
+    clients: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -112,7 +112,7 @@ class SiteWork:
 
 def _work(terms: RunTerms, settings: ExperimentSettings, clients: SiteRows, number: int) -> ClientWork:
     """The run's work, rebuilt from installed components."""
-    trainer, transforms = terms.client_components()
+    trainer, transforms, own_query = terms.client_components()
     module = settings.model_for(clients)(terms.seed)
     layout = Layout.of(module, terms.private)
     if [(slot.name, list(slot.shape)) for slot in layout.slots] != terms.layout:
@@ -126,7 +126,7 @@ def _work(terms: RunTerms, settings: ExperimentSettings, clients: SiteRows, numb
         )
     initial = layout.flatten(module)
     shape, outputs = tuple(terms.shape), tuple(terms.outputs)
-    return ClientWork(module, layout, initial, objective, terms.seed, shape, outputs, trainer, transforms)
+    return ClientWork(module, layout, initial, objective, terms.seed, shape, outputs, trainer, transforms, own_query)
 
 
 def join(folder: Path, data: str | None, target: str | None, stays: bool, parent: int | None) -> str:

@@ -12,7 +12,7 @@ from piebald.recipes.named import recipe
 from piebald.scheduling.asynchronous import Asynchronous
 from piebald.scheduling.cohort import CohortSize
 from piebald.server_optimizer.cached_average import CachedAverage
-from piebald.training.adaptive_frequency import AdaptiveFrequency
+from piebald.training.adaptive_frequency import AdaptiveFrequency, LearnerGroup
 from piebald.training.sgd import Sgd, SgdSettings
 
 Score = Literal["micro_f1", "accuracy", "macro_f1", "geometric_mean", "matthews"]
@@ -55,6 +55,7 @@ def adaptive_dvw(
     cycles: int = 20,
     vc_loss: float = 0.0,
     vc_tomb: int = 0,
+    groups: tuple[LearnerGroup, ...] = (),
     limit_staleness: bool = True,
     score: Score = "micro_f1",
     evaluators: int | None = None,
@@ -64,6 +65,8 @@ def adaptive_dvw(
     **training: Unpack[SgdSettings],
 ) -> Recipe:
     """`async_dvw` whose clients decide by their validation loss and staleness when to send their models."""
-    own = {"cycles": cycles, "vc_loss": vc_loss, "vc_tomb": vc_tomb, "limit_staleness": limit_staleness}
     base = async_dvw(cohort, score, evaluators, above_chance, power, max_staleness)
-    return base.with_(training=AdaptiveFrequency(**own, **training))
+    trainer = AdaptiveFrequency(
+        cycles=cycles, vc_loss=vc_loss, vc_tomb=vc_tomb, groups=groups, limit_staleness=limit_staleness, **training
+    )
+    return base.with_(training=trainer)

@@ -18,7 +18,7 @@ from piebald.training.sgd import SgdSettings
 @recipe("Xie et al. 2019, Asynchronous federated optimization", Proximal)
 def fedasync(
     cohort: CohortSize = 1.0,
-    alpha: float = 0.6,
+    alpha: float = 0.5,
     function: Literal["constant", "polynomial", "hinge"] = "polynomial",
     a: float = 0.5,
     b: float = 4,
@@ -26,7 +26,11 @@ def fedasync(
     max_staleness: int | None = None,
     **training: Unpack[SgdSettings],
 ) -> Recipe:
-    """Mix each model into the global one with weight alpha * s(staleness); clients have a proximal term mu (rho)."""
+    """Mix each model into the global one with weight alpha * s(staleness); clients have a proximal term mu (rho).
+
+    The defaults are those with which Metis compares (Stripelis, Ambite 2020, section VI): polynomial damping, mixing
+    0.5, rho 0.005.  Xie et al. mix with 0.6.
+    """
     return fedavg(cohort).with_(
         training=Proximal(mu=mu, **training),
         scheduling=Asynchronous(cohort=cohort, max_staleness=max_staleness),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -14,9 +15,11 @@ from torch import Tensor
 from piebald.aggregation.base import Aggregator, PreparesCohort
 from piebald.aggregation.linear import Linear
 from piebald.clustering.base import ChoosesMainCluster
-from piebald.contracts import Checkpoint, Cohort, Result, ServerContext, StepContext, Update
+from piebald.cohort_matrix import weighted_sum
+from piebald.contracts import Checkpoint, Cohort, Result, ServerContext, StepContext, Task, Update
 from piebald.randomness import key
 from piebald.recipe import Recipe
+from piebald.scheduling.base import round_kind
 from piebald.server.model_cache import ModelCache
 from piebald.server_optimizer.base import KeepsServerState
 from piebald.server_optimizer.cached_average import CachedAverage
@@ -24,6 +27,7 @@ from piebald.tensor_store import TensorStore
 from piebald.training.base import KeepsServerVectors
 from piebald.transforms.base import Colludes
 
+_STEPS = 4096  # steps of a cluster that are remembered: older updates have missed all of these, and at most the rest
 MakeContext = Callable[[str, int], ServerContext]  # the context of a component, by axis and cluster
 
 
@@ -37,6 +41,7 @@ class ClusterModel:
         server_vectors: what is sent besides the model, see `training.KeepsServerVectors`.
         norm: Euclidean length of the model.
         committed: optimiser steps behind its server steps so far.
+        steps: versions from which its own server steps were made, in order.
         cache: where the step keeps the sums over all clients' last models, else None.
     """
 
@@ -45,15 +50,28 @@ class ClusterModel:
     server_vectors: dict[str, Tensor]
     norm: float
     committed: int = 0
+    steps: list[int] = field(default_factory=list)
     cache: ModelCache | None = None
+
+    def missed(self, sent: int) -> int:
+        """How many of its own steps an update missed whose model was sent at this version."""
+        forgotten = max(0, self.steps[0] - sent) if len(self.steps) == _STEPS else 0  # at most, of long ago
+        return forgotten + len(self.steps) - bisect_left(self.steps, sent)
+
+    def note_step(self, version: int) -> None:
+        """Take note of a step from this version."""
+        self.steps.append(version)
+        if len(self.steps) > _STEPS:
+            del self.steps[0]
 
 
 class Counted(NamedTuple):  # made for every update, and a tuple is made four times as fast as a frozen dataclass
-    """How an update counted: its cluster, its share of the average, and its weight before normalization."""
+    """How an update counted: its cluster, its share of the average, its weight before normalization, its staleness."""
 
     cluster: int
     share: float
     weight: float | None
+    staleness: int
 
 
 def cohort_of(results: Sequence[Result], version: int, trained: int | None = None) -> Cohort:
@@ -91,6 +109,7 @@ class ClusterModels:
     kept: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
     secret: bool = False
     last: TensorStore = field(init=False)
+    _in_rounds: bool = field(init=False)
     _main_of: ChoosesMainCluster | None = field(init=False)
     _colluding: list[tuple[int, Colludes]] = field(init=False)
     _preparing: PreparesCohort | None = field(init=False)
@@ -105,6 +124,7 @@ class ClusterModels:
         clustering, transforms = self.recipe.clustering, enumerate(self.recipe.transforms)
         self._main_of = clustering if isinstance(clustering, ChoosesMainCluster) else None
         self._colluding = [(place, one) for place, one in transforms if isinstance(one, Colludes)]
+        self._in_rounds = round_kind(self.recipe.scheduling) is not None
         self._preparing = aggregator if isinstance(aggregator, PreparesCohort) else None
         self._vectors_of = trainer if isinstance(trainer, KeepsServerVectors) else None
 
@@ -121,6 +141,15 @@ class ClusterModels:
     def of(self, client: int) -> ClusterModel:
         """The cluster that a client belongs to; the main one for a newcomer."""
         return self.cluster(self.cluster_of[client]) if client in self.cluster_of else self.main
+
+    def missed(self, task: Task, version: int) -> int:
+        """How many server steps the update of a task has missed by now.
+
+        Where there are several clusters, those of its own; but a round is one step of them all.
+        """
+        if self.cluster_of and not self._in_rounds:
+            return self.of(task.client).missed(task.version)
+        return version - task.version
 
     @property
     def models(self) -> Mapping[int, Tensor]:
@@ -194,6 +223,8 @@ class ClusterModels:
         fresh = None if label in self.clusters else torch.stack(list(members.sent)).mean(0)
         cluster, aggregator = self.cluster(label, fresh), self.recipe.aggregation
         context = make_context("aggregation", label)
+        if self.cluster_of and not self._in_rounds:
+            members = dataclasses.replace(members, missed=[cluster.missed(sent) for sent in members.versions])
         if self._preparing is not None:
             members = self._preparing.prepare(members, context)
         weights = _weights(aggregator, members)
@@ -202,6 +233,7 @@ class ClusterModels:
         else:
             shares = self._average(label, cluster, members, context)
         cluster.committed += sum(update.steps for update in members.updates)
+        cluster.note_step(members.version)
         trainer = self._vectors_of
         if trainer is not None and cluster.server_vectors:
             means = _plain_means(
@@ -209,7 +241,7 @@ class ClusterModels:
             )
             arrived = StepContext(len(members.updates), context.known, members.version, shares)
             cluster.server_vectors = trainer.update_server_vectors(cluster.server_vectors, means, arrived)
-        return [Counted(label, share, weight) for share, weight in zip(shares, weights, strict=True)]
+        return [Counted(label, *one) for one in zip(shares, weights, members.staleness, strict=True)]
 
     def _average(self, label: int, cluster: ClusterModel, members: Cohort, context: ServerContext) -> list[float]:
         recipe = self.recipe
@@ -269,6 +301,8 @@ class ClusterModels:
             tensors |= {f"{here}/optimizer_state/{name}": tensor for name, tensor in cluster.optimizer_state.items()}
             tensors |= {f"{here}/server_vectors/{name}": tensor for name, tensor in cluster.server_vectors.items()}
             numbers[number] = {"committed": cluster.committed}
+            if self.cluster_of:
+                numbers[number]["steps"] = cluster.steps
             if cluster.cache is not None:
                 tensors[f"{here}/cache/sums"], numbers[number]["cache"] = cluster.cache.state()
         kept = []
@@ -286,8 +320,8 @@ class ClusterModels:
             },
         )
 
-    def restore(self, checkpoint: Checkpoint) -> None:
-        """Restore what `state` returned."""
+    def restore(self, checkpoint: Checkpoint, version: int) -> None:
+        """Restore what `state` returned after so many server steps."""
         values, tensors = checkpoint.values, checkpoint.tensors
         self.cluster_of = {int(client): int(cluster) for client, cluster in values["cluster_of"]}
         self.kept = {(axis, int(number)): dict(plain) for axis, number, plain in values["kept"]}
@@ -307,6 +341,7 @@ class ClusterModels:
         for number, numbers in values["clusters"].items():
             cluster = self.cluster(int(number))
             cluster.committed = int(numbers["committed"])
+            cluster.steps = list(numbers.get("steps", range(max(0, version - _STEPS), version)))
             if cluster.cache is not None:
                 cluster.cache.restore(tensors[f"cluster/{number}/cache/sums"], numbers["cache"])
 
@@ -329,5 +364,9 @@ def _norm(model: Tensor) -> float:
 def _plain_means(updates: Sequence[Update], names: Sequence[str]) -> dict[str, Tensor]:
     pool = updates[0].partial_sum
     if pool is not None:
-        return {name: pool.vectors[name] / len(updates) for name in names}
-    return {name: torch.stack([update.vectors[name] for update in updates]).mean(0) for name in names}
+        return {name: (pool.vectors[name] / len(updates)).float() for name in names}
+    ones = [1.0] * len(updates)
+    return {
+        name: (weighted_sum(torch.stack([update.vectors[name] for update in updates]), ones) / len(updates)).float()
+        for name in names
+    }

@@ -31,7 +31,7 @@ from piebald.contracts import (
 from piebald.errors import RuntimeFault
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 from piebald.recipe import Recipe
-from piebald.scheduling.base import HasDeadline, RejectsLate, ServerView
+from piebald.scheduling.base import HasDeadline, RejectsLate, ServerView, round_kind
 from piebald.server.best_version import BestVersion, ModelSnapshot
 from piebald.server.client_pool import ClientPool
 from piebald.server.client_queries import ClientQueries
@@ -52,6 +52,7 @@ from piebald.server.records import (
     whole_task,
 )
 from piebald.server.result_checks import ResultChecks
+from piebald.server.stalled import StalledSteps
 from piebald.server.stopping import RunTotals, StoppingCriteria
 
 SAVING = 0.02  # the largest share of a run's time spent on saving its state, by default
@@ -104,8 +105,9 @@ class ServerLoop:
             None  # the last step, until a checkpoint holds it
         )
         self._contexts: dict[tuple[str, int], LoopContext] = {}
-        self._uploads = work.trainer.uploads()
+        self._uploads = work.uploads()
         self._masked = MaskedRounds(recipe.masking)
+        self._stalled = StalledSteps(round_kind(recipe.scheduling) is not None)
         early = not recipe.requires_individual_updates and recipe.masking is None
         self._summed = recipe.aggregation if early and isinstance(recipe.aggregation, Linear) else None
         self._deadline = recipe.scheduling if isinstance(recipe.scheduling, HasDeadline) else None
@@ -221,7 +223,7 @@ class ServerLoop:
 
     def _take(self, result: Result) -> None:
         """Check one result; keep it for the next step, or record why not and exclude its client."""
-        task, update = result.task, result.update
+        task, update, version = result.task, result.update, self.version
         client = task.client
         self.client_pool.release(client)
         self._outstanding -= task.version == self.version
@@ -236,7 +238,7 @@ class ServerLoop:
             self._ended.append((result, "lost" if update is None else "refused", reason))
             if update is not None:
                 self.client_pool.exclude(client, reason)
-        elif late := self._rejects_late and self._rejects_late.reject_reason(self.version - task.version):
+        elif late := self._rejects_late and self._rejects_late.reject_reason(self.cluster_models.missed(task, version)):
             self._ended.append((result, "late", late))
         else:
             self._waiting.append(result)
@@ -249,6 +251,7 @@ class ServerLoop:
         results = self._unmasked(results)
         cohort = cohort_of(results, self.version, self.work.layout.shared_trained)
         counted = self.cluster_models.step(cohort, self._context)
+        self._stalled.watch(results, counted, self)
         self.version += 1
         self._stepped = self.runtime.now()
         rows = []
@@ -365,6 +368,7 @@ class ServerLoop:
             "excluded": sorted(self.client_pool.excluded.items()),
             "initialized": sorted(self.client_pool.initialized),
             "limits": sorted(self._limits.items()),
+            "stalled": self._stalled.state(),
             "outstanding": outstanding,
             "queued": queued,
             "cluster_models": dict(mine.values),
@@ -376,10 +380,11 @@ class ServerLoop:
         """Restore what `state` returned."""
         values = checkpoint.values
         self._contexts.clear()
-        self.cluster_models.restore(Checkpoint(checkpoint.tensors, values["cluster_models"]))
+        self.cluster_models.restore(Checkpoint(checkpoint.tensors, values["cluster_models"]), values["version"])
         self.version, self._next_id = int(values["version"]), int(values["next_id"])
         self._stepped, self.totals = float(values["stepped"]), RunTotals(**values["totals"])
         self.best.restore(values.get("best"))
+        self._stalled.restore(values.get("stalled"))
         self.client_pool.excluded = {int(client): str(reason) for client, reason in values["excluded"]}
         self.client_pool.initialized = set(values["initialized"])
         self._limits = {int(number): float(limit) for number, limit in values["limits"]}

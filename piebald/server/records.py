@@ -25,7 +25,7 @@ def result_row(
         "client": task.client,
         "kind": "train" if task.query is None else task.query.kind,
         "sent_version": task.version,
-        "staleness": version - 1 - task.version,
+        "staleness": counted.staleness if counted else version - 1 - task.version,
         "sent": result.sent,
         "time": result.time,
         "examples": update.examples if update else 0,

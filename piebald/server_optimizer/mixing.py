@@ -16,12 +16,13 @@ class Mixing(ServerOptimizer):
     first.
 
     Attributes:
-        alpha: mixing weight, above 0 and at most 1.
+        alpha: mixing weight, above 0 and at most 1; 0.5 by default, as in Metis' comparison (Stripelis, Ambite 2020,
+            section VI), where Xie et al. take 0.6.
     """
 
     from_current_model = True
 
-    alpha: float = Field(default=0.6, gt=0, le=1)
+    alpha: float = Field(default=0.5, gt=0, le=1)
 
     def step(self, model: Tensor, average: Tensor, context: StepContext) -> tuple[Tensor, dict[str, Tensor]]:
         return model + self.alpha * average, {}

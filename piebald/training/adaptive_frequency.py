@@ -3,48 +3,92 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Self
+from collections.abc import Sequence
+from typing import Annotated, Any, Self
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor
 
 from piebald.contracts import ClientContext, SgdOutcome, TrainInput, TrainOutput
 from piebald.training.sgd import Sgd
 
 REMEMBERED = 20  # validation cycles that set a client's own measure of staleness (the paper's first 20)
+_EXAMPLE = "{ clients = [1, 3], vc_loss = 1.0, vc_tomb = 1 }"
+
+
+class LearnerGroup(BaseModel):
+    """Clients with thresholds of their own, such as the slow ones of Metis' figure 3 (1 and 1; the fast ones 0 and 4).
+
+    Attributes:
+        clients: their numbers.
+        vc_loss: their VC_loss.  vc_tomb: their VC_tomb.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    clients: tuple[int, ...] = Field(min_length=1)
+    vc_loss: float = Field(ge=0, lt=100)
+    vc_tomb: int = Field(ge=0)
+
+
+def _built(groups: Any) -> Any:
+    """Groups from their tables, with one sentence about the first that is wrong."""
+    if not isinstance(groups, Sequence) or isinstance(groups, str):
+        raise ValueError(f"must be a list of tables like {_EXAMPLE}, got {groups!r}")
+    made = []
+    for number, group in enumerate(groups):
+        try:
+            made.append(LearnerGroup.model_validate(group))
+        except ValidationError as error:
+            first = error.errors()[0]
+            where, words = ".".join(str(word) for word in first["loc"]), first["msg"][0].lower() + first["msg"][1:]
+            raise ValueError(
+                f"must be a list of tables like {_EXAMPLE}, but in number {number} {where}: {words}"
+            ) from None
+    return tuple(made)
 
 
 class AdaptiveFrequency(Sgd):
-    """Train in validation cycles of `epochs` epochs, and stop when further training no longer pays (Metis, section V).
+    """Train until further training no longer pays; what is trained for one request is a validation cycle (Metis,
+    section V).
 
-    After each cycle the loss on the client's validation rows is compared with the one before (before the first cycle:
-    that of the model received).  A cycle fails where it did not fall (C1), or fell by less than `vc_loss` percent (C2);
-    training stops after more than `vc_tomb` failures (tombstones), or when the effective staleness exceeds the median
-    of the client's own first 20 cycles (C3), or after `cycles` cycles.
+    After every `epochs` epochs (1 in the paper) the loss on the client's validation rows is compared with the one
+    before.  It fails where it did not fall (C1), or fell by `vc_loss` percent or less (C2).  Training stops after more
+    than `vc_tomb` failures (tombstones), or when the effective staleness exceeds the median over the client's own first
+    20 validation cycles (C3).  The staleness of a cycle is noted once, when it ends.
 
     Effective staleness counts the optimiser steps that other clients have contributed since the model was fetched, and
     the client's own.  A client that is training cannot know the former without asking.  Each task therefore carries the
     number of steps behind its model, and the client assumes that the others go on at their speed since its last task.
-    Before its second task it knows no speed, and C3 applies only once 20 cycles have been seen.
+    Before its second task it knows no speed, and C3 applies only once 20 cycles have been noted.
+
+    The paper leaves two things open.  The loss before the first epoch is that of the model received.  A loss that keeps
+    falling, or a great `vc_tomb`, would let a cycle go on without end: `cycles` ends it.
 
     Attributes:
         steps: not allowed here.
-        cycles: validation cycles a task, at most.
-        vc_loss: VC_loss, percent by which the validation loss must fall.  vc_tomb: VC_tomb, failures that are
+        epochs: passes over the client's rows between two looks at the validation loss.
+        cycles: looks at the validation loss in one validation cycle, at most.  Ours: the paper has no limit.
+        vc_loss: VC_loss, in percent: a fall by no more than this is a failure.  vc_tomb: VC_tomb, failures that are
             tolerated.
+        groups: clients with other thresholds, like [{ clients = [1, 3], vc_loss = 1.0, vc_tomb = 1 }].
         limit_staleness: whether C3 applies; it is meant for asynchronous schedulers.
     """
 
     cycles: int = Field(default=20, ge=1)
     vc_loss: float = Field(default=0.0, ge=0, lt=100)
     vc_tomb: int = Field(default=0, ge=0)
+    groups: Annotated[tuple[LearnerGroup, ...], BeforeValidator(_built)] = ()
     limit_staleness: bool = True
 
     @model_validator(mode="after")
     def _check_steps(self) -> Self:
         if self.steps is not None:
             raise ValueError(f"steps must be left out: training is in cycles of epochs, got {self.steps}")
+        named = [client for one in self.groups for client in one.clients]
+        if twice := sorted({client for client in named if named.count(client) > 1}):
+            raise ValueError(f"groups must name each client once, got client {twice[0]} twice")
         return self
 
     def needs_validation_rows(self) -> bool:
@@ -59,6 +103,7 @@ class AdaptiveFrequency(Sgd):
 
     def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
         tail = _Tail.of(inputs)
+        least, tolerated = self._thresholds(inputs.clients, tail)
         end = SgdOutcome(inputs.model, tail.zeros(), tail.zeros(), inputs.state.get("velocity"))
         before = context.score(inputs.model, "validation")[0]["loss"]
         for _ in range(self.cycles):
@@ -66,26 +111,34 @@ class AdaptiveFrequency(Sgd):
             end = _where(tail.active, end, walked)
             now = context.score(end.model, "validation")[0]["loss"]
             # written so that a loss that is not a number, as without validation rows, is a failure
-            tail.failures += (tail.active & ~((now < before) & (now <= before * (1 - self.vc_loss / 100)))).float()
-            stale = tail.note(end.steps)
-            tail.active &= tail.failures <= self.vc_tomb
+            fell = (now < before) & (100 * (before - now) / before > least)
+            tail.failures += (tail.active & ~fell).float()
+            tail.active &= tail.failures <= tolerated
             if self.limit_staleness:
-                tail.active &= ~stale
+                tail.active &= ~tail.is_stale(end.steps)
             before = now
             if not bool(tail.active.any()):
                 break
+        tail.note(end.steps)
         met = torch.cat([inputs.committed, end.steps.double().unsqueeze(1)], dim=1)
         return self.output(
             dataclasses.replace(end, loss=end.loss / end.steps.clamp(min=1)),
             state={"staleness": tail.past, "seen": tail.seen, "met": met},
         )
 
+    def _thresholds(self, clients: Sequence[int], tail: _Tail) -> tuple[Tensor, Tensor]:
+        """VC_loss and VC_tomb of each client of a stack, [c] each."""
+        own = {client: one for one in self.groups for client in one.clients}
+        mine = [own.get(client, self) for client in clients] or [self] * len(tail.past)
+        loss, tomb = [one.vc_loss for one in mine], [float(one.vc_tomb) for one in mine]
+        return tail.past.new_tensor(loss), tail.past.new_tensor(tomb)
+
     def min_steps(self, examples: int) -> int:
         return self.epochs * self.epoch_steps(examples)
 
 
 class _Tail:
-    """The progress of a stack of clients from cycle to cycle; all [c] but `past` [c, 20] and `seen` [c, 1]."""
+    """The progress of a stack of clients in a validation cycle; all [c] but `past` [c, 20] and `seen` [c, 1]."""
 
     def __init__(self, past: Tensor, seen: Tensor, rate: Tensor) -> None:
         self.past, self.seen, self.rate = past.clone(), seen.clone(), rate
@@ -103,17 +156,21 @@ class _Tail:
     def zeros(self) -> Tensor:
         return torch.zeros(len(self.past), device=self.past.device)
 
-    def note(self, steps: Tensor) -> Tensor:
-        """Take down the effective staleness of the cycles that have just ended, and say for which it is too large."""
-        stale = (steps * (1 + self.rate)).float()
+    def is_stale(self, steps: Tensor) -> Tensor:
+        """Whose effective staleness is above the median of the first cycles, once these are known (C3)."""
         known = self.seen.squeeze(1) >= REMEMBERED
-        above = known & (stale > self.past.quantile(0.5, dim=1))
+        return known & (self._staleness(steps) > self.past.quantile(0.5, dim=1))
+
+    def note(self, steps: Tensor) -> None:
+        """Take down the effective staleness of the validation cycles that have just ended, one for each client."""
         place = self.seen.long().clamp(max=REMEMBERED - 1)
-        fresh = (self.active & ~known).unsqueeze(1)
+        fresh = self.seen < REMEMBERED
         old = self.past.gather(1, place)
-        self.past.scatter_(1, place, torch.where(fresh, stale.unsqueeze(1), old))
+        self.past.scatter_(1, place, torch.where(fresh, self._staleness(steps).unsqueeze(1), old))
         self.seen += fresh
-        return above
+
+    def _staleness(self, steps: Tensor) -> Tensor:
+        return (steps * (1 + self.rate)).float()
 
 
 def _where(active: Tensor, old: SgdOutcome, new: SgdOutcome) -> SgdOutcome:

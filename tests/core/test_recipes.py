@@ -83,6 +83,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "power": positive,
     "cycles": counts,
     "vc_loss": fraction,
+    "groups": st.lists(st.builds(lambda loss: {"clients": [3], "vc_loss": loss, "vc_tomb": 1}, fraction), max_size=1),
     "vc_tomb": counts,
     "limit_staleness": st.booleans(),
 }
@@ -316,3 +317,12 @@ def test_a_recipe_needs_all_its_components() -> None:
         Recipe()
     with pytest.raises(SettingError, match="no setting of recipe called 'agregation': did you mean 'aggregation'"):
         base(agregation=ExampleWeighted())
+
+
+def test_fedasync_has_the_settings_that_metis_compares_with() -> None:
+    """Stripelis, Ambite 2020, section VI: polynomial staleness, mixing hyperparameter 0.5, regularization 0.005."""
+    made = recipes.fedasync()
+    table = made.model_dump()
+    assert table["server_optimizer"] == {"kind": "mixing", "alpha": 0.5}
+    assert (table["aggregation"]["function"], table["aggregation"]["a"]) == ("polynomial", 0.5)
+    assert table["training"]["mu"] == 0.005

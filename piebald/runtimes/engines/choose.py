@@ -29,6 +29,8 @@ _STACK_NUMBERS = 64_000_000  # a measured stack has at most this many parameters
 _STEPS = 4
 _REPEATS, _SECONDS = 4, 0.2  # a measurement is the best of this many repeats, or of fewer that have taken this long
 _MARGIN = 0.85  # another engine must be this much faster than the sequential one: measuring is noisy
+_COUNTED_STACK = 25  # of the batched engine, where the choice is made by counting alone
+_LOOKED_AT = 1000  # clients among which two with rows are looked for
 _CLOSE = 1e-3  # allowed relative difference of another engine's first losses from the sequential one's
 
 
@@ -87,10 +89,41 @@ def fastest(
     return best
 
 
+def counted(work: ClientWork, clients: Clients, device: torch.device, bfloat16: bool, expected: int) -> tuple[str, int]:
+    """Choose engine and stack without measuring times, so that the choice is the same whenever and wherever it is made.
+
+    "batched" where several clients train at a time, every layer of the model has a batched form, single rows are not
+    hidden, and the losses of the first clients are those of the sequential engine; else "sequential".  A batched stack
+    has 25 clients, or fewer where so many models are large or so many do not train at a time.
+    """
+    holding = [client for client in range(min(len(clients), _LOOKED_AT)) if clients.size(client, "train") != 0]
+    sequential = make_engine("sequential", work, clients, device, bfloat16)
+    stack = min(_COUNTED_STACK, stack_limit(work), expected)
+    if stack < 2 or sequential.traits.random or work.row_privacy is not None:
+        return "sequential", 1
+    batched = BatchedEngine(work, sequential.row_loader, sequential.traits, device, bfloat16)
+    if not batched.can_batch:
+        return "sequential", 1
+    expected_losses, losses = (_losses(engine, holding[:2]) for engine in (sequential, batched))
+    close = torch.allclose(losses, expected_losses, rtol=0.02 if bfloat16 else _CLOSE, equal_nan=True)
+    return ("batched", stack) if close else ("sequential", 1)
+
+
+def _losses(engine: SequentialEngine, clients: Sequence[int]) -> torch.Tensor:
+    """The mean losses of a few steps of these clients, trained in one stack."""
+    start = engine.work.initial.to(engine.device).expand(len(clients), -1)
+    return engine.run_sgd(SgdRun(clients, [0] * len(clients), 0, start, _trial(engine.work))).loss
+
+
+def _trial(work: ClientWork) -> SgdConfig:
+    """A few steps with the run's batch."""
+    batch = work.trainer.batch if isinstance(work.trainer, Sgd) else 20
+    return SgdConfig(lr=0.01, batch=batch, steps=_STEPS, privacy=work.row_privacy)
+
+
 def _measure(engine: SequentialEngine, clients: Sequence[int], stack: int) -> tuple[torch.Tensor, float]:
     """The clients' mean losses, and seconds for one client and step."""
-    batch = engine.work.trainer.batch if isinstance(engine.work.trainer, Sgd) else 20
-    config = SgdConfig(lr=0.01, batch=batch, steps=_STEPS, privacy=engine.work.row_privacy)
+    config = _trial(engine.work)
     start = engine.work.initial.to(engine.device)
     times: list[float] = []
     losses: list[torch.Tensor] = []

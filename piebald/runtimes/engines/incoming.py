@@ -29,7 +29,7 @@ def train_input(engine: Engine, stack: ClientStack) -> TrainInput:
     sizes = [engine.row_loader.size(client) if trains else 0 for client in stack.clients]
     examples = torch.tensor(sizes, dtype=torch.float32, device=device).unsqueeze(1)
     committed = torch.tensor(stack.committed, dtype=torch.float64, device=device).unsqueeze(1)
-    return TrainInput(model, layout.shared, state, vectors, stack.versions, committed, examples)
+    return TrainInput(model, layout.shared, state, vectors, stack.versions, committed, examples, stack.clients)
 
 
 def unpack_state(engine: Engine, clients: Sequence[int], name: str, rows: Sequence[Tensor]) -> Tensor:

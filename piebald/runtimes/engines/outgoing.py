@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from piebald.cohort_matrix import weighted_sum
 from piebald.contracts import SumRequest, TrainInput, TrainOutput
 from piebald.errors import RuntimeFault
 from piebald.parameters import nbytes
@@ -91,7 +92,7 @@ def add_to_sum(result: StackResult, request: SumRequest, total: RunningSum) -> N
 def _check_uploads(engine: Engine, output: TrainOutput, vectors: Mapping[str, Tensor], shared: int) -> None:
     """Refuse vectors other than those that the trainer declares, and vectors that are longer than what is shared."""
     trainer = engine.work.trainer
-    declared = set(trainer.uploads())
+    declared = set(engine.work.uploads())
     if undeclared := sorted(output.vectors.keys() - declared):
         raise RuntimeFault(
             f"trainer {trainer.kind!r} would send {undeclared[0]!r}, which its uploads() do not declare: add it there"
@@ -148,13 +149,10 @@ def _finiteness(part: Tensor) -> Tensor:
 
 
 def _weighted(part: Tensor, weights: Sequence[float], known: KnownProducts) -> Tensor:
-    """The weighted sum of clients' tensors [c, ...]."""
+    """The weighted sum of clients' tensors [c, ...]; in float64 unless they are factored."""
     if isinstance(part, FactoredVectors):
         return part.total(part.own.new_tensor(weights), known)
-    if set(weights) == {1.0}:
-        return part.sum(0)
-    made: Tensor = torch.tensordot(part.new_tensor(weights), part, 1)
-    return made
+    return weighted_sum(part.flatten(1), weights).view(part.shape[1:])
 
 
 def _reject_reason(norm: float, limit: float) -> str | None:

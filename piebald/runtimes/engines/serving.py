@@ -7,6 +7,7 @@ This is all that happens on the client side, whatever engine trains and whicheve
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 from torch import Tensor
@@ -36,6 +37,9 @@ def serve(
     if stack.query is not None:
         return outgoing.answers(stack.query.answer(inputs, context, work.trainer))
     output = work.trainer.train(inputs, context)
+    if work.own_query is not None:
+        told = work.own_query.answer(dataclasses.replace(inputs, model=output.model), context, work.trainer)
+        output = dataclasses.replace(output, vectors={**output.vectors, **told.vectors})
     summed = sum_request is not None and not work.transforms
     result = outgoing.updates(engine, stack, inputs, output, summed)
     if sum_request is not None and total is not None:

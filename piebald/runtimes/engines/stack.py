@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from piebald.contracts import Query, Update
@@ -99,7 +100,7 @@ class StackResult:
 
 
 class RunningSum:
-    """A sum of updates that grows stack by stack."""
+    """A sum of updates that grows stack by stack, in float64 (see `cohort_matrix.weighted_sum`)."""
 
     def __init__(self) -> None:
         self.weight = 0.0
@@ -112,4 +113,4 @@ class RunningSum:
             if name in self.vectors:
                 self.vectors[name] += part
             else:
-                self.vectors[name] = part.clone()
+                self.vectors[name] = part.to(torch.float64, copy=True)

@@ -63,6 +63,8 @@ class Policy(BaseModel):
                     return f"updates would carry {name!r}, this site sends only {', '.join(self.uploads) or 'nothing'}"
         if (told := work.trainer.discloses()) and (hiding := self.protection(work)):
             return f"the trainer would tell {told}, which this site does not do beside {hiding}"
+        if work.own_query is not None and (reason := self.query_reject_reason(work.own_query, work)):
+            return f"updates would answer a query: {reason}"
         last = work.transforms[-1] if work.transforms else None
         masking = last if isinstance(last, SecureAggregation) else None
         if masking is None and self.secure_aggregation is not None:
@@ -72,7 +74,7 @@ class Policy(BaseModel):
             )
         if masking is not None and (reason := masking.demands_reject_reason(self.sum_demands)):
             return reason
-        return self._noise_reject_reason(work.transforms[:-1] if masking else work.transforms, work.trainer.uploads())
+        return self._noise_reject_reason(work.transforms[:-1] if masking else work.transforms, work.uploads())
 
     def _noise_reject_reason(self, transforms: Sequence[Transform], uploads: Sequence[str]) -> str | None:
         """The reason why clipping and noise do not suffice, or None.
@@ -166,8 +168,8 @@ class Policy(BaseModel):
 
 
 def declared_vectors(work: ClientWork) -> tuple[str, ...]:
-    """Names of the vectors that an update carries, as its trainer declares them."""
-    return ("model", *work.trainer.uploads())
+    """Names of the vectors that an update carries, as its trainer and the run's terms declare them."""
+    return ("model", *work.uploads())
 
 
 def rows_read(query: Query, work: ClientWork) -> set[Split]:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from piebald import plugins
 from piebald.client_work import ClientWork
 from piebald.component import build
+from piebald.contracts import Query
 from piebald.errors import SettingError
 from piebald.training.base import Trainer
 from piebald.transforms.base import Transform
@@ -26,6 +27,7 @@ class RunTerms(BaseModel):
         experiment: the experiment's settings.
         training: the trainer, as a table.
         transforms: the transforms of updates, as tables.
+        own_query: what each update answers about its own model, as a table, None for nothing.
         private: names of the tensors that stay at the client.
         layout: names and shapes of the model's tensors, in order.
         objective: name of the loss.
@@ -44,6 +46,7 @@ class RunTerms(BaseModel):
     experiment: dict[str, Any]
     training: dict[str, Any]
     transforms: list[dict[str, Any]]
+    own_query: dict[str, Any] | None = None
     private: list[str]
     layout: list[tuple[str, list[int]]]
     objective: str
@@ -88,12 +91,13 @@ class RunTerms(BaseModel):
                     "install the same on both"
                 )
 
-    def client_components(self) -> tuple[Trainer, tuple[Transform, ...]]:
-        """Build the trainer and the transforms from what is installed here."""
+    def client_components(self) -> tuple[Trainer, tuple[Transform, ...], Query | None]:
+        """Build the trainer, the transforms and the query about a client's own model from what is installed here."""
         trainer = build("training", self.training)
         transforms = tuple(build("transforms", table) for table in self.transforms)
+        own = None if self.own_query is None else build("query", self.own_query)
         assert isinstance(trainer, Trainer)
-        return trainer, transforms  # type: ignore[return-value]
+        return trainer, transforms, own  # type: ignore[return-value]
 
 
 def terms(
@@ -108,6 +112,7 @@ def terms(
         experiment=dict(experiment),
         training=work.trainer.table(),
         transforms=[transform.table() for transform in work.transforms],
+        own_query=None if work.own_query is None else work.own_query.table(),
         private=sorted(work.layout.private),
         layout=[(slot.name, list(slot.shape)) for slot in work.layout.slots],
         objective=work.objective.name,

@@ -13,7 +13,7 @@ from piebald.component import build
 from piebald.contracts import Clients, Fleet
 from piebald.randomness import generator
 from piebald.runtimes.base import RuntimeSettings
-from piebald.runtimes.engines.choose import STACKS, fastest, make_engine, stack_limit
+from piebald.runtimes.engines.choose import STACKS, counted, fastest, make_engine, stack_limit
 from piebald.runtimes.engines.matrix_products import onednn_is_faster, set_onednn
 from piebald.runtimes.simulation.simulation import Simulation
 from piebald.runtimes.workers.pool import ForkedWorkers, InProcess, WorkerPool, can_fork, one_thread
@@ -55,6 +55,9 @@ class Simulated(RuntimeSettings):
         device: where engines compute, as torch calls it.
         onednn: whether the batched engine multiplies large matrices with oneDNN instead of torch's default; None
             measures which is faster here.
+        deterministic: make the choices that are left open by counting alone, never by measuring times, so that a run
+            repeats bit for bit in another process, whatever else the machine does: `engine` and `stack` by the rule of
+            `engines.choose.counted`, `workers` 0 (for Ray: set it), `onednn` false.
         bfloat16: forward and backward passes under autocast.
         memory: bytes of client state kept in RAM; more goes to a temporary file.
         fleet: devices of the clients, instant by default.
@@ -67,6 +70,7 @@ class Simulated(RuntimeSettings):
     workers: int | None = Field(default=None, ge=0)
     device: str = "cpu"
     onednn: bool | None = None
+    deterministic: bool = False
     bfloat16: bool = False
     memory: int = Field(default=4 << 30, ge=0)
     fleet: AnyFleet = None
@@ -101,6 +105,8 @@ class Simulated(RuntimeSettings):
 
     def measured(self, work: ClientWork, clients: Clients, expected: int) -> Self:
         """Measure or count, in this process, engine, stack and workers where they were left open."""
+        if self.deterministic:
+            return self._counted(work, clients, expected)
         device, engine, stack, workers = torch.device(self.device), self.engine, self.stack, self.workers
         forks = device.type == "cpu" and can_fork()
         cores = count_cores()
@@ -132,6 +138,20 @@ class Simulated(RuntimeSettings):
         stack = min(stack, stack_limit(work), -(-expected // max(workers, 1)))
         return self.model_copy(update={"engine": engine, "stack": stack, "workers": workers, "onednn": onednn})
 
+    def _counted(self, work: ClientWork, clients: Clients, expected: int) -> Self:
+        """Choose what was left open by counting alone."""
+        device, workers, onednn = torch.device(self.device), self.workers or 0, bool(self.onednn)
+        set_onednn(onednn)
+        engine, stack = self.engine, self.stack
+        if engine == "auto":
+            with one_thread(device.type == "cpu" and can_fork()):
+                engine, found = counted(work, clients, device, self.bfloat16, expected)  # type: ignore[assignment]
+            stack = stack or found
+        if stack is None:
+            stack = 8 if engine in ("vmapped", "batched") else 1
+        stack = min(stack, stack_limit(work), expected)
+        return self.model_copy(update={"engine": engine, "stack": stack, "workers": workers, "onednn": onednn})
+
 
 class Simulator(Simulated):
     """How to simulate.
@@ -157,5 +177,7 @@ class Simulator(Simulated):
     ) -> WorkerPool:
         """This process, or forked workers."""
         set_onednn(bool(self.onednn))
+        if self.deterministic and self.device != "cpu":
+            torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
         engine = make_engine(self.engine, work, clients, torch.device(self.device), self.bfloat16)
         return ForkedWorkers(engine, self.workers, *room) if self.workers else InProcess(engine)

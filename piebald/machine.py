@@ -1,0 +1,37 @@
+"""What of the machine decides the bits of a run besides its settings."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+import torch
+
+
+def machine() -> dict[str, str | int]:
+    """The processor, the vector instructions that torch uses on it, and torch's threads, for a run's folder."""
+    return {
+        "processor": _processor(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _processor() -> str:
+    """The name of the processor, as well as the system tells it."""
+    described = Path("/proc/cpuinfo")
+    lines = described.read_text(errors="replace").splitlines() if described.is_file() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+def differences(recorded: dict[str, object]) -> list[str]:
+    """What of `machine` and torch's version is not as a run's folder records it, as "torch 2.1, now 2.2"."""
+    now: dict[str, object] = {"torch": torch.__version__, **machine()}
+    del now["threads"]  # simulated clients are computed with one
+    then = {"torch": recorded.get("torch"), **_table(recorded.get("machine"))}
+    return [f"{name} {then[name]}, now {value}" for name, value in now.items() if then.get(name) not in (None, value)]
+
+
+def _table(value: object) -> dict[str, object]:
+    return dict(value) if isinstance(value, dict) else {}
