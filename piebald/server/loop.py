@@ -44,6 +44,8 @@ from piebald.server.records import (
     mean_scores,
     plain_results,
     plain_tasks,
+    refusal,
+    refusal_notes,
     result_row,
     score_rows,
     step_row,
@@ -51,6 +53,7 @@ from piebald.server.records import (
     whole_task,
 )
 from piebald.server.result_checks import ResultChecks
+from piebald.server.result_intake import ResultIntake
 from piebald.server.stopping import RunTotals, StoppingCriteria
 
 SAVING = 0.02  # the largest share of a run's time spent on saving its state, by default
@@ -94,13 +97,14 @@ class ServerLoop:
         self._ended: list[tuple[Result, str, str]] = []  # with status and reason
         self._excluded_updates: dict[int, tuple[str, str]] = {}  # status and reason of sound updates that do not count
         self._notes: list[TableRow] = []
+        self._refusals: list[TableRow] = []
         self._queries = ClientQueries(runtime, work)
         self._written: tuple[TableRow, list[TableRow], list[TableRow]] | None = (
             None  # the last step, until a checkpoint holds it
         )
         self._contexts: dict[tuple[str, int], LoopContext] = {}
-        self._uploads = work.trainer.uploads()
         self._masked = MaskedRounds(recipe.masking)
+        self._intake = ResultIntake(self.check, work, self._masked)
         early = not recipe.requires_individual_updates and recipe.masking is None
         self._summed = recipe.aggregation if early and isinstance(recipe.aggregation, Linear) else None
         self._deadline = recipe.scheduling if isinstance(recipe.scheduling, HasDeadline) else None
@@ -156,18 +160,9 @@ class ServerLoop:
 
     def _view(self) -> ServerView:
         available, idle = self.client_pool.count(self.runtime.clients())
-        return ServerView(
-            self.version,
-            self.runtime.now(),
-            self._stepped,
-            available,
-            idle,
-            len(self.client_pool.busy),
-            self._requested,
-            self._outstanding,
-            len(self._waiting),
-            len(self._ended),
-        )
+        waiting, failed = len(self._waiting), len(self._ended)
+        sent = (len(self.client_pool.busy), self._requested, self._outstanding)
+        return ServerView(self.version, self.runtime.now(), self._stepped, available, idle, *sent, waiting, failed)
 
     # -- tasks and results
 
@@ -224,27 +219,32 @@ class ServerLoop:
         client = task.client
         self.client_pool.release(client)
         self._outstanding -= task.version == self.version
-        limit = self._limits.pop(task.id)
-        if self._masked.transform is None:
-            reason = self.check.reject_reason(result, self.work.layout, limit, self._uploads)
-        else:
-            reason = self._masked.reject_reason(result, self.work)
+        result, reason = self._intake.take(result, self._limits.pop(task.id))
         if update is not None:
             self.client_pool.initialized.add(client)
         if reason is not None:
-            self._ended.append((result, "lost" if update is None else "refused", reason))
-            if update is not None:
-                self.client_pool.exclude(client, reason)
+            self._end(result, reason)
         elif late := self._rejects_late and self._rejects_late.reject_reason(self.version - task.version):
             self._ended.append((result, "late", late))
         else:
             self._waiting.append(result)
+
+    def _end(self, result: Result, reason: str) -> None:
+        """Record a result that does not count; a client whose result was refused is not asked again."""
+        refused = result.refused or result.update is not None
+        self._ended.append((result, "refused" if refused else "lost", reason))
+        if refused:
+            self.client_pool.exclude(result.task.client, reason)
+            self._refusals.append(refusal(result, reason))
 
     # -- stepping
 
     def _step(self) -> None:
         results = sorted(self._waiting, key=lambda a: (a.task.client, a.task.id))
         self._waiting = []
+        results, odd = self._intake.split(results)
+        for result, why in odd:
+            self._end(result, why)
         results = self._unmasked(results)
         counted = self.cluster_models.step(cohort_of(results, self.version), self._context) if results else []
         self.version += 1
@@ -255,8 +255,8 @@ class ServerLoop:
             rows.append(result_row(result, self.version, status, reason, how))
         rows += [result_row(a, self.version, status, why) for a, status, why in self._ended]
         rows += self._queries.take_rows()
-        notes = self._notes
-        self._ended, self._excluded_updates, self._notes = [], {}, []
+        notes = self._notes + refusal_notes(self._refusals + self._queries.take_refusals())
+        self._ended, self._excluded_updates, self._notes, self._refusals = [], {}, [], []
         self._requested = self._outstanding = 0
         self._attempts.clear()
         step = step_row(rows, self.version, self._stepped, self.cluster_models.main.norm)
@@ -331,7 +331,7 @@ class ServerLoop:
         """Evaluate models for the report, without bytes and virtual time, since no client needs that to train."""
         plan, rows = self.evaluation, list[TableRow]()
         asked = [self._asking(*one) for one in plan.queries(self.known, self.work.seed)]
-        for result in self._queries.answers(asked):
+        for result in self._queries.usable_answers(asked):
             rows += score_rows(result, self.version)
         self.recorder.scores(rows)
         if plan.validate is not None:

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from piebald.component import Component
-from piebald.contracts import Result
+from piebald.contracts import MOST_ROWS, Result, Update, count_reason, described
 from piebald.parameters import Layout
 
 LONGEST_STEP = 1000.0
@@ -47,7 +47,7 @@ class ResultChecks(Component):
             return None
         change = update.vectors.get("model")
         if change is None or change.dtype != torch.float32 or change.shape != (layout.shared,):
-            return f"must send {layout.shared} float32 numbers, sent {_described(change)}"
+            return f"must send {layout.shared} float32 numbers, sent {described(change)}"
         if undeclared := sorted(update.vectors.keys() - {"model", *uploads}):
             return f"sent {undeclared[0]!r}, which its trainer does not declare"
         for name in uploads:
@@ -55,15 +55,27 @@ class ResultChecks(Component):
             if vector is None:
                 return f"must send {name}, sent nothing"
             if sent is not None and (vector.dtype != sent.dtype or vector.shape != sent.shape):
-                return f"must send {name} like the {_described(sent)} it got, sent {_described(vector)}"
-        norm = torch.linalg.vector_norm(change).item()
+                return f"must send {name} like the {described(sent)} it got, sent {described(vector)}"
+        norm = self.norm(change)
         if not math.isfinite(norm):
             return "not finite"
         for name in uploads:
             if not bool(torch.isfinite(update.vectors[name]).all()):
                 return f"{name} is not finite"
-        return f"step of length {norm:.3g} is above the limit of {limit:.3g}" if norm > limit else None
+        if norm > limit:
+            return f"step of length {norm:.3g} is above the limit of {limit:.3g}"
+        return self._number_reason(update)
 
+    @staticmethod
+    def norm(change: Tensor) -> float:
+        """The Euclidean length of a change [s]."""
+        return float(torch.linalg.vector_norm(change).item())
 
-def _described(vector: Tensor | None) -> str:
-    return "nothing" if vector is None else f"{vector.dtype} {list(vector.shape)}"
+    @staticmethod
+    def _number_reason(update: Update) -> str | None:
+        """Why the numbers beside the vectors cannot be, or None.  A loss may be infinite where training fails."""
+        reason = count_reason("examples", update.examples, MOST_ROWS) or count_reason("steps", update.steps, MOST_ROWS)
+        for name, value in update.metrics.items():
+            if reason is None and name != "loss" and not math.isfinite(value):
+                reason = f"{name} is not finite"
+        return reason

@@ -104,15 +104,15 @@ class Piece(Message):
     epoch: Hex
     id: Id
     trains: bool
-    start: Annotated[int, Field(ge=0)]
-    size: Annotated[int, Field(ge=0)]
+    start: Id
+    size: Id
     digest: Hex
 
 
 class TermsRequest(Message):
     """Request of a site for a piece of the run's terms."""
 
-    start: Annotated[int, Field(ge=0)]
+    start: Id
 
 
 class Reply(Message):
