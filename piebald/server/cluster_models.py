@@ -17,6 +17,7 @@ from piebald.contracts import Checkpoint, Cohort, Result, ServerContext, StepCon
 from piebald.randomness import key
 from piebald.recipe import Recipe
 from piebald.server.model_cache import ModelCache
+from piebald.server.weight_caps import with_capped_examples, with_capped_shares
 from piebald.server_optimizer.base import KeepsServerState
 from piebald.server_optimizer.cached_average import CachedAverage
 from piebald.tensor_store import TensorStore
@@ -75,6 +76,7 @@ class ClusterModels:
     Attributes:
         variances: shared slices of running variances (batch norm), which noise or an adaptive step must not make
             negative.
+        max_weight: the largest share of one update in a step.
         cluster_of: the cluster of each client that was put into one; others are in cluster 0.
         kept: the state of components, by axis and cluster: tensors and JSON values.
         last: the last model of each client, where a cached step needs them.
@@ -83,6 +85,7 @@ class ClusterModels:
     recipe: Recipe
     initial: Tensor
     variances: Sequence[slice] = ()
+    max_weight: float = 1.0
     clusters: dict[int, ClusterModel] = field(default_factory=dict)
     cluster_of: dict[int, int] = field(default_factory=dict)
     kept: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
@@ -184,6 +187,7 @@ class ClusterModels:
         context = make_context("aggregation", label)
         if self._preparing is not None:
             members = self._preparing.prepare(members, context)
+        members = with_capped_examples(members, self.max_weight)
         weights = _weights(aggregator, members)
         if cluster.cache is not None:
             shares = self._swap(cluster, cluster.cache, members, weights)
@@ -207,6 +211,7 @@ class ClusterModels:
             away = torch.stack(list(members.sent)) - cluster.model
             members = dataclasses.replace(members, matrix=members.matrix + away)
         average, shares = recipe.aggregation.aggregate(members, context)
+        average, shares = with_capped_shares(average, shares, members, recipe.aggregation, self.max_weight)
         told = StepContext(len(members.updates), context.known, members.version, shares, state=cluster.optimizer_state)
         for place, transform in reversed(list(enumerate(recipe.transforms))):
             rng_key = key("receive", place, context.spec.seed, label, members.version)

@@ -83,7 +83,8 @@ class ServerLoop:
         self.recipe, self.runtime, self.work, self.recorder = recipe, runtime, work, recorder
         self.known, self.rounds, self.evaluation, self.checkpoint_every = known, rounds, evaluation, checkpoint_every
         self.stop, self.check, self.watch = stop, check or ResultChecks(), watch
-        self.cluster_models = ClusterModels(recipe, work.initial[: work.layout.shared].clone(), work.layout.variances)
+        first, variances = work.initial[: work.layout.shared].clone(), work.layout.variances
+        self.cluster_models = ClusterModels(recipe, first, variances, self.check.max_weight)
         self.client_pool = ClientPool()
         self.totals = RunTotals()
         self.version = 0
@@ -105,7 +106,7 @@ class ServerLoop:
         self._contexts: dict[tuple[str, int], LoopContext] = {}
         self._masked = MaskedRounds(recipe.masking)
         self._intake = ResultIntake(self.check, work, self._masked)
-        early = not recipe.requires_individual_updates and recipe.masking is None
+        early = not (recipe.requires_individual_updates or recipe.masking or self.check.limits_weights)
         self._summed = recipe.aggregation if early and isinstance(recipe.aggregation, Linear) else None
         self._deadline = recipe.scheduling if isinstance(recipe.scheduling, HasDeadline) else None
         self._rejects_late = recipe.scheduling if isinstance(recipe.scheduling, RejectsLate) else None

@@ -12,6 +12,8 @@ from torch import Tensor
 from piebald.component import Component
 from piebald.contracts import MOST_ROWS, Result, Update, count_reason, described
 from piebald.parameters import Layout
+from piebald.recipe import Recipe
+from piebald.server_optimizer.cached_average import CachedAverage
 
 LONGEST_STEP = 1000.0
 
@@ -21,11 +23,34 @@ class ResultChecks(Component):
 
     Attributes:
         longest_step: refuse a change whose norm is above this many times that of the model (at least of a unit vector).
+        max_examples: a client's rows count as at most so many, None for no limit.
+        max_weight: the largest share of one update in a step, in (0, 1].
     """
 
     axis = "check"
 
     longest_step: float = Field(default=LONGEST_STEP, gt=0)
+    max_examples: int | None = Field(default=None, ge=1)
+    max_weight: float = Field(default=1.0, gt=0, le=1)
+
+    @property
+    def limits_weights(self) -> bool:
+        """Whether what one update counts is limited, so that updates cannot be summed before the server has them."""
+        return self.max_examples is not None or self.max_weight < 1
+
+    def unlimited_reason(self, recipe: Recipe) -> str | None:
+        """Why the weights of a recipe's updates cannot be limited as wanted, or None."""
+        if self.limits_weights and recipe.masking is not None:
+            return (
+                f"{recipe.masking.kind} hides what single updates count, so max_examples and max_weight cannot be "
+                "held: leave them out, and set the transform's heaviest"
+            )
+        if self.max_weight < 1 and isinstance(recipe.server_optimizer, CachedAverage):
+            return (
+                f"{recipe.server_optimizer.kind} averages the last models of all clients, so max_weight, a share of "
+                "one step, cannot be held: leave it out, or set max_examples"
+            )
+        return None
 
     def limit(self, norm: float) -> float:
         """The longest step allowed from a model of this length."""

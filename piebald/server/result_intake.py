@@ -48,14 +48,15 @@ class ResultIntake:
             return result, f"raised {type(error).__name__} when it was checked"
 
     def _measured(self, result: Result) -> Result:
-        """The result with the norm of its vector, whatever it says its norm is."""
+        """The result with the norm of its vector, whatever it says its norm is, and no more rows than may count."""
         update = result.update
         if update is None or update.partial_sum is not None:
             return result
-        norm = self._check.norm(update.vectors["model"])
-        if math.isclose(norm, update.norm, rel_tol=_NEAR):
+        norm, most = self._check.norm(update.vectors["model"]), self._check.max_examples
+        examples = update.examples if most is None else min(update.examples, most)
+        if examples == update.examples and math.isclose(norm, update.norm, rel_tol=_NEAR):
             return result
-        return dataclasses.replace(result, update=dataclasses.replace(update, norm=norm))
+        return dataclasses.replace(result, update=dataclasses.replace(update, norm=norm, examples=examples))
 
     def split(self, results: Sequence[Result]) -> tuple[list[Result], list[tuple[Result, str]]]:
         """The results whose vectors have the shapes of most, and the others with the reason.

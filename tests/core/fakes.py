@@ -33,7 +33,7 @@ from piebald.parameters import Layout
 from piebald.partition import Lists, PooledClients
 from piebald.queries import Evaluate
 from piebald.recipe import Recipe
-from piebald.server import EvaluationPlan, ServerLoop
+from piebald.server import EvaluationPlan, ResultChecks, ServerLoop
 from piebald.training import Sgd
 from piebald.training.base import Trainer
 from piebald.transforms.base import MaskingTransform, Transform
@@ -181,6 +181,7 @@ def make_server(
     every: int = 0,
     seed: int = 0,
     private: Sequence[str] = (),
+    check: ResultChecks | None = None,
 ) -> tuple[ServerLoop, MemoryRecorder]:
     """A server loop over a fake runtime, not yet run."""
     module = model or parameters()
@@ -194,6 +195,7 @@ def make_server(
         known=runtime.count,
         rounds=rounds,
         evaluation=EvaluationPlan(Evaluate(), every=every),
+        check=check,
     )
     return made, recorder
 

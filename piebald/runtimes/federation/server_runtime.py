@@ -71,6 +71,7 @@ class FederationServer:
         body = terms(work, experiment, client_names(clients), sites, clients.classes)
         self.shared = FederationState(sites, digest(body), timeouts)
         self._changed, self._lock = self.shared.changed, self.shared.lock
+        self._writing = threading.Lock()  # of the status, by the watching thread and by the one that closes
         self._gathered = False
         self._seen: list[int] = []  # the clients that were present when the server loop last asked
         self._engine: Engine | None = None
@@ -187,8 +188,19 @@ class FederationServer:
                     self._local.check()
                 self._changed.wait(_TICK)
             self._gathered, self.shared.now = True, self.shared.clock()
+            self._warn_of_outsized()
             if refusing := [member.name for member in members if member.refused]:
                 log.warning("the run begins without %s", ", ".join(refusing))
+
+    def _warn_of_outsized(self) -> None:
+        """Say so where one site states more rows than all others together: nobody can check that it has them."""
+        stated = {member.name: member.rows["train"] for member in self.shared.members if member.rows is not None}
+        name = max(stated, key=lambda one: stated[one])
+        if len(stated) > 2 and 2 * stated[name] > sum(stated.values()):
+            log.warning(
+                "%s states %s of %s training rows, so where updates count by rows it outweighs all others: "
+                "max_examples and max_weight limit that", name, f"{stated[name]:,}", f"{sum(stated.values()):,}",
+            )  # fmt: skip
 
     def _wanted(self) -> int:
         """How many sites must be present before the first task.
@@ -253,7 +265,8 @@ class FederationServer:
                 for member in self.shared.members
             ]
             status = {"party": SERVER, **self.shared.status(), "sites": sites}
-        write_private(self.credentials.folder / "status.json", json.dumps(status), lasting=False)
+        with self._writing:
+            write_private(self.credentials.folder / "status.json", json.dumps(status), lasting=False)
 
     # -- the server's own rows
 
