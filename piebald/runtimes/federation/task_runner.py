@@ -21,6 +21,7 @@ from piebald.runtimes.engines.stack import PRIVATE, ClientStack
 from piebald.runtimes.federation.client_store import ClientStore
 from piebald.runtimes.federation.examined_models import ExaminedModels
 from piebald.runtimes.federation.policy import Policy, declared_vectors, rows_read
+from piebald.runtimes.federation.work_limits import TaskClock
 from piebald.transforms.gaussian import Gaussian
 
 log = logging.getLogger("piebald.federation")
@@ -59,6 +60,8 @@ class TaskRunner:
         # the server knows the run's seed, and could subtract noise that is made from it
         if policy.needs_own_noise or work.row_privacy is not None:
             work = replace(work, seed=secret % (1 << 64))
+        self._clock = TaskClock(policy.work.seconds)
+        work = replace(work, model=self._clock.watched(work.model))
         self.work, self.client, self._policy, self._signer = work, prepared.client, policy, signer
         self._declared = declared_vectors(work)  # as the policy saw them: what is declared later does not count
         self._examined = ExaminedModels()
@@ -90,7 +93,8 @@ class TaskRunner:
                 return None, refused, None
         engine: Engine = self._training_engine if query is None else self._query_engine
         try:
-            served = serve(engine, self._stack(task, state))
+            with self._clock.task():
+                served = serve(engine, self._stack(task, state))
         except Exception as error:  # the site goes on; the text is not sent, since it may hold numbers of its rows
             log.exception("task %d failed", task.id)
             return None, f"{type(error).__name__} at the site, whose log says more", None
