@@ -48,7 +48,7 @@ class Query(Component):
 
     def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
         """What an answer may hold, from a client that has so many rows of each split."""
-        return ResultForm(None)
+        return ResultForm(None, None, max(rows.values(), default=0), 0)
 
     def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
         """Why an answer cannot be used, or None.  Its vectors are known to be finite."""

@@ -22,7 +22,8 @@ class ResultChecks(Component):
     """What an update must satisfy to count.
 
     Attributes:
-        longest_step: refuse a change whose norm is above this many times that of the model (at least of a unit vector).
+        longest_step: refuse a change whose norm is above this many times that of the model (at least of a unit vector),
+            and so other vectors that the server adds to those it sends.
         max_examples: a client's rows count as at most so many, None for no limit.
         max_weight: the largest share of one update in a step, in (0, 1].
     """
@@ -89,6 +90,9 @@ class ResultChecks(Component):
                 return f"{name} is not finite"
         if norm > limit:
             return f"step of length {norm:.3g} is above the limit of {limit:.3g}"
+        for name in uploads:  # what the server adds to a vector that all clients get next time is as short as a step
+            if name in result.task.vectors and self.norm(update.vectors[name]) > limit:
+                return f"{name} of length {self.norm(update.vectors[name]):.3g} is above the limit of {limit:.3g}"
         return self._number_reason(update)
 
     @staticmethod

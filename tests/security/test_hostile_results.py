@@ -1,11 +1,14 @@
 """Results of a site that wants to stop or steer the server: refused and noted, and the run goes on.
 
-Each line of `HOSTILE` reached the aggregator at the commit before (or crashed it, or left the task open for ever): the
-head was parsed with `examples: int = Field(ge=0)` and nothing else, and tensors of any type were unpacked.
+At the commit before, run with these bytes: 10^400 examples and a group that is NaN or infinite ended the run with an
+OverflowError or a ValueError; a float8 that cannot be unpacked raised a KeyError in the handler, so that the site got
+no reply and the server waited for ever; 2^63 examples had weight 1.0; booleans, numbers as text, steps and losses of
+any size, and metrics with escape sequences were accepted.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,13 +18,15 @@ import pytest
 import torch
 
 from piebald import recipes
-from piebald.contracts import Task, Update
+from piebald.contracts import Result, Task, Update
 from piebald.errors import SettingError
+from piebald.privacy.secure_aggregation.key_queries import AdvertiseKeys
 from piebald.queries import Evaluate, Validate
 from piebald.runtimes.federation.messages import Hello, encode
 from piebald.runtimes.federation.timeouts import Timeouts
 from piebald.runtimes.federation.wire_format import pack_update
 from piebald.server import ResultChecks
+from piebald.server.records import plain_results, whole_result
 from tests.core.fakes import SGD, FakeRuntime, make_server, update
 
 from .server_entry import PATIENT, Entry, packed, rewritten, true_update
@@ -157,6 +162,32 @@ def test_a_site_that_has_restarted_is_asked_again_until_it_has_stated_its_rows(t
     entry.server.close()
 
 
+def test_a_resumed_server_refuses_what_is_delivered_again(tmp_path: Path) -> None:
+    """A site delivers again what no checkpoint holds; before, the same bytes crashed the resumed server again."""
+    first = Entry(tmp_path, {"name": "fedavg"})
+    first.join("site-1")
+    task = first.task()
+    checkpoint = first.server.state()
+    body = rewritten(packed(first), field("examples", 10**400))
+    assert first.deliver(body) == "refused"
+    first.server.close()
+    second = Entry(tmp_path, {"name": "fedavg"})
+    second.server.restore(checkpoint, {task.id: task})
+    second.join("site-1", held=[task.id])
+    assert second.deliver(body) == "refused"
+    result = second.result()
+    assert result is not None
+    assert result.refused
+    assert second.deliver(body) == "known"
+    second.server.close()
+
+
+def test_a_checkpoint_keeps_that_a_result_was_refused() -> None:
+    task = Task(1, 0, 0, {})
+    rows, tensors = plain_results([Result(task, None, 0.0, 1.0, failure="sent garbage", refused=True)])
+    assert whole_result(json.loads(json.dumps(rows))[0], tensors, {1: task}).refused
+
+
 # ------------------------------------------------------------------------------------------------ answers to queries
 
 
@@ -208,6 +239,13 @@ def test_scores_are_those_that_were_asked_for(
     assert entry.deliver(body, trains=False) == ("done" if accepted else "refused")
 
 
+def test_answers_about_keys_speak_of_no_rows(entry: Entry) -> None:
+    """Before, their number of rows, of any size, was recorded."""
+    entry.task(1, query=AdvertiseKeys())
+    body = pack_update(Update({"masking/keys": torch.zeros(1, 64, dtype=torch.uint8)}, 10**12, 0, {}), None)
+    assert entry.deliver(body, trains=False) == "refused"
+
+
 def test_hellos_and_heads_of_any_kind_raise_nothing(entry: Entry) -> None:
     """A handler that raised left its message without a reply; now it is dropped and reported."""
     head = '{"protocol":%s,"version":"0.1","incarnation":"ab","rows":%s}'
@@ -245,6 +283,20 @@ def test_whatever_one_result_raises_refuses_that_result(hostile: Update) -> None
     (note,) = [note for note in recorder.notes if note["name"] == "refused"]
     assert [(one["client"], one["kind"]) for one in note["value"]] == [(1, "train")]
     assert all(bool(model.isfinite().all()) for model in server.cluster_models.models.values())
+
+
+def test_one_site_cannot_poison_what_the_server_sends_to_all() -> None:
+    """Before, one finite `control` of 1e38 made SCAFFOLD's common one so large that no update was finite again."""
+
+    def answer(task: Task) -> Update:
+        return update(0.1, 0.1, 0.1, control=torch.full((3,), 1e38 if task.client == 1 else 0.1))
+
+    server, recorder = make_server(recipes.scaffold(), FakeRuntime(3, answer), rounds=2)
+    server.run()
+    (refused,) = [row for row in recorder.rows if row["status"] == "refused"]
+    assert refused["client"] == 1
+    assert "control of length" in refused["reason"]
+    assert float(server.cluster_models.main.server_vectors["control"].norm()) < 1
 
 
 # ------------------------------------------------------------------------------------------------------------- weights
