@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from piebald.contracts import Query, RowPrivacy
+from piebald.contracts import MOST_ROWS, Query, ResultForm, RowPrivacy, Split, Task
 from piebald.model_spec import ModelSpec
-from piebald.training.base import BoundsSteps, HidesRows, KeepsClientState, KeepsServerVectors, Trainer
+from piebald.training.base import (
+    BoundsSteps,
+    HidesRows,
+    KeepsClientState,
+    KeepsServerVectors,
+    LimitsSteps,
+    ShapesUploads,
+    Trainer,
+)
 from piebald.transforms.base import MaskingTransform, Transform
 
 if TYPE_CHECKING:
@@ -60,6 +69,26 @@ class ClientWork(ModelSpec):
     def server_vectors(self) -> dict[str, Tensor]:
         """What the server sends with a training task besides the model, before the first step."""
         return self.trainer.server_vectors(self.layout.shared) if isinstance(self.trainer, KeepsServerVectors) else {}
+
+    def result_form(self, task: Task, rows: Mapping[Split, int]) -> ResultForm:
+        """What the result of a task may hold, from a client that has so many rows of each split."""
+        if task.query is not None:
+            return task.query.answer_form(self, rows)
+        if self.masking is not None:  # no number of a single update is sent
+            return ResultForm(None, (), 0, 0)
+        trainer, count = self.trainer, rows["train"]
+        known = trainer.upload_shapes(self) if isinstance(trainer, ShapesUploads) else {}
+        shapes: dict[str, tuple[int, ...] | None] = {"model": (self.layout.shared,)}
+        for name in trainer.uploads():
+            sent = task.vectors.get(name)
+            shapes[name] = known.get(name) if sent is None else tuple(sent.shape)
+        counts: dict[str, int] = {}
+        if self.own_query is not None:
+            told = self.own_query.answer_form(self, rows)
+            shapes |= told.vectors or {}
+            counts = dict.fromkeys(told.vectors or {}, told.examples)
+        steps = trainer.max_steps(count) if isinstance(trainer, LimitsSteps) else MOST_ROWS
+        return ResultForm(shapes, None, count, steps, counts)
 
     def min_steps(self, examples: int) -> int:
         """Steps of a training task on so many rows, at least."""

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 import piebald.runtimes  # noqa: F401 - registers the runtimes
 from piebald import adaptation, plugins, recipes
 from piebald.adaptation import Adaptation
-from piebald.arguments import Count, PathLike, Positive, Seed, Share, Whole, checked
+from piebald.arguments import Count, Fraction, PathLike, Positive, Seed, Share, Whole, checked
 from piebald.component import Component
 from piebald.contracts import Clients, DismissesSites, HoldsRows, Split
 from piebald.errors import RunFolderError, SettingError, unknown
@@ -59,6 +59,8 @@ def run(
     progress: bool = False,
     settings: Mapping[str, Any] | None = None,
     longest_step: Positive = LONGEST_STEP,
+    max_examples: Count | None = None,
+    max_weight: Fraction = 1.0,
 ) -> Run:
     """Run a recipe.
 
@@ -76,6 +78,8 @@ def run(
             is reached ends the run.
         runtime: a runtime's name, table or value, e.g. ``Simulator(engine="vmapped")``.
         longest_step: an update is refused, and its client excluded, if its norm exceeds this many times the model's.
+        max_examples, max_weight: a client's rows count as at most so many, and one update has at most this share of a
+            step, in (0, 1].
 
     Args: Evaluation
         metrics: names ("accuracy", "auc"), or a mapping from names to functions (outputs, targets) -> [batch] or
@@ -105,7 +109,7 @@ def run(
     """
     options = Options(
         rounds, stop, seed, runtime, loss, metrics, evaluate_every, evaluate_clients, evaluate_split, keep, unseen,
-        checkpoint_every, label, settings, longest_step,
+        checkpoint_every, label, settings, longest_step, max_examples, max_weight,
     )  # fmt: skip
     plan = prepare(recipe, clients, model, options)
     _log.info("%s: runtime %s", plan.meta["label"], json.dumps(plan.meta["runtime"]))

@@ -55,6 +55,7 @@ class ExperimentSettings(Section):
         unseen: a number of clients, or a share, that are held out until the end and then adapted to.
         extractor: a frozen network that each client runs once; the model is trained on its outputs.
         longest_step: refuse an update whose norm exceeds this many times the model's, 1000 by default.
+        max_examples, max_weight: the most rows that a client counts, and the largest share of one update in a step.
     """
 
     rounds: int | None = Field(default=None, ge=1)
@@ -77,6 +78,8 @@ class ExperimentSettings(Section):
     unseen: float = Field(default=0, ge=0)
     extractor: str | None = None
     longest_step: float | None = Field(default=None, gt=0)
+    max_examples: int | None = Field(default=None, ge=1)
+    max_weight: float = Field(default=1.0, gt=0, le=1)
     fleet: Kind | None = None
     runtime: RuntimeSection = RuntimeSection()
     evaluate: Evaluation = Evaluation()

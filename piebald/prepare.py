@@ -63,6 +63,8 @@ class Options:
     label: str | None = None
     settings: Mapping[str, Any] | None = None
     longest_step: float = LONGEST_STEP
+    max_examples: int | None = None
+    max_weight: float = 1.0
 
     @classmethod
     def of_folder(cls, meta: Mapping[str, Any], objective: Mapping[str, Any]) -> Self:
@@ -84,6 +86,8 @@ class Options:
             label=meta["label"],
             settings=meta["settings"],
             longest_step=meta.get("longest_step", LONGEST_STEP),
+            max_examples=meta.get("max_examples"),
+            max_weight=meta.get("max_weight", 1.0),
         )
 
     def length(self) -> tuple[int | None, StoppingCriteria | None]:
@@ -105,6 +109,8 @@ class Options:
             "keep": self.keep,
             "unseen": self.unseen,
             "longest_step": self.longest_step,
+            "max_examples": self.max_examples,
+            "max_weight": self.max_weight,
         }
 
 
@@ -129,10 +135,14 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: Options) 
     """Check everything and make all choices now, so that no avoidable error appears in a later round."""
     options = _checked_counts(options)
     rounds, stop = options.length()
-    check = ResultChecks(longest_step=options.longest_step)
+    check = ResultChecks(
+        longest_step=options.longest_step, max_examples=options.max_examples, max_weight=options.max_weight
+    )
     recipe = recipes.make(recipe) if isinstance(recipe, str) else recipe
     if not isinstance(recipe, Recipe):
         raise SettingError(f"recipe must be a Recipe or the name of one, got {type(recipe).__name__}")
+    if why := check.unlimited_reason(recipe):
+        raise SettingError(why)
     federation, unseen = hold_out(some_clients(clients), options.unseen, options.seed)
     work, adapted = _work(recipe, federation, model, options)
     objective = work.objective
@@ -353,7 +363,7 @@ def check_repeats(folder: Path, meta: Mapping[str, Any], recipe: Recipe, options
     """
     wanted = {**options.kept(), "recipe": recipe.model_dump()}
     # settings that folders of earlier versions do not have
-    defaults = {"stop": None, "keep": "last", "unseen": 0, "longest_step": LONGEST_STEP}
+    defaults = {"stop": None, "keep": "last", "unseen": 0, "longest_step": LONGEST_STEP, "max_weight": 1.0}
     recorded = recipes.rebuild(meta["recipe"]["table"]).model_dump()
     found = {name: meta.get(name, defaults.get(name)) for name in options.kept()} | {"recipe": recorded}
     for name, value in wanted.items():

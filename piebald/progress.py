@@ -6,6 +6,8 @@ import sys
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from piebald.plain_text import printable
+
 if TYPE_CHECKING:
     from piebald.server import RoundProgress
 
@@ -22,7 +24,7 @@ class Bar:
     """
 
     def __init__(self, label: str, seed: int, total: int | None, metric: str, wanted: bool) -> None:
-        self.text, self.total, self.metric = f"{label} (seed {seed})", total, metric
+        self.text, self.total, self.metric = printable(f"{label} (seed {seed})"), total, metric
         self.wanted = wanted and sys.stderr.isatty()
         self._bar: Any = None
         self._task: Any = None
@@ -33,12 +35,14 @@ class Bar:
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
             columns = (
-                "[progress.description]{task.description}",
+                TextColumn("{task.description}", markup=False),
                 BarColumn(),
                 MofNCompleteColumn(),
                 TimeRemainingColumn(),
             )
-            self._bar = Progress(*columns, TextColumn("{task.fields[score]}"), console=Console(stderr=True))
+            self._bar = Progress(
+                *columns, TextColumn("{task.fields[score]}", markup=False), console=Console(stderr=True)
+            )
             self._bar.start()
             self._task = self._bar.add_task(self.text, total=self.total, score="")
         return self

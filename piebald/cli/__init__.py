@@ -11,6 +11,7 @@ import typer
 
 from piebald.cli.app import app
 from piebald.errors import PiebaldError
+from piebald.plain_text import printable
 
 # importing a module registers its commands, in the order of `piebald --help`
 from piebald.cli import train  # noqa: F401  # isort: skip
@@ -49,5 +50,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _fail(message: str, code: int) -> int:
     if os.environ.get("PIEBALD_DEBUG") and code != 130:
         traceback.print_exc()
-    print(" ".join(message.split()), file=sys.stderr)
+    print(printable(message), file=sys.stderr)
     return code

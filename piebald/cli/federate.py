@@ -17,6 +17,7 @@ from piebald.cli.app import Json, Out, Quiet, Sets, app, end_on_term
 from piebald.cli.printing import print_json, print_table
 from piebald.cli.train import run
 from piebald.errors import SettingError
+from piebald.plain_text import printable
 
 _CREDENTIALS = typer.Argument(metavar="CREDENTIALS", help="A folder that piebald provision made.")
 
@@ -85,7 +86,7 @@ def client(
         plugins.search(place)
     _log_to_stderr()
     with _Running(credentials):
-        print(join(credentials, data, target, stay, with_parent))
+        print(printable(join(credentials, data, target, stay, with_parent)))
     sys.stdout.flush()
     os._exit(0)  # the messaging layer keeps threads that nothing ends
 
@@ -175,9 +176,17 @@ def _log_to_stderr() -> None:
     logger = logging.getLogger("piebald.federation")
     if not logger.handlers:
         handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+        handler.setFormatter(OneLine("%(asctime)s %(message)s"))
         logger.addHandler(handler)
     logger.setLevel(logging.INFO)
+
+
+class OneLine(logging.Formatter):
+    """Formats records whose messages may contain text of other parties: each is one line without control characters."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = printable(record.message)
+        return super().formatMessage(record)
 
 
 class _Running:

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from piebald.plain_text import printable
+
 if TYPE_CHECKING:
     from piebald.report.tables import History
     from piebald.vertical import Result
@@ -29,15 +31,21 @@ def _finite(value: Any) -> Any:
 
 
 def print_table(heading: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print rows under a heading, with a dash for None."""
+    """Print rows under a heading, with a dash for None.
+
+    Cells are printed as they are: square brackets in a name are no markup, and no name moves the cursor.
+    """
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from piebald.report.notebook import written
 
-    table = Table(*heading, box=None, pad_edge=False, header_style="bold", show_header=any(heading))
+    table = Table(box=None, pad_edge=False, header_style="bold", show_header=any(heading))
+    for name in heading:
+        table.add_column(Text(printable(name)))
     for row in rows:
-        table.add_row(*map(written, row))
+        table.add_row(*(Text(printable(written(cell))) for cell in row))
     # Lines are not wrapped where output is not a terminal, for grep.
     Console(width=None if sys.stdout.isatty() else 10_000, highlight=False).print(table)
 

@@ -222,6 +222,8 @@ def _common(settings: ExperimentSettings, plan: Plan) -> dict[str, Any]:
         "unseen": settings.unseen,
         "checkpoint_every": settings.checkpoint_every,
         "measure": settings.measure,
+        "max_examples": settings.max_examples,
+        "max_weight": settings.max_weight,
         "settings": settings.table(),
         **({} if settings.longest_step is None else {"longest_step": settings.longest_step}),
     }

@@ -51,9 +51,9 @@ class Ifca(Clustering):
             return [0] * len(cohort.clients)
         if cohort.version + 1 == self.warm:
             return self._first(cohort, context)
-        chosen = [int(update.metrics.get("cluster", -1)) for update in cohort.updates]
+        chosen = [update.metrics.get("cluster", -1) for update in cohort.updates]  # NaN fails the comparison
         labels = [
-            number if 0 <= number < self.k else known.get(client, 0)
+            int(number) if 0 <= number < self.k else known.get(client, 0)
             for number, client in zip(chosen, cohort.clients, strict=True)
         ]
         everyone = [*{**known, **dict(zip(cohort.clients, labels, strict=True))}.values()]

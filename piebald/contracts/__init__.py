@@ -27,6 +27,7 @@ from piebald.contracts.messages import (
     Update,
     WeighsUpdates,
 )
+from piebald.contracts.result_form import MOST_ROWS, ResultForm, count_reason, described
 from piebald.contracts.runtime import Checkpoint, DismissesSites, Runtime
 from piebald.contracts.secrets import SIGNATURE, ClientSecrets, Signer, SumDemands
 from piebald.contracts.server import Cohort, KeyAgreement, QueryRequest, RunRecorder, ServerContext, StepContext
@@ -44,6 +45,7 @@ from piebald.contracts.training import (
 
 __all__ = [
     "MASKING",
+    "MOST_ROWS",
     "SERVER_ID",
     "SIGNATURE",
     "Checkpoint",
@@ -63,6 +65,7 @@ __all__ = [
     "Query",
     "QueryRequest",
     "Result",
+    "ResultForm",
     "RowPrivacy",
     "Rows",
     "RowsAtSites",
@@ -83,4 +86,6 @@ __all__ = [
     "Trains",
     "Update",
     "WeighsUpdates",
+    "count_reason",
+    "described",
 ]

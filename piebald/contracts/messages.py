@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from piebald.component import Component
 from piebald.contracts.data import Split
+from piebald.contracts.result_form import ResultForm
 from piebald.contracts.training import ClientContext, TrainInput, TrainOutput, Trains
 
 if TYPE_CHECKING:
@@ -44,6 +45,10 @@ class Query(Component):
     def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
         """Answer for a stack of clients."""
         raise NotImplementedError
+
+    def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
+        """What an answer may hold, from a client that has so many rows of each split."""
+        return ResultForm(None, None, max(rows.values(), default=0), 0)
 
     def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
         """Why an answer cannot be used, or None.  Its vectors are known to be finite."""
@@ -126,6 +131,8 @@ class Update:
 class Result:
     """The end of a task: an update, or the reason why there is none.  Times are seconds of the runtime's
     clock.
+
+    `refused` where something came that is no result, so that its client is not asked again.
     """
 
     task: Task
@@ -135,6 +142,7 @@ class Result:
     bytes_down: int = 0
     bytes_up: int = 0
     failure: str | None = None
+    refused: bool = False
 
 
 class WeighsUpdates(Protocol):

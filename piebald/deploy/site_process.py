@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -15,7 +16,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 import piebald.recipes  # noqa: F401 - registers the components that terms may name
-from piebald import plugins
+from piebald import models, plugins
 from piebald.client_work import ClientWork
 from piebald.deploy.site_rows import SiteRows, SiteSource, own_rows, rows_of_one
 from piebald.errors import SettingError, shown
@@ -26,7 +27,9 @@ from piebald.runtimes.federation.policy import Policy
 from piebald.runtimes.federation.provisioning import Credentials, read
 from piebald.runtimes.federation.run_terms import RunTerms
 from piebald.runtimes.federation.task_runner import SiteClient
+from piebald.runtimes.federation.work_limits import WorkLimits
 from piebald.toml_document import Document
+from piebald.training.base import LimitsSteps
 
 log = logging.getLogger("piebald.federation")
 
@@ -89,6 +92,9 @@ class SiteWork:
             raise SettingError(
                 f"the run has no place for {self.credentials.party}: its sites are {', '.join(terms.sites)}"
             )
+        limits = self.settings.policy.work
+        if why := limits.terms_reject_reason(terms) or _model_reason(terms, limits):
+            raise SettingError(why)
         number = terms.sites.index(self.credentials.party)
         settings = ExperimentSettings.of_table(terms.experiment, "the server's experiment")
         settings.use_plugins()
@@ -97,6 +103,9 @@ class SiteWork:
         except Exception as error:
             log.warning("the rows cannot be used: %s", error)
             raise SettingError("its rows cannot be used for this run; the site's own log says why") from None
+        trainer, rows = terms.client_components()[0], len(clients.rows(number, "train"))
+        if isinstance(trainer, LimitsSteps) and (why := limits.steps_reject_reason(trainer.max_steps(rows))):
+            raise SettingError(why)
         return SiteClient(_work(terms, settings, clients, number), clients, number)
 
     def _rows(self, terms: RunTerms, settings: ExperimentSettings, number: int) -> SiteRows:
@@ -108,6 +117,20 @@ class SiteWork:
                 f"say where this site's rows are: [data] in {self.credentials.folder / 'site.toml'}, or --data"
             )
         return rows_of_one(settings.clients(), number)
+
+
+def _model_reason(terms: RunTerms, limits: WorkLimits) -> str | None:
+    """Why the model that the terms describe is too large, or None; it is counted without memory for it."""
+    settings = dict(terms.experiment.get("model") or {})
+    name = settings.pop("name", None)
+    if name not in models.names():
+        return None  # that of a plugin, of which the layout in the terms tells the size
+    outputs = max(math.prod(terms.outputs), 1)
+    try:
+        models.count_parameters(name, terms.shape, outputs, limits.parameters, **settings)
+    except SettingError as error:
+        return str(error)
+    return None
 
 
 def _work(terms: RunTerms, settings: ExperimentSettings, clients: SiteRows, number: int) -> ClientWork:

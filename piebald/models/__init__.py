@@ -13,7 +13,7 @@ from piebald.models.gated import (
     PlainClassifier,
 )
 from piebald.models.log_mel import LogMel
-from piebald.models.networks import build_model, names
+from piebald.models.networks import build_model, count_parameters, names
 from piebald.models.normalized import Cnn1dBn, MlpBn
 from piebald.models.resnet import Resnet18, Resnet50
 from piebald.models.vgg import Vgg11
@@ -40,6 +40,7 @@ __all__ = [
     "SqueezeNet",
     "Vgg11",
     "build_model",
+    "count_parameters",
     "embed",
     "embedded",
     "names",

@@ -39,13 +39,49 @@ _MODELS: dict[str, type[nn.Module]] = {
 }
 
 
+_TENSORS = 2000  # more than any of these networks has
+
+
 def names() -> list[str]:
     """Names of all networks, sorted."""
     return sorted(_MODELS)
 
 
+def count_parameters(name: str, input_shape: Sequence[int], outputs: int, most: int, **settings: Any) -> int:
+    """How many parameters a network has, without memory for them.
+
+    It is built on torch's meta device, and no further than the limit, so that absurd settings cost nothing.
+
+    Args:
+        name, input_shape, outputs, settings: see `build_model`.
+        most: the largest number allowed.
+
+    Raises:
+        SettingError: there are more parameters than `most`, or more tensors than any of these networks has; or as
+            `build_model`.
+    """
+    count = tensors = 0
+
+    def counted(module: nn.Module, parameter_name: str, parameter: nn.Parameter | None) -> None:
+        nonlocal count, tensors
+        count, tensors = count + (0 if parameter is None else parameter.numel()), tensors + 1
+        if count > most:
+            raise SettingError(f"model {name!r} with these settings has more than {most:,} parameters allowed")
+        if tensors > _TENSORS:
+            raise SettingError(f"model {name!r} with these settings has more than {_TENSORS:,} tensors of parameters")
+
+    handle = nn.modules.module.register_module_parameter_registration_hook(counted)
+    try:
+        build_model(name, input_shape, outputs, device="meta", **settings)
+    finally:
+        handle.remove()
+    return count
+
+
 @checked
-def build_model(name: str, input_shape: Sequence[int], outputs: Count, seed: int = 0, **settings: Any) -> nn.Module:
+def build_model(
+    name: str, input_shape: Sequence[int], outputs: Count, seed: int = 0, device: str = "cpu", **settings: Any
+) -> nn.Module:
     """Make a network whose initial parameters depend only on its name, its settings and the seed.
 
     The global random state of torch is not changed.
@@ -56,10 +92,11 @@ def build_model(name: str, input_shape: Sequence[int], outputs: Count, seed: int
         input_shape: shape of one input, without the batch axis.
         outputs: number of classes, or of numbers to predict; at least 1.
         seed: seed of the initial parameters.
+        device: where it is made; "meta" makes one without numbers.
         settings: settings of the network, e.g. `hidden=(200, 200)`.
 
     Returns:
-        The network on the CPU, float32, in training mode.
+        The network, float32, in training mode.
 
     Raises:
         SettingError: a name or setting is unknown, or a value is invalid.
@@ -72,7 +109,7 @@ def build_model(name: str, input_shape: Sequence[int], outputs: Count, seed: int
         if setting not in known or setting in derived:
             raise unknown(f"setting of model {name!r} called", setting, [one for one in known if one not in derived])
     # Not torch.manual_seed, which would also seed accelerators, whose state is not forked.
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+    with torch.random.fork_rng(devices=[]), torch.device(device):
         torch.default_generator.manual_seed(key(seed, "model", name) >> 1)
         made = make(**{given: value for given, value in derived.items() if given in known}, **settings)
     if not isinstance(made, nn.Module):

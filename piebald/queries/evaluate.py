@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
-from piebald.contracts import ClientContext, Personalizes, Query, Split, TrainInput, TrainOutput, Trains
+from piebald.contracts import ClientContext, Personalizes, Query, ResultForm, Split, TrainInput, TrainOutput, Trains
+from piebald.model_spec import ModelSpec
 
 
 class Evaluate(Query):
@@ -37,3 +40,8 @@ class Evaluate(Query):
             scores, metrics["examples"] = context.score(model, self.split)
             metrics |= {f"{name}/{metric}": value for metric, value in scores.items()}
         return TrainOutput(inputs.model, torch.zeros(len(inputs.versions)), metrics=metrics)
+
+    def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
+        metrics = ("loss", *spec.objective.metrics)
+        names = {f"{model}/{metric}" for model in ("global", "personal") for metric in metrics}
+        return ResultForm({}, names, rows[self.split], 0)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from piebald.contracts import ClientContext, Query, TrainInput, TrainOutput, Trains, Update
+from piebald.contracts import ClientContext, Query, ResultForm, Split, TrainInput, TrainOutput, Trains, Update
 from piebald.model_spec import ModelSpec
 
 
@@ -19,6 +19,9 @@ class RootLoss(Query):
         scores, count = context.score(inputs.model, "train")
         nothing = torch.zeros(len(inputs.versions))
         return TrainOutput(inputs.model, nothing, metrics={"loss": scores["loss"], "examples": count.float()})
+
+    def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
+        return ResultForm({}, ("loss",), rows["train"], 0)
 
     def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
         return None if "loss" in answer.metrics else "no loss came"
@@ -36,6 +39,9 @@ class RootTraining(Query):
 
     def answer_shape(self, spec: ModelSpec) -> Mapping[str, tuple[int, ...]]:
         return {"model": (spec.layout.shared,)}
+
+    def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
+        return ResultForm({"model": (spec.layout.shared,)}, (), 0, 0)
 
     def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
         change = answer.vectors.get("model")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from pydantic import Field
 
-from piebald.contracts import ClientContext, Query, Split, TrainInput, TrainOutput, Trains, Update
+from piebald.contracts import ClientContext, Query, ResultForm, Split, TrainInput, TrainOutput, Trains, Update
 from piebald.model_spec import ModelSpec
 
 
@@ -42,6 +42,10 @@ class Validate(Query):
         return TrainOutput(
             inputs.model, torch.zeros(len(matrix)), vectors={"confusion": matrix}, metrics={"examples": matrix.sum(1)}
         )
+
+    def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
+        vectors = {"confusion": (self.classes**2,)} if self.classes else {}
+        return ResultForm(vectors, () if self.classes else ("loss",), rows[self.split], 0)
 
     def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
         if not self.classes:

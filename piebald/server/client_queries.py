@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Sequence
 
-from piebald.contracts import Result, Runtime, Task, Update
+from piebald.contracts import MOST_ROWS, Result, Runtime, Task, Update, count_reason
 from piebald.model_spec import ModelSpec
-from piebald.server.records import TableRow, result_row
+from piebald.server.records import TableRow, refusal, result_row
+
+log = logging.getLogger(__name__)
 
 
 class ClientQueries:
@@ -15,11 +18,16 @@ class ClientQueries:
 
     Attributes:
         queue: training results that came while answers were awaited.
+
+    Args:
+        runtime: where the clients are.
+        spec: the model that the queries are about.
     """
 
     def __init__(self, runtime: Runtime, spec: ModelSpec) -> None:
         self.queue: deque[Result] = deque()
         self._runtime, self._spec = runtime, spec
+        self._refusals: list[TableRow] = []
         self._rows: list[TableRow] = []
 
     def answers(self, tasks: Sequence[Task]) -> list[Result]:
@@ -38,12 +46,16 @@ class ClientQueries:
                 self.queue.append(result)
         return sorted(answers, key=lambda result: result.task.id)
 
+    def usable_answers(self, tasks: Sequence[Task]) -> list[Result]:
+        """Those results of queries that can be used."""
+        return [result for result in self.answers(tasks) if self._reject_reason(result) is None]
+
     def ask(self, tasks: Sequence[Task], version: int) -> list[Update | None]:
         """The usable answers to queries, None for the others; the exchange is recorded for `version`."""
         answers: list[Update | None] = []
         for result in self.answers(tasks):
             reason = self._reject_reason(result)
-            status = "ok" if reason is None else "lost" if result.update is None else "refused"
+            status = "ok" if reason is None else "refused" if result.update is not None or result.refused else "lost"
             self._rows.append(result_row(result, version, status, reason))
             answers.append(result.update if reason is None else None)
         return answers
@@ -53,11 +65,29 @@ class ClientQueries:
         rows, self._rows = self._rows, []
         return rows
 
+    def take_refusals(self) -> list[TableRow]:
+        """The answers that were refused since the last call."""
+        refusals, self._refusals = self._refusals, []
+        return refusals
+
     def _reject_reason(self, result: Result) -> str | None:
+        """Why an answer cannot be used, or None; one that is no answer is noted."""
+        try:
+            reason = self._checked(result)
+        except Exception as error:  # whatever one answer raises is the fault of its client
+            log.debug("the answer to query %d raised an error", result.task.id, exc_info=True)
+            reason = f"raised {type(error).__name__} when it was checked"
+        if reason is not None and (result.refused or result.update is not None):
+            self._refusals.append(refusal(result, reason))
+        return reason
+
+    def _checked(self, result: Result) -> str | None:
         query, update = result.task.query, result.update
         if update is None or result.failure is not None or query is None:
             return result.failure or "no answer"
         for name, vector in update.vectors.items():
             if not bool(vector.isfinite().all()):
                 return f"{name} is not finite"
+        if reason := count_reason("examples", update.examples, MOST_ROWS):
+            return reason
         return query.reject_reason(update, self._spec)

@@ -21,6 +21,7 @@ from piebald.randomness import key
 from piebald.recipe import Recipe
 from piebald.scheduling.base import round_kind
 from piebald.server.model_cache import ModelCache
+from piebald.server.weight_caps import with_capped_examples, with_capped_shares
 from piebald.server_optimizer.base import KeepsServerState
 from piebald.server_optimizer.cached_average import CachedAverage
 from piebald.tensor_store import TensorStore
@@ -95,6 +96,7 @@ class ClusterModels:
     Attributes:
         variances: shared slices of running variances (batch norm), which noise or an adaptive step must not make
             negative.
+        max_weight: the largest share of one update in a step.
         cluster_of: the cluster of each client that was put into one; others are in cluster 0.
         kept: the state of components, by axis and cluster: tensors and JSON values.
         last: the last model of each client, where a cached step needs them.
@@ -104,6 +106,7 @@ class ClusterModels:
     recipe: Recipe
     initial: Tensor
     variances: Sequence[slice] = ()
+    max_weight: float = 1.0
     clusters: dict[int, ClusterModel] = field(default_factory=dict)
     cluster_of: dict[int, int] = field(default_factory=dict)
     kept: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
@@ -227,6 +230,7 @@ class ClusterModels:
             members = dataclasses.replace(members, missed=[cluster.missed(sent) for sent in members.versions])
         if self._preparing is not None:
             members = self._preparing.prepare(members, context)
+        members = with_capped_examples(members, self.max_weight)
         weights = _weights(aggregator, members)
         if cluster.cache is not None:
             shares = self._swap(cluster, cluster.cache, members, weights)
@@ -251,6 +255,7 @@ class ClusterModels:
             away = torch.stack(list(members.sent)) - cluster.model
             members = dataclasses.replace(members, matrix=members.matrix + away)
         average, shares = recipe.aggregation.aggregate(members, context)
+        average, shares = with_capped_shares(average, shares, members, recipe.aggregation, self.max_weight)
         self._apply(label, cluster, average, shares, members.version, context)
         return shares
 

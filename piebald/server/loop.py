@@ -45,6 +45,8 @@ from piebald.server.records import (
     mean_scores,
     plain_results,
     plain_tasks,
+    refusal,
+    refusal_notes,
     result_row,
     score_rows,
     step_row,
@@ -52,6 +54,7 @@ from piebald.server.records import (
     whole_task,
 )
 from piebald.server.result_checks import ResultChecks
+from piebald.server.result_intake import ResultIntake
 from piebald.server.stalled import StalledSteps
 from piebald.server.stopping import RunTotals, StoppingCriteria
 
@@ -84,8 +87,8 @@ class ServerLoop:
         self.recipe, self.runtime, self.work, self.recorder = recipe, runtime, work, recorder
         self.known, self.rounds, self.evaluation, self.checkpoint_every = known, rounds, evaluation, checkpoint_every
         self.stop, self.check, self.watch = stop, check or ResultChecks(), watch
-        initial = work.initial[: work.layout.shared].clone()
-        self.cluster_models = ClusterModels(recipe, initial, work.layout.variances, secret=secret)
+        first, variances = work.initial[: work.layout.shared].clone(), work.layout.variances
+        self.cluster_models = ClusterModels(recipe, first, variances, self.check.max_weight, secret=secret)
         self.client_pool = ClientPool()
         self._invitations = Invitations(recipe.scheduling, self.client_pool, known, work.seed, secret)
         self.totals = RunTotals()
@@ -100,15 +103,16 @@ class ServerLoop:
         self._ended: list[tuple[Result, str, str]] = []  # with status and reason
         self._excluded_updates: dict[int, tuple[str, str]] = {}  # status and reason of sound updates that do not count
         self._notes: list[TableRow] = []
+        self._refusals: list[TableRow] = []
         self._queries = ClientQueries(runtime, work)
         self._written: tuple[TableRow, list[TableRow], list[TableRow]] | None = (
             None  # the last step, until a checkpoint holds it
         )
         self._contexts: dict[tuple[str, int], LoopContext] = {}
-        self._uploads = work.uploads()
         self._masked = MaskedRounds(recipe.masking)
+        self._intake = ResultIntake(self.check, work, self._masked)
         self._stalled = StalledSteps(round_kind(recipe.scheduling) is not None)
-        early = not recipe.requires_individual_updates and recipe.masking is None
+        early = not (recipe.requires_individual_updates or recipe.masking or self.check.limits_weights)
         self._summed = recipe.aggregation if early and isinstance(recipe.aggregation, Linear) else None
         self._deadline = recipe.scheduling if isinstance(recipe.scheduling, HasDeadline) else None
         self._rejects_late = recipe.scheduling if isinstance(recipe.scheduling, RejectsLate) else None
@@ -227,27 +231,32 @@ class ServerLoop:
         client = task.client
         self.client_pool.release(client)
         self._outstanding -= task.version == self.version
-        limit = self._limits.pop(task.id)
-        if self._masked.transform is None:
-            reason = self.check.reject_reason(result, self.work.layout, limit, self._uploads)
-        else:
-            reason = self._masked.reject_reason(result, self.work)
+        result, reason = self._intake.take(result, self._limits.pop(task.id))
         if update is not None:
             self.client_pool.initialized.add(client)
         if reason is not None:
-            self._ended.append((result, "lost" if update is None else "refused", reason))
-            if update is not None:
-                self.client_pool.exclude(client, reason)
+            self._end(result, reason)
         elif late := self._rejects_late and self._rejects_late.reject_reason(self.cluster_models.missed(task, version)):
             self._ended.append((result, "late", late))
         else:
             self._waiting.append(result)
+
+    def _end(self, result: Result, reason: str) -> None:
+        """Record a result that does not count; a client whose result was refused is not asked again."""
+        refused = result.refused or result.update is not None
+        self._ended.append((result, "refused" if refused else "lost", reason))
+        if refused:
+            self.client_pool.exclude(result.task.client, reason)
+            self._refusals.append(refusal(result, reason))
 
     # -- stepping
 
     def _step(self) -> None:
         results = sorted(self._waiting, key=lambda a: (a.task.client, a.task.id))
         self._waiting = []
+        results, odd = self._intake.split(results)
+        for result, why in odd:
+            self._end(result, why)
         results = self._unmasked(results)
         cohort = cohort_of(results, self.version, self.work.layout.shared_trained)
         counted = self.cluster_models.step(cohort, self._context)
@@ -260,8 +269,8 @@ class ServerLoop:
             rows.append(result_row(result, self.version, status, reason, how))
         rows += [result_row(a, self.version, status, why) for a, status, why in self._ended]
         rows += self._queries.take_rows()
-        notes = self._notes
-        self._ended, self._excluded_updates, self._notes = [], {}, []
+        notes = self._notes + refusal_notes(self._refusals + self._queries.take_refusals())
+        self._ended, self._excluded_updates, self._notes, self._refusals = [], {}, [], []
         self._requested = self._outstanding = 0
         self._attempts.clear()
         step = step_row(rows, self.version, self._stepped, self.cluster_models.main.norm)
@@ -336,7 +345,7 @@ class ServerLoop:
         """Evaluate models for the report, without bytes and virtual time, since no client needs that to train."""
         plan, rows = self.evaluation, list[TableRow]()
         asked = [self._asking(*one) for one in plan.queries(self.known, self.work.seed)]
-        for result in self._queries.answers(asked):
+        for result in self._queries.usable_answers(asked):
             rows += score_rows(result, self.version)
         self.recorder.scores(rows)
         if plan.validate is not None:

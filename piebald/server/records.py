@@ -12,6 +12,7 @@ from piebald.server.cluster_models import Counted
 from piebald.server.evaluation import split_of
 
 TableRow = dict[str, Any]
+_RESULT = ("sent", "time", "bytes_down", "bytes_up", "failure", "refused")  # fields of a result that a checkpoint keeps
 
 
 def result_row(
@@ -40,6 +41,17 @@ def result_row(
         "status": status,
         "reason": reason,
     }
+
+
+def refusal(result: Result, reason: str) -> TableRow:
+    """What is noted of a result that was refused."""
+    kind = "train" if result.task.query is None else result.task.query.kind
+    return {"client": result.task.client, "task": result.task.id, "kind": kind, "reason": reason}
+
+
+def refusal_notes(refusals: Sequence[TableRow]) -> list[TableRow]:
+    """The note of a step's refused results, none where all was well."""
+    return [{"axis": "check", "cluster": 0, "name": "refused", "value": list(refusals)}] if refusals else []
 
 
 def step_row(rows: Sequence[Mapping[str, Any]], version: int, time: float, norm: float) -> TableRow:
@@ -128,13 +140,13 @@ def whole_task(row: TableRow, tensors: Mapping[str, Tensor]) -> Task:
 
 def plain_results(results: Sequence[Result]) -> tuple[list[TableRow], dict[str, Tensor]]:
     """Results that wait to be used, as JSON values, and their vectors."""
-    names = ("examples", "steps", "metrics", "norm", "nbytes")
+    names = ("examples", "steps", "metrics", "norm", "nbytes")  # of the update
     rows: list[TableRow] = []
     tensors: dict[str, Tensor] = {}
     for result in results:
         update, own = result.update, result.task.id
         tensors |= {f"queued/{own}/{n}": vector for n, vector in (update.vectors if update else {}).items()}
-        row = {name: getattr(result, name) for name in ("sent", "time", "bytes_down", "bytes_up", "failure")}
+        row = {name: getattr(result, name) for name in _RESULT}
         answer = None if update is None else {name: getattr(update, name) for name in names}
         rows.append({"id": own, "update": answer, "result": row})
     return rows, tensors

@@ -10,8 +10,10 @@ from pydantic import Field
 from torch import Tensor
 
 from piebald.component import Component
-from piebald.contracts import Result
+from piebald.contracts import MOST_ROWS, Result, Update, count_reason, described
 from piebald.parameters import Layout
+from piebald.recipe import Recipe
+from piebald.server_optimizer.cached_average import CachedAverage
 
 LONGEST_STEP = 1000.0
 
@@ -20,12 +22,36 @@ class ResultChecks(Component):
     """What an update must satisfy to count.
 
     Attributes:
-        longest_step: refuse a change whose norm is above this many times that of the model (at least of a unit vector).
+        longest_step: refuse a change whose norm is above this many times that of the model (at least of a unit vector),
+            and so other vectors that the server adds to those it sends.
+        max_examples: a client's rows count as at most so many, None for no limit.
+        max_weight: the largest share of one update in a step, in (0, 1].
     """
 
     axis = "check"
 
     longest_step: float = Field(default=LONGEST_STEP, gt=0)
+    max_examples: int | None = Field(default=None, ge=1)
+    max_weight: float = Field(default=1.0, gt=0, le=1)
+
+    @property
+    def limits_weights(self) -> bool:
+        """Whether what one update counts is limited, so that updates cannot be summed before the server has them."""
+        return self.max_examples is not None or self.max_weight < 1
+
+    def unlimited_reason(self, recipe: Recipe) -> str | None:
+        """Why the weights of a recipe's updates cannot be limited as wanted, or None."""
+        if self.limits_weights and recipe.masking is not None:
+            return (
+                f"{recipe.masking.kind} hides what single updates count, so max_examples and max_weight cannot be "
+                "held: leave them out, and set the transform's heaviest"
+            )
+        if self.max_weight < 1 and isinstance(recipe.server_optimizer, CachedAverage):
+            return (
+                f"{recipe.server_optimizer.kind} averages the last models of all clients, so max_weight, a share of "
+                "one step, cannot be held: leave it out, or set max_examples"
+            )
+        return None
 
     def limit(self, norm: float) -> float:
         """The longest step allowed from a model of this length."""
@@ -47,7 +73,7 @@ class ResultChecks(Component):
             return None
         change = update.vectors.get("model")
         if change is None or change.dtype != torch.float32 or change.shape != (layout.shared,):
-            return f"must send {layout.shared} float32 numbers, sent {_described(change)}"
+            return f"must send {layout.shared} float32 numbers, sent {described(change)}"
         if undeclared := sorted(update.vectors.keys() - {"model", *uploads}):
             return f"sent {undeclared[0]!r}, which its trainer does not declare"
         for name in uploads:
@@ -55,15 +81,30 @@ class ResultChecks(Component):
             if vector is None:
                 return f"must send {name}, sent nothing"
             if sent is not None and (vector.dtype != sent.dtype or vector.shape != sent.shape):
-                return f"must send {name} like the {_described(sent)} it got, sent {_described(vector)}"
-        norm = torch.linalg.vector_norm(change).item()
+                return f"must send {name} like the {described(sent)} it got, sent {described(vector)}"
+        norm = self.norm(change)
         if not math.isfinite(norm):
             return "not finite"
         for name in uploads:
             if not bool(torch.isfinite(update.vectors[name]).all()):
                 return f"{name} is not finite"
-        return f"step of length {norm:.3g} is above the limit of {limit:.3g}" if norm > limit else None
+        if norm > limit:
+            return f"step of length {norm:.3g} is above the limit of {limit:.3g}"
+        for name in uploads:  # what the server adds to a vector that all clients get next time is as short as a step
+            if name in result.task.vectors and self.norm(update.vectors[name]) > limit:
+                return f"{name} of length {self.norm(update.vectors[name]):.3g} is above the limit of {limit:.3g}"
+        return self._number_reason(update)
 
+    @staticmethod
+    def norm(change: Tensor) -> float:
+        """The Euclidean length of a change [s]."""
+        return float(torch.linalg.vector_norm(change).item())
 
-def _described(vector: Tensor | None) -> str:
-    return "nothing" if vector is None else f"{vector.dtype} {list(vector.shape)}"
+    @staticmethod
+    def _number_reason(update: Update) -> str | None:
+        """Why the numbers beside the vectors cannot be, or None.  A loss may be infinite where training fails."""
+        reason = count_reason("examples", update.examples, MOST_ROWS) or count_reason("steps", update.steps, MOST_ROWS)
+        for name, value in update.metrics.items():
+            if reason is None and name != "loss" and not math.isfinite(value):
+                reason = f"{name} is not finite"
+        return reason

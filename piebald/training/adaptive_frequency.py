@@ -136,6 +136,9 @@ class AdaptiveFrequency(Sgd):
     def min_steps(self, examples: int) -> int:
         return self.epochs * self.epoch_steps(examples)
 
+    def max_steps(self, examples: int) -> int:
+        return self.cycles * super().max_steps(examples)
+
 
 class _Tail:
     """The progress of a stack of clients in a validation cycle; all [c] but `past` [c, 20] and `seen` [c, 1]."""

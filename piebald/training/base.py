@@ -11,12 +11,14 @@ from piebald.contracts import ClientContext, RowPrivacy, StepContext, TrainInput
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from piebald.model_spec import ModelSpec
+
 
 class Trainer(Component):
     """How a client trains.  A pure function: no state but what goes in and out.
 
     What some trainers do besides is asked for by type: `KeepsClientState`, `KeepsServerVectors`, `HidesRows`,
-    `BoundsSteps`, `contracts.Personalizes`.
+    `BoundsSteps`, `LimitsSteps`, `ShapesUploads`, `contracts.Personalizes`.
     """
 
     axis = "training"
@@ -62,6 +64,22 @@ class HidesRows(Protocol):
 
     def row_privacy(self) -> RowPrivacy:
         """How its steps hide them."""
+
+
+@runtime_checkable
+class LimitsSteps(Protocol):
+    """A trainer that knows how many steps a task takes at most, so that a client can claim no more than that."""
+
+    def max_steps(self, examples: int) -> int:
+        """Steps of a task on so many rows, at most."""
+
+
+@runtime_checkable
+class ShapesUploads(Protocol):
+    """A trainer that uploads vectors which the server has not sent, and knows their shapes beforehand."""
+
+    def upload_shapes(self, spec: ModelSpec) -> Mapping[str, tuple[int, ...]]:
+        """The shapes of such vectors, by name."""
 
 
 @runtime_checkable

@@ -60,6 +60,9 @@ class Sgd(Trainer):
     def min_steps(self, examples: int) -> int:
         return self.steps if self.steps is not None and examples else self.epochs * self.epoch_steps(examples)
 
+    def max_steps(self, examples: int) -> int:
+        return self.steps if self.steps is not None and examples else self.epochs * -(-examples // self.batch)
+
     def epoch_steps(self, examples: int) -> int:
         """Steps of one pass, at least: a lone last row may join the batch before it."""
         return max(1, examples // self.batch) if examples else 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pydantic import Field
 
 from piebald.contracts import ClientContext, TrainInput, TrainOutput
@@ -33,6 +35,11 @@ class WithMoments(Sgd):
 
     def uploads(self) -> tuple[str, ...]:
         return ("moments",)
+
+    def upload_shapes(self, spec: ModelSpec) -> Mapping[str, tuple[int, ...]]:
+        named = dict(spec.model.named_modules())
+        channels = sum(named[name].get_parameter("weight").shape[1] for name in self.layers)
+        return {"moments": (2 * channels,)}
 
     def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
         end = self.run_sgd(inputs, context)

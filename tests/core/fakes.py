@@ -33,7 +33,7 @@ from piebald.parameters import Layout
 from piebald.partition import Lists, PooledClients
 from piebald.queries import Evaluate
 from piebald.recipe import Recipe
-from piebald.server import EvaluationPlan, ServerLoop
+from piebald.server import EvaluationPlan, ResultChecks, ServerLoop
 from piebald.training import Sgd
 from piebald.training.base import Trainer
 from piebald.transforms.base import MaskingTransform, Transform
@@ -182,6 +182,7 @@ def make_server(
     seed: int = 0,
     private: Sequence[str] = (),
     secret: bool = False,
+    check: ResultChecks | None = None,
 ) -> tuple[ServerLoop, MemoryRecorder]:
     """A server loop over a fake runtime, not yet run."""
     module = model or parameters()
@@ -196,6 +197,7 @@ def make_server(
         rounds=rounds,
         evaluation=EvaluationPlan(Evaluate(), every=every),
         secret=secret,
+        check=check,
     )
     return made, recorder
 

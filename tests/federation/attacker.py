@@ -103,8 +103,16 @@ class Attacker:
             statuses.add(decode(Reply, self.answer(encode(piece, body), "result"))[0].status)
         return sorted(statuses)
 
-    def liar(self) -> Any:
-        """Take part, and send results of a wrong form."""
+    def garbage(self) -> Any:
+        """Take part, and send a result that is none."""
+        return self.liar(True)
+
+    def misfit(self) -> Any:
+        """Take part, and send a model of another length."""
+        return self.liar(False)
+
+    def liar(self, garbage: bool) -> str:
+        """Take part, and send a result of a wrong form; returns the status of the reply."""
         tasks: list[bytes] = []
 
         def take(message: Any) -> Any:
@@ -116,7 +124,7 @@ class Attacker:
         welcome = decode(Welcome, self.answer(HELLO))[0]
         self.answer(encode(TermsRequest(start=0)), "terms")
         ready = Hello(protocol=1, version=__version__, incarnation="cd", run=welcome.run, ready=welcome.terms)
-        return [self.lie(tasks, ready, welcome, wrong) for wrong in (True, False)]
+        return self.lie(tasks, ready, welcome, garbage)
 
     def lie(self, tasks: list[bytes], ready: Hello, welcome: Welcome, garbage: bool) -> str:
         """Wait for training, and answer with garbage or with a model of another length."""

@@ -119,12 +119,14 @@ def test_replayed_results_are_dropped(running: Running) -> None:
 
 
 @pytest.mark.full
-def test_garbage_ends_a_task_and_another_shape_excludes_its_site(short_run: Running) -> None:
-    assert short_run.attack("liar") == ["refused", "done"]
-    until(lambda: short_run.query("SELECT 1 FROM result WHERE client = 2 AND reason LIKE 'sent a body that%'"))
+@pytest.mark.parametrize(("attack", "says"), [("garbage", "sent a body that"), ("misfit", "must send")])
+def test_a_result_of_a_wrong_form_excludes_its_site(attack: str, says: str, short_run: Running) -> None:
+    assert short_run.attack(attack) == "refused"
     (refused,) = until(lambda: short_run.query("SELECT client, reason FROM result WHERE status = 'refused'"))
     assert refused["client"] == 2
-    assert "must send" in refused["reason"]
+    assert says in refused["reason"]
+    (note,) = short_run.query("SELECT value FROM note WHERE name = 'refused'")
+    assert [one["client"] for one in json.loads(note["value"])] == [2]
 
 
 @pytest.mark.full

@@ -32,7 +32,7 @@ def site(tmp_path: Path) -> Iterator[FederationClient]:
     made.session.welcome = welcome("aa", last_id=9, unsaved=[7])
     plan = prepared({"name": "fedavg"})
     runner = TaskRunner(SiteClient(plan.work, plan.clients, 0), Policy(), "cpu")
-    made.session.accept_terms(TERMS, runner, -1, "")
+    made.session.accept_terms(TERMS, runner, {}, "")
     yield made
     made._link.stop()
 

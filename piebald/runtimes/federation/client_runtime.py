@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from piebald.contracts import Task, Update
+from piebald.contracts import Split, Task, Update
 from piebald.errors import PiebaldError
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 from piebald.runtimes.federation.client_session import ClientSession, Delivery, StartedTask
@@ -49,6 +49,7 @@ class FederationClient:
         policy: what the site allows.
         device: where it computes.
         stays: whether to wait for another run when one has ended.
+        make_link: makes the site's connection.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class FederationClient:
         policy: Policy,
         device: str = "cpu",
         stays: bool = False,
+        make_link: Callable[..., Link] = Link,
     ) -> None:
         self.credentials, self._policy = credentials, policy
         self._prepare, self._device, self._stays = prepare, device, stays
@@ -72,7 +74,7 @@ class FederationClient:
         self._training_queue: queue.Queue[int | None] = queue.Queue()
         self._query_queue: queue.Queue[Task | None] = queue.Queue()
         address = (credentials.host, credentials.port)
-        self._link = Link(credentials.party, address, credentials.folder, SERVER.__eq__, log.warning)
+        self._link = make_link(credentials.party, address, credentials.folder, SERVER.__eq__, log.warning)
         self._link.on("task", Piece, self._on_task_piece)
 
     def run(self) -> str:
@@ -145,14 +147,14 @@ class FederationClient:
         body = self._fetch_terms(welcome)
         if body is None:
             return
-        runner, rows, refused = None, -1, ""
+        runner, rows, refused = None, dict[Split, int](), ""
         try:
             terms = json.loads(bytes(body))
             prepared = self._prepare(terms)
             refused = self._policy.reject_reason(prepared.work) or ""
             if not refused:
                 runner = self._runner_for(prepared, terms, welcome.run)
-                rows = len(prepared.clients.rows(prepared.client, "train"))
+                rows = _stated_rows(prepared)
         except PiebaldError as error:
             refused = " ".join(str(error).split())[:300]
         except Exception as error:
@@ -278,3 +280,12 @@ class FederationClient:
             "received": self._link.received[SERVER],
         }
         write_private(self.credentials.folder / "status.json", json.dumps(status), lasting=False)
+
+
+def _stated_rows(prepared: SiteClient) -> dict[Split, int]:
+    """The numbers of rows that the site tells the server, which holds its results to them.
+
+    Under secure aggregation updates tell nothing of the training rows, so their number stays here.
+    """
+    splits: tuple[Split, ...] = ("validation", "test") if prepared.work.masking else ("train", "validation", "test")
+    return {split: len(prepared.clients.rows(prepared.client, split)) for split in splits}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from piebald.contracts import Task
+from piebald.contracts import Split, Task
 from piebald.runtimes.federation.client_store import ClientStore, FinishedTask
 from piebald.runtimes.federation.messages import PROTOCOL, Hello, Piece, Refused, Reply, Welcome
 from piebald.runtimes.federation.task_runner import TaskRunner
@@ -80,7 +81,7 @@ class ClientSession:
         self.runner: TaskRunner | None = None
         self.latest: tuple[int, Tensor] | None = None
         self.store: ClientStore | None = None
-        self._rows = -1
+        self._rows: Mapping[Split, int] = {}
         self._jobs: dict[int, TrainingJob] = {}
         self._queries: set[int] = set()  # queries accepted, until their answers are delivered
         self._answers: dict[int, bytes] = {}
@@ -101,7 +102,9 @@ class ClientSession:
                 ready=self.terms if self.runner is not None else "",
                 refused=self.refused,
                 held=held,
-                rows=self._rows,
+                rows=self._rows.get("train", -1),
+                validation_rows=self._rows.get("validation", -1),
+                test_rows=self._rows.get("test", -1),
             )
 
     def take_welcome(self, welcome: Welcome) -> Welcome | None:
@@ -127,8 +130,8 @@ class ClientSession:
             self._answers.clear()
             self.runner, self.terms, self.refused, self.latest = None, "", "", None
 
-    def accept_terms(self, terms: str, runner: TaskRunner | None, rows: int, refused: str) -> None:
-        """Record the outcome of reviewing the run's terms."""
+    def accept_terms(self, terms: str, runner: TaskRunner | None, rows: Mapping[Split, int], refused: str) -> None:
+        """Record the outcome of reviewing the run's terms; `rows` are the numbers that the server is told."""
         with self.lock:
             self.terms, self.runner, self._rows, self.refused = terms, runner, rows, refused
 

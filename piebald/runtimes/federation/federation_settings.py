@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -20,12 +20,14 @@ class Federation(RuntimeSettings):
     Attributes:
         credentials: folder with the server's credentials; None starts a federation of processes on this machine.
         folder: folder for the credentials of a federation on this machine; None takes a temporary folder.
-        wait_for: number of sites that must be present before the first task; None waits for all of them, or for one
-            after `patience`.
+        wait_for: number of sites that must be present before the first task; "all" if every site must take part, so
+            that the refusal of one ends the run; None waits for all sites that do not refuse, or for one after
+            `patience`.
         patience: seconds of silence after which the server no longer waits for a site's training.
         silence: seconds of silence after which the server sends a site no tasks, and no longer waits for its answers to
             queries.
-        longest: seconds that a task may take at a site that is present; None for no limit.
+        task_timeout: seconds that a task may take at a site that is present; then the server goes on without its
+            result, and sends it no more tasks until it delivers.  At the third time it gets no more tasks.
         experiment: the experiment's settings, from which sites rebuild the model; filled in by the command line.
     """
 
@@ -34,10 +36,10 @@ class Federation(RuntimeSettings):
 
     credentials: str | None = None
     folder: str | None = None
-    wait_for: int | None = Field(default=None, ge=1)
+    wait_for: Annotated[int, Field(ge=1)] | Literal["all"] | None = None
     patience: float = Field(default=600.0, gt=0)
     silence: float = Field(default=5.0, ge=2.0)
-    longest: float | None = Field(default=None, gt=0)
+    task_timeout: float = Field(default=3600.0, gt=0)
     experiment: dict[str, Any] | None = None
 
     def with_folder(self, folder: Path) -> Federation:
@@ -66,5 +68,5 @@ class Federation(RuntimeSettings):
 
         local = LocalFederation.start(len(clients), self.folder) if self.credentials is None else None
         folder = Path(str(self.credentials)) if local is None else local.server
-        timeouts = Timeouts(self.wait_for, self.patience, self.silence, self.longest)
+        timeouts = Timeouts(self.wait_for, self.patience, self.silence, self.task_timeout)
         return FederationServer(folder, timeouts, self.experiment, work, clients, local)

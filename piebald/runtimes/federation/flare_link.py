@@ -16,12 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from piebald.errors import SettingError
+from piebald.plain_text import printable
 from piebald.runtimes.federation.messages import LONGEST, Message, Refused, SomeMessage, decode, encode
 
 SERVER = "server"  # the server's name in its certificate, whatever its host is called
 CHANNEL = "piebald"
 INSTALL = "a federation needs NVIDIA FLARE's messaging: pip install 'piebald[federation]'"
 _REPORTS = 1000  # different sentences that are reported, so that nobody can fill the disk with them
+
+log = logging.getLogger("piebald.federation")
 
 Handler = Callable[[str, Any, memoryview], bytes]
 
@@ -126,6 +129,7 @@ class Link:
 
     def report(self, sentence: str) -> None:
         """Report what was refused, each sentence once."""
+        sentence = printable(sentence, 500)
         with self._lock:
             if sentence in self._reported or len(self._reported) >= _REPORTS:
                 return
@@ -144,13 +148,8 @@ class Link:
         from nvflare.fuel.f3.cellnet.utils import new_cell_message
 
         origin, topic = message.get_header(_key("origin")), message.get_header(_key("topic"))
-        kind, handler = self._handlers[topic]
-        try:
-            head, body = decode(kind, message.payload)
-            return new_cell_message({}, handler(origin, head, body))
-        except Refused as error:
-            self.report(f"{origin} sent {error}")
-            return None
+        answer = serve(self._handlers[topic], origin, message.payload, self.report)
+        return None if answer is None else new_cell_message({}, answer)
 
     def _filter(self, message: Any) -> Any:
         """Drop a message that is not allowed: the cell layer handles those for which this returns None."""
@@ -185,6 +184,29 @@ class Link:
     def _topics(self, kind: str) -> Any:
         """Topics that are allowed: requests need a handler here, replies are paired with requests by the cell layer."""
         return self._handlers if kind == "req" else ("hello", "terms", "task", "result")
+
+
+def serve(
+    topic: tuple[type[Message], Handler], origin: str, payload: Any, report: Callable[[str], None]
+) -> bytes | None:
+    """The reply to a message that has passed the filter, or None where it is dropped.  Nothing in it raises an error.
+
+    Args:
+        topic: the kind of its head, and its handler.
+        origin: who sent it.
+        payload: its bytes.
+        report: called with a sentence where it is dropped.
+    """
+    kind, handler = topic
+    try:
+        head, body = decode(kind, payload)
+        return handler(origin, head, body)
+    except Refused as error:
+        report(f"{origin} sent {error}")
+    except Exception as error:  # whatever a message raises ends that message, and nothing else
+        log.debug("a message of %s raised an error", origin, exc_info=True)
+        report(f"{origin} sent a message that raised {type(error).__name__}")
+    return None
 
 
 class _NameClaims(logging.Handler):

@@ -6,12 +6,14 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from piebald.contracts import Clients, Task
+from piebald.contracts import Clients, Split, Task
 from piebald.errors import SettingError
 from piebald.runtimes.federation.flare_link import SERVER
 from piebald.runtimes.federation.messages import Hello
 from piebald.runtimes.federation.provisioning import Credentials
 from piebald.runtimes.federation.wire_format import Assembly
+
+CHANCES = 3  # tasks that a site may let pass while it is present
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +52,9 @@ class Member:
         finished: number of results that brought an update.
         version: version of the global model that its last finished task started from.
         assembly: the result that is arriving.
+        rows: how many rows of each split the site stated when it joined, None before.
+        owed: tasks that were given up while the site was present; it gets no others until it has delivered them.
+        overdue: how many tasks were given up in this way.
     """
 
     name: str
@@ -62,6 +67,9 @@ class Member:
     finished: int = 0
     version: int | None = None
     assembly: Assembly = field(default_factory=Assembly)
+    rows: dict[Split, int] | None = None
+    owed: set[int] = field(default_factory=set)
+    overdue: int = 0
 
     def silent(self) -> float:
         """Seconds since its last hello."""
@@ -69,7 +77,22 @@ class Member:
 
     def ready(self, terms: str, silence: float) -> bool:
         """Whether tasks can be sent to it under these terms."""
-        return self.hello is not None and self.silent() < silence and self.hello.ready == terms and not self.refused
+        here = self.hello is not None and self.silent() < silence and self.hello.ready == terms
+        return here and not self.refused and not self.owed
+
+    def owe(self, id: int) -> None:
+        """Record that a task was given up while the site was present."""
+        self.owed.add(id)
+        self.overdue += 1
+
+    def settle(self, id: int) -> None:
+        """Record that a result came; one that was given up is no longer owed, unless that has happened too often."""
+        if self.overdue < CHANCES:
+            self.owed.discard(id)
+
+    def forgive(self) -> None:
+        """Forget what the site owes."""
+        self.owed, self.overdue = set(), 0
 
     def hear(self, hello: Hello, refused: str) -> bool:
         """Record a hello; returns whether anything other than the time has changed."""
@@ -102,6 +125,13 @@ class Member:
             "staleness": None if self.version is None else version - self.version,
             "late": self.late,
         }
+
+
+def stated_rows(hello: Hello) -> dict[Split, int]:
+    """How many rows of each split a site states; 0 where it states none, since what it claims later needs a basis."""
+    counts = (hello.rows, hello.validation_rows, hello.test_rows)
+    train, validation, test = (max(count, 0) for count in counts)
+    return {"train": train, "validation": validation, "test": test}
 
 
 def client_names(clients: Clients) -> list[str]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import struct
 from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from piebald.errors import PiebaldError
+from piebald.plain_text import printable
 
 PROTOCOL = 1
 PIECE = 4 << 20  # bytes of a body in one message
@@ -21,7 +22,9 @@ MOST_IDS = 10_000
 
 Id = Annotated[int, Field(ge=0, lt=1 << 53)]
 Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{0,64}$")]  # a digest or a random number, in hexadecimal
-ShortText = Annotated[str, Field(max_length=300)]
+ShortText = Annotated[str, Field(max_length=300), AfterValidator(printable)]  # it ends up in logs, tables, terminals
+VersionText = Annotated[str, Field(max_length=40), AfterValidator(printable)]
+Rows = Annotated[int, Field(ge=-1, lt=1 << 53)]  # -1 where it is not disclosed
 
 
 class Refused(PiebaldError):
@@ -44,17 +47,20 @@ class Hello(Message):
         ready: digest of the terms that the site has accepted, "" while it has accepted none.
         refused: why the site does not accept the server's terms, "" where it does.
         held: training tasks that the site has, unfinished or not yet saved by the server.
-        rows: number of its training rows, -1 where it is not disclosed.
+        rows, validation_rows, test_rows: numbers of its rows, -1 where they are not disclosed.  No result may speak of
+            more rows than these.
     """
 
-    protocol: int
-    version: Annotated[str, Field(max_length=40)]
+    protocol: Annotated[int, Field(ge=0, lt=1 << 31)]
+    version: VersionText
     incarnation: Hex
     run: Hex = ""
     ready: Hex = ""
     refused: ShortText = ""
     held: Annotated[list[Id], Field(max_length=MOST_IDS)] = []
-    rows: Annotated[int, Field(ge=-1)] = -1
+    rows: Rows = -1
+    validation_rows: Rows = -1
+    test_rows: Rows = -1
 
 
 class Welcome(Message):
@@ -71,7 +77,7 @@ class Welcome(Message):
         over: whether the run has ended, so that the site may leave.
     """
 
-    version: Annotated[str, Field(max_length=40)]
+    version: VersionText
     run: Hex
     epoch: Hex
     terms: Hex
@@ -98,15 +104,15 @@ class Piece(Message):
     epoch: Hex
     id: Id
     trains: bool
-    start: Annotated[int, Field(ge=0)]
-    size: Annotated[int, Field(ge=0)]
+    start: Id
+    size: Id
     digest: Hex
 
 
 class TermsRequest(Message):
     """Request of a site for a piece of the run's terms."""
 
-    start: Annotated[int, Field(ge=0)]
+    start: Id
 
 
 class Reply(Message):

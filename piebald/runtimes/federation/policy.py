@@ -11,6 +11,7 @@ from piebald.client_work import ClientWork
 from piebald.contracts import Personalizes, Query, Split, SumDemands, Update
 from piebald.parameters import matching
 from piebald.privacy import SecureAggregation
+from piebald.runtimes.federation.work_limits import WorkLimits
 from piebald.transforms.base import Transform
 from piebald.transforms.gaussian import Gaussian
 
@@ -36,6 +37,7 @@ class Policy(BaseModel):
         updates: the most updates that leave this site, in all runs together; each one spends privacy budget.
         secure_aggregation: the least number of clients in a secure aggregation, outside of which no update leaves; or
             a table of all that is demanded of it.  Runs with secure aggregation must meet its defaults in any case.
+        work: what one task may cost this site.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -50,6 +52,7 @@ class Policy(BaseModel):
     plugins: list[str] = []
     updates: int | None = Field(default=None, ge=1)
     secure_aggregation: Annotated[int, Field(ge=2)] | SumDemands | None = None
+    work: WorkLimits = WorkLimits()
 
     def reject_reason(self, work: ClientWork) -> str | None:
         """The reason why this site does not work under a run's terms, or None."""

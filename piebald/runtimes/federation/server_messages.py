@@ -5,9 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable, Mapping
 
+from piebald.client_work import ClientWork
+from piebald.contracts import Split, Update
+from piebald.plain_text import printable
 from piebald.runtimes.federation.flare_link import SERVER, Link
-from piebald.runtimes.federation.member_list import Member, OpenTask
+from piebald.runtimes.federation.member_list import Member, OpenTask, stated_rows
 from piebald.runtimes.federation.messages import PROTOCOL, Hello, Piece, Refused, Reply, TermsRequest, encode
 from piebald.runtimes.federation.provisioning import Credentials
 from piebald.runtimes.federation.server_state import FederationState
@@ -29,14 +33,22 @@ class ServerMessages:
         state: the server's state.
         credentials: the server's credentials.
         terms: the run's terms.
-        model_size: how many numbers the model has.
+        work: what clients do, and so what their results may hold.
+        make_link: makes the server's connection.
     """
 
-    def __init__(self, state: FederationState, credentials: Credentials, terms: bytes, model_size: int) -> None:
-        self._state, self._terms = state, terms
-        self._longest_result = _OVERHEAD + 4 * _VECTORS * model_size
+    def __init__(
+        self,
+        state: FederationState,
+        credentials: Credentials,
+        terms: bytes,
+        work: ClientWork,
+        make_link: Callable[..., Link] = Link,
+    ) -> None:
+        self._state, self._terms, self._work = state, terms, work
+        self._longest_result = _OVERHEAD + 4 * _VECTORS * work.layout.size
         address = ("0.0.0.0", credentials.port)
-        self.link = Link(SERVER, address, credentials.folder, state.number.__contains__, log.warning)
+        self.link = make_link(SERVER, address, credentials.folder, state.number.__contains__, log.warning)
         self.link.on("hello", Hello, self._on_hello)
         self.link.on("terms", TermsRequest, self._on_terms_request)
         self.link.on("result", Piece, self._on_result_piece)
@@ -57,8 +69,9 @@ class ServerMessages:
         return self._state.members[self._state.number[origin]]
 
     def _on_hello(self, origin: str, hello: Hello, body: memoryview) -> bytes:
-        member, refused = self._member(origin), _refusal(hello)
+        member = self._member(origin)
         with self._state.lock:
+            refused = _refusal(hello, member.rows if hello.ready == self._state.terms else None)
             if refused and refused != member.refused:
                 log.warning("%s does not take part: %s", origin, refused)
             return encode(self._state.take_hello(member, hello, refused))
@@ -77,16 +90,34 @@ class ServerMessages:
             ours = (piece.run, piece.epoch) == (state.run, state.epoch)
             if not ours or one is None or one.trains != piece.trains:
                 member.late += piece.start == 0
+                member.settle(piece.id)
                 return encode(Reply(status="known"))
+            if member.rows is None:  # it has restarted, and has not said yet what its results are held to
+                return encode(Reply(status="again"))
             try:
                 reply, body = member.assembly.take(piece, data, self._longest_result)
-                if body is not None:
-                    state.end_task(member, one, *unpack_update(body))
+                outcome = None if body is None else self._unpacked(member, one, body)
             except Refused as error:  # a second attempt would bring the same
                 self.link.report(f"{origin} sent {error}")
-                state.end_task(member, one, None, f"sent {error}"[:300])
-                reply = Reply(status="refused")
+                state.end_task(member, one, None, printable(f"sent {error}", 300), refused=True)
+                return encode(Reply(status="refused"))
+            if outcome is not None:
+                state.end_task(member, one, *outcome)
         return encode(reply)
+
+    def _unpacked(self, member: Member, one: OpenTask, body: bytearray) -> tuple[Update | None, str | None]:
+        """A result that has the form of its task's results.
+
+        Raises:
+            Refused: it has not.
+        """
+        try:
+            return unpack_update(body, self._work.result_form(one.task, member.rows or {}))
+        except Refused:
+            raise
+        except Exception as error:  # whatever its bytes raise: the site must be answered, or it sends them for ever
+            log.debug("a result of %s raised an error", member.name, exc_info=True)
+            raise Refused(f"a result that raised {type(error).__name__}") from None
 
     # -- messages for sites
 
@@ -124,8 +155,19 @@ class ServerMessages:
         return True
 
 
-def _refusal(hello: Hello) -> str:
-    """Why a site does not take part, "" where it does."""
+def _refusal(hello: Hello, joined_with: Mapping[Split, int] | None) -> str:
+    """Why a site does not take part, "" where it does.
+
+    Args:
+        hello: its hello.
+        joined_with: the rows that it stated when it joined, None before.
+    """
     if hello.protocol != PROTOCOL or hello.version != __version__:
         return f"it has Piebald {hello.version}, the server {__version__}: install the same on both"
+    for split, count in stated_rows(hello).items():
+        if joined_with is not None and joined_with[split] != count:
+            return (
+                f"it stated {joined_with[split]} {split} rows when it joined and {count} now: start it with the rows "
+                "that it joined with, or start a new run"
+            )
     return hello.refused

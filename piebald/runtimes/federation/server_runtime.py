@@ -10,7 +10,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,9 @@ from piebald.runtimes.engines.engine import Engine
 from piebald.runtimes.engines.serving import serve
 from piebald.runtimes.engines.stack import ClientStack
 from piebald.runtimes.federation import provisioning
-from piebald.runtimes.federation.flare_link import SERVER
+from piebald.runtimes.federation.flare_link import SERVER, Link
 from piebald.runtimes.federation.local_federation import LocalFederation
-from piebald.runtimes.federation.member_list import Member, OpenTask, client_names, sites_of
+from piebald.runtimes.federation.member_list import CHANCES, Member, OpenTask, client_names, sites_of
 from piebald.runtimes.federation.private_files import write_private
 from piebald.runtimes.federation.run_terms import terms
 from piebald.runtimes.federation.server_messages import ServerMessages
@@ -49,6 +49,7 @@ class FederationServer:
         work: what clients do.
         clients: the clients' names, and the server's own rows.
         local: the sites on this machine, or None where they are elsewhere.
+        make_link: makes the server's connection to its sites.
 
     Attributes:
         shared: what the server's threads share.
@@ -62,6 +63,7 @@ class FederationServer:
         work: ClientWork,
         clients: Clients,
         local: LocalFederation | None,
+        make_link: Callable[..., Link] = Link,
     ) -> None:
         self.work, self._clients, self._local = work, clients, local
         self.credentials = provisioning.read(folder)
@@ -69,10 +71,11 @@ class FederationServer:
         body = terms(work, experiment, client_names(clients), sites, clients.classes)
         self.shared = FederationState(sites, digest(body), timeouts)
         self._changed, self._lock = self.shared.changed, self.shared.lock
+        self._writing = threading.Lock()  # of the status, by the watching thread and by the one that closes
         self._gathered = False
         self._seen: list[int] = []  # the clients that were present when the server loop last asked
         self._engine: Engine | None = None
-        self._messages = ServerMessages(self.shared, self.credentials, body, work.layout.size)
+        self._messages = ServerMessages(self.shared, self.credentials, body, work, make_link)
         self._messages.start()
         threading.Thread(target=self._watch, daemon=True).start()
         if local is not None:
@@ -171,28 +174,48 @@ class FederationServer:
         if self._gathered:
             return
         timeouts, members = self.shared.timeouts, self.shared.members
-        wanted = min(timeouts.wait_for or len(members), len(members))
         patience = timeouts.patience if timeouts.wait_for is None else float("inf")
         until, warn_at = time.monotonic() + patience, time.monotonic() + 5
         with self._changed:
-            while len(present := self.shared.ready_clients()) < wanted and not (present and time.monotonic() > until):
+            while len(present := self.shared.ready_clients()) < self._wanted() and not (
+                present and time.monotonic() > until
+            ):
                 if time.monotonic() > warn_at:
                     warn_at = float("inf")
                     missing = [member.name for number, member in enumerate(members) if number not in present]
                     log.warning("waiting for %s", ", ".join(missing))
                 if self._local is not None:
                     self._local.check()
-                self._check_refused(wanted)
                 self._changed.wait(_TICK)
             self._gathered, self.shared.now = True, self.shared.clock()
+            self._warn_of_outsized()
+            if refusing := [member.name for member in members if member.refused]:
+                log.warning("the run begins without %s", ", ".join(refusing))
 
-    def _check_refused(self, wanted: int) -> None:
-        """Raise a `SettingError` where so many sites refuse that there will never be enough."""
-        members = self.shared.members
+    def _warn_of_outsized(self) -> None:
+        """Say so where one site states more rows than all others together: nobody can check that it has them."""
+        stated = {member.name: member.rows["train"] for member in self.shared.members if member.rows is not None}
+        name = max(stated, key=lambda one: stated[one])
+        if len(stated) > 2 and 2 * stated[name] > sum(stated.values()):
+            log.warning(
+                "%s states %s of %s training rows, so where updates count by rows it outweighs all others: "
+                "max_examples and max_weight limit that", name, f"{stated[name]:,}", f"{sum(stated.values()):,}",
+            )  # fmt: skip
+
+    def _wanted(self) -> int:
+        """How many sites must be present before the first task.
+
+        Raises:
+            SettingError: so many sites refuse that there will never be enough.
+        """
+        members, wait_for = self.shared.members, self.shared.timeouts.wait_for
         refusing = [member for member in members if member.refused]
-        if len(members) - len(refusing) < wanted:
+        willing = len(members) - len(refusing)
+        wanted = len(members) if wait_for == "all" else min(wait_for or max(willing, 1), len(members))
+        if willing < wanted:
             one = refusing[0]
             raise SettingError(f"{len(refusing)} of {len(members)} sites do not take part, {one.name}: {one.refused}")
+        return wanted
 
     def _watch(self) -> None:
         """Loop of the watching thread: gives up tasks at sites that are silent or too slow, and writes the status."""
@@ -206,14 +229,31 @@ class FederationServer:
             time.sleep(1.0)
 
     def _give_up_reason(self, member: Member, one: OpenTask) -> str | None:
-        """Why a task is not waited for any longer, or None."""
-        timeouts = self.shared.timeouts
+        """Why a task is not waited for any longer, or None.
+
+        Nothing that one site does, or does not do, keeps the others waiting for ever.
+        """
+        timeouts, taken = self.shared.timeouts, self.shared.clock() - one.sent
         patience = timeouts.patience if one.trains else timeouts.silence
         if min(member.silent(), time.monotonic() - self.shared.began) > patience:
             return f"silent for more than {patience:g} seconds"
-        if timeouts.longest is not None and self.shared.clock() - one.sent > timeouts.longest:
-            return f"took more than {timeouts.longest:g} seconds"
+        if member.refused:
+            return f"does not take part: {member.refused}"
+        if member.owed:
+            return "still owes the result of an earlier task"
+        if taken > timeouts.task_timeout:
+            return self._overdue(member, one, f"took more than {timeouts.task_timeout:g} seconds")
+        if taken > timeouts.patience and not member.ready(self.shared.terms, timeouts.silence):
+            return self._overdue(member, one, f"present but not ready for {timeouts.patience:g} seconds")
         return None
+
+    @staticmethod
+    def _overdue(member: Member, one: OpenTask, reason: str) -> str:
+        """Record that a present site has let a task pass, and say so."""
+        member.owe(one.task.id)
+        again = "until it delivers" if member.overdue < CHANCES else "in this run any more"
+        log.warning("%s %s: the run goes on without it, and it gets no tasks %s", member.name, reason, again)
+        return reason
 
     def _write_status(self) -> None:
         """Write the status file that `piebald status` reads."""
@@ -225,7 +265,8 @@ class FederationServer:
                 for member in self.shared.members
             ]
             status = {"party": SERVER, **self.shared.status(), "sites": sites}
-        write_private(self.credentials.folder / "status.json", json.dumps(status), lasting=False)
+        with self._writing:
+            write_private(self.credentials.folder / "status.json", json.dumps(status), lasting=False)
 
     # -- the server's own rows
 

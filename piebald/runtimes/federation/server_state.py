@@ -11,7 +11,7 @@ from typing import Any
 
 from piebald.contracts import Checkpoint, Result, Task, Update
 from piebald.parameters import nbytes
-from piebald.runtimes.federation.member_list import Member, OpenTask
+from piebald.runtimes.federation.member_list import Member, OpenTask, stated_rows
 from piebald.runtimes.federation.messages import Hello, Welcome
 from piebald.runtimes.federation.timeouts import Timeouts
 from piebald.version import __version__
@@ -73,20 +73,22 @@ class FederationState:
             self._last_id = max(self._last_id, task.id)
         self.members[task.client].open[task.id] = OpenTask(task, self.clock())
 
-    def end_task(self, member: Member, one: OpenTask, update: Update | None, failure: str | None) -> None:
-        """End a task with its first outcome."""
+    def end_task(
+        self, member: Member, one: OpenTask, update: Update | None, failure: str | None, refused: bool = False
+    ) -> None:
+        """End a task with its first outcome; `refused` where what came is no result."""
         del member.open[one.task.id]
         member.finished += update is not None
         member.version = one.task.version
-        self.add_result(one, update, failure)
+        self.add_result(one, update, failure, refused)
         self.changed.notify_all()
 
-    def add_result(self, one: OpenTask, update: Update | None, failure: str | None) -> None:
+    def add_result(self, one: OpenTask, update: Update | None, failure: str | None, refused: bool = False) -> None:
         """Add the outcome of a task."""
         free = one.task.free
         down = 0 if free else nbytes(one.task.vectors)
         up = 0 if free or update is None else update.nbytes
-        self._arrived.append(Result(one.task, update, one.sent, self.clock(), down, up, failure))
+        self._arrived.append(Result(one.task, update, one.sent, self.clock(), down, up, failure, refused))
 
     def pop_result(self) -> Result | None:
         """The next result, or None where none has arrived."""
@@ -104,6 +106,8 @@ class FederationState:
         """Record a hello, and return the answer to it."""
         if member.hear(hello, refused):
             self.changed.notify_all()
+        if member.rows is None and hello.ready == self.terms and not refused:
+            member.rows = stated_rows(hello)
         return Welcome(
             version=__version__,
             run=self.run if self.started or self.dismissed else "",
@@ -134,6 +138,7 @@ class FederationState:
         under_way = [[one.task.id, one.sent] for member in self.members for one in member.open.values()]
         under_way += [[result.task.id, result.sent] for result in self._arrived if result.task.query is None]
         values = {"run": self.run, "now": self.clock(), "last_id": self._last_id, "open": sorted(under_way)}
+        values["rows"] = [member.rows for member in self.members]
         return Checkpoint({}, values)
 
     def restore(self, checkpoint: Checkpoint, tasks: Mapping[int, Task]) -> None:
@@ -142,6 +147,8 @@ class FederationState:
         self.run, self._before, self.began = str(values["run"]), float(values["now"]), time.monotonic()
         self.now = self._before
         self._last_id = self._restored = int(values["last_id"])
+        for member, rows in zip(self.members, values.get("rows", ()), strict=False):
+            member.rows = rows
         for id, sent in values["open"]:
             self.members[tasks[id].client].open[id] = OpenTask(tasks[id], float(sent))
 

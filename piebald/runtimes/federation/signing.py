@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -63,7 +63,7 @@ class CertificateSigner:
             if not self._is_of(certificate, client) or not isinstance(key, ec.EllipticCurvePublicKey):
                 return False
             key.verify(signature[4 + length : 4 + length + size], self._message(text), _SIGN)
-        except (ValueError, TypeError, struct.error, InvalidSignature, x509.ExtensionNotFound):
+        except (ValueError, TypeError, struct.error, InvalidSignature, UnsupportedAlgorithm, x509.ExtensionNotFound):
             return False
         return True
 

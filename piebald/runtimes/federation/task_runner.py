@@ -22,6 +22,7 @@ from piebald.runtimes.engines.stack import PRIVATE, ClientStack
 from piebald.runtimes.federation.client_store import ClientStore
 from piebald.runtimes.federation.examined_models import ExaminedModels
 from piebald.runtimes.federation.policy import Policy, declared_vectors, rows_read
+from piebald.runtimes.federation.work_limits import TaskClock
 from piebald.transforms.gaussian import Gaussian
 
 log = logging.getLogger("piebald.federation")
@@ -54,6 +55,8 @@ class TaskRunner:
 
     def __init__(self, prepared: SiteClient, policy: Policy, device: str, signer: Signer | None = None) -> None:
         work = prepared.work
+        self._clock = TaskClock(policy.work.seconds)
+        work = replace(work, model=self._clock.watched(work.model))
         self.work, self.client, self._policy, self._signer = work, prepared.client, policy, signer
         self._declared = declared_vectors(work)  # as the policy saw them: what is declared later does not count
         self._examined = ExaminedModels()
@@ -85,7 +88,8 @@ class TaskRunner:
                 return None, refused, None
         engine: Engine = self._training_engine if query is None else self._query_engine
         try:
-            served = serve(engine, self._stack(task, state))
+            with self._clock.task():
+                served = serve(engine, self._stack(task, state))
         except Exception as error:  # the site goes on; the text is not sent, since it may hold numbers of its rows
             log.exception("task %d failed", task.id)
             return None, f"{type(error).__name__} at the site, whose log says more", None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,14 +11,14 @@ class Timeouts:
     """Limits to the server's patience; see `Federation` for the fields.
 
     Attributes:
-        wait_for: number of sites that must be present before the first task; None waits for all of them, or for one
-            after `patience`.
+        wait_for: number of sites that must be present before the first task; "all" for every site; None waits for all
+            that do not refuse, or for one after `patience`.
         patience: seconds of silence after which training at a site is given up.
         silence: seconds of silence after which a site gets no tasks, and its answers to queries are given up.
-        longest: seconds that a task may take at a site that is present; None for no limit.
+        task_timeout: seconds that a task may take at a site that is present.
     """
 
-    wait_for: int | None
+    wait_for: int | Literal["all"] | None
     patience: float
     silence: float
-    longest: float | None
+    task_timeout: float

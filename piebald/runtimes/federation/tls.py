@@ -2,16 +2,17 @@
 
 This is a driver for NVIDIA FLARE's cells.  Unlike FLARE's own it trusts that authority alone (not the operating
 system's roots), a connection that sends nothing does not block others, and a frame that claims to be longer than any
-message ends the connection before memory is allocated for it.
+message ends the connection; memory for a frame is taken as its bytes arrive.
 """
 
 from __future__ import annotations
 
 import socket
 import ssl
+import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from socketserver import BaseRequestHandler, ThreadingTCPServer
 from threading import Event
 from typing import Any
@@ -20,6 +21,9 @@ from piebald.runtimes.federation.messages import LONGEST
 
 SCHEME = "piebald"
 HANDSHAKE = 10.0  # seconds for a connection to complete the handshake
+IDLE = 120.0  # seconds without a frame after which the server ends a connection; sites say hello every second
+CONNECTIONS = 4  # of one certificate at a time; the oldest ends where there are more
+_CHUNK = 1 << 16  # bytes of a frame for which memory is taken at a time
 FRAME = LONGEST + (1 << 16)  # a message with the cell's own headers
 BACKLOG = 128
 _RETRY = (0.2, 1.0)  # seconds between attempts to connect: the first and the longest wait
@@ -51,8 +55,9 @@ class _Handler(BaseRequestHandler):
             secured = self.server.context.wrap_socket(self.request, server_side=True)
         except (OSError, ValueError) as error:
             return self.server.refusal(self.client_address[0], error)
-        secured.settimeout(None)
-        self.server.carry(secured)
+        secured.settimeout(IDLE)
+        with self.server.admitted(secured):
+            self.server.carry(secured)
         with suppress(OSError):
             secured.close()
 
@@ -74,7 +79,30 @@ class Listener(ThreadingTCPServer):
 
     def __init__(self, address: tuple[str, int], made: ssl.SSLContext, carry: Carry, refusal: Refusal) -> None:
         self.context, self.carry, self.refusal = made, carry, refusal
+        self._open: dict[bytes, list[ssl.SSLSocket]] = {}  # by certificate, the oldest first
+        self._lock = threading.Lock()
         super().__init__(address, _Handler)
+
+    @contextmanager
+    def admitted(self, secured: ssl.SSLSocket) -> Iterator[None]:
+        """A connection, among the few of its certificate: a further one ends the oldest.
+
+        One member cannot take all threads and files of the server, and a site whose old connections hang gets through.
+        """
+        certificate = secured.getpeercert(binary_form=True) or b""
+        with self._lock:
+            connections = self._open.setdefault(certificate, [])
+            connections.append(secured)
+            oldest = connections.pop(0) if len(connections) > CONNECTIONS else None
+        if oldest is not None:
+            with suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)
+        try:
+            yield
+        finally:
+            with self._lock:
+                if secured in connections:
+                    connections.remove(secured)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Print nothing where a connection breaks off."""
@@ -98,6 +126,19 @@ def keep_connecting(
         over.wait(wait)
 
 
+def receive(recv: Callable[[int], bytes], frame: bytearray, length: int) -> bool:
+    """Append to a frame until it has its length; returns whether it got there before the connection ended.
+
+    Memory is taken for what has arrived, never for what is announced.
+    """
+    while len(frame) < length:
+        piece = recv(min(_CHUNK, length - len(frame)))
+        if not piece:
+            return False
+        frame += piece
+    return True
+
+
 def make_driver() -> Any:
     """Make the driver class for cells whose address begins with ``piebald://``."""
     from nvflare.fuel.f3.comm_error import CommError
@@ -115,10 +156,9 @@ def make_driver() -> Any:
             length = Prefix.from_bytes(head).length
             if not PREFIX_LEN <= length <= FRAME:
                 raise CommError(CommError.BAD_DATA, f"a frame that claims {length} bytes")
-            frame = bytearray(length)
-            frame[:PREFIX_LEN] = head
-            self.read_into(frame, PREFIX_LEN, length - PREFIX_LEN)
-            return frame
+            if not receive(self.sock.recv, head, length):
+                raise CommError(CommError.CLOSED, "the connection was closed by the other end")
+            return head
 
     class PiebaldDriver(_DriverBase, BaseDriver):  # type: ignore[misc]
         """Listens and connects with `Frames`."""

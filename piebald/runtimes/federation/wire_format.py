@@ -8,46 +8,51 @@ import math
 import re
 import struct
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Annotated, Any, NoReturn
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from piebald.component import build
-from piebald.contracts import Query, Task, Update
+from piebald.contracts import MOST_ROWS, Query, ResultForm, Task, Update
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
-from piebald.runtimes.federation.messages import PIECE, Id, Piece, Refused, Reply, ShortText
+from piebald.runtimes.federation.messages import HEAD, PIECE, Id, Piece, Refused, Reply, ShortText
 
 MOST_TENSORS = 64
 MOST_METRICS = 256
 _NAME = re.compile(r"[A-Za-z0-9_./-]{1,80}")
+_TYPES = {"F64", "F32", "F16", "BF16", "I64", "I32", "U8"}  # types of tensors that are unpacked
+
+_Count = Annotated[int, Field(ge=0, le=MOST_ROWS)]
+_Metric = Annotated[str, Field(pattern=f"^{_NAME.pattern}$")]
 
 
 class _Head(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class _TaskHead(_Head):
     """A task without its vectors."""
 
     id: Id
-    client: int = Field(ge=0)
-    version: int = Field(ge=0)
-    attempt: int = Field(ge=0)
-    committed: int = Field(ge=0)
+    client: _Count
+    version: _Count
+    attempt: _Count
+    committed: Id
     query: dict[str, Any] | None
 
 
 class _ResultHead(_Head):
     """An update without its vectors, or the reason why there is none."""
 
-    examples: int = Field(ge=0)
-    steps: int = Field(ge=0)
-    metrics: dict[str, float] = Field(max_length=MOST_METRICS)
-    norm: float
-    nbytes: int = Field(ge=0)
+    examples: _Count
+    steps: _Count
+    metrics: dict[_Metric, float] = Field(max_length=MOST_METRICS)
+    nbytes: Id
     failure: ShortText | None = None
 
 
@@ -75,15 +80,34 @@ def unpack(body: bytes | bytearray | memoryview) -> tuple[dict[str, Any], dict[s
     if 4 + length > len(whole):
         raise Refused("a body that is cut off")
     try:
-        values = json.loads(bytes(whole[4 : 4 + length]))
-        tensors = load(bytes(whole[4 + length :]))
-    except (ValueError, RecursionError, SafetensorError) as error:
+        values = json.loads(bytes(whole[4 : 4 + length]), parse_constant=_no_constant)
+        blob = bytes(whole[4 + length :])
+        _check_types(blob)
+        tensors = load(blob)
+    except (ValueError, RecursionError, SafetensorError, KeyError, TypeError) as error:
         raise Refused(f"a body that cannot be read: {type(error).__name__}") from None
     if not isinstance(values, dict) or len(tensors) > MOST_TENSORS:
         raise Refused(f"a body of {len(tensors)} tensors, where at most {MOST_TENSORS} are allowed, or without values")
     if odd := next((name for name in tensors if not _NAME.fullmatch(name)), None):
         raise Refused(f"a tensor called {odd[:80]!r}")
     return values, tensors
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise Refused(f"{name}, which is no number in JSON")
+
+
+def _check_types(blob: bytes) -> None:
+    """Refuse types of tensors that cannot be unpacked or computed with: float8, complex, packed ones.
+
+    The library refuses what contradicts itself, but meets an unknown type only while it unpacks, with various errors.
+    """
+    size = struct.unpack_from("<Q", blob)[0] if len(blob) >= 8 else HEAD + 1
+    if not size <= min(HEAD, len(blob) - 8):
+        raise Refused("tensors without a whole head")
+    for name, about in dict(json.loads(blob[8 : 8 + size], parse_constant=_no_constant)).items():
+        if name != "__metadata__" and about["dtype"] not in _TYPES:
+            raise Refused(f"a tensor of type {str(about['dtype'])[:20]!r}")
 
 
 def pack_task(task: Task) -> bytes:
@@ -115,31 +139,47 @@ def pack_update(update: Update | None, failure: str | None) -> bytes:
     """Serialize the outcome of a task: an update, or the reason why there is none."""
     if update is None:
         update = Update({}, 0, 0, {})
-    # JSON has no numbers that are not finite: such a metric is left out, and a norm of -1 stands for NaN
+    # JSON has no numbers that are not finite, so such a metric is left out
     metrics = {name: value for name, value in update.metrics.items() if math.isfinite(value)}
-    norm = update.norm if math.isfinite(update.norm) else -1.0
-    head = _ResultHead(
-        examples=update.examples, steps=update.steps, metrics=metrics, norm=norm, nbytes=update.nbytes, failure=failure
-    )
-    return pack(head.model_dump(), update.vectors)
+    values = {"examples": update.examples, "steps": update.steps, "metrics": metrics, "nbytes": update.nbytes}
+    return pack({**values, "failure": failure}, update.vectors)
 
 
-def unpack_update(body: bytes | bytearray | memoryview) -> tuple[Update | None, str | None]:
+def unpack_update(
+    body: bytes | bytearray | memoryview, form: ResultForm | None = None
+) -> tuple[Update | None, str | None]:
     """Deserialize the outcome of a task: an update and None, or None and the reason.
 
+    The norm of the update is computed here, from its vector.
+
+    Args:
+        body: what came.
+        form: what the result may hold.
+
     Raises:
-        Refused: the body holds no result.
+        Refused: the body holds no result, or one of another form.
     """
     values, tensors = unpack(body)
     try:
         head = _ResultHead.model_validate(values)
     except ValidationError as error:
-        raise Refused(f"a result that cannot be read: {error.errors()[0]['type']}") from None
+        first = error.errors()[0]
+        where = next((str(name) for name in first["loc"] if name in _ResultHead.model_fields), "its head")
+        raise Refused(f"a result that cannot be read: {where}: {first['type']}") from None
     if head.failure is not None:
         return None, head.failure
-    norm = head.norm if head.norm >= 0 else math.nan
     nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    return Update(tensors, head.examples, head.steps, head.metrics, norm, None, min(head.nbytes, nbytes)), None
+    update = Update(tensors, head.examples, head.steps, head.metrics, 0.0, None, min(head.nbytes, nbytes))
+    if form is not None and (reason := form.reject_reason(tensors, head.examples, head.steps, head.metrics)):
+        raise Refused(f"a result of another form ({reason})")
+    return replace(update, norm=_norm(tensors.get("model"))), None
+
+
+def _norm(change: Tensor | None) -> float:
+    """The Euclidean length of a change, along the same axis as at the client, so that it is the same number."""
+    if change is None or not change.dtype.is_floating_point:
+        return 0.0
+    return float(torch.linalg.vector_norm(change.reshape(1, -1), dim=1).item())
 
 
 class Assembly:

@@ -1,0 +1,133 @@
+"""What a server may make a site do: absurd terms are refused before anything is built, long tasks end.
+
+Before, a site built whatever the terms described: `layers = 10**6` or `hidden = [10**9]` took its memory, and
+`epochs = 10**9` its time.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from piebald import models
+from piebald.contracts import Task
+from piebald.deploy.site_process import SiteSettings, SiteWork
+from piebald.errors import Declined, SettingError
+from piebald.runtimes.federation import provisioning
+from piebald.runtimes.federation.policy import Policy
+from piebald.runtimes.federation.run_terms import RunTerms, terms
+from piebald.runtimes.federation.task_runner import SiteClient, TaskRunner
+from piebald.runtimes.federation.work_limits import TaskClock, WorkLimits
+from tests.federation.conftest import SITES, provisioned, settings
+
+from .server_entry import prepared
+
+Change = Callable[[dict[str, Any]], None]
+
+
+def some_terms() -> dict[str, Any]:
+    """The terms of a small run, as a site receives them."""
+    plan, _ = prepared(json.dumps({"name": "fedavg"}))
+    experiment = settings({"name": "fedavg"}, model={"name": "mlp", "hidden": [4]}).table()
+    body = terms(plan.work, experiment, SITES, SITES, plan.clients.classes)
+    return json.loads(body)  # type: ignore[no-any-return]
+
+
+def training(name: str, value: Any) -> Change:
+    return lambda terms: terms["training"].__setitem__(name, value)
+
+
+def model(**fields: Any) -> Change:
+    return lambda terms: terms["experiment"].__setitem__("model", {"name": "mlp", **fields})
+
+
+ABSURD: dict[str, tuple[Change, str]] = {
+    "epochs": (training("epochs", 10**9), "epochs are 1,000,000,000, this site allows at most 1,000"),
+    "epochs with 400 digits": (training("epochs", 10**400), "no setting"),
+    "steps": (training("steps", 10**9), "steps are 1,000,000,000"),
+    "learning rate": (training("lr", 1e308), "no setting"),
+    "a large learning rate": (training("lr", 1e6), "lr are 1,000,000.0"),
+    "batch": (training("batch", 10**12), "batch are 1,000,000,000,000"),
+    "no number": (training("lr", float("nan")), "no setting"),
+    "many layers": (model(hidden=[64] * 10**6), "more than 2,000 tensors"),
+    "a wide layer": (model(hidden=[10**9]), "1,000,000,000 parameters allowed"),
+    "a wide layer that fits 64 bits": (model(hidden=[10**18]), "no setting"),
+    "a claimed layout": (lambda terms: terms["layout"].append(["x", [10**6, 10**6]]), "parameters, this site allows"),
+    "a negative layout": (lambda terms: terms["layout"].append(["x", [-5]]), "none that this site works with"),
+    "input": (lambda terms: terms.__setitem__("shape", [10**6, 10**6]), "gigabytes at least"),
+    "clients": (
+        lambda terms: terms["experiment"]["partition"].__setitem__("clients", 10**9),
+        "clients, this site works",
+    ),
+    "grid": (
+        lambda terms: terms["experiment"].__setitem__("grid", {f"recipe.{n}": [1] * 100 for n in range(9)}),
+        "too many combinations",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "says"), ABSURD.values(), ids=ABSURD)
+def test_absurd_terms_are_refused_before_anything_is_built(change: Change, says: str, tmp_path: Path) -> None:
+    values = some_terms()
+    change(values)
+    credentials = provisioning.read(provisioned(tmp_path) / "site-1")
+    tracemalloc.start()
+    try:
+        with pytest.raises(SettingError, match=says):
+            SiteWork(credentials, SiteSettings(), tmp_path)(values)
+        assert tracemalloc.get_traced_memory()[1] < 100 << 20  # bytes, of which the terms themselves take some
+    finally:
+        tracemalloc.stop()
+
+
+def test_ordinary_terms_are_accepted() -> None:
+    assert WorkLimits().terms_reject_reason(RunTerms.read(some_terms())) is None
+
+
+def test_a_site_sets_limits_of_its_own() -> None:
+    values = RunTerms.read(some_terms())
+    size = sum(math.prod(shape) for _, shape in values.layout)
+    assert "this site allows 10" in str(WorkLimits(parameters=10).terms_reject_reason(values))
+    assert WorkLimits(parameters=size).terms_reject_reason(values) is None
+    assert "gigabytes" in str(WorkLimits(gigabytes=1e-6).terms_reject_reason(values))
+    assert "would take 6 steps" in str(WorkLimits(steps=5).steps_reject_reason(6))
+
+
+@pytest.mark.parametrize("name", ["mlp", "small_cnn", "resnet18", "vgg11", "gated_cnn"])
+def test_parameters_are_counted_without_memory_for_them(name: str) -> None:
+    built = sum(parameter.numel() for parameter in models.build_model(name, (3, 32, 32), 10).parameters())
+    assert models.count_parameters(name, (3, 32, 32), 10, built) == built
+    with pytest.raises(SettingError, match="more than"):
+        models.count_parameters(name, (3, 32, 32), 10, built - 1)
+
+
+def test_a_task_that_takes_too_long_ends_without_a_result() -> None:
+    plan, _ = prepared(json.dumps({"name": "fedavg"}))
+    policy = Policy(work=WorkLimits(seconds=1e-9))
+    runner = TaskRunner(SiteClient(plan.work, plan.clients, 0), policy, "cpu", 0)
+    update, failure, state = runner.serve(Task(1, 0, 0, {"model": plan.work.initial}), None)
+    assert (update, state) == (None, None)
+    assert failure is not None
+    assert failure.startswith("Declined")
+
+
+def test_the_clock_of_a_task_is_that_of_its_thread() -> None:
+    clock = TaskClock(1e-9)
+    module = clock.watched(models.build_model("logistic", (4,), 2))
+    rows = torch.zeros(1, 4)
+    module(rows)  # outside of a task
+    with clock.task():
+        until = time.monotonic() + 1e-6
+        while time.monotonic() < until:
+            continue
+        with pytest.raises(Declined, match="longer than"):
+            module(rows)
+    module(rows)
