@@ -94,7 +94,8 @@ def data(
         raise SettingError(f"piebald data takes list, show NAME or NAME, got {' '.join(words)!r}")
     name = shown[0] if shown else None
     if name is None and (partition or client or target):
-        raise SettingError("--partition, --client and --target need a data set: piebald data show NAME")
+        given = f"--partition {partition}" if partition else "--client" if client else "--target"
+        raise SettingError(f"{given} needs a data set: piebald data show NAME {given}")
     if name is not None and (partition is not None or name not in data_sets.names()):
         source = _source(name, client, target)
         return _show(source, partition, sets or [], as_json, fleet=fleet, model=model, out=out)

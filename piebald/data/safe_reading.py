@@ -61,7 +61,9 @@ def read_arrays(path: Path, names: Sequence[str] | None = None) -> dict[str, NDA
             members = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
             for name in members if names is None else names:
                 if name not in members:
-                    raise SettingError(f"{path} must hold an array {name!r}, got {', '.join(members) or 'none'}")
+                    raise SettingError(
+                        f"{path} must hold an array {name!r}, got {', '.join(members) or 'none'}: replace the file"
+                    )
             chosen = {name: entry for name, entry in members.items() if names is None or name in names}
             check_size(path, sum(entry.file_size for entry in chosen.values()), path.stat().st_size)
             return {name: _array(archive, entry, path) for name, entry in chosen.items()}

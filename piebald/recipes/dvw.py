@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal, Unpack
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Unpack
 
 from piebald.aggregation.dvw import Dvw
 from piebald.recipe import Recipe
@@ -55,7 +56,7 @@ def adaptive_dvw(
     cycles: int = 20,
     vc_loss: float = 0.0,
     vc_tomb: int = 0,
-    groups: tuple[LearnerGroup, ...] = (),
+    groups: Sequence[LearnerGroup | Mapping[str, Any]] = (),
     limit_staleness: bool = True,
     score: Score = "micro_f1",
     evaluators: int | None = None,

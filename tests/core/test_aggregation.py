@@ -144,7 +144,7 @@ def walked(optimizer: Any, changes: np.ndarray) -> torch.Tensor:
     model = torch.zeros(changes.shape[1])
     state = optimizer.initial_state(model) if isinstance(optimizer, KeepsServerState) else {}
     for delta in changes:
-        context = StepContext(1, 1, 0, [1.0], 0, state)
+        context = StepContext(1, 1, 0, [1.0], state=state)
         model, state = optimizer.step(model, torch.tensor(delta, dtype=torch.float32), context)
     return model
 
@@ -181,7 +181,7 @@ def test_steps_leave_the_old_model_alone() -> None:
         old = torch.ones(4)
         state = optimizer.initial_state(old) if isinstance(optimizer, KeepsServerState) else {}
         kept = {name: tensor.clone() for name, tensor in state.items()}
-        optimizer.step(old, torch.ones(4), StepContext(1, 1, 0, [1.0], 0, state))
+        optimizer.step(old, torch.ones(4), StepContext(1, 1, 0, [1.0], state=state))
         assert torch.equal(old, torch.ones(4))
         assert all(torch.equal(state[name], tensor) for name, tensor in kept.items())
 

@@ -391,7 +391,8 @@ def test_where_transforms_change_updates_the_model_that_arrived_is_judged() -> N
     assert sum(row["kind"] == "validate" for row in run.results) == 9
 
 
-@pytest.mark.parametrize("bad", [[3e38] * 4, [1.0, -1.0, 1.0, 1.0], [0.5, 0.5, 1.0, 1.0], [1.0]], ids=str)
+# of another length, it is refused with the update, as everything is that was not declared
+@pytest.mark.parametrize("bad", [[3e38] * 4, [1.0, -1.0, 1.0, 1.0], [0.5, 0.5, 1.0, 1.0]], ids=str)
 def test_an_own_answer_that_cannot_be_used_is_asked_for(bad: list[float]) -> None:
     """It is as if it had not come: its client is asked about its model like the others."""
 
@@ -403,7 +404,7 @@ def test_an_own_answer_that_cannot_be_used_is_asked_for(bad: list[float]) -> Non
     runtime = FakeRuntime(3, answer, delay=lambda a: 1.0 + a.client)
     server, recorder = make_server(recipe(aggregation=Dvw(), server_optimizer=CachedAverage()), runtime, rounds=3)
     object.__setattr__(server.work, "outputs", (2,))
-    server._uploads = ("confusion",)
+    server._intake._uploads = ("confusion",)
     server.run()
     counted = [row for row in recorder.rows if row["kind"] == "train" and row["status"] == "ok"]
     assert all(row["raw_weight"] == pytest.approx(0.75) for row in counted)

@@ -24,14 +24,14 @@ from piebald.aggregation.linear import Linear
 from piebald.recipes.named import recipe
 from piebald.training import Sgd
 
-class Halved(Linear):
+class Lessened(Linear):
     def weight(self, update, staleness=0):
         return update.examples / 2
 
 @recipe("nobody 2026", Sgd)
-def {name}_halved(cohort=1.0, **training):
+def {name}_lessened(cohort=1.0, **training):
     """FedAvg at half the weight."""
-    return recipes.fedavg(cohort, **training).with_(aggregation=Halved())
+    return recipes.fedavg(cohort, **training).with_(aggregation=Lessened())
 
 def plain(lr=0.1):
     return recipes.fedavg(lr=lr)
@@ -86,19 +86,19 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_a_component_is_named_by_its_kind_or_by_its_module(lab: str) -> None:
-    by_module = recipes.fedavg().with_(aggregation=f"{lab}:Halved")
-    assert by_module.aggregation.kind == "halved"
-    assert recipes.fedavg().with_(aggregation={"kind": f"{lab}:Halved"}) == by_module
-    assert recipes.fedavg().with_(aggregation="halved") == by_module
+    by_module = recipes.fedavg().with_(aggregation=f"{lab}:Lessened")
+    assert by_module.aggregation.kind == "lessened"
+    assert recipes.fedavg().with_(aggregation={"kind": f"{lab}:Lessened"}) == by_module
+    assert recipes.fedavg().with_(aggregation="lessened") == by_module
     assert recipes.rebuild(by_module.model_dump()) == by_module
 
 
-@pytest.mark.parametrize("form", ["{lab}:{lab}_halved", "{lab}_halved"])
+@pytest.mark.parametrize("form", ["{lab}:{lab}_lessened", "{lab}_lessened"])
 def test_a_registered_recipe(lab: str, form: str) -> None:
     plugins.use([lab])
     made = recipes.make(form.format(lab=lab), lr=0.25)
-    assert (made.name, made.fields, made.paper) == (f"{lab}_halved", {"lr": 0.25}, "nobody 2026")
-    assert made.aggregation.kind == "halved"
+    assert (made.name, made.fields, made.paper) == (f"{lab}_lessened", {"lr": 0.25}, "nobody 2026")
+    assert made.aggregation.kind == "lessened"
     with pytest.raises(SettingError, match=r"there is no setting of recipe .* called 'rate'"):
         recipes.make(form.format(lab=lab), rate=0.25)
 
@@ -231,7 +231,7 @@ def test_entry_points_are_discovered(lab: str, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(plugins, "_discovered", False)
     monkeypatch.setattr(plugins.metadata, "entry_points", lambda group: [Entry()] * (group == "piebald.components"))
-    assert recipes.make(f"{lab}_halved").aggregation.kind == "halved"
+    assert recipes.make(f"{lab}_lessened").aggregation.kind == "lessened"
 
 
 def test_plugins_are_a_list_of_names() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-WORDS = ("apache", "bsd", "gpl", "matplotlib", "mit", "mpl", "psf", "python software foundation")
+WORDS = ("apache", "bsd", "gpl", "isc", "matplotlib", "mit", "mpl", "psf", "python software foundation")
 
 
 def rows() -> dict[tuple[str, str], str]:

@@ -26,6 +26,7 @@ OTHER_THAN_DEFAULT: dict[str, Any] = {
     "aggregation": "gradient_norm",
     "find": "gap",
     "function": "hinge",
+    "groups": [{"clients": [1], "vc_loss": 1.0, "vc_tomb": 1}],
     "lr_schedule": {"kind": "step_decay", "every": 3},
     "normal": "vote",
     "private": ("a", "b"),
