@@ -53,10 +53,7 @@ class Component(BaseModel):
         what = f"{self.axis} {self.kind!r}"
         if values:
             names = ", ".join(f"{name}=..." for name in type(self).model_fields) or "nothing"
-            raise SettingError(
-                f"{self.axis} {self.kind!r} takes its settings by name ({names}), got {shown(values[0])}"
-            )
-        what = f"{self.axis} {self.kind!r}"
+            raise SettingError(f"{what} takes its settings by name ({names}), got {shown(values[0])}")
         for name, value in fields.items():
             try:
                 fields[name] = settled(value)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from piebald.errors import PiebaldError
+from piebald.plain_text import printable
 
 
 def main(arguments: list[str]) -> int:
@@ -22,7 +23,7 @@ def main(arguments: list[str]) -> int:
         runtime = TransferRuntime(kind=settings.runtime.kind, timeout=settings.runtime.timeout, **where)
         run_party(ROLES[ROLES.index(role)], settings.model_copy(update={"runtime": runtime}), folder, simulated=True)
     except PiebaldError as error:
-        print(" ".join(str(error).split()), file=sys.stderr)
+        print(printable(error), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130

@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from piebald.arguments import STRICT, settled
 from piebald.component import build, sentence
 from piebald.errors import SettingError, unknown
 from piebald.toml_document import Document, Key, dotted, dumps
@@ -28,9 +29,14 @@ from piebald.vertical.transfer_methods import Method, Smmd
 
 
 class TransferSection(BaseModel):
-    """A table with a fixed set of keys."""
+    """A table with a fixed set of keys, whose values have the types that they should have."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", **STRICT)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _settle(cls, values: Any) -> Any:
+        return settled(values)
 
 
 class TransferData(TransferSection):
