@@ -62,7 +62,7 @@ def server(
     read(credentials)
     _log_to_stderr()
     with _Running(credentials):
-        run(file, _flags(file, sets, credentials=str(credentials.resolve())), out, None, as_json, quiet)
+        run(file, _flags(file, sets, credentials=str(credentials.resolve())), out, as_json=as_json, quiet=quiet)
 
 
 @app.command()
@@ -110,7 +110,7 @@ def up(
                 f"the experiment has {count} clients, --local says {local}: give the same number, or leave it out"
             )
     _log_to_stderr()
-    run(file, _flags(file, sets), out, None, as_json, quiet)
+    run(file, _flags(file, sets), out, as_json=as_json, quiet=quiet)
 
 
 @app.command()
