@@ -74,6 +74,8 @@ def check_toml(block: pages.Block, page: Path) -> object:
     rest = ExperimentSettings.load(None).table()
     if "recipes" in given:
         del rest["recipe"]
+    if "seeds" in given:
+        del rest["seed"]
     ExperimentSettings.of(Document.of(rest | given, f"{pages.name(page)}:{block.line}")).plan()
     keep_file(block)
 
