@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import re
 import shlex
@@ -55,6 +56,7 @@ def test_code_on_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.M
                     run_command(line.removeprefix("$ piebald "), block.text)
 
 
+@functools.wraps(LONG)
 def brief(*arguments: Any, rounds: int | None = None, runtime: Any = None, **options: Any) -> experiment.Run:
     """A run of few rounds in this process: enough to see that the example works."""
     where = runtime if isinstance(runtime, Simulator) else Simulator()
