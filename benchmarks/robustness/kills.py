@@ -92,7 +92,7 @@ def run(count: int = 30, seed: int = 0, each: int = 5) -> list[Row]:
         for workers in (0, 2):
             file = Path(place) / f"{workers}.toml"
             file.write_text(FILE.format(workers=workers))
-            started("run", file, "--out", Path(place) / f"whole-{workers}").wait()
+            started("run", file, "--out", Path(place) / f"whole-{workers}").communicate()
             wanted = final(Path(place) / f"whole-{workers}")
             verdicts: list[tuple[str, str]] = []
             for number in range(max(1, count // (2 * each))):
