@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from hostile_bytes import mutated, mutated_head
+from rows import Row
 
 from piebald.experiment_file import ExperimentSettings
 from piebald.prepare import Options, prepare
@@ -270,9 +271,16 @@ def run_class(name: str, count: int, seed: int) -> dict[str, Any]:
     }
 
 
-def run(count: int = 1000, seed: int = 0) -> list[dict[str, Any]]:
-    """Mutate so many results of each class of recipes; returns the rows of a table."""
-    return [run_class(name, count, seed) for name in RECIPES]
+def run(count: int = 1000, seed: int = 0) -> list[Row]:
+    """Mutate so many results of each class of recipes; what was dropped before it was read counts as refused."""
+    rows = []
+    for name in RECIPES:
+        found = run_class(name, count, seed)
+        refused, crashed = found["refused"] + found["dropped"], found["crashes"] + found["hangs"]
+        why = (found["why"],) if found["why"] else ()
+        subject = f"results of {name}"
+        rows.append(Row(subject, found["mutated"], refused, found["accepted"], found["raw exceptions"], crashed, why))
+    return rows
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ HERE = Path(__file__).parent
 def everything(seed: int, calls: int, files: int, killed: int, results: int) -> list[Row]:
     """The rows of all fuzzers; hostile results need the messages of a federation."""
     rows = [*api_fuzzer.run(calls, seed), *toml_fuzzer.run(files, seed), *kills.run(killed, seed)]
+    print(written(rows, seed), flush=True)
     if importlib.util.find_spec("results_fuzzer") is not None:
         import results_fuzzer
 

@@ -102,7 +102,8 @@ class DataSet:
             rows = np.concatenate(parts)
             if rows.ndim != 1 or rows.dtype.kind not in "iu":
                 raise SettingError(
-                    f"data set {self.name!r}: train and test must be row numbers [n], got {rows.dtype} {list(rows.shape)}"
+                    f"data set {self.name!r}: train and test must be row numbers [n], got {rows.dtype} "
+                    f"{list(rows.shape)}"
                 )
             if len(np.unique(rows)) != len(rows) or rows.min() < 0 or rows.max() >= n:
                 raise SettingError(f"data set {self.name!r}: train and test must be different rows out of 0..{n - 1}")

@@ -307,7 +307,10 @@ def _serve_until_closed(engine: Engine, pipe: Connection, parent: Connection, in
                 total = RunningSum()
         except Exception as error:  # sent to the parent, which raises it where the user can see it
             answer = {"error": str(error) if isinstance(error, PiebaldError) else f"{type(error).__name__}: {error}"}
-        pipe.send_bytes(json.dumps(answer).encode())
+        try:
+            pipe.send_bytes(json.dumps(answer).encode())
+        except OSError:  # the parent was stopped meanwhile
+            os._exit(0)
 
 
 def _serve_all(
