@@ -13,6 +13,7 @@ count as numbers, and lists as tuples.
 from __future__ import annotations
 
 import collections.abc
+import datetime
 import difflib
 import functools
 import inspect
@@ -78,6 +79,8 @@ def settled(value: Any, depth: int = 0) -> Any:
         raise ValueError(f"must be nested at most {DEEPEST} deep")
     if isinstance(value, np.bool_ | np.integer | np.floating):
         value = value.item()
+    if isinstance(value, datetime.date | datetime.time):  # dates with a time are dates, too
+        raise ValueError(f"must be a number, text, true or false, a list or a table, got the date or time {value}")
     if isinstance(value, int) and not -LARGEST - 1 <= value <= LARGEST:
         raise ValueError(f"must be a whole number of at most 64 bits, got {shown(value)}")
     if isinstance(value, float) and LARGEST_FLOAT < abs(value) < float("inf"):

@@ -2,7 +2,8 @@
 
 PiebaldError
 ├── SettingError      a value, a combination or a file that the user can correct  (exit code 2)
-│   └── ParameterError    a model or vector that does not fit its layout
+│   ├── ParameterError    a model or vector that does not fit its layout
+│   └── UnknownClient     a number that no client has; also an IndexError
 ├── RunFolderError    a run folder that cannot be read, written or trusted        (exit code 2)
 ├── Declined          a request that a client declines; the message reveals nothing about its rows
 └── RuntimeFault      something broke while running: a worker died, no client left (exit code 1)
@@ -31,6 +32,10 @@ class SettingError(PiebaldError, ValueError):
 
 class ParameterError(SettingError):
     """A model or a vector that does not fit the layout it is used with."""
+
+
+class UnknownClient(SettingError, IndexError):
+    """A number that no client has."""
 
 
 class RunFolderError(PiebaldError):

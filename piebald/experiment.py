@@ -403,4 +403,6 @@ def _rebuilt(meta: Mapping[str, Any], path: Path | str, clients: Any, model: Mod
 
 def _folder_name(label: str) -> str:
     kept = "".join(letter if letter.isalnum() or letter in "-_.=" else "-" for letter in label).strip(".-")
+    if len(kept) > 200:  # file systems allow 255 bytes
+        raise SettingError(f"a label names a folder, so it must have at most 200 characters, got {len(kept)}")
     return kept or "run"

@@ -9,6 +9,7 @@ from typing import Self, overload
 import numpy as np
 
 from piebald.arguments import checked_class
+from piebald.errors import UnknownClient
 from piebald.partition.split import Bools, Ints
 
 
@@ -58,7 +59,7 @@ class Lists:
 
     def __getitem__(self, client: int) -> Ints:
         if not 0 <= client < len(self):
-            raise IndexError(f"there is no client {client}: they are numbered from 0 to {len(self) - 1}")
+            raise UnknownClient(f"there is no client {client}: they are numbered from 0 to {len(self) - 1}")
         return self.values[self.starts[client] : self.starts[client + 1]]
 
     @property

@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from torch import Tensor
 
 from piebald.contracts import ClientContext, SgdOutcome, TrainInput, TrainOutput
+from piebald.errors import shown
 from piebald.training.sgd import Sgd
 
 REMEMBERED = 20  # validation cycles that set a client's own measure of staleness (the paper's first 20)
@@ -35,7 +36,7 @@ class LearnerGroup(BaseModel):
 def _built(groups: Any) -> Any:
     """Groups from their tables, with one sentence about the first that is wrong."""
     if not isinstance(groups, Sequence) or isinstance(groups, str):
-        raise ValueError(f"must be a list of tables like {_EXAMPLE}, got {groups!r}")
+        raise ValueError(f"must be a list of tables like {_EXAMPLE}, got {shown(groups)}")
     made = []
     for number, group in enumerate(groups):
         try:

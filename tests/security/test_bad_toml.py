@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import piebald
 from piebald.errors import SettingError
 from piebald.experiment_file import ExperimentSettings
 from piebald.toml_document import Document
@@ -50,6 +51,26 @@ def test_a_file_that_is_no_utf8_is_refused(tmp_path: Path, content: bytes) -> No
         ExperimentSettings.load(file)
     with pytest.raises(SettingError, match="directory"):
         ExperimentSettings.load(tmp_path)
+
+
+def test_dates_and_labels_that_no_folder_can_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by the fuzzer: a date reached the run folder's JSON, a long label the file system."""
+    monkeypatch.chdir(tmp_path)
+    text = """
+    rounds = 1
+    data = { name = "digits" }
+    partition = { kind = "iid", clients = 2, limit = 100 }
+    model = { name = "logistic" }
+    recipes = [{ name = "fedavg", label = LABEL }, { name = "local" }]
+    """
+    file = tmp_path / "f.toml"
+    file.write_text(text.replace("LABEL", "07:32:00"))
+    with pytest.raises(SettingError, match="got the date or time 07:32:00"):
+        ExperimentSettings.load(file)
+    file.write_text(text.replace("LABEL", f"'{'x' * 300}'"))
+    plan = ExperimentSettings.load(file).plan()
+    with pytest.raises(SettingError, match="at most 200 characters"):
+        piebald.compare(plan.recipes, plan.clients, plan.model, rounds=1, out=tmp_path / "out")
 
 
 def test_no_bad_file_ends_raw(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
