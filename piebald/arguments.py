@@ -69,26 +69,29 @@ Fraction = Annotated[float, Field(gt=0, le=1)]
 PathLike = Annotated[Path | str, AfterValidator(_usable)]
 
 
-def settled(value: Any, depth: int = 0) -> Any:
+def settled(value: Any, depth: int = 0, *, dates: bool = False) -> Any:
     """A setting as strict checks take it: NumPy's numbers as Python's, lists as tuples.
 
+    Args:
+        dates: whether dates and times pass, which TOML has; no setting takes one, and run folders cannot keep it.
+
     Raises:
-        ValueError: a number is larger than torch can hold, or lists and tables are nested too deeply.
+        ValueError: a number is larger than torch can hold, lists and tables are nested too deeply, or a date.
     """
     if depth > DEEPEST:
         raise ValueError(f"must be nested at most {DEEPEST} deep")
     if isinstance(value, np.bool_ | np.integer | np.floating):
         value = value.item()
-    if isinstance(value, datetime.date | datetime.time):  # dates with a time are dates, too
+    if isinstance(value, datetime.date | datetime.time) and not dates:  # a date with a time is a date, too
         raise ValueError(f"must be a number, text, true or false, a list or a table, got the date or time {value}")
     if isinstance(value, int) and not -LARGEST - 1 <= value <= LARGEST:
         raise ValueError(f"must be a whole number of at most 64 bits, got {shown(value)}")
     if isinstance(value, float) and LARGEST_FLOAT < abs(value) < float("inf"):
         raise ValueError(f"must be a number that 32 bits can hold, got {value}")
     if type(value) in (list, tuple):
-        return tuple([settled(one, depth + 1) for one in value])
+        return tuple([settled(one, depth + 1, dates=dates) for one in value])
     if type(value) is dict:
-        return {name: settled(one, depth + 1) for name, one in value.items()}
+        return {name: settled(one, depth + 1, dates=dates) for name, one in value.items()}
     return value
 
 

@@ -113,6 +113,7 @@ class ExperimentSettings(Section):
             settings = cls.model_validate(document.values)
         except ValidationError as error:
             raise of_document(error, document, cls) from None
+        document.refuse_dates()
         settings._document = document
         if (settings.recipe is None) == (settings.recipes is None):
             wants = "[recipe] or [[recipes]], not both" if settings.recipe else "a [recipe] with a name, or [[recipes]]"

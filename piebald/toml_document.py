@@ -34,7 +34,7 @@ class Document:
         self.name = name
         try:
             self.values: dict[str, Any] = tomllib.loads(text)
-            settled(self.values)
+            settled(self.values, dates=True)  # a setting that gets one says so itself, with its line
         except tomllib.TOMLDecodeError as error:
             raise SettingError(_syntax(error, text, name)) from None
         except RecursionError:
@@ -79,6 +79,18 @@ class Document:
         self.values[key] = value
         self._forget((key,), origin)
 
+    def refuse_dates(self) -> None:
+        """Refuse the first date or time, for files of which no setting takes one.
+
+        Raises:
+            SettingError: with its line and key.
+        """
+        for key, value in _values_in(self.values, ()):
+            try:
+                settled(value)
+            except ValueError as error:
+                raise SettingError(f"{self.origin(key)}: {dotted(key)} {error}") from None
+
     def _forget(self, key: Key, origin: str) -> None:
         self._origins = {known: place for known, place in self._origins.items() if known[: len(key)] != key}
         self._origins[key] = origin
@@ -100,6 +112,14 @@ class Document:
             if depth < len(words) - 1:
                 target = target.setdefault(word, {}) if isinstance(target, dict) else target[int(word)]
         return tuple(key)
+
+
+def _values_in(value: Any, key: Key) -> Iterator[tuple[Key, Any]]:
+    if isinstance(value, dict | list):
+        for word, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _values_in(inner, (*key, word))
+    else:
+        yield key, value
 
 
 def dotted(key: Sequence[str | int]) -> str:
@@ -138,7 +158,7 @@ def value_of(text: str, origin: str) -> Any:
     """A TOML value; any other word is text, so that names need no quotes."""
     try:
         read = tomllib.loads(f"value = {text}")
-        settled(read)
+        settled(read, dates=True)
     except RecursionError:
         raise SettingError(f"{origin}: lists and tables must be nested at most {DEEPEST} deep") from None
     except ValueError as error:
