@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
@@ -24,6 +23,7 @@ from piebald.clustering.distribution_knowledge import (
     synthesise,
 )
 from piebald.clustering.divergence_history import FEW, believed, isolated, pair_means
+from piebald.clustering.normal_cluster import Criterion, normal_cluster
 from piebald.clustering.partitioning import (
     ClusterSearch,
     Matrix,
@@ -34,12 +34,10 @@ from piebald.clustering.partitioning import (
     with_outliers,
 )
 from piebald.clustering.response_divergence import divergences, responses
-from piebald.clustering.voting import ballot
 from piebald.cohort_matrix import median, too_many_pairs
 from piebald.component import RecipeComponents
-from piebald.contracts import SERVER_ID, Cohort, QueryRequest, SendsInputMoments, ServerContext
+from piebald.contracts import Cohort, SendsInputMoments, ServerContext
 from piebald.model_spec import ModelSpec
-from piebald.queries.server_rows import RootLoss
 from piebald.randomness import generator, torch_generator
 
 _OF_SILHOUETTE = ("threshold", "clusters", "accept", "agree", "deviations", "least", "far", "apart", "forget")
@@ -130,7 +128,7 @@ class Distfl(Clustering):
     threshold: float | None = Field(default=None, gt=0)
     forget: float = Field(default=1.0, ge=0, le=1)
     reach: float = Field(default=5.0, gt=1)
-    normal: Literal["largest", "vote", "server_rows"] = "largest"
+    normal: Criterion = "largest"
     voters: int | None = Field(default=None, ge=1)
     remember: int = Field(default=1000, ge=2)
     layers: tuple[str, ...] | None = None
@@ -207,7 +205,7 @@ class Distfl(Clustering):
             names = tracked(found.labels, [before[row] for row in sound] if known else [0] * len(sound), used)
             names = self._with_absent(names, clients, found, answers, known, made.x, module, context)
             labels = dict(zip(sound, names, strict=True))
-            state["normal"] = self._normal(labels, cohort, known, context)
+            state["normal"] = normal_cluster(self.normal, labels, cohort, known, self.voters, context)
             self._report(context, clients, names, matrix, found, made, began)
         fresh = max([*used, *labels.values()]) + 1
         for row in odd:
@@ -336,36 +334,6 @@ class Distfl(Clustering):
         theirs = responses(module, spec.layout, models, probes, self._afresh)
         whole = divergences(torch.cat([answers, theirs]))
         return adopted(names, [known.get(client) for client in clients], found, absent, whole.numpy(), count, self.far)
-
-    def _normal(
-        self, labels: Mapping[int, int], cohort: Cohort, known: Mapping[int, int], context: ServerContext
-    ) -> int:
-        """The number of the cluster that is taken for normal."""
-        now = {**known, **{cohort.clients[row]: number for row, number in labels.items()}}
-        if self.normal == "largest":
-            counts = Counter(now.values())
-            return min(counts, key=lambda number: (-counts[number], number))
-        models = self._candidates(labels, cohort, context)
-        if self.normal == "server_rows":
-            answers = context.query(
-                [QueryRequest(SERVER_ID, RootLoss(), {"model": model}) for model in models.values()]
-            )
-            losses = dict(
-                zip(models, (math.inf if one is None else one.metrics["loss"] for one in answers), strict=True)
-            )
-        else:
-            clients = [cohort.clients[row] for row in sorted(labels)]
-            losses = ballot(models, clients, self.voters, context)
-        context.note(f"{self.normal}_loss", {str(number): loss for number, loss in losses.items()})
-        return min(losses, key=lambda number: (losses[number], number))
-
-    def _candidates(self, labels: Mapping[int, int], cohort: Cohort, context: ServerContext) -> dict[int, Tensor]:
-        """The mean model of each cluster; of clusters that are absent, their model."""
-        models = dict(context.models)
-        for number in set(labels.values()):
-            own = [row for row, mine in labels.items() if mine == number]
-            models[number] = torch.stack([cohort.model(row) for row in own]).mean(0)
-        return dict(sorted(models.items()))
 
     # -- what is put on record
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from piebald.partition.client_tables import (
     is_table,
     read_table,
 )
-from piebald.partition.convert import floats, kind, targets
+from piebald.partition.convert import Array, floats, kind, targets
 from piebald.partition.lists import Lists
 from piebald.partition.pairs import from_owned, from_pairs, is_owned, pair, shape_of
 from piebald.partition.pooled_clients import PooledClients
@@ -77,17 +78,9 @@ def clients_from(
     check_shares(validation, test)
     table = _table(source, client, target, features, tokens)
     names = _different(table.names if names is None else names)
-    text = kind(table.y) == "text"
-    named = classes or table.classes or (np.unique(table.y).tolist() if text else None)
-    y = targets(table.y, "the data", named)
-    if named is None and y.dtype == np.int64:
-        named = [str(number) for number in range(int(y.max()) + 1)]
-    label = y if y.dtype == np.int64 and y.ndim == 1 else None
-    parts = _parts(table, label, validation, test, seed)
-
-    def extra(who: str, rows: Any) -> Rows:
-        return _extra(who, rows, table, named, y.dtype, tokens)
-
+    y, named = _labelled(table, classes)
+    parts = _parts(table, y if y.dtype == np.int64 and y.ndim == 1 else None, validation, test, seed)
+    extra = partial(_extra, table=table, classes=named, dtype=y.dtype, tokens=tokens)
     return PooledClients(
         torch.from_numpy(table.x),
         torch.from_numpy(y),
@@ -97,6 +90,15 @@ def clients_from(
         common=np.sort(parts["test"].values) if common is None else extra("common", common),
         server_rows=None if server_rows is None else extra("server_rows", server_rows),
     )
+
+
+def _labelled(table: Table, classes: Sequence[str] | None) -> tuple[Array, Sequence[str] | None]:
+    """Targets as numbers, and the names of the classes where targets are classes that have a name or a number."""
+    named = classes or table.classes or (np.unique(table.y).tolist() if kind(table.y) == "text" else None)
+    y = targets(table.y, "the data", named)
+    if named is None and y.dtype == np.int64:
+        named = [str(number) for number in range(int(y.max()) + 1)]
+    return y, named
 
 
 def _parts(table: Table, label: Ints | None, validation: float, test: float, seed: int) -> dict[Split, Lists]:

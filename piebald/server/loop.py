@@ -56,16 +56,15 @@ from piebald.server.records import (
 from piebald.server.result_checks import ResultChecks
 from piebald.server.result_intake import ResultIntake
 from piebald.server.stalled import StalledSteps
+from piebald.server.step_writer import StepWriter
 from piebald.server.stopping import RunTotals, StoppingCriteria
-
-SAVING = 0.02  # the largest share of a run's time spent on saving its state, by default
 
 
 class ServerLoop:
     """Runs one recipe on one runtime, for `rounds` server steps or until a limit of `stop` is reached.
 
-    With `checkpoint_every` None the state is saved as often as takes no more than `SAVING` of the run's time.  With
-    `secret`, what protects at the server is drawn from the operating system, and not from the run's seed.
+    The state is saved every `checkpoint_every` steps (see `StepWriter`).  With `secret`, what protects at the server is
+    drawn from the operating system, and not from the run's seed.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class ServerLoop:
         secret: bool = False,
     ) -> None:
         self.recipe, self.runtime, self.work, self.recorder = recipe, runtime, work, recorder
-        self.known, self.rounds, self.evaluation, self.checkpoint_every = known, rounds, evaluation, checkpoint_every
+        self.known, self.rounds, self.evaluation = known, rounds, evaluation
         self.stop, self.check, self.watch = stop, check or ResultChecks(), watch
         first, variances = work.initial[: work.layout.shared].clone(), work.layout.variances
         self.cluster_models = ClusterModels(recipe, first, variances, self.check.max_weight, secret=secret)
@@ -105,9 +104,7 @@ class ServerLoop:
         self._notes: list[TableRow] = []
         self._refusals: list[TableRow] = []
         self._queries = ClientQueries(runtime, work)
-        self._written: tuple[TableRow, list[TableRow], list[TableRow]] | None = (
-            None  # the last step, until a checkpoint holds it
-        )
+        self._writer = StepWriter(recorder, checkpoint_every)
         self._contexts: dict[tuple[str, int], LoopContext] = {}
         self._masked = MaskedRounds(recipe.masking)
         self._intake = ResultIntake(self.check, work, self._masked)
@@ -117,7 +114,6 @@ class ServerLoop:
         self._deadline = recipe.scheduling if isinstance(recipe.scheduling, HasDeadline) else None
         self._rejects_late = recipe.scheduling if isinstance(recipe.scheduling, RejectsLate) else None
         self._began, self._before = time.perf_counter(), 0.0
-        self._saving = 0.0  # seconds that saving has taken
 
     # -- the loop
 
@@ -149,10 +145,7 @@ class ServerLoop:
                 raise RuntimeFault(self.client_pool.stuck_reason())
             if scheduler.should_step(self._view()):
                 self._step()
-        if self._written is not None and self.recorder.lasts:
-            # a score ended the run: its last step still needs a checkpoint
-            step, rows, notes = self._written
-            self.recorder.commit(step, rows, self.state(), notes)
+        self._writer.finish(self.state)
         if not self.totals.updates:
             raise RuntimeFault(
                 f"in {self.version} rounds no update counted: the results of the run say why each failed"
@@ -280,16 +273,12 @@ class ServerLoop:
         self.totals.nbytes += step["bytes_down"] + step["bytes_up"]
         over = self._over()
         step["wall"] = self.totals.wall
-        due = over or self._saves()
+        due = over or self._writer.due(self.version, time.perf_counter() - self._began)
         due = due or (
             self.evaluation.validate is not None and self.evaluation.is_due(self.version, self.rounds, over)
         )  # what may be the best is kept
-        due = due and self.recorder.lasts
         # the checkpoint is made before measuring: a resumed run measures this version again, to the same numbers
-        began = time.perf_counter()
-        self.recorder.commit(step, rows, self.state() if due else None, notes)
-        self._saving += time.perf_counter() - began if due else 0.0
-        self._written = None if due else (step, rows, notes)
+        self._writer.write(step, rows, notes, self.state if due else None)
         self._evaluate_if_due(over)
 
     def _unmasked(self, results: list[Result]) -> list[Result]:
@@ -299,12 +288,6 @@ class ServerLoop:
             self.note("transforms", 0, "abandoned", reason)
             self._ended += [(result, "excluded", reason) for result in results]
         return opened
-
-    def _saves(self) -> bool:
-        """Whether the state is saved with this step."""
-        if self.checkpoint_every is None:
-            return self._saving <= SAVING * (time.perf_counter() - self._began)
-        return self.version % self.checkpoint_every == 0
 
     # -- what components are offered
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -21,7 +20,6 @@ from piebald.contracts import (
     Checkpoint,
     Clients,
     ClientSecrets,
-    Device,
     Fleet,
     PartialSum,
     Personalizes,
@@ -33,8 +31,8 @@ from piebald.contracts import (
 from piebald.parameters import nbytes
 from piebald.privacy.secure_aggregation.client_side import ANY_SUM, SimulatedSigner, masked, repeatable, replied
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
-from piebald.randomness import generator
 from piebald.runtimes.engines.stack import PRIVATE, ClientStack, StackResult
+from piebald.runtimes.simulation.device_times import DeviceTimes, Due, Event, Instant
 from piebald.runtimes.workers.pool import MIN_ARENA, WorkerPool
 from piebald.runtimes.workers.state_store import ClientStateStore, under
 
@@ -58,50 +56,16 @@ class SimulationSettings(Protocol):
     def state_store(self, work: ClientWork) -> ClientStateStore: ...
 
 
-class Instant:
-    """The default fleet: all devices are instant and always available."""
-
-    def __init__(self) -> None:
-        self._device = Device()
-
-    def device(self, client: int) -> Device:
-        return self._device
-
-    def available(self, clients: int, now: float) -> Sequence[int]:
-        return range(clients)
-
-
-@dataclass(slots=True, eq=False)
-class _Event:
-    """A task under way."""
-
-    task: Task
-    sent: float
-    sum_request: SumRequest | None
-    batch: int
-    update: Update | None = None
-    counts: bool = False  # whether its new client state will be kept, unless it fails later
-    failure: str | None = None
-    served: bool = False
-    bytes_down: int = 0
-
-
-@dataclass(order=True, slots=True)
-class _Due:
-    time: float
-    id: int
-    event: _Event = field(compare=False)
-
-
 class Simulation:
     """A running simulation (`contracts.Runtime`)."""
 
     def __init__(self, settings: SimulationSettings, work: ClientWork, clients: Clients) -> None:
         self.settings, self.work, self.federation = settings, work, clients
         self.fleet: Fleet = settings.fleet or Instant()
+        self._times = DeviceTimes(self.fleet, work, clients)
         self.state_store = settings.state_store(work)
         self._now = 0.0
-        self._due: list[_Due] = []
+        self._due: list[Due] = []
         self._batches = 0
         self._worker_pool: WorkerPool | None = None
         self._secrets: dict[int, dict[str, Tensor]] = {}  # what clients keep from everybody, for secure aggregation
@@ -113,14 +77,15 @@ class Simulation:
         true time.
         """
         self._batches += 1
-        if sum_request is not None and any(self._leaves(task) is not None for task in tasks):
+        if sum_request is not None and any(self._times.leaves(task, self._now) is not None for task in tasks):
             sum_request = None  # a client that goes away meanwhile must not be in a sum already
         for task in tasks:
-            event = _Event(task, self._now, sum_request, self._batches)
+            event = Event(task, self._now, sum_request, self._batches)
             if not task.free:
                 event.bytes_down = nbytes(task.vectors)
-                self._maybe_lose(event)
-            heapq.heappush(self._due, _Due(self._earliest(event), task.id, event))
+                if self._times.drops_out(task):
+                    event.served, event.failure = True, LOST
+            heapq.heappush(self._due, Due(self._times.earliest(event), task.id, event))
 
     def next(self, until: float = float("inf")) -> Result | None:
         """The next result, see `contracts.Runtime`."""
@@ -137,7 +102,7 @@ class Simulation:
         if until < float("inf"):
             self._now = max(self._now, until)
         elif not self._due and not len(self.clients()):
-            self._now = self._next_wake()
+            self._now = self._times.next_wake(self._now)
         return None
 
     def clients(self) -> Sequence[int]:
@@ -176,7 +141,7 @@ class Simulation:
                 self._secrets.setdefault(int(client), {})[own] = tensor
         for row in checkpoint.values["events"]:
             name = f"event/{row['id']}/"
-            event = _Event(tasks[row["id"]], row["sent"], None, 0, failure=row["failure"])
+            event = Event(tasks[row["id"]], row["sent"], None, 0, failure=row["failure"])
             event.served, event.bytes_down = row["served"], row["bytes_down"]
             if "examples" in row:
                 vectors = under(checkpoint.tensors, f"{name}vectors/")
@@ -186,7 +151,7 @@ class Simulation:
             if row.get("counts"):
                 event.counts = True
                 self.state_store.hold(event.task, under(checkpoint.tensors, f"{name}state/"))
-            heapq.heappush(self._due, _Due(row["time"], row["id"], event))
+            heapq.heappush(self._due, Due(row["time"], row["id"], event))
 
     def close(self) -> None:
         if self._worker_pool is not None:
@@ -194,63 +159,9 @@ class Simulation:
             self._worker_pool = None
         self.state_store.close()
 
-    # -- time
+    # -- delivering
 
-    def _downloaded(self, event: _Event) -> float:
-        if event.task.free or event.task.client == SERVER_ID:
-            return self._now
-        device = self.fleet.device(event.task.client)
-        return event.sent + device.latency + event.bytes_down / device.down
-
-    def _earliest(self, event: _Event) -> float:
-        """The earliest time at which a task can end: it need not be computed before."""
-        task, work = event.task, self.work
-        downloaded = self._downloaded(event)
-        if event.served or task.query is not None:
-            return downloaded
-        device = self.fleet.device(task.client)
-        steps = work.min_steps(self.federation.size(task.client, "train") or 0)
-        soonest = downloaded + steps * device.seconds_per_step + device.latency
-        leaves = self._leaves(task, event.sent)
-        return soonest if leaves is None else min(soonest, leaves)
-
-    def _leaves(self, task: Task, sent: float | None = None) -> float | None:
-        """When the client's device will go offline, or None."""
-        if task.free or task.client == SERVER_ID:
-            return None
-        asked = self._now if sent is None else sent
-        intervals = self.fleet.device(task.client).on or ()
-        return next((stop for start, stop in intervals if start <= asked < stop and stop < math.inf), None)
-
-    def _finished(self, event: _Event) -> float:
-        """When the answer has been uploaded."""
-        if event.update is None or event.task.free or event.task.client == SERVER_ID:
-            return self._downloaded(event)
-        device = self.fleet.device(event.task.client)
-        work = event.update.steps * device.seconds_per_step
-        if event.task.query is not None:
-            work = device.answering(event.update.examples)
-        return self._downloaded(event) + work + device.latency + event.update.nbytes / device.up
-
-    def _next_wake(self) -> float:
-        """When the next device comes online, if all are offline and nothing is under way."""
-        devices = (self.fleet.device(client) for client in range(len(self.federation)))
-        starts = (start for device in devices for start, _ in device.on or () if start > self._now)
-        return min(starts, default=self._now)
-
-    def _maybe_lose(self, event: _Event) -> None:
-        """Let a device drop out or not, depending on the client and the version, not on when it is asked."""
-        client, version = event.task.client, event.task.version
-        device = self.fleet.device(client) if client != SERVER_ID else Device()
-        query = event.task.query
-        kind = (
-            (query.kind,) if isinstance(query, KeyQuery) else ()
-        )  # clients may drop out between the queries of a key agreement
-        rng_key = ("dropout", self.work.seed, self.federation.names[client], version, *kind)
-        if device.dropout and generator(*rng_key).random() < device.dropout:
-            event.served, event.failure = True, LOST
-
-    def _deliver(self, due: _Due) -> Result:
+    def _deliver(self, due: Due) -> Result:
         event, task = due.event, due.event.task
         update, failure = event.update, event.failure
         if update is not None and task.query is None and self.work.masking is not None:
@@ -273,7 +184,7 @@ class Simulation:
         """Secrets that a checkpoint needs: between two server steps only clients at work are part of a sum."""
         return self._secrets.get(task.client, {})
 
-    def _reply(self, event: _Event) -> None:
+    def _reply(self, event: Event) -> None:
         event.update, event.failure = replied(event.task, self.work, self._of(event.task))
         event.served = True
 
@@ -281,7 +192,7 @@ class Simulation:
 
     def _serve_outstanding(self) -> None:
         """Serve all tasks under way, in as few stacks as there are kinds of work, then set their true times."""
-        kinds: dict[tuple[int, str], list[_Event]] = {}
+        kinds: dict[tuple[int, str], list[Event]] = {}
         for due in sorted(self._due):
             if not due.event.served:
                 query = due.event.task.query
@@ -297,15 +208,15 @@ class Simulation:
                     self._reply(event)
             else:
                 self._serve(events)
-        self._due = [_Due(self._ends(due), due.id, due.event) for due in self._due]
+        self._due = [Due(self._ends(due), due.id, due.event) for due in self._due]
         heapq.heapify(self._due)
 
-    def _ends(self, due: _Due) -> float:
+    def _ends(self, due: Due) -> float:
         """When a task that was served ends, or is cut off because its client goes away."""
         event = due.event
         if event.failure in (LOST, GONE):
             return due.time
-        finished, leaves = self._finished(event), self._leaves(event.task, event.sent)
+        finished, leaves = self._times.finished(event), self._times.leaves(event.task, event.sent)
         if leaves is None or finished <= leaves:
             return finished
         if event.counts:
@@ -313,7 +224,7 @@ class Simulation:
         event.failure, event.update, event.counts = GONE, None, False
         return leaves
 
-    def _serve(self, events: list[_Event]) -> None:
+    def _serve(self, events: list[Event]) -> None:
         costs = [self._cost(event) for event in events]
         order = sorted(range(len(events)), key=lambda i: (-costs[i], events[i].task.client, events[i].task.id))
         stacks = self._cut(order, events)
@@ -327,7 +238,7 @@ class Simulation:
             for row, event in enumerate(group):
                 self._settle(event, result, row, partial_sum)
 
-    def _settle(self, event: _Event, result: StackResult, row: int, partial_sum: PartialSum | None) -> None:
+    def _settle(self, event: Event, result: StackResult, row: int, partial_sum: PartialSum | None) -> None:
         event.served = True
         event.failure = result.failures[row]
         update = result.update(row)
@@ -340,7 +251,7 @@ class Simulation:
             if not event.counts:  # a client whose update cannot count keeps its old state
                 self.state_store.settle(event.task, kept=False)
 
-    def _stack(self, events: list[_Event]) -> ClientStack:
+    def _stack(self, events: list[Event]) -> ClientStack:
         tasks = [event.task for event in events]
         states = [self.state_store.recall(task) for task in tasks]
         sent = [
@@ -359,14 +270,14 @@ class Simulation:
             ids=[task.id for task in tasks],
         )
 
-    def _cost(self, event: _Event) -> float:
+    def _cost(self, event: Event) -> float:
         client, query = event.task.client, event.task.query
         if client == SERVER_ID:
             return float(len(self.federation.common or ()))
         size = self.federation.size(client, "train" if query is None else "test")
         return 1.0 if size is None else float(size)
 
-    def _cut(self, order: list[int], events: list[_Event]) -> list[list[int]]:
+    def _cut(self, order: list[int], events: list[Event]) -> list[list[int]]:
         """Split events into stacks, by number; clients of a large model only with others that have the same start."""
         size, stacks = self._stack_size(events), dict[int, list[list[int]]]()
         apart = self.work.layout.size >= _LARGE and events[0].task.query is None
@@ -377,7 +288,7 @@ class Simulation:
             mine[-1].append(i)
         return [stack for mine in stacks.values() for stack in mine]
 
-    def _stack_size(self, events: list[_Event]) -> int:
+    def _stack_size(self, events: list[Event]) -> int:
         """Clients in a stack: as set for training; large stacks for queries about one model, a few for each worker."""
         if events[0].task.query is None or isinstance(self.work.trainer, Personalizes):
             return self.settings.stack or 1

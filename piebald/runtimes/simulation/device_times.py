@@ -1,0 +1,112 @@
+"""When simulated devices have done a task, drop out or go away, in seconds of the virtual clock."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from piebald.client_work import ClientWork
+from piebald.contracts import SERVER_ID, Clients, Device, Fleet, SumRequest, Task, Update
+from piebald.privacy.secure_aggregation.key_queries import KeyQuery
+from piebald.randomness import generator
+
+
+class Instant:
+    """The default fleet: all devices are instant and always available."""
+
+    def __init__(self) -> None:
+        self._device = Device()
+
+    def device(self, client: int) -> Device:
+        return self._device
+
+    def available(self, clients: int, now: float) -> Sequence[int]:
+        return range(clients)
+
+
+@dataclass(slots=True, eq=False)
+class Event:
+    """A task under way."""
+
+    task: Task
+    sent: float
+    sum_request: SumRequest | None
+    batch: int
+    update: Update | None = None
+    counts: bool = False  # whether its new client state will be kept, unless it fails later
+    failure: str | None = None
+    served: bool = False
+    bytes_down: int = 0
+
+
+@dataclass(order=True, slots=True)
+class Due:
+    """An event and when it is over, or may be over if it was not served yet."""
+
+    time: float
+    id: int
+    event: Event = field(compare=False)
+
+
+class DeviceTimes:
+    """The times of a fleet's devices.
+
+    Args:
+        fleet: the devices.
+        work: what clients do.
+        clients: who they are, and how many rows they have.
+    """
+
+    def __init__(self, fleet: Fleet, work: ClientWork, clients: Clients) -> None:
+        self._fleet, self._work, self._clients = fleet, work, clients
+
+    def downloaded(self, event: Event) -> float:
+        """When the task has reached the client."""
+        if event.task.free or event.task.client == SERVER_ID:
+            return event.sent
+        device = self._fleet.device(event.task.client)
+        return event.sent + device.latency + event.bytes_down / device.down
+
+    def earliest(self, event: Event) -> float:
+        """The earliest time at which a task can end: it need not be computed before."""
+        task = event.task
+        downloaded = self.downloaded(event)
+        if event.served or task.query is not None:
+            return downloaded
+        device = self._fleet.device(task.client)
+        steps = self._work.min_steps(self._clients.size(task.client, "train") or 0)
+        soonest = downloaded + steps * device.seconds_per_step + device.latency
+        leaves = self.leaves(task, event.sent)
+        return soonest if leaves is None else min(soonest, leaves)
+
+    def leaves(self, task: Task, sent: float) -> float | None:
+        """When the client's device, asked at `sent`, will go offline, or None."""
+        if task.free or task.client == SERVER_ID:
+            return None
+        intervals = self._fleet.device(task.client).on or ()
+        return next((stop for start, stop in intervals if start <= sent < stop and stop < math.inf), None)
+
+    def finished(self, event: Event) -> float:
+        """When the answer has been uploaded."""
+        if event.update is None or event.task.free or event.task.client == SERVER_ID:
+            return self.downloaded(event)
+        device = self._fleet.device(event.task.client)
+        work = event.update.steps * device.seconds_per_step
+        if event.task.query is not None:
+            work = device.answering(event.update.examples)
+        return self.downloaded(event) + work + device.latency + event.update.nbytes / device.up
+
+    def next_wake(self, now: float) -> float:
+        """When the next device comes online, if all are offline and nothing is under way."""
+        devices = (self._fleet.device(client) for client in range(len(self._clients)))
+        starts = (start for device in devices for start, _ in device.on or () if start > now)
+        return min(starts, default=now)
+
+    def drops_out(self, task: Task) -> bool:
+        """Whether the device drops out; it depends on the client and the version, not on when it is asked."""
+        device = self._fleet.device(task.client) if task.client != SERVER_ID else Device()
+        # clients may drop out between the queries of a key agreement
+        kind = (task.query.kind,) if isinstance(task.query, KeyQuery) else ()
+        rng_key = ("dropout", self._work.seed, self._clients.names[task.client], task.version, *kind)
+        return device.dropout > 0 and generator(*rng_key).random() < device.dropout
