@@ -17,8 +17,9 @@ from piebald.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from piebald import data, models, partition, recipes, vertical
+    from piebald.comparisons import compare
     from piebald.errors import ParameterError, PiebaldError, RunFolderError, RuntimeFault, SettingError
-    from piebald.experiment import adapt, compare, resume, run
+    from piebald.experiment import adapt, resume, run
     from piebald.finished_run import Run
     from piebald.parameters import Layout
     from piebald.partition import LazyClients, clients_from
@@ -56,7 +57,8 @@ __all__ = [
 _HOMES = {
     "recipe": ("Recipe",),
     "errors": ("ParameterError", "PiebaldError", "RunFolderError", "RuntimeFault", "SettingError"),
-    "experiment": ("adapt", "compare", "resume", "run"),
+    "comparisons": ("compare",),
+    "experiment": ("adapt", "resume", "run"),
     "finished_run": ("Run",),
     "parameters": ("Layout",),
     "partition": ("LazyClients", "clients_from"),

@@ -126,6 +126,14 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
+def check_some(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Check some arguments of a function by its annotations, as `checked` does, without calling it."""
+    parameters = inspect.signature(function).parameters
+    for name, value in given.items():
+        parameter = parameters[name]
+        _Check(_resolved(parameter.annotation, function), parameter.default).value(name, value)
+
+
 def checked_class(made: type[C]) -> type[C]:
     """Check the arguments with which instances of a class are made, as `checked` does."""
     made.__init__ = checked(made.__init__)  # type: ignore[method-assign]

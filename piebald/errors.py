@@ -80,3 +80,11 @@ def unknown(what: str, name: object, allowed: Iterable[str]) -> SettingError:
     near = difflib.get_close_matches(written[:100], names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"choose one of: {', '.join(names) or 'none are known'}"
     return SettingError(f"there is no {what} {shown(written)}: {hint}")
+
+
+def check_names(what: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse the first unknown name; `what` names its kind, e.g. ``"argument of resume"``."""
+    allowed = list(known)
+    for name in given:
+        if name not in allowed:
+            raise unknown(f"{what} called", name, allowed)

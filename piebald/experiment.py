@@ -1,13 +1,11 @@
-"""Run, resume and compare recipes, and adapt finished runs: the functions behind the package's front door."""
+"""Run and resume recipes, and adapt finished runs: the functions behind the package's front door."""
 
 from __future__ import annotations
 
-import inspect
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -17,14 +15,13 @@ from piebald.adaptation import Adaptation
 from piebald.arguments import Count, Fraction, PathLike, Positive, Seed, Share, Whole, checked
 from piebald.component import Component
 from piebald.contracts import Clients, DismissesSites, HoldsRows, Split
-from piebald.errors import RunFolderError, SettingError, unknown
+from piebald.errors import RunFolderError, SettingError, check_names, unknown
 from piebald.finished_run import Run
 from piebald.machine import differences
 from piebald.partition import clients_from
-from piebald.prepare import Metrics, Model, Options, PreparedRun, check_repeats, describe, prepare, some_clients
+from piebald.prepare import Metrics, Model, Options, PreparedRun, describe, prepare
 from piebald.progress import Bar
 from piebald.recipe import Recipe
-from piebald.report.comparison import Comparison
 from piebald.report.store import RunStore
 from piebald.server import ServerLoop, StoppingCriteria
 from piebald.server.best_version import ModelSnapshot
@@ -141,7 +138,7 @@ def resume(
         progress: show a bar on a terminal.
         objective: `loss` and `metrics`, as given to `run`.
     """
-    _check_names("argument of resume", objective, _OBJECTIVE)
+    check_names("argument of resume", objective, _OBJECTIVE)
     store = RunStore.open(path)
     try:
         if store.meta.get("status") != "finished" and (changed := "; ".join(differences(store.meta))):
@@ -154,60 +151,6 @@ def resume(
         store.close()
         raise
     return _execute(plan, store, progress)
-
-
-@checked
-def compare(
-    methods: Mapping[str, Recipe] | Sequence[Recipe | str],
-    clients: Clients | Any,
-    model: Model,
-    *,
-    seeds: Sequence[Seed] = (0,),
-    out: PathLike | None = None,
-    progress: bool = False,
-    **options: Any,
-) -> Comparison:
-    """Run several recipes on the same clients and seeds, so that their results can be paired.
-
-    Args:
-        methods: recipes by label, or a list of recipes or names of recipes.
-        clients, model, options: see `run`.  If the model, or the clients, are a function of the seed, each seed has its
-            own initial model, or its own partition, the same for all recipes.
-        seeds: each recipe runs once for each seed.
-        out: a folder for the run folders; finished runs in it are not repeated, interrupted ones are resumed.
-        progress: show a progress bar for each run.
-    """
-    if isinstance(methods, str):
-        raise SettingError(
-            f"compare takes several recipes, like ['fedavg', {methods!r}], or a mapping from labels to recipes"
-        )
-    own = inspect.signature(run).parameters.keys() - {"recipe", "clients", "model", "seed", "out", "label", "progress"}
-    _check_names("option of compare", options, own)
-    if not isinstance(methods, Mapping):
-        made = [recipes.make(method) if isinstance(method, str) else method for method in methods]
-        methods = {method.name: method for method in made}
-        if len(methods) < len(made):
-            raise SettingError("two recipes have the same name: give a mapping from labels to recipes")
-    if not methods or not seeds:
-        raise SettingError("a comparison needs at least one recipe and one seed")
-    if out is not None and len({_folder_name(label) for label in methods}) < len(methods):
-        raise SettingError("two labels would share a run folder: choose labels that differ in letters or digits")
-    runs = []
-    federation = None if callable(clients) else some_clients(clients)
-    for seed in seeds:
-        if callable(clients):
-            federation = some_clients(clients(seed))
-        for label, recipe in methods.items():
-            folder = None if out is None else Path(out) / _folder_name(label) / f"seed-{seed}"
-            objective = {name: options[name] for name in ("loss", "metrics") if name in options}
-            if folder is not None and (folder / "run.db").exists():
-                _check_repeats(folder, recipe, options)
-                runs.append(resume(folder, federation, model, progress=progress, **objective))
-            else:
-                runs.append(
-                    run(recipe, federation, model, seed=seed, out=folder, label=label, progress=progress, **options)
-                )
-    return Comparison(runs)
 
 
 @checked
@@ -243,7 +186,7 @@ def adapt(
         SettingError: the rows do not fit the run's model, or there are too few.
         RunFolderError: there is no finished run in the folder.
     """
-    _check_names("argument of adapt", objective, _OBJECTIVE)
+    check_names("argument of adapt", objective, _OBJECTIVE)
     finished = run if isinstance(run, Run) else opened(run, clients, model, **objective)
     if not isinstance(newcomer, HoldsRows):
         pair = isinstance(newcomer, tuple) and len(newcomer) == 2
@@ -276,12 +219,6 @@ def opened(path: PathLike, clients: Clients | Any = None, model: Model | None = 
 
 
 # -------------------------------------------------------------------------------------------------------------- helpers
-
-
-def _check_names(what: str, given: Iterable[str], known: Iterable[str]) -> None:
-    for name in given:
-        if name not in known:
-            raise unknown(f"{what} called", name, known)
 
 
 def _execute(plan: PreparedRun, store: RunStore, progress: bool) -> Run:
@@ -369,13 +306,6 @@ def _prepared_again(
     return plan
 
 
-def _check_repeats(folder: Path, recipe: Recipe, options: Mapping[str, Any]) -> None:
-    with RunStore.open_read_only(folder) as store:
-        meta = store.meta
-    wanted = {field.name: options[field.name] for field in fields(Options) if field.name in options}
-    check_repeats(folder, meta, recipe, Options(**wanted))
-
-
 def _check_same(now: Mapping[str, Any], then: Mapping[str, Any], path: Path | str) -> None:
     """Refuse to continue a run with another model, clients, loss or metric than it was started with."""
     for name, what in (
@@ -399,10 +329,3 @@ def _rebuilt(meta: Mapping[str, Any], path: Path | str, clients: Any, model: Mod
 
     plan = ExperimentSettings.of_table(meta["settings"], f"the settings in {path}").plan()
     return (plan.clients if clients is None else clients), (plan.model if model is None else model)
-
-
-def _folder_name(label: str) -> str:
-    kept = "".join(letter if letter.isalnum() or letter in "-_.=" else "-" for letter in label).strip(".-")
-    if len(kept) > 200:  # file systems allow 255 bytes
-        raise SettingError(f"a label names a folder, so it must have at most 200 characters, got {len(kept)}")
-    return kept or "run"

@@ -86,11 +86,11 @@ def compare(
     end_on_term()
     settings = _settings(file, sets, out, runtime, deterministic)
     plan = settings.plan()
-    from piebald import experiment
+    from piebald import comparisons
 
     folder = _folder(settings)
     with _guarded(folder, f"piebald compare {file} --out {folder}", settings):
-        comparison = experiment.compare(
+        comparison = comparisons.compare(
             plan.recipes,
             plan.clients,
             plan.model,

@@ -122,8 +122,8 @@ class Comparison:
     # ------------------------------------------------------------------------------------------------------- tables
 
     def summary(self) -> list[dict[str, Any]]:
-        """One row for each label: seeds, the mean with its interval, sd over clients, worst decile, score on the common
-        test set, costs, and the mean over clients that were unseen until the end.
+        """One row for each label: seeds, parameters of the model, the mean with its interval, sd over clients, worst
+        decile, score on the common test set, costs, and the mean over clients that were unseen until the end.
 
         Megabytes are millions of bytes.  All figures are means over seeds, None where they do not exist.
         """
@@ -134,7 +134,11 @@ class Comparison:
             megabytes = {f"mb_{way}": (average.pop(f"bytes_{way}") or 0.0) / 1e6 for way in ("up", "down")}
             interval = {name: getattr(value, name) if value else None for name in ("mean", "low", "high")}
             rows.append(
-                {"label": label, "recipe": finals[0]["recipe"], "seeds": len(finals)} | interval | average | megabytes
+                {"label": label, "recipe": finals[0]["recipe"], "seeds": len(finals)}
+                | {"parameters": self.by_label[label][0].meta.get("parameters")}
+                | interval
+                | average
+                | megabytes
             )
         return rows
 

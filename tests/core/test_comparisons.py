@@ -1,0 +1,64 @@
+"""Comparisons: everything is checked before the first recipe trains, and recipes may have models of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import nn
+
+import piebald
+from piebald.errors import SettingError
+
+HERE = {"kind": "simulator", "engine": "sequential"}
+
+
+def network(seed: int = 0) -> nn.Module:
+    return piebald.models.build_model("mlp", (4,), 3, seed, hidden=[5])
+
+
+@pytest.fixture(scope="module")
+def clients() -> Any:
+    random = np.random.default_rng(0)
+    rows = {name: (random.random((30, 4)).astype("float32"), random.integers(3, size=30)) for name in ("ann", "bob")}
+    return piebald.clients_from(rows, classes=["x", "y", "z"])
+
+
+def test_all_recipes_are_checked_before_the_first_trains(clients: Any, tmp_path: Path) -> None:
+    good = piebald.recipes.make("fedavg")
+    for methods, options, words in (
+        (
+            {"plain": good, "weighted": piebald.recipes.make("sync_dvw")},
+            {},
+            ["recipe 'weighted': ", "validation rows"],
+        ),
+        ({"plain": good, "greedy": piebald.recipes.make("fedavg", cohort=9)}, {}, ["recipe 'greedy': cohort is 9"]),
+        ({"plain": good}, {"rounds": "two"}, ["rounds must be a whole number"]),
+        ({"plain": good}, {"keep": "bst"}, ["keep must be"]),
+    ):
+        with pytest.raises(SettingError) as error:
+            piebald.compare(methods, clients, network, out=tmp_path / "out", runtime=HERE, **options)
+        assert all(word in str(error.value) for word in words), error.value
+        assert not (tmp_path / "out").exists()  # nothing was trained
+    assert "nothing was trained: correct" in _refused(clients)
+
+
+def _refused(clients: Any) -> str:
+    with pytest.raises(SettingError) as error:
+        piebald.compare([piebald.recipes.make("fedavg", cohort=9)], clients, network)
+    return str(error.value)
+
+
+def test_recipes_may_have_models_of_their_own(clients: Any, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"rounds": 1, "runtime": HERE, "out": tmp_path}
+    own = {"local": nn.Linear(4, 3), "fedavg": network}
+    made = piebald.compare(["local", "fedavg"], clients, own, **options)
+    assert [row["parameters"] for row in made.summary()] == [15, 5 * 5 + 6 * 3]
+    again = piebald.compare(["local", "fedavg"], clients, own, **options)  # nothing is repeated, nothing refused
+    assert [run.accuracy for run in again.runs] == [run.accuracy for run in made.runs]
+    with pytest.raises(SettingError, match="has none for 'fedavg'"):
+        piebald.compare(["local", "fedavg"], clients, {"local": network}, **options)
+    with pytest.raises(SettingError, match="did you mean 'fedavg'"):
+        piebald.compare(["local", "fedavg"], clients, {**own, "fedavgg": network}, **options)
