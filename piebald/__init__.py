@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from piebald.comparisons import compare
     from piebald.errors import ParameterError, PiebaldError, RunFolderError, RuntimeFault, SettingError
     from piebald.experiment import adapt, resume, run
+    from piebald.export import load_weights
     from piebald.finished_run import Run
     from piebald.parameters import Layout
     from piebald.partition import LazyClients, clients_from
@@ -45,6 +46,7 @@ __all__ = [
     "clients_from",
     "compare",
     "data",
+    "load_weights",
     "models",
     "partition",
     "recipes",
@@ -59,6 +61,7 @@ _HOMES = {
     "errors": ("ParameterError", "PiebaldError", "RunFolderError", "RuntimeFault", "SettingError"),
     "comparisons": ("compare",),
     "experiment": ("adapt", "resume", "run"),
+    "export": ("load_weights",),
     "finished_run": ("Run",),
     "parameters": ("Layout",),
     "partition": ("LazyClients", "clients_from"),

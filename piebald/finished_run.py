@@ -5,14 +5,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from pathlib import Path
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 
-from piebald.arguments import checked, checked_class
+from piebald.arguments import PathLike, checked, checked_class
 from piebald.client_work import ClientWork
-from piebald.contracts import Clients
-from piebald.errors import SettingError
+from piebald.contracts import Clients, RowsAtSites, Split
+from piebald.errors import SettingError, unknown
+from piebald.export import Exported, ExportFormat, export_model, model_card
 from piebald.report.store import RunStore
 from piebald.report.tables import History
 from piebald.runtimes.engines.choose import make_engine
@@ -54,19 +56,37 @@ class Run(History):
         self._sharing = sharing
 
     @checked
-    def model(self, client: int | None = None) -> nn.Module:
+    def number(self, client: int | str) -> int:
+        """The number of a client, given its name or its number.
+
+        Raises:
+            SettingError: no client has this name or number.
+        """
+        names = list(self._clients.names)
+        if isinstance(client, str):
+            if client in names:
+                return names.index(client)
+            if not client.isdecimal():
+                raise unknown("client", client, names)
+            client = int(client)
+        if not 0 <= client < len(names):
+            raise SettingError(f"client must be a number from 0 to {len(names) - 1}, got {client}")
+        return client
+
+    @checked
+    def model(self, client: int | str | None = None) -> nn.Module:
         """A copy of the user's module, ready to use.
 
         Args:
             client: None gives the global model (of the main cluster where there are several), with its initial private
-                layers, if any.  A number gives that client's personal model: with its private layers, fine-tuned, or
-                trained beside the global model (Ditto), as the recipe defines.
+                layers, if any.  A name or number gives that client's personal model: with its private layers,
+                fine-tuned, or trained beside the global model (Ditto), as the recipe defines.
 
         Raises:
             SettingError: the recipe makes personal models and the run was not kept in a folder.
         """
         module = copy.deepcopy(self.work.model)
-        self.work.layout.load(module, self.start() if client is None else self._personal(client))
+        self.work.layout.load(module, self.start() if client is None else self._personal(self.number(client)))
         return module.eval()
 
     @checked
@@ -78,9 +98,59 @@ class Run(History):
         shared = self.cluster_models[wanted]
         return torch.cat([shared, self.work.initial[self.work.layout.shared :]])
 
+    @checked
+    def save(
+        self,
+        path: PathLike,
+        client: int | str | None = None,
+        *,
+        file_format: ExportFormat | None = None,
+        example: Tensor | None = None,
+    ) -> Path:
+        """Write a model to a file that other programs read.
+
+        Args:
+            path: a new file, whose suffix chooses the format: .safetensors, .pt (state dict), .pt2 (torch.export) or
+                .onnx; or a new folder, for Hugging Face, with a model card.
+            client: whose model, see `model`.
+            file_format: the format, where the suffix should not choose it.
+            example: rows of inputs [n, ...] for torch.export and ONNX, which run the model once; by default a
+                client's first row.
+
+        Returns:
+            The path.
+
+        Raises:
+            SettingError: the path exists, or the model cannot be written in this format.
+        """
+        number = None if client is None else self.number(client)
+        about = {
+            "piebald": str(self.meta.get("piebald")),
+            "recipe": self.recipe,
+            "label": self.label,
+            "architecture": type(self.work.model).__name__,
+            "server_steps": str(self._version),
+            "client": "" if number is None else str(self._clients.names[number]),
+        }
+        exported = Exported(
+            self.model(client),
+            lambda: self._example() if example is None else example,
+            lambda: model_card(self, number),
+            about,
+        )
+        return export_model(exported, Path(path), file_format)
+
+    def _example(self) -> Tensor:
+        """The first row that a client holds on this machine."""
+        at_sites = isinstance(self._clients, RowsAtSites) and self._clients.elsewhere
+        for client in () if at_sites else range(len(self._clients)):
+            for split in get_args(Split):
+                rows = self._clients.rows(client, split)
+                if len(rows):
+                    return rows.x[:1]
+        raise SettingError("this format runs the model once, and no rows are here: give example, rows of inputs")
+
     def _personal(self, client: int) -> Tensor:
-        if not 0 <= client < len(self._clients):
-            raise SettingError(f"client must be a number from 0 to {len(self._clients) - 1}, got {client}")
         layout = self.work.layout
         state = self.work.initial_state()
         if layout.private:

@@ -78,6 +78,15 @@ def is_transfer(folder: Path) -> bool:
     return (folder / "transfer.toml").is_file()
 
 
+def search_plugins(run: Path) -> None:
+    """Find plugins in the current folder, which is never the run's own: its files are data."""
+    from piebald import plugins
+
+    here = Path.cwd().resolve()
+    if run.resolve() not in (here, *here.parents):
+        plugins.search(here)
+
+
 def pair(text: str) -> tuple[str, Any]:
     """Parse KEY=VALUE from the command line; the value is TOML or else text."""
     from piebald.toml_document import value_of

@@ -1,4 +1,4 @@
-"""Commands that show something: report, recipes, data, version."""
+"""Commands that show or write something: report, export, recipes, data, version."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from piebald.cli.app import Json, Quiet, Sets, app, check_run, is_transfer, pair
+from piebald.cli.app import Json, Quiet, Sets, app, check_run, is_transfer, pair, search_plugins
 from piebald.cli.printing import print_json, print_table, recipe_toml
 from piebald.errors import SettingError, unknown
 
 if TYPE_CHECKING:
     from piebald.partition.data_source import DataSource
+
+ExportFormat = Literal["safetensors", "state_dict", "torch_export", "onnx", "huggingface"]  # without importing torch
 
 
 @app.command()
@@ -41,6 +43,32 @@ def report(
         print_json({"page": files[0], "files": files})
     elif not quiet:
         print(files[0])
+
+
+@app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    out: Annotated[Path, typer.Option("--out", help="A new file, or a new folder for Hugging Face.")],
+    client: Annotated[
+        str | None, typer.Option(help="The name of the client whose model it is; the global model by default.")
+    ] = None,
+    file_format: Annotated[
+        ExportFormat | None, typer.Option("--format", help="The format, where the suffix should not choose it.")
+    ] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write a run's model to a file that other programs read; the suffix of the file chooses the format."""
+    check_run(folder)
+    search_plugins(folder)
+    from piebald import experiment
+
+    opened = experiment.opened(folder)
+    path = opened.save(out, client, file_format=file_format)
+    if as_json:
+        print_json({"file": str(path)})
+    elif not quiet:
+        print(path)
 
 
 @app.command()

@@ -23,6 +23,7 @@ from piebald.cli.app import (
     end_on_term,
     is_transfer,
     progress,
+    search_plugins,
     show_log,
 )
 from piebald.cli.printing import facts, line_printer, print_json, print_run, print_table, print_transfer
@@ -144,7 +145,7 @@ def resume(
         return print_transfer(*made, as_json, quiet)
     from piebald import experiment
 
-    _search(folder)
+    search_plugins(folder)
     end_on_term()
     with _guarded(folder, f"piebald resume {folder}"):
         history = experiment.resume(folder, progress=progress(as_json, quiet))
@@ -168,7 +169,7 @@ def adapt(
 ) -> None:
     """Adapt a finished run to a new client and choose the best method."""
     check_run(folder)
-    _search(folder)
+    search_plugins(folder)
     from piebald import experiment
     from piebald.adaptation import from_file
 
@@ -184,15 +185,6 @@ def adapt(
         tried = [[m.name, m.fitted, m.epochs, m.loss, m.validation, m.test, m.gain] for m in made.methods]
         print_table((*columns, f"test {made.metric}", "gain"), tried)
         print(f"\nbest on the validation rows: {made.best}")
-
-
-def _search(run: Path) -> None:
-    """Find plugins in the current folder, which is never the run's own: its files are data."""
-    from piebald import plugins
-
-    here = Path.cwd().resolve()
-    if run.resolve() not in (here, *here.parents):
-        plugins.search(here)
 
 
 def _settings(

@@ -250,3 +250,11 @@ def test_verbose_prints_the_engine(tmp_path, good):
     words = ("run", good, "--set", "runtime.kind=simulator", "--set", "runtime.engine=sequential")
     assert '"engine": "sequential"' in process(*words, "--verbose", cwd=tmp_path).stderr
     assert '"engine"' not in process(*words, cwd=tmp_path).stderr
+
+
+def test_export_writes_the_model_of_a_client_by_name(command, good):
+    only_object(command("run", good, "--out", "here", "--json"))
+    made = only_object(command("export", "here", "--client", "3", "--out", "three.safetensors", "--json"))
+    assert Path(made["file"]).is_file()
+    assert command("export", "here", "--client", "george", "--out", "x.pt").code == 2
+    assert command("export", "here", "--out", "x.bin").err.count("\n") == 1
