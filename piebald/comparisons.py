@@ -101,7 +101,8 @@ class _Planned:
         """Run it, or resume it where its folder has begun."""
         if self.folder is not None and self.exists:
             objective = {name: options[name] for name in ("loss", "metrics") if name in options}
-            return resume(self.folder, self.clients, self.model, progress=progress, **objective)
+            listeners = options.get("callbacks", ())
+            return resume(self.folder, self.clients, self.model, progress=progress, callbacks=listeners, **objective)
         return run(
             self.recipe,
             self.clients,

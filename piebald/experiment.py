@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -13,6 +13,7 @@ import piebald.runtimes  # noqa: F401 - registers the runtimes
 from piebald import adaptation, plugins, recipes
 from piebald.adaptation import Adaptation
 from piebald.arguments import Count, Fraction, PathLike, Positive, Seed, Share, Whole, checked
+from piebald.callbacks import Callback, ObservedRecorder, Tracker
 from piebald.component import Component
 from piebald.contracts import Clients, DismissesSites, HoldsRows, Split
 from piebald.errors import RunFolderError, SettingError, check_names, unknown
@@ -58,6 +59,8 @@ def run(
     longest_step: Positive = LONGEST_STEP,
     max_examples: Count | None = None,
     max_weight: Fraction = 1.0,
+    trackers: Sequence[str | Tracker | Mapping[str, Any]] = (),
+    callbacks: Sequence[Callback] = (),
 ) -> Run:
     """Run a recipe.
 
@@ -99,6 +102,9 @@ def run(
         label: the run's name in tables, the recipe's name by default.
         progress: show a progress bar on a terminal.
         settings: plain values kept with the run, from which the command line rebuilds clients and model to resume it.
+        trackers: experiment trackers by name ("tensorboard", "mlflow", "wandb"), table or value; kept with the run, so
+            that a resumed run goes on with them.
+        callbacks: listeners, see `callbacks.Callback`; they cannot change the run and are not kept with it.
 
     Raises:
         SettingError: a setting is wrong or settings do not fit together; raised before training.
@@ -106,7 +112,7 @@ def run(
     """
     options = Options(
         rounds, stop, seed, runtime, loss, metrics, evaluate_every, evaluate_clients, evaluate_split, keep, unseen,
-        checkpoint_every, label, settings, longest_step, max_examples, max_weight,
+        checkpoint_every, label, settings, longest_step, max_examples, max_weight, trackers,
     )  # fmt: skip
     plan = prepare(recipe, clients, model, options)
     _log.info("%s: runtime %s", plan.meta["label"], json.dumps(plan.meta["runtime"]))
@@ -118,7 +124,7 @@ def run(
     except BaseException:
         store.close()
         raise
-    return _execute(plan, store, progress)
+    return _execute(plan, store, progress, _listeners(plan, callbacks))
 
 
 @checked
@@ -128,6 +134,7 @@ def resume(
     model: Model | None = None,
     *,
     progress: bool = False,
+    callbacks: Sequence[Callback] = (),
     **objective: Any,
 ) -> Run:
     """Continue a run that was interrupted; a finished one is returned as it is.
@@ -136,12 +143,14 @@ def resume(
         path: the run folder.
         clients, model: as given to `run`; None rebuilds them from the experiment file that the run was started with.
         progress: show a bar on a terminal.
+        callbacks: listeners, as given to `run`.
         objective: `loss` and `metrics`, as given to `run`.
     """
     check_names("argument of resume", objective, _OBJECTIVE)
     store = RunStore.open(path)
+    finished = store.meta.get("status") == "finished"
     try:
-        if store.meta.get("status") != "finished" and (changed := "; ".join(differences(store.meta))):
+        if not finished and (changed := "; ".join(differences(store.meta))):
             _log.warning("the rest of this run may have other bits than it would have had: %s", changed)
         plan = _prepared_again(store.meta, path, clients, model, objective)
         store.set_meta(status="running")
@@ -150,7 +159,7 @@ def resume(
     except BaseException:
         store.close()
         raise
-    return _execute(plan, store, progress)
+    return _execute(plan, store, progress, () if finished else _listeners(plan, callbacks))
 
 
 @checked
@@ -221,18 +230,23 @@ def opened(path: PathLike, clients: Clients | Any = None, model: Model | None = 
 # -------------------------------------------------------------------------------------------------------------- helpers
 
 
-def _execute(plan: PreparedRun, store: RunStore, progress: bool) -> Run:
+def _listeners(plan: PreparedRun, callbacks: Sequence[Callback]) -> list[Callback]:
+    return [*(tracker.callback() for tracker in plan.trackers), *callbacks]
+
+
+def _execute(plan: PreparedRun, store: RunStore, progress: bool, listeners: Sequence[Callback]) -> Run:
     """Open the runtime, restore the last checkpoint if there is one, and run to the end."""
     runtime = plan.runtime.open(plan.work, plan.clients)
+    recorder = ObservedRecorder(store, listeners)
     with (
-        _ending(store, runtime),
+        _ending(store, runtime, recorder),
         Bar(plan.meta["label"], plan.meta["seed"], plan.rounds, plan.work.objective.metric, progress) as bar,
     ):
         server = ServerLoop(
             plan.recipe,
             runtime,
             plan.work,
-            store,
+            recorder,
             known=len(plan.clients),
             rounds=plan.rounds,
             stop=plan.stop,
@@ -247,6 +261,7 @@ def _execute(plan: PreparedRun, store: RunStore, progress: bool) -> Run:
             _log.warning("%s", note)
         if last is not None:
             server.restore(last[1])
+        recorder.start(server.version)
         server.run()
         version, models = _kept(store, server)
         if plan.unseen is not None:
@@ -270,8 +285,8 @@ def _kept(store: RunStore, server: ServerLoop) -> tuple[int, ModelSnapshot]:
 
 
 @contextmanager
-def _ending(store: RunStore, runtime: Any) -> Iterator[None]:
-    """Record how the run ended, whatever happens, and close the runtime and the store."""
+def _ending(store: RunStore, runtime: Any, recorder: ObservedRecorder) -> Iterator[None]:
+    """Record how the run ended, whatever happens, tell the callbacks, and close the runtime and the store."""
     status = "failed"
     try:
         yield
@@ -288,6 +303,7 @@ def _ending(store: RunStore, runtime: Any) -> Iterator[None]:
         except RunFolderError:  # a full disk: the error that ended the run is already being raised
             if status == "finished":
                 raise
+        recorder.end(status)
         if status != "finished":
             store.close()
 

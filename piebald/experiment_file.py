@@ -56,6 +56,7 @@ class ExperimentSettings(Section):
         extractor: a frozen network that each client runs once; the model is trained on its outputs.
         longest_step: refuse an update whose norm exceeds this many times the model's, 1000 by default.
         max_examples, max_weight: the most rows that a client counts, and the largest share of one update in a step.
+        trackers: experiment trackers, each a name ("tensorboard", "mlflow", "wandb") or a table with a kind.
     """
 
     rounds: int | None = Field(default=None, ge=1)
@@ -80,6 +81,7 @@ class ExperimentSettings(Section):
     longest_step: float | None = Field(default=None, gt=0)
     max_examples: int | None = Field(default=None, ge=1)
     max_weight: float = Field(default=1.0, gt=0, le=1)
+    trackers: list[str | dict[str, Any]] = []  # noqa: RUF012 - a pydantic field
     fleet: Kind | None = None
     runtime: RuntimeSection = RuntimeSection()
     evaluate: Evaluation = Evaluation()

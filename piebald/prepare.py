@@ -17,6 +17,7 @@ from torch import nn
 from piebald import recipes
 from piebald.adaptation import hold_out
 from piebald.aggregation.base import AsksSenders
+from piebald.callbacks import Tracker, trackers_of
 from piebald.client_work import ClientWork
 from piebald.component import Component, build
 from piebald.contracts import Clients, Fleet, HasServerRows, HoldsRows, Rows, RowsAtSites, Split
@@ -65,6 +66,7 @@ class Options:
     longest_step: float = LONGEST_STEP
     max_examples: int | None = None
     max_weight: float = 1.0
+    trackers: Sequence[str | Tracker | Mapping[str, Any]] = ()
 
     @classmethod
     def of_folder(cls, meta: Mapping[str, Any], objective: Mapping[str, Any]) -> Self:
@@ -88,6 +90,7 @@ class Options:
             longest_step=meta.get("longest_step", LONGEST_STEP),
             max_examples=meta.get("max_examples"),
             max_weight=meta.get("max_weight", 1.0),
+            trackers=meta.get("trackers") or (),
         )
 
     def length(self) -> tuple[int | None, StoppingCriteria | None]:
@@ -129,6 +132,7 @@ class PreparedRun:
     checkpoint_every: int | None
     meta: Mapping[str, Any]
     unseen: Clients | None = None
+    trackers: Sequence[Tracker] = ()
 
 
 def prepare(recipe: Recipe | str, clients: Any, model: Model, options: Options) -> PreparedRun:
@@ -162,9 +166,11 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: Options) 
             "steps would publish them twice, each time with other noise; leave it out"
         )
     measuring = _measuring(federation, work, objective, options, stop)
+    trackers = trackers_of(options.trackers)
     meta = _meta(recipe, federation, work, objective, where, options)
+    meta |= {"trackers": [tracker.table() for tracker in trackers]}
     every = options.checkpoint_every
-    return PreparedRun(adapted, federation, work, where, measuring, rounds, stop, check, every, meta, unseen)
+    return PreparedRun(adapted, federation, work, where, measuring, rounds, stop, check, every, meta, unseen, trackers)
 
 
 def _checked_counts(options: Options) -> Options:

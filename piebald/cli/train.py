@@ -216,6 +216,7 @@ def _common(settings: ExperimentSettings, plan: Plan) -> dict[str, Any]:
         "measure": settings.measure,
         "max_examples": settings.max_examples,
         "max_weight": settings.max_weight,
+        "trackers": settings.trackers,
         "settings": settings.table(),
         **({} if settings.longest_step is None else {"longest_step": settings.longest_step}),
     }
