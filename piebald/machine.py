@@ -1,4 +1,4 @@
-"""What of the machine decides the bits of a run besides its settings."""
+"""The machine: its devices, and what of it decides the bits of a run besides its settings."""
 
 from __future__ import annotations
 
@@ -15,6 +15,26 @@ def machine() -> dict[str, str | int]:
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
     }
+
+
+def device_named(name: str) -> str:
+    """The device that a setting names; "auto" is the first of a GPU, Apple's GPU and the CPU that is here.
+
+    Raises:
+        ValueError: there is no such device, or not on this machine.
+    """
+    kind, _, number = name.partition(":")
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    if kind not in ("cpu", "cuda", "mps") or (number and not (kind == "cuda" and number.isdecimal())):
+        raise ValueError(f"device must be 'auto', 'cpu', 'cuda', 'cuda:N' or 'mps', got {name!r}")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device is {name!r} but torch finds no GPU here: use device = 'cpu' or 'auto'")
+    if number and int(number) >= torch.cuda.device_count():
+        raise ValueError(f"device is {name!r} but GPUs are numbered from 0 and there are {torch.cuda.device_count()}")
+    if kind == "mps" and not torch.backends.mps.is_available():
+        raise ValueError("device is 'mps' but torch finds no GPU of Apple's here: use device = 'cpu' or 'auto'")
+    return name
 
 
 def _processor() -> str:

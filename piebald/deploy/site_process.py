@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 import piebald.recipes  # noqa: F401 - registers the components that terms may name
 from piebald import models, plugins
@@ -21,6 +21,7 @@ from piebald.client_work import ClientWork
 from piebald.deploy.site_rows import SiteRows, SiteSource, own_rows, rows_of_one
 from piebald.errors import SettingError, shown
 from piebald.experiment_file import ExperimentSettings
+from piebald.machine import device_named
 from piebald.parameters import Layout
 from piebald.runtimes.federation.client_runtime import FederationClient
 from piebald.runtimes.federation.policy import Policy
@@ -39,7 +40,7 @@ class SiteSettings(BaseModel):
 
     Attributes:
         data: where its rows are; None takes those that the experiment's partition gives it.
-        device: where it computes.
+        device: where it computes: "cpu", "cuda", "cuda:1", "mps", or "auto" for the first GPU that is here, else "cpu".
         policy: what it allows.
     """
 
@@ -48,6 +49,11 @@ class SiteSettings(BaseModel):
     data: SiteSource | None = None
     device: str = "cpu"
     policy: Policy = Policy()
+
+    @field_validator("device")
+    @classmethod
+    def _found(cls, name: str) -> str:
+        return device_named(name)
 
     @classmethod
     def load(cls, path: Path) -> SiteSettings:
@@ -61,6 +67,8 @@ class SiteSettings(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(name) for name in first["loc"])
+            if first["type"] == "value_error":
+                raise SettingError(f"{path}: {first['msg'].removeprefix('Value error, ')}") from None
             raise SettingError(f"{path}: {where}: {first['msg'].lower()}, got {shown(first['input'])}") from None
 
 

@@ -383,7 +383,9 @@ def test_errors_of_the_package_pass_through_unchanged() -> None:
         ({"stack": 0}, "stack must be greater than or equal to 1"),
         ({"workers": -1}, "workers must be greater than or equal to 0"),
         ({"memory": -5}, "memory must be greater than or equal to 0"),
-        ({"device": "gpu"}, "device must be 'cpu', 'cuda' or 'cuda:N', got 'gpu'"),
+        ({"device": "gpu"}, "device must be 'auto', 'cpu', 'cuda', 'cuda:N' or 'mps', got 'gpu'"),
+        ({"device": "cuda:x"}, "device must be 'auto', 'cpu', 'cuda', 'cuda:N' or 'mps', got 'cuda:x'"),
+        ({"device": "meta"}, "device must be 'auto', 'cpu', 'cuda', 'cuda:N' or 'mps', got 'meta'"),
         ({"fleet": {"kind": "homogenous"}}, "there is no fleet 'homogenous': did you mean 'homogeneous'?"),
         ({"flet": None}, "did you mean 'fleet'?"),
     ],
@@ -393,3 +395,24 @@ def test_bad_settings_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingError) as caught:
         piebald.Simulator(**fields)
     assert message in str(caught.value)
+
+
+def test_a_device_is_found_or_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def here(gpus: int, apple: bool) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda: apple)
+
+    for (gpus, apple), wanted in {(0, False): "cpu", (0, True): "mps", (2, True): "cuda"}.items():
+        here(gpus, apple)
+        assert piebald.Simulator(device="auto").device == wanted
+    here(2, False)
+    assert piebald.Simulator(device="cuda:1").device == "cuda:1"
+    with pytest.raises(SettingError, match="GPUs are numbered from 0 and there are 2"):
+        piebald.Simulator(device="cuda:2")
+    with pytest.raises(SettingError, match="workers are for the CPU"):
+        piebald.Simulator(device="cuda", workers=2)
+    here(0, False)
+    for name in ("cuda", "cuda:0", "mps"):
+        with pytest.raises(SettingError, match=f"device is '{name}' but torch finds no GPU"):
+            piebald.Simulator(device=name)

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from piebald.contracts import Task
+from piebald.deploy.site_process import SiteSettings
+from piebald.errors import SettingError
 from piebald.runtimes.federation import provisioning
 from piebald.runtimes.federation.client_runtime import FederationClient
 from piebald.runtimes.federation.client_store import FinishedTask
@@ -117,3 +119,9 @@ def test_another_run_begins_with_nothing(site: FederationClient) -> None:
     site._on_welcome(welcome("bb").model_copy(update={"run": "ff"}))
     assert waiting(site) == []
     assert site.session.runner is None
+
+
+def test_a_device_that_is_not_here_is_refused_with_the_file(tmp_path: Path) -> None:
+    (tmp_path / "site.toml").write_text('device = "gpu"\n')
+    with pytest.raises(SettingError, match=r"site\.toml: device must be 'auto', 'cpu', .*, got 'gpu'$"):
+        SiteSettings.load(tmp_path / "site.toml")

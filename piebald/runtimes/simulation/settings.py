@@ -6,11 +6,12 @@ import os
 from typing import Annotated, Any, Literal, Self
 
 import torch
-from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, model_validator
 
 from piebald.client_work import ClientWork
 from piebald.component import build
 from piebald.contracts import Clients, Fleet
+from piebald.machine import device_named
 from piebald.randomness import generator
 from piebald.runtimes.base import RuntimeSettings
 from piebald.runtimes.engines.choose import STACKS, counted, fastest, make_engine, stack_limit
@@ -74,14 +75,6 @@ class Simulated(RuntimeSettings):
     bfloat16: bool = False
     memory: int = Field(default=4 << 30, ge=0)
     fleet: AnyFleet = None
-
-    @model_validator(mode="after")
-    def _check_name(self) -> Self:
-        try:
-            torch.device(self.device)
-        except RuntimeError:
-            raise ValueError(f"device must be 'cpu', 'cuda' or 'cuda:N', got {self.device!r}") from None
-        return self
 
     def open(self, work: ClientWork, clients: Clients) -> Simulation:
         """Start simulating."""
@@ -159,17 +152,21 @@ class Simulator(Simulated):
     Attributes:
         workers: processes, at most one for each client; 0 trains in this process, None decides by the number of cores
             and the work there is.
-        device: "cpu", "cuda" or "cuda:1".
+        device: "cpu", "cuda", "cuda:1", "mps" (Apple's GPU, which no test has seen), or "auto" for the first GPU that
+            is here, else the CPU.
     """
 
+    @field_validator("device")
+    @classmethod
+    def _found(cls, name: str) -> str:
+        return device_named(name)
+
     @model_validator(mode="after")
-    def _check_device(self) -> Self:
-        if torch.device(self.device).type != "cuda":
-            return self
-        if not torch.cuda.is_available():
-            raise ValueError("device is 'cuda' but torch finds no GPU here: use device = 'cpu'")
-        if self.workers:
-            raise ValueError("workers are for the CPU: leave them out, or set them to 0, with device = 'cuda'")
+    def _check_workers(self) -> Self:
+        if self.device != "cpu" and self.workers:
+            raise ValueError(
+                f"workers are for the CPU: leave them out, or set them to 0, with device = {self.device!r}"
+            )
         return self
 
     def worker_pool(
