@@ -32,6 +32,7 @@ RUN = [
     page
     for page in pages.PAGES
     if page.name != "extend.md"  # test_extend.py runs it, in processes of its own
+    and page.parent.name != "examples"  # test_examples.py runs the notebooks that they are made from
     and any(b.language in ("python", "console", "toml") for b in pages.blocks(page))
 ]
 
