@@ -212,6 +212,17 @@ def test_a_finished_run_on_read_only_media_can_be_reported(read_only: Path) -> N
     assert sorted(read_only.iterdir()) == before
 
 
+def test_a_finished_run_on_read_only_media_is_returned_by_resume(read_only: Path) -> None:
+    """Before, it was opened for writing, and refused."""
+    before = sorted(read_only.iterdir())
+    run = piebald.resume(read_only, federation(), model())
+    assert run.final["rounds"] == 4
+    assert {name for name, _ in run.model().named_parameters()} == {name for name, _ in model().named_parameters()}
+    assert run.model(1) is not None
+    run.close()
+    assert sorted(read_only.iterdir()) == before
+
+
 # ------------------------------------------------------------------------------------------------------------- bombs
 
 
