@@ -21,7 +21,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from piebald.contracts import MASKING, SIGNATURE, ClientSecrets, Query, Update
+from piebald.contracts import MASKING, SIGNATURE, ClientSecrets, Query, ResultForm, Split, Update
 from piebald.errors import Declined
 from piebald.model_spec import ModelSpec
 from piebald.privacy.secure_aggregation import masks
@@ -91,6 +91,9 @@ class KeyQuery(Query):
             Declined: the client does not do that.
         """
         raise NotImplementedError
+
+    def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
+        return ResultForm(None, (), 0, 0)
 
     def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
         if answer.vectors.keys() != self.answers.keys():
