@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -147,8 +147,12 @@ def resume(
         objective: `loss` and `metrics`, as given to `run`.
     """
     check_names("argument of resume", objective, _OBJECTIVE)
+    with RunStore.open_read_only(path) as ended:
+        finished = ended.meta.get("status") == "finished"
+    if finished:  # nothing is written, which may not be possible
+        with suppress(RunFolderError):  # its last checkpoint is damaged: an older one is continued
+            return opened(path, clients, model, **objective)
     store = RunStore.open(path)
-    finished = store.meta.get("status") == "finished"
     try:
         if not finished and (changed := "; ".join(differences(store.meta))):
             _log.warning("the rest of this run may have other bits than it would have had: %s", changed)
