@@ -94,7 +94,7 @@ def compare(
         comparison = comparisons.compare(
             plan.recipes,
             plan.clients,
-            plan.model,
+            {label: plan.model_of(label) for label in plan.recipes},
             seeds=tuple(settings.seeds or (settings.first_seed,)),
             out=folder,
             progress=progress(as_json, quiet),
