@@ -10,7 +10,7 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-from piebald.report import charts, cluster_section, markup, participation_section, wording
+from piebald.report import charts, cluster_section, headline, markup, participation_section, wording
 from piebald.report.charts import Chart
 from piebald.report.comparison import Axis, Comparison
 from piebald.report.details import heterogeneity, settings
@@ -34,7 +34,7 @@ def render(comparison: Comparison, target: float | None = None) -> str:
         ("partition", "Partition", _partition(comparison, drawn)),
         ("settings", "Settings", settings(comparison)),
     ]
-    title = f"Piebald: {wording.headline(comparison)}"
+    title = f"Piebald: {headline.sentence(comparison)}"
     return frame(title, _top(comparison), sections, _footer(comparison), drawn)
 
 
@@ -88,8 +88,8 @@ def _top(comparison: Comparison) -> str:
         body = f"{how_many} {verb} not finished: {names}{more}. Figures cover the rounds so far."
         notice = f'<p class="notice" role="note">{markup.text(body)}</p>'
     return (
-        f"<h1>{markup.text(wording.headline(comparison))}</h1>"
-        f'<p class="lead">{markup.text(wording.lead(comparison))}</p>{notice}{markup.facts("tiles", tiles)}'
+        f"<h1>{markup.text(headline.sentence(comparison))}</h1>"
+        f'<p class="lead">{markup.text(headline.lead(comparison))}</p>{notice}{markup.facts("tiles", tiles)}'
     )
 
 

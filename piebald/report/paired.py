@@ -208,7 +208,11 @@ def cannot_be_told_apart(
     Args:
         scores, higher_is_better, untrained: as for `against_best`.
     """
-    found = against_best(scores, higher_is_better, untrained=untrained)
+    return told_apart(against_best(scores, higher_is_better, untrained=untrained))
+
+
+def told_apart(found: Mapping[str, Difference | None]) -> list[str]:
+    """The labels of `against_best` that cannot be told apart from the best one, which is the first."""
     return [label for label, one in found.items() if one is None or one.p >= ERROR_RATE]
 
 

@@ -208,7 +208,8 @@ def test_an_error_is_better_when_small(run):
     assert "%" not in text.partition("Final figures")[2].partition("Progress")[0].split("95% interval")[0]
 
 
-def test_many_clients_are_summed_up_and_many_labels_told_apart(run):
+def test_many_clients_are_summed_up_and_many_labels_told_apart(run, monkeypatch):
+    monkeypatch.setattr(charts, "MANY_CLIENTS", 5)
     stores = [run(None, "fedavg", seed=1, label=f"method {i}", clients=450, rounds=2, every=2) for i in range(10)]
     page = page_of(*stores)
     boxes = next(chart for chart in drawn(page) if chart["id"] == "plot-clients")["data"]
