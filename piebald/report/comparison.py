@@ -183,17 +183,18 @@ class Comparison:
         """One row for each other label: the mean difference to the base label, with its 95% interval.
 
         Only seeds and clients that both labels have are compared, each with itself, see `report.paired.difference`.  A
-        positive difference is an improvement if a higher metric is better.
+        positive difference is an improvement if a higher metric is better.  `p` is multiplied by the number of
+        comparisons with the base; below 0.05 the two labels can be told apart.
         """
         self._check_label(base)
         bounds = bounds_of(self.metric, [one.values for one in self.scores.values()])
-        rows = []
+        rows, others = [], len(self.scores) - 1
         for label, one in self.scores.items():
             found = difference(one, self.scores[base]) if base in self.scores and label != base else None
             if found is not None:
                 ends = _ends(found, None if bounds is None else bounds[1] - bounds[0])
                 row = {"label": label, "base": base, "seeds": found.seeds, "clients": found.clients}
-                rows.append(row | {"difference": ends.pop("mean")} | ends | {"p": found.p})
+                rows.append(row | {"difference": ends.pop("mean")} | ends | {"p": min(1.0, found.p * others)})
         return rows
 
     def per_client(self, label: str, base: str) -> list[float]:
@@ -206,6 +207,16 @@ class Comparison:
             for client in one.trained & other.trained & one.per_client.keys() & other.per_client.keys()
         ]
         return sorted(differences, key=lambda difference: sign * difference)
+
+    def gain_of_each(self, label: str, base: str) -> dict[str, float]:
+        """What each client has more than with the base label, by name: the mean over common seeds."""
+        found: dict[str, list[float]] = {}
+        for one, other in self._pairs(label, base):
+            theirs = {other.names[client]: value for client, value in other.per_client.items()}
+            for client, value in one.per_client.items():
+                if one.names[client] in theirs and client in one.trained:
+                    found.setdefault(one.names[client], []).append(value - theirs[one.names[client]])
+        return {name: sum(values) / len(values) for name, values in found.items()}
 
     def target(self) -> float | None:
         """A default target for all labels: the final value of FedAvg's worst seed, or else of the weakest label's.

@@ -235,10 +235,11 @@ class History:
 
     @cached_property
     def names(self) -> dict[int, str]:
-        """The name of each client, with its number where several share it; the number where the run has no names."""
+        """The name of each client, with its number where several share it; "client 7" where the data have no names."""
         given = {row["client"]: str(row["name"] or row["client"]) for row in self.clients}
         every = dict.fromkeys([*given, *self.per_client])
-        known = {client: given.get(client, str(client)) for client in every}
+        named = {client: given.get(client, str(client)) for client in every}
+        known = {client: f"client {name}" if name.isdigit() else name for client, name in named.items()}
         often = Counter(known.values())
         return {client: name if often[name] == 1 else f"{name} ({client})" for client, name in known.items()}
 
