@@ -241,7 +241,8 @@ class History:
         named = {client: given.get(client, str(client)) for client in every}
         known = {client: f"client {name}" if name.isdigit() else name for client, name in named.items()}
         often = Counter(known.values())
-        return {client: name if often[name] == 1 else f"{name} ({client})" for client, name in known.items()}
+        unique = {client: name if often[name] == 1 else f"{name} ({client})" for client, name in known.items()}
+        return _Names(unique)
 
     @cached_property
     def trained(self) -> set[int]:
@@ -301,6 +302,13 @@ class History:
         """The first evaluation at which the mean over clients was at least as good as a value, or None."""
         sign = 1 if self.higher_is_better else -1
         return next((point for point in self.curve if sign * point["mean"] >= sign * value), None)
+
+
+class _Names(dict[int, str]):
+    """Names of clients; the run folder of very many clients names none."""
+
+    def __missing__(self, client: int) -> str:
+        return f"client {client}"
 
 
 def load(paths: Sequence[Path | str]) -> list[History]:
