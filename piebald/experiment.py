@@ -348,4 +348,4 @@ def _rebuilt(meta: Mapping[str, Any], path: Path | str, clients: Any, model: Mod
     from piebald.experiment_file import ExperimentSettings
 
     plan = ExperimentSettings.of_table(meta["settings"], f"the settings in {path}").plan()
-    return (plan.clients if clients is None else clients), (plan.model if model is None else model)
+    return (plan.clients if clients is None else clients), (plan.model_of(meta["label"]) if model is None else model)

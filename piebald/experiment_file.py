@@ -6,7 +6,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -17,7 +17,17 @@ from piebald.component import Component, build
 from piebald.contracts import Clients
 from piebald.data.dataset import DataSet
 from piebald.errors import SettingError, shown, unknown
-from piebald.experiment_sections import Evaluation, Kind, Named, RuntimeSection, Section, file_text, leaves
+from piebald.experiment_sections import (
+    ComparedRecipe,
+    Evaluation,
+    Kind,
+    Named,
+    RecipeSection,
+    RuntimeSection,
+    Section,
+    file_text,
+    leaves,
+)
 from piebald.partition.data_source import DataSource
 from piebald.recipe import Recipe
 from piebald.recipe_settings import check_once
@@ -49,7 +59,7 @@ class ExperimentSettings(Section):
             default.
         out: the run folder.
         recipe: the recipe of one run.
-        recipes: the recipes of a comparison.
+        recipes: the recipes of a comparison; one with `model`, a name or a table, has a model of its own.
         grid: lists of values for settings of the recipe, by name; a comparison tries all combinations.
         keep: the models to end with: those of the last server step, or the best by validation loss.
         unseen: a number of clients, or a share, that are held out until the end and then adapted to.
@@ -72,8 +82,8 @@ class ExperimentSettings(Section):
     partition: Kind | None = None
     loss: str | None = None
     model: Named
-    recipe: Named | None = None
-    recipes: list[Named] | None = Field(default=None, min_length=1)
+    recipe: RecipeSection | None = None
+    recipes: list[ComparedRecipe] | None = Field(default=None, min_length=1)
     grid: dict[str, Any] | None = None
     keep: Literal["last", "best"] = "last"
     unseen: float = Field(default=0, ge=0)
@@ -158,7 +168,12 @@ class ExperimentSettings(Section):
         partition = self._partition()
         runtime = self._runtime()
         clients = self.behind_extractor(self._clients(partition))
-        return Plan(recipes, clients, self.model_for(clients), runtime, self._stop())
+        models: dict[str, Callable[[int], nn.Module]] = {}
+        for index, one in enumerate(self.recipes or ()):
+            if one.model is not None:
+                model = self.model_for(clients, one.model, ("recipes", index, "model"))
+                models |= dict.fromkeys(one.labels(self._combinations()), model)
+        return Plan(recipes, clients, self.model_for(clients), runtime, self._stop(), models)
 
     @property
     def rows_at_sites(self) -> bool:
@@ -188,7 +203,7 @@ class ExperimentSettings(Section):
         except SettingError as error:
             raise SettingError(f"{self._at('extractor')}: {error}") from None
 
-    def _recipe_sections(self) -> dict[Key, Named]:
+    def _recipe_sections(self) -> dict[Key, RecipeSection]:
         if self.recipe is not None:
             return {("recipe",): self.recipe}
         return {("recipes", index): named for index, named in enumerate(self.recipes or ())}
@@ -196,10 +211,9 @@ class ExperimentSettings(Section):
     def _recipes(self) -> dict[str, Recipe]:
         made: dict[str, Recipe] = {}
         for key, named in self._recipe_sections().items():
-            table = named.model_dump()
-            label = str(table.pop("label", table["name"]))
-            for changes in self._combinations():
-                full = label + "".join(f" {name}={value}" for name, value in changes.items())
+            table = named.settings()
+            combinations = self._combinations()
+            for full, changes in zip(named.labels(combinations), combinations, strict=True):
                 if full in made:
                     raise SettingError(f"{self._at(*key)}: there are two recipes called {full!r}: give one a label")
                 made[full] = self._recipe(key, {**table, **changes}, changes)
@@ -314,14 +328,16 @@ class ExperimentSettings(Section):
         except SettingError as error:
             raise self._placed(error, ("partition",), self.partition or {}) from None
 
-    def model_for(self, clients: Clients) -> Callable[[int], nn.Module]:
-        """A function of the seed that makes the model for these clients' inputs and targets."""
+    def model_for(
+        self, clients: Clients, named: Named | None = None, key: Key = ("model",)
+    ) -> Callable[[int], nn.Module]:
+        """A function of the seed that makes a model, [model] by default, for these clients' inputs and targets."""
         from piebald import models
 
-        table = self.model.model_dump()
+        table = (named or self.model).model_dump()
         name = table.pop("name")
         if name not in models.names() and not plugins.is_reference(name):
-            raise SettingError(f"{self._at('model', 'name')}: {unknown('model', name, models.names())}")
+            raise SettingError(f"{self._at(*key, 'name')}: {unknown('model', name, models.names())}")
         rows = clients.rows(0, "train")
         shape = tuple(rows.x.shape[1:])
         if clients.classes is None and not rows.y.dtype.is_floating_point:
@@ -334,17 +350,19 @@ class ExperimentSettings(Section):
         try:
             made(self.first_seed)
         except SettingError as error:
-            raise self._placed(error, ("model",), self.model) from None
+            raise self._placed(error, key, named or self.model) from None
         return made
 
     def located(self, error: SettingError) -> SettingError:
         """The error with its place, if its message begins with the name of a setting of a recipe."""
         from piebald import recipes
 
-        word = next(iter(re.findall(r"\w+", str(error))), "")
+        *quoted, why = re.fullmatch(r"(?s)(?:recipe (?:'(.*?)'|\"(.*?)\"): )?(.*)", str(error)).groups()  # type: ignore[union-attr]
+        label, word = next(filter(None, quoted), None), next(iter(re.findall(r"\w+", why)), "")
         for key, named in self._recipe_sections().items():
-            if word in recipes.settings_of(named.name):
-                return self._placed(error, key, named)
+            if word in recipes.settings_of(named.name) and label in (None, *named.labels(self._combinations())):
+                placed = self._placed(SettingError(why), key, named)
+                return placed if label is None else SettingError(f"recipe {label!r}: {placed}")
         return error
 
     def _at(self, *key: str | int) -> str:
@@ -387,6 +405,7 @@ class Plan:
         model: a function of a seed that makes the initial model.
         runtime: the runtime.
         stop: the stopping criteria besides the number of rounds.
+        models: models of recipes that bring their own, by the recipe's label.
     """
 
     recipes: Mapping[str, Recipe]
@@ -394,6 +413,11 @@ class Plan:
     model: Callable[[int], nn.Module]
     runtime: RuntimeSettings
     stop: StoppingCriteria | None = None
+    models: Mapping[str, Callable[[int], nn.Module]] = field(default_factory=dict)
+
+    def model_of(self, label: str) -> Callable[[int], nn.Module]:
+        """The model of a recipe."""
+        return self.models.get(label, self.model)
 
 
 def _place_source(document: Document, folder: Path) -> None:
