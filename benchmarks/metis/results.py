@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import cache
 import paper
 import pictures
 import settings
@@ -246,11 +247,8 @@ def about_paper(found: Found, name: str) -> list[str]:
         if row.part is None:
             lines.append(f"| {row.name} | {row.shows} | {row.printed} | - | - | - | not made here: {row.without} |")
         elif row.part == "cache":
-            where = "[its own table](../../benchmarks/model_cache/RESULTS.md)"
-            cache = "`python benchmarks/model_cache/run.py`"
-            lines.append(
-                f"| {row.name} | {row.shows} | {row.printed} | {where} | {cache} | all | agrees: constant time |"
-            )
+            (ours, judged), made_by = cache.judged(), "`python benchmarks/model_cache/run.py`"
+            lines.append(f"| {row.name} | {row.shows} | {row.printed} | {ours} | {made_by} | full | {judged} |")
         else:
             ours, judged = _ours(found, row.part, row.name)
             lines.append(f"| {row.name} | {row.shows} | {row.printed} | {ours} | {command} | {name} | {judged} |")
