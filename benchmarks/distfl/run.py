@@ -63,6 +63,7 @@ def baselines(training: Training) -> dict[str, Recipe]:
         "FedAvg, equal weights": average.with_(aggregation="equal_weighted"),
         "FedAvg + one unsent epoch": recipes.fine_tuned(tune_epochs=1, **training),
         "Fine-tuning": recipes.fine_tuned(tune_epochs=epochs, **training),
+        "LG-FedAvg": recipes.lg_fedavg(**training),
         "Local": recipes.local(**training),
     }
 

@@ -87,8 +87,17 @@ for part in settings.PARTS:
     for case, method, *_ in run.jobs(part, 0):
         made[part].add(method)
     list(run.full_jobs(part, 0))
-usual = {"FedAvg", "FedAvg, equal weights", "FedAvg + one unsent epoch", "Local"}
+usual = {"FedAvg", "FedAvg, equal weights", "FedAvg + one unsent epoch", "LG-FedAvg", "Local"}
 print([part for part in ("category", "vgg", "resnet", "domains", "people", "mixed") if not usual <= made[part]])
 print(sorted(set(settings.PARTS) - made.keys()))
+for part in ("vgg", "resnet", "mixed", "cifar", "replacement"):
+    print(part, len(list(run.full_jobs(part, 0))), type(settings.network(part, (3, 32, 32), True)(0)).__name__)
 """
-    assert run(program).splitlines() == ["[]", "[]"]
+    usual, missing, *full = run(program).splitlines()
+    assert (usual, missing) == ("[]", "[]")
+    assert [line.split()[0] for line in full if int(line.split()[1]) > 1] == [
+        "vgg", "resnet", "mixed", "cifar", "replacement",
+    ]  # fmt: skip
+    kinds = [line.split()[2] for line in full]  # before, Tables 5 and 6 were run with the small network
+    assert kinds[0] == kinds[2] == kinds[3] != kinds[1] == kinds[4]
+    assert "small" not in " ".join(kinds).lower()
