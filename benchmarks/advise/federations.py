@@ -240,8 +240,11 @@ def _shakespeare() -> DataSet:
             own.append(role)
             groups.append(len(groups) // 20)  # passages: rows next to one another stay together
     hot = torch.nn.functional.one_hot(torch.tensor(x), len(letters)).float().flatten(1)
-    return DataSet(name="shakespeare", x=hot, y=torch.tensor(y), classes=["other", *common], owners={"role": Owners.of(np.array(own))},
-                   groups=np.array(groups, dtype=np.int64))  # fmt: skip
+    owners = {"role": Owners.of(np.array(own))}
+    groups = np.array(groups, dtype=np.int64)
+    return DataSet(
+        name="shakespeare", x=hot, y=torch.tensor(y), classes=["other", *common], owners=owners, groups=groups
+    )
 
 
 def _by(owner: str, clients: int | None = None) -> dict[str, Any]:
@@ -277,7 +280,8 @@ FEDERATIONS = (
     Federation("har-subjects", "HAR subjects", "har", _by("subject", 10)),
     Federation("har-dirichlet", "HAR, Dirichlet 0.3", "har", _dirichlet(0.3), held_back=True),
     Federation("har-swapped", "HAR, half with other labels", "har", _by("subject", 10), labels_of=(0, 1, 2, 3, 4)),
-    Federation("har-slow", "HAR subjects, half of the devices slow", "har", _by("subject", 10), slow=True, held_back=True),
+    Federation("har-slow", "HAR subjects, half of the devices slow", "har", _by("subject", 10), slow=True,
+               held_back=True),
     Federation("heart", "heart hospitals", "heart", _by("site")),
     Federation("heart-iid", "heart patients, dealt at random", "heart", IID | {"clients": 6}, held_back=True),
     Federation("contraception", "districts (Contraception)", "contraception", _by("site")),

@@ -4,8 +4,8 @@
     references  measure the unlikeness of the federations, and write piebald/advice/references.json
     score       replay the race and simple rules from truth/, and write RESULTS.md
 
-All need the prepared data sets (PIEBALD_DATA).  `truth` takes minutes for one seed on one core and can be stopped at any
-time; a recipe that is added to grid.py is trained without the others.
+All need the prepared data sets (PIEBALD_DATA).  `truth` takes minutes for one seed on one core and can be stopped at
+any time; a recipe that is added to grid.py is trained without the others.
 """
 
 from __future__ import annotations

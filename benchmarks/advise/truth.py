@@ -28,7 +28,7 @@ SCALE = 10_000
 
 
 def jobs(seeds: tuple[int, ...] = SEEDS, names: tuple[str, ...] = ()) -> Iterator[tuple[Federation, Entry, int]]:
-    """All runs, the most useful first: one seed of everything, the middle learning rate of each recipe before others."""
+    """All runs, the most useful first: one seed of everything, the middle learning rate of each before the others."""
     chosen = [one for one in FEDERATIONS if not names or one.name in names]
     for seed in seeds:
         longest = max(len(entries(one.slow)) for one in chosen)
