@@ -31,7 +31,8 @@ LONG = experiment.run
 RUN = [
     page
     for page in pages.PAGES
-    if page.name != "extend.md"  # test_extend.py runs it, in processes of its own
+    # others run these: test_extend.py in processes of its own, test_should_we_train_together.py with its data
+    if page.name not in ("extend.md", "should-we-train-together.md")
     and any(b.language in ("python", "console", "toml") for b in pages.blocks(page))
 ]
 
