@@ -66,6 +66,10 @@ def by_look(known: Known, others: Sequence[Known]) -> Entry:
     return usable[min(everywhere, key=lambda label: float(np.mean(regret[label])))]
 
 
+def _full_grid(known: Known, seeds: list[int]) -> tuple[Entry, float]:
+    return chosen(tuned(known.entries), seeds), _cost(known, len(seeds))
+
+
 def _only(recipe: str) -> Rule:
     def choose(known: Known, seed: int, others: Sequence[Known]) -> tuple[Entry, float]:
         own = [entry for entry in tuned(known.entries) if entry.recipe == recipe]
@@ -88,8 +92,8 @@ def _race(which: str, settings: int | None) -> Rule:
 
 # name: the entry that is recommended, and what that costs in rounds
 RULES: dict[str, Rule] = {
-    "full grid, one seed": lambda known, seed, _: (chosen(tuned(known.entries), [seed]), _cost(known, 1)),
-    "full grid, all seeds": lambda known, seed, _: (chosen(tuned(known.entries), known.seeds), _cost(known, len(known.seeds))),
+    "full grid, one seed": lambda known, seed, _: _full_grid(known, [seed]),
+    "full grid, all seeds": lambda known, *_: _full_grid(known, known.seeds),
     "race, full grid": _race("best", None),
     "race, one setting of each": _race("best", 1),
     "race, full grid, cheapest that ties": _race("recommended", None),

@@ -41,7 +41,8 @@ FOLDS = 3
 MOST_ROWS = 200  # of one client in a probe; an inverse of 2 * 200 rows takes some milliseconds
 FEWEST_ROWS = 6  # matched rows below which a client is not probed
 BINS = 5  # that real targets are cut into
-MOST_TOKENS = 512  # different tokens
+MOST_NUMBERS = 512  # of an input
+MOST_TOKENS = 512  # different ones
 _RIDGE = 0.1  # beside the kernel's own 1
 
 
@@ -65,11 +66,14 @@ class ProbeResult:
 def inputs_of(x: Tensor) -> Floats | None:
     """Inputs as vectors [n, d] for probes; None where there are too many tokens.
 
-    Images and signals are averaged as in `partition.pictures.flat`; of tokens, the counts, in which a token weighs half
-    as much as the next one.
+    Images and signals are averaged as in `partition.pictures.flat`, and of very many numbers some are drawn; of tokens,
+    the counts, in which a token weighs half as much as the next one.
     """
     if x.dtype.is_floating_point:
-        return flat(x).double().numpy()
+        inputs = flat(x).double().numpy()
+        if inputs.shape[1] > MOST_NUMBERS:
+            inputs = inputs[:, generator("look", "columns").permutation(inputs.shape[1])[:MOST_NUMBERS]]
+        return inputs
     tokens = x.long().flatten(1)
     most = int(tokens.max()) + 1
     if most > MOST_TOKENS or int(tokens.min()) < 0:

@@ -25,12 +25,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from piebald.advice.probe import ProbeResult, binned, inputs_of, probe, together
 from piebald.contracts import Clients, Fleet, InMemory, Rows
 from piebald.partition.heterogeneity import gini, total_variation
 from piebald.partition.split import Ints
-from piebald.partition.statistics import Floats, collect
+from piebald.partition.statistics import Floats
 from piebald.randomness import generator
 
 KINDS = {
@@ -41,7 +42,9 @@ KINDS = {
     "speed": "speeds",
 }
 MOST_PROBED = 60  # clients; spread evenly over all
-MOST_KEPT = 400  # rows of each client that probes draw from
+MOST_COUNTED = 5_000  # clients whose labels are counted, and that the probed ones are compared with
+MOST_KEPT = 400  # rows of each client that is probed
+MOST_OTHERS = 20_000  # rows of all others together
 _DRAWS = 40
 _SLIGHT = 0.05  # sizes and speeds below this are called alike
 _ERRORS = 2.0  # standard errors below which a number is chance
@@ -101,7 +104,7 @@ def unlikeness(clients: Clients, fleet: Fleet | None = None, seed: int = 0) -> l
     if len(sizes) < 2:
         return [_unknown(kind, "there is one client") for kind in KINDS]
     found = [_judged("size", gini(known), _SLIGHT)]
-    pool = _drawn(clients, known, seed)
+    pool = _drawn(clients, seed)
     found.append(_labels(clients, pool, seed))
     found += _probed(pool, len(clients), seed)
     found.append(_speed(known, fleet))
@@ -110,36 +113,54 @@ def unlikeness(clients: Clients, fleet: Fleet | None = None, seed: int = 0) -> l
 
 @dataclass(frozen=True, slots=True)
 class _Pool:
-    """Some rows of all clients.  `label` is None where targets are neither classes nor single numbers."""
+    """Some rows of some clients.  `label` is None where targets are neither classes nor single numbers."""
 
     inputs: Floats | None
     label: Ints | None
     client: Ints
+    probed: list[int]
 
 
-def _drawn(clients: Clients, sizes: Sequence[int], seed: int) -> _Pool | None:
-    """Up to `MOST_KEPT` rows of each client, in their order; None where rows are not in memory."""
+def _drawn(clients: Clients, seed: int) -> _Pool | None:
+    """Rows of the clients to probe and a few of the others', in their order; None where rows are not in memory."""
     if not isinstance(clients, InMemory) or not clients.in_memory():
         return None
-    kept: list[Rows] = []
+    probed = _spread(len(clients), MOST_PROBED)
+    few = max(2, MOST_OTHERS // len(clients))
+    x: list[Floats | None] = []
+    y: list[Tensor] = []
     owner: list[Ints] = []
-    for client in range(len(clients)):
-        rows = clients.rows(client, "train")
-        if len(rows) > MOST_KEPT:
-            drawn = generator(seed, "look", client).choice(len(rows), MOST_KEPT, replace=False)
-            rows = Rows(rows.x[np.sort(drawn)], rows.y[np.sort(drawn)])
-        kept.append(rows)
-        owner.append(np.full(len(rows), client))
-    y = torch.cat([rows.y for rows in kept]).numpy()
-    if y.ndim == 2 and y.shape[1] == 1:
-        y = y[:, 0]
-    label = None if y.ndim != 1 else y.astype(np.int64) if clients.classes is not None else binned(y.astype(np.float64))
-    return _Pool(inputs_of(torch.cat([rows.x for rows in kept])), label, np.concatenate(owner))
+    for client in sorted({*probed, *_spread(len(clients), MOST_COUNTED)}):
+        rows, most = clients.rows(client, "train"), MOST_KEPT if client in probed else min(few, MOST_KEPT)
+        if len(rows) > most:
+            drawn = np.sort(generator(seed, "look", client).choice(len(rows), most, replace=False))
+            rows = Rows(rows.x[drawn], rows.y[drawn])
+        if len(rows):
+            x.append(inputs_of(rows.x))
+            y.append(rows.y)
+            owner.append(np.full(len(rows), client))
+    target = torch.cat(y).numpy()
+    target = target[:, 0] if target.ndim == 2 and target.shape[1] == 1 else target
+    label = None
+    if target.ndim == 1:
+        label = target.astype(np.int64) if clients.classes is not None else binned(target.astype(np.float64))
+    known = [part for part in x if part is not None]
+    inputs = np.concatenate(known) if len(known) == len(x) else None
+    if inputs is not None and not np.isfinite(inputs).all():
+        inputs = None
+    return _Pool(inputs, label, np.concatenate(owner), probed)
+
+
+def _spread(count: int, most: int) -> list[int]:
+    """Up to `most` numbers below `count`, evenly spread."""
+    return sorted(set(np.linspace(0, count - 1, min(count, most)).round().astype(int).tolist()))
 
 
 def _labels(clients: Clients, pool: _Pool | None, seed: int) -> Unlikeness:
-    if clients.classes is not None and clients.counts(0, "train") is not None:
-        table = np.stack([one.counts for one in collect(clients) if one.counts is not None])
+    numbers = _spread(len(clients), MOST_COUNTED)
+    counted = [clients.counts(client, "train") for client in numbers] if clients.classes is not None else [None]
+    if all(counts is not None for counts in counted):
+        table = np.array(counted, dtype=np.int64)
     elif pool is not None and pool.label is not None:
         table = np.zeros((len(clients), int(pool.label.max()) + 1), dtype=np.int64)
         np.add.at(table, (pool.client, pool.label), 1)
@@ -156,7 +177,8 @@ def _labels(clients: Clients, pool: _Pool | None, seed: int) -> Unlikeness:
     usual = chance.mean(1)
     each = (own - usual) / np.maximum(1 - usual, 1e-9)
     by_chance = ((chance - usual[:, None]) / np.maximum(1 - usual[:, None], 1e-9)).mean(0)
-    return _judged("label", float(each.mean()), float(np.quantile(by_chance, 0.95)), each)
+    whole = each if len(each) == len(clients) else None
+    return _judged("label", float(each.mean()), float(np.quantile(by_chance, 0.95)), whole)
 
 
 def _probed(pool: _Pool | None, count: int, seed: int) -> list[Unlikeness]:
@@ -164,10 +186,9 @@ def _probed(pool: _Pool | None, count: int, seed: int) -> list[Unlikeness]:
     if pool is None:
         return [_unknown(kind, "rows are fetched only when asked for") for kind in kinds]
     if pool.inputs is None or pool.label is None:
-        return [_unknown(kind, "inputs or targets have no simple form") for kind in kinds]
-    chosen = np.unique(np.linspace(0, count - 1, min(count, MOST_PROBED)).round().astype(int)).tolist()
+        return [_unknown(kind, "inputs or targets have no simple form, or gaps") for kind in kinds]
     results: dict[int, ProbeResult] = {}
-    for client in chosen:
+    for client in pool.probed:
         if (result := probe(pool.inputs, pool.label, pool.client, client, seed)) is not None:
             results[client] = result
     if not results:

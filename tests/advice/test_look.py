@@ -10,6 +10,7 @@ import pytest
 from piebald import data
 from piebald.advice import look
 from piebald.advice.detectable import detectable_difference
+from piebald.advice.unlikeness import references
 from piebald.errors import SettingError
 from piebald.models import build_model
 from piebald.partition import Dirichlet, Disjoint, FastSlow, FlipPairs, Iid, Sensor, Sites, clients_from
@@ -136,3 +137,32 @@ def test_rows_at_their_sites_are_not_asked_for() -> None:
     assert {one.word for one in found.unlikeness.values()} == {"unknown"}
     assert "distfl" in found.unusable
     assert "cannot be counted here" in found.text()
+
+
+def test_words_follow_from_the_reference_federations() -> None:
+    found = look(Dirichlet(clients=8, alpha=0.3).split(data.digits())).unlikeness["label"]
+    named = {one["name"]: one["label"] for one in references()}
+    assert found.value is not None
+    assert found.like is not None
+    distance = {name: abs(value - found.value) for name, value in named.items() if value is not None}
+    assert distance[found.like] == min(distance.values())
+    present = sorted(value for value in named.values() if value)
+    below = sum(value < found.value for value in present) / len(present)
+    assert found.word == ("mild" if below < 1 / 3 else "moderate" if below < 2 / 3 else "strong")
+
+
+def test_many_clients_and_wide_inputs_are_looked_at_in_part() -> None:
+    rng = generator(2, "look")
+    many = {str(n): (rng.normal(size=(3, 2)), [0, 1, 0]) for n in range(6000)}
+    assert look(clients_from(many, test=0.0)).unlikeness["label"].word == "none"
+    wide = [(rng.normal(size=(12, 3000)), [0, 1] * 6) for _ in range(3)]
+    assert look(clients_from(wide, test=0.0)).unlikeness["feature"].value is not None
+
+
+def test_a_client_without_rows_and_one_client_are_no_error() -> None:
+    empty = {"test": (np.ones((2, 4)), [0, 1])}
+    full = {"train": (np.eye(4), [0, 1, 0, 1]), "test": (np.ones((2, 4)), [0, 1])}
+    found = look(clients_from({"a": empty, "b": full, "c": full}))
+    assert found.sizes["train"] == [0, 4, 4]
+    assert found.text()
+    assert {one.word for one in look(clients_from({"b": full})).unlikeness.values()} == {"unknown"}
