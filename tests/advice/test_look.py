@@ -159,10 +159,7 @@ def test_many_clients_and_wide_inputs_are_looked_at_in_part() -> None:
     assert look(clients_from(wide, test=0.0)).unlikeness["feature"].value is not None
 
 
-def test_a_client_without_rows_and_one_client_are_no_error() -> None:
-    empty = {"test": (np.ones((2, 4)), [0, 1])}
-    full = {"train": (np.eye(4), [0, 1, 0, 1]), "test": (np.ones((2, 4)), [0, 1])}
-    found = look(clients_from({"a": empty, "b": full, "c": full}))
-    assert found.sizes["train"] == [0, 4, 4]
-    assert found.text()
-    assert {one.word for one in look(clients_from({"b": full})).unlikeness.values()} == {"unknown"}
+def test_one_client_is_unlike_nobody() -> None:
+    alone = look(clients_from({"b": (np.eye(4), [0, 1, 0, 1])}))
+    assert {one.word for one in alone.unlikeness.values()} == {"unknown"}
+    assert "there is one client" in alone.text()
