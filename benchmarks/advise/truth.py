@@ -57,8 +57,10 @@ def run_all(folder: Path, seeds: tuple[int, ...], names: tuple[str, ...], minute
         if federation.name not in clients:
             clients[federation.name] = federation.clients()
         line = run_one(federation, clients[federation.name], entry, seed)
-        with (folder / f"{federation.name}.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        path = folder / f"{federation.name}.jsonl"
+        cut_off = path.exists() and not path.read_bytes().endswith(b"\n")
+        with path.open("a", encoding="utf-8") as file:
+            file.write("\n" * cut_off + json.dumps(line, separators=(",", ":")) + "\n")
         done.add(key)
         print(f"[{len(done)}/{len(wanted)}, {time.monotonic() - began:.0f} s] {' '.join(map(str, key))}: "
               f"{sum(line['test']) / len(line['test']) / 100:.1f} in {line['wall']:.1f} s", flush=True)  # fmt: skip
