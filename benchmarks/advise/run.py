@@ -2,7 +2,8 @@
 
     truth       train every recipe with every setting on every federation; what is in truth/ is not repeated
     references  measure the unlikeness of the federations, and write piebald/advice/references.json
-    score       replay the race and simple rules from truth/, and write RESULTS.md
+    advise      run the adviser on truth/ instead of training, and write advice.json
+    score       score the adviser and simple rules by truth/, and write RESULTS.md
 
 All need the prepared data sets (PIEBALD_DATA).  `truth` takes minutes for one seed on one core and can be stopped at
 any time; a recipe that is added to grid.py is trained without the others.
@@ -20,7 +21,7 @@ import truth
 def main() -> int:
     """Run one of the parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("truth", "references", "score"))
+    parser.add_argument("part", choices=("truth", "references", "advise", "score"))
     parser.add_argument("--seeds", type=int, nargs="+", default=list(truth.SEEDS), help="seeds of runs")
     parser.add_argument("--federations", nargs="+", default=[], help="only these")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after so many minutes")
@@ -37,7 +38,7 @@ def main() -> int:
         return 0
     import score
 
-    print(score.write(options.truth))
+    print(score.write_advice(options.truth) if options.part == "advise" else score.write(options.truth))
     return 0
 
 

@@ -10,21 +10,22 @@ from typing import Any
 import numpy as np
 import pytest
 
+MODULES = ("federations", "grid", "truth", "known", "score")
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "advise"
 
 
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any, Any]:
     """The benchmark's modules, for one test: their names are no package's."""
-    for name in ("federations", "grid", "truth", "replay", "score"):
+    for name in MODULES:
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(str(FOLDER))
     import grid
-    import replay
+    import known
     import score
 
-    made = grid, replay, score
-    for name in ("federations", "grid", "truth", "replay", "score"):
+    made = grid, known, score
+    for name in MODULES:
         monkeypatch.setitem(sys.modules, name, sys.modules[name])
     return made
 
@@ -40,34 +41,38 @@ def lines(best: str, points: dict[str, float], seeds: int, grid: Any) -> list[di
             values = [[round(100 * (level - lag + noise)) for noise in rng.normal(size=6)] for lag in (8, 4, 0)]
             found.append({
                 "entry": entry.label, "recipe": entry.recipe, "settings": settings, "seed": seed, "bytes": 1,
-                "validation": values, "test": [round(100 * (level + noise)) for noise in rng.normal(size=6)],
+                "steps": 1, "validation": values,
+                "test": [round(100 * (level + noise)) for noise in rng.normal(size=6)],
             })  # fmt: skip
     return found
 
 
-def test_a_clear_winner_wins_everywhere_and_costs_little(parts: tuple[Any, Any, Any], tmp_path: Path) -> None:
-    grid, replay, score = parts
-    known = score.Known(
-        score.BY_NAME["digits-iid"],
-        replay.entries_of(lines("ditto", {"ditto": 90.0, "local": 60.0, "fedavg": 40.0}, 3, grid)),
-    )
-    assert known.seeds == [0, 1, 2]
-    for rule in ("full grid, one seed", "race, full grid", "always Ditto"):
-        assert score.judged(known, rule, []).regret < 3  # the same points, but for noise
-    assert score.judged(known, "always alone", []).regret > 25
-    assert score.federating_pays(known) is True
-    assert score.judged(known, "always alone", []).pays == 0
-    assert score.judged(known, "race, one setting of each", []).cost < 0.15
-    assert score.judged(known, "full grid, all seeds", []).cost == 1
+def test_a_clear_winner_wins_by_every_rule_but_those_that_leave_it_out(parts: tuple[Any, Any, Any]) -> None:
+    grid, known, score = parts
+    made = lines("ditto", {"ditto": 90.0, "local": 60.0, "fedavg": 40.0}, 3, grid)
+    truth = score.Known(score.BY_NAME["digits-iid"], known.entries_of(made))
+    assert truth.seeds == [0, 1, 2]
+    for rule in ("full grid, one seed", "always Ditto"):
+        assert score.judged(truth, rule, []).regret < 3, rule  # the same points, but for noise
+    assert score.judged(truth, "always alone", []).regret > 25
+    assert score.federating_pays(truth) is True
+    assert score.judged(truth, "always alone", []).pays == 0
+    assert score.judged(truth, "full grid, all seeds", []).cost == 1
+    noise = score.Known(truth.federation, known.entries_of(lines("", {}, 3, grid)))
+    assert score.federating_pays(noise) is None
 
 
-def test_noise_decides_nothing(parts: tuple[Any, Any, Any]) -> None:
-    grid, replay, score = parts
-    known = score.Known(score.BY_NAME["digits-iid"], replay.entries_of(lines("", {}, 3, grid)))
-    assert score.federating_pays(known) is None
-    found = replay.race(replay.tuned(known.entries), 0)
-    clear = replay.race(replay.tuned(replay.entries_of(lines("", {"ditto": 95.0}, 3, grid))), 0)
-    assert found.rounds > clear.rounds  # what cannot be told apart is not dropped
+@pytest.mark.full
+def test_the_adviser_finds_a_clear_winner_within_its_budget(parts: tuple[Any, Any, Any]) -> None:
+    grid, known, score = parts
+    pytest.importorskip("piebald.advice.adviser")
+    from adviser import advised
+
+    made = known.entries_of(lines("ditto", {"ditto": 90.0, "local": 60.0, "fedavg": 40.0}, 1, grid))
+    found = advised(score.BY_NAME["digits-iid"], known.tuned(made), [0], 230)
+    assert found.entry.recipe == "ditto"
+    assert found.pays == "yes"
+    assert found.rounds <= 230 + grid.ROUNDS  # the last run may end beyond it
 
 
 def test_a_line_that_was_cut_off_is_run_again(parts: tuple[Any, Any, Any], tmp_path: Path) -> None:
