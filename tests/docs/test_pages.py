@@ -32,8 +32,10 @@ LONG = experiment.run
 RUN = [
     page
     for page in pages.PAGES
-    if page.name != "extend.md"  # test_extend.py runs it, in processes of its own
-    and page.parent.name != "examples"  # test_examples.py runs the notebooks that they are made from
+    # others run these: test_extend.py in processes of its own, test_should_we_train_together.py with its data, and
+    # test_examples.py the notebooks that the pages of examples are made from
+    if page.name not in ("extend.md", "should-we-train-together.md")
+    and page.parent.name != "examples"
     and any(b.language in ("python", "console", "toml") for b in pages.blocks(page))
 ]
 
