@@ -18,15 +18,15 @@ import numpy as np
 from federations import Federation
 from grid import GRID, RATES, ROUNDS, RUNGS, TRAINING
 from known import Entry
-
 from piebald.advice.adviser import FACTOR, pays, recommended
 from piebald.advice.families import Entrant, entrants
 from piebald.advice.race import Race
-from piebald.recipe import Recipe
-from piebald.report.paired import Scores
 from piebald.tuning.budget import Budget
 from piebald.tuning.space import with_settings
 from piebald.tuning.trial_runs import TrialRuns
+
+from piebald.recipe import Recipe
+from piebald.report.paired import Scores
 
 
 @dataclass(frozen=True)
