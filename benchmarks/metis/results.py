@@ -20,6 +20,7 @@ from piebald.report.tables import History
 Found = dict[tuple[str, str, str], list[dict[str, Any]]]  # runs by part, case and recipe
 
 SEEDS = 3  # a verdict needs so many at least
+LATEST = 1.01  # the update during which the time ends still counts, a round that ends much later does not
 TITLES = {
     "synchronous": "Synchronous, {rounds} rounds",
     "uneven": "Five fast and five slow clients, {seconds:,.0f} virtual seconds",
@@ -32,8 +33,12 @@ PRINTED = {
 }
 
 
-def read(out: Path) -> Found:
-    """Return what the tables need of each finished run, by part, case and recipe."""
+def read(out: Path, seconds: float) -> Found:
+    """Return what the tables need of each finished run, by part, case and recipe.
+
+    With fast and slow clients only models count that there are after so many virtual seconds: the round in which a
+    synchronous run passes them ends later.
+    """
     found = defaultdict(list)
     for database in sorted(out.glob("*/*/*/seed-*/run.db")):
         with History(database.parent) as run:
@@ -44,10 +49,13 @@ def read(out: Path) -> Found:
             trained = [row for row in run.results if row["kind"] == "train" and row["status"] == "ok"]
             asked = [row for row in run.results if row["kind"] == "validate"]
             size = 4 * run.meta["shared"]
-            found[database.parts[-5], database.parts[-4].replace("_", " "), run.label].append(
+            part, limit = database.parts[-5], LATEST * seconds if database.parts[-5] == "uneven" else math.inf
+            found[part, database.parts[-4].replace("_", " "), run.label].append(
                 {
                     "seed": run.seed,
-                    "curve": sorted((times[row["version"]], 100 * row["value"]) for row in common),
+                    "curve": sorted(
+                        (times[row["version"]], 100 * row["value"]) for row in common if times[row["version"]] <= limit
+                    ),
                     "updates": len(trained),
                     "steps": sum(row["steps"] for row in trained) / len(trained),
                     "kinds": [statistics.mean(steps_of(trained, kind)) for kind in (0, 1)],
@@ -92,7 +100,8 @@ def standard_error(accuracy: float) -> float:
 
 def write(out: Path, results: Path, name: str, page: Path | None = None) -> str:
     """Write the text, the figures and the page for a scale of this name; return the path of the text."""
-    found, scale = read(out), settings.SCALES[name]
+    scale = settings.SCALES[name]
+    found = read(out, scale.seconds)
     results.mkdir(parents=True, exist_ok=True)
     for part in TITLES:
         pictures.curves(found, part, results / f"{pictures.NAMES[part]}.png")

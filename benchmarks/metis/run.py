@@ -64,8 +64,8 @@ def run_job(job: Job, scale: Scale, out: Path, device: str) -> str:
     clients = partition.split(settings.images(scale.rows, scale.side, job.seed, scale.balanced))
     label, began = job.label, time.perf_counter()
     every = scale.every
-    if uneven and not label.startswith("Sync"):
-        every *= settings.CLIENTS
+    if uneven:  # a round takes long, and the model that there is when the time ends must be scored
+        every = 1 if label.startswith("Sync") else every * settings.CLIENTS
     comparison = piebald.compare(
         {label: recipe},
         clients,
