@@ -62,6 +62,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "momentum": {"momentum": 0.9, "keep_momentum": True, "weight_decay": 0.01, "clip": 0.5},
     "lr_schedule": {"lr_schedule": {"kind": "exponential", "rate": 0.5}, "epochs": 2},
     "steps": {"steps": 5},
+    "adam, averaged": {"optimizer": "adam", "lr": 0.01, "optimizer_state": "averaged", "clip": 0.5, "epochs": 2},
+    "adamw, kept": {
+        "optimizer": "adamw",
+        "optimizer_state": "kept",
+        "parameter_groups": [{"layers": "*.bias", "weight_decay": 0.0, "lr": 0.02}],
+        "step_schedule": {"kind": "cosine", "warmup": 0.3},
+        "lr_schedule": {"kind": "exponential", "rate": 0.5},
+    },
 }
 
 
