@@ -197,6 +197,7 @@ class _BatchedRun:
         self.history = [self.scalars]
         self.total = torch.zeros(len(order), device=engine.device)
         module.batched_pass.scale, module.batched_pass.shares = [], self._shares()
+        module.batched_pass.in_one_piece = self.stepper.direct and not engine.bfloat16
         module.batched_pass.hook = torch.zeros((), device=engine.device, requires_grad=True)
         self.ahead: _Ahead | None = None
         self.places: Tensor | None = None
