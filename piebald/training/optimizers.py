@@ -12,6 +12,7 @@ from torch import Tensor
 from piebald.component import Component, build
 from piebald.contracts import StateVector, StepSettings
 from piebald.errors import SettingError
+from piebald.training.torch_adapter import RuleOptimizer
 
 _BESIDE = ("lr", "momentum", "weight_decay")  # settings that all optimizers of torch have, or several of them
 
@@ -51,8 +52,9 @@ class Optimizer(Component):
 
     def as_torch(
         self, groups: Iterable[Mapping[str, Any]], lr: float, weight_decay: float, momentum: float
-    ) -> torch.optim.Optimizer | None:
-        """The same optimizer of `torch.optim`, which the engine "reference" uses; None where there is none.
+    ) -> torch.optim.Optimizer:
+        """The same optimizer of `torch.optim`, which the engine "reference" uses; this one in its form if torch has
+        none.
 
         Args:
             groups: groups of parameters, as `torch.optim` takes them.
@@ -60,7 +62,7 @@ class Optimizer(Component):
             weight_decay: weight decay.
             momentum: momentum.
         """
-        return None
+        return RuleOptimizer(groups, self, lr, weight_decay, momentum)
 
 
 class SgdOptimizer(Optimizer):
@@ -105,7 +107,7 @@ class SgdOptimizer(Optimizer):
 
     def as_torch(
         self, groups: Iterable[Mapping[str, Any]], lr: float, weight_decay: float, momentum: float
-    ) -> torch.optim.Optimizer | None:
+    ) -> torch.optim.Optimizer:
         return torch.optim.SGD(
             [dict(group) for group in groups],
             lr,
@@ -183,7 +185,7 @@ class AdamOptimizer(Optimizer):
 
     def as_torch(
         self, groups: Iterable[Mapping[str, Any]], lr: float, weight_decay: float, momentum: float
-    ) -> torch.optim.Optimizer | None:
+    ) -> torch.optim.Optimizer:
         made = torch.optim.AdamW if self.decoupled else torch.optim.Adam
         return made([dict(group) for group in groups], lr, self.betas, self.eps, weight_decay, self.amsgrad)
 
@@ -233,7 +235,7 @@ class RmspropOptimizer(Optimizer):
 
     def as_torch(
         self, groups: Iterable[Mapping[str, Any]], lr: float, weight_decay: float, momentum: float
-    ) -> torch.optim.Optimizer | None:
+    ) -> torch.optim.Optimizer:
         grouped = [dict(group) for group in groups]
         return torch.optim.RMSprop(grouped, lr, self.alpha, self.eps, weight_decay, momentum, self.centered)
 
@@ -264,7 +266,7 @@ class AdagradOptimizer(Optimizer):
 
     def as_torch(
         self, groups: Iterable[Mapping[str, Any]], lr: float, weight_decay: float, momentum: float
-    ) -> torch.optim.Optimizer | None:
+    ) -> torch.optim.Optimizer:
         grouped, start = [dict(group) for group in groups], self.initial_accumulator_value
         return torch.optim.Adagrad(grouped, lr, self.lr_decay, weight_decay, start, self.eps)
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor, nn
 
-from piebald.contracts import StepSettings, UpdateRule
 from piebald.parameters import Layout, Slot
 from piebald.runtimes.engines.sgd_step import SgdRun
 from piebald.runtimes.engines.stepper import group_settings
@@ -28,8 +25,8 @@ class ReferenceOptimizer:
 
     def __init__(self, run: SgdRun, row: int, module: nn.Module, layout: Layout, planned: int) -> None:
         config, rule = run.config, run.config.rule
-        assert rule is not None
-        self.run, self.rule, self.planned = run, rule, planned
+        assert isinstance(rule, Optimizer)
+        self.run, self.planned = run, planned
         parameters, own = dict(module.named_parameters()), group_settings(config, module)
         self.slots = [slot for slot in layout.slots if not slot.buffer]
         self.parameters = [parameters[slot.name] for slot in self.slots]
@@ -41,15 +38,13 @@ class ReferenceOptimizer:
         self.vectors |= {name: to_dense(run.state[name])[row].clone() for name in self.names if run.state}
         self.torch = self._torch(rule, config.momentum)
 
-    def _torch(self, rule: UpdateRule, momentum: float) -> torch.optim.Optimizer | None:
-        if not isinstance(rule, Optimizer):
-            return None
+    def _torch(self, rule: Optimizer, momentum: float) -> torch.optim.Optimizer:
         pairs = zip(self.parameters, self.settings, strict=True)
         groups = [
             {"params": [parameter], "lr": self.lr * share, "weight_decay": decay} for parameter, (share, decay) in pairs
         ]
         made = rule.as_torch(groups, self.lr, 0.0, momentum)
-        if made is not None and self.behind:
+        if self.behind:
             for slot, parameter in zip(self.slots, self.parameters, strict=True):
                 kept = {name: _part(vector, slot).clone() for name, vector in self.vectors.items()}
                 made.state[parameter] = {"step": torch.tensor(self.behind), **kept}
@@ -59,24 +54,16 @@ class ReferenceOptimizer:
         """One step after `taken` others, along the parameters' `grad`."""
         schedule = self.run.config.schedule
         factor = 1.0 if schedule is None else schedule.factor(taken, self.planned)
-        if self.torch is not None:
-            for group, (share, _) in zip(self.torch.param_groups, self.settings, strict=True):
-                group["lr"] = self.lr * share * factor
-            self.torch.step()
-            return
-        for slot, parameter, (share, decay) in zip(self.slots, self.parameters, self.settings, strict=True):
-            assert parameter.grad is not None
-            state = {name: _part(vector, slot) for name, vector in self.vectors.items()}
-            settings = StepSettings(self.lr * share * factor, decay, self.run.config.momentum, self.behind + taken + 1)
-            with torch.no_grad():
-                self.rule.update(parameter, parameter.grad.clone(), state, settings)
+        for group, (share, _) in zip(self.torch.param_groups, self.settings, strict=True):
+            group["lr"] = self.lr * share * factor
+        self.torch.step()
 
     def ended(self, steps: int) -> dict[str, Tensor]:
         """The client's state [p] after so many steps in this run, and "step" [1]."""
         if not self.names:
             return {}
         for slot, parameter in zip(self.slots, self.parameters, strict=True):
-            kept: Mapping[str, Tensor] = {} if self.torch is None else self.torch.state[parameter]
+            kept = self.torch.state[parameter]
             for name in self.names:
                 if kept.get(name) is not None:
                     _part(self.vectors[name], slot).copy_(kept[name])
