@@ -250,7 +250,7 @@ def test_no_client_makes_means_of_squares_negative() -> None:
     assert [after[name].tolist() for name in names] == [[-1, 1], [0, 1], [0, 1]]
 
 
-class SignDescent(Optimizer):
+class FixedSteps(Optimizer):
     """An optimizer of one's own: w <- w - lr * sign(g)."""
 
     default_lr = 0.5
@@ -261,7 +261,7 @@ class SignDescent(Optimizer):
 
 @pytest.mark.parametrize("engine", ["sequential", "vmapped", "batched", "reference"])
 def test_an_optimizer_of_ones_own(engine: str) -> None:
-    recipe = recipes.fedavg(optimizer="sign_descent", steps=3)
+    recipe = recipes.fedavg(optimizer="fixed_steps", steps=3)
     rows = federation((torch.ones(2, 2), torch.zeros(2)), (torch.ones(3, 2), torch.zeros(3)))
     run = simulate(recipe, rows, seeded(lambda: nn.Sequential(nn.Linear(2, 1))), rounds=1, simulator={"engine": engine})
     moved = run.work.layout.flatten(run.model()) - run.work.initial
