@@ -45,6 +45,12 @@ AXES = {
     "aggregation": "How are updates combined?",
     "server_optimizer": "How does the global model move?",
 }
+# Settings of trainers that are components themselves.
+TRAINER_SETTINGS = {
+    "optimizer": "How parameters move along their gradients",
+    "lr_schedule": "How the learning rate changes from server step to server step",
+    "step_schedule": "How the learning rate changes within a task",
+}
 # Modules that define what components, clients and runtimes may offer beyond their base class.
 CAPABILITIES = (
     "training.base",
@@ -179,9 +185,10 @@ def components_page() -> str:
         text += ["", f"## {axis}", "", question]
         for name, component in kinds(axis):
             text += component_lines(axis, name, component)
-    text += ["", "## lr_schedule", "", "How the learning rate changes: the setting `lr_schedule` of a trainer."]
-    for name, component in kinds("lr_schedule"):
-        text += component_lines("lr_schedule", name, component)
+    for setting, question in TRAINER_SETTINGS.items():
+        text += ["", f"## {setting}", "", f"{question}: the setting `{setting}` of a trainer."]
+        for name, component in kinds(setting):
+            text += component_lines(setting, name, component)
     text += ["", "## runtime", "", "Where a recipe runs: the section `[runtime]`, or the argument `runtime`."]
     for name, component in kinds("runtime"):
         text += component_lines("runtime", name, component)

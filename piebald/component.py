@@ -96,6 +96,10 @@ class Component(BaseModel):
         """
         return None
 
+    def references(self) -> tuple[str, ...]:
+        """The functions that its own settings name as "module:name"."""
+        return ()
+
     def incompatible_with(self, recipe: RecipeComponents) -> str | None:
         """Why this component cannot work beside the other components of a recipe, or None."""
         return None

@@ -31,9 +31,11 @@ from piebald.errors import ParameterError, unknown
 ROLES = {  # roles that patterns may name, and the layers that they stand for
     "classifier": "linear",
     "batch_norm": "batch-norm",
+    "norm": "norm",
     "conditioning": "conditioning",
 }
 _BATCH_NORMS = nn.modules.batchnorm._BatchNorm
+_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +196,8 @@ def matching(module: nn.Module, patterns: Iterable[str]) -> frozenset[str]:
 
     A pattern is a role, the name of a submodule ("features.0"), or a shell pattern over tensor names ("*.bias").
     Roles are "classifier" (the last linear layer, in the order of `named_modules`), "batch_norm" (parameters and
-    statistics of every batch-norm layer) and "conditioning" (every layer with that name).
+    statistics of every batch-norm layer), "norm" (those of every norm layer, also layers of one's own whose class is
+    called ...Norm) and "conditioning" (every layer with that name).
 
     Raises:
         SettingError: a pattern matches no tensor of this module, so that a setting never silently has no effect.
@@ -229,10 +232,17 @@ def _matches(module: nn.Module, pattern: str, name: str) -> bool:
 def _layers(module: nn.Module, role: str) -> set[str]:
     if role == "batch_norm":
         return {name for name, layer in module.named_modules() if isinstance(layer, _BATCH_NORMS)}
+    if role == "norm":
+        return {name for name, layer in module.named_modules() if _is_norm(layer)}
     if role == "conditioning":
         return {name for name, _ in module.named_modules() if name.rpartition(".")[2] == role}
     linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
     return set(linear[-1:])
+
+
+def _is_norm(layer: nn.Module) -> bool:
+    """Whether a layer is a norm: torch's own, or one such as `LlamaRMSNorm`, which derive from nothing else."""
+    return isinstance(layer, _NORMS) or (type(layer).__name__.endswith("Norm") and not any(layer.children()))
 
 
 def _trainable(module: nn.Module) -> Iterator[tuple[str, tuple[Tensor, bool]]]:

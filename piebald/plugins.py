@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from piebald.component import Component
-from piebald.errors import SettingError, unknown
+from piebald.errors import SettingError, shown, unknown
 from piebald.objective import METRICS, Objective, objective_for
 
 GROUP = "piebald.components"  # of entry points
@@ -115,6 +115,26 @@ def find(reference: str, what: str) -> Any:
             raise unknown(f"{what} in {module} called", word, known)
         found = vars(found)[word]
     return found
+
+
+def reference(function: Any, what: str) -> str:
+    """The "module:name" by which `find` finds a function.
+
+    Args:
+        function: a function or class, defined at the top of its module.
+        what: what it is, for messages.
+
+    Raises:
+        SettingError: it cannot be found by a name, such as a lambda.
+    """
+    module, name = getattr(function, "__module__", None), str(getattr(function, "__qualname__", ""))
+    held = vars(sys.modules[module]).get(name) if module in sys.modules else None
+    if held is not function:
+        raise SettingError(
+            f"{what} must be a function that has a name at the top of its module, so that it is found wherever clients "
+            f"train, got {shown(function)}: define it with def"
+        )
+    return f"{module}:{name}"
 
 
 def call(reference: str, what: str) -> Any:
@@ -346,7 +366,8 @@ def _modules(value: Any) -> set[str]:
     """Modules of an object's class, and of the components, classes and functions inside of it."""
     if isinstance(value, Component):
         inner = {module for name in type(value).model_fields for module in _modules(getattr(value, name))}
-        return inner | _foreign(type(value).__module__)
+        named = {reference.rpartition(":")[0] for reference in value.references()}
+        return inner | _foreign(type(value).__module__) | {found for one in named for found in _foreign(one)}
     if isinstance(value, Mapping):
         return {module for one in value.values() for module in _modules(one)}
     if isinstance(value, list | tuple):

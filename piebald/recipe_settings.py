@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from piebald import plugins
 from piebald.component import Component, build
 from piebald.errors import SettingError, shown
 
@@ -95,6 +96,8 @@ def plain(value: Any) -> Any:
         return plain(value.model_dump())
     if isinstance(value, Mapping):
         return {name: plain(one) for name, one in value.items()}
+    if callable(value):  # a schedule that is a function
+        return {"kind": "function", "function": plugins.reference(value, "a setting")}
     return [plain(one) for one in value] if isinstance(value, tuple | list) else value
 
 
@@ -104,7 +107,15 @@ def _plain_like(held: Any, value: Any) -> Any:
         return plain(build(held.axis, value))
     if isinstance(held, tuple) and isinstance(value, str):
         return [value]
+    if isinstance(held, tuple) and isinstance(value, list | tuple) and len(held) == len(value):
+        return [_plain_entry(one, given) for one, given in zip(held, value, strict=True)]
     return plain(value)
+
+
+def _plain_entry(held: Any, given: Any) -> Any:
+    """An entry of a list in the form of the one that a component holds."""
+    table = isinstance(held, BaseModel) and not isinstance(held, Component) and isinstance(given, Mapping)
+    return plain(type(held).model_validate(given)) if table else plain(given)
 
 
 def _lost(name: str, setting: str, value: Any, why: str) -> str:

@@ -23,6 +23,7 @@ from piebald.runtimes.engines.choose import make_engine
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
 from piebald.runtimes.engines.row_loader import batches
 from piebald.runtimes.engines.sequential import SequentialEngine, step_key
+from piebald.training.optimizers import Optimizer
 from piebald.training.sgd import Sgd
 
 if TYPE_CHECKING:
@@ -124,6 +125,7 @@ class _Trial:
         sgd = run.work.trainer if isinstance(run.work.trainer, Sgd) else Sgd()  # a trainer of another kind has no rate
         rate = sgd.lr if lr is None else lr
         self.config = SgdConfig(rate, sgd.momentum, sgd.weight_decay, sgd.clip, sgd.batch)
+        self.optimizer = sgd.optimizer
         self.engine = make_engine("sequential", run.work, clients, torch.device("cpu"), bfloat16=False)
 
     def run_all(self) -> Adaptation:
@@ -187,7 +189,7 @@ class _Trial:
     def _fitted(self, start: Tensor, fitted: frozenset[str]) -> tuple[Tensor, int]:
         """The model vector after the epoch with the lowest validation loss, and the number of that epoch."""
         best, least, epoch = start, self._score(start, "validation")["loss"], 0
-        training = _PartialSgd(self.engine, start, fitted, self.config)
+        training = _PartialSgd(self.engine, start, fitted, self.config, self.optimizer)
         for number in range(1, self.epochs + 1):
             vector = training.epoch(self.client, number)
             loss = self._score(vector, "validation")["loss"]
@@ -199,7 +201,9 @@ class _Trial:
 class _PartialSgd:
     """SGD on some tensors of a model; all others, including batch norm statistics, stay unchanged."""
 
-    def __init__(self, engine: SequentialEngine, start: Tensor, fitted: frozenset[str], config: SgdConfig) -> None:
+    def __init__(
+        self, engine: SequentialEngine, start: Tensor, fitted: frozenset[str], config: SgdConfig, optimizer: Optimizer
+    ) -> None:
         self.engine, self.config = engine, config
         self.module = copy.deepcopy(engine.work.model).train()
         engine.work.layout.load(self.module, start)
@@ -211,7 +215,10 @@ class _PartialSgd:
         for layer in self.module.modules():
             if isinstance(layer, _BATCH_NORMS) and not any(one.requires_grad for one in layer.parameters()):
                 layer.eval()
-        self.optimiser = torch.optim.SGD(self.parameters, config.lr, config.momentum, weight_decay=config.weight_decay)
+        assert not isinstance(config.lr, Tensor)
+        self.optimiser = optimizer.as_torch(
+            [{"params": self.parameters}], config.lr, config.weight_decay, config.momentum
+        )
 
     def epoch(self, client: int, number: int) -> Tensor:
         """Make one pass over the client's rows and return the model vector [p] after it."""

@@ -22,6 +22,10 @@ class Normalized(Aggregator):
     a_i = (t - rho (1 - rho^t) / (1 - rho)) / (1 - rho), which is t without momentum.  A client that took no step counts
     nothing.  Where all clients take equally many steps, this is FedAvg.
 
+    The theory is that of changes that are sums of gradients with known shares.  Those of adaptive optimizers are not,
+    so they are refused; other forms of momentum, groups and schedules within a task are refused as their a_i is
+    another.
+
     Attributes:
         momentum: rho; set by the recipe.
     """
@@ -32,9 +36,16 @@ class Normalized(Aggregator):
         trainer = recipe.training.table()
         if trainer["kind"] != "sgd":
             return f"normalized knows the steps of training = 'sgd' only, not of {trainer['kind']!r}: choose that"
-        return (
-            "normalized needs velocities that start at 0: leave keep_momentum out" if trainer["keep_momentum"] else None
-        )
+        if trainer["keep_momentum"]:
+            return "normalized needs velocities that start at 0: leave keep_momentum out"
+        plain = {
+            "optimizer": {"kind": "sgd", "dampening": 0.0, "nesterov": False},
+            "optimizer_state": "fresh",
+            "step_schedule": {"kind": "constant"},
+            "parameter_groups": (),
+        }
+        beyond = next((name for name, value in plain.items() if trainer[name] != value), None)
+        return f"normalized knows the steps of plain SGD only: leave {beyond} out" if beyond else None
 
     def adapted_to(self, recipe: RecipeComponents, spec: ModelSpec) -> Self:
         return self.model_copy(update={"momentum": recipe.training.table()["momentum"]})

@@ -33,14 +33,19 @@ from piebald.contracts.secrets import SIGNATURE, ClientSecrets, Signer, SumDeman
 from piebald.contracts.server import Cohort, KeyAgreement, QueryRequest, RunRecorder, ServerContext, StepContext
 from piebald.contracts.training import (
     ClientContext,
+    GroupSettings,
     Personalizes,
     RowPrivacy,
     SendsInputMoments,
     SgdConfig,
     SgdOutcome,
+    StateVector,
+    StepFactor,
+    StepSettings,
     TrainInput,
     TrainOutput,
     Trains,
+    UpdateRule,
 )
 
 __all__ = [
@@ -57,6 +62,7 @@ __all__ = [
     "Device",
     "DismissesSites",
     "Fleet",
+    "GroupSettings",
     "HasServerRows",
     "HoldsRows",
     "InMemory",
@@ -78,7 +84,10 @@ __all__ = [
     "SgdOutcome",
     "Signer",
     "Split",
+    "StateVector",
     "StepContext",
+    "StepFactor",
+    "StepSettings",
     "SumDemands",
     "SumRequest",
     "Task",
@@ -86,6 +95,7 @@ __all__ = [
     "TrainOutput",
     "Trains",
     "Update",
+    "UpdateRule",
     "WeighsUpdates",
     "count_reason",
     "described",

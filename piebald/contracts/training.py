@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from piebald.contracts.data import Split
 
@@ -63,6 +63,71 @@ class RowPrivacy:
     noise: float
 
 
+class StateVector(NamedTuple):
+    """A vector that an optimizer keeps beside the parameters.
+
+    Attributes:
+        name: its name, as in `torch.optim`.
+        start: the number that all of it starts from.
+        squares: whether it holds means or sums of squares, which are never negative.
+    """
+
+    name: str
+    start: float = 0.0
+    squares: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepSettings:
+    """What an update rule is told about one step of some parameters.
+
+    Attributes:
+        lr: learning rate, one number or [c, 1].
+        weight_decay: decay of these parameters.
+        momentum: momentum.
+        step: number of this step since the state began, from 1; one number or [c, 1].
+    """
+
+    lr: float | Tensor
+    weight_decay: float
+    momentum: float
+    step: float | Tensor
+
+
+class UpdateRule(Protocol):
+    """The update of an optimizer, such as Adam's: arithmetic on flat vectors, number by number."""
+
+    def state_vectors(self, momentum: float) -> tuple[StateVector, ...]:
+        """The vectors that it keeps."""
+
+    def update(self, w: Tensor, g: Tensor, state: Mapping[str, Tensor], settings: StepSettings) -> None:
+        """One step along g [..., p], in place on w [..., p] and the state's vectors [..., p]; g is not written to."""
+
+
+class StepFactor(Protocol):
+    """A learning-rate schedule within one run of an optimizer."""
+
+    def factor(self, step: int, steps: int) -> float:
+        """The factor on the learning rate at a step, from 0 to steps - 1."""
+
+
+class GroupSettings(Protocol):
+    """Parameters with settings of their own.
+
+    Attributes:
+        layers: patterns, see `parameters.matching`.
+        lr: learning rate in the place of the trainer's, or None.
+        weight_decay: weight decay in the place of the trainer's, or None.
+    """
+
+    @property
+    def layers(self) -> tuple[str, ...]: ...
+    @property
+    def lr(self) -> float | None: ...
+    @property
+    def weight_decay(self) -> float | None: ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SgdConfig:
     """Settings of SGD on local data.  Metis eq. 2: u <- momentum * u - lr * g;  w <- w + u.
@@ -77,6 +142,10 @@ class SgdConfig:
         steps: if given, exactly this many steps instead of `epochs`.
         privacy: if given, each row is in a step's batch independently with probability q = min(1, batch / rows), and
             the gradient is (sum of the rows' own clipped gradients + noise) / (q rows).  As many steps as otherwise.
+        rule: another update than Metis eq. 2, or None.
+        schedule: if given, factors on the learning rate within the run; needs a `rule`.
+        groups: parameters with settings of their own; they need a `rule`.
+        base_lr: the trainer's learning rate, of which those of `groups` are multiples at every step.
     """
 
     lr: float | Tensor
@@ -87,18 +156,26 @@ class SgdConfig:
     epochs: int = 1
     steps: int | None = None
     privacy: RowPrivacy | None = None
+    rule: UpdateRule | None = None
+    schedule: StepFactor | None = None
+    groups: tuple[GroupSettings, ...] = ()
+    base_lr: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SgdOutcome:
-    """The outcome of SGD: model [c, p], steps [c], mean training loss over the steps [c], velocity u [c, p] or
-    None.
+    """The outcome of SGD: model [c, p], steps [c], mean training loss over the steps [c], the optimizer's state, and
+    how many of the numbers are shared.
+
+    The state of a `SgdConfig.rule` are its vectors [c, p] and "step" [c, 1], the steps behind them; that of SGD with
+    momentum is "velocity", u of Metis eq. 2; otherwise it is empty.
     """
 
     model: Tensor
     steps: Tensor
     loss: Tensor
-    velocity: Tensor | None
+    state: Mapping[str, Tensor] = field(default_factory=dict)
+    shared: int = 0
 
 
 class ClientContext(Protocol):
@@ -112,13 +189,14 @@ class ClientContext(Protocol):
         prox: float = 0.0,
         prox_center: Tensor | None = None,
         correction: Tensor | None = None,
-        velocity: Tensor | None = None,
+        state: Mapping[str, Tensor] | None = None,
     ) -> SgdOutcome:
         """Run mini-batch SGD from `model` [c, p] along  g + prox * (w - prox_center) + correction  (parameters only,
-        not buffers).
+        not buffers), or another optimizer (`SgdConfig.rule`) with this in the place of the gradient.
 
         The proximal term belongs to the objective, so `clip` sees it; correction and weight decay are added after
-        clipping.  Each call in one task uses another order of the rows.
+        clipping.  `state` is the optimizer's, as in `SgdOutcome`; without it, the optimizer starts afresh.  Each call
+        in one task uses another order of the rows.
         """
 
     def score(self, model: Tensor, split: Split) -> tuple[dict[str, Tensor], Tensor]:

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Self
 
 import torch
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from piebald.contracts import ClientContext, SgdOutcome, TrainInput, TrainOutput
-from piebald.errors import shown
 from piebald.training.sgd import Sgd
+from piebald.training.tables import from_tables
 
 REMEMBERED = 20  # validation cycles that set a client's own measure of staleness (the paper's first 20)
 _EXAMPLE = "{ clients = [1, 3], vc_loss = 1.0, vc_tomb = 1 }"
@@ -33,21 +33,8 @@ class LearnerGroup(BaseModel):
     vc_tomb: int = Field(ge=0)
 
 
-def _built(groups: Any) -> Any:
-    """Groups from their tables, with one sentence about the first that is wrong."""
-    if not isinstance(groups, Sequence) or isinstance(groups, str):
-        raise ValueError(f"must be a list of tables like {_EXAMPLE}, got {shown(groups)}")
-    made = []
-    for number, group in enumerate(groups):
-        try:
-            made.append(LearnerGroup.model_validate(group))
-        except ValidationError as error:
-            first = error.errors()[0]
-            where, words = ".".join(str(word) for word in first["loc"]), first["msg"][0].lower() + first["msg"][1:]
-            raise ValueError(
-                f"must be a list of tables like {_EXAMPLE}, but in number {number} {where}: {words}"
-            ) from None
-    return tuple(made)
+def _built(groups: Any) -> tuple[LearnerGroup, ...]:
+    return from_tables(LearnerGroup, groups, _EXAMPLE)
 
 
 class AdaptiveFrequency(Sgd):
@@ -87,6 +74,10 @@ class AdaptiveFrequency(Sgd):
     def _check_steps(self) -> Self:
         if self.steps is not None:
             raise ValueError(f"steps must be left out: training is in cycles of epochs, got {self.steps}")
+        if self.step_schedule.kind != "constant":
+            raise ValueError(
+                f"step_schedule must be left out: a cycle's number of steps is open, got {self.step_schedule.kind!r}"
+            )
         named = [client for one in self.groups for client in one.clients]
         if twice := sorted({client for client in named if named.count(client) > 1}):
             raise ValueError(f"groups must name each client once, got client {twice[0]} twice")
@@ -105,10 +96,10 @@ class AdaptiveFrequency(Sgd):
     def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
         tail = _Tail.of(inputs)
         least, tolerated = self._thresholds(inputs.clients, tail)
-        end = SgdOutcome(inputs.model, tail.zeros(), tail.zeros(), inputs.state.get("velocity"))
+        end = SgdOutcome(inputs.model, tail.zeros(), tail.zeros(), self.start_state(inputs))
         before = context.score(inputs.model, "validation")[0]["loss"]
         for _ in range(self.cycles):
-            walked = context.run_sgd(end.model, self.sgd_config(inputs, self.epochs), velocity=end.velocity)
+            walked = context.run_sgd(end.model, self.sgd_config(inputs, self.epochs), state=end.state)
             end = _where(tail.active, end, walked)
             now = context.score(end.model, "validation")[0]["loss"]
             # written so that a loss that is not a number, as without validation rows, is a failure
@@ -180,12 +171,11 @@ class _Tail:
 def _where(active: Tensor, old: SgdOutcome, new: SgdOutcome) -> SgdOutcome:
     """The new end for those that still train, the old one for the others; losses are summed over steps."""
     rows = active.unsqueeze(1)
-    velocity = new.velocity
-    if velocity is not None and old.velocity is not None:
-        velocity = torch.where(rows, velocity, old.velocity)
+    state = {name: torch.where(rows, now, old.state.get(name, now)) for name, now in new.state.items()}
     return SgdOutcome(
         torch.where(rows, new.model, old.model),
         old.steps + torch.where(active, new.steps.float(), 0.0),
         old.loss + torch.where(active, (new.loss * new.steps).nan_to_num(), 0.0),
-        velocity,
+        state,
+        new.shared,
     )

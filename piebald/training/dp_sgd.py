@@ -19,9 +19,10 @@ class DpSgd(Sgd):
 
     A row is in a step's batch by itself with probability q = batch / rows (Poisson sampling, as the accountants assume:
     batches are of uneven size).  Its own gradient is scaled down to length `clip`; Gaussian noise of deviation noise *
-    clip is added to the sum, and the step goes along that / (q rows).  Momentum, weight decay, a proximal term (`mu`)
-    and every transform of the update use nothing else of the rows, so the guarantee holds for everything that leaves
-    the client, also towards the server.  `privacy.accounting` computes it for a whole run.
+    clip is added to the sum, and the step goes along that / (q rows).  Momentum, weight decay, other optimizers and
+    their state, a proximal term (`mu`) and every transform of the update use nothing else of the rows, so the guarantee
+    holds for everything that leaves the client, also towards the server.  `privacy.accounting` computes it for a whole
+    run.
 
     Private layers are clipped and noised together with the shared ones, though they never leave.  The gradients of
     shared layers are taken through them: a single row that moved a private layer unhidden would move what all other

@@ -21,8 +21,9 @@ class DynamicRegularization(Sgd):
 
     g_k is the client's own estimate of its gradient at its last model: it starts at 0 and becomes
     g_k - alpha (w_k - w_t) after training.  It covers the shared parameters only and never leaves the client.  The
-    server's part is `server_optimizer.DynamicCorrection`, with the same alpha.  Momentum that outlives a task is
-    refused, because its direction belongs to another g_k.
+    server's part is `server_optimizer.DynamicCorrection`, with the same alpha.  Any optimizer may
+    look for the minimum of this loss, as the paper asks for the minimum only.  Momentum and other state that outlive a
+    task are refused, because their direction belongs to another g_k.
 
     Attributes:
         alpha: strength of the regularizer, above 0.
@@ -34,6 +35,8 @@ class DynamicRegularization(Sgd):
     def _check_momentum(self) -> Self:
         if self.keep_momentum:
             raise ValueError("keep_momentum cannot be used with dynamic_regularization: leave it out")
+        if self.optimizer_state != "fresh":
+            raise ValueError("optimizer_state must be 'fresh' with dynamic_regularization: leave it out")
         return self
 
     def initial_state(self, model: Tensor, shared: int) -> dict[str, Tensor]:

@@ -30,7 +30,7 @@ class LowestLoss(Sgd):
             best = torch.nan_to_num(losses, nan=torch.inf).argmin(1)
             stacked = torch.stack(models, dim=1)
             model = stacked[torch.arange(len(best), device=best.device), best]
-            end = context.run_sgd(model, self.sgd_config(inputs), velocity=inputs.state.get("velocity"))
+            end = context.run_sgd(model, self.sgd_config(inputs), state=self.start_state(inputs))
             chosen = best.float()
         done = self.output(end)
         return TrainOutput(done.model, done.steps, done.vectors, done.state, {**done.metrics, "cluster": chosen})

@@ -1,4 +1,4 @@
-"""How the learning rate changes from step to step.  Each schedule is a factor in (0, 1]."""
+"""How the learning rate changes from server step to server step.  Each schedule is a factor."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, PlainSerializer
 
-from piebald.component import Component, build
+from piebald.component import Component
+from piebald.training.schedule_functions import FunctionName, called, schedule
 
 
 class LrSchedule(Component):
@@ -61,6 +62,42 @@ class Cosine(LrSchedule):
 
 AnyLrSchedule = Annotated[
     LrSchedule,
-    BeforeValidator(lambda table: build("lr_schedule", table)),
-    PlainSerializer(lambda schedule: schedule.table()),
+    BeforeValidator(lambda given: schedule("lr_schedule", given)),
+    PlainSerializer(lambda made: made.table()),
 ]
+
+
+class Warmup(LrSchedule):
+    """A straight rise to 1 over `rounds` server steps, then another schedule, which begins there.
+
+    Attributes:
+        rounds: server steps of the rise; the first one has its part already.
+        after: the schedule that follows.
+    """
+
+    rounds: int = Field(ge=1)
+    after: AnyLrSchedule = Constant()
+
+    def factor(self, version: int) -> float:
+        if version < self.rounds:
+            return (version + 1) / self.rounds
+        return self.after.factor(version - self.rounds)
+
+
+class FunctionLrSchedule(LrSchedule):
+    """What a function `f(version)` of one's own returns.
+
+    In Python, the function itself may be given in the place of this component.  It must be found by its module and name
+    wherever clients train, so it is no lambda.
+
+    Attributes:
+        function: "module:name", or the function.
+    """
+
+    function: FunctionName
+
+    def references(self) -> tuple[str, ...]:
+        return (self.function,)
+
+    def factor(self, version: int) -> float:
+        return called(self.function, version)

@@ -20,8 +20,10 @@ class Scaffold(Sgd):
     """Steps along g - c_k + c (Karimireddy et al. 2020, algorithm 1, option II).
 
     The control variates cover the shared numbers only: a private layer has no drift to correct.  The updated own
-    variate is c_k - c + (w_t - w) / (steps * lr), so the method is defined for plain SGD; momentum, weight decay and
-    clipping are refused.
+    variate is c_k - c + (w_t - w) / (steps * lr), which is the mean gradient only where every step was lr times a
+    gradient.  So the method is defined for plain SGD: momentum, weight decay, clipping, other optimizers, groups and
+    schedules within a task are refused.  (A correction of adaptive steps is a method of its own, such as the parameter
+    tracking of Chen et al. 2025.)
     """
 
     @model_validator(mode="after")
@@ -29,6 +31,10 @@ class Scaffold(Sgd):
         for name in ("momentum", "weight_decay", "clip"):
             if getattr(self, name):
                 raise ValueError(f"{name} breaks the control variates of scaffold: leave it out")
+        if beyond := self.beyond_plain_sgd():
+            raise ValueError(
+                f"{beyond} breaks the control variates of scaffold, whose steps are plain SGD: leave it out"
+            )
         return self
 
     def initial_state(self, model: Tensor, shared: int) -> dict[str, Tensor]:

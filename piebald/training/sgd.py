@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from piebald.contracts import ClientContext, SgdConfig, SgdOutcome, TrainInput, TrainOutput
+from piebald.contracts import ClientContext, SgdConfig, SgdOutcome, StateVector, StepContext, TrainInput, TrainOutput
+from piebald.model_spec import ModelSpec
+from piebald.training import optimizer_state
 from piebald.training.base import Trainer
 from piebald.training.lr_schedule import AnyLrSchedule, Constant, LrSchedule
+from piebald.training.optimizers import AnyOptimizer, Optimizer, SgdOptimizer
+from piebald.training.parameter_groups import ParameterGroup, ParameterGroups, unsupported
+from piebald.training.step_schedule import AnyStepSchedule, ConstantStepSchedule, StepSchedule
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,7 +24,8 @@ class SgdSettings(TypedDict, total=False):
     """The settings of `Sgd`, for recipes that hand them on."""
 
     lr: float
-    lr_schedule: LrSchedule | dict[str, object]
+    lr_schedule: LrSchedule | dict[str, object] | str | Callable[[int], float]
+    step_schedule: StepSchedule | dict[str, object] | str | Callable[[int, int], float]
     epochs: int
     steps: int | None
     batch: int
@@ -26,23 +33,42 @@ class SgdSettings(TypedDict, total=False):
     keep_momentum: bool
     weight_decay: float
     clip: float | None
+    optimizer: Optimizer | dict[str, Any] | str
+    optimizer_state: Literal["fresh", "kept", "averaged"]
+    parameter_groups: Sequence[ParameterGroup | Mapping[str, Any]]
 
 
 class Sgd(Trainer):
-    """Mini-batch SGD with momentum from the model that was sent (McMahan et al. 2017, ClientUpdate; Metis eq. 2).
+    """Mini-batch SGD with momentum from the model that was sent (McMahan et al. 2017, ClientUpdate; Metis eq. 2), or
+    another optimizer.
+
+    With `optimizer = "adamw"` and others, the defaults of `lr` and `weight_decay` are those of `torch.optim`.  Any such
+    setting, and `optimizer_state`, `parameter_groups` or `step_schedule`, takes the update of `torch.optim`, in which
+    the learning rate is no part of the momentum as it is in Metis' eq. 2; with a constant learning rate both are the
+    same.
+
+    With `optimizer_state = "kept"` the state is client state and never leaves the client.  With "averaged" it is sent
+    with the update, and what belongs to private layers is kept; `training.optimizer_state` names the sources.
 
     Attributes:
-        lr: learning rate, above 0.
+        lr: learning rate, above 0; by default 0.05, and for other optimizers than SGD that of `torch.optim`.
         lr_schedule: factor on the learning rate, depending on the number of server steps made.
+        step_schedule: factor on the learning rate, depending on the steps of the task, such as a warm-up.
         epochs: passes over the client's rows.  steps: exactly this many steps instead of whole epochs.
         batch: rows in each step.
-        momentum: in [0, 1).  keep_momentum: keep the velocity in the client's state between tasks.
-        weight_decay: L2 decay.
+        momentum: in [0, 1), of SGD and RMSprop.  keep_momentum: keep the velocity of Metis' eq. 2 in the client's state
+            between tasks.
+        weight_decay: L2 decay, which AdamW takes from the parameters directly; by default 0, and 0.01 for AdamW.
         clip: largest gradient norm (Euclidean), no limit by default.
+        optimizer: how parameters move along their gradients.
+        optimizer_state: state at the beginning of a task, new, the client's own or the mean of all clients'.
+        parameter_groups: parameters with a learning rate or weight decay of their own, like [{ layers = ["norm",
+            "*.bias"], weight_decay = 0.0 }].
     """
 
     lr: float = Field(default=0.05, gt=0)
     lr_schedule: AnyLrSchedule = Constant()
+    step_schedule: AnyStepSchedule = ConstantStepSchedule()
     epochs: int = Field(default=1, ge=1)
     steps: int | None = Field(default=None, ge=1)
     batch: int = Field(default=20, ge=1)
@@ -51,8 +77,88 @@ class Sgd(Trainer):
     weight_decay: float = Field(default=0.0, ge=0)
     clip: float | None = Field(default=None, gt=0)
 
+    optimizer: AnyOptimizer = SgdOptimizer()
+    optimizer_state: Literal["fresh", "kept", "averaged"] = "fresh"
+    parameter_groups: ParameterGroups = ()
+
+    @model_validator(mode="after")
+    def _take_defaults(self) -> Self:
+        if not isinstance(self.optimizer, SgdOptimizer):
+            defaults = {"lr": self.optimizer.default_lr, "weight_decay": self.optimizer.default_weight_decay}
+            self.__dict__.update({name: value for name, value in defaults.items() if name not in self.model_fields_set})
+        return self
+
+    @model_validator(mode="after")
+    def _check_optimizer(self) -> Self:
+        kind, sgd = self.optimizer.kind, self.optimizer
+        if self.momentum and not sgd.takes_momentum:
+            raise ValueError(f"momentum is no setting of {kind}, got {self.momentum:g}: leave it out")
+        if isinstance(sgd, SgdOptimizer) and not sgd.plain and not self.momentum:
+            what = "nesterov" if sgd.nesterov else "dampening"
+            raise ValueError(f"{what} needs momentum above 0: give momentum, or leave {what} out")
+        if self.keep_momentum and self.rule is not None:
+            raise ValueError(
+                "keep_momentum keeps the velocity of plain SGD only: leave it out, and write optimizer_state = 'kept'"
+            )
+        if self.optimizer_state != "fresh" and not self.state_vectors:
+            raise ValueError(
+                f"optimizer_state = {self.optimizer_state!r} would have no effect, as {kind} without momentum has no "
+                "state: leave it out, or give momentum"
+            )
+        return self
+
+    @property
+    def rule(self) -> Optimizer | None:
+        """The optimizer where its steps are not those of Metis' eq. 2, else None."""
+        return self.optimizer if self.beyond_plain_sgd() else None
+
+    def beyond_plain_sgd(self) -> str | None:
+        """The first setting by which steps are not those of plain SGD with one learning rate, or None."""
+        sgd = self.optimizer
+        if not (type(sgd) is SgdOptimizer and sgd.plain):
+            return "optimizer"
+        if self.optimizer_state != "fresh":
+            return "optimizer_state"
+        if self.parameter_groups:
+            return "parameter_groups"
+        return None if type(self.step_schedule) is ConstantStepSchedule else "step_schedule"
+
+    @property
+    def state_vectors(self) -> tuple[StateVector, ...]:
+        """The vectors that the optimizer keeps."""
+        return self.optimizer.state_vectors(self.momentum)
+
+    def unsupported_model(self, spec: ModelSpec) -> str | None:
+        return unsupported(self.parameter_groups, spec)
+
     def initial_state(self, model: Tensor, shared: int) -> dict[str, Tensor]:
-        return {"velocity": model.new_zeros(model.shape)} if self.momentum and self.keep_momentum else {}
+        if self.momentum and self.keep_momentum:
+            return {"velocity": model.new_zeros(model.shape)}
+        if self.optimizer_state == "kept":
+            return optimizer_state.zero_state(self.state_vectors, len(model))
+        if self.optimizer_state == "averaged" and len(model) > shared:
+            return optimizer_state.without_step(optimizer_state.zero_state(self.state_vectors, len(model) - shared))
+        return {}
+
+    def uploads(self) -> tuple[str, ...]:
+        return tuple(self.server_vectors(0))
+
+    def server_vectors(self, shared: int) -> dict[str, Tensor]:
+        averaged = self.optimizer_state == "averaged"
+        return optimizer_state.zero_state(self.state_vectors, shared) if averaged else {}
+
+    def update_server_vectors(
+        self, vectors: Mapping[str, Tensor], means: Mapping[str, Tensor], context: StepContext
+    ) -> dict[str, Tensor]:
+        return optimizer_state.average(self.state_vectors, vectors, means)
+
+    def start_state(self, inputs: TrainInput) -> Mapping[str, Tensor]:
+        """The optimizer's state at the beginning of a task; empty for a new one."""
+        if self.optimizer_state == "kept":
+            return optimizer_state.kept_start(self.state_vectors, inputs)
+        if self.optimizer_state == "averaged":
+            return optimizer_state.averaged_start(self.state_vectors, inputs)
+        return {name: vector for name, vector in inputs.state.items() if name == "velocity"}
 
     def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
         return self.output(self.run_sgd(inputs, context))
@@ -77,7 +183,7 @@ class Sgd(Trainer):
             prox=prox,
             prox_center=inputs.model if prox else None,
             correction=correction,
-            velocity=inputs.state.get("velocity"),
+            state=self.start_state(inputs),
         )
 
     def sgd_config(self, inputs: TrainInput, epochs: int | None = None) -> SgdConfig:
@@ -90,6 +196,10 @@ class Sgd(Trainer):
             batch=self.batch,
             epochs=epochs or self.epochs,
             steps=None if epochs else self.steps,
+            rule=self.rule,
+            schedule=None if type(self.step_schedule) is ConstantStepSchedule else self.step_schedule,
+            groups=self.parameter_groups,
+            base_lr=self.lr,
         )
 
     def rate(self, inputs: TrainInput) -> float | Tensor:
@@ -99,9 +209,14 @@ class Sgd(Trainer):
 
     def output(self, end: SgdOutcome, **more: dict[str, Tensor]) -> TrainOutput:
         """What training ends with; `more` adds state and vectors."""
-        state = dict(more.get("state", {}))
-        if self.momentum and self.keep_momentum and end.velocity is not None:
-            state["velocity"] = end.velocity
-        return TrainOutput(
-            end.model, end.steps, vectors=more.get("vectors", {}), state=state, metrics={"loss": end.loss}
-        )
+        state, vectors = dict(more.get("state", {})), dict(more.get("vectors", {}))
+        if self.momentum and self.keep_momentum and "velocity" in end.state:
+            state["velocity"] = end.state["velocity"]
+        ended = {optimizer_state.PREFIX + "step": end.state["step"]} if self.optimizer_state != "fresh" else {}
+        if self.optimizer_state == "kept":
+            state |= optimizer_state.named(end.state) | ended
+        elif self.optimizer_state == "averaged":
+            vectors |= optimizer_state.named(end.state, stop=end.shared) | ended
+            if end.model.shape[-1] > end.shared:
+                state |= optimizer_state.named(end.state, start=end.shared)
+        return TrainOutput(end.model, end.steps, vectors=vectors, state=state, metrics={"loss": end.loss})

@@ -34,7 +34,7 @@ class WithMoments(Sgd):
         return None
 
     def uploads(self) -> tuple[str, ...]:
-        return ("moments",)
+        return (*super().uploads(), "moments")
 
     def upload_shapes(self, spec: ModelSpec) -> Mapping[str, tuple[int, ...]]:
         named = dict(spec.model.named_modules())

@@ -62,6 +62,20 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "momentum": {"momentum": 0.9, "keep_momentum": True, "weight_decay": 0.01, "clip": 0.5},
     "lr_schedule": {"lr_schedule": {"kind": "exponential", "rate": 0.5}, "epochs": 2},
     "steps": {"steps": 5},
+    # a bias in front of batch norm has no gradient but rounding, which Adam with a small eps would blow up
+    "adam, averaged": {
+        "optimizer": {"kind": "adam", "eps": 0.1},
+        "optimizer_state": "averaged",
+        "clip": 0.5,
+        "epochs": 2,
+    },
+    "adamw, kept": {
+        "optimizer": {"kind": "adamw", "eps": 0.001},
+        "optimizer_state": "kept",
+        "parameter_groups": [{"layers": "*.bias", "weight_decay": 0.0, "lr": 0.02}],
+        "step_schedule": {"kind": "cosine", "warmup": 0.3},
+        "lr_schedule": {"kind": "exponential", "rate": 0.5},
+    },
 }
 
 

@@ -35,6 +35,12 @@ def test_equals_the_simulator(cluster: Any, name: str) -> None:
     assert_same(carry_out(method(name)), on_ray(method(name)))
 
 
+@pytest.mark.parametrize("state", ["kept", "averaged"])
+def test_the_state_of_optimizers_is_that_of_the_simulator(cluster: Any, state: str) -> None:
+    recipe = method("hdafl", optimizer="adamw", optimizer_state=state)
+    assert_same(carry_out(recipe), on_ray(recipe))
+
+
 def test_many_at_once_on_a_virtual_clock(cluster: Any) -> None:
     fleet = FastSlow(fast=1.0, slow_factor=2.5, share_slow=0.4)
     recipe = method("hdafl").with_(scheduling={"kind": "asynchronous", "cohort": 3})

@@ -29,7 +29,7 @@ class Scripted:
 
         self.walks += 1
         count = len(model)
-        return SgdOutcome(model + 1, torch.full((count,), 4.0), torch.ones(count), None)
+        return SgdOutcome(model + 1, torch.full((count,), 4.0), torch.ones(count))
 
     def score(self, model: Tensor, split: str) -> Any:
         self.cycle += 1

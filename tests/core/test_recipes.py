@@ -40,6 +40,10 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "cohort": st.one_of(counts, st.floats(0.01, 1.0)),
     "lr": positive,
     "lr_schedule": schedules,
+    "step_schedule": st.sampled_from([{"kind": "constant"}, "cosine", {"kind": "linear", "warmup": 0.5}]),
+    "optimizer": st.sampled_from(["sgd", "adamw", {"kind": "adam", "betas": [0.8, 0.99]}, {"kind": "rmsprop"}]),
+    "optimizer_state": st.sampled_from(["fresh", "kept", "averaged"]),
+    "parameter_groups": st.sampled_from([[], [{"layers": "*.bias", "weight_decay": 0.0}]]),
     "epochs": counts,
     "steps": st.one_of(st.none(), counts),
     "batch": counts,
@@ -94,10 +98,10 @@ OWN = {("dp_sgd", "clip"): positive}  # without a clip there is no guarantee
 LISTED = {row["name"]: row for row in recipes.listing()}
 
 
-def accepted(name: str, field: str, value: Any) -> bool:
-    """Whether a recipe takes a value of one field; SCAFFOLD refuses momentum, for instance."""
+def accepted(name: str, fields: dict[str, Any]) -> bool:
+    """Whether a recipe takes these fields together; SCAFFOLD refuses momentum, for instance, and so does Adam."""
     try:
-        recipes.make(name, **{field: value})
+        recipes.make(name, **fields)
     except SettingError:
         return False
     return True
@@ -116,7 +120,11 @@ def made(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     name = draw(st.sampled_from(recipes.names()))
     chosen = draw(st.sets(st.sampled_from(sorted(LISTED[name]["fields"]))))
     drawn = {field: draw(values(name, field)) for field in sorted(chosen)}
-    return name, {field: value for field, value in drawn.items() if accepted(name, field, value)}
+    fields: dict[str, Any] = {}
+    for field, value in drawn.items():
+        if accepted(name, fields | {field: value}):
+            fields[field] = value
+    return name, fields
 
 
 def plain(value: Any) -> Any:

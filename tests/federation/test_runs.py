@@ -51,6 +51,12 @@ def test_many_rounds_with_momentum_stay_together(sites: Sites) -> None:
         assert float((real.cluster_models[group] - vector).abs().max()) <= 1e-6
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("state", ["kept", "averaged"])
+def test_the_state_of_optimizers_is_that_of_the_simulator(state: str, sites: Sites) -> None:
+    assert_same(settings({"name": "hdafl", "optimizer": "adamw", "optimizer_state": state}), sites)
+
+
 def assert_same(made: Any, sites: Sites) -> None:
     simulated = carry_out(made)
     real = carry_out(made, credentials=str(sites.folder / "server"))

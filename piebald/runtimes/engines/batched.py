@@ -58,7 +58,7 @@ class BatchedEngine(VmappedEngine):
             return super().run_sgd(run)
         if not factored and len(plans) * self.work.layout.size > _FORMED:
             return SequentialEngine.run_sgd(self, run)
-        batched = _BatchedRun(self, module, run, order, start, correction)
+        batched = _BatchedRun(self, module, run, order, start, correction, [len(plan) for plan in plans])
         batched.begin(gathered, plans)
         for step in range(len(plans[0])):
             batched.step(step, gathered, plans, rng_keys)
@@ -82,8 +82,8 @@ class BatchedEngine(VmappedEngine):
     ) -> list[Slot]:
         """Dense layers whose weights need not be formed: their steps are linear in the gradients, and it is cheaper."""
         config = run.config
-        nonlinear = config.clip is not None or isinstance(config.lr, Tensor)
-        apart = run.velocity is not None or (run.prox and run.prox_center is not run.model) or start.factors
+        nonlinear = config.clip is not None or isinstance(config.lr, Tensor) or config.rule is not None
+        apart = run.state or (run.prox and run.prox_center is not run.model) or start.factors
         # then the start and the correction both change, see `FactoredDense.moved`
         twice = correction is not None and (run.prox or config.weight_decay)
         if nonlinear or apart or twice or (self.traits.mixes and len(plans) > 1):
@@ -174,6 +174,7 @@ class _BatchedRun:
         order: list[int],
         start: FactoredVectors,
         correction: FactoredVectors | None,
+        planned: Sequence[int],
     ) -> None:
         self.engine, self.module, self.order, self.start, self.correction = engine, module, order, start, correction
         layout, self.spans = module.rest
@@ -182,15 +183,13 @@ class _BatchedRun:
             model=self._own(run.model),
             prox_center=None if run.prox_center is None else self._own(run.prox_center),
             correction=None if run.correction is None else self._own(run.correction),
-            velocity=None if run.velocity is None else self._own(run.velocity),
+            state={name: self._own(vector) for name, vector in run.state.items() if name != "step"}
+            | {name: vector for name, vector in run.state.items() if name == "step"},
         )
         self.run = rows_of(own, order)
         self.w = self.run.model.clone()
-        momentum = run.velocity is not None or bool(run.config.momentum)
-        self.u = None
-        if momentum:
-            self.u = torch.zeros_like(self.w) if self.run.velocity is None else self.run.velocity.clone()
-        self.g = None if run.plain else torch.zeros_like(self.w)
+        self.stepper = engine.stepper(self.run, self.w, planned, layout)
+        self.g = None if run.plain or self.stepper.direct else torch.zeros_like(self.w)
         self.leaves = Leaves(layout, self.w)
         straight = order == sorted(order)
         self.sorted = None if straight else torch.tensor(order, device=engine.device)
@@ -198,6 +197,7 @@ class _BatchedRun:
         self.history = [self.scalars]
         self.total = torch.zeros(len(order), device=engine.device)
         module.batched_pass.scale, module.batched_pass.shares = [], self._shares()
+        module.batched_pass.in_one_piece = self.stepper.direct and not engine.bfloat16
         module.batched_pass.hook = torch.zeros((), device=engine.device, requires_grad=True)
         self.ahead: _Ahead | None = None
         self.places: Tensor | None = None
@@ -271,7 +271,7 @@ class _BatchedRun:
             with torch.no_grad():
                 self.total[lo:hi] += losses.detach()
                 if parameters:
-                    engine.step(self.run, self.leaves, self.w, self.g, self.u, gradients, lo, hi)
+                    engine.step(self.stepper, self.leaves, self.w, self.g, gradients, slice(lo, hi), step)
         self._advance(self.run.config)
 
     def _losses(self, lo: int, hi: int, x: Tensor, y: Tensor, keys: Tensor | None, mask: Tensor | None) -> Tensor:
@@ -306,7 +306,7 @@ class _BatchedRun:
         self.leaves.finish()
         steps = torch.tensor([float(count) for count in taken], device=self.w.device)
         if not self.module.factored:
-            return restored_order(self.w, steps, self.total / steps, self.u, self.order)
+            return restored_order(self.w, steps, self.total / steps, self.stepper.ended(steps), self.order)
         back = slice(None) if self.sorted is None else self.sorted.argsort()
         factors = [layer.factor(self.sorted, self.places) for layer in self.module.factored]
         ends, width = [self.history[count] for count in taken], max(taken)
@@ -331,11 +331,11 @@ class _BatchedRun:
         shares = [self.w.new_tensor([start - 1 for start in starts]), self.w.new_tensor(corrections)]
         model.start = self.start.alone
         model.moved = {layer.slot.start: layer.moved(scale, shares)[back] for layer in self.module.factored}
-        velocity = None
-        if self.u is not None:
+        state = {}
+        if (own := self.stepper.velocity) is not None:
             push = self._rectangle([at.u_gradients for at in ends], width)
-            velocity = ended(self.u, [at.u_start for at in ends], [at.u_correction for at in ends], push)
-        return SgdOutcome(model, steps[back], (self.total / steps)[back], velocity)
+            state["velocity"] = ended(own, [at.u_start for at in ends], [at.u_correction for at in ends], push)
+        return SgdOutcome(model, steps[back], (self.total / steps)[back], state)
 
     def _rectangle(self, rows: Sequence[Sequence[float]], width: int) -> Tensor:
         """Rows of unequal length as one tensor, filled up with zeros."""

@@ -35,6 +35,7 @@ class BatchedPass:
         rows: which of all steps' rows are in the batch, for layers that have looked ahead.
         batch: data pointer of the batch, and its version counter when the step began.
         hook: a scalar that needs a gradient, so that factored layers are called in the backward pass.
+        in_one_piece: whether gradients of weights have to lie in memory as the weights do.
     """
 
     count: int = 0
@@ -44,6 +45,7 @@ class BatchedPass:
     rows: slice = field(default_factory=lambda: slice(0))
     batch: tuple[int, int] = (0, 0)
     hook: Tensor | None = None
+    in_one_piece: bool = False
 
 
 class Layer(nn.Module):
@@ -77,9 +79,32 @@ class Dense(Layer):
         if count == 1:
             return functional.linear(x, weight[0], None if bias is None else bias[0])
         rows = x.reshape(count, -1, x.shape[-1])
+        if self.batched_pass.in_one_piece:
+            product: Tensor = _InOnePiece.apply(rows, weight, bias)  # type: ignore[no-untyped-call]
+            return product.view(*x.shape[:-1], -1)
         wide = weight.transpose(1, 2)
         out = torch.bmm(rows, wide) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, wide)
         return out.view(*x.shape[:-1], -1)
+
+
+class _InOnePiece(Function):
+    """x [c, b, in] times weights [c, out, in], plus bias [c, out].
+
+    Autograd's own gradient of the weights is a transposed view, which an optimizer would have to copy.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.biased = bias is not None
+        wide = weight.transpose(1, 2)
+        return torch.bmm(x, wide) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, wide)
+
+    @staticmethod
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        to_x = torch.bmm(d, weight) if ctx.needs_input_grad[0] else None
+        return to_x, torch.bmm(d.transpose(1, 2), x), d.sum(1) if ctx.biased else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -116,9 +116,15 @@ def _losses(engine: SequentialEngine, clients: Sequence[int]) -> torch.Tensor:
 
 
 def _trial(work: ClientWork) -> SgdConfig:
-    """A few steps with the run's batch."""
-    batch = work.trainer.batch if isinstance(work.trainer, Sgd) else 20
-    return SgdConfig(lr=0.01, batch=batch, steps=_STEPS, privacy=work.row_privacy)
+    """A few steps with the run's batch and optimizer."""
+    if not isinstance(work.trainer, Sgd):
+        return SgdConfig(lr=0.01, batch=20, steps=_STEPS, privacy=work.row_privacy)
+    trainer = work.trainer
+    momentum = 0.0 if trainer.rule is None else trainer.momentum  # that of plain SGD costs next to nothing
+    return SgdConfig(
+        0.01, momentum, batch=trainer.batch, steps=_STEPS, privacy=work.row_privacy, rule=trainer.rule,
+        groups=trainer.parameter_groups, base_lr=trainer.lr,
+    )  # fmt: skip
 
 
 def _measure(engine: SequentialEngine, clients: Sequence[int], stack: int) -> tuple[torch.Tensor, float]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -31,13 +31,14 @@ class EngineContext:
         prox: float = 0.0,
         prox_center: Tensor | None = None,
         correction: Tensor | None = None,
-        velocity: Tensor | None = None,
+        state: Mapping[str, Tensor] | None = None,
     ) -> SgdOutcome:
         clients, rng_versions, secret = self.stack.clients, self.stack.rng_versions, self.stack.secret
-        run = SgdRun(clients, rng_versions, self.phase, model, config, prox, prox_center, correction, velocity, secret)
+        given = {} if state is None else state
+        run = SgdRun(clients, rng_versions, self.phase, model, config, prox, prox_center, correction, given, secret)
         self.phase += 1
         with torch.enable_grad():  # also where the caller only wants a model to use, inside torch.no_grad
-            return self.engine.run_sgd(run)
+            return replace(self.engine.run_sgd(run), shared=self.engine.work.layout.shared)
 
     def score(self, model: Tensor, split: Split) -> tuple[dict[str, Tensor], Tensor]:
         return self.engine.score(self.stack.clients, model, split)

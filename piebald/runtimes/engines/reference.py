@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from piebald.contracts import SgdOutcome, Split
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
+from piebald.runtimes.engines.reference_optimizer import ReferenceOptimizer
 from piebald.runtimes.engines.row_gradients import noised, row_keys
-from piebald.runtimes.engines.row_loader import Gathered, Places, batches
+from piebald.runtimes.engines.row_loader import Gathered, Places, batches, planned_steps
 from piebald.runtimes.engines.sequential import SequentialEngine, step_key
 from piebald.runtimes.engines.sgd_step import SgdRun
 
@@ -23,19 +24,21 @@ class ReferenceEngine(SequentialEngine):
 
     def run_sgd(self, run: SgdRun) -> SgdOutcome:
         ends = [self._train_plainly(run, row) for row in range(len(run.clients))]
-        models, steps, losses, velocities = zip(*ends, strict=True)
-        velocity = torch.stack(velocities) if run.velocity is not None or run.config.momentum else None
-        return SgdOutcome(torch.stack(models), torch.tensor(steps), torch.tensor(losses), velocity)
+        models, steps, losses, states = zip(*ends, strict=True)
+        state = {name: torch.stack([one[name] for one in states]) for name in states[0]}
+        return SgdOutcome(torch.stack(models), torch.tensor(steps), torch.tensor(losses), state)
 
-    def _train_plainly(self, run: SgdRun, row: int) -> tuple[torch.Tensor, float, float, torch.Tensor]:
+    def _train_plainly(self, run: SgdRun, row: int) -> tuple[torch.Tensor, float, float, dict[str, torch.Tensor]]:
         layout, config = self.work.layout, run.config
         module = copy.deepcopy(self.work.model).train()
         layout.load(module, run.model[row])
         parameters = dict(module.named_parameters())
         lr = float(config.lr[row]) if isinstance(config.lr, torch.Tensor) else config.lr
-        velocity = torch.zeros(layout.size) if run.velocity is None else run.velocity[row].clone()
+        velocity = run.state["velocity"][row].clone() if "velocity" in run.state else torch.zeros(layout.size)
         gathered = self.row_loader.gather([run.clients[row]], "train")
         rng_key = self.rng_key(run, row)
+        planned = planned_steps(gathered.places[0], config, self.traits.mixes)
+        rule = None if config.rule is None else ReferenceOptimizer(run, row, module, layout, planned)
         losses: list[float] = []
         with self._randomness(run, row) as dropout:
             for batch in batches(gathered.places[0], config, self.traits.mixes, *rng_key):
@@ -63,13 +66,20 @@ class ReferenceEngine(SequentialEngine):
                             continue
                         here, w = slice(slot.start, slot.stop), parameters[slot.name]
                         g = torch.zeros_like(w) if w.grad is None else w.grad
-                        g = g + config.weight_decay * w
                         if run.correction is not None:
                             g = g + run.correction[row][here].view(slot.shape)
+                        if rule is not None:
+                            w.grad = g
+                            continue
+                        g = g + config.weight_decay * w
                         velocity[here] = config.momentum * velocity[here] - lr * g.flatten()
                         w.add_(velocity[here].view(slot.shape))
+                if rule is not None:
+                    rule.step(len(losses) - 1)
         mean = sum(losses) / len(losses) if losses else float("nan")
-        return layout.flatten(module), float(len(losses)), mean, velocity
+        state = {"velocity": velocity} if run.keeps_velocity else {}
+        state = state if rule is None else rule.ended(len(losses))
+        return layout.flatten(module), float(len(losses)), mean, state
 
     def _set_private_gradients(
         self,

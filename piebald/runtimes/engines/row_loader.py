@@ -154,6 +154,15 @@ def batches(places: Places, config: SgdConfig, mixes: bool, *rng_key: int | str)
         epoch += 1
 
 
+def planned_steps(places: Places, config: SgdConfig, mixes: bool) -> int:
+    """How many batches `batches` makes of a client's rows."""
+    count = len(places)
+    if count == 0 or config.steps is not None:
+        return config.steps or 0 if count else 0
+    lone = config.privacy is None and mixes and count % config.batch == 1 and count > 1
+    return config.epochs * (math.ceil(count / config.batch) - lone)
+
+
 def _poisson(places: Places, config: SgdConfig, *rng_key: int | str) -> Iterator[Places]:
     """Draw each row into each batch independently, as accountants of DP-SGD assume; batch sizes vary.
 

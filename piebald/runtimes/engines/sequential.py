@@ -20,8 +20,9 @@ from piebald.randomness import key
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
 from piebald.runtimes.engines.model_traits import Traits
 from piebald.runtimes.engines.row_gradients import MAX_NUMBERS, RowGradients, noised, row_keys, shrink
-from piebald.runtimes.engines.row_loader import Gathered, Places, RngKey, RowLoader, batches
-from piebald.runtimes.engines.sgd_step import SgdRun, plain_step, sgd_step
+from piebald.runtimes.engines.row_loader import Gathered, Places, RngKey, RowLoader, batches, planned_steps
+from piebald.runtimes.engines.sgd_step import SgdRun, plain_step
+from piebald.runtimes.engines.stepper import GroupSpan, Stepper, joined, tensor_spans
 from piebald.runtimes.factored.client_state import StatePacker
 
 SCORE_ROWS = 2048  # rows in a forward pass that only scores: enough to be efficient, few enough for any activation
@@ -53,6 +54,9 @@ class SequentialEngine:
         self._names = [slot.name for slot in work.layout.slots if not slot.buffer]
         self._gradient_views = [views[name] for name in self._names]
         self._vectorizes: bool | None = None
+        self._tensor_spans: dict[
+            object, tuple[GroupSpan, ...]
+        ] = {}  # by what they depend on: patterns are slow to match
         self._conv2d = any(isinstance(layer, nn.Conv2d) for layer in self.module.modules())
 
     @cached_property
@@ -66,24 +70,33 @@ class SequentialEngine:
         """Train the clients of the stack one after another."""
         count = len(run.clients)
         end = torch.empty(count, self.work.layout.size, device=self.device)
-        keeps = run.velocity is not None or run.config.momentum > 0
-        velocity = torch.zeros_like(end) if keeps else None
-        if velocity is not None and run.velocity is not None:
-            velocity.copy_(run.velocity)
         steps, losses = torch.zeros(count), torch.full((count,), torch.nan)
         gathered = self.row_loader.gather(run.clients, "train")
+        stepper = self.stepper(
+            run, end, [planned_steps(rows, run.config, self.traits.mixes) for rows in gathered.places]
+        )
         for row in range(count):
             with self._randomness(run, row) as dropout:
-                steps[row], losses[row] = self._train_one(run, row, gathered, velocity, dropout)
+                steps[row], losses[row] = self._train_one(run, row, gathered, stepper, dropout)
             end[row].copy_(self.vector)
-        return SgdOutcome(end, steps.to(self.device), losses.to(self.device), velocity)
+        return SgdOutcome(end, steps.to(self.device), losses.to(self.device), stepper.ended(steps))
+
+    def stepper(self, run: SgdRun, models: Tensor, planned: Sequence[int], layout: Layout | None = None) -> Stepper:
+        """The optimizer of a run that trains these models [c, p] in so many steps each."""
+        config, layout = run.config, layout or self.work.layout
+        tensors: tuple[GroupSpan, ...] = ()
+        if config.rule is not None:
+            name = (config.groups, config.weight_decay, config.base_lr)
+            if name not in self._tensor_spans:
+                self._tensor_spans[name] = tensor_spans(config, self.work.layout, self.work.model)
+            tensors = self._tensor_spans[name]
+        return Stepper(run, models, layout.trained, joined(tensors), tensors, planned)
 
     def _train_one(
-        self, run: SgdRun, row: int, gathered: Gathered, velocity: Tensor | None, dropout: KeyedDropout | None
+        self, run: SgdRun, row: int, gathered: Gathered, stepper: Stepper, dropout: KeyedDropout | None
     ) -> tuple[int, Tensor | float]:
         self._load(run.model[row])
         self.module.train()
-        u = velocity[row] if velocity is not None else None
         plain, total, taken = run.plain, torch.zeros((), device=self.device), 0
         rng_key = self.rng_key(run, row)
         for batch in batches(gathered.places[row], run.config, self.traits.mixes, *rng_key):
@@ -98,9 +111,11 @@ class SequentialEngine:
             with torch.no_grad():
                 if plain:
                     plain_step(self.parameters, gradients, self.vector, run, self.work.layout.trained, row)
+                elif stepper.direct:
+                    stepper.step_along(self.vector, gradients, row, taken)
                 else:
                     torch._foreach_copy_(self._gradient_views, gradients)
-                    sgd_step(self.vector, self._gradient, u, run, self.work.layout.trained, row)
+                    stepper.step(self.vector, self._gradient, row, taken)
                 total += loss
             taken += 1
         return taken, total / taken if taken else float("nan")

@@ -1,9 +1,9 @@
-"""One optimizer step on flat vectors, for one client or a stack: the only place where the update rule is written."""
+"""One step of SGD on flat vectors, for one client or a stack: the only place where Metis' eq. 2 is written."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ class SgdRun:
         rng_versions: `Task.rng_version` of each client's task.
         phase: how many runs there were before in the same task.
         model: [c, p], where to start.
-        config, prox, prox_center, correction, velocity: as in `ClientContext.run_sgd`.
+        config, prox, prox_center, correction, state: as in `ClientContext.run_sgd`.
         secret: as in `ClientStack`.
     """
 
@@ -32,7 +32,7 @@ class SgdRun:
     prox: float = 0.0
     prox_center: Tensor | None = None
     correction: Tensor | None = None
-    velocity: Tensor | None = None
+    state: Mapping[str, Tensor] = field(default_factory=dict)
     secret: str = ""
 
     @property
@@ -42,9 +42,14 @@ class SgdRun:
         return self.config.lr
 
     @property
+    def keeps_velocity(self) -> bool:
+        """Whether this is SGD with momentum in the form of Metis' eq. 2, or goes on from its velocity."""
+        return self.config.rule is None and ("velocity" in self.state or self.config.momentum > 0)
+
+    @property
     def plain(self) -> bool:
         """Whether a step is just  w <- w - lr * (g + correction)  with one learning rate (`plain_step`)."""
-        extra = self.prox or self.velocity is not None
+        extra = self.prox or self.state or self.config.rule is not None
         settings = self.config.momentum or self.config.weight_decay or self.config.clip or self.config.privacy
         return not extra and not settings and not isinstance(self.config.lr, Tensor)
 
@@ -74,14 +79,7 @@ def sgd_step(w: Tensor, g: Tensor, u: Tensor | None, run: SgdRun, spans: Sequenc
         rows: which rows of the run's vectors w, g and u belong to.
     """
     config = run.config
-    if run.prox and run.prox_center is not None:
-        for span in spans:
-            g[..., span].add_(w[..., span] - run.prox_center[rows][..., span], alpha=run.prox)
-    if config.clip is not None:
-        square = sum(
-            (g[..., span].square().sum(-1, keepdim=True) for span in spans), start=torch.zeros((), device=g.device)
-        )
-        g.mul_((config.clip / (square.sqrt() + 1e-6)).clamp(max=1.0))  # 1e-6 as in torch's clip_grad_norm_
+    add_prox_and_clip(w, g, run, spans, rows)
     lr = config.lr[rows] if isinstance(config.lr, Tensor) else config.lr
     for span in spans:
         here = g[..., span]
@@ -96,3 +94,16 @@ def sgd_step(w: Tensor, g: Tensor, u: Tensor | None, run: SgdRun, spans: Sequenc
             w[..., span].sub_(here.mul_(lr))
         else:
             w[..., span].add_(here, alpha=-lr)
+
+
+def add_prox_and_clip(w: Tensor, g: Tensor, run: SgdRun, spans: Sequence[slice], rows: slice | int) -> None:
+    """Add the proximal term to the gradients g [..., p] and clip them, in place; the arguments are as in `sgd_step`."""
+    config = run.config
+    if run.prox and run.prox_center is not None:
+        for span in spans:
+            g[..., span].add_(w[..., span] - run.prox_center[rows][..., span], alpha=run.prox)
+    if config.clip is not None:
+        square = sum(
+            (g[..., span].square().sum(-1, keepdim=True) for span in spans), start=torch.zeros((), device=g.device)
+        )
+        g.mul_((config.clip / (square.sqrt() + 1e-6)).clamp(max=1.0))  # 1e-6 as in torch's clip_grad_norm_

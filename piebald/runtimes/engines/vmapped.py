@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -25,7 +25,8 @@ from piebald.runtimes.engines.keyed_dropout import KeyedDropout
 from piebald.runtimes.engines.row_gradients import MAX_NUMBERS, noised, row_keys
 from piebald.runtimes.engines.row_loader import Gathered, Places, RngKey, batches
 from piebald.runtimes.engines.sequential import SequentialEngine, step_key
-from piebald.runtimes.engines.sgd_step import SgdRun, plain_step, sgd_step
+from piebald.runtimes.engines.sgd_step import SgdRun, plain_step
+from piebald.runtimes.engines.stepper import Stepper
 
 
 class VmappedEngine(SequentialEngine):
@@ -39,11 +40,9 @@ class VmappedEngine(SequentialEngine):
         gathered, plans, rng_keys, order = self.planned(run)
         ordered = rows_of(run, order)
         w = ordered.model.clone(memory_format=torch.contiguous_format)
-        u = None
-        if run.velocity is not None or run.config.momentum:
-            u = torch.zeros_like(w) if ordered.velocity is None else ordered.velocity.clone()
+        stepper = self.stepper(ordered, w, [len(plan) for plan in plans])
         total = torch.zeros(len(plans), device=self.device)
-        g = None if run.plain else torch.zeros_like(w)
+        g = None if run.plain or stepper.direct else torch.zeros_like(w)
         leaves = Leaves(self.work.layout, w)
         lots = [float(min(run.config.batch, len(gathered.places[row]))) for row in order]
         for step in range(len(plans[0]) if plans else 0):
@@ -61,10 +60,10 @@ class VmappedEngine(SequentialEngine):
                     gradients = noised(summed, self.work.layout, privacy, lots[lo:hi], step, rng_keys[lo:hi])
                 with torch.no_grad():
                     total[lo:hi] += losses.detach()
-                    self.step(ordered, leaves, w, g, u, gradients, lo, hi)
+                    self.step(stepper, leaves, w, g, gradients, slice(lo, hi), step)
         leaves.finish()
         steps = torch.tensor([float(len(plan)) for plan in plans], device=self.device)
-        return restored_order(w, steps, total / steps, u, order)
+        return restored_order(w, steps, total / steps, stepper.ended(steps), order)
 
     def _fits_privacy(self, run: SgdRun) -> bool:
         """Whether rows are not hidden, or the gradients of all clients' single rows fit into memory at once."""
@@ -149,23 +148,27 @@ class VmappedEngine(SequentialEngine):
 
     def step(
         self,
-        run: SgdRun,
+        stepper: Stepper,
         leaves: Leaves,
         w: Tensor,
         g: Tensor | None,
-        u: Tensor | None,
         gradients: Sequence[Tensor],
-        lo: int,
-        hi: int,
+        rows: slice,
+        taken: int,
     ) -> None:
-        """One optimizer step of the clients from lo to hi; w, g and u are all clients', in the layout of `leaves`."""
-        rows, spans = slice(lo, hi), leaves.layout.trained
+        """One optimizer step of some clients after `taken` others; w and g are all clients', in the layout of
+        `leaves`.
+        """
+        if stepper.direct:
+            stepper.step_along(w[rows], gradients, rows, taken)
+            return
         if g is None:
-            plain_step(leaves(lo, hi)[1], gradients, w[rows], run, spans, rows)
+            parameters = leaves(rows.start, rows.stop)[1]
+            plain_step(parameters, gradients, w[rows], stepper.run, stepper.spans, rows)
             return
         for slot, gradient in zip(leaves.trained, gradients, strict=True):
             g[rows, slot.start : slot.stop] = gradient.flatten(1)
-        sgd_step(w[rows], g[rows], None if u is None else u[rows], run, spans, rows)
+        stepper.step(w[rows], g[rows], rows, taken)
 
 
 class Leaves:
@@ -217,17 +220,17 @@ def rows_of(run: SgdRun, order: list[int]) -> SgdRun:
         run.prox,
         pick(run.prox_center),
         pick(run.correction),
-        pick(run.velocity),
+        {name: vector[order] for name, vector in run.state.items()},
         run.secret,
     )
 
 
-def restored_order(w: Tensor, steps: Tensor, loss: Tensor, u: Tensor | None, order: list[int]) -> SgdOutcome:
+def restored_order(w: Tensor, steps: Tensor, loss: Tensor, state: Mapping[str, Tensor], order: list[int]) -> SgdOutcome:
     """The outcome of a run, with its clients in the original order."""
     if order == list(range(len(order))):  # copying a stack is expensive
-        return SgdOutcome(w, steps, loss, u)
+        return SgdOutcome(w, steps, loss, state)
     back = torch.tensor(np.argsort(order), device=w.device)
-    return SgdOutcome(w[back], steps[back], loss[back], None if u is None else u[back])
+    return SgdOutcome(w[back], steps[back], loss[back], {name: vector[back] for name, vector in state.items()})
 
 
 def lay_out_rows(plans: Sequence[Sequence[Places]]) -> tuple[Places, list[int]]:

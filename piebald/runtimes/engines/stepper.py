@@ -1,0 +1,172 @@
+"""The optimizer of one run on one stack of clients: its state, and its step whatever the rule is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from piebald.contracts import GroupSettings, SgdConfig, StateVector, StepSettings
+from piebald.parameters import Layout, matching
+from piebald.runtimes.engines.sgd_step import SgdRun, add_prox_and_clip, sgd_step
+from piebald.runtimes.factored.vectors import to_dense
+
+
+class GroupSpan(NamedTuple):
+    """Neighbouring parameters with the same settings.
+
+    Attributes:
+        span: where they are in the vector.
+        share: their learning rate, as a multiple of the run's.
+        weight_decay: their weight decay.
+    """
+
+    span: slice
+    share: float
+    weight_decay: float
+
+
+def tensor_spans(config: SgdConfig, layout: Layout, module: nn.Module) -> tuple[GroupSpan, ...]:
+    """The parameters of a layout, one by one."""
+    settings, others = group_settings(config, module), (1.0, config.weight_decay)
+    slots = [slot for slot in layout.slots if not slot.buffer]
+    return tuple(GroupSpan(slice(slot.start, slot.stop), *settings.get(slot.name, others)) for slot in slots)
+
+
+def joined(tensors: Sequence[GroupSpan]) -> tuple[GroupSpan, ...]:
+    """The same parameters, cut only where their settings change."""
+    spans: list[GroupSpan] = []
+    for one in tensors:
+        last = spans[-1] if spans else None
+        if last is not None and last.span.stop == one.span.start and last[1:] == one[1:]:
+            spans[-1] = one._replace(span=slice(last.span.start, one.span.stop))
+        else:
+            spans.append(one)
+    return tuple(spans)
+
+
+def group_settings(config: SgdConfig, module: nn.Module) -> dict[str, tuple[float, float]]:
+    """The share of the learning rate and the weight decay of each tensor that is in a group, by name."""
+
+    def of(group: GroupSettings) -> tuple[float, float]:
+        decay = config.weight_decay if group.weight_decay is None else group.weight_decay
+        return 1.0 if group.lr is None else group.lr / config.base_lr, decay
+
+    return {name: of(group) for group in config.groups for name in matching(module, group.layers)}
+
+
+class Stepper:
+    """The optimizer of one run.
+
+    Args:
+        run: the run, with its clients in the order of the rows of w.
+        like: the models w [c, p] that are trained.
+        spans: where the parameters are.
+        groups: the same parameters, cut where their settings change; unused without a rule, and so are
+        tensors: the same parameters, tensor by tensor.
+        planned: steps that each client will take.
+    """
+
+    def __init__(
+        self,
+        run: SgdRun,
+        like: Tensor,
+        spans: Sequence[slice],
+        groups: Sequence[GroupSpan],
+        tensors: Sequence[GroupSpan],
+        planned: Sequence[int],
+    ) -> None:
+        self.run, self.spans, self.groups, self.tensors, self.planned = run, spans, groups, tensors, planned
+        self.behind: Tensor | None = None  # steps behind the state that the run goes on from, [c, 1]
+        rule = run.config.rule
+        vectors = () if rule is None else rule.state_vectors(run.config.momentum)
+        if run.keeps_velocity:
+            vectors = (StateVector("velocity"),)
+        self.state = {one.name: _started(one, like, run.state) for one in vectors}
+        if "step" in run.state:
+            self.behind = to_dense(run.state["step"])
+
+    @property
+    def velocity(self) -> Tensor | None:
+        """The velocity [c, p] of Metis' eq. 2, where the run has one."""
+        return self.state.get("velocity")
+
+    def step(self, w: Tensor, g: Tensor, rows: slice | int, taken: int) -> None:
+        """One step, in place on w [..., p]; g [..., p] is overwritten.
+
+        Args:
+            w, g: parameters and gradients.
+            rows: which rows of the run's vectors they belong to.
+            taken: steps that these clients have taken before, in this run.
+        """
+        run = self.run
+        rule = run.config.rule
+        if rule is None:
+            sgd_step(w, g, None if self.velocity is None else self.velocity[rows], run, self.spans, rows)
+            return
+        add_prox_and_clip(w, g, run, self.spans, rows)
+        if run.correction is not None:
+            for span in self.spans:
+                g[..., span].add_(run.correction[rows][..., span])
+        self._update(w, [(group, g[..., group.span]) for group in self.groups], rows, taken)
+
+    def step_along(self, w: Tensor, gradients: Sequence[Tensor], rows: slice | int, taken: int) -> None:
+        """One step where `direct`, along the gradients of the parameters in the layout's order: they are not copied."""
+        lead = w.dim() - 1
+        self._update(
+            w, [(group, one.flatten(lead)) for group, one in zip(self.tensors, gradients, strict=True)], rows, taken
+        )
+
+    @property
+    def direct(self) -> bool:
+        """Whether a step goes along nothing but the gradients, by the run's rule."""
+        run = self.run
+        return run.config.rule is not None and not run.prox and run.correction is None and run.config.clip is None
+
+    def _update(self, w: Tensor, parts: Sequence[tuple[GroupSpan, Tensor]], rows: slice | int, taken: int) -> None:
+        """Let the rule update parts of w [..., p] along their gradients [..., n]."""
+        rule, momentum = self.run.config.rule, self.run.config.momentum
+        assert rule is not None
+        lr = self._rate(rows, taken)
+        step = taken + 1.0 if self.behind is None else self._behind(rows) + (taken + 1)
+        own = {name: vector[rows] for name, vector in self.state.items()}
+        for (span, share, decay), g in parts:
+            state = {name: vector[..., span] for name, vector in own.items()}
+            mine = lr if share == 1.0 else lr * share
+            rule.update(w[..., span], g, state, StepSettings(mine, decay, momentum, step))
+
+    def _behind(self, rows: slice | int) -> float | Tensor:
+        """Steps behind the state; one number for one client."""
+        assert self.behind is not None
+        return float(self.behind[rows]) if isinstance(rows, int) else self.behind[rows]
+
+    def _rate(self, rows: slice | int, taken: int) -> float | Tensor:
+        """The learning rate of this step: one number, or [c, 1] where it differs between clients."""
+        config = self.run.config
+        lr: float | Tensor = config.lr
+        if isinstance(lr, Tensor):
+            lr = float(lr[rows]) if isinstance(rows, int) else lr[rows]
+        if config.schedule is None:
+            return lr
+        planned = [self.planned[rows]] if isinstance(rows, int) else self.planned[rows]
+        known = {steps: config.schedule.factor(taken, steps) for steps in set(planned)}
+        if len(known) == 1:
+            return lr * known[planned[0]]
+        return lr * self.run.model.new_tensor([[known[steps]] for steps in planned])
+
+    def ended(self, steps: Tensor) -> dict[str, Tensor]:
+        """The state after so many steps [c] of each client, as in `SgdOutcome`."""
+        if self.run.config.rule is None or not self.state:
+            return dict(self.state)
+        before = 0.0 if self.behind is None else self.behind
+        return self.state | {"step": before + steps.to(next(iter(self.state.values())).device).unsqueeze(1)}
+
+
+def _started(one: StateVector, like: Tensor, given: Mapping[str, Tensor]) -> Tensor:
+    """A vector of the state [c, p] to write to."""
+    if one.name in given:
+        return to_dense(given[one.name]).clone(memory_format=torch.contiguous_format)
+    made = torch.zeros_like(like, memory_format=torch.contiguous_format)
+    return made.fill_(one.start) if one.start else made

@@ -1,0 +1,77 @@
+"""What becomes of an optimizer's state between two tasks of a client.
+
+Three answers are in the literature:
+
+- "fresh": every task starts a new state.  The client keeps nothing, as devices that are seldom asked must (Wang et al.
+  2021, "Local adaptivity in federated learning: convergence and consistency", where local optimizers restart in every
+  round).
+- "kept": the client goes on with its own state, as the workers of DiLoCo do with their AdamW (Douillard et al. 2023,
+  algorithm 1).  The state is client state: it stays with the client and survives an interruption.
+- "averaged": the state is sent with the update, the server averages it, and every task starts from the mean, as both
+  moments do in Local Adam (Cheng, Glasgow 2025, "Convergence of distributed adaptive optimization with local
+  updates"), the second ones in Local AMSGrad (Chen et al. 2020, "Toward communication efficient adaptive gradient
+  method"), and the momentum in Yu et al. 2019 ("On the linear speedup analysis of communication efficient momentum SGD
+  for distributed non-convex optimization").  It costs the bytes of one or two more models in each direction.
+
+FedLADA (Sun et al. 2023, "Efficient federated learning via local adaptive amended optimizer with linear speedup") also
+amends each local step by the mean change of the last round, which is not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from piebald.contracts import StateVector, TrainInput
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PREFIX = "optimizer_"  # of the names of its vectors in client state and in updates
+STEP = StateVector("step")  # how many steps are behind the state: one number
+
+
+def zero_state(kept: Sequence[StateVector], size: int) -> dict[str, Tensor]:
+    """The state before the first step, for so many parameters, with the names of client state."""
+    made = {PREFIX + one.name: torch.full((size,), one.start) for one in kept}
+    return made | {PREFIX + STEP.name: torch.zeros(1)} if kept else {}
+
+
+def without_step(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A state without its number of steps."""
+    return {name: vector for name, vector in state.items() if name != PREFIX + STEP.name}
+
+
+def kept_start(kept: Sequence[StateVector], inputs: TrainInput) -> dict[str, Tensor]:
+    """What a stack of clients goes on with, from client state."""
+    return {one.name: inputs.state[PREFIX + one.name] for one in (*kept, STEP)}
+
+
+def averaged_start(kept: Sequence[StateVector], inputs: TrainInput) -> dict[str, Tensor]:
+    """What a stack of clients goes on with: the averages that were sent, and what they keep of private layers."""
+    made = {STEP.name: inputs.vectors[PREFIX + STEP.name]}
+    for one in kept:
+        sent, own = inputs.vectors[PREFIX + one.name], inputs.state.get(PREFIX + one.name)
+        made[one.name] = sent if own is None else torch.cat([sent, own], dim=1)
+    return made
+
+
+def average(
+    kept: Sequence[StateVector], vectors: Mapping[str, Tensor], means: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The server's state after a step: the plain means of those that arrived.
+
+    Squares and steps are not negative, so that no client's update can make them so for all others.
+    """
+    positive = {PREFIX + one.name for one in kept if one.squares} | {PREFIX + STEP.name}
+    return {
+        name: means[name].clamp(min=0) if name in positive and name in means else means.get(name, vector)
+        for name, vector in vectors.items()
+    }
+
+
+def named(state: Mapping[str, Tensor], start: int = 0, stop: int | None = None) -> dict[str, Tensor]:
+    """Columns of an optimizer's vectors with the names of client state; the number of steps is left out."""
+    return {PREFIX + name: vector[:, start:stop] for name, vector in state.items() if name != STEP.name}
