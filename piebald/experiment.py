@@ -188,8 +188,9 @@ def adapt(
     """Adapt a finished run to a client that took no part in it, with several methods, and choose the best one.
 
     The methods are: the global model as it is, fitting only the private layers (CGAU's conditioning, HDAFL's head),
-    only the last layer, or all parameters, and the best cluster model where the run found clusters.  The run is not
-    changed.
+    only the last layer, or all parameters, the best cluster model where the run found clusters, a mixture of these, and
+    a model trained alone, for comparison.  A shared model is kept unless another one is better on the newcomer's
+    validation rows by more than one standard error.  The run is not changed.
 
     Args:
         run: a run, or the folder of a finished one.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,12 @@ import torch
 from piebald import adaptation, data, models, partition
 from piebald.data.prepared_files import prepared
 
-WRITERS = 200  # of 539, by the seed
-ROUNDS = {"digits": 20, "mnist_writers": 20, "har": 20, "heart": 30}
+WRITERS = 100  # of 539, by the seed
+ROUNDS = {"digits": 20, "mnist_writers": 15, "har": 10, "heart": 30}
 RATES = {"digits": 0.1, "mnist_writers": 0.1, "har": 0.05, "heart": 0.05}
+
+
+writers, persons = functools.cache(data.mnist_writers), functools.cache(data.har)
 
 
 def clients_of(name: str, seed: int) -> Any:
@@ -23,10 +27,10 @@ def clients_of(name: str, seed: int) -> Any:
     if name == "digits":
         return partition.Dirichlet(clients=20, alpha=0.3, validation=0.2, pool=True, seed=seed).split(data.digits())
     if name == "mnist_writers":
-        everybody = partition.ByOwner(owner="writer", validation=0.2, test=0.25, seed=seed).split(data.mnist_writers())
+        everybody = partition.ByOwner(owner="writer", validation=0.2, test=0.25, seed=seed).split(writers())
         return adaptation.hold_out(everybody, len(everybody) - WRITERS, seed)[0]
     if name == "har":
-        return partition.ByOwner(owner="subject", validation=0.2, test=0.25, pool=True, seed=seed).split(data.har())
+        return partition.ByOwner(owner="subject", validation=0.2, test=0.25, pool=True, seed=seed).split(persons())
     return heart(seed)
 
 

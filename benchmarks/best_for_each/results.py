@@ -124,8 +124,8 @@ def _choices(groups: dict[tuple[str, str], list[dict[str, Any]]]) -> str:
 def _cost(groups: dict[tuple[str, str], list[dict[str, Any]]]) -> str:
     lines = [
         "## Cost\n",
-        "Seconds of one run without evaluation, and of its clients' choice, on one core that others shared.  The",
-        "latter includes scoring every candidate on test rows, which the product does not do.  Nothing is sent.\n",
+        "Seconds of one run without evaluation, and of its clients' choice, on one core that others shared.  Nothing",
+        "is sent.\n",
         "| federation | recipe | optimizer steps | run | choice |",
         "|---|---|--:|--:|--:|",
     ]

@@ -36,10 +36,17 @@ class Study(Candidates):
     rows: Any = None  # the clients
     net: torch.nn.Module
     layout: Any
+    choosing = scoring = 0.0  # seconds
 
     def __init__(self, inputs: Any, *more: Any) -> None:
+        began = time.perf_counter()
         super().__init__(inputs, *more)
-        (client,) = inputs.clients
+        made = time.perf_counter()
+        self._score(*inputs.clients)
+        Study.choosing += made - began
+        Study.scoring += time.perf_counter() - made
+
+    def _score(self, client: int) -> None:
         scored = {split: self._scored(client, split) for split in ("validation", "test")}
         names = list(self.models)
         verdicts = {rule: judge(scored["validation"]["loss"], self.shared, rule) for rule in RULES}
@@ -78,28 +85,26 @@ def measure(name: str, recipe: str, seed: int) -> dict[str, Any]:
     """Run a recipe in a federation; what its clients can choose from, and what it costs."""
     clients = clients_of(name, seed)
     made, net = recipes.make(recipe, lr=RATES[name], batch=20), model_of(name)
-    Study.seen, Study.rows, Study.net = {}, clients, net(seed)
+    Study.seen, Study.rows, Study.net, Study.choosing, Study.scoring = {}, clients, net(seed), 0.0, 0.0
     Study.layout = piebald.parameters.Layout.of(Study.net, made.sharing.private(Study.net))
     here = piebald.Simulator(engine="sequential", stack=1, workers=0)
     options: dict[str, Any] = {"rounds": ROUNDS[name], "seed": seed, "runtime": here, "measure": "none"}
     began = time.perf_counter()
-    plain = piebald.run(made, clients, net, evaluate_every=0, **options)
-    trained = time.perf_counter() - began
     real, best_for_each.Candidates = best_for_each.Candidates, Study  # type: ignore[misc]
     try:
         run = piebald.run(made, clients, net, evaluate_every=0, keep="best_for_each", **options)
     finally:
         best_for_each.Candidates = real  # type: ignore[misc]
-    whole = time.perf_counter() - began - trained
+    whole = time.perf_counter() - began - Study.scoring
     for one in run.choices:  # the product chose what is studied here
         compared = Study.seen[one["client"]]["compared"]
         assert not compared or compared["rule 1"]["model"] == one["chosen"], (name, recipe, seed, one)
-    steps = sum(row["steps"] for row in plain.results)
+    steps = sum(row["steps"] for row in run.results if row["kind"] == "train")
     return {
         "federation": name,
         "recipe": recipe,
         "seed": seed,
-        "seconds": {"run": trained, "choice": max(whole - trained, 0.0)},
+        "seconds": {"run": whole - Study.choosing, "choice": Study.choosing},
         "steps": steps,
         "clients": [{"name": one["name"], **Study.seen[one["client"]]} for one in run.choices],
     }

@@ -3,6 +3,16 @@
 from piebald.choice.alone import local_work, plain_sgd, train_alone
 from piebald.choice.best_for_each import BestForEach
 from piebald.choice.guard import FEWEST_ROWS, Verdict, judge
-from piebald.choice.record import record
+from piebald.choice.record import reason, record
 
-__all__ = ["FEWEST_ROWS", "BestForEach", "Verdict", "judge", "local_work", "plain_sgd", "record", "train_alone"]
+__all__ = [
+    "FEWEST_ROWS",
+    "BestForEach",
+    "Verdict",
+    "judge",
+    "local_work",
+    "plain_sgd",
+    "reason",
+    "record",
+    "train_alone",
+]

@@ -50,6 +50,7 @@ class BestForEach(Query):
         told = {
             "chosen": [float(CANDIDATES.index(names[one.chosen])) for one in verdicts],
             "best": [float(CANDIDATES.index(names[one.best])) for one in verdicts],
+            "shared": [float(offer.shared)] * count,
             "fallback": [float(CANDIDATES.index(offer.fallback))] * count,
             "difference": [one.difference for one in verdicts],
             "error": [one.error for one in verdicts],

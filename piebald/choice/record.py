@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from piebald.choice.candidates import CANDIDATES
-from piebald.choice.guard import FEWEST_ROWS
+from piebald.choice.guard import FEWEST_ROWS, Verdict
 
+ALONE = "nothing is shared, so there is no other model"
 WORDS = {
     "global": "the global model",
     "cluster": "its cluster's model",
@@ -36,10 +37,11 @@ def record(metrics: Mapping[str, float], rows: int) -> dict[str, Any]:
         is None or left out.
     """
     told = {name: None if not math.isfinite(value) else float(value) for name, value in metrics.items()}
-    chosen, best, fallback = (CANDIDATES[int(metrics[name])] for name in ("chosen", "best", "fallback"))
+    chosen = CANDIDATES[int(metrics["chosen"])]
+    verdict = Verdict(int(metrics["chosen"]), int(metrics["best"]), metrics["difference"], metrics["error"])
     made: dict[str, Any] = {
         "chosen": chosen,
-        "why": _why(chosen, best, fallback, rows, metrics["difference"], metrics["error"]),
+        "why": reason(verdict, CANDIDATES, int(metrics["fallback"]) + 1, rows) if metrics["shared"] else ALONE,
         "rows": rows,
         "candidates": _grouped(told, "validation"),
         "difference": told["difference"],
@@ -75,20 +77,27 @@ def _grouped(told: Mapping[str, float | None], group: str) -> dict[str, dict[str
     return found
 
 
-def _why(chosen: str, best: str, fallback: str, rows: int, difference: float, error: float) -> str:
-    """The reason for a choice, in one sentence."""
-    kept = f"so it keeps {WORDS[fallback]}"
+def reason(verdict: Verdict, names: Sequence[str], shared: int, rows: int, words: Mapping[str, str] = WORDS) -> str:
+    """The reason for a choice, in one sentence.
+
+    Args:
+        verdict: what the guard says.
+        names: of the candidates, in its order; the first `shared` are shared.
+        shared: how many are.
+        rows: validation rows.
+        words: for the names.
+    """
+    chosen, best, fallback = (words[names[n]] for n in (verdict.chosen, verdict.best, max(shared - 1, 0)))
+    kept, error = f"so it keeps {fallback}", verdict.error
     if rows == 0:
         return f"it has no validation rows, {kept}"
-    if rows < FEWEST_ROWS and fallback != "local":
+    if rows < FEWEST_ROWS and shared:
         return f"it has only {rows} validation rows, fewer than {FEWEST_ROWS}, {kept}"
-    if not math.isfinite(difference):
+    if not math.isfinite(verdict.difference):
         return f"no model has a finite loss on its {rows} validation rows, {kept}"
-    if fallback == "local":
-        return "nothing is shared, so there is no other model"
-    if chosen == best == fallback:
-        return f"{WORDS[best]} has the lowest loss on its {rows} validation rows"
+    if chosen == best == fallback or not shared:
+        return f"{best} has the lowest loss on its {rows} validation rows"
     if chosen == best:
-        sure = f", {difference / error:.1f} standard errors" if error > 0 else ""
-        return f"{WORDS[best]} is {difference:.3g} of loss below {WORDS[fallback]} on its {rows} validation rows{sure}"
-    return f"{WORDS[best]} is not below {WORDS[chosen]} by more than one standard error on its {rows} validation rows"
+        sure = f", {verdict.difference / error:.1f} standard errors" if error > 0 else ""
+        return f"{best} is {verdict.difference:.3g} of loss below {fallback} on its {rows} validation rows{sure}"
+    return f"{best} is not below {chosen} by more than one standard error on its {rows} validation rows"
