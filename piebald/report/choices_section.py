@@ -71,8 +71,8 @@ def _table(comparison: Comparison, label: str, history: History) -> str:
     more = f" The first {SHOWN} of {len(choices):,} clients; the run folder has all." if len(choices) > SHOWN else ""
     seed = "" if history.seed is None else f", seed {history.seed}"
     caption = (
-        f"{label}{seed}: {shown.name} and, below it, loss of each candidate on the client's validation rows, and of the "
-        f"chosen and the local model on {history.split} rows. {against_alone(choices)}{more}"
+        f"{label}{seed}: {shown.name} and, below it, loss of each candidate on the client's validation rows, and "
+        f"of the chosen and the local model on {history.split} rows. {against_alone(choices)}{more}"
     )
     return markup.table(caption, head, rows, kind="list")
 
