@@ -50,7 +50,7 @@ def assert_alike(one: Run, other: Run) -> None:
         torch.testing.assert_close(vector(one, mine["client"]), vector(other, mine["client"]), atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["hdafl", "ditto", "async_fedavg"])
+@pytest.mark.parametrize("name", ["hdafl", "ditto"])
 def test_workers_and_ray_choose_the_same(cluster: Any, name: str) -> None:
     recipe = method(name, momentum=0.9, keep_momentum=True)
     here = carry_out(recipe, unlike(), keep="best_for_each")

@@ -231,3 +231,18 @@ def _record(sites: Sites, client: int) -> dict[str, Any]:
     left = sites.folder / SITES[client] / "state"
     until(lambda: path.exists() and not site_choice.left(left))
     return json.loads(path.read_text())  # type: ignore[no-any-return]
+
+
+@pytest.mark.full
+def test_sites_on_this_machine_have_chosen_when_the_run_returns(tmp_path: Path) -> None:
+    made = described({"name": "fedavg"})
+    plan = made.plan()
+    run = experiment.run(
+        next(iter(plan.recipes.values())), plan.clients, plan.model, rounds=1, seed=1,
+        runtime={"kind": "federation", "folder": str(tmp_path / "sites"), "experiment": made.table()},
+        keep="best_for_each", settings=made.table(),
+    )  # fmt: skip
+    assert run.choices == []
+    for name in SITES:
+        assert json.loads((tmp_path / "sites" / name / site_choice.CHOSEN).read_text())["rows"] == 20
+        assert site_choice.left(tmp_path / "sites" / name / "state") == []
