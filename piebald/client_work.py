@@ -36,11 +36,13 @@ class ClientWork(ModelSpec):
         transforms: what is done to their updates, in this order.
         own_query: a query that a client answers about the model it has just trained, with its update, so that this
             model need not be sent back to it; or None.
+        choice: how each client chooses its model when the run has ended, or None where it takes what it is given.
     """
 
     trainer: Trainer
     transforms: tuple[Transform, ...]
     own_query: Query | None = None
+    choice: Query | None = None
 
     def uploads(self) -> tuple[str, ...]:
         """Names of the vectors that updates carry besides the model."""

@@ -7,20 +7,24 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
+
+from torch import Tensor
 
 import piebald.runtimes  # noqa: F401 - registers the runtimes
 from piebald import adaptation, plugins, recipes
 from piebald.adaptation import Adaptation
+from piebald.adaptation.choosing import choose
 from piebald.arguments import Count, Fraction, PathLike, Positive, Seed, Share, Whole, checked
 from piebald.callbacks import Callback, ObservedRecorder, Tracker
+from piebald.choice import BestForEach
 from piebald.component import Component
 from piebald.contracts import Clients, DismissesSites, HoldsRows, Split
 from piebald.errors import RunFolderError, SettingError, check_names, unknown
 from piebald.finished_run import Run
 from piebald.machine import differences
 from piebald.partition import clients_from
-from piebald.prepare import Metrics, Model, Options, PreparedRun, describe, prepare
+from piebald.prepare import Keep, Metrics, Model, Options, PreparedRun, describe, prepare
 from piebald.progress import Bar
 from piebald.recipe import Recipe
 from piebald.report.store import RunStore
@@ -49,7 +53,7 @@ def run(
     evaluate_every: Whole = 1,
     evaluate_clients: Count | None = None,
     evaluate_split: Split = "test",
-    keep: Literal["last", "best"] = "last",
+    keep: Keep = "last",
     unseen: float = 0,
     checkpoint_every: Count | None = None,
     measure: Measure = "data",
@@ -87,8 +91,10 @@ def run(
         evaluate_every: server steps between evaluations, 0 for none.
         evaluate_clients: the number of clients to evaluate on, None for all.
         evaluate_split: the split to evaluate on.
-        keep: the models that the run ends with: those after the last server step, or the best ones, from the evaluated
-            version with the lowest loss on all clients' validation rows.
+        keep: the models that the run ends with: those after the "last" server step; the "best" ones, from the evaluated
+            version with the lowest loss on all clients' validation rows; or "best_for_each" client the last global
+            model, that of its cluster, its personal, a fine-tuned, a mixed, or a local one trained alone with the same
+            work, whichever is best on its own validation rows by more than luck, see `Run.choices`.
         unseen: a number of clients, or a share of them, that are held out until the end; the models are then adapted to
             each of them, see `adapt` and `Run.newcomers`.
 
@@ -182,8 +188,9 @@ def adapt(
     """Adapt a finished run to a client that took no part in it, with several methods, and choose the best one.
 
     The methods are: the global model as it is, fitting only the private layers (CGAU's conditioning, HDAFL's head),
-    only the last layer, or all parameters, and the best cluster model where the run found clusters.  The run is not
-    changed.
+    only the last layer, or all parameters, the best cluster model where the run found clusters, a mixture of these, and
+    a model trained alone, for comparison.  A shared model is kept unless another one is better on the newcomer's
+    validation rows by more than one standard error.  The run is not changed.
 
     Args:
         run: a run, or the folder of a finished one.
@@ -268,15 +275,17 @@ def _execute(plan: PreparedRun, store: RunStore, progress: bool, listeners: Sequ
         recorder.start(server.version)
         server.run()
         version, models = _kept(store, server)
+        chosen: dict[int, Tensor] = {}
+        if isinstance(plan.work.choice, BestForEach) and plan.runtime.simulates:  # else each site does it
+            chosen = choose(server, store, plan.clients, plan.work.choice, bar.show_choices)
         if plan.unseen is not None:
             ended = Run(store, plan.work, plan.clients, version, models, plan.recipe.sharing)
             numbers = range(len(plan.unseen))
             store.set_meta(newcomers=[adaptation.fit(ended, plan.unseen, client).table() for client in numbers])
     if store.path is not None:
         store.close()  # releases the lock: the run is only read from here on
-    return Run(
-        store if store.path is None else store.path, plan.work, plan.clients, version, models, plan.recipe.sharing
-    )
+    source = store if store.path is None else store.path
+    return Run(source, plan.work, plan.clients, version, models, plan.recipe.sharing, chosen)
 
 
 def _kept(store: RunStore, server: ServerLoop) -> tuple[int, ModelSnapshot]:

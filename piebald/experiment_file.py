@@ -61,7 +61,8 @@ class ExperimentSettings(Section):
         recipe: the recipe of one run.
         recipes: the recipes of a comparison; one with `model`, a name or a table, has a model of its own.
         grid: lists of values for settings of the recipe, by name; a comparison tries all combinations.
-        keep: the models to end with: those of the last server step, or the best by validation loss.
+        keep: the models to end with: those of the last server step, the best by validation loss, or the best for each
+            client by its own validation rows.
         unseen: a number of clients, or a share, that are held out until the end and then adapted to.
         extractor: a frozen network that each client runs once; the model is trained on its outputs.
         longest_step: refuse an update whose norm exceeds this many times the model's, 1000 by default.
@@ -85,7 +86,7 @@ class ExperimentSettings(Section):
     recipe: RecipeSection | None = None
     recipes: list[ComparedRecipe] | None = Field(default=None, min_length=1)
     grid: dict[str, Any] | None = None
-    keep: Literal["last", "best"] = "last"
+    keep: Literal["last", "best", "best_for_each"] = "last"
     unseen: float = Field(default=0, ge=0)
     extractor: str | None = None
     longest_step: float | None = Field(default=None, gt=0)

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from piebald.arguments import PathLike, checked, checked_class
+from piebald.choice.candidates import SHARED
 from piebald.client_work import ClientWork
 from piebald.contracts import Clients, RowsAtSites, Split
 from piebald.errors import SettingError, unknown
 from piebald.export import Exported, ExportFormat, export_model, model_card
+from piebald.report.chosen_models import read_model
 from piebald.report.store import RunStore
 from piebald.report.tables import History
 from piebald.runtimes.engines.choose import make_engine
@@ -44,6 +46,7 @@ class Run(History):
         version: int,
         models: ModelSnapshot,
         sharing: Sharing,
+        chosen: Mapping[int, Tensor] | None = None,
     ) -> None:
         super().__init__(source)
         self.work = work
@@ -54,6 +57,7 @@ class Run(History):
         self._version = version
         self._cluster_of = models.cluster_of
         self._sharing = sharing
+        self._chosen = chosen or {}
 
     @checked
     def number(self, client: int | str) -> int:
@@ -79,11 +83,13 @@ class Run(History):
 
         Args:
             client: None gives the global model (of the main cluster where there are several), with its initial private
-                layers, if any.  A name or number gives that client's personal model: with its private layers,
-                fine-tuned, or trained beside the global model (Ditto), as the recipe defines.
+                layers, if any.  A name or number gives that client's model: the one that it has chosen (`keep =
+                "best_for_each"`, see `choices`), else its personal model: with its private layers, fine-tuned, or
+                trained beside the global model (Ditto), as the recipe defines.
 
         Raises:
-            SettingError: the recipe makes personal models and the run was not kept in a folder.
+            SettingError: the recipe makes personal models and the run was not kept in a folder, or the model never
+                leaves its site.
         """
         module = copy.deepcopy(self.work.model)
         self.work.layout.load(module, self.start() if client is None else self._personal(self.number(client)))
@@ -151,12 +157,14 @@ class Run(History):
         raise SettingError("this format runs the model once, and no rows are here: give example, rows of inputs")
 
     def _personal(self, client: int) -> Tensor:
+        if self.work.choice is not None and (chosen := self._chosen_by(client)) is not None:
+            return chosen
         layout = self.work.layout
         state = self.work.initial_state()
         if layout.private:
             state[PRIVATE] = self._sharing.initial_private(self.work.initial[layout.shared :], layout, client)
         if state:
-            if self.meta.get("runtime", {}).get("kind") == "federation":
+            if self._at_sites:
                 raise SettingError(
                     f"the state of client {client} never leaves its site: its personal model is in the site's folder"
                 )
@@ -167,3 +175,20 @@ class Run(History):
         engine = make_engine("sequential", self.work, self._clients, torch.device("cpu"), bfloat16=False)
         model = self.cluster_models[self._cluster_of.get(client, self.main)]
         return personal_model(engine, client, self._version, model, state)
+
+    def _chosen_by(self, client: int) -> Tensor | None:
+        """The model [p] that a client has chosen, None where it has chosen nothing."""
+        if self._at_sites:
+            raise SettingError(
+                f"client {client} chooses its model at its site and tells nobody: it is in the site's folder"
+            )
+        name = {row["client"]: row["chosen"] for row in self.choices}.get(client)
+        if name in SHARED:
+            return self.cluster_models[self.main if name == "global" else self._cluster_of.get(client, self.main)]
+        if name is None or self.path is None:
+            return self._chosen.get(client)
+        return read_model(self.path, client)
+
+    @property
+    def _at_sites(self) -> bool:
+        return bool(self.meta.get("runtime", {}).get("kind") == "federation")

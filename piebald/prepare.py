@@ -8,7 +8,7 @@ import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self, cast, get_args
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from piebald import recipes
 from piebald.adaptation import hold_out
 from piebald.aggregation.base import AsksSenders
 from piebald.callbacks import Tracker, trackers_of
+from piebald.choice import BestForEach
 from piebald.client_work import ClientWork
 from piebald.component import Component, build
 from piebald.contracts import Clients, Fleet, HasServerRows, HoldsRows, Rows, RowsAtSites, Split
@@ -42,6 +43,7 @@ from piebald.weight_divergence import measure_heterogeneity
 
 Model = nn.Module | Callable[[int], nn.Module]
 Metrics = Mapping[str, Any] | Sequence[str]
+Keep = Literal["last", "best", "best_for_each"]
 _DESCRIBED_CLIENTS = 10_000  # above this, the run folder keeps no rows about clients
 
 
@@ -58,7 +60,7 @@ class Options:
     evaluate_every: int = 1
     evaluate_clients: int | None = None
     evaluate_split: Split = "test"
-    keep: Literal["last", "best"] = "last"
+    keep: Keep = "last"
     unseen: float = 0
     checkpoint_every: int | None = None
     label: str | None = None
@@ -279,17 +281,17 @@ def _meta(
 
 def _validate(keep: str, every: int, clients: Clients) -> Evaluate | None:
     """The query that finds the best version, where that is to be kept."""
-    if keep not in ("last", "best"):
-        raise unknown("version to keep called", keep, ("last", "best"))
+    if keep not in get_args(Keep):
+        raise unknown("version to keep called", keep, get_args(Keep))
     if keep == "last":
         return None
-    if not every:
+    if keep == "best" and not every:
         raise SettingError("keep = 'best' needs evaluations to choose by: evaluate_every must be at least 1")
     if not _has_validation(clients):
         raise SettingError(
-            "keep = 'best' needs validation rows but no client has any: give the partition validation = 0.1"
+            f"keep = {keep!r} needs validation rows but no client has any: give the partition validation = 0.1"
         )
-    return Evaluate(split="validation")
+    return Evaluate(split="validation") if keep == "best" else None
 
 
 def some_clients(clients: Any) -> Clients:
@@ -328,9 +330,12 @@ def _work(recipe: Recipe, clients: Clients, model: Model, options: Options) -> t
     adapted = recipe.adapted_to(spec)
     asks = adapted.aggregation if isinstance(adapted.aggregation, AsksSenders) and not adapted.transforms else None
     own_query = None if asks is None else asks.own_query(spec)
+    judged = options.evaluate_split if options.evaluate_every else None
+    choice = BestForEach(split=judged) if options.keep == "best_for_each" else None
     work = ClientWork(
-        module, layout, initial, objective, options.seed, shape, outputs, recipe.training, adapted.transforms, own_query
-    )
+        module, layout, initial, objective, options.seed, shape, outputs, recipe.training, adapted.transforms,
+        own_query, choice,
+    )  # fmt: skip
     return work, adapted
 
 

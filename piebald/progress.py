@@ -59,6 +59,11 @@ class Bar:
         if self._bar is not None:
             self._bar.stop()
 
+    def show_choices(self, chosen: int, clients: int) -> None:
+        """Show how many clients have chosen their model."""
+        if self._bar is not None:
+            self._bar.update(self._task, score=f"{chosen} of {clients} clients have chosen")
+
     def show(self, progress: RoundProgress) -> None:
         """Show the progress up to a server step."""
         names = (f"personal/{self.metric}", f"global/{self.metric}")

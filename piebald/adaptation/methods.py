@@ -2,13 +2,16 @@
 
 A newcomer starts as every client did, from the global model with the initial private parameters.  Each method then fits
 some of the parameters to the newcomer's training rows by plain SGD and keeps the epoch with the lowest loss on its
-validation rows.  The method with the lowest validation loss is the best.
+validation rows.  Beside them stands what the newcomer would have without the run: a model trained alone.  The method
+with the lowest validation loss is the best, unless a shared model is as good by the guard of `choice.judge`.
 """
 
 from __future__ import annotations
 
 import copy
 import math
+from collections import Counter
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from piebald.choice import judge, plain_sgd, reason
+from piebald.choice.candidates import SHARES
 from piebald.contracts import Clients, SgdConfig, Split
 from piebald.errors import ParameterError, SettingError
 from piebald.parameters import matching
@@ -24,12 +29,20 @@ from piebald.runtimes.engines.keyed_dropout import KeyedDropout
 from piebald.runtimes.engines.row_loader import batches
 from piebald.runtimes.engines.sequential import SequentialEngine, step_key
 from piebald.training.optimizers import Optimizer
-from piebald.training.sgd import Sgd
 
 if TYPE_CHECKING:
     from piebald.finished_run import Run
 
 EPOCHS = 20
+_WORDS = {
+    "global": "the global model",
+    "cluster": "the cluster's model",
+    "private": "the model with fitted private layers",
+    "head": "the model with a fitted last layer",
+    "fine_tune": "the fine-tuned model",
+    "mixed": "the mixed model",
+    "local": "the model trained alone",
+}
 _BATCH_NORMS = nn.modules.batchnorm._BatchNorm
 
 
@@ -41,12 +54,15 @@ class AdaptationMethod:
         name: "global" (nothing is fitted), "private" (only the private layers: CGAU's conditioning, HDAFL's head),
             "head" (the last linear layer), "fine_tune" (all parameters), or "cluster" (nothing is fitted, but the
             newcomer takes the model of the cluster with the lowest loss on its training rows; the other methods then
-            start there).
+            start there), "mixed" (a mixture, parameter by parameter, of that start and one of the other models), or
+            "local" (trained alone from the run's initial model, with at least as many passes as a client of the run
+            made).
         fitted: the number of fitted parameters.
         epochs: passes over the training rows up to the epoch that was kept, 0 for the start.
         loss: the loss on validation rows.
         validation, test: the metric on these rows, None where it is not defined.
         gain: the gain of the metric on validation rows over "global", positive where this method is better.
+        of, share: the method in a mixture, and its share in it; else None.
     """
 
     name: str
@@ -56,6 +72,8 @@ class AdaptationMethod:
     validation: float | None
     test: float | None
     gain: float | None
+    of: str | None = None
+    share: float | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +84,8 @@ class Adaptation:
         client: the newcomer's name.
         metric: the metric of `methods`.
         methods: the results of all methods.
-        best: the name of the method with the lowest validation loss.
+        best: the name of the chosen method.
+        why: the reason, in one sentence.
         cluster: the number of the cluster that the newcomer starts from.
         model: the newcomer's model, ready to use.
         vector: the same model as a vector [p].
@@ -79,11 +98,13 @@ class Adaptation:
     cluster: int
     model: nn.Module
     vector: Tensor
+    why: str = ""
 
     def table(self) -> dict[str, Any]:
         """The adaptation as plain values, without the model."""
         methods = [asdict(method) for method in self.methods]
-        named = {"client": self.client, "metric": self.metric, "best": self.best, "cluster": self.cluster}
+        named: dict[str, Any] = {"client": self.client, "metric": self.metric, "best": self.best, "why": self.why}
+        named |= {"cluster": self.cluster}
         return {**named, "methods": methods}
 
     @property
@@ -117,21 +138,32 @@ def fit(run: Run, clients: Clients, client: int = 0, *, epochs: int = EPOCHS, lr
     return trial.run_all()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Tried:
+    """The model [p] of one method; the rest is as in `AdaptationMethod`."""
+
+    vector: Tensor
+    fitted: int = 0
+    epochs: int = 0
+    of: str | None = None
+    share: float | None = None
+
+
 class _Trial:
     """All methods for one newcomer."""
 
     def __init__(self, run: Run, clients: Clients, client: int, epochs: int, lr: float | None) -> None:
         self.finished, self.clients, self.client, self.epochs = run, clients, client, epochs
-        sgd = run.work.trainer if isinstance(run.work.trainer, Sgd) else Sgd()  # a trainer of another kind has no rate
+        sgd = plain_sgd(run.work.trainer)
         rate = sgd.lr if lr is None else lr
         self.config = SgdConfig(rate, sgd.momentum, sgd.weight_decay, sgd.clip, sgd.batch)
         self.optimizer = sgd.optimizer
         self.engine = make_engine("sequential", run.work, clients, torch.device("cpu"), bfloat16=False)
 
     def run_all(self) -> Adaptation:
-        """Try every method and keep the best."""
+        """Try every method and choose the best."""
         start = self.finished.start(0)
-        found = {"global": (start, 0, 0)}
+        found = {"global": _Tried(start)}
         cluster = 0
         if len(self.finished.cluster_models) > 1:
             cluster = min(
@@ -139,18 +171,55 @@ class _Trial:
                 key=lambda number: self._score(self.finished.start(number), "train")["loss"],
             )
             start = self.finished.start(cluster)
-            found["cluster"] = (start, 0, 0)
+            found["cluster"] = _Tried(start)
+        shared = 0 if self.finished.work.layout.private else len(found)  # with initial private layers it is of no use
         for name, fitted in self._fitted_tensors().items():
-            vector, epoch = self._fitted(start, fitted)
-            slots = self.finished.work.layout.slots
-            found[name] = (vector, sum(slot.stop - slot.start for slot in slots if slot.name in fitted), epoch)
+            found[name] = self._fitted(start, fitted, self.epochs)
+        everything = frozenset(slot.name for slot in self.finished.work.layout.slots if not slot.buffer)
+        alone = self._fitted(self.finished.work.initial, everything, max(self.epochs, self._passes()))
+        found["mixed"], found["local"] = self._mixed(start, found | {"local": alone}), alone
+        return self._chosen(found, shared, cluster)
+
+    def _chosen(self, found: Mapping[str, _Tried], shared: int, cluster: int) -> Adaptation:
         methods = self._evaluated(found)
-        best = min(methods, key=lambda method: method.loss if method.loss == method.loss else math.inf)
-        vector = found[best.name][0]
+        rows = [
+            self.engine.row_losses([self.client], one.vector.unsqueeze(0), "validation")[0] for one in found.values()
+        ]
+        losses = torch.cat(rows)
+        verdict, names = judge(losses, shared), list(found)
+        best = found[names[verdict.chosen]]
         module = copy.deepcopy(self.finished.work.model)
-        self.finished.work.layout.load(module, vector)
-        name = str(self.clients.names[self.client])
-        return Adaptation(name, self.finished.metric, tuple(methods), best.name, cluster, module.eval(), vector)
+        self.finished.work.layout.load(module, best.vector)
+        return Adaptation(
+            client=str(self.clients.names[self.client]),
+            metric=self.finished.metric,
+            methods=tuple(methods),
+            best=names[verdict.chosen],
+            cluster=cluster,
+            model=module.eval(),
+            vector=best.vector,
+            why=reason(verdict, names, shared, losses.shape[1], _WORDS),
+        )
+
+    def _passes(self) -> int:
+        """The passes over its rows that the most active client of the run made."""
+        made = Counter(
+            row["client"] for row in self.finished.results if row["kind"] == "train" and row["status"] == "ok"
+        )
+        return max(made.values(), default=0) * plain_sgd(self.finished.work.trainer).epochs
+
+    def _mixed(self, start: Tensor, found: Mapping[str, _Tried]) -> _Tried:
+        """The mixture of the start and another model with the lowest validation loss."""
+        tried = [
+            _Tried(share * one.vector + (1 - share) * start, one.fitted, one.epochs, name, share)
+            for name, one in found.items()
+            if one.fitted
+            for share in SHARES
+        ]
+        losses = [self._score(one.vector, "validation")["loss"] for one in tried]
+        return tried[
+            min(range(len(tried)), key=lambda number: losses[number] if losses[number] == losses[number] else math.inf)
+        ]
 
     def _fitted_tensors(self) -> dict[str, frozenset[str]]:
         """The names of the tensors that each method fits, without methods that would repeat another."""
@@ -169,33 +238,35 @@ class _Trial:
         except ParameterError:  # no linear layer
             return frozenset()
 
-    def _evaluated(self, found: dict[str, tuple[Tensor, int, int]]) -> list[AdaptationMethod]:
+    def _evaluated(self, found: Mapping[str, _Tried]) -> list[AdaptationMethod]:
         has_test = bool(len(self.clients.rows(self.client, "test")))
         methods: list[AdaptationMethod] = []
-        for name, (vector, fitted, epoch) in found.items():
-            scores = self._score(vector, "validation")
+        for name, one in found.items():
+            scores = self._score(one.vector, "validation")
             value = _number(scores[self.finished.metric])
-            test = _number(self._score(vector, "test")[self.finished.metric]) if has_test else None
+            test = _number(self._score(one.vector, "test")[self.finished.metric]) if has_test else None
             first = methods[0].validation if methods else value
             sign = 1 if self.finished.higher_is_better else -1
             gain = None if value is None or first is None else sign * (value - first)
-            methods.append(AdaptationMethod(name, fitted, epoch, scores["loss"], value, test, gain))
+            made = (name, one.fitted, one.epochs, scores["loss"], value, test, gain, one.of, one.share)
+            methods.append(AdaptationMethod(*made))
         return methods
 
     def _score(self, vector: Tensor, split: Split) -> dict[str, float]:
         scores, _ = self.engine.score([self.client], vector.unsqueeze(0), split)
         return {name: float(value[0]) for name, value in scores.items()}
 
-    def _fitted(self, start: Tensor, fitted: frozenset[str]) -> tuple[Tensor, int]:
-        """The model vector after the epoch with the lowest validation loss, and the number of that epoch."""
+    def _fitted(self, start: Tensor, fitted: frozenset[str], epochs: int) -> _Tried:
+        """The model after the epoch with the lowest validation loss."""
         best, least, epoch = start, self._score(start, "validation")["loss"], 0
         training = _PartialSgd(self.engine, start, fitted, self.config, self.optimizer)
-        for number in range(1, self.epochs + 1):
+        for number in range(1, epochs + 1):
             vector = training.epoch(self.client, number)
             loss = self._score(vector, "validation")["loss"]
             if loss < least or least != least:
                 best, least, epoch = vector, loss, number
-        return best, epoch
+        slots = self.finished.work.layout.slots
+        return _Tried(best, sum(slot.stop - slot.start for slot in slots if slot.name in fitted), epoch)
 
 
 class _PartialSgd:

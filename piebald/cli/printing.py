@@ -55,7 +55,7 @@ def facts(history: History) -> dict[str, Any]:
     final = history.final
     facts = {name: final[name] for name in ("recipe", "label", "rounds", "seed", "status")}
     facts[history.metric] = final["mean"]
-    kept = ("sd", "worst_decile", "common", "best", "unseen", "bytes_up", "bytes_down", "seconds", "wall")
+    kept = ("sd", "worst_decile", "common", "best", "unseen", "chosen", "bytes_up", "bytes_down", "seconds", "wall")
     return facts | {name: final[name] for name in kept} | {"run": str(history.path)}
 
 
@@ -64,7 +64,10 @@ def print_run(history: History, as_json: bool, quiet: bool) -> None:
     if as_json:
         print_json(facts(history))
     elif not quiet:
-        print_table(("", ""), [item for item in facts(history).items() if item[1] is not None])
+        found = {name: value for name, value in facts(history).items() if value is not None}
+        if isinstance(taken := found.get("chosen"), dict):
+            found["chosen"] = ", ".join(f"{count} {name}" for name, count in taken.items())
+        print_table(("", ""), list(found.items()))
 
 
 def line_printer(as_json: bool, quiet: bool) -> Callable[[str], None]:

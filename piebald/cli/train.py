@@ -184,7 +184,7 @@ def adapt(
         columns = ("method", "parameters fitted", "epochs", "validation loss", f"validation {made.metric}")
         tried = [[m.name, m.fitted, m.epochs, m.loss, m.validation, m.test, m.gain] for m in made.methods]
         print_table((*columns, f"test {made.metric}", "gain"), tried)
-        print(f"\nbest on the validation rows: {made.best}")
+        print(f"\nbest on the validation rows: {made.best}, since {made.why}")
 
 
 def _settings(

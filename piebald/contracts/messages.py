@@ -24,11 +24,14 @@ class Query(Component):
     """A question to a client other than to train.  Its answer is a pure function of what the client holds.
 
     Attributes:
-        asked_of: whose rows it is about: the "clients'", or those that the "server" keeps, which no site answers.
+        asked_of: whose rows it is about: the "clients'", or those that the "server" keeps, which no site answers;
+            "itself" where a client asks itself and a site tells nobody.
+        trains: whether models are trained to answer it, so that clients are served in stacks as for training.
     """
 
     axis = "query"
-    asked_of: ClassVar[Literal["clients", "server"]] = "clients"
+    asked_of: ClassVar[Literal["clients", "server", "itself"]] = "clients"
+    trains: ClassVar[bool] = False
 
     def rows_read(self, personal: bool) -> set[Split]:
         """The rows that an answer depends on; those of training where a query does not say otherwise.

@@ -181,6 +181,13 @@ class SgdOutcome:
 class ClientContext(Protocol):
     """What client code is given by an engine: training and evaluation on the data of a stack of clients."""
 
+    @property
+    def initial(self) -> Tensor:
+        """The model [p] that the run starts from."""
+
+    def as_task(self, rng_version: int | str) -> ClientContext:
+        """The same clients with the random numbers of another of their tasks, see `Task.rng_version`."""
+
     def run_sgd(
         self,
         model: Tensor,
@@ -204,6 +211,11 @@ class ClientContext(Protocol):
         [c].
 
         Models are in evaluation mode: no dropout, batch norm with its running statistics.
+        """
+
+    def row_losses(self, model: Tensor, split: Split) -> tuple[Tensor, Tensor]:
+        """The loss of each row [c, rows], padded with NaN for clients with fewer rows, and how many rows each client
+        has [c].  Models are in evaluation mode, as for `score`.
         """
 
     def moments(self, model: Tensor, layers: Sequence[str]) -> Tensor:

@@ -157,7 +157,10 @@ def _work(terms: RunTerms, settings: ExperimentSettings, clients: SiteRows, numb
         )
     initial = layout.flatten(module)
     shape, outputs = tuple(terms.shape), tuple(terms.outputs)
-    return ClientWork(module, layout, initial, objective, terms.seed, shape, outputs, trainer, transforms, own_query)
+    return ClientWork(
+        module, layout, initial, objective, terms.seed, shape, outputs, trainer, transforms, own_query,
+        terms.choice_query(),
+    )  # fmt: skip
 
 
 def join(folder: Path, data: str | None, target: str | None, stays: bool, parent: int | None) -> str:

@@ -11,7 +11,16 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-from piebald.report import charts, client_section, cluster_section, headline, markup, participation_section, wording
+from piebald.report import (
+    charts,
+    choices_section,
+    client_section,
+    cluster_section,
+    headline,
+    markup,
+    participation_section,
+    wording,
+)
 from piebald.report.charts import Chart
 from piebald.report.comparison import Axis, Comparison
 from piebald.report.details import heterogeneity, settings
@@ -33,6 +42,7 @@ def render(comparison: Comparison, target: float | None = None) -> str:
         ("progress", "Progress", _progress(comparison, drawn)),
         ("clients", "Clients", _clients(comparison, drawn)),
         ("clusters", "Clusters", cluster_section.section(comparison, drawn)),
+        ("choices", "Choices", choices_section.section(comparison)),
         ("gains", "Gains", _gains(comparison, drawn)),
         ("participation", "Participation", participation_section.section(comparison, drawn)),
         ("cost", "Cost", _cost(comparison, target)),

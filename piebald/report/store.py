@@ -197,6 +197,11 @@ class RunStore:
         """
         self._insert("score", rows)
 
+    def add_notes(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Record columns of `note` after the run's last step, all or none of them; `value` is a JSON value."""
+        coded = [{"version": self._version, **row, "value": json.dumps(row["value"])} for row in rows]
+        self._insert("note", coded)
+
     def clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Record columns of `client`; `counts` is a list (training rows a class), `device` a mapping or a `Device`."""
         coded = [{key: _dump(value) if key in _JSON["client"] else value for key, value in row.items()} for row in rows]

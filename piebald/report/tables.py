@@ -1,7 +1,8 @@
 """The history of one run: its tables, its learning curve and its final figures, read from the run folder alone.
 
-A client is judged by its personal model where it has one, else by the global model, on its test rows (validation
-rows where there are no test rows).  The mean over clients weighs all clients equally, however many rows they have.
+A client is judged by the model that it has chosen where it has (`keep = "best_for_each"`), else by its personal model
+where it has one, else by the global model, on its test rows (validation rows where there are no test rows).  The mean
+over clients weighs all clients equally, however many rows they have.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from piebald.arguments import PathLike, checked, checked_class
 from piebald.errors import RunFolderError, unknown
+from piebald.report.chosen_models import noted
 from piebald.report.notebook import html_table
 from piebald.report.schema import COLUMNS, DATABASE
 from piebald.report.store import RunStore
@@ -25,9 +27,10 @@ _NO_LIMIT = 2**62  # server steps
 
 _TABLES = {"rounds": "step", "clients": "client", "scores": "score", "results": "result", "measures": "measure"}
 
-# one value for each client and version: that of the personal model where there is one
+# one value for each client and version: that of the chosen model, or of the personal one, where there is one
 _JUDGED = """
-    SELECT version, client, coalesce(max(CASE model WHEN 'personal' THEN value END),
+    SELECT version, client, coalesce(max(CASE model WHEN 'chosen' THEN value END),
+                                     max(CASE model WHEN 'personal' THEN value END),
                                      max(CASE model WHEN 'global' THEN value END)) AS value
     FROM score WHERE metric = ? AND split = ? AND client IS NOT NULL AND value IS NOT NULL GROUP BY version, client
 """
@@ -228,6 +231,19 @@ class History:
         """The adaptation to each client that was unseen until the end, see `adaptation.Adaptation.table`."""
         return list(self.meta.get("newcomers") or ())
 
+    @cached_property
+    def choices(self) -> list[dict[str, Any]]:
+        """The model that each client has chosen, with `keep = "best_for_each"`; one row for each client, by number.
+
+        `client` and `name` say who; `choice.record` documents the rest.  Empty where clients did not choose, and in a
+        federation, whose sites tell nobody.
+        """
+        names = {row["client"]: row["name"] for row in self.clients}
+        found = noted(self.notes)
+        return [
+            {"client": client, "name": names.get(client, str(client)), **choice} for client, choice in found.items()
+        ]
+
     @property
     def accuracy(self) -> float | None:
         """The final mean of the metric over clients, None where no client was evaluated."""
@@ -270,8 +286,9 @@ class History:
         Among them are `mean` and `sd` of the metric over clients, `worst_decile` (the mean of the worst tenth of the
         clients, at least one), `per_client`, `mean_all` (over all clients), `untrained` (the number of clients that
         never trained), `common`, `best` (the version that was kept, if not the last), `unseen` (the mean over clients
-        that were unseen until the end, each with its best adaptation method), bytes sent, `seconds` of the runtime's
-        clock and `wall` seconds.
+        that were unseen until the end, each with its best adaptation method), `chosen` (how many clients have chosen
+        each model, with `keep = "best_for_each"`, else None), bytes sent, `seconds` of the runtime's clock and `wall`
+        seconds.
         """
         counted = {client: v for client, v in self.per_client.items() if untrained or client in self.trained}
         values = sorted(counted.values(), reverse=not self.higher_is_better)
@@ -291,6 +308,7 @@ class History:
             "common": self.common,
             "best": self.best,
             "unseen": mean([value for one in self.newcomers if (value := _of_best(one)) is not None]),
+            "chosen": dict(Counter(str(one["chosen"]) for one in self.choices)) or None,
             "bytes_down": sum(row["bytes_down"] or 0 for row in self.rounds),
             "bytes_up": sum(row["bytes_up"] or 0 for row in self.rounds),
             "seconds": self.rounds[-1]["time"] or 0.0 if self.rounds else 0.0,

@@ -332,8 +332,7 @@ class ServerLoop:
     def _evaluate(self) -> None:
         """Evaluate models for the report, without bytes and virtual time, since no client needs that to train."""
         plan, rows = self.evaluation, list[TableRow]()
-        asked = [self._asking(*one) for one in plan.queries(self.known, self.work.seed)]
-        for result in self._queries.usable_answers(asked):
+        for result in self.ask_for_report(plan.queries(self.known, self.work.seed)):
             rows += score_rows(result, self.version)
         self.recorder.scores(rows)
         if plan.validate is not None:
@@ -344,10 +343,16 @@ class ServerLoop:
         if self.watch is not None:
             self.watch(RoundProgress(self.version, means))
 
+    def ask_for_report(self, requests: Sequence[tuple[int, Query]]) -> list[Result]:
+        """The usable answers of clients to queries about their own clusters' models."""
+        return self._queries.usable_answers([self._asking(*one) for one in requests])
+
     def _asking(self, client: int, query: Query) -> Task:
-        """A query for the report about the client's own cluster model."""
-        cluster = self.cluster_models.of(client)
-        return self._task(client, {"model": cluster.model}, query, free=True, committed=cluster.committed)
+        cluster, models = self.cluster_models.of(client), self.cluster_models.models
+        vectors = {"model": cluster.model}
+        if self.work.choice is not None and len(models) > 1:  # the client may choose between the two
+            vectors["global"] = models[self.cluster_models.main_number]
+        return self._task(client, vectors, query, free=True, committed=cluster.committed)
 
     # -- state
 

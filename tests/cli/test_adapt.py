@@ -59,7 +59,14 @@ def test_a_newcomer_from_arrays(command, finished, rows, tmp_path: Path) -> None
     said = command("adapt", finished, "--data", "new.npz", "--json", "--epochs", 3, "--out", "new.safetensors")
     assert said.code == 0, said
     adapted = json.loads(said.out)
-    assert [method["name"] for method in adapted["methods"]] == ["global", "private", "head", "fine_tune"]
+    assert [method["name"] for method in adapted["methods"]] == [
+        "global",
+        "private",
+        "head",
+        "fine_tune",
+        "mixed",
+        "local",
+    ]
     assert adapted["best"] in [method["name"] for method in adapted["methods"]]
     with safe_open("new.safetensors", framework="np") as file:
         assert "classifier.weight" in set(file.keys())
@@ -88,7 +95,13 @@ def test_a_newcomer_from_a_table(command, tmp_path: Path) -> None:
     (tmp_path / "new.csv").write_text("\n".join(lines))
     said = command("adapt", "plain", "--data", "new.csv", "--target", "digit", "--json", "--epochs", 2)
     assert said.code == 0, said
-    assert [method["name"] for method in json.loads(said.out)["methods"]] == ["global", "head", "fine_tune"]
+    assert [method["name"] for method in json.loads(said.out)["methods"]] == [
+        "global",
+        "head",
+        "fine_tune",
+        "mixed",
+        "local",
+    ]
 
 
 def test_a_newcomer_from_folders_of_images(command, finished, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,13 @@ from piebald.contracts import Rows
 from piebald.errors import RunFolderError, SettingError
 
 HERE = piebald.Simulator(engine="sequential", workers=0)
+WORDS = {
+    "private": "the model with fitted private layers",
+    "head": "the model with a fitted last layer",
+    "fine_tune": "the fine-tuned model",
+    "mixed": "the mixed model",
+    "local": "the model trained alone",
+}
 
 
 @pytest.fixture(scope="module")
@@ -53,16 +61,16 @@ def test_every_method_fits_the_parameters_it_names_and_no_others(finished, clien
     tried: dict[frozenset[str], torch.Tensor] = {}
     real = methods._Trial._fitted
 
-    def seen(self, start, fitted):
-        vector, epoch = real(self, start, fitted)
-        tried[fitted] = vector
-        return vector, epoch
+    def seen(self, start, fitted, epochs):
+        made = real(self, start, fitted, epochs)
+        tried.setdefault(fitted, made.vector)  # all parameters are fitted twice: the second time alone
+        return made
 
     monkeypatch.setattr(methods._Trial, "_fitted", seen)
     made = piebald.adapt(finished, unseen_rows(finished, clients), epochs=3)
     layout, start = finished.work.layout, finished.start()
-    assert [way.name for way in made.methods] == ["global", "private", "head", "fine_tune"]
-    assert [way.fitted for way in made.methods] == [0, 2 * 16, 170, layout.size]
+    assert [way.name for way in made.methods] == ["global", "private", "head", "fine_tune", "mixed", "local"]
+    assert [way.fitted for way in made.methods if way.name != "mixed"] == [0, 2 * 16, 170, layout.size, layout.size]
     for names, vector in tried.items():
         moved = {s.name for s in layout.slots if not torch.equal(vector[s.start : s.stop], start[s.start : s.stop])}
         assert moved == names
@@ -70,17 +78,53 @@ def test_every_method_fits_the_parameters_it_names_and_no_others(finished, clien
     torch.testing.assert_close(layout.flatten(made.model), made.vector)
 
 
-def test_the_lowest_validation_loss_decides_and_gains_are_over_the_global_model(finished, clients) -> None:
+def test_the_lowest_validation_loss_decides_where_nothing_is_shared_and_gains_are_over_the_global_model(
+    finished, clients
+) -> None:
     made = piebald.adapt(finished, unseen_rows(finished, clients), validation=0.3, test=0.2, epochs=5)
     ways = {way.name: way for way in made.methods}
     assert made.best == min(ways, key=lambda name: ways[name].loss)
     assert made.chosen is ways[made.best]
     assert ways["global"].gain == 0
+    assert made.why == f"{WORDS[made.best]} has the lowest loss on its {made_rows(finished, clients)} validation rows"
     for way in made.methods:
-        assert way.loss <= ways["global"].loss  # the start is one of the epochs to choose from
+        if way.name not in ("mixed", "local"):
+            assert way.loss <= ways["global"].loss  # the start is one of the epochs to choose from
         assert way.gain == pytest.approx(way.validation - ways["global"].validation)
         assert way.test is not None
     assert made.table()["methods"][0]["name"] == "global"
+
+
+def made_rows(run: piebald.Run, clients) -> int:
+    x, y = unseen_rows(run, clients)
+    return len(partition.clients_from([(x, y)], validation=0.3, test=0.2).rows(0, "validation"))
+
+
+def test_a_newcomer_is_compared_with_training_alone_with_at_least_the_work_of_a_client(clients) -> None:
+    run = piebald.run(recipes.fedavg(lr=0.3, epochs=2), clients, normed, rounds=6, runtime=HERE)
+    own = partition.clients_from([(clients.rows(0, "train").x, clients.rows(0, "train").y)], validation=0.4, test=0.0)
+    made = piebald.adapt(run, own, epochs=1)
+    alone = next(way for way in made.methods if way.name == "local")
+    assert 1 < alone.epochs <= 12  # of 6 tasks with 2 passes each
+    from piebald.adaptation.methods import _Trial
+
+    everything = frozenset(slot.name for slot in run.work.layout.slots if not slot.buffer)
+    trial = _Trial(run, own, 0, 1, None)
+    expected = trial._score(trial._fitted(run.work.initial, everything, 12).vector, "validation")["loss"]
+    assert alone.loss == expected
+
+
+def test_a_shared_model_is_kept_unless_another_is_better_by_more_than_luck(clients) -> None:
+    """With two thirds of all digits the global model is good for a newcomer, and its few rows prove nothing."""
+    many = partition.Iid(clients=4, validation=0.2).split(data.digits())
+    run = piebald.run(recipes.fedavg(lr=0.3), many, normed, rounds=6, runtime=HERE)
+    x, y = many.rows(0, "test").x, many.rows(0, "test").y
+    made = piebald.adapt(run, (x[:40], y[:40]), validation=0.2, epochs=2)
+    assert made.best == "global"
+    assert re.fullmatch(r"it has only \d validation rows, fewer than 10, so it keeps the global model", made.why)
+    swapped = piebald.adapt(run, (x, 9 - y), validation=0.4, epochs=10)
+    assert swapped.best != "global"
+    assert "standard errors" in swapped.why
 
 
 def test_batch_norm_is_left_alone_where_it_is_not_fitted(clients) -> None:
@@ -92,7 +136,7 @@ def test_batch_norm_is_left_alone_where_it_is_not_fitted(clients) -> None:
     trial = _Trial(run, one, 0, 3, None)
     layout = run.work.layout
     for name, fitted in trial._fitted_tensors().items():
-        made[name], _ = trial._fitted(run.start(), fitted)
+        made[name] = trial._fitted(run.start(), fitted, 3).vector
     statistics = [slot for slot in layout.slots if slot.buffer]
     assert statistics
     for slot in statistics:
@@ -103,7 +147,9 @@ def test_batch_norm_is_left_alone_where_it_is_not_fitted(clients) -> None:
 
 def test_hdafl_fits_the_head_as_its_private_layers(clients) -> None:
     run = piebald.run(recipes.hdafl(lr=0.3), clients, normed, rounds=5, runtime=HERE, unseen=2)
-    assert [way["name"] for way in run.newcomers[0]["methods"]] == ["global", "private", "fine_tune"]
+    assert [way["name"] for way in run.newcomers[0]["methods"]] == [
+        "global", "private", "fine_tune", "mixed", "local"
+    ]  # fmt: skip
     for newcomer in run.newcomers:
         shared, private, *_ = newcomer["methods"]
         assert private["loss"] < shared["loss"]  # an untrained head can only get better

@@ -23,6 +23,14 @@ class EngineContext:
     stack: ClientStack
     phase: int = 0
 
+    @property
+    def initial(self) -> Tensor:
+        return self.engine.work.initial.to(self.engine.device)
+
+    def as_task(self, rng_version: int | str) -> EngineContext:
+        rng_versions = [rng_version] * len(self.stack.clients)
+        return EngineContext(self.engine, replace(self.stack, rng_versions=rng_versions))
+
     def run_sgd(
         self,
         model: Tensor,
@@ -42,6 +50,9 @@ class EngineContext:
 
     def score(self, model: Tensor, split: Split) -> tuple[dict[str, Tensor], Tensor]:
         return self.engine.score(self.stack.clients, model, split)
+
+    def row_losses(self, model: Tensor, split: Split) -> tuple[Tensor, Tensor]:
+        return self.engine.row_losses(self.stack.clients, model, split)
 
     def moments(self, model: Tensor, layers: Sequence[str]) -> Tensor:
         return input_moments(self.engine, self.stack.clients, model, layers)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from piebald.client_work import ClientWork
 from piebald.contracts import SgdConfig, SgdOutcome, Split
 from piebald.errors import SettingError
+from piebald.objective import Loss
 from piebald.parameters import Layout
 from piebald.randomness import key
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
@@ -266,6 +267,17 @@ class SequentialEngine:
             scores = {name: self._measure(measure, outputs, targets) for name, measure in measures.items()}
         return scores, torch.tensor([len(target) for target in targets], device=self.device)
 
+    def row_losses(self, clients: Sequence[int], model: Tensor, split: Split) -> tuple[Tensor, Tensor]:
+        """The loss of each row, as `contracts.ClientContext.row_losses` describes."""
+        outputs, targets = self._outputs(clients, model, split)
+        counts = torch.tensor([len(target) for target in targets], device=self.device)
+        losses = torch.full((len(targets), int(counts.max())), torch.nan, device=self.device)
+        with torch.no_grad():
+            for row, (out, target) in enumerate(zip(outputs, targets, strict=False)):
+                if len(target):
+                    losses[row, : len(target)] = _each(self.work.objective.loss, out, target)
+        return losses, counts
+
     def confusion(self, clients: Sequence[int], model: Tensor, split: Split) -> Tensor:
         """Count rows by true and predicted class, as `contracts.ClientContext.confusion` describes."""
         outputs, targets = self._outputs(clients, model, split)
@@ -322,6 +334,14 @@ def _value(measure: object, outputs: Tensor, targets: Tensor) -> Tensor:
         measure.update(outputs, targets)
         return torch.as_tensor(measure.compute()).float().mean()
     return measure(outputs, targets).float().mean()  # type: ignore[operator,no-any-return]
+
+
+def _each(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+    """The loss of each row, also of a function that returns the mean over its rows."""
+    values = loss(outputs, targets)
+    if values.shape[:1] == targets.shape[:1]:
+        return values.flatten(1).mean(1) if values.dim() > 1 else values
+    return torch.stack([loss(outputs[row : row + 1], targets[row : row + 1]).mean() for row in range(len(targets))])
 
 
 def bind(module: nn.Module, layout: Layout, vector: Tensor) -> list[Tensor]:

@@ -20,6 +20,7 @@ from torch import Tensor
 from piebald.contracts import Split, Task, Update
 from piebald.errors import PiebaldError
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
+from piebald.runtimes.federation import site_choice
 from piebald.runtimes.federation.client_session import ClientSession, Delivery, StartedTask
 from piebald.runtimes.federation.flare_link import SERVER, Link
 from piebald.runtimes.federation.messages import Piece, Refused, Reply, TermsRequest, Welcome, decode, encode
@@ -68,6 +69,7 @@ class FederationClient:
         self._incarnation = secrets.token_hex(8)
         self.session = ClientSession(credentials.folder / "state")
         self._secrets = threading.Lock()  # one thread at a time uses the keys of a secure aggregation
+        self._terms = b""  # of the run, as they came
         self._hello_due = threading.Event()
         self._over = threading.Event()
         self._heard = 0.0
@@ -83,6 +85,7 @@ class FederationClient:
             threading.Thread(target=work, name=work.__name__, daemon=True)
             for work in (self._train, self._answer, self._deliver)
         ]
+        self._choose()  # what was left when the site was stopped
         for thread in threads:
             thread.start()
         self._link.start()
@@ -134,6 +137,13 @@ class FederationClient:
         if session.runner is None or session.store is None or session.latest is None:
             return
         version, global_model = session.latest
+        if session.runner.work.choice is not None:
+            models = {"model": global_model}
+            models |= {} if session.latest_global is None else {"global": session.latest_global}
+            site_choice.leave(session.store, self._terms, version, models)
+            with self._secrets:
+                session.store.save_secrets({})
+            return self._choose()
         model = session.runner.personalize(version, global_model, session.store.state(before=1 << 53))
         path = self.credentials.folder / "model.safetensors"
         session.runner.work.layout.save(model, path)
@@ -141,6 +151,17 @@ class FederationClient:
         with self._secrets:
             session.store.save_secrets({})
         log.info("the model after step %d is in %s", version, path)
+
+    def _choose(self) -> None:
+        """Make the choices among models that are to be made, of this run and of those before."""
+        for path in site_choice.left(self.credentials.folder / "state"):
+            try:
+                prepared = self._prepare(site_choice.terms_of(path))
+                site_choice.make(path, TaskRunner(prepared, self._policy, self._device), self.credentials.folder)
+            except PiebaldError as error:
+                log.warning("the model of the run %s could not be chosen: %s", path.parent.name, error)
+            except Exception:  # it is tried again when the site is started again
+                log.exception("the model of the run %s could not be chosen", path.parent.name)
 
     def _review_terms(self, welcome: Welcome) -> None:
         """Fetch the run's terms, and accept or refuse them."""
@@ -162,6 +183,7 @@ class FederationClient:
             refused = f"{type(error).__name__}; the site's log says more"
         if refused:
             log.warning("this site does not take part: %s", refused)
+        self._terms = bytes(body)
         self.session.accept_terms(welcome.terms, runner, rows, refused)
         self._hello_due.set()
 
@@ -211,7 +233,8 @@ class FederationClient:
                 continue
             job, started = found
             update, failure, state = self._trained(started)
-            self.session.finish_training(job, started, pack_update(update, failure), state)
+            steps = 0 if update is None else update.steps
+            self.session.finish_training(job, started, pack_update(update, failure), state, steps)
 
     def _trained(self, started: StartedTask) -> tuple[Update | None, str | None, dict[str, Tensor] | None]:
         """What comes of a training task: the update that may leave or why there is none, and the new client state."""

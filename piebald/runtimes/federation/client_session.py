@@ -69,7 +69,8 @@ class ClientSession:
         terms: digest of the terms that were reviewed last.
         refused: why the site does not accept them, "" where it does.
         runner: serves tasks under the accepted terms, or None.
-        latest: the last global model that the site received, and its version.
+        latest: the last model of the site's cluster that it received, and its version.
+        latest_global: the global model that came with it, where there are several clusters.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -81,6 +82,7 @@ class ClientSession:
         self.terms, self.refused = "", ""
         self.runner: TaskRunner | None = None
         self.latest: tuple[int, Tensor] | None = None
+        self.latest_global: Tensor | None = None
         self.store: ClientStore | None = None
         self._rows: Mapping[Split, int] = {}
         self._jobs: dict[int, TrainingJob] = {}
@@ -129,7 +131,7 @@ class ClientSession:
             self._jobs.clear()
             self._queries.clear()
             self._answers.clear()
-            self.runner, self.terms, self.refused, self.latest = None, "", "", None
+            self.runner, self.terms, self.refused, self.latest, self.latest_global = None, "", "", None, None
 
     def accept_terms(self, terms: str, runner: TaskRunner | None, rows: Mapping[Split, int], refused: str) -> None:
         """Record the outcome of reviewing the run's terms; `rows` are the numbers that the server is told."""
@@ -202,7 +204,7 @@ class ClientSession:
 
     def _accept(self, task: Task, digest: str, epoch: str) -> None:
         if task.query is None or task.query.kind == "evaluate":  # these bring the model of the client's own cluster
-            self.latest = (task.version, task.vectors["model"])
+            self.latest, self.latest_global = (task.version, task.vectors["model"]), task.vectors.get("global")
         if task.query is not None:
             self._queries.add(task.id)
             return
@@ -220,14 +222,15 @@ class ClientSession:
             return job, StartedTask(job.task, self.runner, self.store, self.store.state(before=id))
 
     def finish_training(
-        self, job: TrainingJob, started: StartedTask, body: bytes, state: dict[str, Tensor] | None
+        self, job: TrainingJob, started: StartedTask, body: bytes, state: dict[str, Tensor] | None, steps: int
     ) -> None:
         """Save the result of a training task, unless the task was dropped meanwhile."""
         id = job.task.id
         with self.lock:
             if self._jobs.get(id) is not job or self.store is not started.store:
                 return
-            self.store.finish(FinishedTask(id, job.digest, job.epoch, len(body)), body, state)
+            done = FinishedTask(id, job.digest, job.epoch, len(body), str(job.task.rng_version), steps)
+            self.store.finish(done, body, state)
             del self._jobs[id]
         self.has_deliveries.set()
 

@@ -27,6 +27,7 @@ from piebald.errors import RuntimeFault
 from piebald.runtimes.federation.private_files import write_private
 
 _STATE = "state/"
+_BASE = "client_state.safetensors"
 
 log = logging.getLogger("piebald.federation")
 
@@ -40,12 +41,16 @@ class FinishedTask:
         digest: digest of the task's body, which differs from that of another task with the same id.
         epoch: the server process that sent the task.
         size: bytes of the result.
+        made: `Task.rng_version` of the task.
+        steps: the optimizer steps that it took, 0 where that is hidden.
     """
 
     id: int
     digest: str
     epoch: str
     size: int
+    made: str = "0"
+    steps: int = 0
 
 
 def delete_lasting_secret(folder: Path) -> None:
@@ -72,7 +77,8 @@ class ClientStore:
         self.folder = folder
         folder.parent.mkdir(mode=0o700, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
-        self._base = self._read(folder / "client_state.safetensors")
+        self._base = self._read(folder / _BASE)
+        self._trained = self._read_trained(folder / _BASE)
         self._chain: dict[int, tuple[FinishedTask, dict[str, Tensor] | None]] = {}
         for path in sorted(folder.glob("done-*.safetensors")):
             done, state = self._open(path)
@@ -83,6 +89,11 @@ class ClientStore:
     def done(self) -> list[FinishedTask]:
         """Finished training tasks, by id."""
         return [done for done, _ in self._chain.values()]
+
+    @property
+    def trained(self) -> list[tuple[str, int]]:
+        """The training tasks that led to the client state: `Task.rng_version`, and the steps taken."""
+        return [*self._trained, *((done.made, done.steps) for done, state in self._chain.values() if state is not None)]
 
     def state(self, before: int) -> dict[str, Tensor] | None:
         """The client state before a task of this id, None before the first training task."""
@@ -109,10 +120,12 @@ class ClientStore:
     def confirm(self, id: int) -> None:
         """Drop the results of this task and of all before it, which the server has saved."""
         for number in [number for number in self._chain if number <= id]:
-            _, state = self._chain[number]
+            done, state = self._chain[number]
             if state is not None:
-                write_private(self.folder / "client_state.safetensors", save(dict(state), {"id": str(number)}))
-                self._base = state
+                trained = [*self._trained, (done.made, done.steps)]
+                about = {"id": str(number), "trained": json.dumps(trained)}
+                write_private(self.folder / _BASE, save(dict(state), about))
+                self._base, self._trained = state, trained
             del self._chain[number]
             self._path(number).unlink(missing_ok=True)
 
@@ -143,6 +156,7 @@ class ClientStore:
         tensors = {"result": torch.frombuffer(bytearray(result), dtype=torch.uint8)}
         tensors |= {_STATE + name: tensor.contiguous() for name, tensor in (state or {}).items()}
         about = {"id": done.id, "digest": done.digest, "epoch": done.epoch, "has_state": state is not None}
+        about |= {"made": done.made, "steps": done.steps}
         write_private(self._path(done.id), save(tensors, {"about": json.dumps(about)}))
 
     def _open(self, path: Path) -> tuple[FinishedTask, dict[str, Tensor] | None]:
@@ -154,7 +168,8 @@ class ClientStore:
                 state = {name.removeprefix(_STATE): file.get_tensor(name) for name in names}
         except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
             raise RuntimeFault(f"{path} cannot be read: {type(error).__name__}: restore it from a backup") from None
-        done = FinishedTask(about["id"], about["digest"], about["epoch"], size)
+        made = str(about.get("made", "0")), int(about.get("steps", 0))  # missing in files of earlier versions
+        done = FinishedTask(about["id"], about["digest"], about["epoch"], size, *made)
         return done, state if about["has_state"] else None
 
     def _read(self, path: Path) -> dict[str, Tensor] | None:
@@ -165,3 +180,10 @@ class ClientStore:
                 return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
         except (OSError, SafetensorError) as error:
             raise RuntimeFault(f"{path} cannot be read: {type(error).__name__}: restore it from a backup") from None
+
+    def _read_trained(self, path: Path) -> list[tuple[str, int]]:
+        if not path.exists():
+            return []
+        with safe_open(str(path), framework="pt") as file:
+            found = json.loads((file.metadata() or {}).get("trained", "[]"))
+        return [(str(made), int(steps)) for made, steps in found]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import os
 import shutil
 import signal
@@ -20,6 +21,8 @@ from piebald.errors import RuntimeFault
 from piebald.runtimes.federation.flare_link import SERVER
 from piebald.runtimes.federation.private_files import write_private
 from piebald.runtimes.federation.provisioning import SITE_TOML, Description, provision, read
+
+log = logging.getLogger("piebald.federation")
 
 _SPLITS = "splits = ['train', 'validation', 'test']\n"
 _PORTS = range(20_000, 32_000)
@@ -76,6 +79,17 @@ class LocalFederation:
             if process.poll() not in (None, 0):
                 lines = (self._folder / name / "log.txt").read_text(errors="replace").strip().splitlines()
                 raise RuntimeFault(f"{name} ended before the run began: {lines[-1] if lines else process.returncode}")
+
+    def wait(self) -> None:
+        """Wait until the sites, which know that the run has ended, have ended as well; Ctrl-C ends the waiting."""
+        try:
+            for process in self.processes:
+                process.wait()
+        except KeyboardInterrupt:
+            log.warning(
+                "sites had not finished choosing their models: piebald client FOLDER with the credentials of a site "
+                "in %s goes on with it", self._folder,
+            )  # fmt: skip
 
     def close(self) -> None:
         """End the sites."""

@@ -133,6 +133,8 @@ class Policy(BaseModel):
         """The reason why a query about this site's rows is not answered in a run, or None."""
         if query.asked_of == "server":
             return f"{query.kind!r} is for rows of the server, and no site answers it"
+        if query.asked_of == "itself":
+            return f"{query.kind!r} is what a site asks itself, and no server gets its answer"
         hiding = self.protection(work)
         if self.queries is None and hiding:
             return f"this site answers no queries beside {hiding}, unless its policy names them"

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from piebald import plugins
+from piebald.choice import BestForEach
 from piebald.client_work import ClientWork
 from piebald.component import build
 from piebald.contracts import Query
@@ -28,6 +29,7 @@ class RunTerms(BaseModel):
         training: the trainer, as a table.
         transforms: the transforms of updates, as tables.
         own_query: what each update answers about its own model, as a table, None for nothing.
+        choice: how a site chooses its model when the run has ended, as a table, None where it takes what it is given.
         private: names of the tensors that stay at the client.
         layout: names and shapes of the model's tensors, in order.
         objective: name of the loss.
@@ -47,6 +49,7 @@ class RunTerms(BaseModel):
     training: dict[str, Any]
     transforms: list[dict[str, Any]]
     own_query: dict[str, Any] | None = None
+    choice: dict[str, Any] | None = None
     private: list[str]
     layout: list[tuple[str, list[int]]]
     objective: str
@@ -99,6 +102,15 @@ class RunTerms(BaseModel):
         assert isinstance(trainer, Trainer)
         return trainer, transforms, own  # type: ignore[return-value]
 
+    def choice_query(self) -> Query | None:
+        """Build the query by which a site chooses its model."""
+        if self.choice is None:
+            return None
+        made = build("query", self.choice)
+        if not isinstance(made, BestForEach):
+            raise SettingError(f"the run's terms let a site choose its model by {made.kind!r}, which is no such query")
+        return made
+
 
 def terms(
     work: ClientWork, experiment: Mapping[str, Any], clients: Sequence[str], sites: Sequence[str],
@@ -113,6 +125,7 @@ def terms(
         training=work.trainer.table(),
         transforms=[transform.table() for transform in work.transforms],
         own_query=None if work.own_query is None else work.own_query.table(),
+        choice=None if work.choice is None else work.choice.table(),
         private=sorted(work.layout.private),
         layout=[(slot.name, list(slot.shape)) for slot in work.layout.slots],
         objective=work.objective.name,

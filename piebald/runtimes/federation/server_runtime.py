@@ -150,7 +150,15 @@ class FederationServer:
         return self._signatures.check(client, text, signature)
 
     def dismiss(self) -> None:
-        """Tell the sites that the run has ended, and wait until those that are present know."""
+        """Tell the sites that the run has ended, and wait until those that are present know.
+
+        Sites on this machine, which end with this process, may choose their models first.
+        """
+        self._tell_the_end()
+        if self._local is not None and self.work.choice is not None:
+            self._local.wait()
+
+    def _tell_the_end(self) -> None:
         with self._lock:
             self.shared.dismiss()
             dismissed = time.monotonic()

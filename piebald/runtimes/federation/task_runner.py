@@ -6,12 +6,14 @@ import logging
 import math
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from piebald.choice import local_work, record
 from piebald.client_work import ClientWork
 from piebald.contracts import MASKING, Clients, ClientSecrets, Signer, Split, Task, Update
 from piebald.privacy.secure_aggregation.client_side import Outcome, masked, replied
@@ -138,6 +140,29 @@ class TaskRunner:
         task = Task(0, self.client, version, {"model": global_model})
         state = self._first_state(task) if state is None else state
         return personal_model(self._query_engine, self.client, version, global_model, state)
+
+    def choose(
+        self,
+        version: int,
+        models: Mapping[str, Tensor],
+        state: Mapping[str, Tensor] | None,
+        trained: Sequence[tuple[str, int]],
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """The model [p] that the site chooses for itself, and the record of the choice (`choice.record`).
+
+        Args:
+            version: server steps made.
+            models: "model" [s], that of its cluster, and "global" [s] where there are other clusters.
+            state: its client state.
+            trained: its training tasks, see `ClientStore.trained`.
+        """
+        assert self.work.choice is not None
+        rows = self._query_engine.row_loader.size(self.client)
+        passes = tuple(local_work(self.work.trainer, rows, steps) for _, steps in trained)
+        query = self.work.choice.model_copy(update={"tasks": tuple(name for name, _ in trained), "passes": passes})
+        served = serve(self._query_engine, self._stack(Task(0, self.client, version, models, query), state))
+        update = served.update(0)
+        return update.vectors["model"], record(update.metrics, update.examples)
 
     def _stack(self, task: Task, state: Mapping[str, Tensor] | None) -> ClientStack:
         state = self._first_state(task) if state is None else state

@@ -293,7 +293,8 @@ class Simulation:
 
     def _stack_size(self, events: list[Event]) -> int:
         """Clients in a stack: as set for training; large stacks for queries about one model, a few for each worker."""
-        if events[0].task.query is None or isinstance(self.work.trainer, Personalizes):
+        query = events[0].task.query
+        if query is None or query.trains or isinstance(self.work.trainer, Personalizes):
             return self.settings.stack or 1
         share = -(-len(events) // max(1, self.settings.workers or 1))
         return max(1, min(256, share, self._room()[1] if self.state_store.needed else 256))

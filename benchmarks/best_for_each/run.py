@@ -1,0 +1,136 @@
+"""Who loses by joining?  python benchmarks/best_for_each/run.py --out runs/best_for_each
+
+Every federation is run with FedAvg and HDAFL and `keep = "best_for_each"`; then, on test rows, each client's models are
+compared with what it would have trained alone.  Finished runs are kept, so the command can be stopped and repeated.
+RESULTS.md is written at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import results
+import torch
+from federations import RATES, ROUNDS, clients_of, folder_of, model_of
+
+import piebald
+from piebald import recipes
+from piebald.choice import best_for_each, judge
+from piebald.choice.candidates import Candidates
+from piebald.choice.guard import paired
+from piebald.objective import accuracy, cross_entropy
+
+RECIPES = ("fedavg", "hdafl")
+RULES = (0.0, 1.0, 2.0)  # standard errors; the product's rule is 1
+
+
+class Study(Candidates):
+    """The candidates of one client, which are also scored row by row on its validation and test rows."""
+
+    seen: dict[int, dict[str, Any]] = {}  # noqa: RUF012 - what one run has shown
+    rows: Any = None  # the clients
+    net: torch.nn.Module
+    layout: Any
+    choosing = scoring = 0.0  # seconds
+
+    def __init__(self, inputs: Any, *more: Any) -> None:
+        began = time.perf_counter()
+        super().__init__(inputs, *more)
+        made = time.perf_counter()
+        self._score(*inputs.clients)
+        Study.choosing += made - began
+        Study.scoring += time.perf_counter() - made
+
+    def _score(self, client: int) -> None:
+        scored = {split: self._scored(client, split) for split in ("validation", "test")}
+        names = list(self.models)
+        verdicts = {rule: judge(scored["validation"]["loss"], self.shared, rule) for rule in RULES}
+        test = scored["test"]
+        roles = {"shared": names.index(self.fallback)} | {f"rule {r:g}": one.chosen for r, one in verdicts.items()}
+        compared: dict[str, dict[str, Any]] = {}
+        for role, number in roles.items() if "local" in names else ():
+            alone = names.index("local")
+            compared[role] = {
+                "model": names[number],
+                "loss": paired(test["loss"][number], test["loss"][alone]),
+                "accuracy": paired(-test["accuracy"][number], -test["accuracy"][alone]),
+                "score": float(test["accuracy"][number].mean()),
+                "alone": float(test["accuracy"][alone].mean()),
+            }
+        Study.seen[client] = {
+            "rows": [scored[split]["loss"].shape[1] for split in ("validation", "test")],
+            "compared": compared,
+            "candidates": {name: float(test["accuracy"][n].mean()) for n, name in enumerate(names)},
+        }
+
+    def _scored(self, client: int, split: Any) -> dict[str, torch.Tensor]:
+        """Losses and hits [models, rows]."""
+        rows = Study.rows.rows(client, split)
+        found: dict[str, list[torch.Tensor]] = {"loss": [], "accuracy": []}
+        for model in self.models.values():
+            Study.layout.load(Study.net, model[0])
+            with torch.no_grad():
+                outputs = Study.net.eval()(rows.x)
+            found["loss"].append(cross_entropy(outputs, rows.y))
+            found["accuracy"].append(accuracy(outputs, rows.y))
+        return {name: torch.stack(values) for name, values in found.items()}
+
+
+def measure(name: str, recipe: str, seed: int) -> dict[str, Any]:
+    """Run a recipe in a federation; what its clients can choose from, and what it costs."""
+    clients = clients_of(name, seed)
+    made, net = recipes.make(recipe, lr=RATES[name], batch=20), model_of(name)
+    Study.seen, Study.rows, Study.net, Study.choosing, Study.scoring = {}, clients, net(seed), 0.0, 0.0
+    Study.layout = piebald.parameters.Layout.of(Study.net, made.sharing.private(Study.net))
+    here = piebald.Simulator(engine="sequential", stack=1, workers=0)
+    options: dict[str, Any] = {"rounds": ROUNDS[name], "seed": seed, "runtime": here, "measure": "none"}
+    began = time.perf_counter()
+    real, best_for_each.Candidates = best_for_each.Candidates, Study  # type: ignore[misc]
+    try:
+        run = piebald.run(made, clients, net, evaluate_every=0, keep="best_for_each", **options)
+    finally:
+        best_for_each.Candidates = real  # type: ignore[misc]
+    whole = time.perf_counter() - began - Study.scoring
+    for one in run.choices:  # the product chose what is studied here
+        compared = Study.seen[one["client"]]["compared"]
+        assert not compared or compared["rule 1"]["model"] == one["chosen"], (name, recipe, seed, one)
+    steps = sum(row["steps"] for row in run.results if row["kind"] == "train")
+    return {
+        "federation": name,
+        "recipe": recipe,
+        "seed": seed,
+        "seconds": {"run": whole - Study.choosing, "choice": Study.choosing},
+        "steps": steps,
+        "clients": [{"name": one["name"], **Study.seen[one["client"]]} for one in run.choices],
+    }
+
+
+def main() -> int:
+    """Run what has not been run, and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("runs/best_for_each"), help="folder for what is measured")
+    parser.add_argument("--results", type=Path, help="the file to write, by default RESULTS.md in the output folder")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--only", choices=tuple(ROUNDS), nargs="+", default=tuple(ROUNDS))
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    for seed in options.seeds:
+        for name in options.only:
+            for recipe in RECIPES:
+                file = folder_of(options.out, name, recipe, seed)
+                if not file.exists():
+                    made = json.dumps(measure(name, recipe, seed))
+                    file.with_suffix(".part").write_text(made)
+                    file.with_suffix(".part").replace(file)
+                    print(file, flush=True)
+    print(results.write(options.out, options.results or options.out / "RESULTS.md"))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
