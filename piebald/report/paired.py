@@ -44,7 +44,6 @@ from piebald.randomness import generator
 
 Floats = NDArray[np.float64]
 Kind = Literal["interval", "range"]
-
 SEEDS_FOR_INTERVAL = 3
 ERROR_RATE = 0.05  # of intervals and of telling apart
 _DRAWS = 20_000
@@ -386,8 +385,7 @@ def _seed_means(cells: Floats) -> Floats:
 
 def _signs(cells: Floats) -> int:
     """The number of signs, of + and -, that the means of seeds have."""
-    means = _seed_means(cells)
-    return int((means > 0).any()) + int((means < 0).any())
+    return len({float(np.sign(one)) for one in _seed_means(cells)} - {0.0})
 
 
 def _inside(mean: float, error: float, quantile: float, bounds: tuple[float, float]) -> tuple[float, float]:
