@@ -58,10 +58,13 @@ def _print_narrow(comparison: Comparison, rows: list[dict[str, Any]], pairs: Map
 
 
 def _mean(shown: MetricFormat, row: Mapping[str, Any]) -> str:
-    """The mean and half its interval."""
+    """The mean and half its interval, or the interval where the mean with half of it would leave 0 to 100 %."""
     if row["low"] is None:
         return shown.value(row["mean"])
-    return f"{shown.value(row['mean'])} \N{PLUS-MINUS SIGN} {shown.size((row['high'] - row['low']) / 2)}"
+    half = (row["high"] - row["low"]) / 2
+    if shown.percent and not half <= row["mean"] <= 1 - half:
+        return f"{shown.value(row['mean'])} ({shown.size(row['low'])} to {shown.size(row['high'])})"
+    return f"{shown.value(row['mean'])} \N{PLUS-MINUS SIGN} {shown.size(half)}"
 
 
 def _notes(comparison: Comparison, rows: list[dict[str, Any]]) -> list[str]:
@@ -69,7 +72,7 @@ def _notes(comparison: Comparison, rows: list[dict[str, Any]]) -> list[str]:
     shown, base = MetricFormat(comparison.metric), base_of(comparison)
     kinds = {row["kind"] for row in rows} - {None}
     meaning = {
-        "interval": "\N{PLUS-MINUS SIGN} half the 95% interval for other clients and seeds",
+        "interval": "\N{PLUS-MINUS SIGN} half the 95% interval (or the interval) for other clients and seeds",
         "range": "\N{PLUS-MINUS SIGN} half the range of two seeds: an interval needs three",
         "one seed": "one seed has no interval: give seeds = [0, 1, 2]",
     }

@@ -56,6 +56,8 @@ def facts(history: History) -> dict[str, Any]:
     facts = {name: final[name] for name in ("recipe", "label", "rounds", "seed", "status")}
     facts[history.metric] = final["mean"]
     kept = ("sd", "worst_decile", "common", "best", "unseen", "chosen", "bytes_up", "bytes_down", "seconds", "wall")
+    if final["untrained"]:  # both numbers: `accuracy` counts every client
+        facts |= {"untrained": final["untrained"], "trained_mean": history.figures(untrained=False)["mean"]}
     return facts | {name: final[name] for name in kept} | {"run": str(history.path)}
 
 

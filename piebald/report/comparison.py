@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from piebald.arguments import checked, checked_class
 from piebald.errors import SettingError, unknown
-from piebald.report import headline
 from piebald.report.notebook import html_table
 from piebald.report.paired import Difference, Level, Scores, against_best, difference, level, told_apart
 from piebald.report.tables import History, mean
@@ -105,6 +104,8 @@ class Comparison:
 
     def __repr__(self) -> str:
         """What is compared, and the finding, in one line."""
+        from piebald.report import headline  # which reads comparisons
+
         what = f"{len(self.labels)} labels, {len(self.runs)} runs, by {self.metric}"
         return f"<Comparison of {what}: {headline.sentence(self)}>"
 

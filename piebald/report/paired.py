@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +44,6 @@ from piebald.randomness import generator
 
 Floats = NDArray[np.float64]
 Kind = Literal["interval", "range"]
-
 SEEDS_FOR_INTERVAL = 3
 ERROR_RATE = 0.05  # of intervals and of telling apart
 _DRAWS = 20_000
@@ -266,9 +265,6 @@ def probability_within(
     return float((drawn.max(axis=1) <= points + 1e-12).mean())
 
 
-# ------------------------------------------------------------------------------------------------------------- variance
-
-
 @dataclass(frozen=True, slots=True)
 class _Spread:
     """Means of tables [k, seeds, clients] with NaN for missing cells, and what they vary by.
@@ -372,14 +368,14 @@ def _paired(a: Scores, b: Scores, untrained: bool, full: bool = False) -> Floats
     clients = [place for place, client in enumerate(b.clients) if client in columns]
     own = a.cells(untrained)[np.ix_([rows[b.seeds[i]] for i in seeds], [columns[b.clients[i]] for i in clients])]
     theirs = b.cells(untrained)[np.ix_(seeds, clients)]
-    found: Any = own - theirs
+    found = np.asarray(own - theirs)
     if not np.isfinite(found).any():
         return None
     if full:
         table = np.full((len(b.seeds), len(b.clients)), np.nan)
         table[np.ix_(seeds, clients)] = found
         return table
-    return np.asarray(found)
+    return found
 
 
 def _seed_means(cells: Floats) -> Floats:
@@ -389,8 +385,7 @@ def _seed_means(cells: Floats) -> Floats:
 
 def _signs(cells: Floats) -> int:
     """The number of signs, of + and -, that the means of seeds have."""
-    means = _seed_means(cells)
-    return int((means > 0).any()) + int((means < 0).any())
+    return len({float(np.sign(one)) for one in _seed_means(cells)} - {0.0})
 
 
 def _inside(mean: float, error: float, quantile: float, bounds: tuple[float, float]) -> tuple[float, float]:
