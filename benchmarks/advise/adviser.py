@@ -7,6 +7,8 @@ because no others are known, and so are the rungs.
 
 from __future__ import annotations
 
+# isort: skip_file
+
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
