@@ -7,6 +7,8 @@ because no others are known, and so are the rungs.
 
 from __future__ import annotations
 
+# isort: skip_file
+
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +21,7 @@ from federations import Federation
 from grid import GRID, RATES, ROUNDS, RUNGS, TRAINING
 from known import Entry
 from piebald.advice.adviser import FACTOR, pays, recommended
-from piebald.advice.families import Entrant, entrants
+from piebald.advice.families import RATES as ORDER, Entrant, entrants
 from piebald.advice.race import Race
 from piebald.tuning.budget import Budget
 from piebald.tuning.space import with_settings
@@ -114,7 +116,7 @@ def _on_the_grid(one: Entrant) -> Entrant:
     main = GRID[one.recipe.name]
     first = tuple(
         {"lr": rate} | {name: values[number % len(values)] for name, values in main.items()}
-        for number, rate in enumerate(RATES)
+        for number, rate in enumerate(rate for rate in ORDER if rate in RATES)
     )
     several = {name: list(values) for name, values in main.items() if len(values) > 1}
     alone = {name: values[0] for name, values in main.items() if len(values) == 1}

@@ -284,9 +284,9 @@ def _notes() -> str:
 NOTES = """
 ## Reading
 
-- The adviser had {budget:.0f} % of the full grid with three seeds as its budget, and one seed to race with.  It is never
-  wrong about whether federating pays, but is silent in more than half of the clear cases: ten clients and one seed are
-  few, and it asks for 5 % after as many comparisons as there are methods.
+- The adviser had {budget:.0f} % of the full grid with three seeds as its budget, and one seed to race with.  It is
+  never wrong about whether federating pays, but is silent in more than half of the clear cases: ten clients and one
+  seed are few, and it asks for 5 % after as many comparisons as there are methods.
 - Its regret beyond that of the full grid comes from learning rates: with this budget most methods are tried with two,
   and 0.5, often the best here, is the third.
 - The rule from the look alone takes what had the smallest regret in the {neighbours} federations (none that was held

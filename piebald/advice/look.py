@@ -71,7 +71,7 @@ class Look:
         for one in self.unlikeness.values():
             lines += _wrapped(one.sentence())
         if self.asked:
-            lines += ["", f"What cannot be used ({len(self.unusable)} of {self.asked} recipes)"]
+            lines += ["", f"What cannot be used ({len(self.unusable)} recipes)"]
             for group in unusable_recipes.grouped(self.unusable):
                 lines += _wrapped(f"{', '.join(group['recipes'])}: {group['why']}")
         return "\n".join(lines) + "\n"

@@ -65,8 +65,7 @@ def test_a_clear_winner_wins_by_every_rule_but_those_that_leave_it_out(parts: tu
 @pytest.mark.full
 def test_the_adviser_finds_a_clear_winner_within_its_budget(parts: tuple[Any, Any, Any]) -> None:
     grid, known, score = parts
-    pytest.importorskip("piebald.advice.adviser")
-    from adviser import advised
+    advised = pytest.importorskip("adviser", exc_type=ImportError, reason="needs the race of the adviser").advised
 
     made = known.entries_of(lines("ditto", {"ditto": 90.0, "local": 60.0, "fedavg": 40.0}, 1, grid))
     found = advised(score.BY_NAME["digits-iid"], known.tuned(made), [0], 230)

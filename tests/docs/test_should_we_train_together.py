@@ -16,7 +16,7 @@ from piebald.data.prepared_files import is_prepared, prepared
 
 sys.path.insert(0, str(Path(__file__).parent))
 import pages
-from test_outputs import assert_alike
+from printed import assert_alike
 
 PAGE = pages.ROOT / "docs" / "should-we-train-together.md"
 HEART = ("heart", "heart.csv.gz")
