@@ -1,9 +1,10 @@
-"""The outputs that the tutorial shows are what its commands and its Python print, up to the arithmetic of a machine."""
+"""The outputs that pages show are what their commands and their Python print, up to the arithmetic of a machine."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import re
 import shlex
 import sys
@@ -19,31 +20,41 @@ sys.path.insert(0, str(Path(__file__).parent))
 import pages
 from printed import assert_alike
 
-PAGE = pages.ROOT / "docs" / "tutorial.md"
+ELSEWHERE = {"examples", "extend.md"}  # pages with tests of their own
 
 
-def outputs() -> Iterator[tuple[str, str, str]]:
+def outputs(page: Path) -> Iterator[tuple[str, str, str]]:
     """What is run on the page, how, and what the page shows as its output ("" where nothing is shown)."""
-    blocks = [block for block in pages.blocks(PAGE) if block.language in ("python", "console", "toml", "text")]
-    for block, after in zip(blocks, [*blocks[1:], None], strict=True):
-        following = after.text if after is not None and after.language == "text" else ""
+    blocks = [block for block in pages.blocks(page) if block.language in ("python", "console", "toml", "text")]
+    for block, after in itertools.zip_longest(blocks, blocks[1:]):
+        below = after is not None and after.language == "text" and not after.text.startswith("$ ")
+        following = after.text if below else ""
         if block.language in ("python", "toml"):
-            yield block.language, block.text, following
+            yield block.language, block.text, following if block.language == "python" else ""
         elif block.language == "console":
             for command in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
                 line, _, shown = command.partition("\n")
                 if not shown.strip():  # shown below the commands
                     shown, following = following, ""
-                yield "console", line, shown
+                if line.startswith("piebald "):
+                    yield "console", line, shown
+
+
+SHOWING = [
+    page
+    for page in pages.PAGES
+    if not {page.name, page.parent.name} & ELSEWHERE and any(shown.strip() for *_, shown in outputs(page))
+]
 
 
 @pytest.mark.full
-def test_the_tutorial_prints_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("page", SHOWING, ids=pages.name)
+def test_a_page_prints_what_it_shows(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    module = ModuleType("tutorial")
-    monkeypatch.setitem(sys.modules, "tutorial", module)
+    module = ModuleType("page")
+    monkeypatch.setitem(sys.modules, "page", module)
     compared = 0
-    for language, text, shown in outputs():
+    for language, text, shown in outputs(page):
         if language == "toml":
             if named := re.match(r"# ([\w-]+\.toml)\n", text):
                 Path(named[1]).write_text(text, "utf-8")
@@ -51,10 +62,10 @@ def test_the_tutorial_prints_what_it_shows(tmp_path: Path, monkeypatch: pytest.M
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
             if language == "python":
-                exec(compile(text, str(PAGE), "exec"), vars(module))
-            elif text.startswith("piebald "):
+                exec(compile(text, str(page), "exec"), vars(module))
+            else:
                 main(shlex.split(text.removeprefix("piebald "), comments=True))
         if shown:
             compared += 1
             assert_alike(shown, printed.getvalue(), text)
-    assert compared >= 6
+    assert compared >= (6 if page.name == "tutorial.md" else 1)
