@@ -133,6 +133,9 @@ def transfer(
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run that was interrupted.")],
+    rounds: Annotated[
+        int | None, typer.Option(help="Go on to this many server steps, also if the run was finished.")
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -141,6 +144,8 @@ def resume(
     if is_transfer(folder):
         from piebald.vertical import command
 
+        if rounds is not None:
+            raise SettingError(f"{folder} holds a transfer, whose length is in its file: leave out --rounds")
         made = command.resume(folder, progress(as_json, quiet), line_printer(as_json, quiet))
         return print_transfer(*made, as_json, quiet)
     from piebald import experiment
@@ -148,7 +153,7 @@ def resume(
     search_plugins(folder)
     end_on_term()
     with _guarded(folder, f"piebald resume {folder}"):
-        history = experiment.resume(folder, progress=progress(as_json, quiet))
+        history = experiment.resume(folder, rounds=rounds, progress=progress(as_json, quiet))
     print_run(history, as_json, quiet)
 
 
