@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -16,8 +15,18 @@ from piebald import plugins
 from piebald.component import Component, build
 from piebald.contracts import Clients
 from piebald.data.dataset import DataSet
-from piebald.errors import SettingError, shown, unknown
-from piebald.experiment_sections import Evaluation, Kind, Named, RuntimeSection, Section, file_text, leaves
+from piebald.errors import SettingError, unknown
+from piebald.experiment_sections import (
+    Evaluation,
+    Kind,
+    Named,
+    RuntimeSection,
+    Section,
+    TuneSection,
+    combinations,
+    file_text,
+    place_source,
+)
 from piebald.partition.data_source import DataSource
 from piebald.recipe import Recipe
 from piebald.recipe_settings import check_once
@@ -57,6 +66,7 @@ class ExperimentSettings(Section):
         longest_step: refuse an update whose norm exceeds this many times the model's, 1000 by default.
         max_examples, max_weight: the most rows that a client counts, and the largest share of one update in a step.
         trackers: experiment trackers, each a name ("tensorboard", "mlflow", "wandb") or a table with a kind.
+        tune: the search for settings of the recipes.
     """
 
     rounds: int | None = Field(default=None, ge=1)
@@ -85,6 +95,7 @@ class ExperimentSettings(Section):
     fleet: Kind | None = None
     runtime: RuntimeSection = RuntimeSection()
     evaluate: Evaluation = Evaluation()
+    tune: TuneSection | None = None
 
     _document: Document = PrivateAttr(default_factory=lambda: Document("", "settings"))
 
@@ -96,7 +107,7 @@ class ExperimentSettings(Section):
         name = "the built-in experiment" if path is None else str(path)
         document = Document(file_text(path), name)
         folder = Path.cwd() if path is None else Path(path).resolve().parent
-        _place_source(document, folder)
+        place_source(document, folder)
         for place in (folder, Path.cwd()):
             plugins.search(place)
         for flag in flags:
@@ -198,24 +209,16 @@ class ExperimentSettings(Section):
         for key, named in self._recipe_sections().items():
             table = named.model_dump()
             label = str(table.pop("label", table["name"]))
-            for changes in self._combinations():
+            for changes in combinations(self.grid or {}, self._document.origin):
                 full = label + "".join(f" {name}={value}" for name, value in changes.items())
                 if full in made:
                     raise SettingError(f"{self._at(*key)}: there are two recipes called {full!r}: give one a label")
                 made[full] = self._recipe(key, {**table, **changes}, changes)
         return made
 
-    def _combinations(self) -> list[dict[str, Any]]:
-        """The settings at each point of the grid, by name."""
-        lists: dict[str, list[Any]] = {}
-        for name, values, key in leaves(self.grid or {}, ("grid",)):
-            place = self._at(*key)
-            if not name.startswith("recipe."):
-                raise SettingError(f"{place}: grid can vary settings of the recipe, like 'recipe.lr', got {name!r}")
-            if not isinstance(values, list) or not values:
-                raise SettingError(f"{place}: grid needs a list of values for {name}, got {shown(values)}")
-            lists[name.removeprefix("recipe.")] = values
-        return [dict(zip(lists, point, strict=True)) for point in itertools.product(*lists.values())]
+    def search_space(self) -> dict[str, Any] | None:
+        """The values of settings to search among, by the setting's name without "recipe."; None for the default."""
+        return None if self.tune is None else self.tune.values(self._document.origin)
 
     def _recipe(self, key: Key, table: dict[str, Any], changes: Mapping[str, Any]) -> Recipe:
         from piebald import recipes
@@ -342,6 +345,8 @@ class ExperimentSettings(Section):
         from piebald import recipes
 
         word = next(iter(re.findall(r"\w+", str(error))), "")
+        if self.tune is not None and word in TuneSection.model_fields:
+            return SettingError(f"{self._at('tune', word)}: {error}")
         for key, named in self._recipe_sections().items():
             if word in recipes.settings_of(named.name):
                 return self._placed(error, key, named)
@@ -394,11 +399,3 @@ class Plan:
     model: Callable[[int], nn.Module]
     runtime: RuntimeSettings
     stop: StoppingCriteria | None = None
-
-
-def _place_source(document: Document, folder: Path) -> None:
-    """Make the path of the data absolute: in the file it is relative to the file's folder."""
-    table = document.values.get("data")
-    source = table.get("source") if isinstance(table, dict) else None
-    if isinstance(source, str) and not plugins.is_reference(source):
-        document.values["data"] = {**document.values["data"], "source": str(folder / source)}

@@ -221,7 +221,7 @@ def test_more_rounds_are_those_of_a_longer_run(case: str, tmp_path: Path) -> Non
 
 def test_a_run_cannot_have_fewer_rounds(tmp_path: Path) -> None:
     carry_out(method("fedavg"), out=tmp_path / "run", rounds=2)
-    with pytest.raises(SettingError, match=r"rounds must be at least those of the run in .*, which has 2 rounds, got 1"):
+    with pytest.raises(SettingError, match=r"rounds must be at least those of .*, which has 2 rounds, got 1"):
         piebald.resume(tmp_path / "run", federation(), network, rounds=1)
 
 
