@@ -81,6 +81,9 @@ class Cost:
             self.seconds + other.seconds,
         )
 
+    def __sub__(self, other: Cost) -> Cost:
+        return self + Cost(-other.rounds, -other.bytes, -other.minutes, -other.steps, -other.seconds)
+
     def of(self, unit: Unit) -> float:
         """The amount in the unit of a budget."""
         return {"rounds": self.rounds, "minutes": self.minutes, "bytes": self.bytes}[unit]

@@ -15,18 +15,19 @@ VALIDATION = 0.2  # share of the training rows that is held out where clients ha
 
 
 class WithoutTestRows(ClientSubset):
-    """All clients, none with test rows: whatever is chosen from them was chosen without.
+    """All clients, none with test rows: what is chosen by them was chosen without.
 
     Where no client has validation rows, a share of each one's training rows is held out for validation.
 
     Attributes:
         held_out: whether that is so.
+        test: whether test rows are there after all, for the one check after the choice.
     """
 
-    def __init__(self, clients: Clients, held_out: bool) -> None:
+    def __init__(self, clients: Clients, held_out: bool, test: bool = False) -> None:
         super().__init__(clients, range(len(clients)))
-        self.common = None
-        self.held_out = held_out
+        self.common = clients.common if test else None
+        self.held_out, self.test = held_out, test
         self._parts: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
 
     @property
@@ -36,10 +37,10 @@ class WithoutTestRows(ClientSubset):
 
     def rows(self, client: int, split: Split) -> Rows:
         """See `contracts.Clients`; there are no test rows."""
-        if split == "test":
+        if split == "test" and not self.test:
             train = super().rows(client, "train")
             return Rows(train.x[:0], train.y[:0])
-        if not self.held_out:
+        if split == "test" or not self.held_out:
             return super().rows(client, split)
         train, kept = super().rows(client, "train"), self.places(client, split)
         return Rows(train.x[kept], train.y[kept])
@@ -47,7 +48,7 @@ class WithoutTestRows(ClientSubset):
     def size(self, client: int, split: Split) -> int | None:
         """See `contracts.Clients`."""
         if split == "test":
-            return 0
+            return super().size(client, split) if self.test else 0
         return len(self.places(client, split)) if self.held_out else super().size(client, split)
 
     def counts(self, client: int, split: Split) -> list[int] | None:
@@ -56,6 +57,10 @@ class WithoutTestRows(ClientSubset):
             return None
         y = self.rows(client, split).y
         return np.bincount(y.numpy(), minlength=len(self.classes)).tolist() if y.dim() == 1 else None
+
+    def opened(self) -> WithoutTestRows:
+        """The same clients with their test rows."""
+        return type(self)(self._clients, self.held_out, test=True)
 
     def places(self, client: int, split: Split) -> NDArray[np.int64]:
         """Positions among a client's training rows of those that are left for training, or held out for validation."""
@@ -72,9 +77,9 @@ class PooledWithoutTestRows(WithoutTestRows, PooledClientSubset):
 
     def indices(self, client: int, split: Split) -> NDArray[np.int64]:
         """See `contracts.InMemory`; there are no test rows."""
-        if split == "test":
+        if split == "test" and not self.test:
             return np.zeros(0, dtype=np.int64)
-        if not self.held_out:
+        if split == "test" or not self.held_out:
             return super().indices(client, split)
         return super().indices(client, "train")[self.places(client, split)]
 

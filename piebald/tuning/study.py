@@ -28,7 +28,7 @@ from piebald.recipe_settings import plain
 from piebald.report.paired import Scores, difference
 from piebald.tuning.budget import Budget, Cost
 from piebald.tuning.pruning import lag_beyond_noise, outside_one_standard_error
-from piebald.tuning.space import Choices, Point, Range, SearchSpace, Values, with_settings
+from piebald.tuning.space import Choices, Point, Range, SearchSpace, Values
 from piebald.tuning.trial_runs import TrialRuns, cost_of
 
 if TYPE_CHECKING:
@@ -80,44 +80,48 @@ class Trial:
 
 @dataclass(frozen=True)
 class Study:
-    """The search for one recipe's settings.
+    """A search for settings.
 
     Attributes:
-        label, recipe: what is searched for.
-        space: the values that its settings may have.
+        label: of what is searched for, the study's name in the storage.
+        space: the values that settings may have.
+        make: the recipe with some settings.
+        place: the folder of the runs of a trial, by its number and its settings.
         runs: how trials are trained and scored.
         seeds: each trial has a run for each.
-        folder: of all studies of the search.
-        seed: of the sampler.
-        first: settings to try before the sampler is asked, after the recipe's own.
+        first: settings to try before the sampler is asked.
+        seed, sampler, factor: of the sampler, and of successive halving.
         most: the largest number of trials, None where only the budget ends the search.
+        least: as many trials are tried and trained to the end whatever happens.
+        paid: what the runs of a trial had cost before this search.
         say: takes a line for each thing that happens.
     """
 
     label: str
-    recipe: Recipe
     space: SearchSpace
+    make: Callable[[Point], Recipe]
+    place: Callable[[int, Point], Path]
     runs: TrialRuns
     seeds: Sequence[int]
-    folder: Path
-    seed: int
-    sampler: Sampler
-    factor: int
     first: Sequence[Point] = ()
+    seed: int = 0
+    sampler: Sampler = "tpe"
+    factor: int = 3
     most: int | None = None
+    least: int = 1
+    paid: Callable[[Point], Cost] = lambda point: Cost()
     say: Callable[[str], None] = lambda line: None
 
+    def name(self, point: Point) -> str:
+        """A trial as lines of progress call it."""
+        return f"{self.label} {words(point)}"
+
     def search(self, storage: optuna.storages.BaseStorage, budget: Budget) -> list[Trial]:
-        """Try settings until the budget is used up; the first trial is always trained to the end."""
+        """Try settings until the budget is used up."""
         study = self._opened(storage)
         while (trial := self._next(study, budget)) is not None:
             self._try(study, trial, budget)
         return self._tried(study)
-
-    @property
-    def trials(self) -> Path:
-        """The folder of this recipe's trials."""
-        return self.folder / "trials" / folder_name(self.label)
 
     # -- Optuna
 
@@ -134,19 +138,10 @@ class Study:
             pruner=outside_one_standard_error(halving, self._scores_of, higher),
             sampler=optuna.samplers.RandomSampler(seed=0),  # each trial has its own, see `_next`
         )
-        for point in self._points():
-            study.enqueue_trial(dict(point), skip_if_exists=True)
+        for point in self.first:
+            coded = {name: _coded(self.space.values[name], value) for name, value in point.items()}
+            study.enqueue_trial(coded, skip_if_exists=True)
         return study
-
-    def _points(self) -> list[dict[str, Any]]:
-        """The settings that are tried before the sampler is asked."""
-        own = self.space.own_point(self.recipe)
-        points = [] if own is None else [own]
-        if self.sampler == "grid":
-            points += grid(self.space)
-        points += [dict(point) for point in self.first]
-        coded = [{name: _coded(self.space.values[name], value) for name, value in point.items()} for point in points]
-        return list({json.dumps(point, sort_keys=True): point for point in coded}.values())
 
     def _next(self, study: optuna.Study, budget: Budget) -> optuna.Trial | None:
         """The trial that was interrupted, or else a new one while the budget lasts."""
@@ -159,7 +154,7 @@ class Study:
         else:
             ended = [one for one in found if one.state.is_finished()]
             waiting = len(found) > len(ended)
-            if ended and not self._affords(study, budget, self.runs.rungs[0]):
+            if len(ended) >= self.least and not self._affords(study, budget, self.runs.rungs[0]):
                 return None
             if (self.sampler == "grid" and not waiting) or (self.most is not None and len(ended) >= self.most):
                 return None
@@ -183,7 +178,7 @@ class Study:
         What an interrupted rung has cost counts when it is done, so that a search that goes on decides as one that was
         not interrupted.
         """
-        spent = sum((_cost(trial) for trial in study.get_trials(deepcopy=False)), Cost())
+        spent = sum((self._cost(trial) for trial in study.get_trials(deepcopy=False)), Cost())
         return not spent.used_up(budget) and (
             budget.unit != "rounds" or spent.rounds + rounds * len(self.seeds) <= budget.amount
         )
@@ -195,10 +190,11 @@ class Study:
         from optuna.trial import TrialState
 
         point = self._point(trial.params)
-        name = f"{self.label} {words(point)}"
+        name = self.name(point)
+        kept = trial.number < self.least
         reached = 0
         for rung in self.runs.rungs:
-            if trial.number and not self._affords(study, budget, rung - reached):
+            if not kept and not self._affords(study, budget, rung - reached):
                 return self._drop(
                     study, trial, f"{name}: not continued, the budget is used up", "the budget was used up"
                 )
@@ -213,7 +209,7 @@ class Study:
             self.say(f"{name}: {self.runs.metric} {mean:.4g} after {rung} of {self.runs.rungs[-1]} rounds")
             if rung == self.runs.rungs[-1]:
                 study.tell(trial, mean)
-            elif trial.should_prune():
+            elif trial.should_prune() and not kept:
                 why = self._why(study, trial.number, rung)
                 return self._drop(study, trial, f"{name}: dropped, {why}", why)
         return None
@@ -222,8 +218,7 @@ class Study:
         """The scores of a trial after a rung, from its runs, or as they were recorded before an interruption."""
         found = self._scores_of(trial, rung)
         if found is None:
-            recipe = with_settings(self.recipe, point)
-            folder = self.trials / str(trial.number)
+            recipe, folder = self.make(point), self.place(trial.number, point)
             runs = [self.runs.train(recipe, folder / f"seed-{seed}", self.label, seed, rung) for seed in self.seeds]
             found, cost = self.runs.scores(runs, rung), cost_of(runs)
             for run in runs:
@@ -278,9 +273,16 @@ class Study:
             why = str(one.user_attrs.get("why", ""))
             state = states.get(one.state, "failed")
             found.append(
-                Trial(self.label, one.number, self._point(one.params), rounds, mean, state, why, scores, _cost(one))
+                Trial(
+                    self.label, one.number, self._point(one.params), rounds, mean, state, why, scores, self._cost(one)
+                )
             )
         return found
+
+    def _cost(self, trial: Any) -> Cost:
+        """What a trial has cost, as it was recorded after its last rung."""
+        recorded = {int(name[5:]): cost for name, cost in trial.user_attrs.items() if name.startswith("cost/")}
+        return Cost(**recorded[max(recorded)]) - self.paid(self._point(trial.params)) if recorded else Cost()
 
     def _scores_of(self, trial: Any, rung: int) -> Scores | None:
         known = trial.user_attrs.get(f"scores/{rung}")
@@ -297,6 +299,13 @@ def best_of(trials: Sequence[Trial], higher_is_better: bool) -> Trial | None:
     sign = 1 if higher_is_better else -1
     found = [trial for trial in scored if trial.rounds == longest]
     return max(found, key=lambda trial: sign * (trial.score or 0.0), default=None)
+
+
+def first_points(space: SearchSpace, recipe: Recipe, sampler: Sampler) -> list[dict[str, Any]]:
+    """The settings that are tried before the sampler is asked: the recipe's own, and with "grid" all combinations."""
+    own = space.own_point(recipe)
+    points = ([] if own is None else [own]) + (grid(space) if sampler == "grid" else [])
+    return list({json.dumps(plain(point), sort_keys=True): point for point in points}.values())
 
 
 def grid(space: SearchSpace) -> list[dict[str, Any]]:
@@ -374,12 +383,6 @@ def words(point: Point) -> str:
 def folder_name(label: str) -> str:
     """A label as the name of a folder."""
     return "".join(letter if letter.isalnum() or letter in "-_.=" else "-" for letter in label).strip(".-") or "recipe"
-
-
-def _cost(trial: Any) -> Cost:
-    """What a trial has cost, as it was recorded after its last rung."""
-    recorded = {int(name[5:]): cost for name, cost in trial.user_attrs.items() if name.startswith("cost/")}
-    return Cost(**recorded[max(recorded)]) if recorded else Cost()
 
 
 def _suggest(trial: optuna.Trial, name: str, values: Values) -> None:

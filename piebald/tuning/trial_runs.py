@@ -37,6 +37,7 @@ class TrialRuns:
         clients: all clients with all their rows; runs see `choosing`, which has no test rows.
         model: the model, or a function of the seed that makes it.
         rungs: the server steps after which runs are judged, the last one at the end.
+        every: server steps between evaluations.
         options: options of `experiment.run`.
         metric, higher_is_better: what runs are judged by, and whether a larger value is better.
     """
@@ -45,6 +46,7 @@ class TrialRuns:
     choosing: WithoutTestRows
     model: Model
     rungs: tuple[int, ...]
+    every: int
     options: Mapping[str, Any]
     metric: str
     higher_is_better: bool
@@ -68,22 +70,22 @@ class TrialRuns:
                 raise unknown("option of a search called", name, OPTIONS)
         choosing = without_test_rows(clients)
         shared = {**options, "runtime": _repeating(options.get("runtime", "simulator"))}
-        made = cls(clients, choosing, model, rungs, shared, "", True)
+        made = cls(clients, choosing, model, rungs, rungs[0], shared, "", True)
         for label, recipe in methods.items():
             try:
-                meta = made.prepared(recipe)
+                made = made.judged_as(recipe)
             except SettingError as error:
                 raise SettingError(f"recipe {label!r}: {error}") from None
-            made = replace(made, metric=meta["metric"], higher_is_better=meta["higher_is_better"])
         return made
 
-    def prepared(self, recipe: Recipe) -> Mapping[str, Any]:
-        """The description of a recipe's run.
+    def judged_as(self, recipe: Recipe) -> TrialRuns:
+        """The same, with the metric by which the runs of a recipe are judged.
 
         Raises:
             SettingError: the recipe cannot be trained by these clients.
         """
-        return prepare(recipe, self.choosing, self.model, Options(**self._options(self.rungs[-1], 0))).meta
+        meta = prepare(recipe, self.choosing, self.model, Options(**self._options(self.rungs[-1], 0))).meta
+        return replace(self, metric=meta["metric"], higher_is_better=meta["higher_is_better"])
 
     def train(self, recipe: Recipe, folder: Path, label: str, seed: int, rounds: int) -> Run:
         """A run that is trained to a rung: a new one, or one that is continued."""
@@ -125,7 +127,7 @@ class TrialRuns:
         return [f"{name} ({number})" for number, name in enumerate(names)] if repeat else names
 
     def _options(self, rounds: int, seed: int) -> dict[str, Any]:
-        own = {"rounds": rounds, "seed": seed, "evaluate_every": self.rungs[0], "evaluate_split": "validation"}
+        own = {"rounds": rounds, "seed": seed, "evaluate_every": self.every, "evaluate_split": "validation"}
         return {**self.options, **own}
 
 

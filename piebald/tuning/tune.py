@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 import tempfile
@@ -20,8 +21,19 @@ from piebald.recipe import Recipe
 from piebald.recipe_settings import plain
 from piebald.report.notebook import html_table
 from piebald.tuning.budget import Budget, Cost, rungs_of
-from piebald.tuning.space import SearchSpace, has_setting, with_settings
-from piebald.tuning.study import Sampler, Study, Trial, best_of, grid, imported, storage_in, words
+from piebald.tuning.space import Point, SearchSpace, has_setting, with_settings
+from piebald.tuning.study import (
+    Sampler,
+    Study,
+    Trial,
+    best_of,
+    first_points,
+    folder_name,
+    grid,
+    imported,
+    storage_in,
+    words,
+)
 from piebald.tuning.trial_runs import TrialRuns, named
 
 RECORD = "search.json"  # what a folder's search is, as JSON
@@ -152,11 +164,35 @@ def tune(
         storage = stack.enter_context(storage_in(folder))
         trials: list[Trial] = []
         for label, recipe in made.items():
-            study = Study(label, recipe, spaces[label], runs, tuple(seeds), folder, seed, sampler, factor, say=say)
+            study = study_of(label, recipe, spaces[label], runs, folder, sampler, seeds=tuple(seeds), seed=seed,
+                             factor=factor, say=say)  # fmt: skip
             trials += study.search(storage, limit)
         found = Tuning(*chosen(made, trials, runs), trials, runs.metric, None if out is None else folder)
         (folder / "tuning.json").write_text(json.dumps(found.plain(), indent=1), encoding="utf-8")
     return found
+
+
+def study_of(
+    label: str,
+    recipe: Recipe,
+    space: SearchSpace,
+    runs: TrialRuns,
+    folder: Path,
+    sampler: Sampler,
+    first: Sequence[Point] = (),
+    **more: Any,
+) -> Study:
+    """The search for one recipe's settings, its own ones first."""
+    return Study(
+        label,
+        space,
+        functools.partial(with_settings, recipe),
+        lambda number, point: folder / "trials" / folder_name(label) / str(number),
+        runs,
+        first=[*first_points(space, recipe, sampler), *first],
+        sampler=sampler,
+        **more,
+    )
 
 
 def chosen(
