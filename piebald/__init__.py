@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from piebald.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from piebald import data, models, partition, recipes, tuning, vertical
+    from piebald import advice, data, models, partition, recipes, tuning, vertical
+    from piebald.advice import advise
     from piebald.comparisons import compare
     from piebald.errors import ParameterError, PiebaldError, RunFolderError, RuntimeFault, SettingError
     from piebald.experiment import adapt, resume, run
@@ -44,6 +45,8 @@ __all__ = [
     "SettingError",
     "Simulator",
     "adapt",
+    "advice",
+    "advise",
     "clients_from",
     "compare",
     "data",
@@ -71,6 +74,7 @@ _HOMES = {
     "report": ("write_report",),
     "report.comparison": ("Comparison",),
     "runtimes": ("Ray", "Simulator"),
+    "advice": ("advise",),
     "tuning": ("tune",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -78,7 +82,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 def __getattr__(name: str) -> Any:
     """Public names are imported when they are first used, so that `import piebald` and `piebald --help` are quick."""
-    if name in ("data", "models", "partition", "recipes", "tuning", "vertical"):
+    if name in ("advice", "data", "models", "partition", "recipes", "tuning", "vertical"):
         return importlib.import_module(f"piebald.{name}")
     if name in _HOME_OF:
         return getattr(importlib.import_module(f"piebald.{_HOME_OF[name]}"), name)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, Field, PrivateAttr, ValidationError
 
@@ -16,7 +15,9 @@ from piebald.component import Component, build
 from piebald.contracts import Clients
 from piebald.data.dataset import DataSet
 from piebald.errors import SettingError, unknown
+from piebald.experiment_plan import Plan
 from piebald.experiment_sections import (
+    AdviseSection,
     Evaluation,
     Kind,
     Named,
@@ -66,8 +67,10 @@ class ExperimentSettings(Section):
         longest_step: refuse an update whose norm exceeds this many times the model's, 1000 by default.
         max_examples, max_weight: the most rows that a client counts, and the largest share of one update in a step.
         trackers: experiment trackers, each a name ("tensorboard", "mlflow", "wandb") or a table with a kind.
-        tune: the search for settings of the recipes.
+        tune, advise: the search for settings of the recipes, and for the best method.
     """
+
+    needs_recipe: ClassVar[bool] = True  # `advise` finds one
 
     rounds: int | None = Field(default=None, ge=1)
     stop: dict[str, Any] | None = None
@@ -96,6 +99,7 @@ class ExperimentSettings(Section):
     runtime: RuntimeSection = RuntimeSection()
     evaluate: Evaluation = Evaluation()
     tune: TuneSection | None = None
+    advise: AdviseSection | None = None
 
     _document: Document = PrivateAttr(default_factory=lambda: Document("", "settings"))
 
@@ -128,9 +132,10 @@ class ExperimentSettings(Section):
             raise of_document(error, document, cls) from None
         document.refuse_dates()
         settings._document = document
-        if (settings.recipe is None) == (settings.recipes is None):
-            wants = "[recipe] or [[recipes]], not both" if settings.recipe else "a [recipe] with a name, or [[recipes]]"
-            raise SettingError(f"{document.name} needs {wants}")
+        if settings.recipe is not None and settings.recipes is not None:
+            raise SettingError(f"{document.name} needs [recipe] or [[recipes]], not both")
+        if cls.needs_recipe and settings.recipe is None and settings.recipes is None:
+            raise SettingError(f"{document.name} needs a [recipe] with a name, or [[recipes]]")
         if settings.partition is None and settings.data.source is None:
             raise SettingError(f"{document.name} needs a section [partition] with a kind")
         if {"seed", "seeds"} <= settings.model_fields_set:
@@ -345,8 +350,9 @@ class ExperimentSettings(Section):
         from piebald import recipes
 
         word = next(iter(re.findall(r"\w+", str(error))), "")
-        if self.tune is not None and word in TuneSection.model_fields:
-            return SettingError(f"{self._at('tune', word)}: {error}")
+        for section, own in (("tune", self.tune), ("advise", self.advise)):
+            if own is not None and word in type(own).model_fields:
+                return SettingError(f"{self._at(section, word)}: {error}")
         for key, named in self._recipe_sections().items():
             if word in recipes.settings_of(named.name):
                 return self._placed(error, key, named)
@@ -380,22 +386,3 @@ class ExperimentSettings(Section):
         start = f"{dotted(key)}." if re.findall(r"\w+", message)[:1] == [name] else ""
         place = self._at(*key) if name is None else self._of(key, name, changes)
         return SettingError(f"{place}: {start}{message}")
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The objects that settings define.
-
-    Attributes:
-        recipes: the recipes by label; one, unless the settings define a comparison.
-        clients: the clients and their rows.
-        model: a function of a seed that makes the initial model.
-        runtime: the runtime.
-        stop: the stopping criteria besides the number of rounds.
-    """
-
-    recipes: Mapping[str, Recipe]
-    clients: Clients
-    model: Callable[[int], nn.Module]
-    runtime: RuntimeSettings
-    stop: StoppingCriteria | None = None

@@ -94,6 +94,20 @@ class TuneSection(Section):
         return found
 
 
+class AdviseSection(Section):
+    """The race of `piebald advise`.
+
+    Attributes:
+        budget: of the whole search, one of rounds, minutes and bytes; twenty whole runs by default.
+        seeds: the race is run with the first, what is left at its end with all; three by default.
+        families: the recipes of the families to race, all by default; Local and FedAvg always are.
+    """
+
+    budget: dict[str, Any] | None = None
+    seeds: list[int] | None = Field(default=None, min_length=1)
+    families: list[str] | None = Field(default=None, min_length=1)
+
+
 def file_text(path: str | Path | None) -> str:
     """The text of an experiment file, or of the built-in experiment."""
     if path is None:

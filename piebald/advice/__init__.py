@@ -1,6 +1,6 @@
 """Advice for clients that are not alike: should they train together, how, and what does each of them gain?"""
 
-from piebald.advice.advise import advise
+from piebald.advice.adviser import advise
 from piebald.advice.answer import Advice
 
 __all__ = ["Advice", "advise"]

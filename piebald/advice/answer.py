@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import textwrap
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -121,12 +122,11 @@ class Advice:
 
     def headline(self) -> str:
         """The answer in one sentence."""
-        if self.pays == "yes":
-            start = "Train together"
-        elif self.pays == "no":
-            start = "Train alone"
-        else:
-            start = "Whether training together pays cannot be told from these validation rows"
+        start = {
+            "yes": "Training together pays",
+            "no": "Training together does not pay",
+            "cannot be told": "Whether training together pays cannot be told from these validation rows",
+        }[self.pays]
         return f"{start}: {self.recommended} ({self.title}) is recommended."
 
     def text(self) -> str:
@@ -153,14 +153,17 @@ class Advice:
         if not self.losers and self.pays != "no":
             lines.append("No client loses by joining, beyond two standard errors of its own validation rows.")
         lines += ["", *self._cost_lines(), "", *self._test_lines()]
-        return printable_lines(lines)
+        return wrapped(lines)
 
     def amount(self, gain: Difference) -> str:
         """A difference with its interval, in words."""
         sign = 1 if self.higher_is_better else -1
         low, high = sorted((sign * gain.low, sign * gain.high))
+        error = "" if gain.error is None else f"; standard error for other clients {self._points(gain.error)}"
+        if gain.seeds == 1:
+            return f"{self._points(sign * gain.mean, True)} (one seed{error})"
         what = "95 % interval for clients and seeds" if gain.kind == "interval" else "range over seeds"
-        error = "" if gain.kind == "interval" or gain.error is None else f"; standard error {self._points(gain.error)}"
+        error = "" if gain.kind == "interval" else error
         ends = f"{self._points(low, True)} to {self._points(high, True)}"
         return f"{self._points(sign * gain.mean, True)} ({what} {ends}{error})"
 
@@ -206,7 +209,7 @@ class Advice:
                 + "\n"
                 + recipes.toml(self.recipe)
             )
-        left_out = ("recipe", "recipes", "grid", "tune", "seeds", "out", "label", "rounds", "stop")
+        left_out = ("recipe", "recipes", "grid", "tune", "advise", "seeds", "out", "label", "rounds", "stop")
         table = {name: value for name, value in self.settings.items() if name not in left_out}
         recipe = tomllib.loads(recipes.toml(self.recipe))["recipe"]
         return head + dumps({"rounds": self.rounds, **table, "seed": self.seeds[0], "recipe": recipe})
@@ -266,9 +269,14 @@ def _listed(labels: Sequence[str]) -> str:
     return labels[0] if len(labels) == 1 else f"{', '.join(labels[:-1])} and {labels[-1]}"
 
 
-def printable_lines(lines: Sequence[str]) -> str:
-    """Lines of which each stays on its line."""
-    return "\n".join(printable(line) for line in lines) + "\n"
+def wrapped(lines: Sequence[str]) -> str:
+    """Paragraphs, in lines of at most 80 columns."""
+    found: list[str] = []
+    for line in lines:
+        indent = " " * (len(line) - len(line.lstrip()))
+        text = printable(line.strip())
+        found += textwrap.wrap(text, 80, initial_indent=indent, subsequent_indent=f"{indent}  ") or [""]
+    return "\n".join(found) + "\n"
 
 
 def _mean(one: Checked) -> float:

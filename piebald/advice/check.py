@@ -48,22 +48,22 @@ def check(runners: Sequence[Runner], runs: TrialRuns, folder: Path) -> list[Chec
     found = []
     for one in runners:
         folders = {seed: folder / folder_name(one.label) / f"seed-{seed}" for seed in one.folders}
-        rows = [_tested(one.folders[seed], folders[seed], runs) for seed in folders]
+        rows = [_tested(one, seed, folders[seed], runs) for seed in folders]
         found.append(Checked(one.label, Scores(np.array(rows), runs.names, list(folders)), folders))
     return found
 
 
-def _tested(source: Path, copy: Path, runs: TrialRuns) -> list[float]:
+def _tested(one: Runner, seed: int, copy: Path, runs: TrialRuns) -> list[float]:
     """The metric of each client on its test rows, NaN where it has none."""
     if not copy.exists():
         partial = copy.with_name(f"{copy.name}.part")
         shutil.rmtree(partial, ignore_errors=True)
-        shutil.copytree(source, partial)
+        shutil.copytree(one.folders[seed], partial)
         with RunStore.open(partial) as store:
             every, count, _ = store.meta["evaluate"]
             store.set_meta(evaluate=[every, count, "test"], status="running")
         partial.rename(copy)
     objective = {name: runs.options[name] for name in ("loss", "metrics") if name in runs.options}
-    resume(copy, runs.choosing.opened(), runs.model, **objective).close()
+    resume(copy, runs.choosing.opened(), runs.model_of(one.label), **objective).close()
     with History(copy) as history:
         return [history.per_client.get(client, float("nan")) for client in range(len(runs.clients))]

@@ -24,10 +24,11 @@ from piebald.recipe import Recipe
 from piebald.report.paired import Scores, difference
 from piebald.tuning.budget import Budget, Cost
 from piebald.tuning.pruning import lag_beyond_noise
+from piebald.tuning.search import study_of
 from piebald.tuning.space import Choices, SearchSpace, with_settings
-from piebald.tuning.study import Study, Trial, best_of, folder_name, storage_in
+from piebald.tuning.study import Study, folder_name, storage_in
+from piebald.tuning.trial import Trial, best_of
 from piebald.tuning.trial_runs import TrialRuns, cost_of
-from piebald.tuning.tune import study_of
 
 TUNED = 0.5  # share of the budget that tuning takes; the rest is for going on and for other seeds
 _RACE = "race"

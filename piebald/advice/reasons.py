@@ -51,7 +51,7 @@ def _classes(runs: TrialRuns) -> Floats | None:
 
 
 def _by_property(gain: Floats, values: Floats | None, other: str, what: str, runs: TrialRuns) -> list[str]:
-    """The gains of clients below and above the median of a property, if they differ by more than two standard errors."""
+    """The gains of clients below and above the median of a property, where they differ by two standard errors."""
     if values is None or len(values) < _HALVES:
         return []
     known = ~np.isnan(gain)

@@ -11,20 +11,26 @@ from piebald.cli.app import Interrupted
 from piebald.errors import SettingError
 
 if TYPE_CHECKING:
-    from piebald.experiment_file import ExperimentSettings, Plan
+    from piebald.experiment_file import ExperimentSettings
+    from piebald.experiment_plan import Plan
 
 
 def load_settings(
-    file: Path | None, sets: list[str] | None, out: str | None, runtime: str | None, deterministic: bool
+    file: Path | None,
+    sets: list[str] | None,
+    out: str | None,
+    runtime: str | None = None,
+    deterministic: bool = False,
+    kind: type[ExperimentSettings] | None = None,
 ) -> ExperimentSettings:
     """The settings of a file, or of the built-in experiment, with the flags of the command line."""
     from piebald.experiment_file import ExperimentSettings
 
     flags = list(sets or ())
     if deterministic:
-        kind = [] if runtime is None else [f"runtime.kind={runtime}"]  # so that --runtime keeps what is set below it
-        flags = [*kind, *flags, "runtime.deterministic=true"]
-    return ExperimentSettings.load(file, flags, out=out, runtime=runtime)
+        place = [] if runtime is None else [f"runtime.kind={runtime}"]  # so that --runtime keeps what is set below it
+        flags = [*place, *flags, "runtime.deterministic=true"]
+    return (kind or ExperimentSettings).load(file, flags, out=out, runtime=runtime)
 
 
 def common_options(settings: ExperimentSettings, plan: Plan) -> dict[str, Any]:
@@ -50,11 +56,11 @@ def common_options(settings: ExperimentSettings, plan: Plan) -> dict[str, Any]:
     }
 
 
-def out_folder(settings: ExperimentSettings) -> Path:
+def out_folder(settings: ExperimentSettings, name: str | None = None) -> Path:
     """The folder to write to: as given, or the first free name under runs/."""
     if settings.out is not None:
         return Path(settings.out)
-    name = settings.label or (settings.recipe.name if settings.recipe else "comparison")
+    name = name or settings.label or (settings.recipe.name if settings.recipe else "comparison")
     stem = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
     folder = Path("runs") / stem
     number = 1

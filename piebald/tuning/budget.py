@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -47,6 +48,21 @@ class Budget:
             )
         ((unit, amount),) = given.items()
         return cls(amount, unit)
+
+    @classmethod
+    def parse(cls, text: str) -> Budget:
+        """A budget from words like "300 rounds", "10 minutes" or "2e9 bytes"; a number alone counts rounds."""
+        number, _, unit = text.strip().partition(" ")
+        try:
+            amount = float(number)
+        except ValueError:
+            amount = math.nan
+        if not math.isfinite(amount):
+            raise SettingError(
+                f"budget must be a number and a unit, like '300 rounds' or '10 minutes', got {shown(text)}"
+            )
+        whole = unit.strip() != "minutes" and amount == int(amount)
+        return cls.of({unit.strip() or "rounds": int(amount) if whole else amount})
 
     def part(self, share: float) -> Budget:
         """A share of the budget, at least one round or byte."""

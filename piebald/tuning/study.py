@@ -29,53 +29,14 @@ from piebald.report.paired import Scores, difference
 from piebald.tuning.budget import Budget, Cost
 from piebald.tuning.pruning import lag_beyond_noise, outside_one_standard_error
 from piebald.tuning.space import Choices, Point, Range, SearchSpace, Values
+from piebald.tuning.trial import State, Trial, words
 from piebald.tuning.trial_runs import TrialRuns, cost_of
 
 if TYPE_CHECKING:
     import optuna
 
 Sampler = Literal["tpe", "random", "grid"]
-State = Literal["finished", "dropped", "failed"]
 FIRST = 5  # trials before TPE learns from them
-
-
-@dataclass(frozen=True, eq=False)
-class Trial:
-    """Settings that were tried.
-
-    Attributes:
-        label: of the recipe.
-        number: of the trial, from 0.
-        settings: the values that were tried, by name.
-        rounds: server steps that each of its runs was trained for.
-        score: the mean of the metric over clients' validation rows and seeds, None if it failed.
-        state: "finished", "dropped" before the last rung, or "failed".
-        why: in words, if it was dropped or failed.
-        scores: of each seed and client after each rung that it reached.
-        cost: what its runs cost.
-    """
-
-    label: str
-    number: int
-    settings: Point
-    rounds: int
-    score: float | None
-    state: State
-    why: str
-    scores: Mapping[int, Scores]
-    cost: Cost
-
-    def row(self) -> dict[str, Any]:
-        """As a row of a table, with plain values."""
-        return {
-            "label": self.label,
-            "trial": self.number,
-            **{name: value for name, value in self.settings.items()},
-            "rounds": self.rounds,
-            "score": self.score,
-            "state": self.state,
-            "why": self.why,
-        }
 
 
 @dataclass(frozen=True)
@@ -292,15 +253,6 @@ class Study:
         return {name: _value(self.space.values[name], value) for name, value in params.items()}
 
 
-def best_of(trials: Sequence[Trial], higher_is_better: bool) -> Trial | None:
-    """The trial with the best mean among those that were trained longest, None if all failed."""
-    scored = [trial for trial in trials if trial.score is not None and trial.state != "failed"]
-    longest = max((trial.rounds for trial in scored), default=0)
-    sign = 1 if higher_is_better else -1
-    found = [trial for trial in scored if trial.rounds == longest]
-    return max(found, key=lambda trial: sign * (trial.score or 0.0), default=None)
-
-
 def first_points(space: SearchSpace, recipe: Recipe, sampler: Sampler) -> list[dict[str, Any]]:
     """The settings that are tried before the sampler is asked: the recipe's own, and with "grid" all combinations."""
     own = space.own_point(recipe)
@@ -372,12 +324,6 @@ def whole_scores(table: Sequence[Sequence[float | None]], runs: TrialRuns, seeds
     """Scores that `plain_scores` wrote."""
     values = np.array([[np.nan if value is None else value for value in row] for row in table], dtype=np.float64)
     return Scores(values, runs.names, list(seeds))
-
-
-def words(point: Point) -> str:
-    """Settings on one line."""
-    shown = {name: f"{value:.4g}" if isinstance(value, float) else str(value) for name, value in point.items()}
-    return ", ".join(f"{name} {value}" for name, value in shown.items()) or "as it is"
 
 
 def folder_name(label: str) -> str:

@@ -35,7 +35,7 @@ class TrialRuns:
 
     Attributes:
         clients: all clients with all their rows; runs see `choosing`, which has no test rows.
-        model: the model, or a function of the seed that makes it.
+        model: the model, or a function of the seed that makes it; or one for each recipe, by its label.
         rungs: the server steps after which runs are judged, the last one at the end.
         every: server steps between evaluations.
         options: options of `experiment.run`.
@@ -44,7 +44,7 @@ class TrialRuns:
 
     clients: Clients
     choosing: WithoutTestRows
-    model: Model
+    model: Model | Mapping[str, Model]
     rungs: tuple[int, ...]
     every: int
     options: Mapping[str, Any]
@@ -56,7 +56,7 @@ class TrialRuns:
         cls,
         methods: Mapping[str, Recipe],
         clients: Clients,
-        model: Model,
+        model: Model | Mapping[str, Model],
         rungs: tuple[int, ...],
         options: Mapping[str, Any],
     ) -> TrialRuns:
@@ -68,24 +68,30 @@ class TrialRuns:
         for name in options:
             if name not in OPTIONS:
                 raise unknown("option of a search called", name, OPTIONS)
+        if isinstance(model, Mapping) and (missing := [label for label in methods if label not in model]):
+            raise SettingError(f"model has none for recipe {missing[0]!r}: give one for each, or one for all")
         choosing = without_test_rows(clients)
         shared = {**options, "runtime": _repeating(options.get("runtime", "simulator"))}
         made = cls(clients, choosing, model, rungs, rungs[0], shared, "", True)
         for label, recipe in methods.items():
             try:
-                made = made.judged_as(recipe)
+                made = made.judged_as(recipe, label)
             except SettingError as error:
                 raise SettingError(f"recipe {label!r}: {error}") from None
         return made
 
-    def judged_as(self, recipe: Recipe) -> TrialRuns:
+    def judged_as(self, recipe: Recipe, label: str) -> TrialRuns:
         """The same, with the metric by which the runs of a recipe are judged.
 
         Raises:
             SettingError: the recipe cannot be trained by these clients.
         """
-        meta = prepare(recipe, self.choosing, self.model, Options(**self._options(self.rungs[-1], 0))).meta
+        meta = prepare(recipe, self.choosing, self.model_of(label), Options(**self._options(self.rungs[-1], 0))).meta
         return replace(self, metric=meta["metric"], higher_is_better=meta["higher_is_better"])
+
+    def model_of(self, label: str) -> Model:
+        """The model of a recipe."""
+        return self.model[label] if isinstance(self.model, Mapping) else self.model
 
     def train(self, recipe: Recipe, folder: Path, label: str, seed: int, rounds: int) -> Run:
         """A run that is trained to a rung: a new one, or one that is continued."""
@@ -99,9 +105,9 @@ class TrialRuns:
                 )
                 reached = max(rounds, history.meta["rounds"])
             objective = {name: self.options[name] for name in ("loss", "metrics") if name in self.options}
-            return resume(folder, self.choosing, self.model, rounds=reached, **objective)
+            return resume(folder, self.choosing, self.model_of(label), rounds=reached, **objective)
         options = self._options(rounds, seed)
-        return run(recipe, self.choosing, self.model, out=folder, label=label, measure="none", **options)
+        return run(recipe, self.choosing, self.model_of(label), out=folder, label=label, measure="none", **options)
 
     def scores(self, runs: Sequence[History], version: int) -> Scores:
         """The main metric of each client's validation rows after so many server steps, under the seeds of runs."""

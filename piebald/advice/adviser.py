@@ -23,9 +23,10 @@ from piebald.recipe import Recipe
 from piebald.report.paired import cannot_be_told_apart, difference, probability_within
 from piebald.runtimes.base import SimulatesDevices
 from piebald.tuning.budget import Budget, Cost, rungs_of
-from piebald.tuning.study import imported, words
+from piebald.tuning.search import ROUNDS, check_seeds, claim, lines_to_stderr
+from piebald.tuning.study import imported
+from piebald.tuning.trial import words
 from piebald.tuning.trial_runs import TrialRuns, named
-from piebald.tuning.tune import ROUNDS, check_seeds, claim, lines_to_stderr
 
 BUDGET = 20  # whole runs
 FACTOR = 2
@@ -112,7 +113,7 @@ def _usable(runs: TrialRuns, racing: Sequence[Entrant]) -> tuple[TrialRuns, list
     found, unusable = [], {}
     for one in racing:
         try:
-            runs = runs.judged_as(one.recipe)
+            runs = runs.judged_as(one.recipe, one.label)
             found.append(one)
         except SettingError as error:
             unusable[one.label] = str(error)
@@ -154,7 +155,7 @@ def _answer(
         title=chosen.entrant.title,
         metric=runs.metric,
         higher_is_better=higher,
-        pays=_pays(finished.values(), alone, higher),
+        pays=_pays(list(finished.values()), alone, higher),
         alike=alike,
         best=best.label,
         probability=probability,
@@ -188,15 +189,18 @@ def _recommended(alike: Sequence[Runner], best: Runner, runs: TrialRuns) -> Runn
     )
 
 
-def _pays(finished: Any, alone: Runner | None, higher: bool) -> Pays:
-    """Whether the best method that shares something beats Local, beyond noise."""
+def _pays(finished: Sequence[Runner], alone: Runner | None, higher: bool) -> Pays:
+    """Whether the best method that shares something beats Local beyond noise, or loses to it.
+
+    The best is chosen by the same scores, so p is multiplied by the number of those that it was chosen from.
+    """
     others = [one for one in finished if one is not alone]
     if alone is None or not others:
         return "cannot be told"
     best = max(others, key=lambda one: (1 if higher else -1) * one.mean)
     found = difference(best.last, alone.last)
-    if found is None or not found.p < 0.05:
-        return "cannot be told" if found is None or (found.mean > 0) == higher else "no"
+    if found is None or not found.p * len(others) < 0.05:
+        return "cannot be told"
     return "yes" if (found.mean > 0) == higher else "no"
 
 

@@ -22,18 +22,8 @@ from piebald.recipe_settings import plain
 from piebald.report.notebook import html_table
 from piebald.tuning.budget import Budget, Cost, rungs_of
 from piebald.tuning.space import Point, SearchSpace, has_setting, with_settings
-from piebald.tuning.study import (
-    Sampler,
-    Study,
-    Trial,
-    best_of,
-    first_points,
-    folder_name,
-    grid,
-    imported,
-    storage_in,
-    words,
-)
+from piebald.tuning.study import Sampler, Study, first_points, folder_name, grid, imported, storage_in
+from piebald.tuning.trial import Trial, best_of, words
 from piebald.tuning.trial_runs import TrialRuns, named
 
 RECORD = "search.json"  # what a folder's search is, as JSON
@@ -95,7 +85,7 @@ class Tuning:
 def tune(
     methods: Mapping[str, Recipe | str] | Sequence[Recipe | str] | Recipe | str,
     clients: Clients | Any,
-    model: Model,
+    model: Model | Mapping[str, Model],
     *,
     space: Mapping[str, Any] | SearchSpace | None = None,
     budget: Budget | int | Mapping[str, Any] | None = None,
