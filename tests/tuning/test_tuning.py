@@ -53,6 +53,7 @@ def timeless(found: Tuning) -> Mapping[str, Any]:
     return table
 
 
+@pytest.mark.full
 def test_each_recipe_has_the_same_budget_and_its_best_settings() -> None:
     found = search()
     assert {row["label"]: row["rounds"] for row in found.table()} == {"fedavg": 10, "ditto": 10}
