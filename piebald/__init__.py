@@ -17,7 +17,7 @@ from piebald.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from piebald import advice, data, models, partition, recipes, tuning, vertical
-    from piebald.advice import advise
+    from piebald.advice.adviser import advise
     from piebald.comparisons import compare
     from piebald.errors import ParameterError, PiebaldError, RunFolderError, RuntimeFault, SettingError
     from piebald.experiment import adapt, resume, run
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from piebald.report import write_report
     from piebald.report.comparison import Comparison
     from piebald.runtimes import Ray, Simulator
-    from piebald.tuning import tune
+    from piebald.tuning.search import tune
 
 __all__ = [
     "Comparison",
@@ -74,8 +74,8 @@ _HOMES = {
     "report": ("write_report",),
     "report.comparison": ("Comparison",),
     "runtimes": ("Ray", "Simulator"),
-    "advice": ("advise",),
-    "tuning": ("tune",),
+    "advice.adviser": ("advise",),
+    "tuning.search": ("tune",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -57,7 +57,7 @@ def advise(
     held out.  At the end test rows are opened once, for the recommendation, Local and FedAvg.
 
     The recommendation is the cheapest method, in bytes and then in steps, of those that are within one standard error
-    of the best, and within one point where the metric is a share.
+    of the best, and within one point (one hundredth of the best, where the metric is no share).
 
     Args:
         clients, model: see `run`.
@@ -177,12 +177,16 @@ def _answer(
 
 
 def _recommended(alike: Sequence[Runner], best: Runner, runs: TrialRuns) -> Runner:
-    """The cheapest of those that trail the best by at most one standard error, and at most one point."""
+    """The cheapest of those that trail the best by at most one standard error, and at most one point.
+
+    Of a metric that is no share, one hundredth of the best's mean takes the place of the point: where a method diverges
+    under one seed, its standard error says nothing.
+    """
+    point = POINT if runs.metric in SHARES else POINT * abs(best.mean)
     near = []
     for one in alike:
         lag, error = behind(best, one, runs.higher_is_better)
-        within = lag <= POINT if runs.metric in SHARES else True
-        if one is best or (within and (error is None or lag <= error)):
+        if one is best or (lag <= point and (error is None or lag <= error)):
             near.append(one)
     return min(
         near, key=lambda one: (one.run.bytes if one.run else 0, one.run.steps if one.run else 0, one.entrant.rank)

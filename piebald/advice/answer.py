@@ -134,8 +134,8 @@ class Advice:
         lines = [self.headline(), ""]
         if len(self.alike) > 1:
             lines.append(
-                f"{_listed(self.alike)} cannot be told apart; {self.recommended} is the cheapest of those within a "
-                "standard error, and within one point, of the best."
+                f"{_listed(self.alike)} cannot be told apart; {self.recommended} is the cheapest of those within "
+                f"one standard error and one {'point' if self.metric in SHARES else 'hundredth'} of the best."
             )
         for what, gain in (("every client alone", self.gain_alone), ("FedAvg", self.gain_together)):
             if gain is not None:

@@ -27,11 +27,11 @@ from piebald.tuning.pruning import lag_beyond_noise
 from piebald.tuning.search import study_of
 from piebald.tuning.space import Choices, SearchSpace, with_settings
 from piebald.tuning.study import Study, folder_name, storage_in
-from piebald.tuning.trial import Trial, best_of
+from piebald.tuning.trial import Trial, best_of, words
 from piebald.tuning.trial_runs import TrialRuns, cost_of
 
 TUNED = 0.5  # share of the budget that tuning takes; the rest is for going on and for other seeds
-_RACE = "race"
+_RACE, _SECOND = "race", "race with smaller steps"
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +103,10 @@ class Race:
         with storage_in(self.folder) as storage:
             tuned, failed = self._tuned(storage, entrants)
             spent = sum((trial.cost for one in tuned for trial in one.trials), Cost())
-            runners, raced = self._raced(storage, tuned, spent)
+            runners, raced = self._raced(storage, _RACE, tuned, spent)
+            if second := self._second(runners):
+                again, more = self._raced(storage, _SECOND, second, spent + raced)
+                runners, raced = self._better(runners, again), raced + more
         runners, repeated = self._repeated(runners, spent + raced)
         return runners, failed, spent + raced + repeated
 
@@ -132,7 +135,39 @@ class Race:
             )
         return found, failed
 
-    def _raced(self, storage: Any, tuned: Sequence[Runner], spent: Cost) -> tuple[list[Runner], Cost]:
+    def _second(self, runners: Sequence[Runner]) -> list[Runner]:
+        """What got worse when it went on, with the best of the smaller learning rates that it was tuned with.
+
+        The best rate of a short run may be too large for a long one.
+        """
+        sign = 1 if self.runs.higher_is_better else -1
+        found = []
+        for one in runners:
+            before, rate = one.best.score or 0.0, one.best.settings["lr"]
+            if one.state != "failed" and (one.reached == one.best.rounds or sign * one.mean >= sign * before):
+                continue
+            smaller = [trial for trial in one.trials if trial.settings["lr"] < rate]
+            best = best_of(smaller, self.runs.higher_is_better)
+            if best is None:
+                continue
+            self.say(f"{one.label}: got worse when it went on, tried again with {words(best.settings)}")
+            folder = one.folders[self.seeds[0]].parent.parent / str(best.number) / f"seed-{self.seeds[0]}"
+            recipe = with_settings(one.entrant.recipe, best.settings)
+            again = replace(one, recipe=recipe, best=best, reached=best.rounds, scores=dict(best.scores), run=None)
+            found.append(replace(again, state="dropped", why="", folders={self.seeds[0]: folder}))
+        return found
+
+    def _better(self, runners: Sequence[Runner], again: Sequence[Runner]) -> list[Runner]:
+        """Of two tries of a method the one that went further, or else the better one."""
+        sign = 1 if self.runs.higher_is_better else -1
+        seconds = {one.label: one for one in again}
+
+        def rank(one: Runner) -> tuple[bool, int, float]:
+            return one.state != "failed", one.reached, sign * one.mean
+
+        return [max((one, seconds.get(one.label, one)), key=rank) for one in runners]
+
+    def _raced(self, storage: Any, name: str, tuned: Sequence[Runner], spent: Cost) -> tuple[list[Runner], Cost]:
         by_label = {one.label: one for one in tuned}
         sign = -1 if self.runs.higher_is_better else 1
         baselines = [one.label for one in tuned if one.entrant.recipe.name in (ALONE, TOGETHER)]
@@ -140,7 +175,7 @@ class Race:
         order = [*baselines, *(one.label for one in others)]
         rungs = self.runs.rungs[max(1, len(self.runs.rungs) - 2) :] or self.runs.rungs[-1:]
         study = Study(
-            _RACE,
+            name,
             SearchSpace({"method": Choices(tuple(by_label))} if len(by_label) > 1 else {}),
             lambda point: by_label[point.get("method", order[0])].recipe,
             lambda number, point: by_label[point.get("method", order[0])].folders[self.seeds[0]].parent,
@@ -149,7 +184,7 @@ class Race:
             first=[{"method": label} for label in order] if len(by_label) > 1 else [{}],
             sampler="grid",
             factor=self.factor,
-            least=len(baselines) or 1,
+            least=len(baselines) or int(name == _RACE),
             paid=lambda point: by_label[point.get("method", order[0])].best.cost,
             say=self.say,
         )

@@ -97,6 +97,8 @@ def _of_rounds(chosen: Runner, runs: TrialRuns) -> list[str]:
         return []
     gain = found.mean if runs.higher_is_better else -found.mean
     more = "more rounds may help" if found.error is not None and gain > found.error else "more would change little"
+    if found.error is not None and gain < -found.error:
+        more = "fewer may do better"
     error = "" if found.error is None else f" (standard error {_points(found.error, runs, False)})"
     return [f"From {rungs[-2]} to {rungs[-1]} rounds it gained {_points(gain, runs)}{error}: {more}."]
 
