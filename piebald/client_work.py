@@ -22,6 +22,8 @@ from piebald.transforms.base import MaskingTransform, Transform
 if TYPE_CHECKING:
     from torch import Tensor
 
+_NO_ROWS: Mapping[Split, int] = {"train": 0, "validation": 0, "test": 0}
+
 
 @dataclass(frozen=True, slots=True)
 class ClientWork(ModelSpec):
@@ -42,7 +44,8 @@ class ClientWork(ModelSpec):
 
     def uploads(self) -> tuple[str, ...]:
         """Names of the vectors that updates carry besides the model."""
-        return (*self.trainer.uploads(), *(self.own_query.answer_shape(self) if self.own_query is not None else ()))
+        told = self.own_query.answer_form(self, _NO_ROWS).vectors if self.own_query is not None else None
+        return (*self.trainer.uploads(), *(told or ()))
 
     @property
     def masking(self) -> MaskingTransform | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -156,6 +156,11 @@ def resume(
         SettingError: fewer rounds than the run has, or more of a run whose rounds are not counted in a simulation.
     """
     check_names("argument of resume", objective, _OBJECTIVE)
+    with RunStore.open_read_only(path) as ended:
+        finished = ended.meta.get("status") == "finished"
+    if finished:  # nothing is written, which may not be possible
+        with suppress(RunFolderError):  # its last checkpoint is damaged: an older one is continued
+            return opened(path, clients, model, **objective)
     store = RunStore.open(path)
     try:
         _extend(store, rounds)
@@ -370,4 +375,4 @@ def _rebuilt(meta: Mapping[str, Any], path: Path | str, clients: Any, model: Mod
     from piebald.experiment_file import ExperimentSettings
 
     plan = ExperimentSettings.of_table(meta["settings"], f"the settings in {path}").plan()
-    return (plan.clients if clients is None else clients), (plan.model if model is None else model)
+    return (plan.clients if clients is None else clients), (plan.model_of(meta["label"]) if model is None else model)

@@ -18,9 +18,11 @@ from piebald.errors import SettingError, unknown
 from piebald.experiment_plan import Plan
 from piebald.experiment_sections import (
     AdviseSection,
+    ComparedRecipe,
     Evaluation,
     Kind,
     Named,
+    RecipeSection,
     RuntimeSection,
     Section,
     TuneSection,
@@ -59,7 +61,7 @@ class ExperimentSettings(Section):
             default.
         out: the run folder.
         recipe: the recipe of one run.
-        recipes: the recipes of a comparison.
+        recipes: the recipes of a comparison; one with `model`, a name or a table, has a model of its own.
         grid: lists of values for settings of the recipe, by name; a comparison tries all combinations.
         keep: the models to end with: those of the last server step, or the best by validation loss.
         unseen: a number of clients, or a share, that are held out until the end and then adapted to.
@@ -85,8 +87,8 @@ class ExperimentSettings(Section):
     partition: Kind | None = None
     loss: str | None = None
     model: Named
-    recipe: Named | None = None
-    recipes: list[Named] | None = Field(default=None, min_length=1)
+    recipe: RecipeSection | None = None
+    recipes: list[ComparedRecipe] | None = Field(default=None, min_length=1)
     grid: dict[str, Any] | None = None
     keep: Literal["last", "best"] = "last"
     unseen: float = Field(default=0, ge=0)
@@ -174,7 +176,12 @@ class ExperimentSettings(Section):
         partition = self._partition()
         runtime = self._runtime()
         clients = self.behind_extractor(self._clients(partition))
-        return Plan(recipes, clients, self.model_for(clients), runtime, self._stop())
+        models: dict[str, Callable[[int], nn.Module]] = {}
+        for index, one in enumerate(self.recipes or ()):
+            if one.model is not None:
+                model = self.model_for(clients, one.model, ("recipes", index, "model"))
+                models |= dict.fromkeys(one.labels(combinations(self.grid or {}, self._document.origin)), model)
+        return Plan(recipes, clients, self.model_for(clients), runtime, self._stop(), models)
 
     @property
     def rows_at_sites(self) -> bool:
@@ -204,7 +211,7 @@ class ExperimentSettings(Section):
         except SettingError as error:
             raise SettingError(f"{self._at('extractor')}: {error}") from None
 
-    def _recipe_sections(self) -> dict[Key, Named]:
+    def _recipe_sections(self) -> dict[Key, RecipeSection]:
         if self.recipe is not None:
             return {("recipe",): self.recipe}
         return {("recipes", index): named for index, named in enumerate(self.recipes or ())}
@@ -212,10 +219,9 @@ class ExperimentSettings(Section):
     def _recipes(self) -> dict[str, Recipe]:
         made: dict[str, Recipe] = {}
         for key, named in self._recipe_sections().items():
-            table = named.model_dump()
-            label = str(table.pop("label", table["name"]))
-            for changes in combinations(self.grid or {}, self._document.origin):
-                full = label + "".join(f" {name}={value}" for name, value in changes.items())
+            table = named.settings()
+            points = combinations(self.grid or {}, self._document.origin)
+            for full, changes in zip(named.labels(points), points, strict=True):
                 if full in made:
                     raise SettingError(f"{self._at(*key)}: there are two recipes called {full!r}: give one a label")
                 made[full] = self._recipe(key, {**table, **changes}, changes)
@@ -322,14 +328,16 @@ class ExperimentSettings(Section):
         except SettingError as error:
             raise self._placed(error, ("partition",), self.partition or {}) from None
 
-    def model_for(self, clients: Clients) -> Callable[[int], nn.Module]:
-        """A function of the seed that makes the model for these clients' inputs and targets."""
+    def model_for(
+        self, clients: Clients, named: Named | None = None, key: Key = ("model",)
+    ) -> Callable[[int], nn.Module]:
+        """A function of the seed that makes a model, [model] by default, for these clients' inputs and targets."""
         from piebald import models
 
-        table = self.model.model_dump()
+        table = (named or self.model).model_dump()
         name = table.pop("name")
         if name not in models.names() and not plugins.is_reference(name):
-            raise SettingError(f"{self._at('model', 'name')}: {unknown('model', name, models.names())}")
+            raise SettingError(f"{self._at(*key, 'name')}: {unknown('model', name, models.names())}")
         rows = clients.rows(0, "train")
         shape = tuple(rows.x.shape[1:])
         if clients.classes is None and not rows.y.dtype.is_floating_point:
@@ -342,20 +350,25 @@ class ExperimentSettings(Section):
         try:
             made(self.first_seed)
         except SettingError as error:
-            raise self._placed(error, ("model",), self.model) from None
+            raise self._placed(error, key, named or self.model) from None
         return made
 
     def located(self, error: SettingError) -> SettingError:
         """The error with its place, if its message begins with the name of a setting of a recipe."""
         from piebald import recipes
 
-        word = next(iter(re.findall(r"\w+", str(error))), "")
+        *quoted, why = re.fullmatch(r"(?s)(?:recipe (?:'(.*?)'|\"(.*?)\"): )?(.*)", str(error)).groups()  # type: ignore[union-attr]
+        label, word = next(filter(None, quoted), None), next(iter(re.findall(r"\w+", why)), "")
         for section, own in (("tune", self.tune), ("advise", self.advise)):
             if own is not None and word in type(own).model_fields:
                 return SettingError(f"{self._at(section, word)}: {error}")
         for key, named in self._recipe_sections().items():
-            if word in recipes.settings_of(named.name):
-                return self._placed(error, key, named)
+            if word in recipes.settings_of(named.name) and label in (
+                None,
+                *named.labels(combinations(self.grid or {}, self._document.origin)),
+            ):
+                placed = self._placed(SettingError(why), key, named)
+                return placed if label is None else SettingError(f"recipe {label!r}: {placed}")
         return error
 
     def _at(self, *key: str | int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import nn
 
@@ -23,6 +23,7 @@ class Plan:
         model: a function of a seed that makes the initial model.
         runtime: the runtime.
         stop: the stopping criteria besides the number of rounds.
+        models: models of recipes that bring their own, by the recipe's label.
     """
 
     recipes: Mapping[str, Recipe]
@@ -30,3 +31,8 @@ class Plan:
     model: Callable[[int], nn.Module]
     runtime: RuntimeSettings
     stop: StoppingCriteria | None = None
+    models: Mapping[str, Callable[[int], nn.Module]] = field(default_factory=dict)
+
+    def model_of(self, label: str) -> Callable[[int], nn.Module]:
+        """The model of a recipe."""
+        return self.models.get(label, self.model)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from piebald import plugins
 from piebald.contracts import Split
@@ -28,6 +28,43 @@ class Named(Section):
     model_config = ConfigDict(extra="allow")
 
     name: str
+
+
+class RecipeSection(Named):
+    """A recipe.
+
+    Attributes:
+        label: its name in tables, the recipe's name by default.
+    """
+
+    label: Any = None
+
+    def settings(self) -> dict[str, Any]:
+        """The settings of the recipe with its name."""
+        return self.model_dump(exclude={"label"})
+
+    def labels(self, points: Iterable[Mapping[str, Any]]) -> list[str]:
+        """The label at each point of the grid."""
+        own = str(self.name if self.label is None else self.label)
+        return [own + "".join(f" {name}={value}" for name, value in changes.items()) for changes in points]
+
+
+def _table_of_name(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+class ComparedRecipe(RecipeSection):
+    """A recipe of a comparison.
+
+    Attributes:
+        model: a model of its own in place of [model]: the name of one, or a table like [model].
+    """
+
+    model: Annotated[Named | None, BeforeValidator(_table_of_name)] = None
+
+    def settings(self) -> dict[str, Any]:
+        """The settings of the recipe with its name."""
+        return self.model_dump(exclude={"label", "model"})
 
 
 class Kind(Section):

@@ -20,6 +20,7 @@ import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from importlib import metadata
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -227,7 +228,7 @@ def version(module: str) -> str:
     top = module.partition(".")[0]
     with suppress(metadata.PackageNotFoundError):
         return metadata.version(top)
-    for distribution in metadata.packages_distributions().get(top, ()):
+    for distribution in _distributions(sum(1 for _ in metadata.distributions())).get(top, ()):
         return metadata.version(distribution)
     loaded = sys.modules.get(module)
     file = None if loaded is None else loaded.__spec__ and loaded.__spec__.origin
@@ -237,6 +238,12 @@ def version(module: str) -> str:
 
 
 # -------------------------------------------------------------------------------------------------------------- helpers
+
+
+@lru_cache(maxsize=1)
+def _distributions(installed: int) -> Mapping[str, list[str]]:
+    """The distributions of each package; to read them takes half a second, so only when their number has changed."""
+    return metadata.packages_distributions()
 
 
 def _imported(module: str) -> ModuleType:

@@ -1,8 +1,9 @@
-"""A progress bar with the main metric, shown only on a terminal."""
+"""Progress with the main metric: a bar on a terminal, elsewhere a line a minute."""
 
 from __future__ import annotations
 
 import sys
+from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -10,6 +11,9 @@ from piebald.plain_text import printable
 
 if TYPE_CHECKING:
     from piebald.server import RoundProgress
+
+
+_EVERY = 60.0  # seconds between two lines where there is no terminal
 
 
 class Bar:
@@ -20,12 +24,14 @@ class Bar:
         seed: its seed.
         total: the number of server steps, None if it is not known.
         metric: the metric to show, the mean over clients of the personal model or else of the global model.
-        wanted: False hides the bar on a terminal too.
+        wanted: False shows nothing.
     """
 
     def __init__(self, label: str, seed: int, total: int | None, metric: str, wanted: bool) -> None:
         self.text, self.total, self.metric = printable(f"{label} (seed {seed})"), total, metric
         self.wanted = wanted and sys.stderr.isatty()
+        self._lines = wanted and not self.wanted
+        self._said = monotonic()
         self._bar: Any = None
         self._task: Any = None
 
@@ -55,9 +61,12 @@ class Bar:
 
     def show(self, progress: RoundProgress) -> None:
         """Show the progress up to a server step."""
-        if self._bar is None:
-            return
         names = (f"personal/{self.metric}", f"global/{self.metric}")
         score = next((progress.scores[name] for name in names if name in progress.scores), None)
-        shown = {} if score is None else {"score": f"{self.metric} {score:.3f}"}
-        self._bar.update(self._task, completed=progress.version, **shown)
+        text = "" if score is None else f"{self.metric} {score:.3f}"
+        if self._bar is not None:
+            self._bar.update(self._task, completed=progress.version, **({"score": text} if text else {}))
+        elif self._lines and monotonic() - self._said >= _EVERY:
+            self._said = monotonic()
+            steps = f"{progress.version}" if self.total is None else f"{progress.version} of {self.total}"
+            print(f"{self.text}: server step {steps}{', ' if text else ''}{text}", file=sys.stderr, flush=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -81,17 +81,18 @@ def rare() -> Iterator[Job]:
 
 
 def paper_images() -> Iterator[Job]:
-    for seed in settings.PAPER_IMAGE_SEEDS:
-        for shuffle in settings.SHUFFLES:
-            for method in settings.SHORT:
-                yield Job("paper_images", f"shuffle {shuffle}", method, seed)
+    return _as_in_the_paper("paper_images", settings.PAPER_IMAGE_SEEDS)
 
 
 def paper_rare() -> Iterator[Job]:
-    for seed in settings.PAPER_RARE_SEEDS:
+    return _as_in_the_paper("paper_rare", settings.PAPER_RARE_SEEDS)
+
+
+def _as_in_the_paper(part: str, seeds: Iterable[int]) -> Iterator[Job]:
+    for seed in seeds:
         for shuffle in settings.SHUFFLES:
             for method in settings.SHORT:
-                yield Job("paper_rare", f"shuffle {shuffle}", method, seed)
+                yield Job(part, f"shuffle {shuffle}", method, seed)
 
 
 def longer() -> Iterator[Job]:

@@ -60,6 +60,7 @@ def full_jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable
             "FedAvg, equal weights": recipes.fedavg(**here).with_(aggregation="equal_weighted"),
             "FedAvg + one unsent epoch": recipes.fine_tuned(tune_epochs=1, **here),
             "Fine-tuning": recipes.fine_tuned(tune_epochs=5, **here),
+            "LG-FedAvg": recipes.lg_fedavg(**here),
             "Local": recipes.local(**here),
         }
         made = methods["DistFL"]
@@ -68,6 +69,16 @@ def full_jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable
             methods[f"K-Cluster (K = {k})"] = recipes.ifca(k=k, **here)
         for method, recipe in methods.items():
             yield part, method, recipe, lambda: _federation(part, seed), PAPER_ROUNDS
+    if part == "mixed":  # Fig. 4: its clip is not printed, so it is ours
+        here = PAPER["vgg"]
+        for epsilon in EPSILONS:
+            noise = [{"kind": "gaussian", "clip": CLIP, "noise": noise_of(epsilon), "where": "client"}]
+            for method, recipe in (
+                ("DistFL", recipes.distfl(probes=PAPER_PROBES, **here)), ("FedAvg", recipes.fedavg(**here)),
+            ):  # fmt: skip
+                noisy = recipe.with_(transforms=noise)
+                yield f"epsilon {epsilon:g}", method, noisy, lambda: _federation("vgg", seed), PAPER_ROUNDS
+        yield "noise 0", "Local", recipes.local(**here), lambda: _federation("vgg", seed), PAPER_ROUNDS
     if part in ("cifar", "replacement"):
         here = PAPER["vgg" if part == "cifar" else "resnet"]
         for attackers in (5, 10, 15, 20, 40) if part == "cifar" else (1,):

@@ -1,17 +1,19 @@
-"""Print the tables and draw the figure: python benchmarks/distfl/results.py --out runs/distfl [--figures FOLDER]"""
+"""The tables and their sentences: python benchmarks/distfl/results.py --out runs/distfl [--write]"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import math
+import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import prose
 from settings import DELTA, noise_of
 
 Line = dict[str, Any]
@@ -286,43 +288,68 @@ def cost(found: dict[str, Any]) -> str:
     return table(head, rows)
 
 
+def study(lines: Sequence[Line]) -> str:
+    """Lines: the clusters of DistFL by round."""
+    return "\n".join(
+        f"- {case}, seed {one['seed']}: {' '.join(f'{value:.2f}' for value in one['ari'])} {one['clusters']}"
+        for case, methods in by_case(lines, "study").items()
+        for one in methods["DistFL"]
+    )
+
+
+def blocks(lines: Sequence[Line], out: Path, figures: Path) -> dict[str, str]:
+    """Return the table of each part that was run, with its sentences, by the part's name."""
+    tables: dict[str, Callable[[str], str]] = {
+        "study": lambda part: study(lines),
+        **dict.fromkeys(("category", "vgg", "resnet", "wide"), lambda part: classes(lines, part)),
+        **dict.fromkeys(("domains", "people"), lambda part: f"{environment(lines, part)}\n\n{per_client(lines, part)}"),
+        **dict.fromkeys(("attacks", "cifar", "replacement"), lambda part: attacks(lines, part)),
+        "control": lambda part: control(lines),
+        "scales": lambda part: scales(lines),
+        **dict.fromkeys(("privacy", "mixed", "environment_privacy"), lambda part: privacy(lines, part)),
+        "rows": lambda part: row_privacy(lines),
+    }
+    said: dict[str, Callable[[Any], list[str]]] = {
+        **dict.fromkeys(("category", "vgg", "resnet", "domains", "people"), prose.category),
+        **dict.fromkeys(("attacks", "cifar", "replacement"), prose.attacks),
+        "scales": prose.scales,
+        **dict.fromkeys(("privacy", "mixed", "environment_privacy"), prose.private),
+    }
+    ran = {line["part"] for line in lines}
+    made = {}
+    for part in (part for part in tables if part in ran):
+        sentences = [f"- {one}" for one in said[part](by_case(lines, part))] if part in said else []
+        made[part] = "\n".join([tables[part](part).strip(), *([""] if sentences else []), *sentences])
+    if (out / "ablation.json").exists():
+        made["ablation"] = ablation(json.loads((out / "ablation.json").read_text()), figures)
+    if (out / "rounds.jsonl").exists():
+        made["rounds"] = rounds([json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()])
+    if (out / "cost.json").exists():
+        made["cost"] = cost(json.loads((out / "cost.json").read_text()))
+    return made
+
+
+def put(text: str, name: str, inside: str) -> str:
+    """Replace what stands between the marks of a name."""
+    marks = rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)"
+    return re.sub(marks, lambda found: f"{found[1]}{inside.strip()}\n{found[2]}", text, flags=re.DOTALL)
+
+
 def main() -> None:
-    """Print the tables and draw the figure."""
+    """Print the tables and sentences, draw the figure, and put them into RESULTS.md."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/distfl"))
-    parser.add_argument("--figures", type=Path, default=Path(__file__).parent)
+    parser.add_argument("--figures", type=Path, default=Path(__file__).parent, help="folder of the figure")
+    parser.add_argument("--write", action="store_true", help="put tables and sentences into RESULTS.md as well")
     options = parser.parse_args()
-    file = options.out / "results.jsonl"
+    file, page = options.out / "results.jsonl", Path(__file__).parent / "RESULTS.md"
     lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    parts = {line["part"] for line in lines}
-    if "study" in parts:
-        for case, methods in by_case(lines, "study").items():
-            for one in methods["DistFL"]:
-                print(case, one["seed"], " ".join(f"{value:.2f}" for value in one["ari"]), one["clusters"])
-    for part in ("category", "vgg", "resnet", "wide"):
-        if part in parts:
-            print(classes(lines, part))
-    for part in ("domains", "people"):
-        if part in parts:
-            print(f"\n{part}:\n\n{environment(lines, part)}\n\n{per_client(lines, part)}")
-    for part in ("attacks", "cifar", "replacement"):
-        if part in parts:
-            print(f"\n{part}:\n\n{attacks(lines, part)}")
-    if "control" in parts:
-        print(f"\ncontrol:\n\n{control(lines)}")
-    if "scales" in parts:
-        print(f"\nscales:\n\n{scales(lines)}")
-    for part in ("privacy", "mixed", "environment_privacy"):
-        if part in parts:
-            print(f"\n{part}:\n\n{privacy(lines, part)}")
-    if "rows" in parts:
-        print(f"\nrows:\n\n{row_privacy(lines)}")
-    if (options.out / "ablation.json").exists():
-        print("\n" + ablation(json.loads((options.out / "ablation.json").read_text()), options.figures))
-    if (options.out / "rounds.jsonl").exists():
-        print("\n" + rounds([json.loads(line) for line in (options.out / "rounds.jsonl").read_text().splitlines()]))
-    if (options.out / "cost.json").exists():
-        print("\n" + cost(json.loads((options.out / "cost.json").read_text())))
+    text = page.read_text("utf-8")
+    for name, inside in blocks(lines, options.out, options.figures).items():
+        print(f"\n{name}:\n\n{inside}")
+        text = put(text, name, inside)
+    if options.write:
+        page.write_text(text, "utf-8")
 
 
 if __name__ == "__main__":

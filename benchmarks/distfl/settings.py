@@ -34,6 +34,10 @@ PAPER: dict[str, Training] = {
     "resnet": {"lr": 1e-2, "epochs": 5, "batch": 32, "momentum": 0.9},
     "people": {"lr": 1e-2, "epochs": 5, "batch": 32, "momentum": 0.9},
 }
+# of Tables 2, 5 and 6 and of Fig. 4
+FULL_NETWORKS = {
+    "vgg": "vgg11", "resnet": "resnet18", "mixed": "vgg11", "cifar": "vgg11", "replacement": "resnet18",
+}  # fmt: skip
 PAPER_ROUNDS, PAPER_PROBES, PAPER_SEEDS = 50, 200, (0, 1, 2)
 
 DEFENCES: dict[str, Any] = {
@@ -53,11 +57,11 @@ DEFENCES: dict[str, Any] = {
 
 
 def network(part: str, shape: tuple[int, ...], full: bool = False) -> Callable[[int], Any]:
-    """Return a function that makes the network of one part from a seed; `full` is the paper's width."""
-    if part in ("vgg", "resnet") and full:
-        return lambda seed: build_model({"vgg": "vgg11", "resnet": "resnet18"}[part], shape, 10, seed=seed)
+    """Return a function that makes the network of one part from a seed; `full` is the paper's network and width."""
+    if full and part in FULL_NETWORKS:
+        return lambda seed: build_model(FULL_NETWORKS[part], shape, 10, seed=seed)
     if part in ("vgg", "resnet"):  # a quarter of the width, a sixteenth of the work
-        return lambda seed: build_model({"vgg": "vgg11", "resnet": "resnet18"}[part], shape, 10, seed=seed, width=16)
+        return lambda seed: build_model(FULL_NETWORKS[part], shape, 10, seed=seed, width=16)
     if part == "wide":
         return lambda seed: build_model("vgg11", shape, 10, seed=seed)
     if part == "rows":  # no batch norm: it mixes rows

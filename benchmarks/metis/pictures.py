@@ -50,7 +50,7 @@ def exchanged(found: dict[tuple[str, str, str], list[dict[str, Any]]], path: Pat
     if not cases:
         path.unlink(missing_ok=True)
         return
-    figure, panels = plt.subplots(len(cases), 1, figsize=(8, 3.2 * len(cases)), squeeze=False, layout="constrained")
+    figure, panels = plt.subplots(len(cases), 1, figsize=(9.5, 3.2 * len(cases)), squeeze=False, layout="constrained")
     for axes, (part, case) in zip(panels[:, 0], cases, strict=True):
         labels = sorted(label for here, there, label in found if (here, there) == (part, case))
         places, right = np.arange(3), axes.twinx()
@@ -64,6 +64,6 @@ def exchanged(found: dict[tuple[str, str, str], list[dict[str, Any]]], path: Pat
         axes.set_xticks(places, ["update requests", "models exchanged", "models for evaluation"])
         axes.set(title=f"{part}: {case}", ylabel="requests")
         right.set_ylabel("models")
-        axes.legend(fontsize=7, ncols=2)
+        axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.1, 1.0))  # beside the bars, not over them
     figure.savefig(path, dpi=150)
     plt.close(figure)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import cache
 import paper
 import pictures
 import settings
@@ -119,6 +120,8 @@ def text(found: Found, name: str, scale: settings.Scale) -> list[str]:
         "partition.  "
         "The standard error of an", f"accuracy on {settings.TEST:,} images is at most {worst:.1f} points here; "
         "with one seed nothing is known of how much seeds differ.", "",
+        "Every policy is judged by its community model on one common test set.  Local training, and an epoch that is",
+        'not sent, have no community model of their own and so no row; equal weights are "Equal" and "AsyncEqual".', "",
     ]  # fmt: skip
     for part, title in TITLES.items():
         cases = sorted({case for here, case, _ in found if here == part})
@@ -130,6 +133,8 @@ def text(found: Found, name: str, scale: settings.Scale) -> list[str]:
             lines += [*client_shares(found, part), ""]
         if cases:
             lines += [f"![Accuracy over virtual seconds]({pictures.NAMES[part]}.png)", ""]
+    figure_2, judged = cache.judged()
+    lines += ["## The model cache (figure 2)", "", f"{figure_2[:1].upper()}{figure_2[1:]}.  Verdict: {judged}.", ""]
     return [*lines, *exchange(found), *missing(found, scale)]
 
 
@@ -238,7 +243,7 @@ def about_paper(found: Found, name: str) -> list[str]:
         "Stripelis, Ambite 2020, *Accelerating federated learning in heterogeneous data and computational "
         "environments*, table by", "table and figure by figure.  Written by `benchmarks/metis/run.py` from its "
         "runs, like [RESULTS.md](../../benchmarks/metis/RESULTS.md).", "",
-        "| in the paper | what it shows | the paper's figures | ours | command | scale | verdict |",
+        "| | what it shows | paper | here | command | scale | verdict |",
         "|---|---|---|---|---|---|---|",
     ]  # fmt: skip
     command = f"`python benchmarks/metis/run.py --scale {name}`"
@@ -246,11 +251,8 @@ def about_paper(found: Found, name: str) -> list[str]:
         if row.part is None:
             lines.append(f"| {row.name} | {row.shows} | {row.printed} | - | - | - | not made here: {row.without} |")
         elif row.part == "cache":
-            where = "[its own table](../../benchmarks/model_cache/RESULTS.md)"
-            cache = "`python benchmarks/model_cache/run.py`"
-            lines.append(
-                f"| {row.name} | {row.shows} | {row.printed} | {where} | {cache} | all | agrees: constant time |"
-            )
+            (ours, judged), made_by = cache.judged(), "`python benchmarks/model_cache/run.py`"
+            lines.append(f"| {row.name} | {row.shows} | {row.printed} | {ours} | {made_by} | full | {judged} |")
         else:
             ours, judged = _ours(found, row.part, row.name)
             lines.append(f"| {row.name} | {row.shows} | {row.printed} | {ours} | {command} | {name} | {judged} |")
@@ -275,12 +277,9 @@ def _ours(found: Found, part: str, name: str) -> tuple[str, str]:
             for (there, case, label), runs in found.items()
             if label == "AsyncDVW, adaptive" and (there, case, "AsyncDVW") in found
         ]
-        each = [
-            run["models"] / run["updates"] for (_, _, label), runs in found.items() if "DVW" in label for run in runs
-        ]
         if not ratios:
             return "-", "not run at this scale"
-        ours = f"x {statistics.mean(each):.2f} for DVW; adaptive sends {statistics.mean(ratios):.2f} times as often"
+        ours = f"x {per_request(found):.2f} for DVW; adaptive sends {statistics.mean(ratios):.2f} times as often"
         return ours, "agrees" if max(ratios) < 1 else "opposite: adaptive sends more"
     lines = [line for there, case, _ in sorted(found) if there == part for line in _judged(found, part, case)]
     if not lines:
@@ -291,7 +290,10 @@ def _ours(found: Found, part: str, name: str) -> tuple[str, str]:
 def _judged(found: Found, part: str, case: str) -> list[tuple[str, str]]:
     """Return the differences of one case and their verdicts."""
     pairs = [line[2:].rstrip(".").split(", in the paper ") for line in verdicts(found, part, case)]
-    return [(f"{case}: {ours}", f"{theirs.split(': ')[1]} ({ours.split(':')[0]})") for ours, theirs in pairs]
+    return [
+        (f"{case}: {ours} (paper {theirs.split(': ')[0]})", f"{theirs.split(': ')[1]} ({ours.split(':')[0]})")
+        for ours, theirs in pairs
+    ]
 
 
 def client_shares(found: Found, part: str) -> list[str]:
@@ -302,6 +304,12 @@ def client_shares(found: Found, part: str) -> list[str]:
             means = [statistics.mean(own) for own in zip(*(run["shares"] for run in runs), strict=True)]
             lines.append(f"| {case} | {label} | {', '.join(f'{mean:.1f}' for mean in means)} |")
     return lines
+
+
+def per_request(found: Found) -> float | None:
+    """Return how many models DVW exchanges for a request, the mean of its runs."""
+    each = [run["models"] / run["updates"] for (_, _, label), runs in found.items() if "DVW" in label for run in runs]
+    return statistics.mean(each) if each else None
 
 
 def exchange(found: Found) -> list[str]:
@@ -316,7 +324,9 @@ def exchange(found: Found) -> list[str]:
         lines.append(
             f"| {part}: {case} | {label} | {updates:,.0f} | {models:,.0f} | {asked:,.0f} | {models / updates:.2f} |"
         )
-    lines += ["", "The paper counts 2 models for a request, and 11 for DVW with ten clients.", ""]
+    each = per_request(found)
+    counted = "" if each is None else f"  Here it is {each:.2f} for DVW, the mean of its runs."
+    lines += ["", f"The paper counts 2 models for a request, and 11 for DVW with ten clients.{counted}", ""]
     for (part, case, label), runs in sorted(found.items()):
         fixed = found.get((part, case, "AsyncDVW"))
         if label != "AsyncDVW, adaptive" or fixed is None:

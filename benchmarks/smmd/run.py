@@ -18,6 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 import gap
+import prose
 import speed
 import tables
 import verify
@@ -34,9 +35,16 @@ def write() -> None:
     found = [make(raw) for name, make in makers.items() if (raw := RAW / f"{name}.jsonl").exists()]
     blocks = {name: block for made in found for name, block in made.items()}
     for name, block in blocks.items():
-        marks = rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)"
-        text = re.sub(marks, lambda found, block=block: f"{found[1]}{block}\n{found[2]}", text, flags=re.DOTALL)
+        text = put(text, name, block)
+    if summary := prose.summary(text):
+        text = put(text, "summary", summary)
     page.write_text(text, "utf-8")
+
+
+def put(text: str, name: str, inside: str) -> str:
+    """Replace what stands between the marks of a name."""
+    marks = rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)"
+    return re.sub(marks, lambda found: f"{found[1]}{inside}\n{found[2]}", text, flags=re.DOTALL)
 
 
 def main() -> None:

@@ -2,5 +2,6 @@
 
 from piebald.advice.adviser import advise
 from piebald.advice.answer import Advice
+from piebald.advice.look import Look, look
 
-__all__ = ["Advice", "advise"]
+__all__ = ["Advice", "Look", "advise", "look"]

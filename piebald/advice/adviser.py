@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 from piebald.advice.answer import SHARES, Advice, Loser, Pays
 from piebald.advice.check import check
 from piebald.advice.families import ALONE, TOGETHER, Entrant, check_training, entrants
+from piebald.advice.look import look as look_at
 from piebald.advice.race import Race, Runner, behind
 from piebald.advice.reasons import reasons
 from piebald.arguments import Count, PathLike, Seed, checked
@@ -46,6 +48,7 @@ def advise(
     training: Mapping[str, Any] | None = None,
     out: PathLike | None = None,
     progress: bool = False,
+    look: bool = False,
     settings: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Advice:
@@ -71,6 +74,7 @@ def advise(
         out: a folder, in which an interrupted search goes on, and which holds answer.json, answer.html and
             recommended.toml at the end; a temporary one by default.
         progress: print a line to standard error for each thing that happens.
+        look: look at the clients before any training, see `advice.look`; it is said first.
         settings: plain values kept with the search, from which the command line rebuilds it to go on.
         options: other options of `run`.
 
@@ -96,6 +100,9 @@ def advise(
         folder = Path(out if out is not None else stack.enter_context(tempfile.TemporaryDirectory()))
         claim(folder, describe)
         say = lines_to_stderr(progress)
+        seen = look_at(runs.choosing.opened(), model, fleet=_fleet(runs)).text() if look else None
+        for line in (seen or "").splitlines():
+            say(line)
         if runs.choosing.held_out:
             say("no client has validation rows: a fifth of each client's training rows is held out while choosing")
         for label, why in unusable.items():
@@ -104,6 +111,7 @@ def advise(
         advice = _answer(
             runners, runs, {**unusable, **failed}, spent, seeds, None if out is None else folder, settings, folder
         )
+        advice = replace(advice, look=seen)
         advice.save(folder)
     return advice
 

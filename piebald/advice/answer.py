@@ -191,6 +191,7 @@ class Advice:
                 for one in self.tested
             },
             "unusable": dict(self.unusable),
+            "look": self.look,
             "rounds": self.rounds,
             "seeds": list(self.seeds),
             "recipe": self.recipe.model_dump(),

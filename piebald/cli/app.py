@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import sys
 import threading
 from pathlib import Path
 from typing import Annotated, Any
@@ -113,5 +112,5 @@ def _interrupt(*_: object) -> None:
 
 
 def progress(as_json: bool, quiet: bool) -> bool:
-    """Whether to show a progress bar: on a terminal, without --json and --quiet."""
-    return sys.stdout.isatty() and not as_json and not quiet
+    """Whether to show progress, a bar on a terminal and elsewhere a line a minute: without --json and --quiet."""
+    return not as_json and not quiet

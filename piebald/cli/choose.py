@@ -114,7 +114,7 @@ def _tuned(settings: ExperimentSettings, plan: Plan, folder: Path, again: str, a
         return tuning.tune(
             plan.recipes,
             plan.clients,
-            plan.model,
+            {label: plan.model_of(label) for label in plan.recipes},
             space=settings.search_space(),
             budget=section.budget,
             rounds=settings.rounds or 10,
@@ -138,6 +138,7 @@ def _advised(settings: ExperimentSettings, folder: Path, as_json: bool, quiet: b
         return advice.advise(
             plan.clients,
             plan.model,
+            look=True,
             budget=section.budget,
             rounds=settings.rounds or 10,
             seeds=tuple(section.seeds or settings.seeds or range(first, first + 3)),

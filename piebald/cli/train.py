@@ -78,6 +78,7 @@ def compare(
     tune: Annotated[
         bool, typer.Option("--tune", help="First choose each recipe's settings by validation rows, see [tune].")
     ] = False,
+    wide: Annotated[bool, typer.Option("--wide", help="Print all columns, however wide the table is.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -96,23 +97,24 @@ def compare(
         comparison = comparisons.compare(
             plan.recipes if tuned is None else tuned.recipes,
             plan.clients,
-            plan.model,
+            {label: plan.model_of(label) for label in plan.recipes},
             seeds=tuple(settings.seeds or (settings.first_seed,)),
             out=folder,
             progress=progress(as_json, quiet),
             **common_options(settings, plan),
         )
-    rows = comparison.summary()
-    pairs = comparison.paired(comparison.made_by("fedavg") or comparison.labels[0])
+    from piebald.cli.comparing import base_of, print_comparison
+    from piebald.report.work import behind
+
     if as_json:
-        runs = [facts(history) for history in comparison.runs]
+        told = {"cannot_be_told_apart": comparison.tied, "work": behind(comparison)}
+        runs, pairs = [facts(history) for history in comparison.runs], comparison.paired(base_of(comparison))
         chosen = {} if tuned is None else {"tuning": tuned.plain()}
-        print_json({"runs": runs, "summary": rows, "paired": pairs, "out": str(folder)} | chosen)
+        print_json(
+            {"runs": runs, "summary": comparison.summary(), "paired": pairs} | told | {"out": str(folder)} | chosen
+        )
     elif not quiet:
-        print_table(list(rows[0]), [list(row.values()) for row in rows])
-        if pairs:
-            print("\ndifferences of the means on the same seeds")
-            print_table(list(pairs[0]), [list(row.values()) for row in pairs])
+        print_comparison(comparison, wide)
         print(f"\nsaved in {folder}; write a report with: piebald report {folder}")
 
 

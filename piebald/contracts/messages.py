@@ -38,17 +38,16 @@ class Query(Component):
         """
         return {"train"}
 
-    def answer_shape(self, spec: ModelSpec) -> Mapping[str, tuple[int, ...]]:
-        """Names and shapes of the vectors of an answer; a site sends no others."""
-        return {}
-
     def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
         """Answer for a stack of clients."""
         raise NotImplementedError
 
     def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
-        """What an answer may hold, from a client that has so many rows of each split."""
-        return ResultForm(None, None, max(rows.values(), default=0), 0)
+        """What an answer may hold, from a client that has so many rows of each split.
+
+        A site sends nothing else, and the server refuses what else comes.  By default these are scores of a model.
+        """
+        return ResultForm({}, None, max(rows.values(), default=0), 0)
 
     def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
         """Why an answer cannot be used, or None.  Its vectors are known to be finite."""

@@ -57,3 +57,11 @@ class DismissesSites(Protocol):
 
     def dismiss(self) -> None:
         """Tell the sites that the run is over."""
+
+
+@runtime_checkable
+class ChecksSignatures(Protocol):
+    """A runtime that can check what its clients have signed (`contracts.Signer`)."""
+
+    def check_signature(self, client: int, text: bytes, signature: bytes) -> bool:
+        """Whether a client has signed this text in this run."""

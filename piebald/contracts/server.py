@@ -135,6 +135,12 @@ class ServerContext(Protocol):
     def exclude_update(self, client: int, reason: str) -> None:
         """Record that a sound update does not count in this step."""
 
+    def exclude_client(self, client: int, reason: str) -> None:
+        """Ask a client for nothing more in this run, since what it sent is wrong beyond doubt; say so and record it."""
+
+    def check_signature(self, client: int, text: bytes, signature: bytes) -> bool:
+        """Whether a client has signed this text; true where the runtime cannot check it, so clients must, too."""
+
     def note(self, name: str, value: Any) -> None:
         """Record a JSON value for the report, e.g. a divergence matrix."""
 

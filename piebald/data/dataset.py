@@ -112,6 +112,13 @@ class DataSet:
                 f"data set {self.name!r}: a test part needs a train part: say which rows are for training"
             )
 
+    def __repr__(self) -> str:
+        """What the data set holds, in one line."""
+        kind = "numbers to predict" if self.classes is None else f"{len(self.classes)} classes"
+        parts = "" if self.test is None or self.train is None else f", {len(self.train)} train, {len(self.test)} test"
+        owners = f", owners by {', '.join(self.owners)}" if self.owners else ""
+        return f"<DataSet {self.name!r}: {len(self)} rows of {list(self.x.shape[1:])}, {kind}{parts}{owners}>"
+
     def __len__(self) -> int:
         return len(self.x)
 

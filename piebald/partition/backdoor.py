@@ -43,7 +43,7 @@ class Backdoor(DataChange):
     def rows(self, x: Tensor, y: Ints, classes: int, client: int) -> tuple[Tensor, Ints]:
         """New inputs and labels for a client's rows."""
         check_classes(self, [self.target], classes)
-        marked_rows = np.flatnonzero(self._rng("rows", client).random(len(y)) < self.fraction)
+        marked_rows = np.flatnonzero(self.generator("rows", client).random(len(y)) < self.fraction)
         inputs, labels = x.clone(), y.copy()
         inputs[marked_rows] = self.mark(x[marked_rows])
         labels[marked_rows] = self.target

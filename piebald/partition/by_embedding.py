@@ -80,7 +80,7 @@ class ByEmbedding(Partition):
         client = np.full(len(rows), NOBODY)
         for number in np.unique(label):
             centroids = self._centroids(known[label == number], int(number))
-            holder = self._rng(f"take {number}").permutation(self.clients)[: len(centroids)]
+            holder = self.generator(f"take {number}").permutation(self.clients)[: len(centroids)]
             mine = wanted == number
             client[mine] = holder[((asked[mine][:, None] - centroids[None]) ** 2).sum(2).argmin(1)]
         return client
@@ -95,7 +95,7 @@ class ByEmbedding(Partition):
         return np.asarray(found, dtype=np.float64)
 
     def _shuffled(self, client: Ints, part: str) -> Ints:
-        rng = self._rng(f"shuffle {part}")
+        rng = self.generator(f"shuffle {part}")
         chosen = np.flatnonzero(rng.random(len(client)) < self.shuffle)
         client[chosen] = client[rng.permutation(chosen)]
         return client

@@ -66,7 +66,7 @@ class ByOwner(Partition):
 
     def _merge_owners(self, held: Ints, clients: int) -> Ints:
         """The client of each owner: the largest owners first, each to the client with the fewest rows so far."""
-        shuffled = self._rng("deal").permutation(len(held))
+        shuffled = self.generator("deal").permutation(len(held))
         heap = [(0, client) for client in range(clients)]
         client_of = np.empty(len(held), dtype=np.int64)
         for owner in shuffled[np.argsort(-held[shuffled], kind="stable")]:

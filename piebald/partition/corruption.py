@@ -64,7 +64,7 @@ class Sensor(DataChange):
         import torch
 
         channels = x.shape[1]
-        a, b = torch.from_numpy(self._rng("sensor", client).standard_normal((2, channels))).float()
+        a, b = torch.from_numpy(self.generator("sensor", client).standard_normal((2, channels))).float()
         shape = (1, channels) + (1,) * (x.dim() - 2)
         changed: Tensor = x * (self.gain * a).exp().reshape(shape) + (self.bias * b).reshape(shape)
         return changed

@@ -43,7 +43,7 @@ class DataChange(Component):
         """
         if self.clients is None:
             number = max(math.floor(self.share * count + 0.5), 1 if self.share else 0)
-            return np.sort(self._rng("choose").permutation(count)[:number])
+            return np.sort(self.generator("choose").permutation(count)[:number])
         found = np.unique(np.array(self.clients, dtype=np.int64))
         if len(found) and not 0 <= found[0] <= found[-1] < count:
             raise self.refuse(f"clients must be in 0..{count - 1}, got {found[0] if found[0] < 0 else found[-1]}")
@@ -65,8 +65,13 @@ class DataChange(Component):
         """An error about this change."""
         return SettingError(f"change {self.kind!r}: {why}")
 
-    def _rng(self, *stream: int | str) -> Generator:
-        return generator(self.seed, "change", self.kind, *stream)
+    def generator(self, *purpose: int | str) -> Generator:
+        """A NumPy generator for what is drawn; it depends on the change's seed and kind and on the words given.
+
+        Args:
+            purpose: what the numbers are for; with the client's number, they are the same whoever else is changed.
+        """
+        return generator(self.seed, "change", self.kind, *purpose)
 
 
 class _Flip(DataChange):
@@ -83,7 +88,7 @@ class _Flip(DataChange):
 
     def _rows(self, y: Ints, client: int) -> Ints:
         """The rows to flip."""
-        return np.flatnonzero(self._rng("rows", client).random(len(y)) < self.fraction)
+        return np.flatnonzero(self.generator("rows", client).random(len(y)) < self.fraction)
 
 
 class FlipPairs(_Flip):
@@ -121,7 +126,7 @@ class FlipRandom(_Flip):
         if classes < 2:
             raise self.refuse(f"there must be at least two classes, got {classes}")
         flipped, rows = y.copy(), self._rows(y, client)
-        flipped[rows] = (y[rows] + self._rng("labels", client).integers(1, classes, len(y))[rows]) % classes
+        flipped[rows] = (y[rows] + self.generator("labels", client).integers(1, classes, len(y))[rows]) % classes
         return flipped
 
 

@@ -76,7 +76,7 @@ class Dirichlet(Partition):
     def deal(self, data: DataSet, rows: Ints) -> tuple[Ints, Sequence[str]]:
         """The client of each row [n], and names."""
         label, classes = self.class_labels(data, rows)
-        rng = self._rng("deal")
+        rng = self.generator("deal")
         stock = np.bincount(label, minlength=classes)
         client = self._by_class(label, stock, rng) if self.by == "class" else self._by_client(label, stock, rng)
         return client, Numbered(self.clients)

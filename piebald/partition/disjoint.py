@@ -49,7 +49,7 @@ class Disjoint(Partition):
                 f"{groups} groups of {self.classes_each} classes need {groups * self.classes_each} classes "
                 f"but {data.name} has {classes}: lower clients or classes_each, or raise shared_by"
             )
-        rng = self._rng("deal")
+        rng = self.generator("deal")
         group = np.full(classes, groups)
         group[rng.permutation(classes)[: groups * self.classes_each]] = (
             np.arange(groups * self.classes_each) // self.classes_each

@@ -31,7 +31,7 @@ class Iid(Partition):
     def deal(self, data: DataSet, rows: Ints) -> tuple[Ints, Sequence[str]]:
         """The client of each row [n], and names."""
         self.check_room(self.clients, rows)
-        rng = self._rng("deal")
+        rng = self.generator("deal")
         client = np.full(len(rows), NOBODY)
         shuffled = rng.permutation(len(rows))
         if self.sizes is None:

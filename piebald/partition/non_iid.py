@@ -93,7 +93,7 @@ class NonIid(Partition):
                 f"{self.clients} clients of {self.classes_each} classes cannot hold the {classes} classes of "
                 f"{data.name}: raise clients or classes_each"
             )
-        rng = self._rng("deal")
+        rng = self.generator("deal")
         if self.sizes is not None or not isinstance(self.classes_each, int):
             return self._deal_sizes(label, np.array(each), classes, rng), Numbered(self.clients)
         held = _draw(self.clients, self.classes_each, classes, rng)

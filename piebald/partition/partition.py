@@ -128,7 +128,7 @@ class Partition(Component):
             client: their clients [n].
             test: the test rows' numbers [m].
         """
-        return follow_classes(labels(data, train), client, labels(data, test), self._rng("follow"))
+        return follow_classes(labels(data, train), client, labels(data, test), self.generator("follow"))
 
     def holds_out_first(self, data: DataSet) -> bool:
         """Whether test rows are held out before the others are dealt, where the data set publishes no test part."""
@@ -162,8 +162,16 @@ class Partition(Component):
                 f"{clients} clients of at least {each} need more than the {len(rows)} rows: lower {what}{more}"
             )
 
-    def _rng(self, purpose: str) -> Generator:
-        return generator(self.seed, "partition", self.kind, purpose)
+    def generator(self, *purpose: int | str) -> Generator:
+        """A NumPy generator for what is drawn in `deal` or `follow`.
+
+        It depends on the partition's seed and kind and on the words given, and on nothing else: the same settings give
+        the same clients on every machine.
+
+        Args:
+            purpose: what the numbers are for.  Draw for another purpose, or for another client, with other words.
+        """
+        return generator(self.seed, "partition", self.kind, *purpose)
 
     def _published(self, data: DataSet) -> tuple[Ints, Ints | None]:
         """Training and test rows to use, increasing; no test rows if clients hold out their own."""

@@ -62,6 +62,12 @@ class PooledClients:
     def __len__(self) -> int:
         return len(self._parts["train"])
 
+    def __repr__(self) -> str:
+        """How many clients there are and what they hold, in one line."""
+        rows = ", ".join(f"{self.lists(split).sizes.sum()} {split}" for split in SPLITS)
+        kind = "numbers to predict" if self._classes is None else f"{len(self._classes)} classes"
+        return f"<{len(self)} clients: {rows} rows of {list(self._stored.shape[1:])}, {kind}>"
+
     @property
     def names(self) -> Sequence[str]:
         """A name for each client."""

@@ -40,7 +40,7 @@ class Shards(Partition):
                 f"{self.clients} clients of {self.shards_each} shards need more than the {len(rows)} rows: "
                 f"lower clients or shards_each{more}"
             )
-        rng = self._rng("deal")
+        rng = self.generator("deal")
         shuffled = rng.permutation(len(rows))
         order = shuffled[np.argsort(label[shuffled], kind="stable")]
         holder = rng.permutation(pieces) // self.shards_each

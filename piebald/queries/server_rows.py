@@ -37,9 +37,6 @@ class RootTraining(Query):
         change = (end.model - inputs.model)[:, : inputs.shared]
         return TrainOutput(inputs.model, torch.zeros(len(inputs.versions)), vectors={"model": change})
 
-    def answer_shape(self, spec: ModelSpec) -> Mapping[str, tuple[int, ...]]:
-        return {"model": (spec.layout.shared,)}
-
     def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
         return ResultForm({"model": (spec.layout.shared,)}, (), 0, 0)
 

@@ -29,10 +29,6 @@ class Validate(Query):
     def rows_read(self, personal: bool) -> set[Split]:
         return {self.split, "train"} if personal else {self.split}
 
-    def answer_shape(self, spec: ModelSpec) -> Mapping[str, tuple[int, ...]]:
-        """The counts, whose number the query cannot choose: C is that of the model's outputs."""
-        return {"confusion": (math.prod(spec.outputs) ** 2,)} if self.classes else {}
-
     def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
         if not self.classes:
             scores, rows = context.score(inputs.model, self.split)
@@ -44,7 +40,8 @@ class Validate(Query):
         )
 
     def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
-        vectors = {"confusion": (self.classes**2,)} if self.classes else {}
+        # as many counts as the model has outputs allow: the query cannot choose how many a site sends
+        vectors = {"confusion": (math.prod(spec.outputs) ** 2,)} if self.classes else {}
         return ResultForm(vectors, () if self.classes else ("loss",), rows[self.split], 0)
 
     def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:

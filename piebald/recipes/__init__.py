@@ -3,6 +3,7 @@
 import piebald.attacks
 import piebald.privacy
 import piebald.transforms  # noqa: F401 - so that all transforms can be named in recipes
+from piebald.recipes.afl import afl as afl
 from piebald.recipes.async_fedavg import async_fedavg as async_fedavg
 from piebald.recipes.cfl import cfl as cfl
 from piebald.recipes.cgau import cgau as cgau
@@ -28,7 +29,9 @@ from piebald.recipes.ifca import ifca as ifca
 from piebald.recipes.lg_fedavg import lg_fedavg as lg_fedavg
 from piebald.recipes.local import local as local
 from piebald.recipes.named import listing, make, names, rebuild, settings_of, toml
+from piebald.recipes.qfedavg import qfedavg as qfedavg
 from piebald.recipes.scaffold import scaffold as scaffold
+from piebald.recipes.term import term as term
 
 __all__ = ["listing", "make", "names", "rebuild", "settings_of", "toml"]
 __all__ += names()

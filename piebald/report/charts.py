@@ -18,6 +18,9 @@ from piebald.report.wording import MetricFormat
 # Distinguishable with any kind of colour vision, with a contrast of at least 3 : 1 to the background.
 LIGHT = ("#737a86", "#1569c3", "#cc8251", "#006051", "#5b1576", "#916900", "#4f8bea", "#7b0c00")
 DARK = ("#98a0ab", "#00aafe", "#ee7500", "#c9f7bd", "#f6c5ff", "#f5b800", "#5d78ee", "#b56f69")
+# Of clusters and clients, so that none is taken for a label: other hues than those above.
+GROUPS_LIGHT = ("#0e8a8a", "#c2338a", "#5f8a00", "#7a5bd6", "#a8563f", "#3a7d57", "#9a3fb0", "#4c6a92")
+GROUPS_DARK = ("#3fd0cf", "#ff7cc4", "#b5e04a", "#b9a2ff", "#ff9e80", "#7fdcae", "#e08cf5", "#9fb4d8")
 COLOURS = len(LIGHT)  # further series repeat the colours with other dashes
 DASHES = ("solid", "dash", "dot", "dashdot")
 MANY_CLIENTS = 400  # values of a label above which individual clients are not drawn
@@ -54,6 +57,11 @@ def series(labels: list[str], label: str) -> tuple[str, str]:
     """The colour and the dash of a label, the same in all charts."""
     place = labels.index(label)
     return f"$series-{place % COLOURS}", DASHES[place // COLOURS % len(DASHES)]
+
+
+def group(number: int) -> str:
+    """The colour of a cluster or a client."""
+    return f"$group-{number % len(GROUPS_LIGHT)}"
 
 
 def clock(comparison: Comparison) -> Axis:
@@ -96,6 +104,7 @@ def _band(labels: list[str], label: str, band: Band, scale: float, shown: Metric
         "type": "scatter",
         "mode": "lines" if len(x) > 1 else "markers",
         "name": html.escape(label, quote=False),
+        "meta": label,
         "x": x,
         "y": band.mean,
         "line": {"color": colour, "width": 2.25, "dash": "dot" if band.level else dash},
@@ -109,6 +118,7 @@ def _band(labels: list[str], label: str, band: Band, scale: float, shown: Metric
         "mode": "lines",
         "x": x + x[::-1],
         "y": band.high + band.low[::-1],
+        "meta": label,
         "fill": "toself",
         "fillcolor": f"{colour}/0.16",
         "line": {"width": 0},
@@ -128,6 +138,7 @@ def distribution(comparison: Comparison) -> Chart | None:
             "type": "box",
             "orientation": "h",
             "name": short(label),
+            "meta": label,
             "boxmean": True,
             "line": {"color": colour, "width": 1.5},
             "fillcolor": f"{colour}/0.18",
@@ -182,6 +193,7 @@ def gains(comparison: Comparison, base: str) -> Chart | None:
                 "type": "scatter",
                 "mode": "lines",
                 "name": html.escape(label, quote=False),
+                "meta": label,
                 "x": [place / max(1, len(thin) - 1) for place in range(len(thin))],
                 "y": thin,
                 "line": {"color": colour, "width": 2.25, "dash": dash},
@@ -223,19 +235,21 @@ def partition(history: History) -> Chart | None:
     of = f", the first {WIDE} of {len(counts):,}" if len(counts) > WIDE else ""
     seed = "" if history.seed is None else f", seed {history.seed}"
     shown = counts[:WIDE]
+    clients = [short(history.names[row["client"]]) for row in history.clients if row["counts"]][:WIDE]
     return Chart(
         "plot-partition",
         wording.holdings(counts),
         f"Training rows of each class (down) on each client (across){of}{seed}. A stronger colour means more rows; "
-        "blank means none.",
+        "blank means none, and the colours start at zero.",
         [
             {
                 "type": "heatmap",
                 "z": [[row[place] or None for row in shown] for place in range(len(counts[0]))],
-                "x": list(range(len(shown))),
+                "x": clients,
                 "y": [short(str(name)) for name in classes],
                 "colorscale": [[0, "$heat-low"], [1, "$heat-high"]],
                 "zmin": 0,
+                "zmax": max(map(max, shown)),
                 "hoverongaps": False,
                 "xgap": 1 if len(shown) <= 100 else 0,
                 "ygap": 1,
@@ -247,12 +261,12 @@ def partition(history: History) -> Chart | None:
                     "tickfont": {"color": "$soft"},
                     "title": {"text": "rows", "side": "right", "font": {"color": "$soft"}},
                 },
-                "hovertemplate": "client %{x}, class %{y}: %{z:,} rows<extra></extra>",
+                "hovertemplate": "%{x}, class %{y}: %{z:,} rows<extra></extra>",
             }
         ],
         {
             "height": max(220, min(640, 110 + 22 * len(counts[0]))),
-            "xaxis": {"title": {"text": "Client"}, "showgrid": False},
+            "xaxis": {"title": {"text": "Client"}, "type": "category", "showgrid": False, "tickangle": "auto"},
             "yaxis": {"title": {"text": "Class"}, "type": "category", "autorange": "reversed", "showgrid": False},
             "hovermode": "closest",
         },

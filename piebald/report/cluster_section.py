@@ -8,13 +8,14 @@ from itertools import pairwise
 from typing import Any
 
 from piebald.report import markup, wording
-from piebald.report.charts import COLOURS, WIDE, Chart, short
+from piebald.report.charts import WIDE, Chart, group, short
 from piebald.report.comparison import Comparison
 from piebald.report.markup import Cell
 from piebald.report.tables import History, mean
 from piebald.report.wording import NONE, MetricFormat
 
 _COLUMNS = 12  # rounds that the chart of members shows at most
+_MEMBERS = 60  # clients that the table of members names at most for a cluster
 _LISTED = 30  # clients that the table of excluded updates lists at most
 
 
@@ -24,14 +25,15 @@ def section(comparison: Comparison, drawn: list[Chart]) -> str:
     for place, (label, runs) in enumerate(comparison.by_label.items()):
         history = runs[0]
         charts = [
-            chart for chart in (flow(history, place), accuracy(history, place), divergence(history, place)) if chart
+            chart for chart in (members(history, place), accuracy(history, place), divergence(history, place)) if chart
         ]
         drawn += charts
         excluded = _excluded(history)
         if charts or excluded:
             seed = "" if history.seed is None else f", seed {history.seed}"
             pieces.append(f"<h3>{markup.text(f'{label}{seed}')}</h3>")
-            pieces.append(f'<div class="charts">{"".join(markup.figure(chart) for chart in charts)}</div>{excluded}')
+            pieces.append(f'<div class="charts">{"".join(markup.figure(chart) for chart in charts)}</div>')
+            pieces.append(_groups(history) + excluded)
     if not pieces:
         return ""
     note = "The method numbers the clusters; a cluster that is found again in a later round keeps its number."
@@ -50,60 +52,74 @@ def memberships(history: History) -> dict[int, dict[int, int]]:
     return found
 
 
-def flow(history: History, place: int) -> Chart | None:
-    """The moves of clients between clusters over rounds."""
+def members(history: History, place: int) -> Chart | None:
+    """The cluster of each client over rounds, a row for each client by name."""
     every = memberships(history)
-    if len({cluster for members in every.values() for cluster in members.values()}) < 2 or len(every) < 2:
+    found = sorted({cluster for now in every.values() for cluster in now.values()})
+    if len(found) < 2 or len(every) < 2:
         return None
     versions = _picked(sorted(every))
-    nodes = [(version, cluster) for version in versions for cluster in sorted(set(every[version].values()))]
-    number = {node: place for place, node in enumerate(nodes)}
-    links: Counter[tuple[int, int]] = Counter()
-    for before, after in pairwise(versions):
-        for client, cluster in every[after].items():
-            if client in every[before]:
-                links[number[before, every[before][client]], number[after, cluster]] += 1
-    sizes = {node: sum(cluster == node[1] for cluster in every[node[0]].values()) for node in nodes}
-    span = max(len(versions) - 1, 1)
+    last = every[versions[-1]]
+    clients = sorted(last, key=lambda client: (last[client], client))
     moved = sum(
         every[before][client] != every[after][client]
         for before, after in pairwise(versions)
         for client in every[before]
     )
-    last = Counter(every[versions[-1]].values())
+    steps = [(place / len(found), (place + 1) / len(found)) for place in range(len(found))]
+    colours = [[end, group(cluster)] for cluster, ends in zip(found, steps, strict=True) for end in ends]
+    counts = Counter(last.values())
+    sized = ", ".join(f"cluster {cluster}: {count}" for cluster, count in sorted(counts.items()))
+    listed = clients[:WIDE]
+    of = f" The first {WIDE} of {len(clients):,} clients." if len(clients) > WIDE else ""
     data = {
-        "type": "sankey",
-        "arrangement": "snap",
-        "node": {
-            "label": [f"{cluster}" if version in (versions[0], versions[-1]) else "" for version, cluster in nodes],
-            "color": [_colour(cluster) for _, cluster in nodes],
-            "customdata": [
-                f"round {version}, cluster {cluster}: {sizes[version, cluster]} clients" for version, cluster in nodes
-            ],
-            "hovertemplate": "%{customdata}<extra></extra>",
-            "x": [0.001 + 0.998 * versions.index(version) / span for version, _ in nodes],
-            "pad": 14,
-            "thickness": 12,
-            "line": {"width": 0},
-        },
-        "link": {
-            "source": [source for source, _ in links],
-            "target": [target for _, target in links],
-            "value": list(links.values()),
-            "color": [f"{_colour(nodes[source][1])}/0.35" for source, _ in links],
-            "hovertemplate": "%{value} clients<extra></extra>",
-        },
-        "textfont": {"color": "$ink", "size": 12},
+        "type": "heatmap",
+        "z": [
+            [found.index(every[version][client]) if client in every[version] else None for version in versions]
+            for client in listed
+        ],
+        "text": [[str(every[version].get(client, "")) for version in versions] for client in listed],
+        "x": [str(version) for version in versions],
+        "y": [short(history.names[client]) for client in listed],
+        "colorscale": colours,
+        "zmin": -0.5,
+        "zmax": len(found) - 0.5,
+        "showscale": False,
+        "xgap": 1,
+        "ygap": 1 if len(listed) <= 100 else 0,
+        "texttemplate": "%{text}" if len(listed) <= 40 and len(versions) <= 12 else "",
+        "textfont": {"color": "$surface"},
+        "hoverongaps": False,
+        "hovertemplate": "%{y}, round %{x}: cluster %{text}<extra></extra>",
     }
-    sized = ", ".join(f"cluster {cluster}: {count}" for cluster, count in sorted(last.items()))
+    groups, moves = wording.plural(len(counts), "cluster"), wording.plural(moved, "move")
     return Chart(
         f"plot-clusters-{place}",
-        f"{wording.plural(len(last), 'cluster')} at the end; {wording.plural(moved, 'move')} between the rounds shown",
-        f"Clusters from round {versions[0]} (left) to round {versions[-1]} (right); the width of a band is the number "
-        f"of clients in it. At the end: {sized}.",
+        f"{groups} at the end; {moves} between the rounds shown",
+        f"The cluster of each client (down) after each round (across), as of the last round in which it took part; "
+        f"blank before the first. At the end: {sized}.{of}",
         [data],
-        {"height": 360, "margin": {"l": 12, "r": 12, "t": 12, "b": 12}},
+        {
+            "height": max(240, min(900, 90 + 17 * len(listed))),
+            "xaxis": {"type": "category", "title": {"text": "Rounds"}, "showgrid": False},
+            "yaxis": {"type": "category", "autorange": "reversed", "showgrid": False},
+            "hovermode": "closest",
+        },
     )
+
+
+def _groups(history: History) -> str:
+    """The members of each cluster at the end, by name."""
+    every = memberships(history)
+    if not every or len(set((last := every[max(every)]).values())) < 2:
+        return ""
+    rows: list[list[Cell]] = []
+    for cluster in sorted(set(last.values())):
+        own = [history.names[client] for client in sorted(last) if last[client] == cluster]
+        rows.append(
+            [markup.swatch(group(cluster), f"cluster {cluster}"), wording.count(len(own)), wording.names(own, _MEMBERS)]
+        )
+    return markup.table("Members of each cluster at the end.", ["Cluster", "Clients", "Members"], rows, kind="text")
 
 
 def divergence(history: History, place: int) -> Chart | None:
@@ -114,7 +130,8 @@ def divergence(history: History, place: int) -> Chart | None:
     clients, matrix = rows[-1]["value"]["clients"], rows[-1]["value"]["matrix"]
     members = memberships(history).get(rows[-1]["version"], {})
     order = sorted(range(len(clients)), key=lambda one: (members.get(clients[one], 0), clients[one]))[:WIDE]
-    names = [str(clients[one]) for one in order]
+    names = [short(history.names[clients[one]]) for one in order]
+    largest = max(value for row in matrix for value in row)
     return Chart(
         f"plot-divergence-{place}",
         f"Divergence of the clients' models, round {rows[-1]['version']}",
@@ -128,13 +145,14 @@ def divergence(history: History, place: int) -> Chart | None:
                 "y": names,
                 "colorscale": [[0, "$heat-low"], [1, "$heat-high"]],
                 "zmin": 0,
+                "zmax": largest or 1,
                 "colorbar": {
                     "thickness": 10,
                     "outlinewidth": 0,
                     "tickfont": {"color": "$soft"},
                     "title": {"text": "nats", "side": "right", "font": {"color": "$soft"}},
                 },
-                "hovertemplate": "from client %{y} to client %{x}: %{z:.3~g} nats<extra></extra>",
+                "hovertemplate": "from %{y} to %{x}: %{z:.3~g} nats<extra></extra>",
             }
         ],
         {
@@ -168,19 +186,15 @@ def accuracy(history: History, place: int) -> Chart | None:
         [
             {
                 "type": "scatter",
-                "mode": "lines+text" if len(points) > 1 else "markers+text",
-                "text": _named(len(points), nth, f"cluster {cluster}"),
-                "textposition": "bottom center",
-                "textfont": {"color": _colour(cluster)},
-                "cliponaxis": False,
+                "mode": "lines" if len(points) > 1 else "markers",
                 "name": f"cluster {cluster}",
                 "x": sorted(points),
                 "y": [mean(points[version]) for version in sorted(points)],
-                "line": {"color": _colour(cluster), "width": 2.25},
-                "marker": {"color": _colour(cluster), "size": 9},
+                "line": {"color": group(cluster), "width": 2.25},
+                "marker": {"color": group(cluster), "size": 9},
                 "hovertemplate": "%{y:.1%}" if shown.percent else "%{y:.3~g}",
             }
-            for nth, (cluster, points) in enumerate(sorted(lines.items()))
+            for cluster, points in sorted(lines.items())
         ],
         {
             "height": 460,
@@ -200,10 +214,9 @@ def _excluded(history: History) -> str:
             found.setdefault(row["client"], []).append(row)
     if not found:
         return ""
-    names = {row["client"]: str(row["name"]) for row in history.clients}
     rows: list[list[Cell]] = [
         [
-            short(names.get(client, str(client))),
+            history.names.get(client, str(client)),
             wording.count(len(times)),
             f"{times[0]['version']} to {times[-1]['version']}" if len(times) > 1 else str(times[0]["version"]),
             str(times[0]["reason"] or NONE),
@@ -220,13 +233,3 @@ def _picked(versions: Sequence[int]) -> list[int]:
     if len(versions) <= _COLUMNS:
         return list(versions)
     return [versions[round(place * (len(versions) - 1) / (_COLUMNS - 1))] for place in range(_COLUMNS)]
-
-
-def _named(points: int, nth: int, name: str) -> list[str]:
-    """A line's name at one of its points, a different one for each line, so that names do not overlap."""
-    here = (points - 1 - nth) % points
-    return [name if place == here else "" for place in range(points)]
-
-
-def _colour(cluster: int) -> str:
-    return f"$series-{(cluster + 1) % COLOURS}"

@@ -8,15 +8,33 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from piebald.arguments import checked, checked_class
 from piebald.errors import SettingError, unknown
+from piebald.report import headline
 from piebald.report.notebook import html_table
+from piebald.report.paired import Difference, Level, Scores, against_best, difference, level, told_apart
 from piebald.report.tables import History, mean
 
+_SHARES = ("accuracy", "auc", "f1", "precision", "recall", "dice", "iou", "jaccard")
 Axis = Literal["version", "bytes", "seconds", "wall"]
 
 
-_FIGURES = ("sd", "worst_decile", "common", "unseen", "bytes_up", "bytes_down", "rounds", "seconds", "wall")
+_FIGURES = (
+    "mean_all",
+    "untrained",
+    "sd",
+    "worst_decile",
+    "common",
+    "unseen",
+    "bytes_up",
+    "bytes_down",
+    "rounds",
+    "seconds",
+    "wall",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +104,9 @@ class Comparison:
         self.higher_is_better = self.runs[0].higher_is_better
 
     def __repr__(self) -> str:
-        """What is compared, and each label's mean, in one line."""
-        means = {label: found.mean for label in self.labels if (found := self.over_seeds(label, "mean"))}
-        scores = ", ".join(f"{label} {mean:.4g}" for label, mean in means.items())
-        return f"<Comparison of {len(self.labels)} labels, {len(self.runs)} runs, by {self.metric}: {scores}>"
+        """What is compared, and the finding, in one line."""
+        what = f"{len(self.labels)} labels, {len(self.runs)} runs, by {self.metric}"
+        return f"<Comparison of {what}: {headline.sentence(self)}>"
 
     def _repr_html_(self) -> str:
         rows = self.summary()
@@ -106,8 +123,30 @@ class Comparison:
 
     @cached_property
     def finals(self) -> dict[str, list[dict[str, Any]]]:
-        """The final figures of each run, by label."""
-        return {label: [history.final for history in runs] for label, runs in self.by_label.items()}
+        """The final figures of each run, by label; clients that never trained are left out of those over clients."""
+        return {label: [history.figures(untrained=False) for history in runs] for label, runs in self.by_label.items()}
+
+    @cached_property
+    def scores(self) -> dict[str, Scores]:
+        """The final metric of each client in each run, by label; for `report.paired`."""
+        return {label: scores_of(runs) for label, runs in self.by_label.items() if any(run.per_client for run in runs)}
+
+    @cached_property
+    def levels(self) -> dict[str, Level]:
+        """The mean of each label that has one, over clients that trained, with its interval."""
+        values = [one.values for one in self.scores.values()]
+        bounds = bounds_of(self.metric, values)
+        return {label: found for label, one in self.scores.items() if (found := level(one, bounds=bounds))}
+
+    @cached_property
+    def told(self) -> dict[str, Difference | None]:
+        """What the best label leads each other one by, see `report.paired.against_best`."""
+        return against_best(self.scores, self.higher_is_better)
+
+    @property
+    def tied(self) -> list[str]:
+        """The best label and those that cannot be told apart from it, the best mean first."""
+        return told_apart(self.told)
 
     def over_seeds(self, label: str, figure: str) -> Interval | None:
         """A final figure of `History.final`, over the seeds of a label."""
@@ -115,9 +154,7 @@ class Comparison:
 
     def ranking(self) -> list[str]:
         """Labels with an evaluation, the best mean first."""
-        sign = -1 if self.higher_is_better else 1
-        means = {label: found.mean for label in self.labels if (found := self.over_seeds(label, "mean"))}
-        return sorted(means, key=lambda label: sign * means[label])
+        return list(self.told)
 
     # ------------------------------------------------------------------------------------------------------- tables
 
@@ -125,41 +162,39 @@ class Comparison:
         """One row for each label: seeds, parameters of the model, the mean with its interval, sd over clients, worst
         decile, score on the common test set, costs, and the mean over clients that were unseen until the end.
 
-        Megabytes are millions of bytes.  All figures are means over seeds, None where they do not exist.
+        Means are over clients that trained; `mean_all` counts those that never did as well (`untrained` of them, in the
+        mean over runs).  `low` and `high` are a 95% interval for other clients and seeds (`kind` "interval"), or the
+        range of two seeds ("range"); one seed has none.  Megabytes are millions of bytes.  All figures are means over
+        seeds, None where they do not exist.
         """
         rows = []
         for label, finals in self.finals.items():
-            value = self.over_seeds(label, "mean")
             average = {figure: found.mean if (found := self.over_seeds(label, figure)) else None for figure in _FIGURES}
             megabytes = {f"mb_{way}": (average.pop(f"bytes_{way}") or 0.0) / 1e6 for way in ("up", "down")}
-            interval = {name: getattr(value, name) if value else None for name in ("mean", "low", "high")}
             rows.append(
                 {"label": label, "recipe": finals[0]["recipe"], "seeds": len(finals)}
                 | {"parameters": self.by_label[label][0].meta.get("parameters")}
-                | interval
-                | average
-                | megabytes
-            )
+                | _ends(self.levels.get(label)) | average | megabytes
+            )  # fmt: skip
         return rows
 
     @checked
     def paired(self, base: str) -> list[dict[str, Any]]:
         """One row for each other label: the mean difference to the base label, with its 95% interval.
 
-        Only seeds that both labels have are compared, each with itself.  A positive difference is an improvement if a
-        higher metric is better.
+        Only seeds and clients that both labels have are compared, each with itself, see `report.paired.difference`.  A
+        positive difference is an improvement if a higher metric is better.  `p` is multiplied by the number of
+        comparisons with the base; below 0.05 the two labels can be told apart.
         """
         self._check_label(base)
-        rows = []
-        for label in self.labels:
-            pairs = self._pairs(label, base)
-            differences = [
-                a - b for one, other in pairs if (a := one.accuracy) is not None and (b := other.accuracy) is not None
-            ]
-            found = Interval.of(differences)
-            if label != base and found is not None:
-                rows.append({"label": label, "base": base, "seeds": found.count, "difference": found.mean}
-                            | {"low": found.low, "high": found.high})  # fmt: skip
+        bounds = bounds_of(self.metric, [one.values for one in self.scores.values()])
+        rows, others = [], len(self.scores) - 1
+        for label, one in self.scores.items():
+            found = difference(one, self.scores[base]) if base in self.scores and label != base else None
+            if found is not None:
+                ends = _ends(found, None if bounds is None else bounds[1] - bounds[0])
+                row = {"label": label, "base": base, "seeds": found.seeds, "clients": found.clients}
+                rows.append(row | {"difference": ends.pop("mean")} | ends | {"p": min(1.0, found.p * others)})
         return rows
 
     def per_client(self, label: str, base: str) -> list[float]:
@@ -169,9 +204,19 @@ class Comparison:
         differences = [
             one.per_client[client] - other.per_client[client]
             for one, other in self._pairs(label, base)
-            for client in one.per_client.keys() & other.per_client.keys()
+            for client in one.trained & other.trained & one.per_client.keys() & other.per_client.keys()
         ]
         return sorted(differences, key=lambda difference: sign * difference)
+
+    def gain_of_each(self, label: str, base: str) -> dict[str, float]:
+        """What each client has more than with the base label, by name: the mean over common seeds."""
+        found: dict[str, list[float]] = {}
+        for one, other in self._pairs(label, base):
+            theirs = {other.names[client]: value for client, value in other.per_client.items()}
+            for client, value in one.per_client.items():
+                if one.names[client] in theirs and client in one.trained:
+                    found.setdefault(one.names[client], []).append(value - theirs[one.names[client]])
+        return {name: sum(values) / len(values) for name, values in found.items()}
 
     def target(self) -> float | None:
         """A default target for all labels: the final value of FedAvg's worst seed, or else of the weakest label's.
@@ -260,6 +305,39 @@ class Comparison:
     def _check_label(self, label: str) -> None:
         if label not in self.by_label:
             raise unknown("label", label, self.by_label)
+
+
+def scores_of(runs: Sequence[History]) -> Scores:
+    """The final metric of each client in each run of a label."""
+    names = {name: place for place, name in enumerate(sorted({n for run in runs for n in run.names.values()}))}
+    values = np.full((len(runs), len(names)), np.nan)
+    trained = np.zeros(values.shape, bool)
+    for row, run in enumerate(runs):
+        for client, value in run.per_client.items():
+            values[row, names[run.names[client]]] = value
+            trained[row, names[run.names[client]]] = client in run.trained
+    seeds: list[int] = []
+    for place, run in enumerate(runs):  # runs without a seed of their own pair with no other
+        seeds.append(-1 - place if run.seed is None or run.seed in seeds else run.seed)
+    return Scores(values, list(names), seeds, trained)
+
+
+def bounds_of(metric: str, values: Sequence[NDArray[np.float64]]) -> tuple[float, float] | None:
+    """(0, 1) for metrics that are shares, else None."""
+    named = any(word in metric.lower() for word in _SHARES)
+    inside = all(not (table < 0).any() and not (table > 1).any() for table in values)
+    return (0.0, 1.0) if named and inside else None
+
+
+def _ends(found: Level | None, largest: float | None = None) -> dict[str, Any]:
+    """Mean, interval and kind of a row; `largest` is the largest possible difference."""
+    if found is None:
+        return {"mean": None, "low": None, "high": None, "kind": None}
+    most = math.inf if largest is None else largest
+    ends: dict[str, float | None] = {"low": max(found.low, -most), "high": min(found.high, most)}
+    if found.seeds == 1:
+        ends = dict.fromkeys(ends)
+    return {"mean": found.mean, **ends, "kind": "one seed" if found.seeds == 1 else found.kind}
 
 
 def _baselines_first(history: History) -> int:

@@ -14,6 +14,7 @@ class Markup:
     """A string that is already HTML."""
 
     html: str
+    sort: float | None = None  # the number that a sortable table sorts by
 
 
 Cell = str | Markup
@@ -37,10 +38,21 @@ def key(labels: Sequence[str], label: str) -> Markup:
     return Markup(f'{line}<span class="name">{text(label)}</span>')
 
 
-def keys(labels: Sequence[str]) -> str:
-    """The legend for all charts below it."""
-    items = "".join(f"<li>{key(labels, label).html}</li>" for label in labels)
-    return f'<ul class="keys" aria-label="Line of each label">{items}</ul>'
+def swatch(colour: str, name: str) -> Markup:
+    """A name with a sample of a colour of the charts, such as "$group-0"."""
+    square = f'<rect width="11" height="11" rx="2" fill="var(--{text(colour.removeprefix("$"))})"/>'
+    return Markup(f'<svg class="key dot" viewBox="0 0 11 11" aria-hidden="true">{square}</svg>{text(name)}')
+
+
+def keys(labels: Sequence[str], order: Sequence[str] | None = None) -> str:
+    """The legend of all charts, in an order of its own; its buttons hide series."""
+    shown = labels if order is None else order
+    items = "".join(
+        f'<li><button type="button" aria-pressed="true" data-series="{text(label)}" title="Show or hide in all charts">'
+        f"{key(labels, label).html}</button></li>"
+        for label in shown
+    )
+    return f'<ul class="keys" aria-label="Line of each label; press one to hide it">{items}</ul>'
 
 
 def figure(chart: Chart, heading: str = "h3") -> str:
@@ -63,13 +75,22 @@ def table(
     body = []
     for place, (first, *others) in enumerate(rows):
         mark = f' class="{marks[place]}"' if marks and marks[place] else ""
-        cells = "".join(f"<td>{text(cell)}</td>" for cell in others)
+        cells = "".join(f"<td{_sort(cell)}>{text(cell)}</td>" for cell in others)
         body.append(f'<tr{mark}><th scope="row">{text(first)}</th>{cells}</tr>')
     return (
         f'<div class="scroll" role="region" tabindex="0" aria-label="{text(caption)}"><table class="{kind}">'
         f"<caption><span>{text(caption)}</span></caption><thead><tr>{heads}</tr></thead>"
         f"<tbody>{''.join(body)}</tbody></table></div>"
     )
+
+
+def _sort(cell: Cell) -> str:
+    return f' data-sort="{cell.sort:.6g}"' if isinstance(cell, Markup) and cell.sort is not None else ""
+
+
+def sorted_by(cell: Cell, number: float) -> Markup:
+    """A cell that a sortable table sorts by a number."""
+    return Markup(text(cell), number)
 
 
 def facts(kind: str, pairs: Iterable[tuple[str, Cell]]) -> str:

@@ -1,5 +1,5 @@
 "use strict";
-(() => {
+(async () => {
   const charts = JSON.parse(document.getElementById("charts").textContent);
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const narrow = matchMedia("(max-width: 40rem)");
@@ -13,14 +13,44 @@
     const [red, green, blue] = [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
     return `rgba(${red}, ${green}, ${blue}, ${opacity})`;
   };
-  const painted = (value) => {
+  const painted = (value, key) => {
+    if (key === "meta") return value;
     if (typeof value === "string") return /^\$[a-z]+(-\w+)?(\/[\d.]+)?$/.test(value) ? colour(value) : value;
-    if (Array.isArray(value)) return value.map(painted);
+    if (Array.isArray(value)) return value.map((entry) => painted(entry));
     if (value && typeof value === "object") {
-      return Object.fromEntries(Object.entries(value).map(([key, entry]) => [key, painted(entry)]));
+      return Object.fromEntries(Object.entries(value).map(([name, entry]) => [name, painted(entry, name)]));
     }
     return value;
   };
+
+  // a click on a heading sorts its table, by numbers where cells have one
+  for (const table of document.querySelectorAll("table.sortable")) {
+    const heads = [...table.tHead.rows[0].cells];
+    heads.forEach((head, column) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.append(...head.childNodes);
+      head.append(button);
+      button.addEventListener("click", () => {
+        const down = head.getAttribute("aria-sort") === "descending";
+        heads.forEach((other) => other.removeAttribute("aria-sort"));
+        head.setAttribute("aria-sort", down ? "ascending" : "descending");
+        const value = (row) => {
+          const cell = row.cells[column];
+          return cell.dataset.sort === undefined ? null : Number(cell.dataset.sort);
+        };
+        const order = (one, two) => {
+          const [a, b] = [value(one), value(two)];
+          if (a === null || b === null) {
+            return one.cells[column].textContent.localeCompare(two.cells[column].textContent, undefined, { numeric: true });
+          }
+          return a - b;
+        };
+        const rows = [...table.tBodies[0].rows].sort(order);
+        table.tBodies[0].append(...(down ? rows : rows.reverse()));
+      });
+    });
+  }
 
   const axis = (own) => ({
     automargin: true,
@@ -48,9 +78,11 @@
     yaxis: axis(layout.yaxis || {}),
   });
 
+  const hidden = new Set();
   const draw = () => {
     for (const chart of charts) {
-      Plotly.react(chart.id, painted(chart.data), painted(themed(chart.layout)), {
+      const shown = chart.data.filter((trace) => !hidden.has(trace.meta));
+      Plotly.react(chart.id, painted(shown), painted(themed(chart.layout)), {
         responsive: true,
         displaylogo: false,
         displayModeBar: touch ? false : "hover",
@@ -58,7 +90,33 @@
       });
     }
   };
+  // plotly.js comes packed; the content security policy allows exactly its text to run
+  const load = async () => {
+    const packed = Uint8Array.from(atob(document.getElementById("plotly").textContent), (letter) => letter.charCodeAt(0));
+    const unpacked = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+    const script = document.createElement("script");
+    script.textContent = await new Response(unpacked).text();
+    document.head.append(script);
+  };
+  if (charts.length === 0) return;
+  try {
+    await load();
+  } catch (error) {
+    document.getElementById("old").hidden = false;
+    return;
+  }
   draw();
+  const keys = [...document.querySelectorAll(".keys button")];
+  for (const key of keys) {
+    key.addEventListener("click", () => {
+      const { series } = key.dataset;
+      if (!hidden.delete(series)) hidden.add(series);
+      for (const other of keys) {
+        if (other.dataset.series === series) other.setAttribute("aria-pressed", String(!hidden.has(series)));
+      }
+      draw();
+    });
+  }
   dark.addEventListener("change", draw);
   narrow.addEventListener("change", draw);
 })();

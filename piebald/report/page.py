@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import json
 from collections.abc import Sequence
@@ -10,13 +11,17 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-from piebald.report import charts, cluster_section, markup, participation_section, wording
+from piebald.report import charts, client_section, cluster_section, headline, markup, participation_section, wording
 from piebald.report.charts import Chart
 from piebald.report.comparison import Axis, Comparison
 from piebald.report.details import heterogeneity, settings
 from piebald.report.markup import Cell
 from piebald.report.wording import NONE, MetricFormat
+from piebald.report.work import MEASURES, behind, unequal
 
+# plotly.js 4.1.1 with lines, bars, boxes and heat maps alone (npm: plotly.js-cartesian-dist-min, MIT licence).  As
+# base64 of gzip, which the page unpacks, it has 0.66 MB in place of the 4.8 MB of all of plotly.js.
+_PLOTLY = "plotly-cartesian.min.js.gz"
 _CLOCKS: dict[Axis, str] = {"seconds": "Run's clock", "wall": "Real time"}
 
 
@@ -34,18 +39,15 @@ def render(comparison: Comparison, target: float | None = None) -> str:
         ("partition", "Partition", _partition(comparison, drawn)),
         ("settings", "Settings", settings(comparison)),
     ]
-    title = f"Piebald: {wording.headline(comparison)}"
+    title = f"Piebald: {headline.sentence(comparison)}"
     return frame(title, _top(comparison), sections, _footer(comparison), drawn)
 
 
 def frame(title: str, top: str, sections: Sequence[tuple[str, str, str]], footer: str, drawn: Sequence[Chart]) -> str:
     """A page from its head, its sections (name, link, HTML; empty ones are left out) and the charts drawn in them."""
     present = [(name, link, body) for name, link, body in sections if body]
-    plotly, script = "", ""
-    if drawn:
-        from plotly.offline import get_plotlyjs
-
-        plotly, script = get_plotlyjs(), _asset("page.js")
+    packed = files("piebald.report").joinpath(_PLOTLY).read_bytes() if drawn else b""
+    plotly, script = gzip.decompress(packed).decode() if drawn else "", _asset("page.js")
     return Template(_asset("page.html")).substitute(
         policy=_policy(plotly, script),
         title=markup.text(title),
@@ -55,7 +57,7 @@ def frame(title: str, top: str, sections: Sequence[tuple[str, str, str]], footer
         content=top + "\n".join(body for *_, body in present),
         footer=markup.text(footer),
         charts=_data(drawn),
-        plotly=plotly,
+        plotly=base64.b64encode(packed).decode(),
         script=script,
     )
 
@@ -68,10 +70,11 @@ def _top(comparison: Comparison) -> str:
     clients = sorted({int(history.meta.get("clients") or len(history.clients)) for history in comparison.runs})
     seeds = {history.seed for history in comparison.runs}
     tiles: list[tuple[str, Cell]] = []
+    best_tile = bool(ranked)
     if ranked:
-        best = comparison.over_seeds(ranked[0], "mean")
+        best = comparison.levels[ranked[0]]
         tail = comparison.over_seeds(ranked[0], "worst_decile")
-        tiles += [(f"Best mean {shown.name}", markup.small(shown.value(best.mean if best else None), ranked[0]))]
+        tiles += [(f"Best mean {shown.name}", markup.small(shown.value(best.mean), ranked[0]))]
         tiles += [("Its worst tenth", markup.small(shown.value(tail.mean if tail else None), "of clients"))]
     tiles += [
         ("Clients", markup.small(" to ".join(f"{n:,}" for n in {clients[0], clients[-1]}), "in each run")),
@@ -87,9 +90,13 @@ def _top(comparison: Comparison) -> str:
         how_many = wording.plural(len(unfinished), "run")
         body = f"{how_many} {verb} not finished: {names}{more}. Figures cover the rounds so far."
         notice = f'<p class="notice" role="note">{markup.text(body)}</p>'
+    if uneven := unequal(comparison):
+        notice += f'<p class="notice" role="note">{markup.text(uneven)}</p>'
+    if best_tile and (left := _left_out(comparison)):
+        notice += f'<p class="notice" role="note">{markup.text(left)}</p>'
     return (
-        f"<h1>{markup.text(wording.headline(comparison))}</h1>"
-        f'<p class="lead">{markup.text(wording.lead(comparison))}</p>{notice}{markup.facts("tiles", tiles)}'
+        f"<h1>{markup.text(headline.sentence(comparison))}</h1>"
+        f'<p class="lead">{markup.text(headline.lead(comparison))}</p>{notice}{markup.facts("tiles", tiles)}'
     )
 
 
@@ -98,11 +105,16 @@ def _results(comparison: Comparison) -> str:
     base, clock = comparison.made_by("fedavg"), charts.clock(comparison)
     differences = {row["label"]: row for row in comparison.paired(base)} if base else {}
     rows: list[list[Cell]] = []
+    worked: list[list[Cell]] = []
+    done = behind(comparison)
     by_label = {row["label"]: row for row in comparison.summary()}
     unseen = any(row["unseen"] is not None for row in by_label.values())
     for label in sorted(labels, key=lambda name: _rank(comparison, name)):
         row = by_label[label]
         interval = "one seed" if row["low"] is None else f"{shown.value(row['low'])} to {shown.value(row['high'])}"
+        interval = f"range {interval}" if row["kind"] == "range" else interval
+        if row["untrained"]:
+            interval += f"; {shown.value(row['mean_all'])} with clients that never trained"
         cells: list[Cell] = [
             markup.key(labels, label),
             markup.small(shown.value(row["mean"]), interval if row["mean"] else ""),
@@ -115,18 +127,26 @@ def _results(comparison: Comparison) -> str:
         cells += [markup.small(wording.megabytes(row["mb_up"] + row["mb_down"]), ways)]
         real = wording.duration(row["wall"])
         cells += [markup.small(wording.duration(row["seconds"]), f"{real} real") if clock == "seconds" else real]
-        cells += [wording.count(row["rounds"]), wording.count(row["seeds"])]
         rows.append(cells)
+        counts = [row["rounds"], *(done[label][name] for name in MEASURES), row["parameters"], row["seeds"]]
+        worked.append([markup.key(labels, label), *map(wording.count, counts)])
     head = ["Label", f"Mean {shown.name}", *([f"Difference to {base}"] if base else []), "Worst tenth", "SD of clients",
-            "Common test set", *(["Unseen clients"] if unseen else []), "MB sent", _CLOCKS[clock], "Rounds",
-            "Runs"]  # fmt: skip
-    pairs = f", the difference to {base} on the same seeds (in colour where its interval excludes zero)" if base else ""
+            "Common test set", *(["Unseen clients"] if unseen else []), "MB sent",
+            _CLOCKS[clock]]  # fmt: skip
+    pairs = (
+        f", the difference to {base} on the same clients and seeds (in colour where it is more than chance)"
+        if base
+        else ""
+    )
     held_out = "the mean over clients that were held out until the end, " if unseen else ""
     caption = (
-        f"Final {shown.name} over clients, best first: mean over seeds with its 95% interval{pairs}, the worst tenth "
-        f"of clients, the standard deviation over clients, {held_out}and the traffic of all clients."
+        f"Final {shown.name} over clients, best first: mean over seeds with its 95% interval for other clients and "
+        f"seeds{pairs}, the worst tenth of clients, the standard deviation over clients, {held_out}and the traffic of "
+        "all clients."
     )
-    return markup.section("results", "Final figures", "", markup.table(caption, head, rows))
+    work = "Work behind each method, means over runs: updates that were used, their local steps and their rows."
+    effort = markup.table(work, ["Label", "Rounds", *map(str.capitalize, MEASURES), "Parameters", "Runs"], worked)
+    return markup.section("results", "Final figures", "", markup.table(caption, head, rows), effort)
 
 
 def _progress(comparison: Comparison, drawn: list[Chart]) -> str:
@@ -141,17 +161,19 @@ def _progress(comparison: Comparison, drawn: list[Chart]) -> str:
         "progress",
         wording.progress(comparison),
         note,
-        markup.keys(comparison.labels),
+        markup.keys(comparison.labels, comparison.ranking()),
         f'<div class="charts">{body}</div>',
     )
 
 
 def _clients(comparison: Comparison, drawn: list[Chart]) -> str:
-    chart = charts.distribution(comparison)
+    chart = client_section.dots(comparison) or charts.distribution(comparison)
     if chart is None:
         return ""
     drawn.append(chart)
-    return f'<section id="clients" aria-labelledby="{chart.id}-title">{markup.figure(chart, "h2")}</section>'
+    body = markup.keys(comparison.labels, comparison.ranking()) + markup.figure(chart, "h2")
+    table = client_section.table(comparison)
+    return f'<section id="clients" aria-labelledby="{chart.id}-title">{body}{table}</section>'
 
 
 def _gains(comparison: Comparison, drawn: list[Chart]) -> str:
@@ -171,7 +193,7 @@ def _gains(comparison: Comparison, drawn: list[Chart]) -> str:
                 markup.key(comparison.labels, row["label"]),
                 base,
                 _difference(comparison, row),
-                NONE if row["low"] is None else f"{shown.difference(row['low'])} to {shown.difference(row['high'])}",
+                wording.interval(row, shown),
                 f"{better:.0%}",
                 f"{worse:.0%}",
                 shown.difference(deepest),
@@ -195,7 +217,7 @@ def _gains(comparison: Comparison, drawn: list[Chart]) -> str:
         "gains",
         "Clients that gain and clients that lose",
         "An average hides the clients that would be better off with another method, or training alone.",
-        markup.keys(comparison.labels),
+        markup.keys(comparison.labels, comparison.ranking()),
         f'<div class="charts">{"".join(figures)}</div>',
         markup.table(caption, head, rows),
     )
@@ -236,11 +258,20 @@ def _partition(comparison: Comparison, drawn: list[Chart]) -> str:
 
 
 def _difference(comparison: Comparison, row: dict[str, Any] | None) -> Cell:
-    """The difference of a row of `Comparison.paired`, in colour where its interval excludes zero."""
+    """The difference of a row of `Comparison.paired`, in colour where it is more than chance."""
     if row is None:
         return NONE
     good = (row["difference"] > 0) == comparison.higher_is_better if wording.is_significant(row) else None
     return markup.judged(MetricFormat(comparison.metric).difference(row["difference"]), good)
+
+
+def _left_out(comparison: Comparison) -> str:
+    """A sentence about clients that never trained."""
+    found = {row["label"]: row["untrained"] for row in comparison.summary() if row["untrained"]}
+    if not found:
+        return ""
+    each = wording.names([f"{label} ({wording.count(number)})" for label, number in found.items()])
+    return f"Clients that never trained are left out of means, and marked below: {each}, in the mean over runs."
 
 
 def _rank(comparison: Comparison, label: str) -> int:
@@ -254,12 +285,13 @@ def _footer(comparison: Comparison) -> str:
 
 
 def _colours() -> str:
-    def block(palette: tuple[str, ...]) -> str:
-        return " ".join(f"--series-{place}: {colour};" for place, colour in enumerate(palette))
+    def block(**palettes: tuple[str, ...]) -> str:
+        named = ((f"--{name}-{place}", colour) for name, own in palettes.items() for place, colour in enumerate(own))
+        return ":root { " + " ".join(f"{name}: {colour};" for name, colour in named) + " }"
 
-    return (
-        f":root {{ {block(charts.LIGHT)} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {block(charts.DARK)} }} }}"
-    )
+    light = block(series=charts.LIGHT, group=charts.GROUPS_LIGHT)
+    dark = block(series=charts.DARK, group=charts.GROUPS_DARK)
+    return f"{light}\n@media (prefers-color-scheme: dark) {{ {dark} }}"
 
 
 def _data(drawn: Sequence[Chart]) -> str:

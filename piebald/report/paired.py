@@ -88,13 +88,10 @@ class Scores:
         trained = np.ones(values.shape, bool) if self.trained is None else np.asarray(self.trained, bool)
         if trained.shape not in (values.shape, values.shape[1:]):
             raise SettingError(f"trained must have the shape of values or [clients], got {list(trained.shape)}")
-        own = {
-            "values": values,
-            "clients": clients,
-            "seeds": seeds,
-            "trained": np.broadcast_to(trained, values.shape),
-        }
-        for name, value in own.items():
+        trained = np.broadcast_to(trained, values.shape)
+        for name, value in zip(
+            ("values", "clients", "seeds", "trained"), (values, clients, seeds, trained), strict=True
+        ):
             object.__setattr__(self, name, value)
 
     def cells(self, untrained: bool = False) -> Floats:
@@ -208,7 +205,11 @@ def cannot_be_told_apart(
     Args:
         scores, higher_is_better, untrained: as for `against_best`.
     """
-    found = against_best(scores, higher_is_better, untrained=untrained)
+    return told_apart(against_best(scores, higher_is_better, untrained=untrained))
+
+
+def told_apart(found: Mapping[str, Difference | None]) -> list[str]:
+    """The labels of `against_best` that cannot be told apart from the best one, which is the first."""
     return [label for label, one in found.items() if one is None or one.p >= ERROR_RATE]
 
 
@@ -302,9 +303,8 @@ class _Spread:
         rest *= np.sqrt(there.sum((1, 2)) / free)[:, None, None]
         by_seed = (weight * off).sum(2) * np.sqrt(seeds / np.maximum(seeds - 1, 1))[:, None]
         by_client = (weight * off).sum(1) * np.sqrt(clients / np.maximum(clients - 1, 1))[:, None]
-        error, freedom = _errors(
-            seeds, clients, (by_seed**2).sum(1), (by_client**2).sum(1), (rest**2).sum((1, 2)), free
-        )
+        parts = (by_seed**2).sum(1), (by_client**2).sum(1), (rest**2).sum((1, 2))
+        error, freedom = _errors(seeds, clients, *parts, free)
         return cls(cells, mean, seeds, clients, by_seed, by_client, rest, error, freedom)
 
     def quantile(self) -> Floats:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from piebald.report import charts, markup
-from piebald.report.charts import Chart, series
+from piebald.report.charts import Chart, series, short
 from piebald.report.comparison import Comparison
 from piebald.report.tables import History, mean
 
@@ -37,7 +37,10 @@ def section(comparison: Comparison, drawn: list[Chart]) -> str:
     present = [chart for chart in found if chart]
     drawn += present
     body = "".join(markup.figure(chart) for chart in present)
-    return markup.section("participation", "Participation", "", f'<div class="charts">{body}</div>') if present else ""
+    same = " ".join(_equal(comparison, words[0], words[2]) for words in described.values()).strip()
+    if not present and not same:
+        return ""
+    return markup.section("participation", "Participation", same, f'<div class="charts">{body}</div>')
 
 
 def requests(history: History) -> dict[int, float]:
@@ -73,13 +76,14 @@ def trained(history: History) -> list[dict[str, Any]]:
 
 
 def shares(history: History) -> tuple[list[float], dict[int, list[float]]]:
-    """The times of server steps, and each client's share in the global model at each of them.
+    """The times of server steps (their numbers where devices are instant), and each client's share in the global model.
 
     Where the server optimizer keeps the last model of every client, all of them count at every step, else only those
     that arrived.
     """
     keeps = (_table(history).get("server_optimizer") or {}).get("kind") == "cached_average"
-    times = {row["version"]: row["time"] or 0.0 for row in history.rounds}
+    clock = bool(history.final["seconds"])
+    times = {row["version"]: row["time"] or 0.0 if clock else row["version"] for row in history.rounds}
     rows = defaultdict(list)
     for row in trained(history):
         rows[row["version"]].append(row)
@@ -113,19 +117,36 @@ def _stale(history: History) -> bool:
     return any(row["staleness"] for row in trained(history))
 
 
+def _uneven(values: dict[int, float]) -> bool:
+    """Whether bars would differ: many equal bars say less than a sentence."""
+    return bool(values) and max(values.values()) - min(values.values()) > 0.02 * max(values.values())
+
+
+def _equal(comparison: Comparison, title: str, measure: Measure) -> str:
+    """A sentence about labels whose clients are all alike in a measure."""
+    said = []
+    for label, runs in comparison.by_label.items():
+        values = measure(runs[0])
+        if any(values.values()) and not _uneven(values):
+            one = next(iter(values.values()))
+            said.append(f"{label} {f'{one:.0%}' if measure is idle else f'{one:.3g}'}")
+    return f"{title}, the same for all that took part: {', '.join(said)}." if said else ""
+
+
 def _bars(comparison: Comparison, name: str, title: str, caption: str, measure: Measure) -> Chart | None:
     data, percent = [], measure is idle
     for label, runs in comparison.by_label.items():
         values = measure(runs[0])
-        if not values or not any(values.values()):
+        if not _uneven(values):
             continue
-        clients = sorted(values)[:SHOWN]
+        clients = sorted(values, key=lambda client: -values[client])[:SHOWN]
         colour, _ = series(comparison.labels, label)
         data.append(
             {
                 "type": "bar",
                 "name": html.escape(label, quote=False),
-                "x": clients,
+                "meta": label,
+                "x": [short(runs[0].names.get(client, str(client))) for client in clients],
                 "y": [values[client] for client in clients],
                 "marker": {"color": colour},
                 "hovertemplate": "%{y:.0%}" if percent else "%{y:.3~g}",
@@ -144,7 +165,7 @@ def _bars(comparison: Comparison, name: str, title: str, caption: str, measure: 
             "height": 320,
             "hovermode": "x unified",
             "barmode": "group",
-            "xaxis": {"title": {"text": "Client"}, "dtick": 1 if few else None},
+            "xaxis": {"title": {"text": "Client"}, "type": "category", "tickangle": "auto", "nticks": 0 if few else 12},
             "yaxis": axis | ({"tickformat": ".0%"} if percent else {}),
         },
         wide=False,
@@ -162,25 +183,30 @@ def _weights(label: str, history: History) -> Chart | None:
             "type": "scatter",
             "mode": "lines",
             "stackgroup": "all",
-            "name": f"client {client}",
+            "name": short(history.names.get(client, f"client {client}"), 40),
             "x": at[::every],
             "y": values[::every],
-            "line": {"width": 0.5, "color": f"$series-{place % charts.COLOURS}", "shape": "hv"},
-            "fillcolor": f"$series-{place % charts.COLOURS}/{0.75 if place < charts.COLOURS else 0.4}",
+            "line": {"width": 0.5, "color": charts.group(place), "shape": "hv"},
+            "fillcolor": f"{charts.group(place)}/{0.75 if place < len(charts.GROUPS_LIGHT) else 0.4}",
             "hovertemplate": "%{y:.1%}",
         }
         for place, (client, values) in enumerate(found.items())
     ]
     heaviest = max(found, key=lambda client: mean(found[client]) or 0.0)
+    names = {client: history.names.get(client, f"client {client}") for client in found}
+    heavy, first = names[heaviest], names[next(iter(found))]
+    averages = sorted((mean(values) or 0.0 for values in found.values()), reverse=True)
+    clear = averages[0] > 1.1 * averages[1]  # a headline about a hair's breadth would be none
+    over = "time" if history.final["seconds"] else "server steps"
     return Chart(
         f"plot-weights-{html.escape(label)}",
-        f"{label}: client {heaviest} has the largest weight",
-        "Share of each client in the global model over time, client 0 at the bottom.",
+        f"{label}: {heavy} has the largest weight" if clear else f"{label}: weight of each client",
+        f"Share of each client in the global model over {over}, {first} at the bottom.",
         data,
         {
             "height": 320,
             "hovermode": "x unified",
-            "xaxis": {"title": {"text": "Seconds on the run's clock"}},
+            "xaxis": {"title": {"text": "Seconds on the run's clock" if over == "time" else "Server steps"}},
             "yaxis": {"title": {"text": "Share"}, "tickformat": ".0%", "range": [0, 1]},
         },
         wide=False,

@@ -9,7 +9,9 @@ the runtime's clock unless named wall; sizes are bytes.
 from __future__ import annotations
 
 import errno
+import json
 import os
+import re
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -126,6 +128,30 @@ def _values(table: str, row: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(map(row.get, columns))
 
 
+def damaged_column(db: sqlite3.Connection, table: str) -> str | None:
+    """A column of a table that holds a value of another type than it was made for, or None.
+
+    SQLite keeps values of any type in any column, and a run folder may come from anybody.
+    """
+    kinds = {"INTEGER": "('integer', 'null')", "REAL": "('real', 'integer', 'null')", "TEXT": "('text', 'null')"}
+    wrong = {name: f"typeof({name}) NOT IN {kinds[kind]}" for name, kind in _TYPES[table].items()}
+    tests = ", ".join(f"max({test})" for test in wrong.values())
+    found = db.execute(f"SELECT {tests} FROM {table}").fetchone()
+    return next((name for name, bad in zip(wrong, found, strict=True) if bad), None)
+
+
+def decoded(text: str, what: str) -> Any:
+    """A JSON value of the database.
+
+    Raises:
+        RunFolderError: it is none.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise RunFolderError(f"{what} is no JSON value: restore the folder from a copy") from None
+
+
 @contextmanager
 def transaction(db: sqlite3.Connection, *, durable: bool = False) -> Iterator[None]:
     """Run the block in one transaction; a durable one is on the disk when it ends and survives a power cut."""
@@ -185,6 +211,7 @@ def _columns(definition: str) -> tuple[str, ...]:
 
 
 COLUMNS = {name: _columns(definition) for name, definition in TABLES.items()}
+_TYPES = {table: dict(re.findall(r"(\w+) (INTEGER|REAL|TEXT)\b", definition)) for table, definition in TABLES.items()}
 _KNOWN = {name: frozenset(columns) for name, columns in COLUMNS.items()}
 _INSERT = {
     name: f"INSERT OR REPLACE INTO {name} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"

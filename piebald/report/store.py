@@ -231,7 +231,8 @@ class RunStore:
     @property
     def meta(self) -> dict[str, Any]:
         """The JSON values that describe the run, by name."""
-        return {row["key"]: json.loads(row["value"]) for row in self.rows("meta")}
+        where = f"in {self._name} the value of"
+        return {row["key"]: schema.decoded(row["value"], f"{where} {row['key']}") for row in self.rows("meta")}
 
     @property
     def version(self) -> int:
@@ -243,9 +244,15 @@ class RunStore:
         columns = schema.COLUMNS[table]
         coded = _JSON.get(table, ())
         with explained(f"{self._name} cannot be read"):
+            if (damaged := schema.damaged_column(self._db, table)) is not None:
+                raise RunFolderError(
+                    f"in {self._name} the column {damaged} of {table} holds a value of another type: restore the "
+                    "folder from a copy"
+                )
             found = [dict(row) for row in self._db.execute(f"SELECT * FROM {table} ORDER BY {', '.join(columns[:5])}")]
         for row in found:
-            row.update((key, json.loads(row[key])) for key in coded if row[key] is not None)
+            what = f"in {self._name} a value of {table}"
+            row.update((key, schema.decoded(row[key], what)) for key in coded if row[key] is not None)
         return found
 
     def query(self, sql: str, *values: Any) -> list[dict[str, Any]]:

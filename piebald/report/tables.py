@@ -6,6 +6,7 @@ rows where there are no test rows).  The mean over clients weighs all clients eq
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -232,16 +233,48 @@ class History:
         """The final mean of the metric over clients, None where no client was evaluated."""
         return mean(list(self.per_client.values()))
 
+    @cached_property
+    def names(self) -> dict[int, str]:
+        """The name of each client, with its number where several share it; "client 7" where the data have no names."""
+        given = {row["client"]: str(row["name"] or row["client"]) for row in self.clients}
+        every = dict.fromkeys([*given, *self.per_client])
+        named = {client: given.get(client, str(client)) for client in every}
+        known = {client: f"client {name}" if name.isdigit() else name for client, name in named.items()}
+        often = Counter(known.values())
+        unique = {client: name if often[name] == 1 else f"{name} ({client})" for client, name in known.items()}
+        return _Names(unique)
+
+    @cached_property
+    def trained(self) -> set[int]:
+        """The clients that trained at least once up to the version that the run ended with.
+
+        All evaluated clients where the run folder does not say.
+        """
+        done = self._store.query(
+            "SELECT DISTINCT client FROM result WHERE kind = 'train' AND status IN ('ok', 'excluded') AND version <= ?",
+            self._kept,
+        )
+        return {row["client"] for row in done} or set(self.per_client)
+
     @property
     def final(self) -> dict[str, Any]:
+        """The final figures of all clients, see `figures`."""
+        return self.figures()
+
+    def figures(self, untrained: bool = True) -> dict[str, Any]:
         """The final figures by name.
 
+        Args:
+            untrained: count clients that never trained in figures over clients.
+
         Among them are `mean` and `sd` of the metric over clients, `worst_decile` (the mean of the worst tenth of the
-        clients, at least one), `per_client`, `common`, `best` (the version that was kept, if not the last), `unseen`
-        (the mean over clients that were unseen until the end, each with its best adaptation method), bytes sent,
-        `seconds` of the runtime's clock and `wall` seconds.
+        clients, at least one), `per_client`, `mean_all` (over all clients), `untrained` (the number of clients that
+        never trained), `common`, `best` (the version that was kept, if not the last), `unseen` (the mean over clients
+        that were unseen until the end, each with its best adaptation method), bytes sent, `seconds` of the runtime's
+        clock and `wall` seconds.
         """
-        values = sorted(self.per_client.values(), reverse=not self.higher_is_better)
+        counted = {client: v for client, v in self.per_client.items() if untrained or client in self.trained}
+        values = sorted(counted.values(), reverse=not self.higher_is_better)
         return {
             "recipe": self.recipe,
             "label": self.label,
@@ -252,7 +285,9 @@ class History:
             "mean": mean(values),
             "sd": spread(values),
             "worst_decile": mean(values[: max(1, len(values) // 10)]),
-            "per_client": self.per_client,
+            "per_client": counted,
+            "mean_all": self.accuracy,
+            "untrained": len(self.per_client.keys() - self.trained),
             "common": self.common,
             "best": self.best,
             "unseen": mean([value for one in self.newcomers if (value := _of_best(one)) is not None]),
@@ -267,6 +302,13 @@ class History:
         """The first evaluation at which the mean over clients was at least as good as a value, or None."""
         sign = 1 if self.higher_is_better else -1
         return next((point for point in self.curve if sign * point["mean"] >= sign * value), None)
+
+
+class _Names(dict[int, str]):
+    """Names of clients; the run folder of very many clients names none."""
+
+    def __missing__(self, client: int) -> str:
+        return f"client {client}"
 
 
 def load(paths: Sequence[Path | str]) -> list[History]:

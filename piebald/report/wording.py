@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from piebald.report.comparison import Comparison
+import numpy as np
+
+from piebald.report.paired import ERROR_RATE, Scores, cannot_be_told_apart, ranking
+
+if TYPE_CHECKING:
+    from piebald.report.comparison import Comparison
 
 NONE = "\N{EN DASH}"
 MINUS = "\N{MINUS SIGN}"  # as wide as a plus sign
@@ -81,42 +87,25 @@ def plural(number: int, thing: str) -> str:
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
-def headline(comparison: Comparison) -> str:
-    """The main finding in one sentence."""
-    shown, ranked = MetricFormat(comparison.metric), comparison.ranking()
-    if not ranked:
-        return "No client has been evaluated yet"
-    best = ranked[0]
-    found = comparison.over_seeds(best, "mean")
-    assert found is not None  # it would not be ranked
-    if len(ranked) == 1:
-        return f"{best} ends at {shown.value(found.mean)} {shown.name}"
-    return f"{best} ends best of {len(ranked)}, at {shown.value(found.mean)} {shown.name}"
-
-
-def lead(comparison: Comparison) -> str:
-    """The lead of the best label over FedAvg, or else over the second best, with its interval."""
-    shown, ranked = MetricFormat(comparison.metric), comparison.ranking()
-    if len(ranked) < 2:
-        return ""
-    fedavg = comparison.made_by("fedavg")
-    best = ranked[0]
-    other = fedavg if fedavg in ranked[1:] else ranked[1]
-    row = next((row for row in comparison.paired(other) if row["label"] == best), None)
-    if row is None:
-        return ""
-    way = "above" if row["difference"] > 0 else "below"
-    text = f"{best} is {shown.size(abs(row['difference']))}{shown.points} {way} {other}"
-    if row["low"] is None:
-        return f"{text}, on one seed."
-    low, high = shown.difference(row["low"]), shown.difference(row["high"])
-    doubt = "" if is_significant(row) else ", no clear difference"
-    return f"{text} (95% interval {low} to {high}, {row['seeds']} seeds{doubt})."
+def names(labels: Sequence[str], most: int = 4) -> str:
+    """Labels in running text: "A, B and C", or "A, B, C and 7 more"."""
+    shown = list(labels)
+    if len(shown) > most:
+        shown = [*shown[: most - 1], f"{len(shown) - most + 1} more"]
+    return " and ".join(piece for piece in (", ".join(shown[:-1]), shown[-1]) if piece)
 
 
 def is_significant(row: dict[str, Any]) -> bool:
-    """Whether a row of `Comparison.paired` has an interval that excludes zero."""
-    return row["low"] is not None and (row["low"] > 0 or row["high"] < 0)
+    """Whether the two labels of a row of `Comparison.paired` can be told apart."""
+    return bool(row["p"] < ERROR_RATE)
+
+
+def interval(row: dict[str, Any], shown: MetricFormat) -> str:
+    """The interval of a row of `Comparison.paired`, or what stands in its place, said so."""
+    if row["low"] is None:
+        return "one seed"
+    ends = f"{shown.difference(row['low'])} to {shown.difference(row['high'])}"
+    return ends if row["kind"] == "interval" else f"range of {row['seeds']} seeds {ends}"
 
 
 def progress(comparison: Comparison) -> str:
@@ -134,18 +123,24 @@ def progress(comparison: Comparison) -> str:
 
 
 def worst_tenth(comparison: Comparison) -> str:
-    """The label with the best worst tenth of clients."""
+    """The label with the best worst tenth of clients, or those that cannot be told apart by it."""
     shown = MetricFormat(comparison.metric)
-    tails = {
-        label: found.mean for label in comparison.ranking() if (found := comparison.over_seeds(label, "worst_decile"))
-    }
+    tails = {label: one for label in comparison.ranking() if (one := _tails(comparison.finals[label]))}
     if len(tails) < 2:
         return f"Distribution of {shown.name} over clients"
-    order = sorted(tails, key=lambda label: tails[label], reverse=comparison.higher_is_better)
-    return (
-        f"The worst tenth of clients does best with {order[0]}: "
-        f"{shown.value(tails[order[0]])}, compared with {shown.value(tails[order[-1]])} with {order[-1]}"
-    )
+    order = ranking(tails, comparison.higher_is_better)
+    tied = cannot_be_told_apart(tails, comparison.higher_is_better)
+    if len(tied) > 1:
+        return f"Worst tenth of clients: {names(tied)} cannot be told apart"
+    ends = [shown.value(float(tails[label].values.mean())) for label in (order[0], order[-1])]
+    return f"The worst tenth of clients does best with {order[0]}: {ends[0]}, compared with {ends[1]} with {order[-1]}"
+
+
+def _tails(finals: list[dict[str, Any]]) -> Scores | None:
+    """The mean of the worst tenth in each run: one number for each seed."""
+    found = {final["seed"]: final["worst_decile"] for final in finals if final["worst_decile"] is not None}
+    seeds = [seed for seed in found if seed is not None] or list(range(len(found)))
+    return Scores(np.array(list(found.values()), float)[:, None], ["worst tenth"], seeds) if found else None
 
 
 def gains(comparison: Comparison, base: str) -> str:
@@ -154,6 +149,9 @@ def gains(comparison: Comparison, base: str) -> str:
     if best is None:
         return f"Clients that gain and lose compared with {base}"
     share = gaining(comparison, best, base)[0]
+    row = next((row for row in comparison.paired(base) if row["label"] == best), None)
+    if row is None or not is_significant(row):
+        return f"{best} and {base} cannot be told apart; {share:.0%} of clients score better with {best}"
     return f"{best} is better than {base} for {share:.0%} of clients"
 
 

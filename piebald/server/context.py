@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from piebald.component import Component
-from piebald.contracts import QueryRequest, Runtime, Update
+from piebald.contracts import ChecksSignatures, QueryRequest, Runtime, Update
 from piebald.model_spec import ModelSpec
 from piebald.recipe import Recipe
 from piebald.server.client_pool import ClientPool
 from piebald.server.cluster_models import ClusterModels
+
+log = logging.getLogger(__name__)
 
 
 class LoopState(Protocol):
@@ -31,6 +34,7 @@ class LoopState(Protocol):
     def runtime(self) -> Runtime: ...
     def query(self, requests: Sequence[QueryRequest]) -> list[Update | None]: ...
     def exclude_update(self, client: int, reason: str) -> None: ...
+    def exclude_client(self, client: int, reason: str) -> None: ...
     def note(self, axis: str, cluster: int, name: str, value: Any) -> None: ...
 
 
@@ -67,6 +71,15 @@ class LoopContext:
 
     def exclude_update(self, client: int, reason: str) -> None:
         self._server.exclude_update(client, reason)
+
+    def exclude_client(self, client: int, reason: str) -> None:
+        if client not in self._server.client_pool.excluded:
+            self._server.exclude_client(client, reason)
+            log.warning("client %d is not asked any more: %s", client, reason)
+
+    def check_signature(self, client: int, text: bytes, signature: bytes) -> bool:
+        runtime = self._server.runtime
+        return not isinstance(runtime, ChecksSignatures) or runtime.check_signature(client, text, signature)
 
     def note(self, name: str, value: Any) -> None:
         self._server.note(self._axis, self._cluster, name, value)

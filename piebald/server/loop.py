@@ -300,6 +300,11 @@ class ServerLoop:
         """See `contracts.ServerContext.exclude_update`."""
         self._excluded_updates[client] = ("excluded", reason)
 
+    def exclude_client(self, client: int, reason: str) -> None:
+        """See `contracts.ServerContext.exclude_client`."""
+        self.client_pool.exclude(client, reason)
+        self._refusals.append({"client": client, "task": None, "kind": None, "reason": reason})
+
     def note(self, axis: str, cluster: int, name: str, value: Any) -> None:
         """See `contracts.ServerContext.note`."""
         self._notes.append({"axis": axis, "cluster": cluster, "name": name, "value": value})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -12,18 +11,15 @@ from types import ModuleType
 import pytest
 import torch
 
+from tests.scripts import loaded
+
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks" / "cgau"
 
 
 @pytest.fixture(scope="module")
 def xor() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("cgau_xor", FOLDER / "xor.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded(FOLDER / "xor.py")
 
 
 def test_clients_are_half_planes_and_labels_are_signs_that_differ(xor: ModuleType) -> None:

@@ -21,7 +21,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks" / "metis"
 @pytest.fixture
 def benchmark() -> Iterator[Any]:
     """Import the benchmark's modules as its program does, and forget them afterwards."""
-    names = ("settings", "paper", "pictures", "results")
+    names = ("settings", "paper", "pictures", "cache", "results")
     before = {name: sys.modules.pop(name, None) for name in names}
     sys.path.insert(0, str(FOLDER))
     found: dict[str, ModuleType] = {name: importlib.import_module(name) for name in names}
@@ -162,3 +162,24 @@ def test_every_number_in_the_text_follows_the_data(
     page = "\n".join(results.about_paper(found, "small"))
     assert "x 11.00 for DVW; adaptive sends 0.50 times as often" in page
     assert [row.name for row in benchmark["paper"].ROWS if f"| {row.name} |" not in page] == []
+
+
+def test_the_verdict_of_figure_two_follows_the_measured_times(benchmark: Any, tmp_path: Path) -> None:
+    """Before, it said "agrees: constant time" whatever had been measured."""
+    head = "| parameters | clients | cached | full sum | cached / limit |\n|---|---|---|---|---|\n"
+    for last, full, words in (
+        ("0.0024", "0.1606", "agrees"), ("0.0100", "0.1606", "opposite: the time grows with the cache as well"),
+        ("0.0024", "0.0023", "opposite: the time does not grow without the cache either"),
+    ):  # fmt: skip
+        made = tmp_path / "RESULTS.md"
+        made.write_text(
+            f"{head}| 1,000,000 | 10 | 0.0020 | 0.0023 | 1.70 |\n| 1,000,000 | 1000 | {last} | {full} | 2 |\n"
+        )
+        ours, verdict = benchmark["cache"].judged(made)
+        assert verdict == words
+        assert f"takes {float(last) / 0.002:.1f} to" in ours
+    made.write_text(
+        f"{head}| 5 | 10 | 0.1 | 0.2 | 1 |\n| 5 | 100 | 0.1 | 2.0 | 1 |\n| 5 | 1000 | 0.1 | not run | 1 |\n"
+    )
+    assert benchmark["cache"].growth(made) == {5: (1.0, pytest.approx(10.0))}
+    assert benchmark["cache"].judged(tmp_path / "none.md") == ("-", "not run")

@@ -112,7 +112,7 @@ def test_a_comparison_pairs_recipes_and_seeds(command, good):
     said = command("compare", good, "--out", "both")
     assert said.code == 0
     assert "hdafl" in said.out
-    assert "difference" in said.out
+    assert "against fedavg" in said.out
     assert "piebald report both" in said.out
 
 

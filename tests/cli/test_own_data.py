@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import wave
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -111,30 +112,30 @@ def arrays(folder: Path, frame: pd.DataFrame) -> str:
     return 'source = "rows.npz"'
 
 
+def nested(root: Path, owners: Sequence[str], labels: Sequence[str], ending: str) -> Iterator[Path]:
+    """Eight files to write for each owner and label, in a folder of each."""
+    for owner, label in itertools.product(owners, labels):
+        place = root / owner / label
+        place.mkdir(parents=True)
+        yield from (place / f"{number}{ending}" for number in range(8))
+
+
 def images(folder: Path, frame: pd.DataFrame) -> str:
     image = pytest.importorskip("PIL.Image")
     rng = np.random.default_rng(0)
-    for hospital in ("north", "south"):
-        for label in ("cat", "dog"):
-            place = folder / "pictures" / hospital / label
-            place.mkdir(parents=True)
-            for number in range(8):
-                image.fromarray(rng.integers(0, 255, (9, 9, 3), dtype=np.uint8)).save(place / f"{number}.png")
+    for file in nested(folder / "pictures", ("north", "south"), ("cat", "dog"), ".png"):
+        image.fromarray(rng.integers(0, 255, (9, 9, 3), dtype=np.uint8)).save(file)
     return 'source = "pictures", client = "hospital", side = 8'
 
 
 def recordings(folder: Path, frame: pd.DataFrame) -> str:
     rng = np.random.default_rng(0)
-    for room in ("a", "b"):
-        for word in ("yes", "no"):
-            place = folder / "sounds" / room / word
-            place.mkdir(parents=True)
-            for number in range(8):
-                with wave.open(str(place / f"{number}.wav"), "wb") as out:
-                    out.setnchannels(1)
-                    out.setsampwidth(2)
-                    out.setframerate(1000)
-                    out.writeframes(rng.integers(-9999, 9999, 100, dtype=np.int16).tobytes())
+    for file in nested(folder / "sounds", ("a", "b"), ("yes", "no"), ".wav"):
+        with wave.open(str(file), "wb") as out:
+            out.setnchannels(1)
+            out.setsampwidth(2)
+            out.setframerate(1000)
+            out.writeframes(rng.integers(-9999, 9999, 100, dtype=np.int16).tobytes())
     return 'source = "sounds", client = "room", seconds = 0.1, rate = 1000'
 
 

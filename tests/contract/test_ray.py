@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 import piebald
+from piebald.cli import main
 from piebald.errors import RuntimeFault, SettingError
 from piebald.partition import FastSlow
 from piebald.report.store import RunStore
@@ -150,6 +152,58 @@ def test_a_killed_driver_is_resumed(cluster: Any, tmp_path: Path) -> None:
     whole = on_ray(method("hdafl"), out=tmp_path / "whole")
     assert torch.equal(vector(whole), vector(resumed))
     assert whole.scores == resumed.scores
+
+
+TERMINATED = """
+import os, signal, sys
+from piebald.cli import main
+from piebald.report.store import RunStore
+
+real, calls = RunStore.commit, [0]
+
+def commit(*arguments):
+    real(*arguments)
+    calls[0] += 1
+    if calls[0] == 2:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+RunStore.commit = commit
+sys.exit(main(["run", sys.argv[1], "--out", sys.argv[2], "--quiet"]))
+"""
+FILE = """\
+rounds = 4
+checkpoint_every = 1
+measure = "none"
+partition = {{ kind = "iid", clients = 4, limit = 200 }}
+model = {{ name = "mlp", hidden = [8] }}
+recipe = {{ name = "scaffold", lr = 0.05, cohort = 2 }}
+runtime = {{ engine = "sequential", onednn = false{more} }}
+evaluate = {{ every = 2 }}
+"""
+
+
+def test_sigterm_stops_the_driver_and_its_actors_and_the_run_goes_on(cluster: Any, tmp_path: Path) -> None:
+    """Ray has a handler of its own for the signal, which must not take the place of ours."""
+    import ray
+
+    RayConnection(None, 1, None, 0.0).take(0)  # makes room
+    (tmp_path / "ray.toml").write_text(FILE.format(more=f', kind = "ray", workers = 2, address = "{cluster.address}"'))
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", TERMINATED, str(tmp_path / "ray.toml"), str(tmp_path / "run")]
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 130, done.stderr
+    assert "continue with: piebald resume" in done.stderr
+    assert "Traceback" not in done.stderr
+    until = time.monotonic() + 60
+    while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:  # its actors are gone
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    resumed = piebald.resume(tmp_path / "run")
+    assert resumed.final["rounds"] == 4
+    (tmp_path / "here.toml").write_text(FILE.format(more=", workers = 0, stack = 1"))
+    assert main(["run", str(tmp_path / "here.toml"), "--out", str(tmp_path / "whole"), "--quiet"]) == 0
+    assert torch.equal(vector(piebald.resume(tmp_path / "whole")), vector(resumed))
 
 
 def test_ctrl_c_leaves_a_run_that_goes_on(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,6 +79,9 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "buffer_size": counts,
     "score": st.sampled_from(["micro_f1", "accuracy", "macro_f1", "geometric_mean", "matthews"]),
     "evaluators": st.one_of(st.none(), counts),
+    "q": st.floats(0.0, 5.0),
+    "t": st.floats(-2.0, 5.0),
+    "lambda_lr": st.floats(0.0, 1.0),
     "above_chance": st.booleans(),
     "power": positive,
     "cycles": counts,
@@ -199,7 +202,7 @@ def test_positional_arguments_in_order() -> None:
 
 WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "a name": ("fedavrg", {}, "there is no recipe 'fedavrg': did you mean 'fedavg'?"),
-    "a name unlike any": ("xxxxxxx", {}, "choose one of: adaptive_dvw, async_dvw"),
+    "a name unlike any": ("xxxxxxx", {}, "choose one of: adaptive_dvw, afl, async_dvw"),
     "a field": ("fedavg", {"leaning_rate": 1}, "no setting of recipe 'fedavg' called 'leaning_rate'"),
     "a near field": ("fedavg", {"epoch": 1}, "did you mean 'epochs'?"),
     "another's field": ("fedavg", {"mu": 1}, "no setting of recipe 'fedavg' called 'mu'"),

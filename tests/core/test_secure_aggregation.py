@@ -26,15 +26,25 @@ from piebald.privacy.secure_aggregation import masks as keys
 from piebald.privacy.secure_aggregation import shamir
 from piebald.privacy.secure_aggregation.client_side import ANY_SUM, SimulatedSigner, masked, repeatable, replied
 from piebald.privacy.secure_aggregation.key_material import survivor_claim
-from piebald.privacy.secure_aggregation.key_queries import SHARES, SIGNED, SUM, AdvertiseKeys, ShareKeys
+from piebald.privacy.secure_aggregation.key_queries import (
+    BOXES,
+    PUBLISHED,
+    SENDERS,
+    SHARES,
+    SIGNED,
+    SUM,
+    AdvertiseKeys,
+    ShareKeys,
+)
 from piebald.privacy.secure_aggregation.masking_graph import CONTEXT, KEYS, numbers, rows, texts
+from piebald.privacy.secure_aggregation.share_checks import DISPUTED, READERS, CheckShares, ShowShares
 from piebald.privacy.secure_aggregation.unmasking import SIGNERS, SURVIVORS, ConfirmSurvivors, Unmasking
 from piebald.runtimes.simulation.simulation import Simulation
 from piebald.transforms import Gaussian
 
 from .fakes import SGD, classified, client_work, few, parameters, seeded, simulate
 
-ROUNDS = ("commit_keys", "advertise_keys", "share_keys", "upload", "confirm_survivors", "unmasking")
+ROUNDS = ("commit_keys", "advertise_keys", "share_keys", "check_shares", "upload", "confirm_survivors", "unmasking")
 SIZE = 3
 
 
@@ -55,7 +65,7 @@ class FakeFederation:
         size = next(iter(updates.values())).vectors["model"].numel()
         self.masking, self.updates = masking, dict(updates)
         self.spec = client_work(parameters(size), SGD, (masking,))
-        self.known, self.state = len(updates), {}
+        self.known, self.state, self.excluded = len(updates), {}, dict[int, str]()
         self.away = {client: ROUNDS.index(name) for client, name in (away or {}).items()}
         self.kept: dict[int, dict[str, Tensor]] = {client: {} for client in updates}
         self.received: list[tuple[int, str, Mapping[str, Tensor]]] = []
@@ -66,6 +76,12 @@ class FakeFederation:
     def secrets(self, client: int) -> ClientSecrets:
         draw = repeatable(self.seed, client)
         return ClientSecrets(client, self.kept[client], draw, SimulatedSigner(0, client), ANY_SUM)
+
+    def check_signature(self, client: int, text: bytes, signature: bytes) -> bool:
+        return SimulatedSigner(0, client).check(client, text, signature)
+
+    def exclude_client(self, client: int, reason: str) -> None:
+        self.excluded.setdefault(client, reason)
 
     def there(self, client: int, name: str) -> bool:
         return self.away.get(client, len(ROUNDS)) > ROUNDS.index(name)
@@ -128,7 +144,7 @@ def test_the_mean_of_the_clients_that_arrived_or_nothing(data: st.DataObject) ->
     found = FakeFederation(masking, updates, away).sum()
     there = [[c for c in updates if ROUNDS.index(away.get(c, ROUNDS[-1])) > place or c not in away]
              for place in range(len(ROUNDS))]  # fmt: skip
-    members, senders, arrived, confirmed, unmasking = there[1:]
+    members, shared, senders, arrived, confirmed, unmasking = there[1:]
     n = len(members)
     holders = n if masking.neighbours is None else min(masking.neighbours + 1, n)
     wanted = max(2, math.ceil(round(threshold * holders, 9)))
@@ -138,7 +154,7 @@ def test_the_mean_of_the_clients_that_arrived_or_nothing(data: st.DataObject) ->
         if masking.neighbours is None:
             assert min(map(len, there)) < wanted
         return
-    assert min(map(len, (senders, arrived, confirmed, unmasking))) >= wanted
+    assert min(map(len, (shared, senders, arrived, confirmed, unmasking))) >= wanted
     weights = torch.tensor([updates[c].examples for c in arrived], dtype=torch.float64)
     matrix = torch.stack([updates[c].vectors["model"] for c in arrived]).double()
     step = masking.reach * 100.0 / masking.unit(n)
@@ -256,7 +272,7 @@ def test_where_too_few_arrive_no_client_sends_shares() -> None:
     )
     found = fake.sum()
     assert found == "no secure aggregation: 3 of 5 clients arrived, it takes 4"
-    assert {name for _, name, _ in fake.received} == {"advertise_keys", "share_keys", "upload"}
+    assert {name for _, name, _ in fake.received} == {"advertise_keys", "share_keys", "check_shares", "upload"}
 
 
 @pytest.mark.parametrize("name", ROUNDS)
@@ -319,7 +335,7 @@ def test_no_client_gives_both_kinds_of_shares(uploaded: tuple[FakeFederation, Ke
     All others collude and sign every list.
     """
     made, agreement, _ = uploaded
-    graph = agreement.graph  # type: ignore[attr-defined]
+    graph = agreement.exchanged.graph  # type: ignore[attr-defined]
 
     def signed(survivors: Sequence[int]) -> dict[int, Tensor]:
         claim = survivor_claim(graph, range(5), survivors)
@@ -402,7 +418,7 @@ def test_one_list_of_clients_for_one_set_of_keys(
     uploaded: tuple[FakeFederation, KeyAgreement, dict[int, Update]],
 ) -> None:
     made, agreement, _ = uploaded
-    graph = agreement.graph  # type: ignore[attr-defined]
+    graph = agreement.exchanged.graph  # type: ignore[attr-defined]
     shorter = made.masking.graph(range(4), [graph.keys[client] for client in range(4)])
     with pytest.raises(Declined, match="another list of clients for the same keys"):
         ShareKeys().reply(shorter.vectors(), made.secrets(0), made.masking)
@@ -412,7 +428,10 @@ def test_one_list_of_clients_for_one_set_of_keys(
 
 
 def test_other_lists_for_other_clients_are_noticed() -> None:
-    """Client 0 is told of a client 9 that no other client knows: it cannot decrypt the others' boxes."""
+    """Client 0 is told of a client 9 that no other client knows: it cannot open the others' boxes.
+
+    It disputes what came, honestly; who sent it shows nothing for another list than its own.
+    """
     made = FakeFederation(summing(), {client: update(torch.ones(SIZE)) for client in range(4)})
     masking, known = made.masking, [0, 1, 2, 3, 9]
     told = {client: AdvertiseKeys().reply({}, made.secrets(client), masking) for client in (0, 1, 2, 3)}
@@ -423,27 +442,18 @@ def test_other_lists_for_other_clients_are_noticed() -> None:
     lists = [{**one.vectors(), SIGNED: torch.cat([told[c][SIGNED] for c in one.members])} for one in (graph, other)]
     sent = {c: ShareKeys().reply(lists[c == 0], made.secrets(c), masking) for c in range(4)}
     boxes = {c: texts(sent[c][SHARES], 82)[graph.neighbours[c].index(0)] for c in (1, 2, 3)}
-    about = {CONTEXT: torch.frombuffer(bytearray(other.context), dtype=torch.uint8).view(1, -1)}
-    about |= {"masking/senders": numbers([0, 1, 2, 3])}
-    about |= {"masking/boxes": torch.frombuffer(bytearray(b"".join(boxes.values())), dtype=torch.uint8).view(3, -1)}
+    published = {c: texts(sent[c][PUBLISHED], 64)[graph.holders(c).index(0)] for c in (1, 2, 3)}
+    about = {CONTEXT: rows([other.context], 32), SENDERS: numbers([0, 1, 2, 3])}
+    about |= {BOXES: rows([*boxes.values()], 82), PUBLISHED: rows([*published.values()], 64)}
+    answer = CheckShares().reply(about, made.secrets(0), masking)
+    assert answer[DISPUTED].tolist() == [[1], [1], [1]]
+    for place, sender in enumerate((1, 2, 3)):
+        signed = answer[SIGNED][place : place + 1]
+        told_sender = {CONTEXT: rows([graph.context], 32), READERS: numbers([0]), SIGNED: signed}
+        with pytest.raises(Declined, match="client 0 has not signed that it disputes"):
+            ShowShares().reply(told_sender, made.secrets(sender), masking)
     _, refused = masked(made.updates[0], Task(1, 0, 0, about), made.spec, made.secrets(0))
-    assert refused == "a share was changed on its way, or made for another list of clients"
-
-
-def test_wrong_shares_are_noticed() -> None:
-    """A client that sends wrong shares spoils the round, but no wrong mean results."""
-
-    class Liar(FakeFederation):
-        def query(self, requests: Sequence[QueryRequest]) -> list[Update | None]:
-            answers = super().query(requests)
-            if requests[0].query.kind == "unmasking" and answers[0] is not None:
-                answers[0].vectors[SHARES][:] = 1  # type: ignore[index]
-            return answers
-
-    for away in ({}, {4: "upload"}):
-        assert Liar(summing(), {c: update(torch.ones(SIZE)) for c in range(5)}, away).sum() == (
-            "no secure aggregation: a client sent wrong shares"
-        )
+    assert refused == "there is no share from client 1, who is said to have sent shares"
 
 
 @pytest.mark.parametrize("place", [0, 2, 4])
@@ -584,7 +594,7 @@ def test_tables_hold_nothing_about_individual_updates() -> None:
     for mine, theirs in zip(plain.rounds, run.rounds, strict=True):
         assert theirs["loss"] == pytest.approx(mine["loss"], rel=1e-3)
     kinds = {row["kind"] for row in run.results}
-    assert kinds == {"advertise_keys", "share_keys", "train", "confirm_survivors", "unmasking"}
+    assert kinds == {"advertise_keys", "share_keys", "check_shares", "train", "confirm_survivors", "unmasking"}
 
 
 def test_nothing_plain_leaves_a_simulated_client(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 import pages
 
+from piebald import write_report
+
 PAGE = pages.ROOT / "docs" / "howto" / "extend.md"
 BLOCKS = pages.blocks(PAGE)
 
@@ -22,10 +24,22 @@ BLOCKS = pages.blocks(PAGE)
 @pytest.fixture
 def lab(tmp_path: Path) -> Path:
     """A folder with the files of the page: its module and its experiment."""
+    return with_files(tmp_path)
+
+
+def with_files(folder: Path) -> Path:
     for block in BLOCKS:
         if named := re.match(r"# ([\w-]+\.(?:py|toml))\n", block.text):
-            (tmp_path / named[1]).write_text(block.text, "utf-8")
-    return tmp_path
+            (folder / named[1]).write_text(block.text, "utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Such a folder with a run whose process died after its first checkpoint; tests take copies of it."""
+    folder = with_files(tmp_path_factory.mktemp("stopped"))
+    stop_after_one_round(folder)
+    return folder
 
 
 def piebald(folder: Path, *words: str, code: int = 0) -> str:
@@ -42,8 +56,8 @@ def test_the_module_is_found_beside_the_file(lab: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     piebald(elsewhere, "run", str(lab / "mine.toml"), "--set", "rounds=1", "--out", "run", "--quiet")
-    kept = json.loads(piebald(elsewhere, "report", "run", "--json"))
-    assert Path(elsewhere, kept["page"]).is_file()
+    (page, *_) = write_report([elsewhere / "run"], elsewhere / "report")  # this process does not know the module
+    assert page.is_file()
 
 
 def test_python_on_the_page_runs(lab: Path) -> None:
@@ -52,9 +66,9 @@ def test_python_on_the_page_runs(lab: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_folder_from_a_stranger_brings_no_code(lab: Path, tmp_path: Path) -> None:
+def test_a_folder_from_a_stranger_brings_no_code(stopped: Path, tmp_path: Path) -> None:
     """Neither a module in the run folder nor one that it names is imported where it is not in reach by itself."""
-    stop_after_one_round(lab)
+    lab = Path(shutil.copytree(stopped, tmp_path / "lab"))
     shutil.copy(lab / "mylab.py", lab / "run" / "mylab.py")
     marker = tmp_path / "was_here"
     with (lab / "run" / "mylab.py").open("a") as file:
@@ -68,8 +82,9 @@ def test_a_folder_from_a_stranger_brings_no_code(lab: Path, tmp_path: Path) -> N
     assert not marker.exists()
 
 
-def test_a_run_that_was_stopped_is_resumed(lab: Path) -> None:
-    stop_after_one_round(lab)
+@pytest.mark.full
+def test_a_run_that_was_stopped_is_resumed(stopped: Path, tmp_path: Path) -> None:
+    lab = Path(shutil.copytree(stopped, tmp_path / "lab"))
     resumed = json.loads(piebald(lab, "resume", "run", "--json"))
     whole = json.loads(piebald(lab, "run", "mine.toml", "--set", "runtime.engine=sequential", "--out", "o", "--json"))
     assert resumed["accuracy"] == whole["accuracy"]

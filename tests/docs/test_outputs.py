@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import math
 import re
 import shlex
 import sys
@@ -18,9 +17,9 @@ from piebald.cli import main
 
 sys.path.insert(0, str(Path(__file__).parent))
 import pages
+from printed import assert_alike
 
 PAGE = pages.ROOT / "docs" / "tutorial.md"
-VOLATILE = {"wall", "seconds"}  # rows whose values are times
 
 
 def outputs() -> Iterator[tuple[str, str, str]]:
@@ -59,23 +58,3 @@ def test_the_tutorial_prints_what_it_shows(tmp_path: Path, monkeypatch: pytest.M
             compared += 1
             assert_alike(shown, printed.getvalue(), text)
     assert compared >= 6
-
-
-def assert_alike(shown: str, printed: str, what: str) -> None:
-    """Compare line by line and word by word; numbers may differ by what another machine's arithmetic changes."""
-    wanted, found = ([line.split() for line in text.strip().splitlines()] for text in (shown, printed))
-    assert len(found) >= len(wanted), f"{what}\nprints\n{printed}\nand the page shows\n{shown}"
-    for mine, theirs in zip(wanted, found, strict=False):
-        assert len(mine) <= len(theirs), f"{what}\nprints {' '.join(theirs)}\nand the page shows {' '.join(mine)}"
-        for one, two in zip(mine, theirs, strict=False):  # the page may show the first columns alone
-            alike = mine[0] in VOLATILE or one == two or _near(one, two)
-            assert alike, f"{what}\nprints {' '.join(theirs)}\nand the page shows {' '.join(mine)}"
-
-
-def _near(one: str, two: str) -> bool:
-    numbers = [re.sub(r"[\[\],:%]", "", word) for word in (one, two)]
-    try:
-        a, b = map(float, numbers)
-    except ValueError:
-        return False
-    return math.isclose(a, b, rel_tol=0.05, abs_tol=0.02)

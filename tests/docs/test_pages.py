@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import re
 import shlex
 import sys
@@ -28,11 +27,16 @@ from piebald.vertical.transfer_settings import TransferSettings
 sys.path.insert(0, str(Path(__file__).parent))
 import pages
 
+from tests.scripts import loaded
+
 LONG = experiment.run
 RUN = [
     page
     for page in pages.PAGES
-    if page.name != "extend.md"  # test_extend.py runs it, in processes of its own
+    # others run these: test_extend.py in processes of its own, test_should_we_train_together.py with its data, and
+    # test_examples.py the notebooks that the pages of examples are made from
+    if page.name not in ("extend.md", "should-we-train-together.md")
+    and page.parent.name != "examples"
     and any(b.language in ("python", "console", "toml") for b in pages.blocks(page))
 ]
 
@@ -127,12 +131,7 @@ def test_every_page_can_be_reached_from_the_index() -> None:
 @pytest.fixture(scope="module")
 def maker() -> ModuleType:
     """docs/make_reference.py as a module."""
-    spec = importlib.util.spec_from_file_location("make_reference", pages.ROOT / "docs" / "make_reference.py")
-    assert spec is not None
-    assert spec.loader is not None
-    maker = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(maker)
-    return maker
+    return loaded(pages.ROOT / "docs" / "make_reference.py")
 
 
 def test_generated_pages_and_tables_are_up_to_date(maker: ModuleType) -> None:
@@ -171,11 +170,7 @@ def test_example_files_are_settings(file: Path) -> None:
 
 @pytest.mark.full
 def test_the_demo_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    spec = importlib.util.spec_from_file_location("demo", pages.ROOT / "examples" / "demo.py")
-    assert spec is not None
-    assert spec.loader is not None
-    demo = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(demo)
+    demo = loaded(pages.ROOT / "examples" / "demo.py")
     monkeypatch.setattr(demo, "SEEDS", (0,))
     monkeypatch.setattr(experiment, "run", brief)
     for _ in range(2):  # the second time it shows what it has

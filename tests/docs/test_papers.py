@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import dropwhile, takewhile
 from pathlib import Path
 
 import pytest
@@ -12,15 +13,25 @@ PARTS = {  # what each paper prints, in its order
     "cgau": ["Fig. 1", "Fig. 2a", "Table 1", "Fig. 2b", *(f"Fig. 3{panel}" for panel in "abcgh")],
     "hdafl": ["Table 1", "Table 2", "Fig. 1", "Fig. 2", "Table 3", "Fig. 3", "Table 4", "Table 5"],
     "smmd": ["Fig. 1", "Fig. 2", "Table 1", "Table 2", "Table 3", "FTL", "source only"],
+    "metis": [
+        *(f"Figure {number}" for number in range(1, 10)),
+        "Table I, left",
+        "Table I, right",
+        "Table II, ",
+        "Table III",
+    ],
+    "distfl": [*(f"Fig. {number}" for number in range(1, 9)), *(f"Table {number}" for number in range(1, 8))],
 }
-SOURCES = {"cgau": ["cgau", "partition"], "hdafl": ["hdafl"], "smmd": ["smmd"]}
+SOURCES = {
+    "cgau": ["cgau", "partition"], "hdafl": ["hdafl"], "smmd": ["smmd"], "metis": ["metis"], "distfl": ["distfl"],
+}  # fmt: skip
 HEADS = ["", "what it shows", "paper", "here", "command", "scale", "verdict"]
 
 
 def rows(paper: str) -> list[list[str]]:
-    """The rows of a page's table, the first after the heading; paper and ours may have other words behind them."""
+    """The rows of a page's first table; paper and ours may have other words behind them in the heading."""
     text = (ROOT / "docs" / "papers" / f"{paper}.md").read_text("utf-8")
-    lines = [line for line in text.splitlines() if line.startswith("|")]
+    lines = takewhile(lambda line: line.startswith("|"), dropwhile(lambda line: line[:1] != "|", text.splitlines()))
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert [head.partition(":")[0] for head in cells[0]] == HEADS
     return cells[2:]
@@ -32,6 +43,10 @@ def test_every_table_and_figure_has_a_row_with_a_verdict(paper: str) -> None:
     assert all(len(row) == len(HEADS) and row[-1] for row in found)
     missing = [part for part in PARTS[paper] if not any(part in f"{row[0]} {row[1]}" for row in found)]
     assert missing == []
+    for row in found:  # the paper's figure stands beside ours, or the row says why one of them is missing
+        assert row[2] not in ("", "-"), row
+        assert row[3], row
+        assert row[3] != "-" or re.search("cannot|not made|not run|nothing to", row[-1]), row
     for kind in ("Table", "Fig."):
         numbers = [int(seen[1]) for row in found if (seen := re.match(rf"{re.escape(kind)} (\d)", row[0]))]
         assert numbers == sorted(numbers)

@@ -19,7 +19,7 @@ from piebald.privacy.secure_aggregation.server_side import SecureRound
 from piebald.privacy.secure_aggregation.transform import SecureAggregation
 from piebald.runtimes.federation.messages import Piece
 from piebald.runtimes.federation.server_messages import ServerMessages
-from piebald.runtimes.federation.signing import CertificateSigner
+from piebald.runtimes.federation.signing import CertificateSigner, SignatureCheck
 
 from .conftest import SITES, Sites, carry_out, provisioned, settings
 
@@ -36,7 +36,7 @@ def test_a_site_that_dies_before_unmasking(sites: Sites, monkeypatch: pytest.Mon
     wire = captured(monkeypatch)
     real, calls = SecureRound._shares, []
 
-    def dying(self: SecureRound, arrived: Any, signed: Any, context: Any) -> Any:
+    def dying(self: SecureRound, exchanged: Any, arrived: Any, signed: Any, context: Any) -> Any:
         calls.append(list(arrived))
         sites.kill("site-2")
         if len(calls) == 1:
@@ -44,7 +44,7 @@ def test_a_site_that_dies_before_unmasking(sites: Sites, monkeypatch: pytest.Mon
         else:
             shared = context._server.runtime.shared
             shared.timeouts = replace(shared.timeouts, silence=2.0)
-        return real(self, arrived, signed, context)
+        return real(self, exchanged, arrived, signed, context)
 
     monkeypatch.setattr(SecureRound, "_shares", dying)
     try:
@@ -127,6 +127,9 @@ def test_a_site_signs_its_own_keys_in_one_run(credentials: Path) -> None:
         broken = bytes(255 - byte if at == place else byte for at, byte in enumerate(signed))
         assert not reader.check(1, b"keys", broken) or not any(signed[place:])
     assert not reader.check(1, b"keys", bytes(SIGNATURE))
+    server = SignatureCheck(credentials / "server", SITES, "ab")  # it checks before it relays
+    assert server.check(1, b"keys", signed)
+    assert not server.check(0, b"keys", signed)
 
 
 def test_nobody_else_can(credentials: Path, tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_all_is_drawn_quietly_and_fits(visit, address, width, scheme):
     assert messages == []
     assert [url for url in requests if not url.startswith(("data:", "blob:"))] == [address]
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert page.locator(".plot").count() == 9
+    assert page.locator(".plot").count() == 8
     assert page.evaluate("[...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('svg'))")
     drawn = "[...document.querySelectorAll('.js-line, .boxes path.box, .heatmaplayer image')].length"
     assert page.evaluate(drawn) >= 5 * 3 + 5 + 4 + 4 + 1
@@ -84,10 +84,46 @@ def test_the_charts_follow_the_theme(visit):
 
 def test_tables_scroll_in_their_own_box(visit):
     page, _, _ = visit(375, "light")
-    wide = page.locator("#results .scroll")
+    wide = page.locator("#results .scroll").first
     assert wide.evaluate("(box) => box.scrollWidth > box.clientWidth")
     wide.evaluate("(box) => { box.scrollLeft = 10_000; }")
     assert wide.evaluate("(box) => box.querySelector('tbody th').getBoundingClientRect().left >= 0")  # the label stays
+
+
+def test_series_can_be_hidden(visit):
+    page, messages, _ = visit(1280, "light")
+    lines = page.locator("#plot-version .js-line")
+    before = lines.count()
+    key = page.locator(".keys button", has_text="fedprox").first
+    key.click()
+    assert key.get_attribute("aria-pressed") == "false"
+    playwright.expect(lines).not_to_have_count(before)
+    key.click()
+    playwright.expect(lines).to_have_count(before)
+    assert messages == []
+
+
+def test_clients_can_be_sorted(visit):
+    page, _, _ = visit(1280, "light")
+    column = page.locator("table.sortable thead button", has_text="hdafl")
+    cells = "[...document.querySelectorAll('table.sortable tbody tr')].map((row) => Number(row.cells[4].dataset.sort))"
+    place = page.evaluate(
+        "[...document.querySelectorAll('table.sortable thead th')].findIndex((th) => th.textContent === 'hdafl')"
+    )
+    for sign in (-1, 1):
+        column.click()
+        values = page.evaluate(cells.replace("cells[4]", f"cells[{place}]"))
+        assert values == sorted(values, key=lambda value: sign * value)
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+def test_no_text_of_a_chart_is_cut(visit, width):
+    page, _, _ = visit(width, "light")
+    cut = """() => [...document.querySelectorAll('.plot text')].filter((text) => {
+        const own = text.getBoundingClientRect(), all = text.closest('svg').getBoundingClientRect();
+        return own.width && (own.left < all.left - 1 || own.right > all.right + 1 || own.bottom > all.bottom + 1);
+    }).map((text) => text.textContent)"""
+    assert page.evaluate(cut) == []
 
 
 def test_text_stands_out_from_what_is_behind_it(visit):
@@ -106,4 +142,5 @@ def test_text_stands_out_from_what_is_behind_it(visit):
     for scheme in ("light", "dark"):
         page, _, _ = visit(1280, scheme)
         assert min(page.evaluate(ratio, ["ink", "soft", "accent", "good", "bad"])) >= 4.5
-        assert min(page.evaluate(ratio, [f"series-{place}" for place in range(8)])) >= 3
+        for palette in ("series", "group"):
+            assert min(page.evaluate(ratio, [f"{palette}-{place}" for place in range(8)])) >= 3

@@ -13,7 +13,7 @@ import piebald
 from piebald import data, recipes
 from piebald.models import build_model
 from piebald.partition import Disjoint, FlipPairs, Iid
-from piebald.report import cluster_section, page
+from piebald.report import cluster_section, page, wording
 from piebald.report.comparison import Comparison
 from piebald.report.tables import History
 
@@ -45,14 +45,20 @@ def test_the_page_shows_clusters_divergence_scores_and_excluded_updates(clustere
     assert json.loads(json.dumps([chart.data for chart in drawn], allow_nan=False))
 
 
-def test_the_bands_of_the_chart_are_clients(clustered: Comparison) -> None:
+def test_the_members_of_clusters_are_shown_by_name(clustered: Comparison) -> None:
     history = clustered.by_label["distfl"][0]
-    chart = cluster_section.flow(history, 0)
+    chart = cluster_section.members(history, 0)
     assert chart is not None
-    (sankey,) = chart.data
+    (cells,) = chart.data
     every = cluster_section.memberships(history)
-    assert sum(sankey["link"]["value"]) == sum(len(every[version]) for version in sorted(every)[:-1])
-    assert len(sankey["node"]["label"]) == sum(len(set(found.values())) for found in every.values())
+    last = every[max(every)]
+    at_the_end = {name: int(row[-1]) for name, row in zip(cells["y"], cells["text"], strict=True)}
+    assert at_the_end == {history.names[client]: cluster for client, cluster in last.items()}
+    html = page.render(clustered)
+    for cluster in set(last.values()):
+        own = [history.names[client] for client in sorted(last) if last[client] == cluster]
+        assert wording.names(own, 60) in html
+    assert "$series" not in str(cells["colorscale"])  # the colours of clusters are not those of methods
 
 
 def test_the_heat_map_is_the_matrix_sorted_by_cluster(clustered: Comparison) -> None:
@@ -60,9 +66,10 @@ def test_the_heat_map_is_the_matrix_sorted_by_cluster(clustered: Comparison) -> 
     chart = cluster_section.divergence(history, 0)
     assert chart is not None
     recorded = [row for row in history.notes if row["name"] == "divergence"][-1]["value"]
-    place = {str(client): row for row, client in enumerate(recorded["clients"])}
+    place = {history.names[client]: row for row, client in enumerate(recorded["clients"])}
     order = [place[name] for name in chart.data[0]["x"]]
     assert np.array_equal(np.array(chart.data[0]["z"]), np.array(recorded["matrix"])[np.ix_(order, order)])
+    assert (chart.data[0]["zmin"], chart.data[0]["zmax"]) == (0, np.max(recorded["matrix"]))
 
 
 def test_runs_with_one_cluster_have_no_such_section(clustered: Comparison) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -12,11 +11,10 @@ import pytest
 import torch
 
 from piebald.report.store import RunStore
+from tests.scripts import loaded
 
 PROGRAM = Path(__file__).with_name("dying_run.py")
-spec = importlib.util.spec_from_file_location("dying_run", PROGRAM)
-dying_run = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(dying_run)
+dying_run = loaded(PROGRAM)
 
 pytestmark = [pytest.mark.full, pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")]
 

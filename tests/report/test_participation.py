@@ -64,5 +64,15 @@ def test_otherwise_only_clients_that_arrived_count() -> None:
 def test_the_page_shows_the_charts() -> None:
     page = render(Comparison([history()]))
     assert 'id="participation"' in page
-    for chart in ("plot-requests", "plot-staleness", "plot-idle", "plot-weights-x"):
+    for chart in ("plot-requests", "plot-idle", "plot-weights-x"):
         assert f'id="{chart}-title"' in page
+    assert "plot-staleness" not in page  # equal bars: a sentence says as much
+    assert "Staleness of each client, the same for all that took part: x 1." in page
+
+
+def test_shares_are_over_server_steps_where_devices_are_instant() -> None:
+    instant = history()
+    instant._store._db.execute("UPDATE step SET time = 0")
+    steps, _ = participation.shares(instant)
+    assert steps == [1, 2, 3]
+    assert "Server steps" in render(Comparison([instant]))

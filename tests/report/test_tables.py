@@ -7,6 +7,7 @@ import pytest
 import piebald
 from piebald import data, models, partition, recipes
 from piebald.errors import RunFolderError, SettingError
+from piebald.report import headline, wording
 from piebald.report.comparison import Band, Comparison, Interval
 from piebald.report.store import RunStore
 from piebald.report.tables import History, load
@@ -229,7 +230,72 @@ def test_runs_say_what_they_are():
     run = made.by_label["<b>plain</b>"][0]
     assert repr(run).startswith("<Run '<b>plain</b>': 1 rounds, seed 0, accuracy 0")
     assert repr(run).endswith("finished, in memory>")
-    assert repr(made).startswith("<Comparison of 2 labels, 2 runs, by accuracy: local 0")
+    assert repr(made).startswith("<Comparison of 2 labels, 2 runs, by accuracy: local and ")
     for shown in (run._repr_html_(), made._repr_html_()):
         assert "&lt;b&gt;plain&lt;/b&gt;" in shown
         assert "<b>" not in shown
+
+
+def test_a_tie_is_no_win_in_any_headline():
+    """Differences of at most 0.3 points in either direction, as seeds give them, are nobody's win."""
+    ends = {"local": (0.994, 0.99, 0.996), "fedavg": (0.991, 0.994, 0.99), "hdafl": (0.995, 0.993, 0.994)}
+    sent = {"local": 0, "fedavg": 500_000, "hdafl": 400_000}
+    tie = Comparison(
+        [
+            tiny(label, seed, [[value, value - 0.01 * seed, value - 0.02]], sent=sent[label])
+            for label, values in ends.items()
+            for seed, value in enumerate(values)
+        ]
+    )
+    said = headline.sentence(tie)
+    assert set(tie.tied) == set(ends)
+    assert said.endswith(" cannot be told apart; local sends nothing")
+    assert said in repr(tie)
+    assert "best of" not in said
+    assert "no clear difference" in headline.lead(tie)
+    assert "cannot be told apart" in wording.worst_tenth(tie)
+    assert "cannot be told apart" in wording.gains(tie, "fedavg")
+    assert all(0 <= row["low"] <= row["mean"] <= row["high"] <= 1 for row in tie.summary())
+
+
+def test_a_headline_names_the_cheapest_of_those_that_tie():
+    sent = {"a": 9.0, "b": 5.0, "c": 9.5, "d": 5.0, "e": 0.0}
+    for tied, tried, words in (
+        (["a"], 1, "a ends at 88%"),
+        (["a"], 3, "a ends best of 3, at 88%"),
+        (["a", "c"], 2, "a and c cannot be told apart"),
+        (["a", "b"], 3, "a and b are best and cannot be told apart; b sends least, 5e-06 MB"),
+        (["b", "d", "a"], 3, "b, d and a cannot be told apart"),
+        (["a", "b", "c", "d", "e"], 5, "e, a, b and 2 more cannot be told apart; e sends nothing"),
+    ):
+        assert headline.rule(tied, tried, "88%", sent) == words
+
+
+def test_clients_that_never_trained_are_left_out_of_means():
+    def run(label, seed):
+        history = tiny(label, seed, [[0.9, 0.8, 0.1]])
+        row = {"version": 1, "kind": "train", "status": "ok", "weight": 1.0}
+        history._store.commit(
+            {"version": 2, "time": 1.0}, [row | {"id": 9 + c, "client": c, "version": 2} for c in (0, 1)]
+        )
+        return history
+
+    (row,) = Comparison([run("ditto", seed) for seed in range(3)]).summary()
+    assert (row["mean"], row["mean_all"]) == (pytest.approx(0.85), pytest.approx(0.6))
+    assert row["untrained"] == 1
+    final = run("ditto", 0).final
+    assert (final["mean"], final["untrained"]) == (pytest.approx(0.6), 1)
+
+
+def test_an_interval_of_accuracies_does_not_leave_0_to_100_percent():
+    runs = [tiny("a", seed, [[1.0, 1.0, 0.5 + 0.2 * seed, 0.1]]) for seed in range(3)]
+    other = [tiny("b", seed, [[0.0, 0.1 * seed, 1.0, 0.3]]) for seed in range(3)]
+    for row in Comparison([*runs, *other]).summary():
+        assert 0 <= row["low"] < row["mean"] < row["high"] <= 1
+    two_seeds = Comparison(runs[:2]).summary()[0]
+    assert (two_seeds["kind"], two_seeds["low"], two_seeds["high"]) == (
+        "range",
+        pytest.approx(0.65),
+        pytest.approx(0.7),
+    )
+    assert Comparison(runs[:1]).summary()[0]["kind"] == "one seed"

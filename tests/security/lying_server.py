@@ -13,8 +13,8 @@ from piebald.contracts import SIGNATURE, ClientSecrets, Query, QueryRequest, Tas
 from piebald.privacy import SecureAggregation
 from piebald.privacy.secure_aggregation import masks, shamir
 from piebald.privacy.secure_aggregation.client_side import ANY_SUM, SimulatedSigner, masked, repeatable, replied
-from piebald.privacy.secure_aggregation.key_material import BOX, pair_seed
-from piebald.privacy.secure_aggregation.key_queries import BOXES, SENDERS, SHARES, SIGNED, SUM
+from piebald.privacy.secure_aggregation.key_material import pair_seed
+from piebald.privacy.secure_aggregation.key_queries import SENDERS, SHARES, SIGNED, SUM
 from piebald.privacy.secure_aggregation.masking_graph import CONTEXT, MaskingGraph, numbers, rows, texts
 from piebald.privacy.secure_aggregation.server_side import SecureRound
 from piebald.privacy.secure_aggregation.unmasking import SIGNERS, SURVIVORS, ConfirmSurvivors, Unmasking
@@ -31,7 +31,7 @@ class Clients:
         self.masking, self.spec, self.demands = masking, client_work(parameters(SIZE), SGD, (masking,)), demands
         self.kept: dict[int, dict[str, Tensor]] = {client: {} for client in range(count)}
         self.draws = {client: repeatable(7, client) for client in range(count)}
-        self.known, self.state = count, {}
+        self.known, self.state, self.excluded = count, {}, dict[int, str]()
         self.updates = {
             client: Update({"model": torch.full((SIZE,), 0.25 * (1 + client % 7))}, 1, 1, {"loss": 1.0})
             for client in range(count)
@@ -42,6 +42,12 @@ class Clients:
 
     def query(self, requests: Sequence[QueryRequest]) -> list[Update | None]:
         return [self.ask(one.client, one.query, one.vectors) for one in requests]
+
+    def check_signature(self, client: int, text: bytes, signature: bytes) -> bool:
+        return SimulatedSigner(7, client).check(client, text, signature)
+
+    def exclude_client(self, client: int, reason: str) -> None:
+        self.excluded.setdefault(client, reason)
 
     def ask(self, client: int, query: Query, vectors: Mapping[str, Tensor]) -> Update | None:
         return replied(Task(1, client, 0, vectors, query), self.spec, self.secrets(client))[0]
@@ -62,8 +68,9 @@ class LyingServer:
     def __init__(self, clients: Clients) -> None:
         self.clients = clients
         self.round = SecureRound.of(clients.masking, list(clients.updates), clients)  # type: ignore[arg-type]
-        assert self.round.graph is not None, self.round.absent
-        self.graph: MaskingGraph = self.round.graph
+        assert self.round.exchanged is not None, self.round.absent
+        self.exchanged = self.round.exchanged
+        self.graph: MaskingGraph = self.exchanged.graph
 
     def read(self, victim: int) -> list[float] | None:
         """The victim's update, or None where the lies did not open it."""
@@ -72,7 +79,6 @@ class LyingServer:
         told = {
             CONTEXT: rows([graph.context], masks.KEY),
             SENDERS: numbers(sorted((victim, *partners))),
-            BOXES: rows([self.round.boxes[victim][one] for one in partners], BOX),
         }
         vector = self.clients.mask(victim, told)
         if vector is None:
@@ -117,7 +123,7 @@ class LyingServer:
             answer = self.clients.ask(client, Unmasking(), about)
             if answer is None:
                 continue
-            owners = sorted((*self.round.boxes[client], client))
+            owners = sorted((*self.exchanged.partners(client), client))
             for owner, share in zip(owners, texts(answer.vectors[SHARES], shamir.BYTES), strict=True):
                 kind = owner if owner in survivors else ~owner
                 known.setdefault(kind, {})[self.graph.place(client)] = share

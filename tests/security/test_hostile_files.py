@@ -26,6 +26,7 @@ from piebald import data, models, partition, recipes
 from piebald.adaptation import from_file
 from piebald.cli import main
 from piebald.deploy.site_rows import SiteSource, own_rows
+from piebald.errors import RunFolderError
 from piebald.report import lock, schema, vectors
 from piebald.report.store import RunStore
 from tests.security.fuzzers import fuzzer
@@ -210,6 +211,51 @@ def test_a_finished_run_on_read_only_media_can_be_reported(read_only: Path) -> N
     assert history.final["rounds"] == 4
     history.close()
     assert sorted(read_only.iterdir()) == before
+
+
+def test_a_finished_run_on_read_only_media_is_returned_by_resume(read_only: Path) -> None:
+    """Before, it was opened for writing, and refused."""
+    before = sorted(read_only.iterdir())
+    run = piebald.resume(read_only, federation(), model())
+    assert run.final["rounds"] == 4
+    assert {name for name, _ in run.model().named_parameters()} == {name for name, _ in model().named_parameters()}
+    assert run.model(1) is not None
+    run.close()
+    assert sorted(read_only.iterdir()) == before
+
+
+STRANGE = [
+    ("UPDATE step SET loss = 'x'", "the column loss of step holds a value of another type"),
+    ("UPDATE result SET client = 0.5", "the column client of result holds a value of another type"),
+    ("UPDATE client SET name = x'ff00'", "the column name of client holds a value of another type"),
+    ("UPDATE meta SET value = '[' || value WHERE key = 'settings'", "the value of settings is no JSON value"),
+    (f"UPDATE meta SET value = '{'9' * 5000}' WHERE key = 'seed'", "the value of seed is no JSON value"),
+    (f"UPDATE meta SET value = '{'[' * 100_000}' WHERE key = 'label'", "the value of label is no JSON value"),
+    ("UPDATE client SET counts = '{'", "a value of client is no JSON value"),
+]
+
+
+def read_all(folder: Path) -> None:
+    with RunStore.open_read_only(folder) as store:
+        assert store.meta
+        for table in schema.TABLES:
+            store.rows(table)
+
+
+def test_strange_values_in_a_database_are_one_sentence(tmp_path: Path) -> None:
+    """Before, numbers of 5,000 digits, deep nests and text in the place of numbers were raw errors."""
+    ran(tmp_path / "run", rounds=1).close()
+    whole = (tmp_path / "run" / "run.db").read_bytes()
+    for change, says in STRANGE:
+        for extra in ("-wal", "-shm"):
+            (tmp_path / "run" / f"run.db{extra}").unlink(missing_ok=True)
+        (tmp_path / "run" / "run.db").write_bytes(whole)
+        with sqlite3.connect(tmp_path / "run" / "run.db") as db:
+            db.execute(change)
+        db.close()
+        with pytest.raises(RunFolderError, match=says) as caught:
+            read_all(tmp_path / "run")
+        assert "\n" not in str(caught.value)
 
 
 # ------------------------------------------------------------------------------------------------------------- bombs

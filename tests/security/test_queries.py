@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from piebald import recipes
-from piebald.contracts import ClientContext, Query, SumDemands, Task, TrainInput, TrainOutput, Trains
+from piebald.contracts import ClientContext, Query, ResultForm, Split, SumDemands, Task, TrainInput, TrainOutput, Trains
 from piebald.errors import SettingError
 from piebald.model_spec import ModelSpec
 from piebald.prepare import Options, PreparedRun, prepare
@@ -81,8 +81,8 @@ class Declared(Whole):
 
     kind = "declared"
 
-    def answer_shape(self, spec: ModelSpec) -> Mapping[str, tuple[int, ...]]:
-        return {"told": (spec.layout.size,)}
+    def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
+        return ResultForm({"told": (spec.layout.size,)})
 
 
 class Chatty(Query):
@@ -160,7 +160,19 @@ def test_two_models_give_a_directional_derivative_and_the_second_is_not_examined
     assert [ask(open_site, Evaluate(), step=step)[1] is None for step in (0.0, 0.1, 0.2)] == [True, True, False]
 
 
-@pytest.mark.parametrize("query", [Whole(), Chatty()], ids=lambda query: query.kind)
+class Hinting(Query):
+    """A query that tells a number which it does not declare."""
+
+    kind = "hinting"
+
+    def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
+        return TrainOutput(inputs.model, torch.zeros(1), metrics={"loss": torch.ones(1), "w0": torch.ones(1)})
+
+    def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
+        return ResultForm({}, ("loss",), rows["test"], 0)
+
+
+@pytest.mark.parametrize("query", [Whole(), Chatty(), Hinting()], ids=lambda query: query.kind)
 def test_no_answer_carries_more_than_its_query_declares(query: Query) -> None:
     """Before, whatever a query's code returned left the site, a whole model, too."""
     answer, reason = ask(runner(Policy()), query)

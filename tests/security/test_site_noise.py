@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -14,6 +16,7 @@ from piebald.recipe import Recipe
 from piebald.runtimes.engines.choose import make_engine
 from piebald.runtimes.engines.serving import serve
 from piebald.runtimes.engines.stack import ClientStack
+from piebald.runtimes.federation.client_session import ClientSession
 from piebald.runtimes.federation.policy import Policy
 from piebald.runtimes.federation.task_runner import SiteClient, TaskRunner
 
@@ -84,3 +87,15 @@ def test_batches_of_hidden_rows_are_known_to_the_site_alone() -> None:
     """Who knows which rows are in a batch gains nothing from their being drawn: without noise the gradients tell."""
     recipe = recipes.dp_sgd(lr=1.0, clip=0.5, noise=0.0, batch=6, steps=1)
     assert not torch.equal(upload(site(recipe)), upload(site(recipe)))
+
+
+def test_the_lasting_secret_of_old_sites_is_deleted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever found it could make the noise of all past uploads again."""
+    (tmp_path / "secret").write_bytes(bytes(32))
+    ClientSession(tmp_path)
+    assert not (tmp_path / "secret").exists()
+    ClientSession(tmp_path)
+    assert caplog.messages == []
+    (tmp_path / "secret").mkdir()
+    ClientSession(tmp_path)
+    assert "is not needed any more and cannot be deleted (is a directory): delete it" in caplog.text

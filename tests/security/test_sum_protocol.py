@@ -29,6 +29,7 @@ from piebald.privacy.secure_aggregation.key_queries import (
 from piebald.privacy.secure_aggregation.masking_graph import CONTEXT, MEMBERS, numbers, rows, texts
 from piebald.privacy.secure_aggregation.rounding import round_stochastically
 from piebald.privacy.secure_aggregation.server_side import SecureRound
+from piebald.privacy.secure_aggregation.share_checks import keep_shares
 from piebald.privacy.secure_aggregation.unmasking import SIGNERS, SURVIVORS, ConfirmSurvivors, Unmasking
 from piebald.transforms import Gaussian
 from tests.core.fakes import classified, seeded, simulate
@@ -116,9 +117,10 @@ def test_who_withholds_its_keys_makes_all_begin_again() -> None:
 
     clients.ask = ask  # type: ignore[method-assign]
     made = SecureRound.of(clients.masking, range(12), clients)  # type: ignore[arg-type]
-    assert made.graph is not None
-    assert made.graph.members == tuple(client for client in range(12) if client != 5)
-    assert [client for kind, client in asked if kind == "commit_keys"] == [*range(12), *made.graph.members]
+    assert made.exchanged is not None
+    graph = made.exchanged.graph
+    assert graph.members == tuple(client for client in range(12) if client != 5)
+    assert [client for kind, client in asked if kind == "commit_keys"] == [*range(12), *graph.members]
 
 
 # ------------------------------------------------------------------------------------------ what is signed, and by whom
@@ -135,8 +137,8 @@ def masked() -> tuple[Clients, SecureRound]:
 
 
 def about(made: SecureRound, survivors: Sequence[int]) -> dict[str, Tensor]:
-    assert made.graph is not None
-    return {CONTEXT: rows([made.graph.context], 32), SURVIVORS: numbers(survivors)}
+    assert made.exchanged is not None
+    return {CONTEXT: rows([made.exchanged.graph.context], 32), SURVIVORS: numbers(survivors)}
 
 
 def signatures(clients: Clients, made: SecureRound, survivors: Sequence[int]) -> dict[int, Tensor]:
@@ -183,20 +185,23 @@ def test_who_was_told_of_other_senders_signs_something_else(masked: tuple[Client
     for client in range(6):
         told = dict(made.vectors(client))
         if client == 5:
-            boxes = [made.boxes[5][one] for one in (0, 1, 2, 3)]
-            told |= {SENDERS: numbers([0, 1, 2, 3, 5]), "masking/boxes": rows(boxes, 82)}
+            told |= {SENDERS: numbers([0, 1, 2, 3, 5])}
         assert clients.mask(client, told) is not None
     signed = signatures(clients, made, [0, 1, 2, 3, 5])
     with pytest.raises(Declined, match="2 survivors have signed"):
         open_with(clients, made, [0, 1, 2, 3, 5], {one: signed[one] for one in (0, 1, 5)})
 
 
-def test_boxes_must_be_those_of_all_senders() -> None:
+def test_shares_must_be_those_of_all_senders() -> None:
     clients = Clients(summing(), 6)
     made = SecureRound.of(clients.masking, range(6), clients)  # type: ignore[arg-type]
     told = dict(made.vectors(0))
-    for senders in ([1, 2, 3, 4, 5], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5, 9]):
+    for senders in ([1, 2, 3, 4, 5], [0, 1, 2], [0, 1, 2, 3, 4, 5, 9]):
         assert clients.mask(0, {**told, SENDERS: numbers(senders)}) is None
+    held = dict(clients.kept[0])
+    keep_shares(clients.secrets(0), {one: bytes(66) for one in (1, 2, 3, 4)})
+    assert clients.mask(0, told) is None  # it has no share from client 5
+    clients.kept[0] = held
     assert clients.mask(0, told) is not None
 
 
@@ -237,7 +242,7 @@ def test_a_site_says_no_before_it_shares_anything() -> None:
     """The site's own demands, on the list of clients as they are."""
     clients = Clients(summing(neighbours=8), 60, SumDemands(least=2))
     made = SecureRound.of(clients.masking, range(60), clients)  # type: ignore[arg-type]
-    assert made.graph is None
+    assert made.exchanged is None
     assert "only 0 of 60 clients exchanged keys" in made.absent[0]
     assert all("masking/context" not in kept for kept in clients.kept.values())
 

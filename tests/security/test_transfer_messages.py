@@ -27,28 +27,11 @@ from piebald.vertical.party_store import read
 from piebald.vertical.protocol import ROLES, PartySession
 from piebald.vertical.transfer_runs import resume, run, train_party
 from tests.vertical.conftest import LIBRARY, encrypted, party, small, talk
+from tests.vertical.tampered import Tampered
 
 SMALL = small(steps=2, watch_every=1)
 HELD = load(SMALL.data, 0)
 SIZES = [ProductSize(6, 4, 3, 4.0), ProductSize(1, 9, 3, 4.0), ProductSize(6, 4, 1, 4.0)]
-
-
-class Mutated(Channel):
-    """A channel that replaces one of the frames that are sent, and frames it well."""
-
-    def __init__(self, inner: Channel, number: int, change: Callable[[list[bytes]], bytes]) -> None:
-        super().__init__()
-        self.inner, self.number, self.change, self.frames = inner, number, change, []
-
-    def send(self, frame: bytes) -> None:
-        self.frames.append(frame)
-        self.inner.send(self.change(self.frames) if len(self.frames) == self.number + 1 else frame)
-
-    def receive(self, most: int, timeout: float) -> bytes:
-        return self.inner.receive(most, timeout)
-
-    def close(self) -> None:
-        self.inner.close()
 
 
 def opened(frame: bytes) -> tuple[list, list[bytes]]:
@@ -122,7 +105,7 @@ def attacked(settings, number: int, seed: int, attacker: str) -> tuple[dict, lis
     """A whole run in which one frame of the attacker is changed: the errors of both, and the kinds it sent."""
     one, other = InMemoryChannel.pair()
     ends = {"source": one, "target": other}
-    changed = Mutated(ends[attacker], number, mutation(random.Random(seed)))
+    changed = Tampered(ends[attacker], number, mutation(random.Random(seed)))
     ends[attacker] = changed
 
     def act(role: str, session: PartySession) -> None:
@@ -170,7 +153,7 @@ def test_no_mutated_ciphertext_is_a_raw_exception(backend):
 @pytest.mark.parametrize("parts", [[], [b""], [b"\x00"], [b"\x03\x04"], [b"\xff" * 40], [b"a", b"b"]])
 def test_any_abort_is_the_end_and_nothing_else(parts):
     one, other = InMemoryChannel.pair()
-    abort = Mutated(one, 2, lambda frames: reframed([b"", 9, *opened(frames[-1])[0][2:]], parts))
+    abort = Tampered(one, 2, lambda frames: reframed([b"", 9, *opened(frames[-1])[0][2:]], parts))
 
     def act(role: str, session: PartySession) -> None:
         session.handshake(SMALL.agreed())
@@ -368,7 +351,7 @@ def test_hostile_paillier_keys_are_refused(backend):
 def disturbed(settings, folder: Path, number: int, change: Callable[[list[bytes]], bytes]) -> dict[str, BaseException]:
     """A run with run folders in which one frame of the source is changed; the errors of both."""
     one, other = InMemoryChannel.pair()
-    ends, errors = {"source": Mutated(one, number, change), "target": other}, {}
+    ends, errors = {"source": Tampered(one, number, change), "target": other}, {}
     (folder / "transfer.toml").write_text(settings.text())
 
     def act(role: str) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from piebald.contracts import ClientSecrets
 from piebald.errors import Declined
 from piebald.privacy.secure_aggregation import masks, shamir
 from piebald.privacy.secure_aggregation.masking_graph import MaskingGraph, texts
 
-BOX = 2 * shamir.BYTES + masks.TAG  # bytes of two shares for one neighbour
+BOTH = 2 * shamir.BYTES  # bytes of two shares for one neighbour: of the key of pairwise masks, then of the own seed
+BOX = BOTH + masks.TAG  # bytes of them in a box
+DIGESTS = 2 * masks.KEY  # bytes of what a client publishes of them
 ROOT = "root"  # the name under which a client keeps it
 
 
@@ -43,6 +45,31 @@ def own_shares(which: str, graph: MaskingGraph, client: int, root: bytes) -> dic
     return shamir.share(secret, places, graph.threshold, lambda count: bytes(next(stream) for _ in range(count)))
 
 
+def shares_by_holder(graph: MaskingGraph, client: int, root: bytes) -> dict[int, bytes]:
+    """What each holder of a client's shares has: its share of the key, then its share of the seed."""
+    both = [own_shares(which, graph, client, root) for which in ("masks", "self")]
+    return {holder: b"".join(one[graph.place(holder)] for one in both) for holder in graph.holders(client)}
+
+
+def share_digest(share: bytes, which: str, graph: MaskingGraph, owner: int, holder: int) -> bytes:
+    """What the owner of a share publishes of it, so that nobody can give another in its place.
+
+    A share has 256 random bits, so a digest tells no more of it than whether a guess is right.
+    """
+    return masks.derive(share, "share", which, graph.context, owner, holder)
+
+
+def share_digests(both: bytes, graph: MaskingGraph, owner: int, holder: int) -> bytes:
+    """The digests of a holder's share of the key, then of its share of the seed."""
+    halves = {"masks": both[: shamir.BYTES], "self": both[shamir.BYTES :]}
+    return b"".join(share_digest(share, which, graph, owner, holder) for which, share in halves.items())
+
+
+def sealed_for(graph: MaskingGraph, client: int, root: bytes, both: Mapping[int, bytes]) -> dict[int, bytes]:
+    """The box with a client's two shares for each of its neighbours."""
+    return {to: masks.encrypt_box(box_key(root, graph, to, client, to), both[to]) for to in graph.neighbours[client]}
+
+
 def own_seed(root: bytes, graph: MaskingGraph) -> bytes:
     """The seed of a client's own mask."""
     return masks.derive(root, "self", graph.context)
@@ -72,6 +99,14 @@ def proof(seed: bytes) -> bytes:
 def key_claim(client: int, public: bytes) -> bytes:
     """What a client signs before shares are made: that these are its keys."""
     return b"keys %d:" % client + public
+
+
+def dispute_claim(graph: MaskingGraph, sender: int, reader: int, box: bytes, digests: bytes) -> bytes:
+    """What a client signs when a box does not hold the shares that its sender has published digests of.
+
+    The very box and digests are in it, so the sender notices where they are not those that it sent.
+    """
+    return b"dispute:" + masks.derive(graph.context, "dispute", sender, reader, box, digests)
 
 
 def survivor_claim(graph: MaskingGraph, senders: Sequence[int], survivors: Sequence[int]) -> bytes:

@@ -5,6 +5,8 @@ A client's side of a sum is a small state machine over `Secrets.kept`:
     commitment  a fresh root; what was kept before is gone (where clients have few neighbours)
     keys        one list of commitments for a root, ever; without commitments a fresh root
     shares      one list of clients for a root, ever (the same list is answered the same way)
+    check       shares that came are held if they are what their sender has published digests of (`share_checks`)
+    reveal      shares are shown to the server if their holder has signed that it did not get them
     mask        one vector and one list of those who sent shares for a root, ever (`transform.SecureAggregation.mask`)
     survivors   one list of survivors is signed for a root, ever, and only after masking (`unmasking`)
     opening     of the list that a quorum has signed; then the root is deleted
@@ -19,20 +21,24 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from piebald.contracts import MASKING, SIGNATURE, ClientSecrets, Query, Update
+from piebald.contracts import MASKING, SIGNATURE, ClientSecrets, Query, ResultForm, Split, Update
 from piebald.errors import Declined
 from piebald.model_spec import ModelSpec
 from piebald.privacy.secure_aggregation import masks
 from piebald.privacy.secure_aggregation.demands import demands_reject_reason
 from piebald.privacy.secure_aggregation.key_material import (
     BOX,
+    DIGESTS,
     ROOT,
-    box_key,
     commitment,
     key_claim,
-    own_shares,
+    own_seed,
+    proof,
     public_keys,
     root_of,
+    sealed_for,
+    share_digests,
+    shares_by_holder,
 )
 from piebald.privacy.secure_aggregation.masking_graph import (
     CONTEXT,
@@ -48,7 +54,8 @@ from piebald.transforms.base import MaskingTransform
 COMMITMENTS = MASKING + "commitments"
 SENDERS, BOXES, SHARES = MASKING + "senders", MASKING + "boxes", MASKING + "shares"
 SIGNED = MASKING + "signed"  # signatures
-SUM, PROOF = "sum", "proof"  # what a masked update carries: the masked vector, and a digest of its own mask's seed
+PUBLISHED, PROOF = MASKING + "published", MASKING + "proof"  # digests of a client's shares, and of its own seed
+SUM = "sum"  # the masked vector
 COMMITTED, MASKED = "committed", "masked"  # what a client keeps, besides
 
 
@@ -72,9 +79,8 @@ class KeyQuery(Query):
     """A question about keys, answered by each client from what it keeps secret."""
 
     axis = "query"
-    answers: ClassVar[tuple[str, int]]  # the name of what is answered, and the bytes of a row
-    alone: ClassVar[bool] = False  # whether it is one row
-    signed: ClassVar[bool] = False  # whether a signature comes with it
+    answers: ClassVar[Mapping[str, int]]  # the bytes of a row of what is answered, by name
+    alone: ClassVar[bool] = False  # whether each of these is one row
 
     def reply(
         self, vectors: Mapping[str, Tensor], secrets: ClientSecrets, masking: MaskingTransform
@@ -86,17 +92,18 @@ class KeyQuery(Query):
         """
         raise NotImplementedError
 
+    def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
+        return ResultForm(None, (), 0, 0)
+
     def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
-        name, length = self.answers
-        if answer.vectors.keys() != {name, *([SIGNED] if self.signed else [])}:
+        if answer.vectors.keys() != self.answers.keys():
             return f"answered with {', '.join(answer.vectors) or 'nothing'}"
         try:
-            count = len(texts(answer.vectors[name], length))
-            if self.signed and len(texts(answer.vectors.get(SIGNED), SIGNATURE)) != 1:
-                return "answered with other than one signature"
+            counts = {name: len(texts(answer.vectors[name], length)) for name, length in self.answers.items()}
         except Declined as error:
             return str(error)
-        return f"answered with {count} rows" if self.alone and count != 1 else None
+        wrong = [f"{count} rows of {name}" for name, count in counts.items() if self.alone and count != 1]
+        return f"answered with {wrong[0]}" if wrong else None
 
 
 class CommitKeys(KeyQuery):
@@ -106,7 +113,7 @@ class CommitKeys(KeyQuery):
     cannot choose keys that put a client among neighbours who collude.
     """
 
-    answers = (COMMITMENTS, masks.KEY)
+    answers: ClassVar = {COMMITMENTS: masks.KEY}
     alone = True
 
     def reply(
@@ -118,8 +125,8 @@ class CommitKeys(KeyQuery):
 class AdvertiseKeys(KeyQuery):
     """A client tells its public keys: fresh ones, or those that it has committed to."""
 
-    answers = (KEYS, 2 * masks.KEY)
-    alone = signed = True
+    answers: ClassVar = {KEYS: 2 * masks.KEY, SIGNED: SIGNATURE}
+    alone = True
 
     def reply(
         self, vectors: Mapping[str, Tensor], secrets: ClientSecrets, masking: MaskingTransform
@@ -142,10 +149,12 @@ class AdvertiseKeys(KeyQuery):
 class ShareKeys(KeyQuery):
     """A client gets all public keys and sends its neighbours shares of its own secrets.
 
-    They are the key of its pairwise masks and the seed of its own mask, in boxes that the server cannot open.
+    They are the key of its pairwise masks and the seed of its own mask, in boxes that the server cannot open.  For
+    everybody to see come digests of all shares, and of the seed: who gives other shares later, or has shared something
+    else, is found out.
     """
 
-    answers = (SHARES, BOX)
+    answers: ClassVar = {SHARES: BOX, PUBLISHED: DIGESTS, PROOF: masks.KEY}
 
     def reply(
         self, vectors: Mapping[str, Tensor], secrets: ClientSecrets, masking: MaskingTransform
@@ -163,12 +172,15 @@ class ShareKeys(KeyQuery):
             raise Declined(reason)
         _check_signatures(vectors, graph, secrets)
         secrets.kept.update({CONTEXT: rows([graph.context], masks.KEY), **graph.vectors()})
-        client, made = secrets.client, []
-        shares = [own_shares(which, graph, client, root) for which in ("masks", "self")]
-        for to in graph.neighbours[client]:
-            both = b"".join(one[graph.place(to)] for one in shares)
-            made.append(masks.encrypt_box(box_key(root, graph, to, client, to), both))
-        return {SHARES: rows(made, BOX)}
+        client = secrets.client
+        both = shares_by_holder(graph, client, root)
+        boxes = sealed_for(graph, client, root, both)
+        published = [share_digests(both[holder], graph, client, holder) for holder in graph.holders(client)]
+        return {
+            SHARES: rows([boxes[to] for to in graph.neighbours[client]], BOX),
+            PUBLISHED: rows(published, DIGESTS),
+            PROOF: rows([proof(own_seed(root, graph))], masks.KEY),
+        }
 
 
 # ------------------------------------------------------------------------------------------------------ what is checked
@@ -188,22 +200,17 @@ def check_context(secrets: ClientSecrets, vectors: Mapping[str, Tensor]) -> None
         raise Declined("this client's keys are of another sum")
 
 
-def check_boxes(senders: list[int], boxes: list[bytes], graph: MaskingGraph, secrets: ClientSecrets) -> list[int]:
-    """The neighbours that a client masks with: those among all who sent boxes.
+def partners_among(senders: list[int], graph: MaskingGraph, client: int) -> list[int]:
+    """The neighbours of a client among all who sent shares.
 
     Raises:
-        Declined: boxes are missing, changed, or too few.
+        Declined: it is no list of senders for that client, or too short.
     """
-    if secrets.client not in senders or not {*senders} <= {*graph.members}:
+    if client not in senders or not {*senders} <= {*graph.members}:
         raise Declined("the list of those who sent shares is not of this sum")
-    partners = [client for client in graph.neighbours[secrets.client] if client in {*senders}]
-    if len(partners) != len(boxes):
-        raise Declined("there is not one box from each neighbour that sent shares")
+    partners = [one for one in graph.neighbours[client] if one in {*senders}]
     if len(partners) + 1 < graph.threshold:
         raise Declined(f"{len(partners)} neighbours sent shares, too few for a threshold of {graph.threshold}")
-    root = root_of(secrets)
-    for sender, box in zip(partners, boxes, strict=True):
-        masks.decrypt_box(box_key(root, graph, sender, sender, secrets.client), box)
     return partners
 
 

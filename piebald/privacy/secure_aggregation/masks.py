@@ -45,6 +45,15 @@ def public_key(private: bytes) -> bytes:
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
+def is_public_key(theirs: bytes) -> bool:
+    """Whether keys can be agreed on with a public key; with a point of low order nobody can."""
+    try:
+        agree(bytes(KEY), theirs)
+    except Declined:
+        return False
+    return True
+
+
 def agree(private: bytes, theirs: bytes, *words: Words) -> bytes:
     """The 32 bytes that both sides come to (X25519, RFC 7748), for these words.
 

@@ -10,37 +10,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from piebald.contracts import SIGNATURE, PartialSum, Query, QueryRequest, ServerContext, Update
+from piebald.contracts import SIGNATURE, PartialSum, ServerContext, Update
 from piebald.errors import Declined
 from piebald.privacy.secure_aggregation import masks, shamir
-from piebald.privacy.secure_aggregation.key_material import BOX, pair_seed, proof
-from piebald.privacy.secure_aggregation.key_queries import (
-    BOXES,
-    COMMITMENTS,
-    PROOF,
-    SENDERS,
-    SHARES,
-    SIGNED,
-    SUM,
-    AdvertiseKeys,
-    CommitKeys,
-    ShareKeys,
-)
-from piebald.privacy.secure_aggregation.masking_graph import (
-    CONTEXT,
-    KEYS,
-    MEMBERS,
-    MaskingGraph,
-    numbers,
-    rows,
-    texts,
-)
+from piebald.privacy.secure_aggregation.key_exchange import ExchangedKeys, asked, exchange_keys
+from piebald.privacy.secure_aggregation.key_material import BOTH, pair_seed, proof, survivor_claim
+from piebald.privacy.secure_aggregation.key_queries import SENDERS, SHARES, SIGNED, SUM
+from piebald.privacy.secure_aggregation.masking_graph import CONTEXT, MaskingGraph, numbers, rows, texts
+from piebald.privacy.secure_aggregation.share_checks import SHOWN, SHOWN_BY
 from piebald.privacy.secure_aggregation.unmasking import SIGNERS, SURVIVORS, ConfirmSurvivors, Unmasking
 
 if TYPE_CHECKING:
     from piebald.model_spec import ModelSpec
 
 Vector = np.ndarray[Any, Any]
+Shares = dict[int, dict[int, bytes]]  # by whose they are, and by place
 
 
 class SumSettings(Protocol):
@@ -76,146 +60,135 @@ class SecureRound:
 
     Attributes:
         absent: who was asked and takes no part, with the reason.
-        graph: the clients that sent their keys, or None where there were too few.
-        boxes: what each client was sent, by sender, for those that take part.
+        exchanged: the clients that have exchanged keys and shares, or None where they were too few.
     """
 
-    def __init__(self, transform: SumSettings, graph: MaskingGraph | None, boxes: dict[int, dict[int, bytes]]) -> None:
-        self.transform, self.graph, self.boxes = transform, graph, boxes
-        self.absent: dict[int, str] = {}
+    def __init__(self, transform: SumSettings, exchanged: ExchangedKeys | None, absent: Mapping[int, str]) -> None:
+        self.transform, self.exchanged, self.absent = transform, exchanged, absent
 
     @classmethod
     def of(cls, transform: SumSettings, clients: Sequence[int], context: ServerContext) -> SecureRound:
         """Have clients exchange keys and shares."""
-        told = _keys(transform.neighbours is not None, clients, context)
-        members = sorted(told)
         try:
-            graph = transform.graph(members, [texts(told[client][KEYS], 2 * masks.KEY)[0] for client in members])
+            found = exchange_keys(clients, transform.neighbours is not None, transform.graph, context)
+            if len(found.sent) < max(found.graph.threshold, transform.least):
+                raise Declined(f"only {len(found.sent)} of {len(clients)} clients exchanged keys")
         except Declined as error:
-            return cls._given_up(transform, clients, f"{len(clients)} clients were asked for keys: {error}")
-        about = {**graph.vectors(), SIGNED: torch.cat([told[client][SIGNED] for client in members])}
-        shares = _asked(context, ShareKeys(), dict.fromkeys(members, about), SHARES, BOX)
-        boxes: dict[int, dict[int, bytes]] = {client: {} for client in shares}
-        for sender, sent in shares.items():
-            if len(sent) != len(graph.neighbours[sender]):
-                del boxes[sender]
-        for sender in boxes:
-            for reader, box in zip(graph.neighbours[sender], shares[sender], strict=True):
-                if reader in boxes:
-                    boxes[reader][sender] = box
-        if len(boxes) < max(graph.threshold, transform.least):
-            return cls._given_up(transform, clients, f"only {len(boxes)} of {len(clients)} clients exchanged keys")
-        made = cls(transform, graph, boxes)
-        made.absent = {client: "it did not exchange keys" for client in clients if client not in boxes}
-        return made
-
-    @classmethod
-    def _given_up(cls, transform: SumSettings, clients: Sequence[int], reason: str) -> SecureRound:
-        made = cls(transform, None, {})
-        made.absent = dict.fromkeys(clients, f"no secure aggregation: {reason}")
-        return made
+            return cls(transform, None, dict.fromkeys(clients, f"no secure aggregation: {error}"))
+        return cls(transform, found, {one: "it did not exchange keys" for one in clients if one not in found.sent})
 
     def vectors(self, client: int) -> Mapping[str, Tensor]:
-        if self.graph is None or client not in self.boxes:
+        exchanged = self.exchanged
+        if exchanged is None or client not in exchanged.sent:
             return {}
-        sent = self.boxes[client]
+        shown = {owner: both for owner, both in exchanged.shown.get(client, {}).items() if owner in exchanged.sent}
         return {
-            CONTEXT: rows([self.graph.context], masks.KEY),
-            SENDERS: numbers(sorted(self.boxes)),
-            BOXES: rows([sent[sender] for sender in sorted(sent)], BOX),
+            CONTEXT: rows([exchanged.graph.context], masks.KEY),
+            SENDERS: numbers(sorted(exchanged.sent)),
+            SHOWN_BY: numbers(sorted(shown)),
+            SHOWN: rows([shown[owner] for owner in sorted(shown)], BOTH),
         }
 
     def unmask(self, masked: Mapping[int, Update], context: ServerContext) -> PartialSum | str:
-        graph = self.graph
-        if graph is None:
+        if self.exchanged is None:
             return "no secure aggregation: no client has keys"
         arrived = sorted(masked)
         try:
-            graph.check_survivors(arrived, self.transform.least)
-            known = self._shares(arrived, self._confirmed(arrived, context), context)
-            total = self._sum(masked, known)
+            self.exchanged.graph.check_survivors(arrived, self.transform.least)
+            signed = self._confirmed(self.exchanged, arrived, context)
+            known = self._shares(self.exchanged, arrived, signed, context)
+            total = self._sum(self.exchanged, masked, known, context)
         except Declined as error:
             return f"no secure aggregation: {error}"
         return self._pooled(total, len(arrived), context.spec)
 
     # -- opening
 
-    def _confirmed(self, arrived: Sequence[int], context: ServerContext) -> Mapping[int, bytes]:
+    def _confirmed(
+        self, exchanged: ExchangedKeys, arrived: Sequence[int], context: ServerContext
+    ) -> Mapping[int, bytes]:
         """The signatures of survivors for their list.
 
         Raises:
             Declined: they are too few.
         """
-        assert self.graph is not None
-        about = {CONTEXT: rows([self.graph.context], masks.KEY), SURVIVORS: numbers(arrived)}
-        signed = _asked(context, ConfirmSurvivors(), dict.fromkeys(arrived, about), SIGNED, SIGNATURE)
-        if len(signed) < self.graph.quorum:
+        graph = exchanged.graph
+        about = {CONTEXT: rows([graph.context], masks.KEY), SURVIVORS: numbers(arrived)}
+        answers = asked(context, ConfirmSurvivors(), dict.fromkeys(arrived, about))
+        claim, signed = survivor_claim(graph, sorted(exchanged.sent), arrived), dict[int, bytes]()
+        for client, answer in answers.items():
+            signature = texts(answer[SIGNED], SIGNATURE)[0]
+            if context.check_signature(client, claim, signature):
+                signed[client] = signature
+            else:
+                context.exclude_client(client, "it did not sign the list of those who arrived")
+        if len(signed) < graph.quorum:
+            missing = _named([client for client in arrived if client not in signed])
             raise Declined(
-                f"{len(signed)} of {len(arrived)} clients confirmed who arrived, it takes {self.graph.quorum}"
+                f"{len(signed)} of {len(arrived)} clients confirmed who arrived, it takes {graph.quorum}; {missing} "
+                "did not"
             )
-        return {client: one[0] for client, one in signed.items()}
+        return signed
 
     def _shares(
-        self, arrived: Sequence[int], signed: Mapping[int, bytes], context: ServerContext
-    ) -> dict[int, dict[int, bytes]]:
-        """The shares by whose they are and by place: of own masks for those who arrived, of keys for the others."""
-        assert self.graph is not None
+        self, exchanged: ExchangedKeys, arrived: Sequence[int], signed: Mapping[int, bytes], context: ServerContext
+    ) -> Shares:
+        """The right shares by whose they are and by place: of seeds for those who arrived, of keys for the others."""
+        graph, there = exchanged.graph, {*arrived}
         about = {
-            CONTEXT: rows([self.graph.context], masks.KEY),
+            CONTEXT: rows([graph.context], masks.KEY),
             SURVIVORS: numbers(arrived),
             SIGNERS: numbers(sorted(signed)),
             SIGNED: rows([signed[client] for client in sorted(signed)], SIGNATURE),
         }
-        answers = _asked(context, Unmasking(), dict.fromkeys(arrived, about), SHARES, shamir.BYTES)
-        known: dict[int, dict[int, bytes]] = {}
-        for holder, given in answers.items():
-            owners = sorted((*self.boxes[holder], holder))
-            if len(owners) == len(given):
-                for owner, share in zip(owners, given, strict=True):
-                    known.setdefault(owner, {})[self.graph.place(holder)] = share
+        known: Shares = {}
+        for holder, answer in asked(context, Unmasking(), dict.fromkeys(arrived, about)).items():
+            owners, given = sorted((*exchanged.partners(holder), holder)), texts(answer[SHARES], shamir.BYTES)
+            if len(owners) != len(given):
+                context.exclude_client(holder, f"it gave {len(given)} shares of {len(owners)}")
+                continue
+            for owner, share in zip(owners, given, strict=True):
+                if exchanged.right(holder, owner, "self" if owner in there else "masks", share):
+                    known.setdefault(owner, {})[graph.place(holder)] = share
+                else:
+                    context.exclude_client(holder, f"it gave another share of client {owner} than it had got")
         return known
 
-    def _sum(self, masked: Mapping[int, Update], known: Mapping[int, Mapping[int, bytes]]) -> Vector:
+    def _sum(
+        self, exchanged: ExchangedKeys, masked: Mapping[int, Update], known: Shares, context: ServerContext
+    ) -> Vector:
         """The sum of what was masked, unmasked.
 
         Raises:
-            Declined: shares are missing or wrong.
+            Declined: shares are missing, or are those of something else.
         """
-        graph = self.graph
-        assert graph is not None
+        graph = exchanged.graph
         total = np.zeros(masked[min(masked)].vectors[SUM].shape, dtype=f"<u{self.transform.bits // 8}")
         away: list[bytes] = []
         back: list[bytes] = []
         for client, update in masked.items():
             total += update.vectors[SUM].contiguous().numpy().view(total.dtype)
-            seed = self._secret(client, known)
-            if proof(seed) != texts(update.vectors[PROOF], masks.KEY)[0]:
-                raise Declined("a client sent wrong shares")
+            seed = _secret(graph, client, known)
+            if proof(seed) != exchanged.sent[client].proof:
+                raise _blamed(client, "the seed of its mask", context)
             away.append(seed)
-        for lost in self.boxes.keys() - masked.keys():
-            near = [client for client in graph.neighbours[lost] if client in masked and lost in self.boxes[client]]
+        for lost in exchanged.sent.keys() - masked.keys():
+            near = [client for client in exchanged.partners(lost) if client in masked]
             if not near:
                 continue
-            private = self._secret(lost, known)
+            private = _secret(graph, lost, known)
             if masks.public_key(private) != graph.keys[lost][: masks.KEY]:
-                raise Declined("a client sent wrong shares")
+                raise _blamed(lost, "its key", context)
             for client in near:  # undo what `mask` did at this client
                 (away if lost > client else back).append(pair_seed(private, graph, lost, client))
         masks.add_masks(total, back, away)
         return total
 
-    def _secret(self, owner: int, known: Mapping[int, Mapping[int, bytes]]) -> bytes:
-        assert self.graph is not None
-        shares, wanted = known.get(owner, {}), self.graph.threshold
-        if len(shares) < wanted:
-            raise Declined(f"{len(shares)} shares of a mask came, it takes {wanted}")
-        return shamir.combine(dict(sorted(shares.items())[:wanted]))
-
     def _pooled(self, total: Vector, arrived: int, spec: ModelSpec) -> PartialSum | str:
         transform, shared = self.transform, spec.layout.shared
         assert transform.heaviest is not None
-        assert self.graph is not None
-        clients = len(self.graph.members)
+        assert self.exchanged is not None
+        clients = len(self.exchanged.graph.members)
         decoded = torch.from_numpy(transform.decode(total, clients))
         share, weighted, others = decoded[0].item(), decoded[1 : 2 + shared].abs(), decoded[2 + shared :].abs()
         off = clients / transform.unit(clients)  # by rounding, at most
@@ -235,36 +208,22 @@ class SecureRound:
         return PartialSum(weight, vectors, True, loss)
 
 
-def _keys(commit: bool, clients: Sequence[int], context: ServerContext) -> Mapping[int, Mapping[str, Tensor]]:
-    """What clients answer about their keys; where they commit to them before, all of these must answer.
-
-    If one is gone in between, the others begin again without it: who could choose whether its keys count could choose
-    among rings.
-    """
-    asked = sorted(clients)
-    while commit and asked:
-        promised = _asked(context, CommitKeys(), {client: {} for client in asked}, COMMITMENTS, masks.KEY)
-        about = {
-            MEMBERS: numbers(sorted(promised)),
-            COMMITMENTS: rows([promised[client][0] for client in sorted(promised)], masks.KEY),
-        }
-        told = _told(context, AdvertiseKeys(), dict.fromkeys(sorted(promised), about))
-        if told.keys() == promised.keys():
-            return told
-        asked = sorted(told)
-    return {} if commit else _told(context, AdvertiseKeys(), {client: {} for client in asked})
+def _secret(graph: MaskingGraph, owner: int, known: Shares) -> bytes:
+    """The secret of which there are enough shares."""
+    shares, wanted = known.get(owner, {}), graph.threshold
+    if len(shares) < wanted:
+        missing = _named([one for one in graph.holders(owner) if graph.place(one) not in shares])
+        raise Declined(
+            f"{len(shares)} right shares of the mask of client {owner} came, it takes {wanted}; {missing} gave none"
+        )
+    return shamir.combine(dict(sorted(shares.items())[:wanted]))
 
 
-def _told(
-    context: ServerContext, query: Query, about: Mapping[int, Mapping[str, Tensor]]
-) -> dict[int, Mapping[str, Tensor]]:
-    """What clients answered, of those that answered."""
-    answers = context.query([QueryRequest(client, query, vectors) for client, vectors in about.items()])
-    return {client: answer.vectors for client, answer in zip(about, answers, strict=True) if answer is not None}
+def _blamed(client: int, what: str, context: ServerContext) -> Declined:
+    """Exclude who shared something else than its secret: all shares are those of which it has published digests."""
+    context.exclude_client(client, f"it shared something else than {what}")
+    return Declined(f"client {client} shared something else than {what}, so the sum cannot be opened")
 
 
-def _asked(
-    context: ServerContext, query: Query, about: Mapping[int, Mapping[str, Tensor]], name: str, length: int
-) -> dict[int, list[bytes]]:
-    """The rows of one vector of the answers, of those that answered."""
-    return {client: texts(vectors[name], length) for client, vectors in _told(context, query, about).items()}
+def _named(clients: Sequence[int]) -> str:
+    return f"client{'s' if len(clients) > 1 else ''} {', '.join(map(str, clients))}"

@@ -31,19 +31,12 @@ from piebald.errors import Declined, SettingError
 from piebald.model_spec import ModelSpec
 from piebald.parameters import nbytes
 from piebald.privacy.secure_aggregation import masks
-from piebald.privacy.secure_aggregation.key_material import BOX, own_seed, pair_seed, proof, root_of, rounding_seed
-from piebald.privacy.secure_aggregation.key_queries import (
-    BOXES,
-    MASKED,
-    PROOF,
-    SENDERS,
-    SUM,
-    check_boxes,
-    known_graph,
-)
+from piebald.privacy.secure_aggregation.key_material import own_seed, pair_seed, root_of, rounding_seed
+from piebald.privacy.secure_aggregation.key_queries import MASKED, SENDERS, SUM, known_graph, partners_among
 from piebald.privacy.secure_aggregation.masking_graph import MaskingGraph, clients_in, numbers, rows, texts
 from piebald.privacy.secure_aggregation.rounding import round_stochastically
 from piebald.privacy.secure_aggregation.server_side import SecureRound
+from piebald.privacy.secure_aggregation.share_checks import all_shares, keep_shares
 from piebald.scheduling.base import Scheduler, round_kind
 from piebald.training.base import KeepsServerVectors, Trainer
 from piebald.transforms.base import MaskingTransform
@@ -237,23 +230,26 @@ class SecureAggregation(MaskingTransform):
 
     def mask(self, update: Update, task: Task, secrets: ClientSecrets) -> Update:
         graph, root = known_graph(secrets, task.vectors, self), root_of(secrets)
-        senders, boxes = clients_in(task.vectors.get(SENDERS)), texts(task.vectors.get(BOXES), BOX)
-        partners = check_boxes(senders, boxes, graph, secrets)
+        senders = clients_in(task.vectors.get(SENDERS))
+        partners, held = partners_among(senders, graph, secrets.client), all_shares(task.vectors, secrets)
+        if missing := [one for one in partners if one not in held]:
+            raise Declined(f"there is no share from client {missing[0]}, who is said to have sent shares")
         vector = self.encode(update, len(graph.members), rounding_seed(root, graph))
         digest = hashlib.blake2b(vector.tobytes() + str(senders).encode(), digest_size=masks.KEY).digest()
         if MASKED in secrets.kept and texts(secrets.kept[MASKED], masks.KEY)[0] != digest:
             raise Declined("its keys have masked another update already")
-        secrets.kept.update({MASKED: rows([digest], masks.KEY), SENDERS: numbers(senders), BOXES: rows(boxes, BOX)})
+        keep_shares(secrets, {one: held[one] for one in partners})
+        secrets.kept.update({MASKED: rows([digest], masks.KEY), SENDERS: numbers(senders)})
         private, own = masks.private_key(root, "masks"), own_seed(root, graph)
         seeds = {other: pair_seed(private, graph, secrets.client, other) for other in partners}
         above = [seed for other, seed in seeds.items() if other > secrets.client]
         below = [seed for other, seed in seeds.items() if other < secrets.client]
         masks.add_masks(vector, [own, *above], below)
-        vectors = {SUM: torch.from_numpy(vector.view(f"<i{self.bits // 8}")), PROOF: rows([proof(own)], masks.KEY)}
+        vectors = {SUM: torch.from_numpy(vector.view(f"<i{self.bits // 8}"))}
         return Update(vectors, 0, 0, {}, nbytes=nbytes(vectors))
 
     def nbytes(self, vectors: Mapping[str, Tensor]) -> int:
-        return (_HEAD + sum(part.numel() for part in vectors.values())) * self.bits // 8 + masks.KEY
+        return (_HEAD + sum(part.numel() for part in vectors.values())) * self.bits // 8
 
     # -- the server
 
@@ -263,12 +259,8 @@ class SecureAggregation(MaskingTransform):
     def masked_reject_reason(self, update: Update, spec: ModelSpec) -> str | None:
         vector, wanted = update.vectors.get(SUM), (self.length(spec),)
         kind = torch.int32 if self.bits == 32 else torch.int64
-        if update.vectors.keys() != {SUM, PROOF} or vector is None or vector.dtype != kind or vector.shape != wanted:
+        if update.vectors.keys() != {SUM} or vector is None or vector.dtype != kind or vector.shape != wanted:
             return f"must send {wanted[0]} masked numbers of {self.bits} bits, sent something else"
-        try:
-            texts(update.vectors[PROOF], masks.KEY)
-        except Declined as error:
-            return str(error)
         return None
 
 

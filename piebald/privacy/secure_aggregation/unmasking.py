@@ -10,15 +10,15 @@ only where at least 2 q - n clients collude with the server.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from torch import Tensor
 
 from piebald.contracts import MASKING, SIGNATURE, ClientSecrets
 from piebald.errors import Declined
-from piebald.privacy.secure_aggregation import masks, shamir
-from piebald.privacy.secure_aggregation.key_material import BOX, box_key, own_shares, root_of, survivor_claim
+from piebald.privacy.secure_aggregation import shamir
+from piebald.privacy.secure_aggregation.key_material import own_shares, root_of, survivor_claim
 from piebald.privacy.secure_aggregation.key_queries import (
-    BOXES,
     MASKED,
     SENDERS,
     SHARES,
@@ -27,8 +27,10 @@ from piebald.privacy.secure_aggregation.key_queries import (
     check_context,
     known_graph,
     over_graph,
+    partners_among,
 )
 from piebald.privacy.secure_aggregation.masking_graph import CONTEXT, MaskingGraph, clients_in, numbers, rows, texts
+from piebald.privacy.secure_aggregation.share_checks import held_shares
 from piebald.transforms.base import MaskingTransform
 
 SURVIVORS, SIGNERS = MASKING + "survivors", MASKING + "signers"
@@ -38,7 +40,7 @@ CONFIRMED, OPENED = "confirmed", "opened"  # what a client keeps, besides
 class ConfirmSurvivors(KeyQuery):
     """A client hears whose masked updates arrived, and signs that list with the list of those who sent shares."""
 
-    answers = (SIGNED, SIGNATURE)
+    answers: ClassVar = {SIGNED: SIGNATURE}
     alone = True
 
     def reply(
@@ -56,7 +58,7 @@ class Unmasking(KeyQuery):
     Of those who arrived the share of their own mask, of its other neighbours that of their pairwise masks.
     """
 
-    answers = (SHARES, shamir.BYTES)
+    answers: ClassVar = {SHARES: shamir.BYTES}
 
     def reply(
         self, vectors: Mapping[str, Tensor], secrets: ClientSecrets, masking: MaskingTransform
@@ -110,10 +112,9 @@ def _check_quorum(
 
 def _shares(graph: MaskingGraph, survivors: list[int], senders: list[int], secrets: ClientSecrets) -> Tensor:
     """A share for the client itself and for each client that it masked with, in order of their numbers."""
-    root, client, there = root_of(secrets), secrets.client, {*survivors}
-    partners = [one for one in graph.neighbours[client] if one in {*senders}]
-    given = {client: own_shares("self", graph, client, root)[graph.place(client)]}
-    for sender, box in zip(partners, texts(secrets.kept[BOXES], BOX), strict=True):
-        both = masks.decrypt_box(box_key(root, graph, sender, sender, client), box)
-        given[sender] = both[shamir.BYTES :] if sender in there else both[: shamir.BYTES]
+    client, there = secrets.client, {*survivors}
+    given = {client: own_shares("self", graph, client, root_of(secrets))[graph.place(client)]}
+    held = held_shares(secrets)
+    for sender in partners_among(senders, graph, client):
+        given[sender] = held[sender][shamir.BYTES :] if sender in there else held[sender][: shamir.BYTES]
     return rows([given[one] for one in sorted(given)], shamir.BYTES)

@@ -154,7 +154,7 @@ class FederationClient:
             refused = self._policy.reject_reason(prepared.work) or ""
             if not refused:
                 runner = self._runner_for(prepared, terms, welcome.run)
-                rows = _stated_rows(prepared)
+                rows = _stated_rows(runner)
         except PiebaldError as error:
             refused = " ".join(str(error).split())[:300]
         except Exception as error:
@@ -282,10 +282,9 @@ class FederationClient:
         write_private(self.credentials.folder / "status.json", json.dumps(status), lasting=False)
 
 
-def _stated_rows(prepared: SiteClient) -> dict[Split, int]:
+def _stated_rows(runner: TaskRunner) -> dict[Split, int]:
     """The numbers of rows that the site tells the server, which holds its results to them.
 
     Under secure aggregation updates tell nothing of the training rows, so their number stays here.
     """
-    splits: tuple[Split, ...] = ("validation", "test") if prepared.work.masking else ("train", "validation", "test")
-    return {split: len(prepared.clients.rows(prepared.client, split)) for split in splits}
+    return {split: count for split, count in runner.rows.items() if split != "train" or not runner.work.masking}

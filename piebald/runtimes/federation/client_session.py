@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from piebald.contracts import Split, Task
-from piebald.runtimes.federation.client_store import ClientStore, FinishedTask
+from piebald.runtimes.federation.client_store import ClientStore, FinishedTask, delete_lasting_secret
 from piebald.runtimes.federation.messages import PROTOCOL, Hello, Piece, Refused, Reply, Welcome
 from piebald.runtimes.federation.task_runner import TaskRunner
 from piebald.runtimes.federation.wire_format import Assembly, unpack_task
@@ -73,6 +73,7 @@ class ClientSession:
     """
 
     def __init__(self, folder: Path) -> None:
+        delete_lasting_secret(folder)
         self._folder = folder
         self.lock = threading.RLock()
         self.has_deliveries = threading.Event()

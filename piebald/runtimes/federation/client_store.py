@@ -13,6 +13,7 @@ again.  Each file is written under another name and renamed, so that it is compl
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +27,8 @@ from piebald.errors import RuntimeFault
 from piebald.runtimes.federation.private_files import write_private
 
 _STATE = "state/"
+
+log = logging.getLogger("piebald.federation")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,19 @@ class FinishedTask:
     digest: str
     epoch: str
     size: int
+
+
+def delete_lasting_secret(folder: Path) -> None:
+    """Delete the secret that sites once kept for all runs: whoever finds it can make their noise of that time again.
+
+    Args:
+        folder: that of all runs of a site.
+    """
+    try:
+        (folder / "secret").unlink(missing_ok=True)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        log.warning("%s is not needed any more and cannot be deleted (%s): delete it", folder / "secret", reason)
 
 
 class ClientStore:

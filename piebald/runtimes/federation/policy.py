@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -147,9 +147,12 @@ class Policy(BaseModel):
         """How many different models are examined at one version, None for any number."""
         return 1 if self.models_per_version is None and self.protection(work) else self.models_per_version
 
-    def answer_reject_reason(self, query: Query, answer: Update, work: ClientWork) -> str | None:
+    def answer_reject_reason(
+        self, query: Query, answer: Update, work: ClientWork, rows: Mapping[Split, int]
+    ) -> str | None:
         """The reason why an answer must not leave this site, or None: it has the declared form, whatever made it."""
-        declared, hiding = query.answer_shape(work), self.protection(work)
+        form, hiding = query.answer_form(work, rows), self.protection(work)
+        declared = form.vectors or {}
         for name, vector in answer.vectors.items():
             if tuple(vector.shape) != declared.get(name):
                 return (
@@ -159,6 +162,8 @@ class Policy(BaseModel):
             return f"the answer is as long as the model, beside {hiding}"
         if len(answer.metrics) > _NUMBERS:
             return f"the answer carries {len(answer.metrics)} numbers, at most {_NUMBERS} are allowed"
+        if form.metrics is not None and (told := sorted(answer.metrics.keys() - {*form.metrics})):
+            return f"the answer carries the number {told[0]!r}, which {query.kind!r} does not declare"
         return None
 
     @property

@@ -15,12 +15,15 @@ def write_private(path: Path, text: str | bytes, lasting: bool = True) -> None:
         lasting: whether to flush it to the disk, so that it survives a power failure.
     """
     data = text.encode() if isinstance(text, str) else text
-    temporary = path.with_name(path.name + ".part")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")  # another process may write the same file
     temporary.unlink(missing_ok=True)  # a link with this name would be written through
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(data)
-        file.flush()
-        if lasting:
-            os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            if lasting:
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

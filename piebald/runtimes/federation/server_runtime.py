@@ -31,6 +31,7 @@ from piebald.runtimes.federation.private_files import write_private
 from piebald.runtimes.federation.run_terms import terms
 from piebald.runtimes.federation.server_messages import ServerMessages
 from piebald.runtimes.federation.server_state import FederationState
+from piebald.runtimes.federation.signing import SignatureCheck
 from piebald.runtimes.federation.timeouts import Timeouts
 from piebald.runtimes.federation.wire_format import digest
 
@@ -75,6 +76,7 @@ class FederationServer:
         self._gathered = False
         self._seen: list[int] = []  # the clients that were present when the server loop last asked
         self._engine: Engine | None = None
+        self._signatures: SignatureCheck | None = None
         self._messages = ServerMessages(self.shared, self.credentials, body, work, make_link)
         self._messages.start()
         threading.Thread(target=self._watch, daemon=True).start()
@@ -139,6 +141,13 @@ class FederationServer:
     def restore(self, checkpoint: Checkpoint, tasks: Mapping[int, Task]) -> None:
         with self._changed:
             self.shared.restore(checkpoint, tasks)
+
+    def check_signature(self, client: int, text: bytes, signature: bytes) -> bool:
+        """See `contracts.ChecksSignatures`."""
+        if self._signatures is None:  # a resumed run has its own number again by now
+            names = [member.name for member in self.shared.members]
+            self._signatures = SignatureCheck(self.credentials.folder, names, self.shared.run)
+        return self._signatures.check(client, text, signature)
 
     def dismiss(self) -> None:
         """Tell the sites that the run has ended, and wait until those that are present know."""

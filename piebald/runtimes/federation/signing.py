@@ -23,11 +23,11 @@ from piebald.errors import SettingError
 _SIGN = ec.ECDSA(hashes.SHA256())
 
 
-class CertificateSigner:
-    """Signs for one site in one run, and checks signatures of the others (`contracts.Signer`).
+class SignatureCheck:
+    """Checks signatures of the sites in one run.
 
     Args:
-        folder: the site's credentials.
+        folder: the credentials of a party.
         sites: the site of each client, by number.
         run: the run, outside of which signatures are not valid.
 
@@ -40,18 +40,6 @@ class CertificateSigner:
             raise SettingError("the server names one site for several clients")
         self._sites, self._run = list(sites), run.encode()
         self._authority = x509.load_pem_x509_certificate((folder / "authority.pem").read_bytes())
-        key = serialization.load_pem_private_key((folder / "key.pem").read_bytes(), None)
-        assert isinstance(key, ec.EllipticCurvePrivateKey)
-        own = x509.load_pem_x509_certificate((folder / "certificate.pem").read_bytes())
-        self._key, self._certificate = key, own.public_bytes(serialization.Encoding.DER)
-
-    def sign(self, text: bytes) -> bytes:
-        """A signature of `SIGNATURE` bytes."""
-        parts = (self._certificate, self._key.sign(self._message(text), _SIGN))
-        made = b"".join(struct.pack("<H", len(part)) + part for part in parts)
-        if len(made) > SIGNATURE:
-            raise SettingError(f"the site's certificate is too long: {len(made)} bytes with a signature")
-        return made.ljust(SIGNATURE, b"\0")
 
     def check(self, client: int, text: bytes, signature: bytes) -> bool:
         """Whether the site of a client has signed a text."""
@@ -78,3 +66,25 @@ class CertificateSigner:
 
     def _message(self, text: bytes) -> bytes:
         return b"piebald: keys of a secure aggregation\0" + struct.pack("<I", len(self._run)) + self._run + text
+
+
+class CertificateSigner(SignatureCheck):
+    """Signs for one site in one run, and checks signatures of the others (`contracts.Signer`).
+
+    Args, errors: as of `SignatureCheck`; the credentials are the site's.
+    """
+
+    def __init__(self, folder: Path, sites: Sequence[str], run: str) -> None:
+        super().__init__(folder, sites, run)
+        key = serialization.load_pem_private_key((folder / "key.pem").read_bytes(), None)
+        assert isinstance(key, ec.EllipticCurvePrivateKey)
+        own = x509.load_pem_x509_certificate((folder / "certificate.pem").read_bytes())
+        self._key, self._certificate = key, own.public_bytes(serialization.Encoding.DER)
+
+    def sign(self, text: bytes) -> bytes:
+        """A signature of `SIGNATURE` bytes."""
+        parts = (self._certificate, self._key.sign(self._message(text), _SIGN))
+        made = b"".join(struct.pack("<H", len(part)) + part for part in parts)
+        if len(made) > SIGNATURE:
+            raise SettingError(f"the site's certificate is too long: {len(made)} bytes with a signature")
+        return made.ljust(SIGNATURE, b"\0")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from piebald.client_work import ClientWork
-from piebald.contracts import MASKING, Clients, ClientSecrets, Signer, Task, Update
+from piebald.contracts import MASKING, Clients, ClientSecrets, Signer, Split, Task, Update
 from piebald.privacy.secure_aggregation.client_side import Outcome, masked, replied
 from piebald.runtimes.engines.choose import make_engine
 from piebald.runtimes.engines.engine import Engine
@@ -58,6 +58,8 @@ class TaskRunner:
         self._clock = TaskClock(policy.work.seconds)
         work = replace(work, model=self._clock.watched(work.model))
         self.work, self.client, self._policy, self._signer = work, prepared.client, policy, signer
+        splits: tuple[Split, ...] = ("train", "validation", "test")
+        self.rows = {split: len(prepared.clients.rows(prepared.client, split)) for split in splits}
         self._declared = declared_vectors(work)  # as the policy saw them: what is declared later does not count
         self._examined = ExaminedModels()
         noises = [one for one in work.transforms if isinstance(one, Gaussian) and one.where == "client"]
@@ -95,7 +97,7 @@ class TaskRunner:
             return None, f"{type(error).__name__} at the site, whose log says more", None
         update = served.update(0)
         if query is not None:
-            refused = self._policy.answer_reject_reason(query, update, self.work)
+            refused = self._policy.answer_reject_reason(query, update, self.work, self.rows)
             return (update, None, None) if refused is None else (None, f"refused by the site's policy: {refused}", None)
         if self._noisy:  # the noise does not cover them
             update = replace(update, metrics={})

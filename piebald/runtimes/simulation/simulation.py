@@ -180,6 +180,9 @@ class Simulation:
         draw = repeatable(self.work.seed, name, task.rng_version)
         return ClientSecrets(task.client, kept, draw, SimulatedSigner(self.work.seed, task.client), ANY_SUM)
 
+    def check_signature(self, client: int, text: bytes, signature: bytes) -> bool:
+        return SimulatedSigner(self.work.seed, client).check(client, text, signature)
+
     def _kept(self, task: Task) -> Mapping[str, Tensor]:
         """Secrets that a checkpoint needs: between two server steps only clients at work are part of a sum."""
         return self._secrets.get(task.client, {})

@@ -254,8 +254,9 @@ class _BfvEvaluator(Evaluator):
         public, galois = split(announcement, 2, "public key")
         elements = backend.elements(sizes)
         with context.computing("public key"):
-            key = context.load(seal.PublicKey(), public, "public key")
-            self._galois = context.load(seal.GaloisKeys(), galois, "public key") if elements else None
+            key = context.received(seal.PublicKey(), public, "public key")
+            keys = len(elements) * (len(PRIMES[backend.degree]) - 1)
+            self._galois = context.received(seal.GaloisKeys(), galois, "public key", keys) if elements else None
             if key.data().size() != 2 or key.data().is_transparent():
                 raise InvalidMessage("the public key must have two polynomials, and the second one must not be 0")
             if self._galois is not None:

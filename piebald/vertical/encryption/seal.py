@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from piebald.errors import PiebaldError, SettingError
 from piebald.vertical.encryption.backend import InvalidMessage
+from piebald.vertical.encryption.seal_bytes import HEADER, MAGIC, packer, unpacked
 
 PRIMES = {8192: (60, 52, 52, 54), 16384: (60, 60, 60, 60, 60)}  # 218 and 300 bits: at least 128-bit security
 # Largest modulus by security in bits, for secrets of -1, 0 and 1 and classical attacks (Albrecht et al. 2018,
@@ -32,12 +33,13 @@ def library() -> Any:
     """TenSEAL's low-level module.
 
     Raises:
-        SettingError: it is not installed.
+        SettingError: it is not installed, or what unpacks its messages.
     """
     try:
         from tenseal import sealapi
     except ImportError:
         raise SettingError("backend 'bfv' needs tenseal, which is not installed: pip install 'piebald[he]'") from None
+    packer()
     return sealapi
 
 
@@ -79,6 +81,26 @@ class SealContext:
             thing.save(f"/dev/fd/{self._file}")
             return os.pread(self._file, os.fstat(self._file).st_size, 0)
 
+    def received(self, thing: Any, data: bytes | bytearray, what: str, keys: int | None = None) -> Any:
+        """Load a ciphertext or key of the other party, or a set of keys, which takes no more memory than it should.
+
+        Args:
+            thing: an empty one.
+            data: its bytes.
+            what: what it is called.
+            keys: how many keys a set may hold.
+
+        Raises:
+            InvalidMessage: it is not what an honest party sends.
+        """
+        one = 2 * len(PRIMES[self.degree]) * 8 * self.degree + 4096  # two polynomials
+        most = one if keys is None else one * keys + 8 * self.degree
+        try:
+            plain = unpacked(data, self._version, most, keys)
+        except InvalidMessage as error:
+            raise InvalidMessage(f"the other party's {what} {error}") from None
+        return self.load(thing, plain, what)
+
     def load(self, thing: Any, data: bytes | bytearray, what: str) -> Any:
         """Load a key or ciphertext from bytes; SEAL checks that it fits these parameters.
 
@@ -103,7 +125,7 @@ class SealContext:
         Raises:
             InvalidMessage: it is not what an honest party sends.
         """
-        loaded = self.load(self.seal.Ciphertext(), data, what)
+        loaded = self.received(self.seal.Ciphertext(), data, what)
         if loaded.size() != 2 or loaded.is_ntt_form() or loaded.parms_id() != level or loaded.is_transparent():
             raise InvalidMessage(
                 f"a ciphertext of the {what} must have two polynomials, be at its own level, not be transformed and "
@@ -199,7 +221,7 @@ class SealContext:
     def _headed(self, *parts: bytes) -> bytes:
         """Parts after a header: magic number, its size, SEAL's version, no compression, nothing, size of the whole."""
         size = 16 + sum(map(len, parts))
-        return b"".join([struct.pack("<HB2sBHQ", 0xA15E, 16, self._version, 0, 0, size), *parts])
+        return b"".join([HEADER.pack(MAGIC, HEADER.size, self._version, 0, 0, size), *parts])
 
 
 def _memory_file() -> int:

@@ -1,0 +1,293 @@
+"""The federations of the benchmark: eight data sets, each divided in several ways, small enough for one CPU core.
+
+Inputs are vectors (averaged pixels, statistics of signals, one-hot characters), so that one small network with batch
+norm serves all and every recipe can train it.  How rows are held out follows the traps of the data: HAR by recording,
+Shakespeare in time, all others at random inside a client.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import adaptive_avg_pool2d
+
+from piebald import data
+from piebald.component import build
+from piebald.contracts import Clients
+from piebald.data import DataSet, Owners
+from piebald.models import build_model
+from piebald.partition import FastSlow
+
+SEED = 7  # of rows and partitions; runs have seeds of their own
+HELD_OUT = {"validation": 0.2, "test": 0.4}
+SWAP = {"kind": "flip_pairs", "pairs": ((0, 5), (1, 6), (2, 7), (3, 8), (4, 9))}
+PIXELS = 8
+
+
+@dataclass(frozen=True)
+class Federation:
+    """One federation.
+
+    Attributes:
+        name: short, for files.
+        words: for people: "MNIST writers".
+        rows: the name of a function of this file that gives the data set.
+        partition: the table of the partition.
+        labels_of: clients whose labels are swapped in all their rows, test rows too: their truth is another.
+        slow: whether half of the devices take five times as long.
+        held_back: not looked at while the adviser was built; scored once, at the end.
+    """
+
+    name: str
+    words: str
+    rows: str
+    partition: dict[str, Any]
+    labels_of: tuple[int, ...] = ()
+    slow: bool = False
+    held_back: bool = False
+    limit: int = field(default=1500)
+
+    def clients(self) -> Clients:
+        """Its clients."""
+        rows = swapped(_rows(self.rows), self) if self.labels_of else _rows(self.rows)
+        table = {**HELD_OUT, "seed": SEED, **self.partition}
+        if self.labels_of:
+            return rows
+        if len(rows) > self.limit:
+            table["limit"] = self.limit
+        return build("partition", table).split(rows)
+
+    def model(self, seed: int) -> torch.nn.Module:
+        """Its network."""
+        rows = _rows(self.rows)
+        return build_model("mlp_bn", tuple(rows.x.shape[1:]), len(rows.classes), seed=seed, hidden=[32])
+
+    def fleet(self) -> FastSlow | None:
+        """Its devices."""
+        return FastSlow(fast=0.01, slow_factor=5.0, share_slow=0.5, first="fast") if self.slow else None
+
+
+def swapped(rows: DataSet, federation: Federation) -> Clients:
+    """Clients of which some call class k what the others call k + 5, in all their rows."""
+    from piebald.partition import clients_from
+
+    table = {"seed": SEED, "test": 0.0, **federation.partition}
+    if len(rows) > federation.limit:
+        table["limit"] = federation.limit
+    dealt = build("partition", table).split(rows)
+    half = len(rows.classes) // 2
+    parts = {}
+    for client in range(len(dealt)):
+        own = dealt.rows(client, "train")
+        y = (own.y + half) % (2 * half) if client in federation.labels_of else own.y
+        parts[str(client)] = (own.x.numpy(), y.numpy())
+    return clients_from(parts, seed=SEED, classes=list(rows.classes), **HELD_OUT)
+
+
+def _folder() -> Path:
+    """The folder of prepared data sets."""
+    return Path(os.environ.get("PIEBALD_DATA", "data"))
+
+
+@cache
+def _rows(name: str) -> DataSet:
+    makers: dict[str, Callable[[], DataSet]] = {
+        "digits": _digits, "mnist": _mnist, "writers": _writers, "cifar10": _cifar10, "har": _har, "heart": _heart,
+        "contraception": _contraception, "exam": _exam, "office": _office, "shakespeare": _shakespeare,
+    }  # fmt: skip
+    return makers[name]()
+
+
+def _vectors(rows: DataSet, x: torch.Tensor, keep: np.ndarray | None = None) -> DataSet:
+    """A data set with other inputs, standardised, and without published parts."""
+    kept = np.arange(len(x)) if keep is None else keep
+    x = (x - x.mean(0)) / x.std(0).clamp_min(1e-3)
+    owners = {name: Owners.of(np.array(own.names)[own.codes[kept]]) for name, own in rows.owners.items()}
+    groups = None if rows.groups is None else rows.groups[kept]
+    return DataSet(name=rows.name, x=x.float(), y=rows.y[kept], classes=rows.classes, owners=owners, groups=groups)
+
+
+def _pixels(rows: DataSet, keep: np.ndarray) -> torch.Tensor:
+    images = rows.x[keep].float() / 255
+    images = images if images.dim() == 4 else images[:, None]
+    return adaptive_avg_pool2d(images, PIXELS).flatten(1)
+
+
+def _some(count: int, most: int, name: str) -> np.ndarray:
+    return np.sort(np.random.default_rng([SEED, *name.encode()]).permutation(count)[:most])
+
+
+def _digits() -> DataSet:
+    rows = data.digits()
+    return _vectors(rows, rows.x.float().flatten(1))
+
+
+def _mnist() -> DataSet:
+    rows = data.mnist_writers()
+    keep = _some(len(rows.y), 3000, "mnist")
+    return _vectors(rows, _pixels(rows, keep), keep)
+
+
+def _writers() -> DataSet:
+    """Twelve writers with at least 110 digits."""
+    rows = data.mnist_writers()
+    codes = rows.owners["writer"].codes
+    chosen = np.flatnonzero(np.bincount(codes) >= 110)[::20][:12]
+    keep = np.flatnonzero(np.isin(codes, chosen))
+    return _vectors(rows, _pixels(rows, keep), keep)
+
+
+def _cifar10() -> DataSet:
+    rows = data.cifar10()
+    keep = _some(len(rows.y), 3000, "cifar10")
+    return _vectors(rows, _pixels(rows, keep), keep)
+
+
+def _har() -> DataSet:
+    """Statistics of each signal: mean, deviation, and the size of eight frequencies."""
+    rows = data.har()
+    keep = np.arange(0, len(rows.y), 2)  # neighbouring windows share half their samples
+    x = rows.x[keep]
+    spectrum = torch.fft.rfft(x - x.mean(2, keepdim=True), dim=2).abs()[:, :, 1:9]
+    return _vectors(rows, torch.cat([x.mean(2), x.std(2), spectrum.log1p().flatten(1)], 1), keep)
+
+
+def _table(name: str, client: str, target: Callable[[Any], Any], columns: tuple[str, ...], drop: Any = None) -> DataSet:
+    import pandas
+
+    frame = pandas.read_csv(_folder() / f"{name}.csv.gz")
+    frame = frame if drop is None else drop(frame)
+    y = target(frame)
+    x = pandas.get_dummies(frame[list(columns)], dtype=float)
+    gaps = x.isna()
+    x = x.fillna(x.median())
+    x = pandas.concat([x, gaps.loc[:, gaps.any()].astype(float).add_prefix("no ")], axis=1)
+    values = torch.tensor(x.to_numpy(np.float32))
+    values = (values - values.mean(0)) / values.std(0).clamp_min(1e-3)
+    own = frame[client].astype(str).to_numpy()
+    return DataSet(name=name, x=values, y=torch.tensor(np.asarray(y, np.int64)), classes=["no", "yes"],
+                   owners={"site": Owners.of(own)})  # fmt: skip
+
+
+def _heart() -> DataSet:
+    def clean(frame: Any) -> Any:
+        frame["chol"] = frame["chol"].where(frame["chol"] > 0)
+        for column in ("cp", "restecg", "slope", "thal"):
+            frame[column] = frame[column].astype("string")
+        return frame
+
+    columns = (
+        "age",
+        "sex",
+        "cp",
+        "trestbps",
+        "chol",
+        "fbs",
+        "restecg",
+        "thalach",
+        "exang",
+        "oldpeak",
+        "slope",
+        "ca",
+        "thal",
+    )
+    return _table("heart/heart", "site", lambda frame: frame["num"] > 0, columns, clean)
+
+
+def _largest(column: str, count: int) -> Callable[[Any], Any]:
+    return lambda frame: frame[frame[column].isin(frame[column].value_counts().index[:count])].reset_index(drop=True)
+
+
+def _contraception() -> DataSet:
+    columns = ("age", "livch", "urban")
+    return _table(
+        "sites/Contraception", "district", lambda frame: frame["use"] == "Y", columns, _largest("district", 12)
+    )
+
+
+def _exam() -> DataSet:
+    columns = ("standLRT", "schavg", "sex", "schgend", "vr", "intake")
+    return _table("sites/Exam", "school", lambda frame: frame["normexam"] > 0, columns, _largest("school", 12))
+
+
+def _office() -> DataSet:
+    rows = data.office_caltech10(form="squeezenet")
+    return _vectors(rows, rows.x[:, ::4])
+
+
+def _shakespeare() -> DataSet:
+    """The next letter's kind from the four before it, for the ten longest roles; rows are 7 characters apart."""
+    import pandas
+
+    frame = pandas.read_csv(_folder() / "shakespeare/shakespeare_roles.csv.gz", keep_default_na=False)
+    longest = frame["client"].value_counts().index[:10]
+    text = {str(role): "\n".join(frame.loc[frame["client"] == role, "text"]).lower() for role in longest}
+    letters = sorted({letter for one in text.values() for letter in one})
+    code = {letter: number for number, letter in enumerate(letters)}
+    common = " etoahsrnil"
+    x, y, own, groups = [], [], [], []
+    for role, one in text.items():
+        for start in range(0, min(len(one) - 5, 1750), 7):
+            x.append([code[letter] for letter in one[start : start + 4]])
+            y.append(common.find(one[start + 4]) + 1)
+            own.append(role)
+            groups.append(len(groups) // 20)  # passages: rows next to one another stay together
+    hot = torch.nn.functional.one_hot(torch.tensor(x), len(letters)).float().flatten(1)
+    owners = {"role": Owners.of(np.array(own))}
+    groups = np.array(groups, dtype=np.int64)
+    return DataSet(
+        name="shakespeare", x=hot, y=torch.tensor(y), classes=["other", *common], owners=owners, groups=groups
+    )
+
+
+def _by(owner: str, clients: int | None = None) -> dict[str, Any]:
+    return {"kind": "by_owner", "owner": owner} | ({} if clients is None else {"clients": clients})
+
+
+def _dirichlet(alpha: float, clients: int = 10, **more: Any) -> dict[str, Any]:
+    return {"kind": "dirichlet", "clients": clients, "alpha": alpha, **more}
+
+
+IID = {"kind": "iid", "clients": 10}
+SENSOR = {"kind": "sensor", "gain": 0.7, "bias": 0.7, "seed": SEED}
+FEW = {"kind": "power_law", "exponent": 1.2}
+
+FEDERATIONS = (
+    Federation("digits-iid", "digits, alike", "digits", IID),
+    Federation("digits-dirichlet", "digits, Dirichlet 0.3", "digits", _dirichlet(0.3)),
+    Federation("digits-disjoint", "digits, two classes each", "digits",
+               {"kind": "disjoint", "clients": 10, "classes_each": 2, "shared_by": 2}, held_back=True),
+    Federation("digits-swapped", "digits, half with other labels", "digits", IID, labels_of=(0, 2, 4, 6, 8)),
+    Federation("digits-sizes", "digits, few large clients", "digits", IID | {"sizes": FEW}),
+    Federation("digits-sensor", "digits, other sensors", "digits", IID | {"changes": [SENSOR]}),
+    Federation("digits-slow", "digits, Dirichlet 0.3, half of the devices slow", "digits", _dirichlet(0.3), slow=True),
+    Federation("mnist-writers", "MNIST writers", "writers", _by("writer")),
+    Federation("mnist-dirichlet", "MNIST, Dirichlet 0.1", "mnist", _dirichlet(0.1), held_back=True),
+    Federation("mnist-swapped", "MNIST, a third with other labels", "mnist", IID, labels_of=(1, 4, 7), held_back=True),
+    Federation("mnist-sensor", "MNIST, other sensors", "mnist", _dirichlet(1.0) | {"changes": [SENSOR]}),
+    Federation("cifar10-iid", "CIFAR-10, alike", "cifar10", IID, held_back=True),
+    Federation("cifar10-dirichlet", "CIFAR-10, Dirichlet 0.1", "cifar10", _dirichlet(0.1)),
+    Federation("cifar10-disjoint", "CIFAR-10, two classes each", "cifar10",
+               {"kind": "disjoint", "clients": 10, "classes_each": 2, "shared_by": 2}),
+    Federation("cifar10-sizes", "CIFAR-10, Dirichlet 0.5, few large clients", "cifar10", _dirichlet(0.5, sizes=FEW)),
+    Federation("har-subjects", "HAR subjects", "har", _by("subject", 10)),
+    Federation("har-dirichlet", "HAR, Dirichlet 0.3", "har", _dirichlet(0.3), held_back=True),
+    Federation("har-swapped", "HAR, half with other labels", "har", _by("subject", 10), labels_of=(0, 1, 2, 3, 4)),
+    Federation("har-slow", "HAR subjects, half of the devices slow", "har", _by("subject", 10), slow=True,
+               held_back=True),
+    Federation("heart", "heart hospitals", "heart", _by("site")),
+    Federation("heart-iid", "heart patients, dealt at random", "heart", IID | {"clients": 6}, held_back=True),
+    Federation("contraception", "districts (Contraception)", "contraception", _by("site")),
+    Federation("exam", "schools (Exam)", "exam", _by("site"), held_back=True),
+    Federation("office", "Office-Caltech domains", "office", _by("domain"), limit=1200),
+    Federation("office-dirichlet", "Office-Caltech, Dirichlet 0.3", "office", _dirichlet(0.3, 6)),
+    Federation("shakespeare", "Shakespeare roles", "shakespeare", _by("role"), limit=2500),
+)  # fmt: skip
+BY_NAME = {federation.name: federation for federation in FEDERATIONS}

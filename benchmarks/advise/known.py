@@ -1,0 +1,75 @@
+"""What is known of each recipe with settings, from the lines of the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from grid import DEFAULT_RATE, RATES
+from numpy.typing import NDArray
+from truth import SCALE
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is known of a recipe with settings.
+
+    Attributes:
+        label, recipe, rate: of the entry.
+        validation: accuracy in points [seeds, rungs, clients].
+        test: accuracy in points at the end [seeds, clients].
+        bytes, steps: sent and made in a run, the means over seeds.
+    """
+
+    label: str
+    recipe: str
+    rate: float
+    validation: Floats
+    test: Floats
+    bytes: float
+    steps: float
+
+    @property
+    def truth(self) -> float:
+        """Mean test accuracy over seeds and clients, in points."""
+        return float(self.test.mean())
+
+
+def entries_of(lines: Sequence[Mapping[str, object]]) -> list[Entry]:
+    """The entries that have the same number of seeds as most others, in the order of the file."""
+    grouped: dict[str, dict[int, Mapping[str, object]]] = {}
+    for line in lines:
+        grouped.setdefault(str(line["entry"]), {})[int(line["seed"])] = line  # type: ignore[call-overload]
+    complete = {seed for seed in (0, 1, 2) if all(seed in seeds for seeds in grouped.values())}
+    found = []
+    for label, seeds in grouped.items():
+        own = [seeds[seed] for seed in sorted(complete)]
+        if not own:
+            continue
+        points = 100 / SCALE
+        found.append(Entry(
+            label, str(own[0]["recipe"]), float(own[0]["settings"]["lr"]),  # type: ignore[index]
+            points * np.array([one["validation"] for one in own], float),
+            points * np.array([one["test"] for one in own], float),
+            float(np.mean([one["bytes"] for one in own])),  # type: ignore[list-item]
+            float(np.mean([one["steps"] for one in own])),  # type: ignore[list-item]
+        ))  # fmt: skip
+    return found
+
+
+def tuned(entries: Sequence[Entry]) -> list[Entry]:
+    """The grid, without the recipes' own settings."""
+    return [one for one in entries if one.rate in RATES]
+
+
+def chosen(entries: Sequence[Entry], seeds: Sequence[int]) -> Entry:
+    """The best by validation rows at the last rung; ties to the first."""
+    return max(entries, key=lambda one: one.validation[list(seeds), -1].mean())
+
+
+def own_settings(entries: Sequence[Entry], recipe: str) -> Entry:
+    """A recipe as it is for a user who tunes nothing."""
+    return next(one for one in entries if one.recipe == recipe and one.rate == DEFAULT_RATE)

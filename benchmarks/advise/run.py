@@ -1,0 +1,46 @@
+"""Judge `piebald advise` on federations whose truth is known: python benchmarks/advise/run.py truth
+
+    truth       train every recipe with every setting on every federation; what is in truth/ is not repeated
+    references  measure the unlikeness of the federations, and write piebald/advice/references.json
+    advise      run the adviser on truth/ instead of training, and write advice.json
+    score       score the adviser and simple rules by truth/, and write RESULTS.md
+
+All need the prepared data sets (PIEBALD_DATA).  `truth` takes minutes for one seed on one core and can be stopped at
+any time; a recipe that is added to grid.py is trained without the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import truth
+
+
+def main() -> int:
+    """Run one of the parts."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=("truth", "references", "advise", "score"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(truth.SEEDS), help="seeds of runs")
+    parser.add_argument("--federations", nargs="+", default=[], help="only these")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after so many minutes")
+    parser.add_argument("--truth", type=Path, default=truth.FOLDER, help="folder of the truth")
+    options = parser.parse_args()
+    if options.part == "truth":
+        there, wanted = truth.run_all(options.truth, tuple(options.seeds), tuple(options.federations), options.minutes)
+        print(f"{there} of {wanted} runs")
+        return 0 if there >= wanted else 1
+    if options.part == "references":
+        import references
+
+        print(references.write())
+        return 0
+    import score
+
+    print(score.write_advice(options.truth) if options.part == "advise" else score.write(options.truth))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""Ground truth: every recipe with every setting on every federation, kept as data.
+
+`truth/<federation>.jsonl` has a line for each run: recipe and settings, seed, the accuracy of each client's validation
+rows after each rung and of its test rows at the end (in tenths of a thousandth), bytes sent, steps made, and seconds of
+this machine.  A line is written when its run has ended, so an interrupted run of the benchmark goes on where it ended,
+and a new recipe is added to `grid.GRID` without running the others again.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from federations import FEDERATIONS, Federation
+from grid import ROUNDS, RUNGS, WITHOUT_ROUNDS, Entry, entries
+
+import piebald
+from piebald.report.tables import History
+from piebald.runtimes import Simulator
+
+FOLDER = Path(__file__).parent / "truth"
+SEEDS = (0, 1, 2)
+SCALE = 10_000
+
+
+def jobs(seeds: tuple[int, ...] = SEEDS, names: tuple[str, ...] = ()) -> Iterator[tuple[Federation, Entry, int]]:
+    """All runs, the most useful first: one seed of everything, the middle learning rate of each before the others."""
+    chosen = [one for one in FEDERATIONS if not names or one.name in names]
+    for seed in seeds:
+        longest = max(len(entries(one.slow)) for one in chosen)
+        for place in range(longest):
+            for federation in chosen:
+                own = entries(federation.slow)
+                if place < len(own):
+                    yield federation, own[place], seed
+
+
+def run_all(folder: Path, seeds: tuple[int, ...], names: tuple[str, ...], minutes: float) -> tuple[int, int]:
+    """Run what is not there yet; return how many runs there are and how many there should be."""
+    torch.set_num_threads(1)
+    folder.mkdir(parents=True, exist_ok=True)
+    done = {
+        (name, line["entry"], line["seed"]) for name in (one.name for one in FEDERATIONS) for line in read(folder, name)
+    }
+    began, wanted = time.monotonic(), list(jobs(seeds, names))
+    clients: dict[str, Any] = {}
+    for federation, entry, seed in wanted:
+        key = (federation.name, entry.label, seed)
+        if key in done:
+            continue
+        if time.monotonic() - began > 60 * minutes:
+            break
+        if federation.name not in clients:
+            clients[federation.name] = federation.clients()
+        line = run_one(federation, clients[federation.name], entry, seed)
+        path = folder / f"{federation.name}.jsonl"
+        cut_off = path.exists() and not path.read_bytes().endswith(b"\n")
+        with path.open("a", encoding="utf-8") as file:
+            file.write("\n" * cut_off + json.dumps(line, separators=(",", ":")) + "\n")
+        done.add(key)
+        print(f"[{len(done)}/{len(wanted)}, {time.monotonic() - began:.0f} s] {' '.join(map(str, key))}: "
+              f"{sum(line['test']) / len(line['test']) / 100:.1f} in {line['wall']:.1f} s", flush=True)  # fmt: skip
+    return len(done), len(wanted)
+
+
+def run_one(federation: Federation, clients: Any, entry: Entry, seed: int) -> dict[str, Any]:
+    """One run, as the line that is kept."""
+    began = time.monotonic()
+    fleet = federation.fleet()
+    without_rounds = entry.recipe in WITHOUT_ROUNDS
+    every, length = RUNGS[0], {"rounds": ROUNDS}
+    if fleet is not None:
+        # Everybody gets the time of `ROUNDS` synchronous rounds; asynchronous steps are shorter and more.
+        seconds = max(
+            fleet.device(c).seconds_per_step * 2 * -(-clients.size(c, "train") // 20) for c in range(len(clients))
+        )
+        length = {"stop": {"seconds": ROUNDS * seconds * 0.999}}
+        every = len(clients) * 2 if entry.recipe == "async_fedavg" else 4
+    run = piebald.run(
+        entry.make(), clients, federation.model(seed), seed=seed, evaluate_every=every, keep="best", measure="none",
+        runtime=Simulator(engine="batched", stack=len(clients), workers=0, onednn=False, fleet=fleet), **length,
+    )  # fmt: skip
+    line = {"entry": entry.label, "recipe": entry.recipe, "settings": dict(entry.settings), "seed": seed}
+    line |= _scores(run, len(clients), timed=fleet is not None and without_rounds)
+    final = run.final
+    return line | {"bytes": final["bytes_up"] + final["bytes_down"], "wall": round(time.monotonic() - began, 2),
+                   "steps": sum(row["steps"] or 0 for row in run.results if row["kind"] == "train")}  # fmt: skip
+
+
+def _scores(run: History, clients: int, timed: bool) -> dict[str, Any]:
+    """Validation accuracy of each client after each rung, test accuracy at the last one."""
+    table: dict[tuple[str, int], dict[int, tuple[bool, float]]] = {}
+    for row in run.scores:
+        if row["metric"] != "accuracy" or row["client"] is None or row["value"] is None:
+            continue
+        own = table.setdefault((row["split"], row["version"]), {})
+        personal = row["model"] == "personal"
+        if personal or not own.get(row["client"], (False, 0.0))[0]:
+            own[row["client"]] = (personal, row["value"])
+    versions = sorted(version for split, version in table if split == "validation" and version)
+    rungs = [versions[-1] * rung / ROUNDS for rung in RUNGS] if timed else [float(rung) for rung in RUNGS]
+    nearest = [min(versions, key=lambda version: abs(version - rung)) for rung in rungs]
+
+    def of(split: str, version: int) -> list[int | None]:
+        found = table.get((split, version), {})
+        return [round(SCALE * found[c][1]) if c in found else None for c in range(clients)]
+
+    return {"validation": [of("validation", version) for version in nearest], "test": of("test", nearest[-1])}
+
+
+def read(folder: Path, name: str) -> list[dict[str, Any]]:
+    """The lines of a federation; a line that was cut off by a kill is left out."""
+    path = folder / f"{name}.jsonl"
+    found = []
+    for text in path.read_text("utf-8").splitlines() if path.exists() else ():
+        try:
+            found.append(json.loads(text))
+        except json.JSONDecodeError:
+            continue
+    return found

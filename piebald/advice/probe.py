@@ -1,0 +1,200 @@
+"""Probes: small kernel models that say, without training any network, how a client's rows differ from the others'.
+
+Each client is compared with as many rows of the other clients as it has itself, drawn with the same number of rows of
+each class ("matched").  So neither the number of rows nor the shares of classes tell the two apart, and what is left
+is in the inputs, or in the labels that belong to the same inputs.
+
+Two questions are asked of each client, by kernel ridge regression with a Gaussian kernel whose width is the median
+distance (Garreau, Jitkrittum, Kanagawa 2017), cross-validated over blocks of neighbouring rows:
+
+- *Feature*: can a row of the client be told from a matched one by its inputs?  Twice the area under the ROC curve minus
+  1: 0 if not, 1 if always (a classifier two-sample test: Lopez-Paz, Oquab 2017; Ben-David et al. 2007 call the like
+  the proxy A-distance).
+- *Label given feature*: how much accuracy does a probe lose on the client's rows if it learned from the matched rows
+  instead of the client's own?  Inputs of both sides are moved and scaled to the same mean and deviation first, so that
+  a shift of the inputs alone costs little.
+
+Limits.  A probe sees inputs as `inputs_of` makes them (few pixels, no learned features), so it may miss what a network
+would see.  A shift of inputs that is not one of mean and scale raises the second number as well.  Classes that only one
+client has cannot be matched, and are left out; with disjoint classes both numbers are unknown, because features and
+labels then cannot be told apart.  Where rows of a client resemble each other (windows of one recording), blocks of
+neighbours keep most of that out, not all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from piebald.partition.pictures import flat
+from piebald.partition.split import Ints
+from piebald.randomness import generator
+
+Floats = NDArray[np.float64]
+
+FOLDS = 3
+MOST_ROWS = 200  # of one client in a probe; an inverse of 2 * 200 rows takes some milliseconds
+FEWEST_ROWS = 6  # matched rows below which a client is not probed
+BINS = 5  # that real targets are cut into
+MOST_NUMBERS = 512  # of an input
+MOST_TOKENS = 512  # different ones
+_RIDGE = 0.1  # beside the kernel's own 1
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """What the probes say of one client.
+
+    Attributes:
+        feature: how well its inputs can be told from those of others, 0 to 1 (below 0 by chance only).
+        feature_error: the standard error of it if there is no difference.
+        label_given_feature: accuracy that is lost by learning from others, -1 to 1.
+        label_given_feature_error: the standard error of it.
+    """
+
+    feature: float
+    feature_error: float
+    label_given_feature: float
+    label_given_feature_error: float
+
+
+def inputs_of(x: Tensor) -> Floats | None:
+    """Inputs as vectors [n, d] for probes; None where there are too many tokens.
+
+    Images and signals are averaged as in `partition.pictures.flat`, and of very many numbers some are drawn; of tokens,
+    the counts, in which a token weighs half as much as the next one.
+    """
+    if x.dtype.is_floating_point:
+        inputs = flat(x).double().numpy()
+        if inputs.shape[1] > MOST_NUMBERS:
+            inputs = inputs[:, generator("look", "columns").permutation(inputs.shape[1])[:MOST_NUMBERS]]
+        return inputs
+    tokens = x.long().flatten(1)
+    most = int(tokens.max()) + 1
+    if most > MOST_TOKENS or int(tokens.min()) < 0:
+        return None
+    weights = 0.5 ** torch.arange(tokens.shape[1] - 1, -1, -1, dtype=torch.float64)
+    counts = torch.zeros(len(tokens), MOST_TOKENS, dtype=torch.float64)
+    return counts.scatter_add_(1, tokens, weights.expand(tokens.shape)).numpy()
+
+
+def probe(inputs: Floats, label: Ints, client: Ints, number: int, seed: int) -> ProbeResult | None:
+    """Compare one client with matched rows of all others; None if there are too few.
+
+    Args:
+        inputs: of all clients' rows [n, d].
+        label: class of each row [n].
+        client: client of each row [n].
+        number: the client.
+        seed: of the choice of rows.
+    """
+    rng = generator(seed, "probe", number)
+    own, others, block = _matched(label, client == number, rng)
+    if len(own) < FEWEST_ROWS:
+        return None
+    pooled = np.concatenate([inputs[own], inputs[others]])
+    pooled = pooled / np.maximum(pooled.std(0), 1e-9)
+    feature = _told_apart(pooled, np.concatenate([block, block]))
+    centred = np.concatenate([_standard(inputs[own]), _standard(inputs[others])])
+    lost = _lost(centred, label[own], np.unique(label), block)
+    n = len(own)
+    return ProbeResult(
+        feature=feature,
+        feature_error=2 * float(np.sqrt((2 * n + 1) / (12 * n * n))),
+        label_given_feature=float(lost.mean()),
+        label_given_feature_error=float(np.sqrt((lost.var() + 1 / n) / n)),
+    )
+
+
+def _matched(label: Ints, is_own: NDArray[np.bool_], rng: np.random.Generator) -> tuple[Ints, Ints, Ints]:
+    """Rows of the client and of others, class by class the same number; the block of each (the same for both)."""
+    share = min(1.0, MOST_ROWS / max(int(is_own.sum()), 1))
+    own: list[Ints] = []
+    others: list[Ints] = []
+    blocks: list[Ints] = []
+    for value in np.unique(label[is_own]):
+        mine, theirs = np.flatnonzero(is_own & (label == value)), np.flatnonzero(~is_own & (label == value))
+        count = min(len(theirs), max(1, round(len(mine) * share)))
+        if not count:
+            continue
+        own.append(np.sort(rng.choice(mine, min(count, len(mine)), replace=False)))
+        others.append(np.sort(rng.choice(theirs, len(own[-1]), replace=False)))
+        # Classes with few rows start at different blocks, or the first block would have all of them.
+        start = int(rng.integers(FOLDS))
+        blocks.append((np.arange(len(own[-1])) * FOLDS // len(own[-1]) + start) % FOLDS)
+    if not own:
+        nothing = np.zeros(0, dtype=np.int64)
+        return nothing, nothing, nothing
+    return np.concatenate(own), np.concatenate(others), np.concatenate(blocks)
+
+
+def _standard(inputs: Floats) -> Floats:
+    return np.asarray((inputs - inputs.mean(0)) / np.maximum(inputs.std(0), 1e-9), dtype=np.float64)
+
+
+def _told_apart(inputs: Floats, block: Ints) -> float:
+    """2 AUC - 1 of a probe that tells the first half of the rows from the second, held-out rows only."""
+    n = len(inputs) // 2
+    side = np.repeat([1.0, 0.0], n)
+    kernel = _kernel(inputs)
+    found = []
+    for fold in np.unique(block):
+        test = block == fold
+        if test.all():
+            return 0.0
+        score = _scores(kernel, side[:, None], ~test, test)[:, 0]
+        own, others = score[side[test] == 1], score[side[test] == 0]
+        found.append(np.sign(own[:, None] - others[None, :]).mean() * test.sum())
+    return float(sum(found) / len(block))
+
+
+def _lost(inputs: Floats, label: Ints, classes: Ints, block: Ints) -> Floats:
+    """For each row of the first half: right by the client's own probe minus right by that of the second half [n]."""
+    n = len(label)
+    kernel = _kernel(inputs)
+    target = (np.concatenate([label, label])[:, None] == classes[None, :]).astype(np.float64)
+    right = np.zeros((2, n))
+    for fold in np.unique(block):
+        held = block == fold
+        nothing = np.zeros(n, dtype=bool)
+        if held.all():
+            continue
+        for half in (0, 1):
+            train = np.concatenate([~held, nothing] if half == 0 else [nothing, ~held])
+            guess = classes[_scores(kernel, target, train, np.concatenate([held, nothing])).argmax(1)]
+            right[half, held] = guess == label[held]
+    return np.asarray(right[0] - right[1], dtype=np.float64)
+
+
+def _kernel(inputs: Floats) -> Floats:
+    squares = (inputs**2).sum(1)
+    distance = np.maximum(squares[:, None] + squares[None, :] - 2 * inputs @ inputs.T, 0.0)
+    typical = float(np.median(distance[~np.eye(len(distance), dtype=bool)]))
+    return np.asarray(np.exp(-distance / max(typical, 1e-12)), dtype=np.float64)
+
+
+def _scores(kernel: Floats, target: Floats, train: NDArray[np.bool_], test: NDArray[np.bool_]) -> Floats:
+    """Kernel ridge regression of the centred targets [test rows, targets]."""
+    middle = target[train].mean(0)
+    own = kernel[np.ix_(train, train)] + _RIDGE * np.eye(int(train.sum()))
+    return np.asarray(
+        kernel[np.ix_(test, train)] @ np.linalg.solve(own, target[train] - middle) + middle, dtype=np.float64
+    )
+
+
+def binned(y: Floats, bins: int = BINS) -> Ints:
+    """Real targets [n] as classes of about the same size."""
+    edges = np.quantile(y, np.arange(1, bins) / bins)
+    return np.searchsorted(np.unique(edges), y, side="right")
+
+
+def together(results: Sequence[ProbeResult], what: str) -> tuple[float, float]:
+    """The mean of one number over clients, and its standard error."""
+    values = np.array([getattr(one, what) for one in results])
+    errors = np.array([getattr(one, f"{what}_error") for one in results])
+    return float(values.mean()), float(np.sqrt((errors**2).sum()) / len(errors))

@@ -1,0 +1,112 @@
+"""What `piebald compare` prints: the finding, and a table within 80 columns, or all columns with --wide."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from piebald.cli.printing import print_table
+from piebald.plain_text import printable
+from piebald.report import headline
+from piebald.report.comparison import Comparison
+from piebald.report.wording import MINUS, MetricFormat, is_significant, megabytes, names
+from piebald.report.work import unequal
+
+_WIDTH = 80
+_SHORTEST = 8  # letters of a label
+
+
+def base_of(comparison: Comparison) -> str:
+    """The label that others are compared with: training alone, or else FedAvg, or else the first."""
+    return comparison.made_by("local") or comparison.made_by("fedavg") or comparison.labels[0]
+
+
+def print_comparison(comparison: Comparison, wide: bool) -> None:
+    """Print a comparison."""
+    rows = comparison.summary()
+    pairs = comparison.paired(base_of(comparison))
+    if wide:
+        print_table(list(rows[0]), [list(row.values()) for row in rows])
+        if pairs:
+            print("\ndifferences of the means on the same clients and seeds")
+            print_table(list(pairs[0]), [list(row.values()) for row in pairs])
+    else:
+        _print_narrow(comparison, rows, {row["label"]: row for row in pairs})
+    said = [headline.sentence(comparison) + ".", unequal(comparison), *_notes(comparison, rows)]
+    print("\n" + "\n".join(_wrapped(line) for line in said if line))
+
+
+def _print_narrow(comparison: Comparison, rows: list[dict[str, Any]], pairs: Mapping[str, Mapping[str, Any]]) -> None:
+    shown, base = MetricFormat(comparison.metric), base_of(comparison)
+    ranked = [*comparison.ranking(), *(label for label in comparison.labels if label not in comparison.levels)]
+    body: list[list[str]] = []
+    for one in sorted(rows, key=lambda row: ranked.index(row["label"])):
+        pair = pairs.get(one["label"])
+        against = "" if pair is None else _plain(shown.difference(pair["difference"]))
+        star = "*" if pair is not None and is_significant(dict(pair)) else ""
+        sent = megabytes(one["mb_up"] + one["mb_down"])
+        body.append([one["label"], _mean(shown, one), f"{against}{star}", shown.value(one["worst_decile"]), sent])
+    own = "alone" if base == comparison.made_by("local") else base
+    head = ["label", shown.name, f"against {own}", "worst tenth", "MB"]
+    body = [[_plain(cell) for cell in row] for row in body]
+    room = _WIDTH - sum(max(len(printable(row[column])) for row in [head, *body]) + 2 for column in range(2, 5))
+    room -= max(len(row[1]) for row in [head, *body]) + 2
+    head[2] = _cut(head[2], len(head[2]) + min(0, room - _SHORTEST))
+    for row in body:
+        row[0] = _cut(printable(row[0]), max(_SHORTEST, room))
+    print_table(head, body)
+
+
+def _mean(shown: MetricFormat, row: Mapping[str, Any]) -> str:
+    """The mean and half its interval."""
+    if row["low"] is None:
+        return shown.value(row["mean"])
+    return f"{shown.value(row['mean'])} \N{PLUS-MINUS SIGN} {shown.size((row['high'] - row['low']) / 2)}"
+
+
+def _notes(comparison: Comparison, rows: list[dict[str, Any]]) -> list[str]:
+    """How to read the table."""
+    shown, base = MetricFormat(comparison.metric), base_of(comparison)
+    kinds = {row["kind"] for row in rows} - {None}
+    meaning = {
+        "interval": "\N{PLUS-MINUS SIGN} half the 95% interval for other clients and seeds",
+        "range": "\N{PLUS-MINUS SIGN} half the range of two seeds: an interval needs three",
+        "one seed": "one seed has no interval: give seeds = [0, 1, 2]",
+    }
+    notes = [f"{'; '.join(meaning[kind] for kind in sorted(kinds))}; * differs from {base} by more than chance."]
+    left = [row for row in rows if row["untrained"]]
+    if left:
+        each = ", ".join(f"{row['label']} {shown.value(row['mean_all'])}" for row in left[:4])
+        many = f" and {len(left) - 4} more" if len(left) > 4 else ""
+        notes.append(f"Clients that never trained are left out; with them: {each}{many}.")
+    losers = _losers(comparison, base)
+    return [*notes, losers] if losers else notes
+
+
+def _losers(comparison: Comparison, base: str) -> str:
+    """The clients that the best other label leaves furthest behind the base, by name."""
+    best = next((label for label in comparison.ranking() if label != base), None)
+    if best is None or base not in comparison.scores:
+        return ""
+    sign, shown = (1 if comparison.higher_is_better else -1), MetricFormat(comparison.metric)
+    gains = comparison.gain_of_each(best, base)
+    behind = sorted((name for name, gain in gains.items() if sign * gain < 0), key=lambda name: sign * gains[name])
+    if not behind:
+        return f"No client scores worse with {best} than with {base}."
+    listed = [f"{name} ({_plain(shown.difference(gains[name]))})" for name in behind]
+    return f"Worse with {best} than with {base}, in the mean over seeds: {names(listed)}."
+
+
+def _wrapped(text: str) -> str:
+    import textwrap
+
+    return textwrap.fill(printable(text), _WIDTH)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: max(most, 1) - 1]}\N{HORIZONTAL ELLIPSIS}"
+
+
+def _plain(text: str) -> str:
+    """Text with a minus that terminals and programs know."""
+    return text.replace(MINUS, "-")

@@ -1,0 +1,262 @@
+"""The server's side of a sum before training: it relays keys, shares and disputes, and finds who does not keep to that.
+
+A client whose answer is wrong beyond doubt takes no part in this sum, nor in the run any more
+(`ServerContext.exclude_client`); one that does not answer takes no part in this sum.  The others go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from piebald.contracts import SIGNATURE, Query, QueryRequest, ServerContext
+from piebald.errors import Declined
+from piebald.privacy.secure_aggregation import masks
+from piebald.privacy.secure_aggregation.key_material import (
+    BOTH,
+    BOX,
+    DIGESTS,
+    commitment,
+    dispute_claim,
+    key_claim,
+    share_digest,
+    share_digests,
+)
+from piebald.privacy.secure_aggregation.key_queries import (
+    BOXES,
+    COMMITMENTS,
+    PROOF,
+    PUBLISHED,
+    SENDERS,
+    SHARES,
+    SIGNED,
+    AdvertiseKeys,
+    CommitKeys,
+    ShareKeys,
+)
+from piebald.privacy.secure_aggregation.masking_graph import (
+    CONTEXT,
+    KEYS,
+    MEMBERS,
+    MaskingGraph,
+    numbers,
+    rows,
+    texts,
+)
+from piebald.privacy.secure_aggregation.share_checks import DISPUTED, READERS, CheckShares, ShowShares
+
+Answers = dict[int, Mapping[str, Tensor]]
+MakeGraph = Callable[[Sequence[int], Sequence[bytes]], MaskingGraph]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SentShares:
+    """What one client sent of its secrets.
+
+    Attributes:
+        boxes: by who reads them.
+        published: digests of the two shares of each holder.
+        proof: a digest of the seed of its own mask.
+    """
+
+    boxes: Mapping[int, bytes]
+    published: Mapping[int, bytes]
+    proof: bytes
+
+
+@dataclass(slots=True, eq=False)
+class ExchangedKeys:
+    """Clients that have exchanged keys and shares.
+
+    Attributes:
+        graph: the clients that sent their keys.
+        sent: what each client sent that takes part.
+        shown: shares that their holder disputed and their owner has shown, by holder and owner.
+    """
+
+    graph: MaskingGraph
+    sent: dict[int, SentShares]
+    shown: dict[int, dict[int, bytes]] = field(default_factory=dict)
+
+    def partners(self, client: int) -> list[int]:
+        """The neighbours of a client that take part, increasing."""
+        return [one for one in self.graph.neighbours[client] if one in self.sent]
+
+    def right(self, holder: int, owner: int, which: str, share: bytes) -> bool:
+        """Whether a share is the one that its owner has published a digest of."""
+        published = self.sent[owner].published[holder]
+        wanted = published[: masks.KEY] if which == "masks" else published[masks.KEY :]
+        return share_digest(share, which, self.graph, owner, holder) == wanted
+
+    def leave_out(self, clients: Collection[int]) -> None:
+        """Go on without some clients."""
+        self.sent = {client: sent for client, sent in self.sent.items() if client not in clients}
+
+
+def exchange_keys(clients: Sequence[int], commit: bool, make_graph: MakeGraph, context: ServerContext) -> ExchangedKeys:
+    """Have clients exchange keys and shares.
+
+    Args:
+        clients: who is asked.
+        commit: whether they commit to keys first.
+        make_graph: the graph of clients with public keys.
+        context: asks them, checks signatures, and excludes whose answers are wrong.
+
+    Raises:
+        Declined: they are too few.
+    """
+    told = _keys(commit, clients, context)
+    members = sorted(told)
+    try:
+        graph = make_graph(members, [texts(told[client][KEYS], 2 * masks.KEY)[0] for client in members])
+    except Declined as error:
+        raise Declined(f"{len(clients)} clients were asked for keys: {error}") from None
+    about = {**graph.vectors(), SIGNED: torch.cat([told[client][SIGNED] for client in members])}
+    answers = asked(context, ShareKeys(), dict.fromkeys(members, about))
+    made = ExchangedKeys(graph, {})
+    for client, answer in answers.items():
+        found = _sent(graph, client, answer)
+        if isinstance(found, str):
+            context.exclude_client(client, found)
+        else:
+            made.sent[client] = found
+    _settle(made, context)
+    return made
+
+
+def asked(context: ServerContext, query: Query, about: Mapping[int, Mapping[str, Tensor]]) -> Answers:
+    """What clients answered, of those that answered."""
+    answers = context.query([QueryRequest(client, query, vectors) for client, vectors in about.items()])
+    return {client: answer.vectors for client, answer in zip(about, answers, strict=True) if answer is not None}
+
+
+# ----------------------------------------------------------------------------------------------------------------- keys
+
+
+def _keys(commit: bool, clients: Sequence[int], context: ServerContext) -> Answers:
+    """What clients answer about their keys; where they commit to them before, all of these must answer.
+
+    If one is gone in between, the others begin again without it: who could choose whether its keys count could choose
+    among rings.
+    """
+    left = sorted(clients)
+    if not commit:
+        return _sound(asked(context, AdvertiseKeys(), {client: {} for client in left}), {}, context)
+    while left:
+        answers = asked(context, CommitKeys(), {client: {} for client in left})
+        promised = {client: texts(answers[client][COMMITMENTS], masks.KEY)[0] for client in sorted(answers)}
+        about = {MEMBERS: numbers([*promised]), COMMITMENTS: rows([*promised.values()], masks.KEY)}
+        told = _sound(asked(context, AdvertiseKeys(), dict.fromkeys(promised, about)), promised, context)
+        if told.keys() == promised.keys():
+            return told
+        left = sorted(told)
+    return {}
+
+
+def _sound(told: Answers, promised: Mapping[int, bytes], context: ServerContext) -> Answers:
+    """The answers whose keys can be relayed; the others' clients are excluded."""
+    sound = {}
+    for client, answer in told.items():
+        public = texts(answer[KEYS], 2 * masks.KEY)[0]
+        if not all(masks.is_public_key(one) for one in (public[: masks.KEY], public[masks.KEY :])):
+            context.exclude_client(client, "its public keys are no keys")
+        elif commitment(public) != promised.get(client, commitment(public)):
+            context.exclude_client(client, "it showed other keys than those that it had committed to")
+        elif not context.check_signature(client, key_claim(client, public), texts(answer[SIGNED], SIGNATURE)[0]):
+            context.exclude_client(client, "its keys are not signed by it")
+        else:
+            sound[client] = answer
+    return sound
+
+
+# --------------------------------------------------------------------------------------------------------------- shares
+
+
+def _sent(graph: MaskingGraph, client: int, answer: Mapping[str, Tensor]) -> SentShares | str:
+    """What a client sent of its secrets, or what is wrong with it."""
+    boxes, published = texts(answer[SHARES], BOX), texts(answer[PUBLISHED], DIGESTS)
+    readers, holders, proofs = graph.neighbours[client], graph.holders(client), texts(answer[PROOF], masks.KEY)
+    if (len(boxes), len(published), len(proofs)) != (len(readers), len(holders), 1):
+        return f"it sent shares for {len(boxes)} neighbours of {len(readers)}, {len(published)} digests of them"
+    return SentShares(dict(zip(readers, boxes, strict=True)), dict(zip(holders, published, strict=True)), proofs[0])
+
+
+def _settle(made: ExchangedKeys, context: ServerContext) -> None:
+    """Have clients check what they got, and have those who sent it show what is disputed."""
+    answers = asked(context, CheckShares(), {reader: _to_check(made, reader) for reader in made.sent})
+    disputes: dict[int, dict[int, bytes]] = {}  # signatures by who sent the shares, and by their holder
+    gone = made.sent.keys() - answers.keys()
+    for reader, answer in answers.items():
+        found = _disputed(made, reader, answer, context)
+        if isinstance(found, str):
+            context.exclude_client(reader, found)
+            gone.add(reader)
+            continue
+        for sender, signature in found.items():
+            disputes.setdefault(sender, {})[reader] = signature
+    made.leave_out(gone)
+    disputes = {sender: signed for sender, signed in sorted(disputes.items()) if sender in made.sent}
+    if disputes:
+        made.leave_out(_show(made, disputes, context))
+
+
+def _show(made: ExchangedKeys, disputes: Mapping[int, Mapping[int, bytes]], context: ServerContext) -> set[int]:
+    """Have clients show the shares that their holders dispute; returns those who do not show what they published."""
+    about = {
+        sender: {
+            CONTEXT: rows([made.graph.context], masks.KEY),
+            READERS: numbers([*signed]),
+            SIGNED: rows([*signed.values()], SIGNATURE),
+        }
+        for sender, signed in disputes.items()
+    }
+    answers = asked(context, ShowShares(), about)
+    gone = disputes.keys() - answers.keys()
+    for sender, answer in answers.items():
+        shares = texts(answer[SHARES], BOTH)
+        if fault := _shown(made, sender, [*disputes[sender]], shares):
+            context.exclude_client(sender, fault)
+            gone.add(sender)
+    return gone
+
+
+def _to_check(made: ExchangedKeys, reader: int) -> Mapping[str, Tensor]:
+    partners = made.partners(reader)
+    return {
+        CONTEXT: rows([made.graph.context], masks.KEY),
+        SENDERS: numbers(sorted(made.sent)),
+        BOXES: rows([made.sent[one].boxes[reader] for one in partners], BOX),
+        PUBLISHED: rows([made.sent[one].published[reader] for one in partners], DIGESTS),
+    }
+
+
+def _disputed(
+    made: ExchangedKeys, reader: int, answer: Mapping[str, Tensor], context: ServerContext
+) -> dict[int, bytes] | str:
+    """The signatures of a client by whose shares it disputes, or what is wrong with its answer."""
+    partners, verdicts = made.partners(reader), texts(answer[DISPUTED], 1)
+    against = [one for one, verdict in zip(partners, verdicts, strict=False) if verdict != b"\0"]
+    signed = texts(answer[SIGNED], SIGNATURE)
+    if len(verdicts) != len(partners) or len(signed) != len(against):
+        return f"it judged {len(verdicts)} shares of {len(partners)}, with {len(signed)} signatures"
+    for sender, signature in zip(against, signed, strict=True):
+        sent = made.sent[sender]
+        claim = dispute_claim(made.graph, sender, reader, sent.boxes[reader], sent.published[reader])
+        if not context.check_signature(reader, claim, signature):
+            return f"it did not sign that it disputes the shares of client {sender}"
+    return dict(zip(against, signed, strict=True))
+
+
+def _shown(made: ExchangedKeys, sender: int, readers: Sequence[int], shares: Sequence[bytes]) -> str:
+    """Take the shares that a client has shown; returns what is wrong with them, or nothing."""
+    if len(shares) != len(readers):
+        return f"it showed {len(shares)} shares of {len(readers)} that their holders dispute"
+    for reader, both in zip(readers, shares, strict=True):
+        if share_digests(both, made.graph, sender, reader) != made.sent[sender].published[reader]:
+            return f"it sent client {reader} other shares than it has published digests of"
+    for reader, both in zip(readers, shares, strict=True):
+        made.shown.setdefault(reader, {})[sender] = both
+    return ""

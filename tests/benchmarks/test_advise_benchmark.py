@@ -1,0 +1,102 @@
+"""The adviser's benchmark: the race is replayed by the rules, and scores are what a truth that was made up says."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+MODULES = ("federations", "grid", "truth", "known", "score")
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "advise"
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any, Any]:
+    """The benchmark's modules, for one test: their names are no package's."""
+    for name in MODULES:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import grid
+    import known
+    import score
+
+    made = grid, known, score
+    for name in MODULES:
+        monkeypatch.setitem(sys.modules, name, sys.modules[name])
+    return made
+
+
+def lines(best: str, points: dict[str, float], seeds: int, grid: Any) -> list[dict[str, Any]]:
+    """A truth in which every client has the points of its recipe and the middle rate is best."""
+    rng = np.random.default_rng(0)
+    found = []
+    for seed in range(seeds):
+        for entry in grid.entries(False):
+            settings = dict(entry.settings)
+            level = points.get(entry.recipe, 50.0) - (0 if settings["lr"] == grid.RATES[0] else 10)
+            values = [[round(100 * (level - lag + noise)) for noise in rng.normal(size=6)] for lag in (8, 4, 0)]
+            found.append({
+                "entry": entry.label, "recipe": entry.recipe, "settings": settings, "seed": seed, "bytes": 1,
+                "steps": 1, "validation": values,
+                "test": [round(100 * (level + noise)) for noise in rng.normal(size=6)],
+            })  # fmt: skip
+    return found
+
+
+def test_a_clear_winner_wins_by_every_rule_but_those_that_leave_it_out(parts: tuple[Any, Any, Any]) -> None:
+    grid, known, score = parts
+    made = lines("ditto", {"ditto": 90.0, "local": 60.0, "fedavg": 40.0}, 3, grid)
+    truth = score.Known(score.BY_NAME["digits-iid"], known.entries_of(made))
+    assert truth.seeds == [0, 1, 2]
+    for rule in ("full grid, one seed", "always Ditto"):
+        assert score.judged(truth, rule, []).regret < 3, rule  # the same points, but for noise
+    assert score.judged(truth, "always alone", []).regret > 25
+    assert score.federating_pays(truth) is True
+    assert score.judged(truth, "always alone", []).pays == 0
+    assert score.judged(truth, "full grid, all seeds", []).cost == 1
+    noise = score.Known(truth.federation, known.entries_of(lines("", {}, 3, grid)))
+    assert score.federating_pays(noise) is None
+
+
+@pytest.mark.full
+def test_the_adviser_finds_a_clear_winner_within_its_budget(parts: tuple[Any, Any, Any]) -> None:
+    grid, known, score = parts
+    pytest.importorskip("piebald.advice.adviser")
+    from adviser import advised
+
+    made = known.entries_of(lines("ditto", {"ditto": 90.0, "local": 60.0, "fedavg": 40.0}, 1, grid))
+    found = advised(score.BY_NAME["digits-iid"], known.tuned(made), [0], 230)
+    assert found.entry.recipe == "ditto"
+    assert found.pays == "yes"
+    assert found.rounds <= 230 + grid.ROUNDS  # the last run may end beyond it
+
+
+def test_a_line_that_was_cut_off_is_run_again(parts: tuple[Any, Any, Any], tmp_path: Path) -> None:
+    grid, _, _ = parts
+    whole = [json.dumps(line) for line in lines("", {}, 1, grid)]
+    (tmp_path / "heart.jsonl").write_text("\n".join(whole[:3]) + "\n" + whole[3][:40], "utf-8")
+    from truth import read
+
+    assert len(read(tmp_path, "heart")) == 3
+    assert read(tmp_path, "exam") == []
+
+
+def test_the_results_page_follows_from_the_truth(
+    parts: tuple[Any, Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, _, score = parts
+    kept = score.RESULTS.read_text("utf-8")
+    monkeypatch.setattr(score, "RESULTS", tmp_path / "RESULTS.md")
+    score.write(FOLDER / "truth")
+    assert (tmp_path / "RESULTS.md").read_text("utf-8") == kept
+
+
+def test_eight_data_sets_and_at_least_24_federations(parts: tuple[Any, Any, Any]) -> None:
+    _, _, score = parts
+    assert len(score.FEDERATIONS) >= 24
+    assert len({one.rows for one in score.FEDERATIONS}) >= 6
+    assert any(one.held_back for one in score.FEDERATIONS)

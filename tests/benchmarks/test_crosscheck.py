@@ -1,0 +1,62 @@
+"""The cross-checks with other programs: what needs no other environment is run here."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "crosscheck"
+
+
+@pytest.fixture
+def benchmark() -> Iterator[Any]:
+    """Import the modules as the program does, and forget them afterwards."""
+    names = ("inputs", "ours", "run")
+    before = {name: sys.modules.pop(name, None) for name in names}
+    sys.path.insert(0, str(FOLDER))
+    yield {name: importlib.import_module(name) for name in names}
+    sys.path.remove(str(FOLDER))
+    for name, module in before.items():
+        sys.modules.pop(name, None)
+        if module is not None:
+            sys.modules[name] = module
+
+
+@pytest.mark.full
+def test_plain_pytorch_replays_fedavg_fedasync_and_fedbuff(benchmark: Any, tmp_path: Path) -> None:
+    """A script that imports nothing of Piebald ends at the same models, within rounding."""
+    inputs, ours, run = (benchmark[name] for name in ("inputs", "ours", "run"))
+    given = inputs.make()
+    mine = ours.training(given) | ours.asynchronous(given) | ours.server_steps(given)
+    stale = mine["events, FedAsync"][:, 2] - 1 - mine["events, FedAsync"][:, 1]
+    assert stale.max() > 2  # updates that miss server steps are among them
+    np.savez(tmp_path / "in.npz", **given, **{key: value for key, value in mine.items() if key.startswith("events")})
+    script = FOLDER / "peers" / "with_torch.py"
+    subprocess.run(
+        [sys.executable, script, tmp_path / "in.npz", tmp_path / "out.npz"], check=True,
+        env={"PYTHONPATH": str(FOLDER), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    with np.load(tmp_path / "out.npz") as found:
+        verdicts = {name: run.line("torch", name, mine[name], theirs)[-1] for name, theirs in found.items()}
+    assert verdicts == dict.fromkeys(("FedAvg", "FedAsync", "FedBuff", "FedAdam", "FedYogi"), "equal")
+
+
+def test_a_difference_is_told_as_one(benchmark: Any) -> None:
+    """More than rounding, more than an explanation covers, other shapes, and random draws of another kind."""
+    line = benchmark["run"].line
+    one = np.linspace(1, 2, 5)
+    assert line("Flower", "median", one, one + 1e-6)[-1] == "equal"
+    assert line("Flower", "median", one, one + 1e-4)[-1] == "DIFFERS"
+    assert line("Flower", "FedYogi", one, one + 1e-3)[-1].startswith("differs: Flower starts")
+    assert line("Flower", "FedYogi", one, one + 1.0)[-1] == "DIFFERS"
+    assert line("Flower", "median", one, one[:4])[-1].startswith("DIFFERS: shapes")
+    drawn = np.random.default_rng(0).normal(size=(2, 60, 3))
+    assert line("flwr-datasets", "Dirichlet 0.1, plain", *drawn)[-1] == "equal"
+    assert line("flwr-datasets", "Dirichlet 0.1, plain", drawn[0], drawn[1] + 2)[-1] == "DIFFERS"

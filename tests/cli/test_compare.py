@@ -1,0 +1,100 @@
+"""The command compare: models of recipes, and what it prints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from piebald import progress
+from piebald.cli.comparing import print_comparison
+from piebald.report.comparison import Comparison
+from piebald.report.store import RunStore
+from piebald.report.tables import History
+from piebald.server import RoundProgress
+
+from .conftest import Command
+
+FILE = """
+rounds = 1
+data = { name = "digits" }
+partition = { kind = "iid", clients = 3, limit = 90 }
+model = { name = "logistic" }
+[[recipes]]
+name = "local"
+model = { name = "mlp", hidden = [8] }
+[[recipes]]
+name = "fedavg"
+label = "it's"
+"""
+
+
+def test_a_file_gives_recipes_models_and_names_them_in_errors(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text(FILE)
+    code, out, err = command("compare", "own.toml", "--out", "out", "--set", "recipes.1.cohort=9")
+    assert (code, out) == (2, "")
+    assert err.startswith('recipe "it\'s": --set recipes.1.cohort: recipes[1].cohort is 9 but there are 3 clients')
+    assert not (tmp_path / "out").exists()
+    for value, words in (("3", "must be a table"), ("mlpp", "did you mean 'mlp'")):
+        code, _, err = command("compare", "own.toml", "--set", f"recipes.0.model={value}")
+        assert code == 2
+        assert words in err
+    assert command("compare", "own.toml", "--out", "out", "--quiet")[0] == 0
+    with History(tmp_path / "out" / "local" / "seed-0") as history:
+        assert history.meta["parameters"] == 64 * 8 + 8 + 8 * 10 + 10
+    assert command("resume", "out/local/seed-0", "--quiet")[0] == 0  # rebuilds the recipe's own model
+    assert command("run", "own.toml", "--set", "recipe.name=fedavg", "--set", "recipe.model=mlp")[0] == 2
+
+
+def test_a_comparison_fits_80_columns_and_wide_has_all(command: Command, tmp_path: Path) -> None:
+    file = FILE.replace('label = "it\'s"', f'label = "{"a method with a long name " * 3}"')
+    (tmp_path / "own.toml").write_text(f"seeds = [0, 1, 2]\n{file}")
+    said = command("compare", "own.toml", "--out", "out")
+    assert said.code == 0
+    assert max(map(len, said.out.splitlines())) <= 80
+    head = said.out.splitlines()[0].split()
+    assert head == ["label", "accuracy", "against", "alone", "worst", "tenth", "MB"]
+    assert "\N{PLUS-MINUS SIGN} half the 95% interval" in said.out
+    assert "piebald report out" in said.out
+    for words in (("--wide",), ("--json",)):
+        out = command("compare", "own.toml", "--out", "out", *words).out
+        assert "parameters" in out
+        assert "a method with a long name a method" in out
+
+
+def test_without_a_terminal_progress_is_a_line_a_minute(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(progress, "monotonic", lambda: now[0])
+    with progress.Bar("hdafl", 3, 10, "accuracy", wanted=True) as bar:
+        for version, now[0] in ((1, 30.0), (2, 61.0), (3, 90.0), (4, 130.0)):
+            bar.show(RoundProgress(version, {"global/accuracy": version / 10}))
+    assert capsys.readouterr() == (
+        "",
+        "hdafl (seed 3): server step 2 of 10, accuracy 0.200\nhdafl (seed 3): server step 4 of 10, accuracy 0.400\n",
+    )
+    with progress.Bar("hdafl", 3, 10, "accuracy", wanted=False) as bar:
+        bar.show(RoundProgress(1, {}))
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_comparison_names_clients_and_unequal_work(capsys: pytest.CaptureFixture[str]) -> None:
+    def run(label: str, seed: int, values: list[float], clients: int) -> History:
+        store = RunStore.create(None, {"recipe": {"name": label}, "label": label, "seed": seed, "metric": "accuracy"})
+        store.clients([{"client": c, "name": name} for c, name in enumerate(("george", "lucas", "nicolas"))])
+        row = {"version": 1, "kind": "train", "status": "ok", "steps": 5, "examples": 40}
+        store.commit({"version": 1}, [row | {"id": c, "client": c} for c in range(clients)])
+        head = {"version": 1, "model": "global", "split": "test", "metric": "accuracy"}
+        store.scores([head | {"client": c, "value": value} for c, value in enumerate(values)])
+        return History(store)
+
+    print_comparison(
+        Comparison([run("local", s, [0.9, 0.8, 0.7], 3) for s in range(3)]
+                   + [run("ditto", s, [0.7, 0.9, 0.2], 2) for s in range(3)]), wide=False
+    )  # fmt: skip
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Worse with ditto than with local, in the mean over seeds: george (-20.0)." in out
+    assert "unequal work: 2 used updates with ditto, 3 with local" in out
+    assert "Clients that never trained are left out; with them: ditto 60.0%." in out
+    assert "ditto and local cannot be told apart" in out

@@ -1,0 +1,103 @@
+"""q-FedAvg, TERM and AFL end at the points that their objectives name, and equal FedAvg where they should.
+
+Two clients hold one row each, with losses w^2 and 4 (w - 1)^2.  FedAvg ends at 0.8, where the losses are 0.64 and 0.16;
+the largest loss is smallest at 2/3, where both are 4/9.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import brentq, minimize
+from torch import nn
+
+import piebald
+from piebald import recipes
+from piebald.aggregation.agnostic import on_simplex
+from piebald.errors import SettingError
+from piebald.partition import clients_from
+from piebald.recipe import Recipe
+
+ROWS = {"a": (torch.tensor([[1.0]]), torch.tensor([[0.0]])), "b": (torch.tensor([[2.0]]), torch.tensor([[2.0]]))}
+FEDAVG = 0.8
+
+
+def slope(seed: int) -> nn.Module:
+    module = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(module.weight, 0.1)
+    return module
+
+
+def ends_at(recipe: Recipe, rounds: int = 400) -> float:
+    clients = clients_from(ROWS, test=0, validation=0)
+    run = piebald.run(
+        recipe, clients, slope, rounds=rounds, evaluate_every=0, runtime=piebald.Simulator(deterministic=True)
+    )
+    return float(run.start())
+
+
+@pytest.mark.parametrize("q", [0.0, 0.5, 1.0, 4.0])
+def test_q_fedavg_ends_where_the_sum_of_powers_is_smallest(q: float) -> None:
+    # the derivative of F_1^(q+1) + F_2^(q+1) is 0 where w / (1 - w) is this
+    ratio = 4 ** ((q + 1) / (2 * q + 1))
+    assert ends_at(recipes.qfedavg(q=q, lr=0.02)) == pytest.approx(ratio / (1 + ratio), abs=2e-3)
+
+
+@pytest.mark.parametrize("t", [-0.5, 0.0, 1.0, 8.0])
+def test_term_ends_where_the_tilted_loss_is_smallest(t: float) -> None:
+    def derivative(w: float) -> float:
+        return math.exp(t * w**2) * 2 * w - math.exp(t * 4 * (w - 1) ** 2) * 8 * (1 - w)
+
+    assert ends_at(recipes.term(t=t, lr=0.02)) == pytest.approx(brentq(derivative, 0.5, 0.999), abs=2e-3)
+
+
+def test_afl_ends_where_the_largest_loss_is_smallest() -> None:
+    assert ends_at(recipes.afl(lambda_lr=0.02, lr=0.01), rounds=1500) == pytest.approx(2 / 3, abs=5e-3)
+
+
+@pytest.mark.parametrize("recipe", [recipes.qfedavg(q=0), recipes.term(t=0), recipes.afl(lambda_lr=0)])
+def test_without_effect_they_are_fedavg(recipe: Recipe) -> None:
+    assert ends_at(recipe, rounds=5) == pytest.approx(ends_at(recipes.fedavg(), rounds=5), rel=1e-6)
+
+
+def test_the_first_step_is_the_papers() -> None:
+    """Algorithm 2 by hand, from w = 0.1 with one local step each: L = 1 / lr, Delta_k = F_k^q L (w - w_k)."""
+    lr, q, w = 0.02, 2.0, 0.1
+    losses, gradients = [w**2, 4 * (w - 1) ** 2], [2 * w, 8 * (w - 1)]
+    steps = [f**q * g for f, g in zip(losses, gradients, strict=True)]  # L (w - (w - lr g)) = g
+    h = [q * f ** (q - 1) * g**2 + f**q / lr for f, g in zip(losses, gradients, strict=True)]
+    assert ends_at(recipes.qfedavg(q=q, lr=lr), rounds=1) == pytest.approx(w - sum(steps) / sum(h), rel=1e-5)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.floats(-3, 3), min_size=1, max_size=5))
+def test_the_projection_is_the_nearest_point(values: list[float]) -> None:
+    point = torch.tensor(values, dtype=torch.float64)
+    found = on_simplex(point)
+    assert float(found.sum()) == pytest.approx(1)
+    assert bool((found >= 0).all())
+    bounds, sums = [(0, 1)] * len(values), {"type": "eq", "fun": lambda x: x.sum() - 1}
+    start = [1 / len(values)] * len(values)
+    best = minimize(lambda x: ((x - values) ** 2).sum(), start, bounds=bounds, constraints=sums, tol=1e-12)
+    distance = float((found - point).square().sum())
+    assert distance <= best.fun + 1e-6
+
+
+@pytest.mark.parametrize("recipe", ["qfedavg", "term", "afl"])
+def test_they_are_refused_beside_what_hides_losses(recipe: str) -> None:
+    with pytest.raises(SettingError, match="initial_loss"):
+        recipes.make(recipe).with_(training={"kind": "sgd"})
+    secret = {"kind": "gaussian", "clip": 1.0, "noise": 1.0, "where": "client"}
+    with pytest.raises(SettingError, match="loss of the global model"):
+        recipes.make(recipe).with_(transforms=[secret])
+
+
+def test_a_client_whose_loss_is_enormous_leaves_numbers_finite() -> None:
+    rows = {"a": ROWS["a"], "b": (torch.tensor([[1.0]]), torch.tensor([[1e3]]))}
+    for recipe in (recipes.qfedavg(q=4, lr=1e-4), recipes.term(t=5, lr=1e-4), recipes.afl(lambda_lr=1, lr=1e-4)):
+        run = piebald.run(recipe, clients_from(rows, test=0, validation=0), slope, rounds=3, evaluate_every=0)
+        assert math.isfinite(float(run.start()))

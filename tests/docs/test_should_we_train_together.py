@@ -1,0 +1,45 @@
+"""The page "Should we train together?": its code runs on the hospitals' rows, and prints what the page shows."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from piebald.cli import main
+from piebald.data.prepared_files import is_prepared, prepared
+
+sys.path.insert(0, str(Path(__file__).parent))
+import pages
+from test_outputs import assert_alike
+
+PAGE = pages.ROOT / "docs" / "should-we-train-together.md"
+HEART = ("heart", "heart.csv.gz")
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not is_prepared(*HEART), reason="the hospitals' rows are not here")
+def test_from_the_table_to_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("heart.csv").write_bytes(gzip.decompress(prepared(*HEART).read_bytes()))
+    printed, compared = "", 0
+    for block in pages.blocks(PAGE):
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            if block.language == "python":
+                exec(compile("\n" * (block.line - 1) + block.text, str(PAGE), "exec"), {"__name__": "page"})
+            elif block.language == "console":
+                for line in block.text.splitlines():
+                    assert main(shlex.split(line.removeprefix("$ piebald "))) == 0, line
+            elif block.language == "toml":
+                Path(block.text.split()[1]).write_text(block.text, "utf-8")
+            elif block.language == "text":
+                compared += 1
+                assert_alike(block.text, printed, "the page")
+        printed = out.getvalue() or printed
+    assert compared

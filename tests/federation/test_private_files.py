@@ -1,0 +1,43 @@
+"""Files that only their owner reads, and that are there completely or not at all."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from piebald.runtimes.federation.private_files import write_private
+
+
+def test_two_processes_may_write_one_file_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both parties of a transfer write the settings into one run folder: one took away the other's unfinished file."""
+    path, replace = tmp_path / "settings.toml", os.replace
+
+    def replace_after_another(source: Path, target: Path) -> None:
+        monkeypatch.setattr(os, "replace", replace)
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setattr(os, "getpid", lambda: 1)
+            write_private(path, "the other one's")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", replace_after_another)
+    write_private(path, "mine")
+    assert path.read_text() == "mine"
+    assert [one.name for one in tmp_path.iterdir()] == ["settings.toml"]
+
+
+def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "key"
+    write_private(path, "old")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_private(path, "new")
+    assert path.read_text() == "old"
+    assert [one.name for one in tmp_path.iterdir()] == ["key"]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
