@@ -157,8 +157,8 @@ def resume(
     """
     check_names("argument of resume", objective, _OBJECTIVE)
     with RunStore.open_read_only(path) as ended:
-        finished = ended.meta.get("status") == "finished"
-    if finished:  # nothing is written, which may not be possible
+        whole = ended.meta.get("status") == "finished" and rounds in (None, ended.meta.get("rounds"))
+    if whole:  # nothing is written, which may not be possible
         with suppress(RunFolderError):  # its last checkpoint is damaged: an older one is continued
             return opened(path, clients, model, **objective)
     store = RunStore.open(path)
