@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from piebald.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from piebald import data, models, partition, recipes, vertical
+    from piebald import advice, data, models, partition, recipes, tuning, vertical
+    from piebald.advice.adviser import advise
     from piebald.comparisons import compare
     from piebald.errors import ParameterError, PiebaldError, RunFolderError, RuntimeFault, SettingError
     from piebald.experiment import adapt, resume, run
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from piebald.report import write_report
     from piebald.report.comparison import Comparison
     from piebald.runtimes import Ray, Simulator
+    from piebald.tuning.search import tune
 
 __all__ = [
     "Comparison",
@@ -43,6 +45,8 @@ __all__ = [
     "SettingError",
     "Simulator",
     "adapt",
+    "advice",
+    "advise",
     "clients_from",
     "compare",
     "data",
@@ -52,6 +56,8 @@ __all__ = [
     "recipes",
     "resume",
     "run",
+    "tune",
+    "tuning",
     "vertical",
     "write_report",
 ]
@@ -68,13 +74,15 @@ _HOMES = {
     "report": ("write_report",),
     "report.comparison": ("Comparison",),
     "runtimes": ("Ray", "Simulator"),
+    "advice.adviser": ("advise",),
+    "tuning.search": ("tune",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
     """Public names are imported when they are first used, so that `import piebald` and `piebald --help` are quick."""
-    if name in ("data", "models", "partition", "recipes", "vertical"):
+    if name in ("advice", "data", "models", "partition", "recipes", "tuning", "vertical"):
         return importlib.import_module(f"piebald.{name}")
     if name in _HOME_OF:
         return getattr(importlib.import_module(f"piebald.{_HOME_OF[name]}"), name)

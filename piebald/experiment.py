@@ -139,31 +139,42 @@ def resume(
     clients: Clients | Any = None,
     model: Model | None = None,
     *,
+    rounds: Count | None = None,
     progress: bool = False,
     callbacks: Sequence[Callback] = (),
     **objective: Any,
 ) -> Run:
-    """Continue a run that was interrupted; a finished one is returned as it is.
+    """Continue a run that was interrupted; a finished one is returned as it is, unless it is to have more rounds.
+
+    A run that is continued to more rounds is the run that would have had so many from the start, to the bit on the same
+    machine and engine.
 
     Args:
         path: the run folder.
         clients, model: as given to `run`; None rebuilds them from the experiment file that the run was started with.
+        rounds: the number of server steps to go on to, counted from the run's start; as many as it was started with by
+            default.
         progress: show a bar on a terminal.
         callbacks: listeners, as given to `run`.
         objective: `loss` and `metrics`, as given to `run`.
+
+    Raises:
+        SettingError: fewer rounds than the run has, or more of a run whose rounds are not counted in a simulation.
     """
     check_names("argument of resume", objective, _OBJECTIVE)
     with RunStore.open_read_only(path) as ended:
-        finished = ended.meta.get("status") == "finished"
-    if finished:  # nothing is written, which may not be possible
+        whole = ended.meta.get("status") == "finished" and rounds in (None, ended.meta.get("rounds"))
+    if whole:  # nothing is written, which may not be possible
         with suppress(RunFolderError):  # its last checkpoint is damaged: an older one is continued
             return opened(path, clients, model, **objective)
     store = RunStore.open(path)
     try:
+        _extend(store, rounds)
+        finished = store.meta.get("status") == "finished"
         if not finished and (changed := "; ".join(differences(store.meta))):
             _log.warning("the rest of this run may have other bits than it would have had: %s", changed)
         plan = _prepared_again(store.meta, path, clients, model, objective)
-        store.set_meta(status="running")
+        store.set_meta(status="running", privacy=plan.meta["privacy"])
         if not store.version:  # it may have ended, as on a full disk, before its clients were described
             describe(plan, store)
     except BaseException:
@@ -243,6 +254,22 @@ def opened(path: PathLike, clients: Clients | Any = None, model: Model | None = 
 
 def _listeners(plan: PreparedRun, callbacks: Sequence[Callback]) -> list[Callback]:
     return [*(tracker.callback() for tracker in plan.trackers), *callbacks]
+
+
+def _extend(store: RunStore, rounds: int | None) -> None:
+    """Record that a run is to have more rounds."""
+    own = store.meta.get("rounds")
+    if rounds is None or rounds == own:
+        return
+    if own is None or rounds < own:
+        has = "no number of rounds" if own is None else f"{own} rounds"
+        raise SettingError(f"rounds must be at least those of the run in {store.path}, which has {has}, got {rounds}")
+    if store.meta["runtime"].get("kind") == "federation":
+        raise SettingError(
+            f"the run in {store.path} was a real federation, whose sites went home at its end: it cannot have more "
+            "rounds, start a new run"
+        )
+    store.set_meta(rounds=rounds, status="running")
 
 
 def _execute(plan: PreparedRun, store: RunStore, progress: bool, listeners: Sequence[Callback]) -> Run:

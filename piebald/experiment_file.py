@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, Field, PrivateAttr, ValidationError
 
@@ -16,8 +14,10 @@ from piebald import plugins
 from piebald.component import Component, build
 from piebald.contracts import Clients
 from piebald.data.dataset import DataSet
-from piebald.errors import SettingError, shown, unknown
+from piebald.errors import SettingError, unknown
+from piebald.experiment_plan import Plan
 from piebald.experiment_sections import (
+    AdviseSection,
     ComparedRecipe,
     Evaluation,
     Kind,
@@ -25,8 +25,10 @@ from piebald.experiment_sections import (
     RecipeSection,
     RuntimeSection,
     Section,
+    TuneSection,
+    combinations,
     file_text,
-    leaves,
+    place_source,
 )
 from piebald.partition.data_source import DataSource
 from piebald.recipe import Recipe
@@ -68,7 +70,10 @@ class ExperimentSettings(Section):
         longest_step: refuse an update whose norm exceeds this many times the model's, 1000 by default.
         max_examples, max_weight: the most rows that a client counts, and the largest share of one update in a step.
         trackers: experiment trackers, each a name ("tensorboard", "mlflow", "wandb") or a table with a kind.
+        tune, advise: the search for settings of the recipes, and for the best method.
     """
+
+    needs_recipe: ClassVar[bool] = True  # `advise` finds one
 
     rounds: int | None = Field(default=None, ge=1)
     stop: dict[str, Any] | None = None
@@ -96,6 +101,8 @@ class ExperimentSettings(Section):
     fleet: Kind | None = None
     runtime: RuntimeSection = RuntimeSection()
     evaluate: Evaluation = Evaluation()
+    tune: TuneSection | None = None
+    advise: AdviseSection | None = None
 
     _document: Document = PrivateAttr(default_factory=lambda: Document("", "settings"))
 
@@ -107,7 +114,7 @@ class ExperimentSettings(Section):
         name = "the built-in experiment" if path is None else str(path)
         document = Document(file_text(path), name)
         folder = Path.cwd() if path is None else Path(path).resolve().parent
-        _place_source(document, folder)
+        place_source(document, folder)
         for place in (folder, Path.cwd()):
             plugins.search(place)
         for flag in flags:
@@ -128,9 +135,10 @@ class ExperimentSettings(Section):
             raise of_document(error, document, cls) from None
         document.refuse_dates()
         settings._document = document
-        if (settings.recipe is None) == (settings.recipes is None):
-            wants = "[recipe] or [[recipes]], not both" if settings.recipe else "a [recipe] with a name, or [[recipes]]"
-            raise SettingError(f"{document.name} needs {wants}")
+        if settings.recipe is not None and settings.recipes is not None:
+            raise SettingError(f"{document.name} needs [recipe] or [[recipes]], not both")
+        if cls.needs_recipe and settings.recipe is None and settings.recipes is None:
+            raise SettingError(f"{document.name} needs a [recipe] with a name, or [[recipes]]")
         if settings.partition is None and settings.data.source is None:
             raise SettingError(f"{document.name} needs a section [partition] with a kind")
         if {"seed", "seeds"} <= settings.model_fields_set:
@@ -173,7 +181,7 @@ class ExperimentSettings(Section):
         for index, one in enumerate(self.recipes or ()):
             if one.model is not None:
                 model = self.model_for(clients, one.model, ("recipes", index, "model"))
-                models |= dict.fromkeys(one.labels(self._combinations()), model)
+                models |= dict.fromkeys(one.labels(combinations(self.grid or {}, self._document.origin)), model)
         return Plan(recipes, clients, self.model_for(clients), runtime, self._stop(), models)
 
     @property
@@ -213,24 +221,16 @@ class ExperimentSettings(Section):
         made: dict[str, Recipe] = {}
         for key, named in self._recipe_sections().items():
             table = named.settings()
-            combinations = self._combinations()
-            for full, changes in zip(named.labels(combinations), combinations, strict=True):
+            points = combinations(self.grid or {}, self._document.origin)
+            for full, changes in zip(named.labels(points), points, strict=True):
                 if full in made:
                     raise SettingError(f"{self._at(*key)}: there are two recipes called {full!r}: give one a label")
                 made[full] = self._recipe(key, {**table, **changes}, changes)
         return made
 
-    def _combinations(self) -> list[dict[str, Any]]:
-        """The settings at each point of the grid, by name."""
-        lists: dict[str, list[Any]] = {}
-        for name, values, key in leaves(self.grid or {}, ("grid",)):
-            place = self._at(*key)
-            if not name.startswith("recipe."):
-                raise SettingError(f"{place}: grid can vary settings of the recipe, like 'recipe.lr', got {name!r}")
-            if not isinstance(values, list) or not values:
-                raise SettingError(f"{place}: grid needs a list of values for {name}, got {shown(values)}")
-            lists[name.removeprefix("recipe.")] = values
-        return [dict(zip(lists, point, strict=True)) for point in itertools.product(*lists.values())]
+    def search_space(self) -> dict[str, Any] | None:
+        """The values of settings to search among, by the setting's name without "recipe."; None for the default."""
+        return None if self.tune is None else self.tune.values(self._document.origin)
 
     def _recipe(self, key: Key, table: dict[str, Any], changes: Mapping[str, Any]) -> Recipe:
         from piebald import recipes
@@ -360,8 +360,14 @@ class ExperimentSettings(Section):
 
         *quoted, why = re.fullmatch(r"(?s)(?:recipe (?:'(.*?)'|\"(.*?)\"): )?(.*)", str(error)).groups()  # type: ignore[union-attr]
         label, word = next(filter(None, quoted), None), next(iter(re.findall(r"\w+", why)), "")
+        for section, own in (("tune", self.tune), ("advise", self.advise)):
+            if own is not None and word in type(own).model_fields:
+                return SettingError(f"{self._at(section, word)}: {error}")
         for key, named in self._recipe_sections().items():
-            if word in recipes.settings_of(named.name) and label in (None, *named.labels(self._combinations())):
+            if word in recipes.settings_of(named.name) and label in (
+                None,
+                *named.labels(combinations(self.grid or {}, self._document.origin)),
+            ):
                 placed = self._placed(SettingError(why), key, named)
                 return placed if label is None else SettingError(f"recipe {label!r}: {placed}")
         return error
@@ -394,36 +400,3 @@ class ExperimentSettings(Section):
         start = f"{dotted(key)}." if re.findall(r"\w+", message)[:1] == [name] else ""
         place = self._at(*key) if name is None else self._of(key, name, changes)
         return SettingError(f"{place}: {start}{message}")
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The objects that settings define.
-
-    Attributes:
-        recipes: the recipes by label; one, unless the settings define a comparison.
-        clients: the clients and their rows.
-        model: a function of a seed that makes the initial model.
-        runtime: the runtime.
-        stop: the stopping criteria besides the number of rounds.
-        models: models of recipes that bring their own, by the recipe's label.
-    """
-
-    recipes: Mapping[str, Recipe]
-    clients: Clients
-    model: Callable[[int], nn.Module]
-    runtime: RuntimeSettings
-    stop: StoppingCriteria | None = None
-    models: Mapping[str, Callable[[int], nn.Module]] = field(default_factory=dict)
-
-    def model_of(self, label: str) -> Callable[[int], nn.Module]:
-        """The model of a recipe."""
-        return self.models.get(label, self.model)
-
-
-def _place_source(document: Document, folder: Path) -> None:
-    """Make the path of the data absolute: in the file it is relative to the file's folder."""
-    table = document.values.get("data")
-    source = table.get("source") if isinstance(table, dict) else None
-    if isinstance(source, str) and not plugins.is_reference(source):
-        document.values["data"] = {**document.values["data"], "source": str(folder / source)}

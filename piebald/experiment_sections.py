@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Callable, Container, Iterable, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from piebald import plugins
 from piebald.contracts import Split
-from piebald.errors import SettingError
-from piebald.toml_document import Key
+from piebald.errors import SettingError, shown
+from piebald.toml_document import Document, Key
 
 
 class Section(BaseModel):
@@ -95,6 +97,54 @@ class Evaluation(Section):
     metrics: list[str] | None = Field(default=None, min_length=1)
 
 
+class TuneSection(Section):
+    """The search for settings of recipes, `piebald tune` and `piebald compare --tune`.
+
+    Attributes:
+        space: the values of settings, by names like "recipe.lr": {low = 0.01, high = 1.0, log = true}, or a list of
+            choices; the learning rate by default.
+        budget: of each recipe, one of rounds, minutes and bytes; ten whole runs by default.
+        sampler: "tpe", "random" or "grid".
+        rungs: how often a run is judged; worse ones are dropped before its end.
+        factor: between the rounds of two rungs; one run in so many goes on.
+        seeds: each trial has a run for each; the experiment's first seed by default.
+    """
+
+    space: dict[str, Any] | None = None
+    budget: dict[str, Any] | None = None
+    sampler: Literal["tpe", "random", "grid"] = "tpe"
+    rungs: int = Field(default=3, ge=1)
+    factor: int = Field(default=3, ge=2)
+    seeds: list[int] | None = Field(default=None, min_length=1)
+
+    def values(self, origin: Callable[[Key], str]) -> dict[str, Any] | None:
+        """The values of the space by the setting's name without "recipe."; `origin` gives the place of a key."""
+        if self.space is None:
+            return None
+        found: dict[str, Any] = {}
+        for name, values, key in leaves(self.space, ("tune", "space"), {"low", "high"}):
+            if not name.startswith("recipe."):
+                raise SettingError(
+                    f"{origin(key)}: space can vary settings of the recipe, like 'recipe.lr', got {name!r}"
+                )
+            found[name.removeprefix("recipe.")] = values
+        return found
+
+
+class AdviseSection(Section):
+    """The race of `piebald advise`.
+
+    Attributes:
+        budget: of the whole search, one of rounds, minutes and bytes; twenty whole runs by default.
+        seeds: the race is run with the first, what is left at its end with all; three by default.
+        families: the recipes of the families to race, all by default; Local and FedAvg always are.
+    """
+
+    budget: dict[str, Any] | None = None
+    seeds: list[int] | None = Field(default=None, min_length=1)
+    families: list[str] | None = Field(default=None, min_length=1)
+
+
 def file_text(path: str | Path | None) -> str:
     """The text of an experiment file, or of the built-in experiment."""
     if path is None:
@@ -107,13 +157,39 @@ def file_text(path: str | Path | None) -> str:
         raise SettingError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from None
 
 
-def leaves(table: Mapping[str, Any], key: Key) -> list[tuple[str, Any, Key]]:
-    """The values of nested tables: their names below the first key, the values, and their full keys."""
+def leaves(
+    table: Mapping[str, Any], key: Key, ends: Container[str] = (), depth: int | None = None
+) -> list[tuple[str, Any, Key]]:
+    """The values of nested tables: their names below a key, the values, and their full keys.
+
+    A table with one of the keys `ends` is a value itself.
+    """
     found: list[tuple[str, Any, Key]] = []
+    depth = len(key) if depth is None else depth
     for name, value in table.items():
         inner = (*key, name)
-        if isinstance(value, Mapping):
-            found += leaves(value, inner)
+        if isinstance(value, Mapping) and not any(end in ends for end in value):
+            found += leaves(value, inner, ends, depth)
         else:
-            found.append((".".join(str(word) for word in inner[1:]), value, inner))
+            found.append((".".join(str(word) for word in inner[depth:]), value, inner))
     return found
+
+
+def combinations(grid: Mapping[str, Any], origin: Callable[[Key], str]) -> list[dict[str, Any]]:
+    """The settings at each point of a grid, by name; `origin` gives the place of a key."""
+    lists: dict[str, list[Any]] = {}
+    for name, values, key in leaves(grid, ("grid",)):
+        if not name.startswith("recipe."):
+            raise SettingError(f"{origin(key)}: grid can vary settings of the recipe, like 'recipe.lr', got {name!r}")
+        if not isinstance(values, list) or not values:
+            raise SettingError(f"{origin(key)}: grid needs a list of values for {name}, got {shown(values)}")
+        lists[name.removeprefix("recipe.")] = values
+    return [dict(zip(lists, point, strict=True)) for point in itertools.product(*lists.values())]
+
+
+def place_source(document: Document, folder: Path) -> None:
+    """Make the path of the data absolute: in the file it is relative to the file's folder."""
+    table = document.values.get("data")
+    source = table.get("source") if isinstance(table, dict) else None
+    if isinstance(source, str) and not plugins.is_reference(source):
+        document.values["data"] = {**document.values["data"], "source": str(folder / source)}

@@ -18,7 +18,7 @@ import piebald
 from piebald.component import Component
 
 ROOT = Path(__file__).parents[1]
-EXTRAS = {"datasets", "gmpy2", "mlflow", "nvflare", "opacus", "ray", "tenseal", "tensorboard"}
+EXTRAS = {"datasets", "gmpy2", "mlflow", "nvflare", "opacus", "optuna", "ray", "tenseal", "tensorboard"}
 UNPICKLING = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 
 

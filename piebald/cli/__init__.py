@@ -15,6 +15,7 @@ from piebald.plain_text import printable
 
 # importing a module registers its commands, in the order of `piebald --help`
 from piebald.cli import train  # noqa: F401  # isort: skip
+from piebald.cli import choose  # noqa: F401  # isort: skip
 from piebald.cli import federate  # noqa: F401  # isort: skip
 from piebald.cli import look  # noqa: F401  # isort: skip
 

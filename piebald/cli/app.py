@@ -86,6 +86,11 @@ def search_plugins(run: Path) -> None:
         plugins.search(here)
 
 
+def is_search(folder: Path) -> bool:
+    """Whether a folder holds a search for settings or recipes."""
+    return (folder / "search.json").is_file()
+
+
 def pair(text: str) -> tuple[str, Any]:
     """Parse KEY=VALUE from the command line; the value is TOML or else text."""
     from piebald.toml_document import value_of

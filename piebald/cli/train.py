@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from piebald.cli.app import (
     Deterministic,
-    Interrupted,
     Json,
     Out,
     Quiet,
@@ -21,16 +18,16 @@ from piebald.cli.app import (
     app,
     check_run,
     end_on_term,
+    is_search,
     is_transfer,
     progress,
     search_plugins,
     show_log,
 )
+from piebald.cli.choose import resumed_search, tuned_first
+from piebald.cli.experiment_files import common_options, guarded, load_settings, out_folder
 from piebald.cli.printing import facts, line_printer, print_json, print_run, print_table, print_transfer
 from piebald.errors import SettingError
-
-if TYPE_CHECKING:
-    from piebald.experiment_file import ExperimentSettings, Plan
 
 
 @app.command()
@@ -49,15 +46,15 @@ def run(
     """Train with one recipe and keep the run in a folder."""
     show_log(verbose)
     end_on_term()
-    settings = _settings(file, sets, out, runtime, deterministic)
+    settings = load_settings(file, sets, out, runtime, deterministic)
     if settings.compares:
         raise SettingError(f"{file or 'the built-in experiment'} describes several runs: use piebald compare")
     plan = settings.plan()
     from piebald import experiment
 
-    folder = _folder(settings)
+    folder = out_folder(settings)
     (label, recipe) = next(iter(plan.recipes.items()))
-    with _guarded(folder, f"piebald resume {folder}", settings):
+    with guarded(folder, f"piebald resume {folder}", settings):
         history = experiment.run(
             recipe,
             plan.clients,
@@ -66,7 +63,7 @@ def run(
             label=settings.label or label,
             out=folder,
             progress=progress(as_json, quiet),
-            **_common(settings, plan) | {"runtime": plan.runtime.with_folder(folder)},
+            **common_options(settings, plan) | {"runtime": plan.runtime.with_folder(folder)},
         )
     print_run(history, as_json, quiet)
 
@@ -78,6 +75,9 @@ def compare(
     out: Out = None,
     runtime: RuntimeSettings = None,
     deterministic: Deterministic = False,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="First choose each recipe's settings by validation rows, see [tune].")
+    ] = False,
     wide: Annotated[bool, typer.Option("--wide", help="Print all columns, however wide the table is.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -86,20 +86,22 @@ def compare(
     """Train with several recipes on the same clients and compare the results."""
     show_log(verbose)
     end_on_term()
-    settings = _settings(file, sets, out, runtime, deterministic)
+    settings = load_settings(file, sets, out, runtime, deterministic)
     plan = settings.plan()
     from piebald import comparisons
 
-    folder = _folder(settings)
-    with _guarded(folder, f"piebald compare {file} --out {folder}", settings):
+    folder = out_folder(settings)
+    again = f"piebald compare {file}{' --tune' if tune else ''} --out {folder}"
+    tuned = tuned_first(settings, plan, folder, again, as_json, quiet) if tune else None
+    with guarded(folder, again, settings):
         comparison = comparisons.compare(
-            plan.recipes,
+            plan.recipes if tuned is None else tuned.recipes,
             plan.clients,
             {label: plan.model_of(label) for label in plan.recipes},
             seeds=tuple(settings.seeds or (settings.first_seed,)),
             out=folder,
             progress=progress(as_json, quiet),
-            **_common(settings, plan),
+            **common_options(settings, plan),
         )
     from piebald.cli.comparing import base_of, print_comparison
     from piebald.report.work import behind
@@ -107,7 +109,10 @@ def compare(
     if as_json:
         told = {"cannot_be_told_apart": comparison.tied, "work": behind(comparison)}
         runs, pairs = [facts(history) for history in comparison.runs], comparison.paired(base_of(comparison))
-        print_json({"runs": runs, "summary": comparison.summary(), "paired": pairs} | told | {"out": str(folder)})
+        chosen = {} if tuned is None else {"tuning": tuned.plain()}
+        print_json(
+            {"runs": runs, "summary": comparison.summary(), "paired": pairs} | told | {"out": str(folder)} | chosen
+        )
     elif not quiet:
         print_comparison(comparison, wide)
         print(f"\nsaved in {folder}; write a report with: piebald report {folder}")
@@ -133,6 +138,9 @@ def transfer(
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run that was interrupted.")],
+    rounds: Annotated[
+        int | None, typer.Option(help="Go on to this many server steps, also if the run was finished.")
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -141,14 +149,20 @@ def resume(
     if is_transfer(folder):
         from piebald.vertical import command
 
+        if rounds is not None:
+            raise SettingError(f"{folder} holds a transfer, whose length is in its file: leave out --rounds")
         made = command.resume(folder, progress(as_json, quiet), line_printer(as_json, quiet))
         return print_transfer(*made, as_json, quiet)
-    from piebald import experiment
-
     search_plugins(folder)
     end_on_term()
-    with _guarded(folder, f"piebald resume {folder}"):
-        history = experiment.resume(folder, progress=progress(as_json, quiet))
+    if is_search(folder):
+        if rounds is not None:
+            raise SettingError(f"{folder} holds a search, whose runs have all one length: leave out --rounds")
+        return resumed_search(folder, as_json, quiet)
+    from piebald import experiment
+
+    with guarded(folder, f"piebald resume {folder}"):
+        history = experiment.resume(folder, rounds=rounds, progress=progress(as_json, quiet))
     print_run(history, as_json, quiet)
 
 
@@ -185,65 +199,3 @@ def adapt(
         tried = [[m.name, m.fitted, m.epochs, m.loss, m.validation, m.test, m.gain] for m in made.methods]
         print_table((*columns, f"test {made.metric}", "gain"), tried)
         print(f"\nbest on the validation rows: {made.best}, since {made.why}")
-
-
-def _settings(
-    file: Path | None, sets: list[str] | None, out: str | None, runtime: str | None, deterministic: bool
-) -> ExperimentSettings:
-    from piebald.experiment_file import ExperimentSettings
-
-    flags = list(sets or ())
-    if deterministic:
-        kind = [] if runtime is None else [f"runtime.kind={runtime}"]  # so that --runtime keeps what is set below it
-        flags = [*kind, *flags, "runtime.deterministic=true"]
-    return ExperimentSettings.load(file, flags, out=out, runtime=runtime)
-
-
-def _common(settings: ExperimentSettings, plan: Plan) -> dict[str, Any]:
-    """The options that a run and a comparison share."""
-    return {
-        "rounds": settings.rounds,
-        "stop": plan.stop,
-        "runtime": plan.runtime,
-        "evaluate_every": settings.evaluate.every,
-        "evaluate_clients": settings.evaluate.clients,
-        "evaluate_split": settings.evaluate.split,
-        "loss": settings.loss,
-        "metrics": settings.evaluate.metrics,
-        "keep": settings.keep,
-        "unseen": settings.unseen,
-        "checkpoint_every": settings.checkpoint_every,
-        "measure": settings.measure,
-        "max_examples": settings.max_examples,
-        "max_weight": settings.max_weight,
-        "trackers": settings.trackers,
-        "settings": settings.table(),
-        **({} if settings.longest_step is None else {"longest_step": settings.longest_step}),
-    }
-
-
-def _folder(settings: ExperimentSettings) -> Path:
-    """The folder to write to: as given, or the first free name under runs/."""
-    if settings.out is not None:
-        return Path(settings.out)
-    name = settings.label or (settings.recipe.name if settings.recipe else "comparison")
-    stem = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
-    folder = Path("runs") / stem
-    number = 1
-    while folder.exists():
-        number += 1
-        folder = Path("runs") / f"{stem}-{number}"
-    return folder
-
-
-@contextmanager
-def _guarded(folder: Path, again: str, settings: ExperimentSettings | None = None) -> Iterator[None]:
-    """Print how to continue after Ctrl-C, and add the place in the settings to an error about a setting."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        if not folder.exists():
-            raise Interrupted("interrupted before anything was written") from None
-        raise Interrupted(f"interrupted; completed server steps are saved, continue with: {again}") from None
-    except SettingError as error:
-        raise (settings.located(error) if settings else error) from None

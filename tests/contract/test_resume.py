@@ -197,6 +197,34 @@ def test_a_finished_run_is_handed_back(tmp_path: Path) -> None:
     assert len(again.rounds) == 3
 
 
+CONTINUED: dict[str, tuple[Recipe, dict[str, Any]]] = {
+    "private heads": (method("hdafl"), {}),
+    "control variates": (method("scaffold"), {}),
+    "momentum at the server, a schedule": (method("fedavgm", lr_schedule={"kind": "cosine", "rounds": 5}), {}),
+    "no rounds, slow devices": (method("fedbuff", buffer_size=2, cohort=5), {"fleet": True}),
+    "the best version is kept": (method("fedavg"), {"keep": "best"}),
+}
+
+
+@pytest.mark.parametrize("case", CONTINUED)
+def test_more_rounds_are_those_of_a_longer_run(case: str, tmp_path: Path) -> None:
+    recipe, more = CONTINUED[case]
+    fleet = piebald.partition.FastSlow(fast=1.0, slow_factor=3.0, share_slow=0.4)
+    options: dict[str, Any] = {"simulator": {"fleet": fleet} if "fleet" in more else {}, "evaluate_every": 2}
+    options |= {"keep": "best"} if "keep" in more else {}
+    carry_out(recipe, out=tmp_path / "run", rounds=2, **options)
+    continued = piebald.resume(tmp_path / "run", federation(), fitting(recipe), rounds=5)
+    assert_identical(carry_out(recipe, out=tmp_path / "whole", rounds=5, **options), continued)
+    assert continued.meta["rounds"] == 5
+    assert piebald.resume(tmp_path / "run", federation(), fitting(recipe), rounds=5).best == continued.best
+
+
+def test_a_run_cannot_have_fewer_rounds(tmp_path: Path) -> None:
+    carry_out(method("fedavg"), out=tmp_path / "run", rounds=2)
+    with pytest.raises(SettingError, match=r"rounds must be at least those of .*, which has 2 rounds, got 1"):
+        piebald.resume(tmp_path / "run", federation(), network, rounds=1)
+
+
 def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real: Callable[..., Any] = Simulation._serve
     calls = []

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import piebald.advice  # noqa: F401 - now, so that its searches have the real `run` and not the brief one
 from piebald import experiment, recipes
 from piebald.cli import main
 from piebald.component import Component

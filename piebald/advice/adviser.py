@@ -1,0 +1,262 @@
+"""Should these clients train together, how, and what does each of them gain?"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from piebald.advice.answer import SHARES, Advice, Loser, Pays
+from piebald.advice.check import check
+from piebald.advice.families import ALONE, TOGETHER, Entrant, check_training, entrants
+from piebald.advice.look import look as look_at
+from piebald.advice.race import Race, Runner, behind
+from piebald.advice.reasons import reasons
+from piebald.arguments import Count, PathLike, Seed, checked
+from piebald.contracts import Clients
+from piebald.errors import RuntimeFault, SettingError
+from piebald.prepare import Model, some_clients
+from piebald.recipe import Recipe
+from piebald.report.paired import cannot_be_told_apart, difference, probability_within
+from piebald.runtimes.base import SimulatesDevices
+from piebald.tuning.budget import Budget, Cost, rungs_of
+from piebald.tuning.search import ROUNDS, check_seeds, claim, lines_to_stderr
+from piebald.tuning.study import imported
+from piebald.tuning.trial import words
+from piebald.tuning.trial_runs import TrialRuns, named
+
+BUDGET = 20  # whole runs
+FACTOR = 2
+POINT = 0.01  # of a metric that is a share
+
+
+@checked
+def advise(
+    clients: Clients | Any,
+    model: Model,
+    *,
+    budget: Budget | int | Mapping[str, Any] | None = None,
+    rounds: Count = ROUNDS,
+    seeds: Sequence[Seed] = (0, 1, 2),
+    methods: Mapping[str, Recipe | str] | Sequence[Recipe | str] = (),
+    families: Sequence[str] | None = None,
+    training: Mapping[str, Any] | None = None,
+    out: PathLike | None = None,
+    progress: bool = False,
+    look: bool = False,
+    settings: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Advice:
+    """Choose a method for clients that are not alike: whether to train together, how, and who loses by it.
+
+    A race over families of methods, each tuned with the same budget: short runs choose settings, the best of each
+    method goes on, what is beyond one standard error of the best is dropped halfway, and what is left is repeated with
+    other seeds.  Only validation rows are looked at; where no client has any, a fifth of each client's training rows is
+    held out.  At the end test rows are opened once, for the recommendation, Local and FedAvg.
+
+    The recommendation is the cheapest method, in bytes and then in steps, of those that are within one standard error
+    of the best, and within one point (one hundredth of the best, where the metric is no share).
+
+    Args:
+        clients, model: see `run`.
+        budget: of the search: a number of server steps over all runs, or {"minutes": 10.0} or {"bytes": 10**9}; 20
+            whole runs by default.  Each method is tried at least once, and Local and FedAvg are trained to the end.
+        rounds: server steps of a whole run.
+        seeds: the race is run with the first; what is left at the end with the others as well.
+        methods: recipes to race beside those of the families; one of a family's own recipe stands for that family.
+        families: the recipes of the families to race, all by default; Local and FedAvg always are.
+        training: settings that the families' recipes share, such as {"batch": 20, "epochs": 2, "cohort": 10}.
+        out: a folder, in which an interrupted search goes on, and which holds answer.json, answer.html and
+            recommended.toml at the end; a temporary one by default.
+        progress: print a line to standard error for each thing that happens.
+        look: look at the clients before any training, see `advice.look`; it is said first.
+        settings: plain values kept with the search, from which the command line rebuilds it to go on.
+        options: other options of `run`.
+
+    Raises:
+        SettingError: Optuna is missing, a setting is wrong, or no method can be trained by these clients.
+        RunFolderError: `out` holds something else.
+        RuntimeFault: Local, FedAvg and all others failed.
+    """
+    imported()
+    check_seeds(seeds)
+    federation = some_clients(clients(seeds[0]) if callable(clients) else clients)
+    shared = dict(training or {})
+    check_training(shared)
+    own = named(methods) if methods else {}
+    limit = Budget.of(BUDGET * rounds if budget is None else budget)
+    runs = TrialRuns.of({}, federation, model, rungs_of(rounds, 4, FACTOR), options)
+    runs, racing, unusable = _usable(runs, entrants(federation, _fleet(runs), shared, own, families))
+    describe = {
+        "kind": "advise", "rounds": rounds, "seeds": list(seeds), "budget": str(limit), "clients": len(federation),
+        "recipes": {one.label: one.recipe.model_dump() for one in racing}, "settings": settings,
+    }  # fmt: skip
+    with ExitStack() as stack:
+        folder = Path(out if out is not None else stack.enter_context(tempfile.TemporaryDirectory()))
+        claim(folder, describe)
+        say = lines_to_stderr(progress)
+        seen = look_at(runs.choosing.opened(), model, fleet=_fleet(runs)).text() if look else None
+        for line in (seen or "").splitlines():
+            say(line)
+        if runs.choosing.held_out:
+            say("no client has validation rows: a fifth of each client's training rows is held out while choosing")
+        for label, why in unusable.items():
+            say(f"{label} cannot be used: {why}")
+        runners, failed, spent = Race(runs, tuple(seeds), folder, limit, FACTOR, say).run(racing)
+        advice = _answer(
+            runners, runs, {**unusable, **failed}, spent, seeds, None if out is None else folder, settings, folder
+        )
+        advice = replace(advice, look=seen)
+        advice.save(folder)
+    return advice
+
+
+def _usable(runs: TrialRuns, racing: Sequence[Entrant]) -> tuple[TrialRuns, list[Entrant], dict[str, str]]:
+    """The methods that these clients can train, and why others cannot be."""
+    found, unusable = [], {}
+    for one in racing:
+        try:
+            runs = runs.judged_as(one.recipe, one.label)
+            found.append(one)
+        except SettingError as error:
+            unusable[one.label] = str(error)
+    if not found:
+        raise SettingError(f"no method can be trained by these clients: {next(iter(unusable.values()))}")
+    return runs, found, unusable
+
+
+def _fleet(runs: TrialRuns) -> Any:
+    runtime = runs.options["runtime"]
+    return runtime.fleet if isinstance(runtime, SimulatesDevices) else None
+
+
+def _answer(
+    runners: Sequence[Runner],
+    runs: TrialRuns,
+    unusable: Mapping[str, str],
+    spent: Cost,
+    seeds: Sequence[int],
+    kept: Path | None,
+    settings: Mapping[str, Any] | None,
+    folder: Path,
+) -> Advice:
+    finished = {one.label: one for one in runners if one.state == "finished"}
+    if not finished:
+        raise RuntimeFault(f"no method could be trained to the end: {runners[0].why if runners else 'none is left'}")
+    higher = runs.higher_is_better
+    scores = {label: one.last for label, one in finished.items()}
+    alike = cannot_be_told_apart(scores, higher)
+    best = finished[max(finished, key=lambda label: (1 if higher else -1) * finished[label].mean)]
+    chosen = _recommended([one for one in finished.values() if one.label in {*alike, best.label}], best, runs)
+    alone = next((one for one in finished.values() if one.entrant.recipe.name == ALONE), None)
+    together = next((one for one in finished.values() if one.entrant.recipe.name == TOGETHER), None)
+    probability = probability_within(scores, chosen.label, POINT, higher) if runs.metric in SHARES else None
+    tested = check(_once(chosen, alone, together), runs, folder / "check")
+    return Advice(
+        recommended=chosen.label,
+        recipe=chosen.recipe,
+        title=chosen.entrant.title,
+        metric=runs.metric,
+        higher_is_better=higher,
+        pays=_pays(list(finished.values()), alone, higher),
+        alike=alike,
+        best=best.label,
+        probability=probability,
+        gain_alone=None if alone is None or alone is chosen else difference(chosen.last, alone.last),
+        gain_together=None if together is None or together is chosen else difference(chosen.last, together.last),
+        losers=_losers(chosen, alone, list(finished.values()), runs),
+        reasons=reasons(chosen, alone, together, runs),
+        table=_table(runners, best, runs),
+        curve={rounds: float(np.nanmean(one.values[:1])) for rounds, one in sorted(chosen.scores.items())},
+        cost=chosen.run or Cost(),
+        spent=spent,
+        tested=tested,
+        unusable=unusable,
+        rounds=runs.rungs[-1],
+        seeds=list(seeds),
+        folder=kept,
+        settings=settings,
+    )
+
+
+def _recommended(alike: Sequence[Runner], best: Runner, runs: TrialRuns) -> Runner:
+    """The cheapest of those that trail the best by at most one standard error, and at most one point.
+
+    Of a metric that is no share, one hundredth of the best's mean takes the place of the point: where a method diverges
+    under one seed, its standard error says nothing.
+    """
+    point = POINT if runs.metric in SHARES else POINT * abs(best.mean)
+    near = []
+    for one in alike:
+        lag, error = behind(best, one, runs.higher_is_better)
+        if one is best or (lag <= point and (error is None or lag <= error)):
+            near.append(one)
+    return min(
+        near, key=lambda one: (one.run.bytes if one.run else 0, one.run.steps if one.run else 0, one.entrant.rank)
+    )
+
+
+def _pays(finished: Sequence[Runner], alone: Runner | None, higher: bool) -> Pays:
+    """Whether the best method that shares something beats Local beyond noise, or loses to it.
+
+    The best is chosen by the same scores, so p is multiplied by the number of those that it was chosen from.
+    """
+    others = [one for one in finished if one is not alone]
+    if alone is None or not others:
+        return "cannot be told"
+    best = max(others, key=lambda one: (1 if higher else -1) * one.mean)
+    found = difference(best.last, alone.last)
+    if found is None or not found.p * len(others) < 0.05:
+        return "cannot be told"
+    return "yes" if (found.mean > 0) == higher else "no"
+
+
+def _losers(chosen: Runner, alone: Runner | None, finished: Sequence[Runner], runs: TrialRuns) -> list[Loser]:
+    """The clients whose own model is better, by more than two standard errors of a difference on their rows."""
+    if alone is None or chosen is alone or runs.metric not in SHARES:
+        return []
+    mine, own = (np.nanmean(one.last.values, axis=0) for one in (chosen, alone))
+    found = []
+    for client, name in enumerate(runs.names):
+        rows = runs.choosing.size(client, "validation")
+        if not rows or np.isnan(mine[client]) or np.isnan(own[client]):
+            continue
+        error = float(np.sqrt((mine[client] * (1 - mine[client]) + own[client] * (1 - own[client])) / rows))
+        error = max(error, 1 / rows)  # a perfect score on few rows is not known without error
+        loss = float(own[client] - mine[client])
+        if loss > 2 * error:
+            best = max(finished, key=lambda one: np.nan_to_num(np.nanmean(one.last.values[:, client]), nan=-1.0))
+            score = float(np.nanmean(best.last.values[:, client]))
+            found.append(Loser(name, loss, error, best.label, score))
+    return sorted(found, key=lambda one: -one.loss)
+
+
+def _once(*runners: Runner | None) -> list[Runner]:
+    found: list[Runner] = []
+    for one in runners:
+        if one is not None and all(one is not other for other in found):
+            found.append(one)
+    return found
+
+
+def _table(runners: Sequence[Runner], best: Runner, runs: TrialRuns) -> list[dict[str, Any]]:
+    sign = -1 if runs.higher_is_better else 1
+    rows = []
+    for one in sorted(runners, key=lambda one: (-one.reached, sign * one.mean)):
+        comparable = one.reached == best.reached
+        lag, error = behind(best, one, runs.higher_is_better) if comparable else (None, None)
+        cost = one.run or Cost()
+        rows.append(
+            {"method": one.label, "score": one.mean, "behind": lag, "error": error,
+             "lr": one.best.settings.get("lr"), "settings": words(one.best.settings),
+             "megabytes": cost.bytes / 1e6 if one.run else None, "steps": cost.steps if one.run else None,
+             "seconds": 60 * cost.minutes if one.run else None, "rounds": one.reached,
+             "seeds": len(one.last.seeds), "trials": len(one.trials),
+             "what became of it": one.state if not one.why else f"{one.state}: {one.why}"}
+        )  # fmt: skip
+    return rows

@@ -1,0 +1,299 @@
+"""The answer: what to do, what it gains and costs, who loses by it, and how far it can be trusted."""
+
+from __future__ import annotations
+
+import html
+import json
+import textwrap
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from piebald import recipes
+from piebald.advice.check import Checked
+from piebald.plain_text import printable
+from piebald.recipe import Recipe
+from piebald.report.notebook import html_table, written
+from piebald.report.paired import Difference, difference
+from piebald.toml_document import dumps
+from piebald.tuning.budget import Cost
+
+Pays = Literal["yes", "no", "cannot be told"]
+RECIPE = "recommended.toml"
+_COLUMNS = (
+    "method",
+    "score",
+    "behind",
+    "error",
+    "lr",
+    "megabytes",
+    "steps",
+    "seconds",
+    "rounds",
+    "seeds",
+    "what became of it",
+)
+
+
+@dataclass(frozen=True)
+class Loser:
+    """A client that loses by joining.
+
+    Attributes:
+        client: its name.
+        loss: of the recommendation against the client's own model, on validation rows, in units of the metric.
+        error: the standard error of that.
+        instead: the label of the method that is best for it.
+        score: of that method, on its validation rows.
+    """
+
+    client: str
+    loss: float
+    error: float
+    instead: str
+    score: float
+
+
+@dataclass(frozen=True, eq=False)
+class Advice:
+    """What `advise` found.
+
+    Attributes:
+        recommended: the label of the recommended method.
+        recipe: its recipe, with the settings that were chosen.
+        title: what it is, in plain words.
+        metric, higher_is_better: what methods are judged by.
+        pays: whether federating pays: the best method that is not Local against Local.
+        alike: the methods that cannot be told apart from the best on validation rows, the best mean first.
+        best: the label with the best mean on validation rows.
+        probability: that the recommendation is within one point of the best of those that were tried to the end; None
+            where it cannot be known.
+        gain_alone, gain_together: the difference of the recommendation to Local and to FedAvg on validation rows, None
+            where it is that method.
+        losers: clients that lose by joining, beyond noise.
+        reasons: one sentence each, from measurements.
+        table: one row for each method that was tried.
+        curve: the recommendation's mean on validation rows after each rung, by server steps.
+        cost: of a run of the recommendation.
+        spent: by the whole search.
+        tested: scores on test rows, of the recommendation, Local and FedAvg only; empty where there are none.
+        unusable: why methods could not be tried, by label.
+        rounds, seeds: of the runs.
+        folder: of the search, None where it was removed again.
+        settings: the experiment file as plain values, None where it was started from Python.
+        look: what was said before training, None where it was not asked for.
+    """
+
+    recommended: str
+    recipe: Recipe
+    title: str
+    metric: str
+    higher_is_better: bool
+    pays: Pays
+    alike: Sequence[str]
+    best: str
+    probability: float | None
+    gain_alone: Difference | None
+    gain_together: Difference | None
+    losers: Sequence[Loser]
+    reasons: Sequence[str]
+    table: Sequence[Mapping[str, Any]]
+    curve: Mapping[int, float]
+    cost: Cost
+    spent: Cost
+    tested: Sequence[Checked]
+    unusable: Mapping[str, str]
+    rounds: int
+    seeds: Sequence[int]
+    folder: Path | None
+    settings: Mapping[str, Any] | None
+    look: str | None = None
+
+    def tested_gain(self, label: str) -> Difference | None:
+        """The difference of the recommendation to a method on test rows, None where there is none."""
+        found = {one.label: one.scores for one in self.tested}
+        if label == self.recommended or label not in found or self.recommended not in found:
+            return None
+        return difference(found[self.recommended], found[label])
+
+    def headline(self) -> str:
+        """The answer in one sentence."""
+        start = {
+            "yes": "Training together pays",
+            "no": "Training together does not pay",
+            "cannot be told": "Whether training together pays cannot be told from these validation rows",
+        }[self.pays]
+        return f"{start}: {self.recommended} ({self.title}) is recommended."
+
+    def text(self) -> str:
+        """The answer for a terminal."""
+        lines = [self.headline(), ""]
+        if len(self.alike) > 1:
+            lines.append(
+                f"{_listed(self.alike)} cannot be told apart; {self.recommended} is the cheapest of those within "
+                f"one standard error and one {'point' if self.metric in SHARES else 'hundredth'} of the best."
+            )
+        for what, gain in (("every client alone", self.gain_alone), ("FedAvg", self.gain_together)):
+            if gain is not None:
+                lines.append(f"Against {what}, on validation rows: {self.amount(gain)}.")
+        if self.probability is not None:
+            lines.append(
+                f"It is within one point of the best tried with a probability of {100 * self.probability:.0f} %."
+            )
+        lines += list(self.reasons)
+        for one in self.losers:
+            lines.append(
+                f"{one.client} loses {self._points(one.loss)} (standard error {self._points(one.error)}) by joining: "
+                f"give it {one.instead}, which reaches {written(one.score)}."
+            )
+        if not self.losers and self.pays != "no":
+            lines.append("No client loses by joining, beyond two standard errors of its own validation rows.")
+        lines += ["", *self._cost_lines(), "", *self._test_lines()]
+        return wrapped(lines)
+
+    def amount(self, gain: Difference) -> str:
+        """A difference with its interval, in words."""
+        sign = 1 if self.higher_is_better else -1
+        low, high = sorted((sign * gain.low, sign * gain.high))
+        error = "" if gain.error is None else f"; standard error for other clients {self._points(gain.error)}"
+        if gain.seeds == 1:
+            return f"{self._points(sign * gain.mean, True)} (one seed{error})"
+        what = "95 % interval for clients and seeds" if gain.kind == "interval" else "range over seeds"
+        error = "" if gain.kind == "interval" else error
+        ends = f"{self._points(low, True)} to {self._points(high, True)}"
+        return f"{self._points(sign * gain.mean, True)} ({what} {ends}{error})"
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON values."""
+        gains = {"alone": self.gain_alone, "together": self.gain_together}
+        return {
+            "recommended": self.recommended,
+            "title": self.title,
+            "headline": self.headline(),
+            "metric": self.metric,
+            "pays": self.pays,
+            "alike": list(self.alike),
+            "best": self.best,
+            "probability_within_one_point": self.probability,
+            "gain": {name: None if one is None else _plain(one) for name, one in gains.items()},
+            "losers": [_plain(one) for one in self.losers],
+            "reasons": list(self.reasons),
+            "methods": [dict(row) for row in self.table],
+            "curve": {str(rounds): value for rounds, value in self.curve.items()},
+            "cost": _plain(self.cost),
+            "spent": _plain(self.spent),
+            "tested": {
+                one.label: {"mean": _mean(one), "clients": dict(zip(one.scores.clients, _by_client(one), strict=True))}
+                for one in self.tested
+            },
+            "unusable": dict(self.unusable),
+            "look": self.look,
+            "rounds": self.rounds,
+            "seeds": list(self.seeds),
+            "recipe": self.recipe.model_dump(),
+        }
+
+    def toml(self) -> str:
+        """The recommendation as an experiment file, which `piebald run` and `piebald up` take.
+
+        Where the search was started from Python, data, model and partition are for the user to write.
+        """
+        head = f"# {printable(self.headline())}\n# Chosen by validation rows; see answer.json.\n"
+        if self.settings is None:
+            return (
+                f"{head}# Write [data], [partition] and [model] yourself: the search was started from Python.\n"
+                + dumps({"rounds": self.rounds})
+                + "\n"
+                + recipes.toml(self.recipe)
+            )
+        left_out = ("recipe", "recipes", "grid", "tune", "advise", "seeds", "out", "label", "rounds", "stop")
+        table = {name: value for name, value in self.settings.items() if name not in left_out}
+        recipe = tomllib.loads(recipes.toml(self.recipe))["recipe"]
+        return head + dumps({"rounds": self.rounds, **table, "seed": self.seeds[0], "recipe": recipe})
+
+    def save(self, folder: Path) -> None:
+        """Write answer.json, answer.html and recommended.toml into a folder."""
+        (folder / "answer.json").write_text(json.dumps(self.plain(), indent=1, ensure_ascii=False), encoding="utf-8")
+        (folder / RECIPE).write_text(self.toml(), encoding="utf-8")
+        (folder / "answer.html").write_text(_page(self._repr_html_()), encoding="utf-8")
+
+    def rows(self) -> list[list[Any]]:
+        """The methods that were tried, the best first, as rows under `columns`."""
+        return [[row.get(name) for name in self.columns] for row in self.table]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The heading of `rows`."""
+        return _COLUMNS
+
+    def __repr__(self) -> str:
+        return f"<Advice: {self.headline()}>"
+
+    def _repr_html_(self) -> str:
+        lines = "".join(f"<p>{html.escape(line)}</p>" for line in self.text().splitlines() if line)
+        return f"{lines}{html_table(self.columns, self.rows())}"
+
+    def _points(self, value: float, signed: bool = False) -> str:
+        """A difference of the metric: in points where it is a share."""
+        scale, unit = (100, " points") if self.metric in SHARES else (1, "")
+        return f"{scale * value:{'+' if signed else ''}.3g}{unit}"
+
+    def _cost_lines(self) -> list[str]:
+        cost, spent = self.cost, self.spent
+        time = f", {cost.seconds:,.0f} seconds of the devices" if cost.seconds else ""
+        return [
+            f"A run of {self.rounds} rounds costs {cost.bytes / 1e6:,.3g} MB, {cost.steps:,} steps and "
+            f"{60 * cost.minutes:,.3g} seconds here{time}.",
+            f"The search took {spent.rounds:,} rounds, {spent.bytes / 1e6:,.3g} MB and {spent.minutes:,.3g} minutes.",
+        ]
+
+    def _test_lines(self) -> list[str]:
+        if not self.tested:
+            return ["No client has test rows, so nothing was checked after the choice."]
+        names = _listed([one.label for one in self.tested])
+        lines = [f"Test rows were opened once, after the choice, for {names} only:"]
+        for one in self.tested:
+            gain = self.tested_gain(one.label)
+            against = "" if gain is None else f"; {self.recommended} against it: {self.amount(gain)}"
+            lines.append(f"  {one.label}: {self.metric} {_mean(one):.4g}{against}")
+        return lines
+
+
+SHARES = ("accuracy", "balanced_accuracy", "auc", "f1")  # metrics from 0 to 1, whose differences are points
+
+
+def _listed(labels: Sequence[str]) -> str:
+    return labels[0] if len(labels) == 1 else f"{', '.join(labels[:-1])} and {labels[-1]}"
+
+
+def wrapped(lines: Sequence[str]) -> str:
+    """Paragraphs, in lines of at most 80 columns."""
+    found: list[str] = []
+    for line in lines:
+        indent = " " * (len(line) - len(line.lstrip()))
+        text = printable(line.strip())
+        found += textwrap.wrap(text, 80, initial_indent=indent, subsequent_indent=f"{indent}  ") or [""]
+    return "\n".join(found) + "\n"
+
+
+def _mean(one: Checked) -> float:
+    return float(np.nanmean(one.scores.values))
+
+
+def _by_client(one: Checked) -> list[float | None]:
+    values = one.scores.values
+    return [None if np.isnan(column).all() else float(np.nanmean(column)) for column in values.T]
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    return asdict(value)
+
+
+def _page(body: str) -> str:
+    style = "body{font:16px sans-serif;max-width:60em;margin:2em auto}td,th{padding:.2em .6em;text-align:left}"
+    head = f'<meta charset="utf-8"><title>Piebald</title><style>{style}</style>'
+    return f'<!doctype html><html lang="en">{head}{body}</html>\n'

@@ -1,0 +1,143 @@
+"""The methods that the adviser tries: for each family a recipe, and its main setting besides the learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from piebald import recipes
+from piebald.contracts import Clients, Fleet
+from piebald.errors import SettingError, unknown
+from piebald.recipe import Recipe
+from piebald.tuning.space import has_setting, setting_of, with_settings
+
+ALONE, TOGETHER = "local", "fedavg"
+RATES = (0.1, 0.02, 0.5, 0.05, 0.25)  # in this order: the middle first, then its neighbours
+UNEQUAL = 2.0  # times that the slowest device takes longer than the fastest from which rounds cost waiting
+
+
+@dataclass(frozen=True)
+class Family:
+    """A kind of method.
+
+    Attributes:
+        recipe: the recipe that stands for it, by name.
+        title: what it is, in plain words.
+        space: the values of its main setting besides the learning rate.
+        fewest: clients that it needs.
+        unequal: whether it is tried only where devices are unequal.
+    """
+
+    recipe: str
+    title: str
+    space: Mapping[str, Any] = field(default_factory=dict)
+    fewest: int = 2
+    unequal: bool = False
+
+
+FAMILIES = (  # the simplest first
+    Family(ALONE, "every client alone", fewest=1),
+    Family(TOGETHER, "one model for all"),
+    Family("fine_tuned", "one model, fine-tuned by each client", {"tune_epochs": [1, 4]}),
+    Family("scaffold", "one model, with corrected steps"),
+    Family("hdafl", "a private classifier over shared layers"),
+    Family("fedbn", "private batch norm"),
+    Family("lg_fedavg", "private layers under a shared classifier"),
+    Family("ditto", "a personal model beside the shared one", {"lam": [0.1, 1.0]}),
+    Family("ifca", "a model for each group of clients", {"k": [2, 3]}, fewest=4),
+    Family("sync_dvw", "one model, weighted by validation scores"),
+    Family("fedbuff", "one model without rounds", {"buffer_size": [2, 5]}, fewest=4, unequal=True),
+)
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A method in the race.
+
+    Attributes:
+        label: its name in the race.
+        recipe: with the shared settings.
+        title: what it is, in plain words.
+        rank: its place by simplicity, the simplest is 0.
+        space: the values of its settings.
+        first: the settings that are tried first.
+    """
+
+    label: str
+    recipe: Recipe
+    title: str
+    rank: int
+    space: Mapping[str, Any]
+    first: tuple[Mapping[str, Any], ...]
+
+
+def entrants(
+    clients: Clients,
+    fleet: Fleet | None,
+    training: Mapping[str, Any],
+    methods: Mapping[str, Recipe],
+    names: Sequence[str] | None = None,
+) -> list[Entrant]:
+    """The methods of the race, the simplest first.
+
+    Args:
+        clients: how many there are decides which families make sense.
+        fleet: their devices, None where all are instant.
+        training: settings that the families' recipes share, such as the batch size; a recipe takes those that it has.
+        methods: recipes by label to race as well; one with the name of a family's recipe stands for that family.
+        names: of the families' recipes to race, all by default; Local and FedAvg always are.
+
+    Raises:
+        SettingError: there is no such family.
+    """
+    known = [family.recipe for family in FAMILIES]
+    for name in names or ():
+        if name not in known:
+            raise unknown("family called", name, known)
+    unequal = fleet is not None and _ratio(fleet, len(clients)) >= UNEQUAL
+    own = {recipe.name: label for label, recipe in methods.items()}
+    found: list[tuple[str, Recipe, str, Mapping[str, Any]]] = []
+    for family in FAMILIES:
+        always = family.recipe in (ALONE, TOGETHER) or family.recipe in own
+        fits = len(clients) >= family.fewest and (unequal or not family.unequal)
+        if not always and (not fits or (names is not None and family.recipe not in names)):
+            continue
+        label = own.get(family.recipe, family.recipe)
+        recipe = methods[label] if family.recipe in own else shared(recipes.make(family.recipe), training)
+        found.append((label, recipe, family.title, family.space))
+    raced = {label for label, *_ in found}
+    found += [(label, recipe, recipe.name, {}) for label, recipe in methods.items() if label not in raced]
+    return [_entrant(rank, *one) for rank, one in enumerate(found)]
+
+
+def shared(recipe: Recipe, training: Mapping[str, Any]) -> Recipe:
+    """A recipe with those of the shared settings that it has."""
+    own = {name: value for name, value in training.items() if has_setting(recipe, name)}
+    return with_settings(recipe, own) if own else recipe
+
+
+def check_training(training: Mapping[str, Any]) -> None:
+    """Refuse a shared setting that FedAvg does not have, or does not take."""
+    if "lr" in training:
+        raise SettingError("lr is chosen for each method: leave it out of training")
+    with_settings(recipes.make(TOGETHER), training)
+
+
+def _entrant(rank: int, label: str, recipe: Recipe, title: str, space: Mapping[str, Any]) -> Entrant:
+    rate = float(setting_of(recipe, "lr"))
+    values: dict[str, Any] = {"lr": {"low": min(rate, *RATES) / 2, "high": 2 * max(rate, *RATES), "log": True}}
+    main = {}
+    for name, choices in space.items():
+        mine = setting_of(recipe, name)
+        main[name] = [*([] if mine in choices else [mine]), *choices]
+    first = tuple(
+        {"lr": rate} | {name: choices[number % len(choices)] for name, choices in main.items()}
+        for number, rate in enumerate(RATES)
+    )
+    return Entrant(label, recipe, title, rank, values | main, first)
+
+
+def _ratio(fleet: Fleet, clients: int) -> float:
+    seconds = [fleet.device(client).seconds_per_step for client in range(clients)]
+    return max(seconds) / min(seconds) if min(seconds) > 0 else (float("inf") if max(seconds) > 0 else 1.0)

@@ -1,0 +1,13 @@
+"""The experiment file of `piebald advise`."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from piebald.experiment_file import ExperimentSettings
+
+
+class AdviceSettings(ExperimentSettings):
+    """An experiment file that needs no recipe: the adviser finds one, and those of the file are raced as well."""
+
+    needs_recipe: ClassVar[bool] = False

@@ -1,0 +1,196 @@
+"""Commands that choose: advise, tune."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from piebald.cli.app import Json, Out, Quiet, Sets, Verbose, app, end_on_term, show_log
+from piebald.cli.experiment_files import common_options, guarded, load_settings, out_folder
+from piebald.cli.printing import print_json, print_table
+from piebald.errors import RunFolderError, SettingError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from piebald.advice import Advice
+    from piebald.experiment_file import ExperimentSettings
+    from piebald.experiment_plan import Plan
+    from piebald.recipe import Recipe
+    from piebald.tuning import Tuning
+
+
+@app.command()
+def advise(
+    file: Annotated[
+        Path, typer.Argument(help="An experiment file; it needs no recipe, those it has are raced as well.")
+    ],
+    budget: Annotated[
+        str | None, typer.Option(help="Of the whole search: '300 rounds', '10 minutes' or '2e9 bytes'; see [advise].")
+    ] = None,
+    sets: Sets = None,
+    out: Out = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Choose a method: whether to train together, how, and who loses by it."""
+    show_log(verbose)
+    end_on_term()
+    from piebald.advice.settings import AdviceSettings
+    from piebald.tuning import Budget
+
+    flags = list(sets or ())
+    if budget is not None:
+        limit = Budget.parse(budget)
+        flags.append(f"advise.budget={{ {limit.unit} = {limit.amount} }}")
+    settings = load_settings(file, flags, out, kind=AdviceSettings)
+    folder = out_folder(settings, settings.label or "advice")
+    _print_advice(_advised(settings, folder, as_json, quiet), as_json, quiet, folder)
+
+
+@app.command()
+def tune(
+    file: Annotated[Path, typer.Argument(help="An experiment file with a recipe or [[recipes]], and maybe [tune].")],
+    sets: Sets = None,
+    out: Out = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Choose settings of recipes by validation rows, each recipe with the same budget."""
+    show_log(verbose)
+    end_on_term()
+    settings = load_settings(file, sets, out)
+    folder = out_folder(settings)
+    _print(
+        _tuned(settings, settings.plan(), folder, f"piebald resume {folder}", as_json, quiet), as_json, quiet, folder
+    )
+
+
+def tuned_first(
+    settings: ExperimentSettings, plan: Plan, folder: Path, again: str, as_json: bool, quiet: bool
+) -> Tuning:
+    """What was chosen before a comparison, in a folder beside it: a report on the comparison is not about trials."""
+    beside = folder.with_name(f"{folder.name}-tuning")
+    found = _tuned(settings, plan, beside, again, as_json, quiet)
+    if not quiet and not as_json:
+        _print(found, as_json, quiet, beside)
+        print()
+    return found
+
+
+def resumed_search(folder: Path, as_json: bool, quiet: bool) -> None:
+    """Go on with the search in a folder, from the experiment file that it was started with."""
+    from piebald.advice.settings import AdviceSettings
+    from piebald.experiment_file import ExperimentSettings
+
+    try:
+        record = json.loads((folder / "search.json").read_text(encoding="utf-8"))
+        table, kind = record["settings"], record["kind"]
+    except (ValueError, KeyError, TypeError, OSError):
+        raise RunFolderError(f"{folder / 'search.json'} cannot be read: start a new search") from None
+    if table is None:
+        raise SettingError(
+            f"the search in {folder} was started from Python: go on with it there, with out={str(folder)!r}"
+        )
+    if kind == "advise":
+        settings: ExperimentSettings = AdviceSettings.of_table(table, f"the settings in {folder}")
+        return _print_advice(_advised(settings, folder, as_json, quiet), as_json, quiet, folder)
+    settings = ExperimentSettings.of_table(table, f"the settings in {folder}")
+    found = _tuned(settings, settings.plan(), folder, f"piebald resume {folder}", as_json, quiet)
+    _print(found, as_json, quiet, folder)
+
+
+def _tuned(settings: ExperimentSettings, plan: Plan, folder: Path, again: str, as_json: bool, quiet: bool) -> Tuning:
+    from piebald import tuning
+    from piebald.experiment_sections import TuneSection
+
+    section = settings.tune or TuneSection()
+    with guarded(folder, again, settings):
+        return tuning.tune(
+            plan.recipes,
+            plan.clients,
+            {label: plan.model_of(label) for label in plan.recipes},
+            space=settings.search_space(),
+            budget=section.budget,
+            rounds=settings.rounds or 10,
+            seeds=tuple(section.seeds or (settings.first_seed,)),
+            sampler=section.sampler,
+            rungs=section.rungs,
+            factor=section.factor,
+            seed=settings.first_seed,
+            out=folder,
+            progress=not as_json and not quiet,
+            **search_options(settings, plan),
+        )
+
+
+def _advised(settings: ExperimentSettings, folder: Path, as_json: bool, quiet: bool) -> Advice:
+    from piebald import advice
+    from piebald.experiment_sections import AdviseSection
+
+    section, first, plan = settings.advise or AdviseSection(), settings.first_seed, settings.plan()
+    with guarded(folder, f"piebald resume {folder}", settings):
+        return advice.advise(
+            plan.clients,
+            plan.model,
+            look=True,
+            budget=section.budget,
+            rounds=settings.rounds or 10,
+            seeds=tuple(section.seeds or settings.seeds or range(first, first + 3)),
+            methods=plan.recipes,
+            training=shared_training(plan.recipes),
+            families=section.families,
+            out=folder,
+            progress=not as_json and not quiet,
+            **search_options(settings, plan),
+        )
+
+
+def shared_training(recipes: Mapping[str, Recipe]) -> dict[str, Any]:
+    """The settings of the file's first recipe that all methods share: those of FedAvg, without the learning rate."""
+    from piebald.recipes import settings_of
+
+    fields = next(iter(recipes.values())).fields if recipes else {}
+    return {name: value for name, value in fields.items() if name in settings_of("fedavg") and name != "lr"}
+
+
+def search_options(settings: ExperimentSettings, plan: Plan) -> dict[str, Any]:
+    """The options that the runs of a search share with other runs.
+
+    Raises:
+        SettingError: the file has a setting that a search cannot follow.
+    """
+    for name, given in (("stop", settings.stop is not None), ("unseen", bool(settings.unseen))):
+        if given:
+            raise SettingError(
+                f"{name} does not fit a search, whose runs have all clients and one length: leave it out"
+            )
+    options = common_options(settings, plan)
+    kept = ("runtime", "evaluate_clients", "loss", "metrics", "max_examples", "max_weight", "longest_step", "settings")
+    return {name: options[name] for name in kept if name in options}
+
+
+def _print_advice(found: Advice, as_json: bool, quiet: bool, folder: Path) -> None:
+    if as_json:
+        return print_json({**found.plain(), "out": str(folder)})
+    if not quiet:
+        shown = ("method", "score", "behind", "error", "lr", "megabytes", "steps", "rounds", "seeds")
+        print_table(shown, [[row.get(name) for name in shown] for row in found.table])
+        print()
+        print(found.text())
+        print(f"train it with: piebald run {folder / 'recommended.toml'}")
+    return None
+
+
+def _print(found: Tuning, as_json: bool, quiet: bool, folder: Path) -> None:
+    if as_json:
+        print_json({**found.plain(), "out": str(folder)})
+    elif not quiet:
+        rows = found.table()
+        print_table(list(rows[0]), [list(row.values()) for row in rows])
+        print(f"\nchosen by validation rows; all trials are in {folder}")

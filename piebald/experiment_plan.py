@@ -1,0 +1,38 @@
+"""The objects that an experiment file defines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from piebald.contracts import Clients
+from piebald.recipe import Recipe
+from piebald.runtimes.base import RuntimeSettings
+from piebald.server import StoppingCriteria
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The objects that settings define.
+
+    Attributes:
+        recipes: the recipes by label; one, unless the settings define a comparison.
+        clients: the clients and their rows.
+        model: a function of a seed that makes the initial model.
+        runtime: the runtime.
+        stop: the stopping criteria besides the number of rounds.
+        models: models of recipes that bring their own, by the recipe's label.
+    """
+
+    recipes: Mapping[str, Recipe]
+    clients: Clients
+    model: Callable[[int], nn.Module]
+    runtime: RuntimeSettings
+    stop: StoppingCriteria | None = None
+    models: Mapping[str, Callable[[int], nn.Module]] = field(default_factory=dict)
+
+    def model_of(self, label: str) -> Callable[[int], nn.Module]:
+        """The model of a recipe."""
+        return self.models.get(label, self.model)

@@ -1,0 +1,249 @@
+"""The adviser: known answers on small federations, one look at test rows, and an answer that can be run."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import piebald
+from piebald import models, partition, recipes
+from piebald.advice import Advice, advise
+from piebald.cli import main
+from piebald.errors import SettingError
+from piebald.partition import Lists, PooledClients
+from piebald.report.store import RunStore
+from piebald.report.tables import History
+from piebald.tuning import Budget
+
+FORK = multiprocessing.get_context("fork")
+FILE = """\
+rounds = 4
+data = { name = "digits" }
+model = { name = "mlp", hidden = [16] }
+partition = { kind = "disjoint", clients = 5, classes_each = 2, limit = 500, validation = 0.2, test = 0.2, pool = true }
+
+[advise]
+families = ["hdafl"]
+budget = { rounds = 60 }
+seeds = [0, 1]
+"""
+
+
+def network(seed: int) -> Any:
+    return models.build_model("mlp", (1, 8, 8), 10, seed, hidden=(32,))
+
+
+def alike(rows: int = 36, clients: int = 6) -> PooledClients:
+    """Clients with few rows of the same distribution."""
+    split = partition.Iid(clients=clients, validation=0.3, test=0.3, limit=rows * clients)
+    return split.split(piebald.data.digits())
+
+
+def changed(clients: PooledClients, y: torch.Tensor, x: torch.Tensor | None = None) -> PooledClients:
+    parts = {split: clients.lists(split) for split in ("train", "validation", "test")}
+    return PooledClients(clients.x if x is None else x, y, parts, names=clients.names, classes=clients.classes)  # type: ignore[arg-type]
+
+
+def swapped() -> PooledClients:
+    """Half of the clients call every digit by another name."""
+    clients = alike(rows=90)
+    y = clients.y.clone()
+    for client in range(3, 6):
+        for split in ("train", "validation", "test"):
+            own = clients.indices(client, split)  # type: ignore[arg-type]
+            y[own] = 9 - y[own]
+    return changed(clients, y)
+
+
+def timeless(advice: Advice) -> dict[str, Any]:
+    table = advice.plain()
+    for row in (table["cost"], table["spent"]):
+        row.pop("minutes")
+    for row in table["methods"]:
+        row.pop("seconds")
+    return table
+
+
+@pytest.fixture(scope="module")
+def answered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Mapping[str, Any]]:
+    """The folder of an advice from a file, and what the command has said."""
+    place = tmp_path_factory.mktemp("advice")
+    (place / "experiment.toml").write_text(FILE)
+    assert main(["advise", str(place / "experiment.toml"), "--out", str(place / "answer"), "--quiet"]) == 0
+    return place / "answer", json.loads((place / "answer" / "answer.json").read_text())
+
+
+@pytest.mark.full
+def test_the_recommendation_runs_unchanged(answered: tuple[Path, Mapping[str, Any]], tmp_path: Path) -> None:
+    folder, answer = answered
+    assert main(["run", str(folder / "recommended.toml"), "--out", str(tmp_path / "run"), "--quiet"]) == 0
+    with History(tmp_path / "run") as history:
+        assert recipes.rebuild(history.meta["recipe"]["table"]) == recipes.rebuild(answer["recipe"])
+        assert history.final["rounds"] == answer["rounds"] == 4
+
+
+@pytest.mark.full
+def test_test_rows_are_opened_for_three_methods_at_most(answered: tuple[Path, Mapping[str, Any]]) -> None:
+    folder, answer = answered
+    assert set(answer["tested"]) == {answer["recommended"], "local", "fedavg"}
+    for database in folder.rglob("run.db"):
+        with History(database.parent) as history:
+            splits = {row["split"] for row in history.scores}
+            seen = history.meta["evaluate"][2]
+        assert (splits, seen) == ({"validation"}, "validation") or database.relative_to(folder).parts[0] == "check"
+
+
+@pytest.mark.full
+def test_the_answer_says_what_was_measured(answered: tuple[Path, Mapping[str, Any]]) -> None:
+    folder, answer = answered
+    assert {row["method"] for row in answer["methods"]} == {"local", "fedavg", "hdafl"}
+    assert answer["recommended"] in answer["alike"]
+    assert 0 <= answer["probability_within_one_point"] <= 1
+    assert answer["spent"]["rounds"] <= 60
+    for label in answer["tested"]:
+        with History(folder / "check" / label / "seed-0") as history:
+            assert history.split == "test"
+            mean = np.mean(list(history.per_client.values()))
+            assert len(answer["tested"][label]["clients"]) == 5
+            assert history.meta["status"] == "finished"
+            assert 0 <= mean <= 1
+    said = (folder / "answer.html").read_text()
+    assert "Test rows were opened once" in said.replace("\n", " ")
+
+
+@pytest.mark.full
+def test_a_finished_search_says_the_same_again(
+    answered: tuple[Path, Mapping[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, answer = answered
+    assert main(["resume", str(folder), "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert {name: again[name] for name in ("recommended", "tested", "gain", "alike", "reasons")} == {
+        name: answer[name] for name in ("recommended", "tested", "gain", "alike", "reasons")
+    }
+
+
+@pytest.mark.full
+def test_together_where_clients_are_alike_and_have_few_rows() -> None:
+    found = advise(alike(), network, rounds=12, training={"batch": 5, "epochs": 2}, families=["fine_tuned"])
+    assert found.pays == "yes"
+    assert found.recommended != "local"
+    assert found.gain_alone is not None
+    assert found.gain_alone.low > 0
+    gain = found.tested_gain("local")
+    assert gain is not None
+    assert gain.mean > 0.05
+
+
+@pytest.mark.full
+def test_not_one_model_where_labels_are_swapped() -> None:
+    found = advise(swapped(), network, rounds=12, training={"batch": 10, "epochs": 2}, families=["ifca"])
+    assert found.recommended != "fedavg"
+    assert "fedavg" not in found.alike
+    gain = found.tested_gain("fedavg")
+    assert gain is not None
+    assert gain.mean > 0.1
+
+
+@pytest.mark.full
+def test_the_simplest_of_equals_is_recommended() -> None:
+    """FedProx with mu = 0 is FedAvg, to the bit."""
+    found = advise(
+        alike(), network, rounds=4, families=["fedavg"], methods={"twin": recipes.fedprox(mu=0.0, lr=0.05)},
+        seeds=(0,), training={"batch": 5},
+    )  # fmt: skip
+    scores = {row["method"]: row["score"] for row in found.table}
+    assert scores["twin"] == scores["fedavg"]
+    assert found.recommended != "twin"
+
+
+@pytest.mark.full
+def test_test_rows_do_not_change_the_choice() -> None:
+    clients = alike()
+    held = np.concatenate([clients.indices(client, "test") for client in range(len(clients))])
+    x, y = clients.x.clone(), clients.y.clone()
+    x[held], y[held] = 1e6, 3
+    options: dict[str, Any] = {"rounds": 4, "families": ["hdafl"], "seeds": (0, 1)}
+    one, two = advise(clients, network, **options), advise(changed(clients, y, x), network, **options)
+    ours, theirs = timeless(one), timeless(two)
+    assert ours.pop("tested") != theirs.pop("tested")
+    assert ours == theirs
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("call", [7, 30])
+def test_a_race_that_was_killed_ends_as_one_that_was_not(call: int, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"rounds": 4, "families": ["hdafl"], "seeds": (0, 1), "budget": 60}
+
+    def child() -> None:
+        calls, real = [0], RunStore.commit
+
+        def commit(self: RunStore, *args: Any, **kwargs: Any) -> None:
+            calls[0] += 1
+            if calls[0] == call:
+                os.kill(os.getpid(), signal.SIGKILL)
+            real(self, *args, **kwargs)
+
+        RunStore.commit = commit  # type: ignore[method-assign]
+        advise(alike(), network, out=tmp_path / "killed", **options)
+
+    process = FORK.Process(target=child)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    whole = advise(alike(), network, **options)
+    assert timeless(advise(alike(), network, out=tmp_path / "killed", **options)) == timeless(whole)
+
+
+@pytest.mark.full
+def test_a_client_that_loses_is_named() -> None:
+    """Client "odd" has other labels than the nine others: what it gets is its own model."""
+    data = piebald.data.digits()
+    parts = {
+        split: Lists(np.arange(start, start + 10 * size), np.arange(0, 10 * size + 1, size))
+        for split, start, size in (("train", 0, 60), ("validation", 600, 60), ("test", 1200, 40))
+    }
+    y = data.y.clone()
+    for split in parts.values():
+        y[split[9]] = 9 - y[split[9]]
+    names = [*(f"site {number}" for number in range(9)), "odd"]
+    clients = PooledClients(data.x, y, parts, names=names, classes=data.classes)  # type: ignore[arg-type]
+    found = advise(clients, network, rounds=6, families=["fedavg"], seeds=(0,), training={"batch": 10, "epochs": 3})
+    assert found.recommended == "fedavg"
+    assert [(one.client, one.instead) for one in found.losers] == [("odd", "local")]
+    assert "odd loses" in " ".join(found.text().split())
+    assert max(len(line) for line in found.text().splitlines()) <= 80
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"training": {"lr": 0.1}}, "lr is chosen for each method: leave it out of training"),
+        ({"training": {"batsh": 2}}, "no setting of recipe 'fedavg' called 'batsh'.*'batch'"),
+        ({"families": ["hdafll"]}, "no family called 'hdafll': did you mean 'hdafl'"),
+        ({"budget": {"minutes": -1}}, "budget: minutes must be a number above 0, got -1"),
+        ({"seeds": ()}, "seeds must be a list of different seeds"),
+        ({"stop": {"updates": 3}}, "no option of a search called 'stop'"),
+    ],
+)
+def test_a_bad_argument_is_refused_in_one_sentence(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(SettingError, match=why):
+        advise(alike(), network, **options)
+
+
+def test_budgets_in_words() -> None:
+    assert Budget.parse("300") == Budget.parse("300 rounds") == Budget(300)
+    assert Budget.parse("1.5 minutes") == Budget(1.5, "minutes")
+    assert Budget.parse("2e9 bytes") == Budget(2 * 10**9, "bytes")
+    for text in ("", "ten rounds", "3 hours", "1.5 rounds", "nan minutes"):
+        with pytest.raises(SettingError):
+            Budget.parse(text)
