@@ -7,7 +7,6 @@ from typing import Any
 
 from piebald.cli.printing import print_table
 from piebald.plain_text import printable
-from piebald.report import headline
 from piebald.report.comparison import Comparison
 from piebald.report.wording import MINUS, MetricFormat, is_significant, megabytes, names
 from piebald.report.work import unequal
@@ -32,7 +31,7 @@ def print_comparison(comparison: Comparison, wide: bool) -> None:
             print_table(list(pairs[0]), [list(row.values()) for row in pairs])
     else:
         _print_narrow(comparison, rows, {row["label"]: row for row in pairs})
-    said = [headline.sentence(comparison) + ".", unequal(comparison), *_notes(comparison, rows)]
+    said = [comparison.headline() + ".", unequal(comparison), *_notes(comparison, rows)]
     print("\n" + "\n".join(_wrapped(line) for line in said if line))
 
 

@@ -10,7 +10,7 @@ import html
 from dataclasses import dataclass
 from typing import Any
 
-from piebald.report import wording
+from piebald.report import findings, wording
 from piebald.report.comparison import Axis, Band, Comparison
 from piebald.report.tables import History
 from piebald.report.wording import MetricFormat
@@ -155,7 +155,7 @@ def distribution(comparison: Comparison) -> Chart | None:
     dots = " Each dot is one client in one run." if any("x" in box for box in data) else ""
     return Chart(
         "plot-clients",
-        wording.worst_tenth(comparison),
+        findings.worst_tenth(comparison),
         f"Final {shown.name} of individual clients. A box holds the middle half, the solid line is the median, "
         f"the dashed line the mean.{dots}",
         data,
@@ -204,7 +204,7 @@ def gains(comparison: Comparison, base: str) -> Chart | None:
         return None
     return Chart(
         f"plot-gains-{comparison.labels.index(base)}",
-        wording.gains(comparison, base),
+        findings.gains(comparison, base),
         f"Each client's {shown.name} minus its {shown.name} with {base} on the same seed; clients are sorted by their "
         f"gain. A line is {'above' if comparison.higher_is_better else 'below'} zero for clients that gain.",
         data,

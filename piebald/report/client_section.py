@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from piebald.report import markup, wording
+from piebald.report import findings, markup
 from piebald.report.charts import Chart, series, short
 from piebald.report.comparison import Comparison
 from piebald.report.markup import Cell
@@ -155,7 +155,7 @@ def dots(comparison: Comparison) -> Chart | None:
     never = " Open dots are clients that never trained." if any(row.never for row in every) else ""
     return Chart(
         "plot-clients",
-        wording.worst_tenth(comparison) if len(every) >= 10 else worst_client(comparison, every),
+        findings.worst_tenth(comparison) if len(every) >= 10 else worst_client(comparison, every),
         f"Final {shown.name} of each client{over}.{never}",
         data,
         {

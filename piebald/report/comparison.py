@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 
 from piebald.arguments import checked, checked_class
 from piebald.errors import SettingError, unknown
+from piebald.report.headline import rule
 from piebald.report.notebook import html_table
 from piebald.report.paired import Difference, Level, Scores, against_best, difference, level, told_apart
 from piebald.report.tables import History, mean
+from piebald.report.wording import MetricFormat
 
 _SHARES = ("accuracy", "auc", "f1", "precision", "recall", "dice", "iou", "jaccard")
 Axis = Literal["version", "bytes", "seconds", "wall"]
@@ -104,10 +106,17 @@ class Comparison:
 
     def __repr__(self) -> str:
         """What is compared, and the finding, in one line."""
-        from piebald.report import headline  # which reads comparisons
-
         what = f"{len(self.labels)} labels, {len(self.runs)} runs, by {self.metric}"
-        return f"<Comparison of {what}: {headline.sentence(self)}>"
+        return f"<Comparison of {what}: {self.headline()}>"
+
+    def headline(self) -> str:
+        """The finding in one sentence: the winner, or who cannot be told apart, see `report.headline`."""
+        if not self.tied:
+            return "No client has been evaluated yet"
+        shown = MetricFormat(self.metric)
+        best = f"{shown.value(self.levels[self.tied[0]].mean)} {shown.name}"
+        sent = {row["label"]: 1e6 * (row["mb_up"] + row["mb_down"]) for row in self.summary()}
+        return rule(self.tied, len(self.ranking()), best, sent)
 
     def _repr_html_(self) -> str:
         rows = self.summary()

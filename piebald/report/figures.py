@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from piebald.report import charts, wording
+from piebald.report import charts, findings, wording
 from piebald.report.charts import AXES, COLOURS, DASHES, LIGHT
 from piebald.report.comparison import Axis, Comparison
 from piebald.report.schema import explained
@@ -97,7 +97,7 @@ def _clients(ax: Axes, comparison: Comparison) -> bool:
         box.set(facecolor=f"{colour}55", edgecolor=colour)
     ax.set_yticks(range(1, len(ranked) + 1), [textwrap.shorten(label, 24, placeholder="…") for label in ranked])
     ax.grid(visible=False, axis="y")
-    _label_axes(ax, wording.worst_tenth(comparison), f"Final {shown.name} of individual clients", "")
+    _label_axes(ax, findings.worst_tenth(comparison), f"Final {shown.name} of individual clients", "")
     _percent(ax.xaxis, shown)
     return True
 
@@ -116,7 +116,7 @@ def _gains(ax: Axes, comparison: Comparison, base: str) -> bool:
         return False
     ax.axhline(0, color=SOFT, linewidth=1)
     unit = " in points" if shown.percent else ""
-    _label_axes(ax, wording.gains(comparison, base), "Share of clients, largest loss first, %", f"Difference{unit}")
+    _label_axes(ax, findings.gains(comparison, base), "Share of clients, largest loss first, %", f"Difference{unit}")
     _legend(ax)
     return True
 

@@ -7,12 +7,8 @@ Otherwise the headline names all that cannot be told apart, and which of them se
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
-from piebald.report.wording import MetricFormat, interval, is_significant, megabytes, names
-
-if TYPE_CHECKING:
-    from piebald.report.comparison import Comparison
+from piebald.report.wording import megabytes, names
 
 _CLEARLY_LESS = 0.9  # of the traffic of the next one
 
@@ -47,35 +43,3 @@ def cheapest(tied: Sequence[str], sent: Mapping[str, float | None]) -> str | Non
     if len(known) < len(tied) or len(order) < 2 or known[order[0]] >= _CLEARLY_LESS * known[order[1]]:
         return None
     return order[0]
-
-
-def sentence(comparison: Comparison) -> str:
-    """The finding of a comparison."""
-    shown, tied = MetricFormat(comparison.metric), comparison.tied
-    if not tied:
-        return "No client has been evaluated yet"
-    best = f"{shown.value(comparison.levels[tied[0]].mean)} {shown.name}"
-    sent = {row["label"]: 1e6 * (row["mb_up"] + row["mb_down"]) for row in comparison.summary()}
-    return rule(tied, len(comparison.ranking()), best, sent)
-
-
-def lead(comparison: Comparison) -> str:
-    """The lead of the best label over FedAvg, or else over the second best, with its interval."""
-    shown, ranked = MetricFormat(comparison.metric), comparison.ranking()
-    if len(ranked) < 2:
-        return ""
-    fedavg = comparison.made_by("fedavg")
-    best = ranked[0]
-    other = fedavg if fedavg in ranked[1:] else ranked[1]
-    row = next((row for row in comparison.paired(other) if row["label"] == best), None)
-    if row is None:
-        return ""
-    way = "above" if row["difference"] > 0 else "below"
-    text = f"{best} is {shown.size(abs(row['difference']))}{shown.points} {way} {other}"
-    doubt = "" if is_significant(row) else ", no clear difference"
-    if row["low"] is None:
-        return f"{text} on one seed, which says nothing about other seeds{doubt}."
-    what = interval(row, shown)
-    if row["kind"] == "interval":
-        what = f"95% interval {what} for other clients and seeds, {row['seeds']} seeds"
-    return f"{text} ({what}{doubt})."

@@ -16,7 +16,7 @@ from piebald.report import (
     choices_section,
     client_section,
     cluster_section,
-    headline,
+    findings,
     markup,
     participation_section,
     wording,
@@ -49,7 +49,7 @@ def render(comparison: Comparison, target: float | None = None) -> str:
         ("partition", "Partition", _partition(comparison, drawn)),
         ("settings", "Settings", settings(comparison)),
     ]
-    title = f"Piebald: {headline.sentence(comparison)}"
+    title = f"Piebald: {comparison.headline()}"
     return frame(title, _top(comparison), sections, _footer(comparison), drawn)
 
 
@@ -105,8 +105,8 @@ def _top(comparison: Comparison) -> str:
     if best_tile and (left := _left_out(comparison)):
         notice += f'<p class="notice" role="note">{markup.text(left)}</p>'
     return (
-        f"<h1>{markup.text(headline.sentence(comparison))}</h1>"
-        f'<p class="lead">{markup.text(headline.lead(comparison))}</p>{notice}{markup.facts("tiles", tiles)}'
+        f"<h1>{markup.text(comparison.headline())}</h1>"
+        f'<p class="lead">{markup.text(findings.lead(comparison))}</p>{notice}{markup.facts("tiles", tiles)}'
     )
 
 
@@ -169,7 +169,7 @@ def _progress(comparison: Comparison, drawn: list[Chart]) -> str:
     body = "".join(markup.figure(chart) for chart in present)
     return markup.section(
         "progress",
-        wording.progress(comparison),
+        findings.progress(comparison),
         note,
         markup.keys(comparison.labels, comparison.ranking()),
         f'<div class="charts">{body}</div>',
@@ -197,7 +197,7 @@ def _gains(comparison: Comparison, drawn: list[Chart]) -> str:
         drawn.append(chart)
         figures.append(markup.figure(chart))
         for row in sorted(comparison.paired(base), key=lambda row: _rank(comparison, row["label"])):
-            better, worse = wording.gaining(comparison, row["label"], base)
+            better, worse = findings.gaining(comparison, row["label"], base)
             deepest = comparison.per_client(row["label"], base)[0]
             rows.append([
                 markup.key(comparison.labels, row["label"]),
@@ -251,7 +251,7 @@ def _cost(comparison: Comparison, target: float | None) -> str:
     goal = f"the mean {shown.name} over clients first reached {shown.value(target)}{why}"
     caption = f"Cost until {goal}; means over the runs that reached it."
     head = ["Label", "Rounds", "MB, both ways", _CLOCKS[clock], "Runs that reached it"]
-    return markup.section("cost", wording.cheapest(comparison, target), "", markup.table(caption, head, body))
+    return markup.section("cost", findings.cheapest(comparison, target), "", markup.table(caption, head, body))
 
 
 def _partition(comparison: Comparison, drawn: list[Chart]) -> str:

@@ -7,7 +7,7 @@ import pytest
 import piebald
 from piebald import data, models, partition, recipes
 from piebald.errors import RunFolderError, SettingError
-from piebald.report import headline, wording
+from piebald.report import findings, headline
 from piebald.report.comparison import Band, Comparison, Interval
 from piebald.report.store import RunStore
 from piebald.report.tables import History, load
@@ -247,14 +247,14 @@ def test_a_tie_is_no_win_in_any_headline():
             for seed, value in enumerate(values)
         ]
     )
-    said = headline.sentence(tie)
+    said = tie.headline()
     assert set(tie.tied) == set(ends)
     assert said.endswith(" cannot be told apart; local sends nothing")
     assert said in repr(tie)
     assert "best of" not in said
-    assert "no clear difference" in headline.lead(tie)
-    assert "cannot be told apart" in wording.worst_tenth(tie)
-    assert "cannot be told apart" in wording.gains(tie, "fedavg")
+    assert "no clear difference" in findings.lead(tie)
+    assert "cannot be told apart" in findings.worst_tenth(tie)
+    assert "cannot be told apart" in findings.gains(tie, "fedavg")
     assert all(0 <= row["low"] <= row["mean"] <= row["high"] <= 1 for row in tie.summary())
 
 

@@ -1,0 +1,111 @@
+"""Findings of a comparison in sentences, the same on the page and in the figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from piebald.report.comparison import Comparison
+from piebald.report.paired import Scores, cannot_be_told_apart, ranking
+from piebald.report.wording import (
+    MetricFormat,
+    count,
+    interval,
+    is_significant,
+    megabytes,
+    names,
+)
+
+
+def lead(comparison: Comparison) -> str:
+    """The lead of the best label over FedAvg, or else over the second best, with its interval."""
+    shown, ranked = MetricFormat(comparison.metric), comparison.ranking()
+    if len(ranked) < 2:
+        return ""
+    fedavg = comparison.made_by("fedavg")
+    best = ranked[0]
+    other = fedavg if fedavg in ranked[1:] else ranked[1]
+    row = next((row for row in comparison.paired(other) if row["label"] == best), None)
+    if row is None:
+        return ""
+    way = "above" if row["difference"] > 0 else "below"
+    text = f"{best} is {shown.size(abs(row['difference']))}{shown.points} {way} {other}"
+    doubt = "" if is_significant(row) else ", no clear difference"
+    if row["low"] is None:
+        return f"{text} on one seed, which says nothing about other seeds{doubt}."
+    what = interval(row, shown)
+    if row["kind"] == "interval":
+        what = f"95% interval {what} for other clients and seeds, {row['seeds']} seeds"
+    return f"{text} ({what}{doubt})."
+
+
+def progress(comparison: Comparison) -> str:
+    """The rounds after which the best label reaches the final value of FedAvg, or else of the second best."""
+    shown, ranked = MetricFormat(comparison.metric), comparison.ranking()
+    fedavg = comparison.made_by("fedavg")
+    if len(ranked) > 1:
+        other = fedavg if fedavg in ranked[1:] else ranked[1]
+        end = comparison.over_seeds(other, "mean")
+        row = next((row for row in comparison.to_target(end.mean) if row["label"] == ranked[0]), None) if end else None
+        if end and row and row["reached"] == row["runs"]:
+            rounds = count(row["rounds"])
+            return f"{ranked[0]} reaches the final value of {other}, {shown.value(end.mean)}, after {rounds} rounds"
+    return f"{shown.name.capitalize()} over the run"
+
+
+def worst_tenth(comparison: Comparison) -> str:
+    """The label with the best worst tenth of clients, or those that cannot be told apart by it."""
+    shown = MetricFormat(comparison.metric)
+    tails = {label: one for label in comparison.ranking() if (one := _tails(comparison.finals[label]))}
+    if len(tails) < 2:
+        return f"Distribution of {shown.name} over clients"
+    order = ranking(tails, comparison.higher_is_better)
+    tied = cannot_be_told_apart(tails, comparison.higher_is_better)
+    if len(tied) > 1:
+        return f"Worst tenth of clients: {names(tied)} cannot be told apart"
+    ends = [shown.value(float(tails[label].values.mean())) for label in (order[0], order[-1])]
+    return f"The worst tenth of clients does best with {order[0]}: {ends[0]}, compared with {ends[1]} with {order[-1]}"
+
+
+def _tails(finals: list[dict[str, Any]]) -> Scores | None:
+    """The mean of the worst tenth in each run: one number for each seed."""
+    found = {final["seed"]: final["worst_decile"] for final in finals if final["worst_decile"] is not None}
+    seeds = [seed for seed in found if seed is not None] or list(range(len(found)))
+    return Scores(np.array(list(found.values()), float)[:, None], ["worst tenth"], seeds) if found else None
+
+
+def gains(comparison: Comparison, base: str) -> str:
+    """The share of clients for which the best label is better than the base."""
+    best = next((label for label in comparison.ranking() if label != base and comparison.per_client(label, base)), None)
+    if best is None:
+        return f"Clients that gain and lose compared with {base}"
+    share = gaining(comparison, best, base)[0]
+    row = next((row for row in comparison.paired(base) if row["label"] == best), None)
+    if row is None or not is_significant(row):
+        return f"{best} and {base} cannot be told apart; {share:.0%} of clients score better with {best}"
+    return f"{best} is better than {base} for {share:.0%} of clients"
+
+
+def gaining(comparison: Comparison, label: str, base: str) -> tuple[float, float]:
+    """The shares of clients that gain and that lose compared with the base."""
+    sign = 1 if comparison.higher_is_better else -1
+    differences = comparison.per_client(label, base)
+    better = sum(sign * difference > 0 for difference in differences)
+    worse = sum(sign * difference < 0 for difference in differences)
+    return better / len(differences), worse / len(differences)
+
+
+def cheapest(comparison: Comparison, target: float) -> str:
+    """The label that reaches the target with the least traffic."""
+    shown = MetricFormat(comparison.metric)
+    alone = comparison.made_by("local")  # its traffic is not comparable
+    reached = [row for row in comparison.to_target(target) if row["reached"] == row["runs"] and row["mb"]]
+    rows = [row for row in reached if row["label"] != alone]
+    if len(rows) < 2:
+        return f"Cost of reaching {shown.value(target)}"
+    rows.sort(key=lambda row: row["mb"])
+    return (
+        f"{rows[0]['label']} reaches {shown.value(target)} with {megabytes(rows[0]['mb'])} MB; "
+        f"{rows[-1]['label']} needs {megabytes(rows[-1]['mb'])} MB"
+    )
