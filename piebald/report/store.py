@@ -32,6 +32,7 @@ from piebald.errors import RunFolderError
 from piebald.report import schema, vectors
 from piebald.report.lock import RunLock
 from piebald.report.run_folder import UNFINISHED, existing, missing, refuse_occupied, remove_again
+from piebald.report.run_meta import check_meta
 from piebald.report.schema import DATABASE, explained
 
 KEPT = 2  # checkpoints; the second one is used if the first cannot be read
@@ -237,7 +238,9 @@ class RunStore:
     def meta(self) -> dict[str, Any]:
         """The JSON values that describe the run, by name."""
         where = f"in {self._name} the value of"
-        return {row["key"]: schema.decoded(row["value"], f"{where} {row['key']}") for row in self.rows("meta")}
+        found = {row["key"]: schema.decoded(row["value"], f"{where} {row['key']}") for row in self.rows("meta")}
+        check_meta(found, self._name)
+        return found
 
     @property
     def version(self) -> int:

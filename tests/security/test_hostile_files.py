@@ -232,6 +232,13 @@ STRANGE = [
     (f"UPDATE meta SET value = '{'9' * 5000}' WHERE key = 'seed'", "the value of seed is no JSON value"),
     (f"UPDATE meta SET value = '{'[' * 100_000}' WHERE key = 'label'", "the value of label is no JSON value"),
     ("UPDATE client SET counts = '{'", "a value of client is no JSON value"),
+    ("UPDATE meta SET value = '-1' WHERE key = 'privacy'", "the value of privacy in its table meta is -1, and no run"),
+    ("UPDATE meta SET value = '[1]' WHERE key = 'layout'", "the value of layout in its table meta is"),
+    ("UPDATE meta SET value = 'true' WHERE key = 'seed'", "the value of seed in its table meta is True, and no run"),
+    (
+        "UPDATE meta SET value = '\"x\"' WHERE key = 'recipe'",
+        "the value of recipe in its table meta is 'x', and no run",
+    ),
 ]
 
 
