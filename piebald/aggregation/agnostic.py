@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor
 
 from piebald.aggregation.base import Aggregator
-from piebald.aggregation.q_fair import needs_initial_loss
+from piebald.aggregation.q_fair import initial_loss, needs_initial_loss
 from piebald.cohort_matrix import weighted_sum
 from piebald.component import RecipeComponents
 from piebald.contracts import Cohort, ServerContext
@@ -38,7 +38,7 @@ class Agnostic(Aggregator):
         clients = torch.tensor(list(cohort.clients))
         counted = weights[clients] * torch.tensor([float(update.examples > 0) for update in cohort.updates])
         whole = float(counted.sum())
-        losses = torch.tensor([update.metrics["initial_loss"] for update in cohort.updates], dtype=torch.float64)
+        losses = torch.tensor([initial_loss(update) for update in cohort.updates], dtype=torch.float64)
         rise = self.lambda_lr * losses * context.known / len(losses)
         context.state["lambda"] = on_simplex(weights.index_add(0, clients, rise))
         if whole <= 0:  # lambda is 0 for all that arrived: the average is no change

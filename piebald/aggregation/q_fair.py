@@ -42,7 +42,12 @@ class QFair(Linear):
         return float(loss**self.q + self.q * loss ** (self.q - 1) * update.norm**2 / self.lr)
 
     def _loss(self, update: Update) -> float:
-        return max(0.0, update.metrics["initial_loss"]) + 1e-10
+        return max(0.0, initial_loss(update)) + 1e-10
+
+
+def initial_loss(update: Update) -> float:
+    """The loss that an update carries; 0 for a client that does not say one, which so gains nothing by it."""
+    return float(update.metrics.get("initial_loss", 0.0))
 
 
 def needs_initial_loss(kind: str, recipe: RecipeComponents) -> str | None:

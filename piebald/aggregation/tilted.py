@@ -7,7 +7,7 @@ import math
 from pydantic import Field
 
 from piebald.aggregation.linear import Linear
-from piebald.aggregation.q_fair import needs_initial_loss
+from piebald.aggregation.q_fair import initial_loss, needs_initial_loss
 from piebald.component import RecipeComponents
 from piebald.contracts import Update
 
@@ -32,5 +32,5 @@ class Tilted(Linear):
         return needs_initial_loss("tilted", recipe)
 
     def weight(self, update: Update, staleness: int = 0) -> float:
-        tilt = self.t * update.metrics["initial_loss"]
+        tilt = self.t * initial_loss(update)
         return update.examples * math.exp(max(-_LARGEST, min(_LARGEST, tilt)))

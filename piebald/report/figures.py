@@ -6,8 +6,8 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from piebald.report import charts, findings, wording
-from piebald.report.charts import AXES, COLOURS, DASHES, LIGHT
+from piebald.report import charts, client_section, findings, wording
+from piebald.report.charts import AXES, COLOURS, DASHES, LIGHT, Chart
 from piebald.report.comparison import Axis, Comparison
 from piebald.report.schema import explained
 from piebald.report.wording import MetricFormat
@@ -87,6 +87,8 @@ def _clients(ax: Axes, comparison: Comparison) -> bool:
     shown, ranked = MetricFormat(comparison.metric), comparison.ranking()[::-1]
     if not ranked:
         return False
+    if few := client_section.dots(comparison):
+        return _dots(ax, few, comparison)
     values = [[v for final in comparison.finals[label] for v in final["per_client"].values()] for label in ranked]
     boxes = ax.boxplot(
         values, orientation="horizontal", patch_artist=True, widths=0.55, medianprops={"color": INK},
@@ -99,6 +101,22 @@ def _clients(ax: Axes, comparison: Comparison) -> bool:
     ax.grid(visible=False, axis="y")
     _label_axes(ax, findings.worst_tenth(comparison), f"Final {shown.name} of individual clients", "")
     _percent(ax.xaxis, shown)
+    return True
+
+
+def _dots(ax: Axes, chart: Chart, comparison: Comparison) -> bool:
+    """The page's dots of a few clients beside their names."""
+    shown = MetricFormat(comparison.metric)
+    for label in chart.data:
+        colour, _ = _look(comparison, label["meta"])
+        inside = ["none" if "open" in symbol else colour for symbol in label["marker"]["symbol"]]
+        ax.scatter(label["x"], label["y"], s=36, facecolors=inside, edgecolors=colour, label=label["name"])
+    axis = chart.layout["yaxis"]
+    ax.set_yticks(axis["tickvals"], axis["ticktext"])
+    ax.set_ylim(*axis["range"])
+    _label_axes(ax, chart.title, f"Final {shown.name}", "")
+    _percent(ax.xaxis, shown)
+    _legend(ax)
     return True
 
 
@@ -158,10 +176,10 @@ def _label_axes(ax: Axes, title: str, x: str, y: str) -> None:
 
 
 def _legend(ax: Axes) -> None:
-    lines = [line for line in ax.get_lines() if not str(line.get_label()).startswith("_")]
+    handles, _ = ax.get_legend_handles_labels()
     figure = ax.get_figure(root=True)
     assert figure is not None  # axes are always made with a figure
-    legend = figure.legend(handles=lines, loc="outside lower center", ncols=min(5, len(lines)), fontsize=9)
+    legend = figure.legend(handles=handles, loc="outside lower center", ncols=min(5, len(handles)), fontsize=9)
     for entry in legend.get_texts():
         entry.set_parse_math(False)
 
