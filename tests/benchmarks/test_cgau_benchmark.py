@@ -94,6 +94,7 @@ assert own(federations.rare_by_clusters(0.2, 3), "train", "validation") == own(s
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("scale", ["small", "full"])
 def test_a_dry_run_prints_the_conditions_beside_the_papers(scale: str, tmp_path: Path) -> None:
     command = [sys.executable, FOLDER / "run.py", "--scale", scale, "--dry-run", "--out", tmp_path / "out"]

@@ -78,6 +78,7 @@ print(page)
     assert any("DistFL +0.0 ± 0.0 (scale 16), FedAvg -50.0 ± 0.0 (scale 16)" in text for text in page)
 
 
+@pytest.mark.full
 def test_every_job_of_every_part_can_be_made() -> None:
     """Before, the parts of figures 3 and 4 asked for K-Cluster beside noise, which is refused, and ran nothing."""
     program = """

@@ -52,6 +52,7 @@ print(prose.verdict([1.0], [Number(5.0)]))
     ]
 
 
+@pytest.mark.full
 def test_the_full_scale_has_the_papers_conditions(tmp_path: Path) -> None:
     """Before, the longest runs had 150 rounds of five seeds, and traffic 60 rounds without a value at 4, 8 and 20."""
     shown = run(FOLDER / "run.py", "--scale", "full", "--dry-run", "--out", tmp_path / "out")
@@ -62,6 +63,7 @@ def test_the_full_scale_has_the_papers_conditions(tmp_path: Path) -> None:
     assert len(re.findall(r"^  rounds +4, 8, 20 +4, 8, 20$", shown, re.MULTILINE)) == 1
 
 
+@pytest.mark.full
 def test_rounds_of_table_5_are_evaluated() -> None:
     program = """
 import jobs, settings

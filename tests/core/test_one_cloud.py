@@ -38,6 +38,7 @@ def cloud(sizes: list[int], apart: float, seed: int, wide: int = 30) -> tuple[np
     return ((points[:, None] - points[None]) ** 2).sum(2), truth
 
 
+@pytest.mark.full
 def test_one_cloud_is_hardly_ever_taken_for_clusters() -> None:
     """200 clouds of 50 points, whatever their axes: at most 2 in 100 reach 2.5 deviations, before halves are asked."""
     above = 0

@@ -52,6 +52,7 @@ def piebald(folder: Path, *words: str, code: int = 0) -> str:
     return done.stdout if code == 0 else done.stderr
 
 
+@pytest.mark.full
 def test_the_module_is_found_beside_the_file(lab: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -66,6 +67,7 @@ def test_python_on_the_page_runs(lab: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.full
 def test_a_folder_from_a_stranger_brings_no_code(stopped: Path, tmp_path: Path) -> None:
     """Neither a module in the run folder nor one that it names is imported where it is not in reach by itself."""
     lab = Path(shutil.copytree(stopped, tmp_path / "lab"))

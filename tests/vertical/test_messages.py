@@ -219,6 +219,7 @@ def test_numbers_meant_for_both_must_be_finite():
 # -------------------------------------------------------------------------------------------------------------- sockets
 
 
+@pytest.mark.full
 def test_a_socket_carries_what_memory_does_and_counts_it():
     one, other = (SocketChannel(end) for end in socket.socketpair())
     large = frame((b"abc", b""), number=0) * 30_000  # more than the system holds: sending must not wait
