@@ -213,12 +213,13 @@ def write(folder: Path) -> str:
     verdicts = {one.federation.name: {rule: judged(one, rule, known) for rule in RULES} for one in known}
     pays = {one.federation.name: federating_pays(one) for one in known}
     parts = [_head(known), "## Summary\n"]
-    groups = {"used while building": False, "held back": True}
-    for title, held_back in groups.items():
+    for title, held_back in GROUPS.items():
         names = [one.federation.name for one in known if one.federation.held_back == held_back]
         if names:
             parts += [f"{len(names)} federations {title}.\n", _summary(names, verdicts, pays)]
-    parts += ["## Regret by federation\n", _by_federation(known, verdicts, pays), _notes()]
+    if {one.federation.held_back for one in known} == set(GROUPS.values()):
+        parts += ["## Goals\n", _goals(known, verdicts, pays)]
+    parts += ["## Regret by federation\n", _by_federation(known, verdicts, pays), _notes(known, verdicts)]
     RESULTS.write_text("\n".join(parts), encoding="utf-8")
     return "\n".join(parts[:6])
 
@@ -277,21 +278,54 @@ def _by_federation(
     return "\n".join(lines) + "\n"
 
 
-def _notes() -> str:
-    return NOTES.format(neighbours=NEIGHBOURS, budget=100 * BUDGET)
+def _goals(known: Sequence[Known], verdicts: dict[str, dict[str, Verdict]], pays: dict[str, bool | None]) -> str:
+    """The goals of the adviser, with what was measured."""
+    found: dict[str, list[str]] = {}
+    for held_back in GROUPS.values():
+        names = [one.federation.name for one in known if one.federation.held_back == held_back]
+        own, full = ([verdicts[name][rule] for name in names] for rule in ("piebald advise", "full grid, all seeds"))
+        excess = [one.regret - other.regret for one, other in zip(own, full, strict=True)]
+        clear = [(pays[name], verdicts[name]["piebald advise"]) for name in names if pays[name] is not None]
+        right = float(np.mean([one.pays if truth else 1 - one.pays - one.silent for truth, one in clear]))
+        measured = [
+            ("regret beyond the full grid's, mean: at most 0.5 points", float(np.mean(excess)), 0.5, ".1f"),
+            ("regret beyond the full grid's, worst: at most 2 points", max(excess), 2.0, ".1f"),
+            ("regret, mean: at most 1.5 points", float(np.mean([one.regret for one in own])), 1.5, ".1f"),
+            ("cost: at most 10% of the full grid", float(np.mean([one.cost for one in own])), 0.1, ".0%"),
+            ("whether federating pays, right where it is clear: at least 95%", right, 0.95, ".0%"),
+        ]
+        for goal, value, bound, form in measured:
+            met = value >= bound if "at least" in goal else value <= bound
+            found.setdefault(goal, []).append(f"{value:{form}}, {'met' if met else '**missed**'}")
+    lines = [f"| goal | {' | '.join(GROUPS)} |", "|---" * (1 + len(GROUPS)) + "|"]
+    return "\n".join([*lines, *(f"| {goal} | {' | '.join(cells)} |" for goal, cells in found.items())]) + "\n"
 
+
+def _notes(known: Sequence[Known], verdicts: dict[str, dict[str, Verdict]]) -> str:
+    def mean(rule: str, held_back: bool) -> float:
+        return float(np.mean([verdicts[one.federation.name][rule].regret
+                              for one in known if one.federation.held_back == held_back]))  # fmt: skip
+
+    looks = ["better" if mean("by the look alone", held) < mean("piebald advise", held) else "worse"
+             for held in GROUPS.values()]  # fmt: skip
+    offered = "It is not offered." if "worse" in looks else "It could be offered as a quick answer."
+    return NOTES.format(neighbours=NEIGHBOURS, budget=100 * BUDGET, looks=looks, offered=offered)
+
+
+GROUPS = {"used while building": False, "held back": True}
 
 NOTES = """
 ## Reading
 
-- The adviser had {budget:.0f} % of the full grid with three seeds as its budget, and one seed to race with.  It is
-  never wrong about whether federating pays, but is silent in more than half of the clear cases: ten clients and one
-  seed are few, and it asks for 5 % after as many comparisons as there are methods.
-- Its regret beyond that of the full grid comes from learning rates: with this budget most methods are tried with two,
-  and 0.5, often the best here, is the third.
+- The adviser had {budget:.0f} % of the full grid with three seeds as its budget.  It says that federating pays, or
+  not, only where the difference is beyond noise after as many comparisons as there are methods; with ten clients and
+  one seed it is often silent.
+- Three choices were made by the federations used while building: the order of the learning rates (0.5 came third, and
+  was often not afforded), the recommendation (the best mean unless another one is clearly cheaper; the cheapest in
+  bytes, and the simplest, had a larger regret), and the test behind "pays" (each client's gain is that of the method
+  that is best for the others).  The federations that were held back were scored again after each of them.
 - The rule from the look alone takes what had the smallest regret in the {neighbours} federations (none that was held
-  back, and not the one itself) whose numbers of step 1 are nearest.  It trains nothing.  It is better than the race on
-  the federations that were held back, which have siblings of the same data among the others, and clearly worse on
-  those used while building.  So it does not predict as well as racing, and is not offered.
-- Always FedAvg is the worst rule but for federations that are nearly alike, and its default learning rate costs more.
+  back, and not the one itself) whose numbers of step 1 are nearest.  It trains nothing.  Its mean regret is
+  {looks[0]} than the race's on the federations used while building, and {looks[1]} on those held back, which have
+  siblings of the same data among the others.  {offered}
 """

@@ -22,7 +22,7 @@ from piebald.contracts import Clients
 from piebald.errors import RuntimeFault, SettingError
 from piebald.prepare import Model, some_clients
 from piebald.recipe import Recipe
-from piebald.report.paired import cannot_be_told_apart, difference, probability_within
+from piebald.report.paired import Scores, cannot_be_told_apart, difference, probability_within
 from piebald.runtimes.base import SimulatesDevices
 from piebald.tuning.budget import Budget, Cost, rungs_of
 from piebald.tuning.search import ROUNDS, check_seeds, claim, lines_to_stderr
@@ -33,6 +33,7 @@ from piebald.tuning.trial_runs import TrialRuns, named
 BUDGET = 20  # whole runs
 FACTOR = 2
 POINT = 0.01  # of a metric that is a share
+CLEARLY_LESS = 0.5  # of the traffic of the best method
 
 
 @checked
@@ -59,8 +60,9 @@ def advise(
     other seeds.  Only validation rows are looked at; where no client has any, a fifth of each client's training rows is
     held out.  At the end test rows are opened once, for the recommendation, Local and FedAvg.
 
-    The recommendation is the cheapest method, in bytes and then in steps, of those that are within one standard error
-    of the best, and within one point (one hundredth of the best, where the metric is no share).
+    The recommendation is the method with the best mean, unless another one within one standard error of it, and within
+    one point (one hundredth of the best, where the metric is no share), sends less than half as much: then the one that
+    sends least.
 
     Args:
         clients, model: see `run`.
@@ -152,7 +154,7 @@ def _answer(
     scores = {label: one.last for label, one in finished.items()}
     alike = cannot_be_told_apart(scores, higher)
     best = finished[max(finished, key=lambda label: (1 if higher else -1) * finished[label].mean)]
-    chosen = _recommended([one for one in finished.values() if one.label in {*alike, best.label}], best, runs)
+    chosen = recommended([one for one in finished.values() if one.label in {*alike, best.label}], best, runs)
     alone = next((one for one in finished.values() if one.entrant.recipe.name == ALONE), None)
     together = next((one for one in finished.values() if one.entrant.recipe.name == TOGETHER), None)
     probability = probability_within(scores, chosen.label, POINT, higher) if runs.metric in SHARES else None
@@ -163,7 +165,7 @@ def _answer(
         title=chosen.entrant.title,
         metric=runs.metric,
         higher_is_better=higher,
-        pays=_pays(list(finished.values()), alone, higher),
+        pays=pays(list(finished.values()), alone, higher),
         alike=alike,
         best=best.label,
         probability=probability,
@@ -184,8 +186,8 @@ def _answer(
     )
 
 
-def _recommended(alike: Sequence[Runner], best: Runner, runs: TrialRuns) -> Runner:
-    """The cheapest of those that trail the best by at most one standard error, and at most one point.
+def recommended(alike: Sequence[Runner], best: Runner, runs: TrialRuns) -> Runner:
+    """The best, or what sends clearly less and trails it by at most one standard error, and at most one point.
 
     Of a metric that is no share, one hundredth of the best's mean takes the place of the point: where a method diverges
     under one seed, its standard error says nothing.
@@ -196,24 +198,40 @@ def _recommended(alike: Sequence[Runner], best: Runner, runs: TrialRuns) -> Runn
         lag, error = behind(best, one, runs.higher_is_better)
         if one is best or (lag <= point and (error is None or lag <= error)):
             near.append(one)
-    return min(
-        near, key=lambda one: (one.run.bytes if one.run else 0, one.run.steps if one.run else 0, one.entrant.rank)
-    )
+    least = CLEARLY_LESS * _traffic(best)
+    cheap = [one for one in near if _traffic(one) < least]
+    return min(cheap, key=lambda one: (_traffic(one), one.entrant.rank)) if cheap else best
 
 
-def _pays(finished: Sequence[Runner], alone: Runner | None, higher: bool) -> Pays:
-    """Whether the best method that shares something beats Local beyond noise, or loses to it.
+def _traffic(one: Runner) -> int:
+    return one.run.bytes if one.run else 0
 
-    The best is chosen by the same scores, so p is multiplied by the number of those that it was chosen from.
+
+def pays(finished: Sequence[Runner], alone: Runner | None, higher: bool) -> Pays:
+    """Whether the best method that shares something beats Local beyond noise (p < 0.05), or loses to it.
+
+    The best is chosen by the scores that are tested, which would flatter it.  So each client's gain is that of the
+    method that is best on all *other* clients (leave-one-out), which its own scores had no part in choosing.
     """
     others = [one for one in finished if one is not alone]
     if alone is None or not others:
         return "cannot be told"
-    best = max(others, key=lambda one: (1 if higher else -1) * one.mean)
-    found = difference(best.last, alone.last)
-    if found is None or not found.p * len(others) < 0.05:
+    found = difference(_left_out(others, higher), alone.last)
+    if found is None or not found.p < 0.05:
         return "cannot be told"
     return "yes" if (found.mean > 0) == higher else "no"
+
+
+def _left_out(runners: Sequence[Runner], higher: bool) -> Scores:
+    """For each client the scores of the method with the best mean over all other clients, on seeds that all have."""
+    seeds = [seed for seed in runners[0].last.seeds if all(seed in one.last.seeds for one in runners)]
+    values = np.stack([one.last.values[[list(one.last.seeds).index(seed) for seed in seeds]] for one in runners])
+    clients = values.shape[2]
+    sums = np.nansum(values, axis=(1, 2))[:, None] - np.nansum(values, axis=1)
+    counts = np.isfinite(values).sum((1, 2))[:, None] - np.isfinite(values).sum(1)
+    means = sums / np.maximum(counts, 1) * (1 if higher else -1)
+    chosen = means.argmax(0)
+    return Scores(values[chosen, :, np.arange(clients)].T, runners[0].last.clients, seeds)
 
 
 def _losers(chosen: Runner, alone: Runner | None, finished: Sequence[Runner], runs: TrialRuns) -> list[Loser]:

@@ -133,9 +133,12 @@ class Advice:
         """The answer for a terminal."""
         lines = [self.headline(), ""]
         if len(self.alike) > 1:
+            lines.append(f"{_listed(self.alike)} cannot be told apart on these rows.")
+        if self.recommended != self.best:
+            near = "point" if self.metric in SHARES else "hundredth"
             lines.append(
-                f"{_listed(self.alike)} cannot be told apart; {self.recommended} is the cheapest of those within "
-                f"one standard error and one {'point' if self.metric in SHARES else 'hundredth'} of the best."
+                f"{self.best} has the best mean; {self.recommended} is within one standard error and one {near} of it, "
+                "and sends less than half as much."
             )
         for what, gain in (("every client alone", self.gain_alone), ("FedAvg", self.gain_together)):
             if gain is not None:
