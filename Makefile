@@ -5,7 +5,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 # Tests run in parallel and in random order; a run prints the seed of its order as `--randomly-seed`.
 WORKERS ?= 2
-PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal --durations 12
 COVERAGE := --cov --cov-report term:skip-covered
 
 .PHONY: demo test test-all coverage check docs bench clean

@@ -48,6 +48,8 @@ class PooledClients:
         common: Rows | Ints | None = None,
         server_rows: Rows | Ints | None = None,
     ) -> None:
+        if "train" not in parts:
+            raise SettingError(f"parts must have the rows of the split 'train', got {sorted(parts)}")
         count = len(parts["train"])
         none = Lists(np.zeros(0, dtype=np.int64), np.zeros(count + 1, dtype=np.int64))
         self._stored, self._y = x, y
