@@ -65,7 +65,8 @@ pandas.DataFrame(comparison.summary())[["label", "seeds", "mean", "low", "high",
 
 # %% [markdown]
 # `mean` is the accuracy over hospitals and `worst_decile` that of the worst hospital.  `low` and `high` are the bounds
-# of the 95% confidence interval of the mean, for other hospitals and seeds.  Differences to training alone are compared seed by seed:
+# of the 95% confidence interval of the mean, for other hospitals and seeds.  Differences to training alone are compared
+# seed by seed:
 
 # %%
 pandas.DataFrame(comparison.paired("local")).round(3)
