@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-import piebald.advice  # noqa: F401 - now, so that its searches have the real `run` and not the brief one
+# Now, so that searches and comparisons of later tests have the real `run` and not the brief one.
+import piebald.advice
+import piebald.comparisons  # noqa: F401
 from piebald import experiment, recipes
 from piebald.cli import main
 from piebald.component import Component
