@@ -5,6 +5,7 @@ It speaks to the cell layer directly, without the filter that parties have.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import logging
 import os
@@ -175,6 +176,7 @@ class Attacker:
 
 
 if __name__ == "__main__":
+    faulthandler.dump_traceback_later(240, exit=True)  # before the test gives up, so that it says where this waits
     attack, credentials, name, port = sys.argv[1:]
     attacker = Attacker(Path(credentials), name, int(port))
     if attack not in ("frame", "nameless"):

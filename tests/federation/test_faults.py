@@ -33,7 +33,11 @@ def sites(tmp_path: Path) -> Iterator[Sites]:
     made.close()
 
 
-@pytest.mark.parametrize("transforms", [[], [{"kind": "secure_aggregation"}]], ids=["plain", "secure aggregation"])
+# 64 bits: rounding differs between two runs, and 240 epochs with momentum would magnify what 32 bits leave of it
+MASKED = {"kind": "secure_aggregation", "bits": 64}
+
+
+@pytest.mark.parametrize("transforms", [[], [MASKED]], ids=["plain", "secure aggregation"])
 @pytest.mark.parametrize("seed", [0])
 def test_kills_at_random_change_nothing(seed: int, transforms: list[Any], sites: Sites, tmp_path: Path) -> None:
     """HDAFL with momentum: client states must move on exactly once in each round."""
