@@ -29,7 +29,10 @@ if hasattr(os, "register_at_fork"):
 
 
 NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # Windows has no such flag
-OWN_FILES = ("run.lock", "run.db*", "vectors-*.safetensors*", "client-state-*.safetensors*")
+OWN_FILES = (
+    *("run.lock", "run.db*", "study.db*"),
+    *("vectors-*.safetensors*", "client-state-*.safetensors*", "chosen-*.safetensors*"),
+)
 
 
 def refuse_links(folder: Path) -> None:

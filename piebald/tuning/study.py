@@ -21,10 +21,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from piebald.errors import PiebaldError, SettingError
+from piebald.errors import PiebaldError, RunFolderError, SettingError
+from piebald.plain_text import printable
 from piebald.randomness import generator
 from piebald.recipe import Recipe
 from piebald.recipe_settings import plain
+from piebald.report.lock import RunLock
 from piebald.report.paired import Scores, difference
 from piebald.tuning.budget import Budget, Cost
 from piebald.tuning.pruning import lag_beyond_noise, outside_one_standard_error
@@ -282,9 +284,15 @@ def grid(space: SearchSpace) -> list[dict[str, Any]]:
 
 @contextmanager
 def storage_in(folder: Path) -> Iterator[optuna.storages.BaseStorage]:
-    """Optuna's storage in a folder, with Optuna's log for warnings only."""
+    """Optuna's storage in a folder, which no other process may use meanwhile, with Optuna's log for warnings only.
+
+    Raises:
+        RunFolderError: another process uses it, the file is a link, or it is no storage of Optuna.
+    """
     optuna = imported()
-    file = (folder / "study.db").resolve()
+    from sqlalchemy.exc import SQLAlchemyError
+
+    lock, file = RunLock(folder), (folder / "study.db").resolve()
 
     def connect() -> sqlite3.Connection:
         # a write-ahead log survives a kill at any moment, and does not wait for the disk at each of many small steps
@@ -302,8 +310,12 @@ def storage_in(folder: Path) -> Iterator[optuna.storages.BaseStorage]:
         finally:
             storage.remove_session()
             storage.engine.dispose()
+    except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
+        what = printable(str(error).splitlines()[0], 150)
+        raise RunFolderError(f"{file} cannot be used ({what}): remove it, or choose another folder") from None
     finally:
         optuna.logging.set_verbosity(before)
+        lock.release()
 
 
 def imported() -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import json
@@ -376,3 +377,29 @@ def test_an_unknown_command_file_is_refused_with_code_2(tmp_path: Path, capsys: 
     (tmp_path / "e.toml").write_bytes(json.dumps({"a": 1}).encode())
     assert main(["run", str(tmp_path / "e.toml")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+# ----------------------------------------------------------------------------------------------------------- searches
+
+
+@pytest.mark.parametrize(
+    ("what", "says"), [("garbage", "cannot be used"), ("a link", "is a link"), ("open", "written")]
+)
+def test_a_search_does_not_use_a_strange_storage(what: str, says: str, tmp_path: Path) -> None:
+    """Before, it ended in an error of the database, wrote through a link, and two searches shared one folder."""
+    pytest.importorskip("optuna", reason="needs the extra: pip install 'piebald[tune]'")
+    from piebald.tuning.study import storage_in
+
+    (precious := tmp_path / "precious").write_bytes(b"mine")
+    (folder := tmp_path / "search").mkdir()
+    with contextlib.ExitStack() as stack:
+        if what == "garbage":
+            (folder / "study.db").write_bytes(b"garbage" * 999)
+        elif what == "a link":
+            (folder / "study.db").symlink_to(precious)
+        else:
+            stack.enter_context(storage_in(folder))
+        with pytest.raises(piebald.RunFolderError, match=says) as caught, storage_in(folder):
+            pass
+    assert "\n" not in str(caught.value)
+    assert precious.read_bytes() == b"mine"
