@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import textwrap
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -61,10 +63,12 @@ LAB = {
 }
 
 
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
+
+
 def output(*command: str | Path, cwd: Path) -> str:
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
-        [*map(str, command)], cwd=cwd, env=environment, capture_output=True, text=True, timeout=600, check=False
+        [*map(str, command)], cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -91,7 +95,7 @@ def environment(folder: Path) -> Path:
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["*.whl", "*.tar.gz"])
 def test_in_an_environment_of_its_own(built: Path, tmp_path: Path, kind: str) -> None:
-    """Another package's trainer, model and data set are found by its entry point; the run is resumed."""
+    """Another package's trainer, model and data set are found by its entry point, wherever a recipe runs."""
     python = environment(tmp_path)
     for name, text in LAB.items():
         (tmp_path / "lab" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -103,9 +107,53 @@ def test_in_an_environment_of_its_own(built: Path, tmp_path: Path, kind: str) ->
     piebald = tmp_path / "env" / "bin" / "piebald"
     version = output(piebald, "--version", cwd=tmp_path).split()[1]
     assert version == __import__("piebald").__version__
-    said = output(piebald, "run", tmp_path / "lab" / "try.toml", "--out", "run", "--json", cwd=tmp_path)
-    assert said == output(piebald, "resume", "run", "--json", cwd=tmp_path)
+    file = tmp_path / "lab" / "try.toml"
+    said = output(piebald, "run", file, "--out", "run", "--json", cwd=tmp_path)
+    assert json.loads(said)["rounds"] == 2
     output(piebald, "report", "run", "--out", "page", cwd=tmp_path)
+    if kind == "*.whl":  # the same code in both, so once is enough
+        is_resumed(piebald, file, json.loads(said), tmp_path)
+        runs_on_ray(piebald, file, json.loads(said), tmp_path)
+        is_for_sites_that_allow_it(piebald, file, tmp_path)
+
+
+def is_resumed(piebald: Path, file: Path, whole: dict[str, Any], folder: Path) -> None:
+    """A run that is stopped by its budget goes on with the other package."""
+    output(piebald, "run", file, "--out", "short", "--set", "rounds=1", "--quiet", cwd=folder)
+    resumed = json.loads(output(piebald, "resume", "short", "--rounds", "2", "--json", cwd=folder))
+    assert (resumed["rounds"], resumed["accuracy"]) == (2, whole["accuracy"])
+
+
+def runs_on_ray(piebald: Path, file: Path, whole: dict[str, Any], folder: Path) -> None:
+    pytest.importorskip("ray")
+    runtime = 'runtime={ kind = "ray", engine = "sequential", workers = 1 }'
+    said = json.loads(output(piebald, "run", file, "--out", "ray", "--json", "--set", runtime, cwd=folder))
+    assert said["accuracy"] == pytest.approx(whole["accuracy"], abs=1e-3)
+
+
+def is_for_sites_that_allow_it(piebald: Path, file: Path, folder: Path) -> None:
+    """Of two sites that have the package, the one that does not allow it takes no part, and both ends say so."""
+    pytest.importorskip("nvflare")
+    from piebald.runtimes.federation.local_federation import free_port
+    from piebald.runtimes.federation.provisioning import Description, provision
+
+    kits, sites = folder / "kits", ["east", "west"]
+    provision(Description(name="two", host="127.0.0.1", port=free_port(), days=2, sites=sites), kits)
+    (kits / "east" / "site.toml").write_text('[policy]\nplugins = ["otherlab"]\n')
+    pipes: Any = {"env": ENVIRONMENT, "text": True, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    clients = {name: subprocess.Popen([piebald, "client", kits / name], cwd=folder, **pipes) for name in sites}
+    try:
+        server = [piebald, "server", kits / "server", file, "--out", "federated"]
+        done = subprocess.run([*map(str, server)], cwd=folder, timeout=300, check=False, **pipes)
+    finally:
+        for process in clients.values():
+            process.terminate()
+        said = {name: process.communicate(timeout=60)[0] for name, process in clients.items()}
+    refused = "the plugin 'otherlab' is not allowed here: name it in plugins of the policy, if you trust it"
+    assert refused in done.stdout
+    assert refused in said["west"]
+    assert refused not in said["east"]
+    assert "Traceback" not in done.stdout + said["east"] + said["west"]
 
 
 @pytest.mark.full
