@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,7 @@ def _rows(name: str) -> DataSet:
     makers: dict[str, Callable[[], DataSet]] = {
         "digits": _digits, "mnist": _mnist, "writers": _writers, "cifar10": _cifar10, "har": _har, "heart": _heart,
         "contraception": _contraception, "exam": _exam, "office": _office, "shakespeare": _shakespeare,
+        "lecturers": _lecturers, "traffic": _traffic,
     }  # fmt: skip
     return makers[name]()
 
@@ -217,6 +218,29 @@ def _exam() -> DataSet:
     return _table("sites/Exam", "school", lambda frame: frame["normexam"] > 0, columns, _largest("school", 12))
 
 
+def _lecturers() -> DataSet:
+    """Whether a lecture was rated good (4 or 5), for the 12 lecturers with the most ratings."""
+
+    def clean(frame: Any) -> Any:
+        frame = _largest("d", 12)(frame)
+        return frame.assign(**{column: frame[column].astype("string") for column in ("studage", "lectage")})
+
+    return _table(
+        "sites/InstEval", "d", lambda frame: frame["y"] >= 4, ("studage", "lectage", "service", "dept"), clean
+    )
+
+
+def _traffic() -> DataSet:
+    """The flows of the ten apps with the most; those of one session stay together."""
+    rows = data.traffic()
+    largest = torch.bincount(rows.y).argsort(descending=True)[:10]
+    keep = np.flatnonzero(torch.isin(rows.y, largest).numpy())
+    keep = keep[_some(len(keep), 4000, "traffic")]
+    place = torch.full((len(rows.classes),), -1).index_copy(0, largest, torch.arange(10))
+    found = _vectors(rows, rows.x[keep].flatten(1), keep)
+    return replace(found, y=place[found.y], classes=[rows.classes[int(one)] for one in largest])
+
+
 def _office() -> DataSet:
     rows = data.office_caltech10(form="squeezenet")
     return _vectors(rows, rows.x[:, ::4])
@@ -247,7 +271,7 @@ def _shakespeare() -> DataSet:
     )
 
 
-def _by(owner: str, clients: int | None = None) -> dict[str, Any]:
+def by_owner(owner: str, clients: int | None = None) -> dict[str, Any]:
     return {"kind": "by_owner", "owner": owner} | ({} if clients is None else {"clients": clients})
 
 
@@ -268,7 +292,7 @@ FEDERATIONS = (
     Federation("digits-sizes", "digits, few large clients", "digits", IID | {"sizes": FEW}),
     Federation("digits-sensor", "digits, other sensors", "digits", IID | {"changes": [SENSOR]}),
     Federation("digits-slow", "digits, Dirichlet 0.3, half of the devices slow", "digits", _dirichlet(0.3), slow=True),
-    Federation("mnist-writers", "MNIST writers", "writers", _by("writer")),
+    Federation("mnist-writers", "MNIST writers", "writers", by_owner("writer")),
     Federation("mnist-dirichlet", "MNIST, Dirichlet 0.1", "mnist", _dirichlet(0.1), held_back=True),
     Federation("mnist-swapped", "MNIST, a third with other labels", "mnist", IID, labels_of=(1, 4, 7), held_back=True),
     Federation("mnist-sensor", "MNIST, other sensors", "mnist", _dirichlet(1.0) | {"changes": [SENSOR]}),
@@ -277,17 +301,17 @@ FEDERATIONS = (
     Federation("cifar10-disjoint", "CIFAR-10, two classes each", "cifar10",
                {"kind": "disjoint", "clients": 10, "classes_each": 2, "shared_by": 2}),
     Federation("cifar10-sizes", "CIFAR-10, Dirichlet 0.5, few large clients", "cifar10", _dirichlet(0.5, sizes=FEW)),
-    Federation("har-subjects", "HAR subjects", "har", _by("subject", 10)),
+    Federation("har-subjects", "HAR subjects", "har", by_owner("subject", 10)),
     Federation("har-dirichlet", "HAR, Dirichlet 0.3", "har", _dirichlet(0.3), held_back=True),
-    Federation("har-swapped", "HAR, half with other labels", "har", _by("subject", 10), labels_of=(0, 1, 2, 3, 4)),
-    Federation("har-slow", "HAR subjects, half of the devices slow", "har", _by("subject", 10), slow=True,
+    Federation("har-swapped", "HAR, half with other labels", "har", by_owner("subject", 10), labels_of=(0, 1, 2, 3, 4)),
+    Federation("har-slow", "HAR subjects, half of the devices slow", "har", by_owner("subject", 10), slow=True,
                held_back=True),
-    Federation("heart", "heart hospitals", "heart", _by("site")),
+    Federation("heart", "heart hospitals", "heart", by_owner("site")),
     Federation("heart-iid", "heart patients, dealt at random", "heart", IID | {"clients": 6}, held_back=True),
-    Federation("contraception", "districts (Contraception)", "contraception", _by("site")),
-    Federation("exam", "schools (Exam)", "exam", _by("site"), held_back=True),
-    Federation("office", "Office-Caltech domains", "office", _by("domain"), limit=1200),
+    Federation("contraception", "districts (Contraception)", "contraception", by_owner("site")),
+    Federation("exam", "schools (Exam)", "exam", by_owner("site"), held_back=True),
+    Federation("office", "Office-Caltech domains", "office", by_owner("domain"), limit=1200),
     Federation("office-dirichlet", "Office-Caltech, Dirichlet 0.3", "office", _dirichlet(0.3, 6)),
-    Federation("shakespeare", "Shakespeare roles", "shakespeare", _by("role"), limit=2500),
+    Federation("shakespeare", "Shakespeare roles", "shakespeare", by_owner("role"), limit=2500),
 )  # fmt: skip
 BY_NAME = {federation.name: federation for federation in FEDERATIONS}

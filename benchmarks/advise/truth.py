@@ -57,10 +57,7 @@ def run_all(folder: Path, seeds: tuple[int, ...], names: tuple[str, ...], minute
         if federation.name not in clients:
             clients[federation.name] = federation.clients()
         line = run_one(federation, clients[federation.name], entry, seed)
-        path = folder / f"{federation.name}.jsonl"
-        cut_off = path.exists() and not path.read_bytes().endswith(b"\n")
-        with path.open("a", encoding="utf-8") as file:
-            file.write("\n" * cut_off + json.dumps(line, separators=(",", ":")) + "\n")
+        append(folder, federation.name, line)
         done.add(key)
         print(f"[{len(done)}/{len(wanted)}, {time.monotonic() - began:.0f} s] {' '.join(map(str, key))}: "
               f"{sum(line['test']) / len(line['test']) / 100:.1f} in {line['wall']:.1f} s", flush=True)  # fmt: skip
@@ -110,6 +107,14 @@ def _scores(run: History, clients: int, timed: bool) -> dict[str, Any]:
         return [round(SCALE * found[c][1]) if c in found else None for c in range(clients)]
 
     return {"validation": [of("validation", version) for version in nearest], "test": of("test", nearest[-1])}
+
+
+def append(folder: Path, name: str, line: dict[str, Any]) -> None:
+    """Keep a line of a federation, after one that a kill may have cut off."""
+    path = folder / f"{name}.jsonl"
+    cut_off = path.exists() and not path.read_bytes().endswith(b"\n")
+    with path.open("a", encoding="utf-8") as file:
+        file.write("\n" * cut_off + json.dumps(line, separators=(",", ":")) + "\n")
 
 
 def read(folder: Path, name: str) -> list[dict[str, Any]]:

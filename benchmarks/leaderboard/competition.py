@@ -1,0 +1,141 @@
+"""The runs of the leaderboard, kept as data.
+
+Every method is tuned on the first seed: each of its settings is trained, and the one with the best mean validation
+accuracy is trained again with the other seeds.  `results/<federation>.jsonl` has a line for each run, in the form of
+`benchmarks/advise/truth`, whose runs of the same recipes with the same settings are taken from there.  A line is
+written when its run has ended, so an interrupted competition goes on, and a new method is added without the others.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from methods import CENTRALISED, METHODS, TOGETHER, Method
+
+sys.path.append(str(Path(__file__).parents[1] / "advise"))
+import truth
+from federations import BY_NAME, Federation, by_owner
+from grid import RUNGS, TRAINING, Entry
+
+import piebald
+from piebald import partition, recipes
+from piebald.runtimes import Simulator
+
+RESULTS = Path(__file__).with_name("results")
+SEEDS = (0, 1, 2)
+FEDERATIONS = (
+    *(BY_NAME[name] for name in ("mnist-writers", "har-subjects", "shakespeare", "office", "heart", "exam")),
+    BY_NAME["contraception"],
+    Federation("lecturers", "lecturers (InstEval)", "lecturers", by_owner("site")),
+    Federation("traffic", "app traffic by capture", "traffic", by_owner("capture"), limit=4000),
+    *(BY_NAME[name] for name in ("cifar10-dirichlet", "cifar10-disjoint")),
+)
+
+
+def read(federation: str, folder: Path = RESULTS) -> dict[tuple[str, int], dict[str, Any]]:
+    """The lines of a federation, by entry and seed."""
+    lines = [*truth.read(truth.FOLDER, federation), *truth.read(folder, federation)]
+    return {(line["entry"], line["seed"]): line for line in lines}
+
+
+def chosen(method: Method, lines: dict[tuple[str, int], dict[str, Any]]) -> Entry | None:
+    """The setting with the best mean validation accuracy under the first seed; None while some are missing."""
+    found = [(entry, lines.get((entry.label, SEEDS[0]))) for entry in method.entries()]
+    if any(line is None for _, line in found):
+        return None
+    return max(found, key=lambda one: _mean(one[1]["validation"][-1]))[0]  # type: ignore[index]
+
+
+def missing(
+    federation: Federation, methods: tuple[Method, ...], seeds: tuple[int, ...], folder: Path
+) -> Iterator[tuple[Entry, int]]:
+    """The runs that are not there: those of the first seed, then the chosen ones with the others."""
+    for method in methods:
+        lines = read(federation.name, folder)
+        for entry in method.entries():
+            if (entry.label, SEEDS[0]) not in lines:
+                yield entry, SEEDS[0]
+        best = chosen(method, read(federation.name, folder))
+        for seed in seeds:
+            if best is not None and (best.label, seed) not in lines and seed != SEEDS[0]:
+                yield best, seed
+
+
+def compete(
+    names: tuple[str, ...] = (),
+    only: tuple[str, ...] = (),
+    seeds: tuple[int, ...] = SEEDS,
+    minutes: float = float("inf"),
+    folder: Path = RESULTS,
+) -> int:
+    """Make the runs that are missing.
+
+    Args:
+        names: of federations, all by default.
+        only: of recipes, all by default.
+        seeds: the first one tunes.
+        minutes: no run is started after so many.
+        folder: where lines are kept.
+
+    Returns:
+        The number of runs that were made.
+    """
+    torch.set_num_threads(1)
+    folder.mkdir(parents=True, exist_ok=True)
+    methods = tuple(method for method in METHODS if not only or method.recipe in only)
+    began, made = time.monotonic(), 0
+    for federation in FEDERATIONS:
+        if names and federation.name not in names:
+            continue
+        clients: Any = None
+        for entry, seed in missing(federation, methods, seeds, folder):
+            if time.monotonic() - began > 60 * minutes:
+                return made
+            clients = federation.clients() if clients is None else clients
+            line = run_one(federation, clients, entry, seed)
+            truth.append(folder, federation.name, line)
+            made += 1
+            print(f"[{time.monotonic() - began:.0f} s] {federation.name} {entry.label} {seed}: "
+                  f"{_mean(line['test']):.1f}", flush=True)  # fmt: skip
+    return made
+
+
+def run_one(federation: Federation, clients: Any, entry: Entry, seed: int) -> dict[str, Any]:
+    """One run, as the line that is kept."""
+    if entry.recipe != CENTRALISED:
+        return truth.run_one(federation, clients, entry, seed)
+    began = time.monotonic()
+    pooled = [clients.rows(client, "train") for client in range(len(clients))]
+    rows = torch.cat([one.x for one in pooled]), torch.cat([one.y for one in pooled])
+    alone = partition.clients_from({"all": rows}, classes=clients.classes, test=0.0)
+    recipe = recipes.make(TOGETHER, **TRAINING, **dict(entry.settings))
+    here = Simulator(engine="batched", stack=1, workers=0, onednn=False)
+    scores: dict[str, list[list[float]]] = {"validation": [], "test": []}
+    for rounds in RUNGS:  # a longer run begins with the steps of a shorter one
+        run = piebald.run(recipe, alone, federation.model(seed), seed=seed, rounds=rounds, runtime=here, measure="none")
+        model = run.model().eval()
+        for split, table in scores.items():
+            table.append([accuracy(model, clients.rows(client, split)) for client in range(len(clients))])
+    line: dict[str, Any] = {"entry": entry.label, "recipe": entry.recipe, "settings": dict(entry.settings)}
+    line |= {"seed": seed, "validation": scores["validation"], "test": scores["test"][-1], "bytes": 0}
+    line["wall"] = round(time.monotonic() - began, 2)
+    return line | {"steps": sum(row["steps"] or 0 for row in run.results if row["kind"] == "train")}
+
+
+@torch.no_grad()
+def accuracy(model: torch.nn.Module, rows: Any) -> int | None:
+    """The accuracy of a model in the unit of the lines, None without rows."""
+    if not len(rows.y):
+        return None
+    return round(truth.SCALE * float((model(rows.x).argmax(1) == rows.y).float().mean()))
+
+
+def _mean(values: list[float | None]) -> float:
+    """The mean over the clients with a value, in points."""
+    found = [value for value in values if value is not None]
+    return 100 * sum(found) / len(found) / truth.SCALE

@@ -1,0 +1,58 @@
+"""The methods of the leaderboard: each with the grid of its settings, the same number of learning rates for all."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1] / "advise"))
+from grid import RATES, Entry
+
+ALONE, TOGETHER, CENTRALISED = "local", "fedavg", "centralised"
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method of the leaderboard.
+
+    Attributes:
+        recipe: the name of its recipe, or "centralised".
+        title: what readers call it.
+        family: what kind of answer to unlikeness it is.
+        grid: the values of its main setting, at most two.
+    """
+
+    recipe: str
+    title: str
+    family: str
+    grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+    def entries(self) -> list[Entry]:
+        """Every learning rate with every value of the main setting."""
+        points = [dict(zip(self.grid, values, strict=True)) for values in itertools.product(*self.grid.values())]
+        return [Entry(self.recipe, (("lr", rate), *point.items())) for rate in RATES for point in points]
+
+
+METHODS = (
+    Method(CENTRALISED, "Centralised", "all rows in one place"),
+    Method(ALONE, "Local", "alone"),
+    Method(TOGETHER, "FedAvg", "one model"),
+    Method("fedavgm", "FedAvgM", "one model", {"beta": (0.5,)}),
+    Method("fedprox", "FedProx", "one model", {"mu": (0.1, 1.0)}),
+    Method("scaffold", "SCAFFOLD", "one model"),
+    Method("feddyn", "FedDyn", "one model", {"alpha": (0.01, 0.1)}),
+    Method("fednova", "FedNova", "one model"),
+    Method("sync_dvw", "DVW", "one model"),
+    Method("qfedavg", "q-FedAvg", "one model, fair", {"q": (0.1, 1.0)}),
+    Method("fine_tuned", "FedAvg, fine-tuned", "personal model", {"tune_epochs": (1, 4)}),
+    Method("ditto", "Ditto", "personal model", {"lam": (0.1, 1.0)}),
+    Method("hdafl", "HDAFL", "private layers"),
+    Method("lg_fedavg", "LG-FedAvg", "private layers"),
+    Method("fedbn", "FedBN", "private layers"),
+    Method("ifca", "IFCA", "clusters", {"k": (2, 3)}),
+)
+BY_RECIPE = {method.recipe: method for method in METHODS}

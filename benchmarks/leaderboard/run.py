@@ -1,0 +1,41 @@
+"""The leaderboard: python benchmarks/leaderboard/run.py
+
+    train   train what is not in results/ yet; stops and goes on at any time
+    page    write docs/leaderboard.md and its pictures from what is there
+
+Both by default.  All need the prepared data sets (PIEBALD_DATA).  A method that is added to methods.py is trained
+without the others.  On two cores, `train` in two processes with other --federations takes half as long.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import competition
+import page
+
+
+def main() -> int:
+    """Run the parts."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", nargs="?", choices=("train", "page"))
+    parser.add_argument("--federations", nargs="+", default=[], help="only these")
+    parser.add_argument("--methods", nargs="+", default=[], help="only these recipes")
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(competition.SEEDS), help="the first one tunes")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after so many minutes")
+    parser.add_argument("--results", type=Path, default=competition.RESULTS, help="folder of the runs")
+    options = parser.parse_args()
+    if options.part != "page":
+        made = competition.compete(
+            tuple(options.federations), tuple(options.methods), tuple(options.seeds), options.minutes, options.results
+        )
+        print(f"{made} runs were made")
+    if options.part != "train":
+        print(page.write(options.results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
