@@ -162,8 +162,8 @@ def _costs(found: Sequence[Standing]) -> list[str]:
         "Means over federations.  *Over alone*: points of mean test accuracy; *worst tenth*: the same for the tenth of "
         "the clients with the lowest accuracy of each method; *better*: share of the clients with a better model than "
         "alone.  *Target*: where 98 % of FedAvg's final validation accuracy was reached, and after how many rounds "
-        "(measured after 4, 8 and 16).  *Bytes* and *seconds* (of one core, which other work shared): of a run, divided "
-        "by FedAvg's.",
+        "(measured after 4, 8 and 16).  *Bytes* and *seconds* (of one core, which other work shared): of a run, over "
+        "FedAvg's.",
         "",
         *_table(["method", "over alone", "worst tenth", "better", "target", "bytes", "seconds"], rows),
     ]
