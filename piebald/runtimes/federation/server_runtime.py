@@ -204,7 +204,8 @@ class FederationServer:
                 if self._local is not None:
                     self._local.check()
                 self._changed.wait(_TICK)
-            self._gathered, self.shared.now = True, self.shared.clock()
+            self._gathered = True
+            self.shared.begin()
             self._warn_of_outsized()
             if refusing := [member.name for member in members if member.refused]:
                 log.warning("the run begins without %s", ", ".join(refusing))

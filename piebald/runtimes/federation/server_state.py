@@ -60,6 +60,11 @@ class FederationState:
         """Seconds of the run's clock."""
         return self._before + time.monotonic() - self.began
 
+    def begin(self) -> None:
+        """Start the run's clock: waiting for the sites to come is no part of the run."""
+        self.began = time.monotonic()
+        self.now = self.clock()
+
     def ready_clients(self) -> list[int]:
         """Clients whose sites can be sent tasks."""
         silence = self.timeouts.silence
