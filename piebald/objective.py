@@ -8,6 +8,7 @@ client.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,34 +18,50 @@ from torch import Tensor
 from torch.nn import functional
 
 from piebald.errors import SettingError, shown, unknown
+from piebald.pytree import Tree, described, logits
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[[Any, Any], Tensor]
 
 
+def on_logits(function: Callable[[Tensor, Any], Tensor]) -> Loss:
+    """A loss or metric of scores, for any output of a model that has them (`pytree.logits`)."""
+
+    @functools.wraps(function)
+    def of_outputs(outputs: Any, targets: Any) -> Tensor:
+        return function(logits(outputs), targets)
+
+    return of_outputs
+
+
+@on_logits
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Cross-entropy of logits [batch, classes, ...] with class numbers [batch, ...], one value per example."""
     value = functional.cross_entropy(outputs, targets.long(), reduction="none")
     return value if value.dim() == 1 else value.flatten(1).mean(1)
 
 
+@on_logits
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     """1 if the largest logit is that of the target, else 0; one value per example."""
     right = (outputs.argmax(1) == targets).float()
     return right if right.dim() == 1 else right.flatten(1).mean(1)
 
 
+@on_logits
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     """Squared error, the mean over an example's outputs."""
     error = (outputs.reshape(targets.shape) - targets).square()
     return error if error.dim() == 1 else error.flatten(1).mean(1)
 
 
+@on_logits
 def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
     """Absolute error, the mean over an example's outputs."""
     error = (outputs.reshape(targets.shape) - targets).abs()
     return error if error.dim() == 1 else error.flatten(1).mean(1)
 
 
+@on_logits
 def binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Cross-entropy of independent labels: logits and 0/1 targets of one shape, the mean over an example's labels."""
     value = functional.binary_cross_entropy_with_logits(
@@ -70,9 +87,9 @@ class Auc:
         """Forget all examples."""
         self._seen: list[tuple[Tensor, Tensor]] = []
 
-    def update(self, outputs: Tensor, targets: Tensor) -> None:
+    def update(self, outputs: Any, targets: Tensor) -> None:
         """Add examples: logits [batch, classes] with class numbers [batch], or logits and 0/1 targets of one shape."""
-        self._seen.append((outputs.detach(), targets))
+        self._seen.append((logits(outputs).detach(), targets))
 
     def compute(self) -> Tensor:
         """The area over all examples."""
@@ -99,6 +116,7 @@ def _area(scores: Tensor, positive: Tensor) -> Tensor:
     return area  # 0 / 0 is NaN
 
 
+@on_logits
 def label_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Share of an example's labels that are predicted correctly with a logit threshold of 0."""
     right = ((outputs.reshape(targets.shape) > 0) == (targets > 0.5)).float()
@@ -144,7 +162,7 @@ METRICS: dict[str, Any] = {
 
 
 def objective_for(
-    targets: Tensor, loss: Loss | str | None = None, metrics: Mapping[str, Any] | Sequence[str] | None = None
+    targets: Tree, loss: Loss | str | None = None, metrics: Mapping[str, Any] | Sequence[str] | None = None
 ) -> Objective:
     """Choose the objective for targets: classification for whole numbers, regression for real numbers, or that of
     `loss`.
@@ -159,7 +177,13 @@ def objective_for(
             raise unknown("objective", loss, OBJECTIVES)
         objective = OBJECTIVES[loss]
     else:
-        objective = OBJECTIVES["regression" if targets.dtype.is_floating_point else "classification"]
+        whole = isinstance(targets, Tensor) and not targets.dtype.is_floating_point
+        objective = OBJECTIVES["classification" if whole else "regression"]
+        if loss is None and not isinstance(targets, Tensor):
+            raise SettingError(
+                f"targets of several tensors ({described(targets)}) need a loss: pass loss, a function of "
+                "(outputs, targets)"
+            )
         if loss is not None:
             if not callable(loss):
                 raise SettingError(
@@ -172,15 +196,16 @@ def objective_for(
             if not callable(metric) and not _accumulates(metric):
                 raise SettingError(f"metric {name!r} must be a function or a torchmetrics object, got {shown(metric)}")
         objective = Objective(objective.name, objective.loss, dict(metrics), _higher_is_better(metrics))
-    if objective.loss is cross_entropy and targets.dtype not in (
-        torch.int64,
-        torch.int32,
-        torch.uint8,
-        torch.int16,
-        torch.int8,
-    ):
-        raise SettingError(f"classification needs whole-number targets, got {targets.dtype}: pass loss='regression'")
+    if objective.loss is cross_entropy:
+        _check_classes(targets)
     return objective
+
+
+def _check_classes(targets: Tree) -> None:
+    whole = (torch.int64, torch.int32, torch.uint8, torch.int16, torch.int8)
+    if not isinstance(targets, Tensor) or targets.dtype not in whole:
+        got = targets.dtype if isinstance(targets, Tensor) else described(targets)
+        raise SettingError(f"classification needs whole-number targets, got {got}: pass loss='regression'")
 
 
 def _accumulates(metric: object) -> bool:

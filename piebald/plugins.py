@@ -27,11 +27,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
 from piebald.component import Component
 from piebald.errors import SettingError, shown, unknown
 from piebald.objective import METRICS, Objective, objective_for
+from piebald.pytree import Tree
 
 GROUP = "piebald.components"  # of entry points
 
@@ -182,7 +181,7 @@ def resolved(value: Any) -> Any:
     return value
 
 
-def objective_named(targets: Tensor, loss: Any, metrics: Any) -> Objective:
+def objective_named(targets: Tree, loss: Any, metrics: Any) -> Objective:
     """`objective.objective_for`, where the loss and metrics may be named as "module:name".
 
     A metric is then called by the name alone.

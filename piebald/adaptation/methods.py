@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from piebald import pytree
 from piebald.choice import judge, plain_sgd, reason
 from piebald.choice.candidates import SHARES
 from piebald.contracts import Clients, SgdConfig, Split
@@ -301,7 +302,8 @@ class _PartialSgd:
             for step, batch in enumerate(batches(gathered.places[0], self.config, engine.traits.mixes, *rng_key)):
                 if isinstance(dropout, KeyedDropout):
                     dropout.start(torch.tensor(step_key(rng_key, step)))
-                loss = engine.work.objective.loss(self.module(gathered.x[batch]), gathered.y[batch]).mean()
+                rows = gathered.take(batch)
+                loss = engine.work.objective.loss(pytree.run(self.module, rows.x), rows.y).mean()
                 self.optimiser.zero_grad()
                 torch.autograd.backward(loss)
                 if self.config.clip is not None:

@@ -15,7 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from piebald.contracts import SgdConfig, SgdOutcome
+from piebald import pytree
+from piebald.contracts import Rows, SgdConfig, SgdOutcome
 from piebald.parameters import Layout, Slot
 from piebald.runtimes.engines.batched_layers import BatchedPass, FactoredDense, batch_layers
 from piebald.runtimes.engines.row_loader import Gathered, Places, RngKey
@@ -220,7 +221,8 @@ class _BatchedRun:
         direct = [layer for layer in direct if layer.slot.shape[1] == direct[0].slot.shape[1]]  # of one width
         if direct:
             index, ends = lay_out_rows(plans)
-            rows = gathered.x.index_select(0, torch.from_numpy(index.ravel()).to(self.engine.device))
+            rows = gathered.take(torch.from_numpy(index.ravel()).to(self.engine.device)).x
+            assert isinstance(rows, Tensor)  # for the type checker; no layer sees inputs of several tensors as such
             inside = direct[0].slot.shape[1]
             self.ahead = _Ahead(rows.view(*index.shape, *rows.shape[1:]), ends, rows[0].numel() // inside)
             seen = rows.view(len(index), -1, inside)
@@ -242,15 +244,15 @@ class _BatchedRun:
             factors.append((made or factor, scale))
         return correction.like(correction.matrices, factors, correction.own)
 
-    def _inputs(self, step: int, gathered: Gathered, flat: Tensor, active: int) -> Tensor:
-        """The inputs of a step."""
+    def _rows(self, step: int, gathered: Gathered, flat: Tensor, active: int) -> Rows:
+        """The rows of a step."""
         ahead, batched_pass = self.ahead, self.module.batched_pass
         if ahead is None:
-            return gathered.x.index_select(0, flat)
+            return gathered.take(flat)
         lo, hi = ahead.ends[step : step + 2]
         x = ahead.x[:active, lo:hi].flatten(0, 1)
         batched_pass.rows, batched_pass.batch = slice(lo * ahead.each, hi * ahead.each), (x.data_ptr(), x._version)
-        return x
+        return Rows(x, pytree.take(gathered.y, flat))
 
     def step(
         self, step: int, gathered: Gathered, plans: Sequence[Sequence[Places]], rng_keys: Sequence[RngKey]
@@ -261,8 +263,8 @@ class _BatchedRun:
         for lo, hi in engine.ranges([len(plan[step]) for plan in plans[:active]]):
             index, mask = pad_rows([plan[step] for plan in plans[lo:hi]], engine.device)
             flat = index.flatten()  # one axis: much quicker to gather by than two
-            rows = self._inputs(step, gathered, flat, active), gathered.y.index_select(0, flat)
-            losses = self._losses(lo, hi, *rows, engine.keys(rng_keys[lo:hi], step), mask)
+            rows = self._rows(step, gathered, flat, active)
+            losses = self._losses(lo, hi, rows, engine.keys(rng_keys[lo:hi], step), mask)
             parameters = self.leaves(lo, hi)[1]
             assert self.module.batched_pass.hook is not None
             *gradients, _ = torch.autograd.grad(
@@ -274,12 +276,14 @@ class _BatchedRun:
                     engine.step(self.stepper, self.leaves, self.w, self.g, gradients, slice(lo, hi), step)
         self._advance(self.run.config)
 
-    def _losses(self, lo: int, hi: int, x: Tensor, y: Tensor, keys: Tensor | None, mask: Tensor | None) -> Tensor:
-        """The mean loss [c] of each client's rows in x and y [c * b, ...]."""
+    def _losses(self, lo: int, hi: int, rows: Rows, keys: Tensor | None, mask: Tensor | None) -> Tensor:
+        """The mean loss [c] of each client's rows [c * b, ...]."""
         batched_pass, objective = self.module.batched_pass, self.engine.work.objective
         batched_pass.count, batched_pass.tensors = hi - lo, self.leaves(lo, hi)[0]
         with self.engine.precision(), self.engine.dropping(keys):
-            losses = objective.loss(self.module.module(self.engine.shaped(x)), y).view(hi - lo, -1)
+            losses = objective.loss(pytree.run(self.module.module, self.engine.shaped(rows.x)), rows.y).view(
+                hi - lo, -1
+            )
         return losses.mean(1) if mask is None else (losses * mask).sum(1) / mask.sum(1)
 
     def _shares(self) -> list[float]:

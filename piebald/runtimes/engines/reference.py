@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from piebald.contracts import SgdOutcome, Split
+from piebald import pytree
+from piebald.contracts import Rows, SgdOutcome, Split
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
 from piebald.runtimes.engines.reference_optimizer import ReferenceOptimizer
 from piebald.runtimes.engines.row_gradients import noised, row_keys
@@ -45,7 +48,7 @@ class ReferenceEngine(SequentialEngine):
                 if isinstance(dropout, KeyedDropout):
                     dropout.start(torch.tensor(step_key(rng_key, len(losses))))
                 if config.privacy is None:
-                    loss = self.work.objective.loss(module(gathered.x[batch]), gathered.y[batch]).mean()
+                    loss = self._loss(module, gathered.take(batch))
                     module.zero_grad()
                     torch.autograd.backward(loss)
                     losses.append(loss.item())
@@ -81,6 +84,10 @@ class ReferenceEngine(SequentialEngine):
         state = state if rule is None else rule.ended(len(losses))
         return layout.flatten(module), float(len(losses)), mean, state
 
+    def _loss(self, module: nn.Module, rows: Rows) -> Tensor:
+        """The mean loss of a batch."""
+        return self.work.objective.loss(pytree.run(module, rows.x), rows.y).mean()
+
     def _set_private_gradients(
         self,
         module: nn.Module,
@@ -99,7 +106,7 @@ class ReferenceEngine(SequentialEngine):
         for place, one in enumerate(batch):
             if dropout is not None:
                 dropout.start(row_keys(torch.tensor([step_key(rng_key, step)]), len(batch))[0, place])
-            loss = self.work.objective.loss(module(gathered.x[one : one + 1]), gathered.y[one : one + 1]).mean()
+            loss = self._loss(module, gathered.take(np.array([one])))
             module.zero_grad()
             torch.autograd.backward(loss)
             grads = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
@@ -122,14 +129,15 @@ class ReferenceEngine(SequentialEngine):
         scores = {name: torch.full((len(clients),), torch.nan) for name in measures}
         rows = torch.zeros(len(clients), dtype=torch.int64)
         for place, (outputs, targets) in enumerate(self._evaluate_plainly(clients, model, split)):
-            rows[place] = len(targets)
-            if not len(targets):
+            rows[place] = pytree.count(targets)
+            if not rows[place]:
                 continue
             for name, measure in measures.items():
                 if hasattr(measure, "update"):  # a torchmetrics object
                     measure.reset()
-                    for row in range(len(targets)):
-                        measure.update(outputs[row : row + 1], targets[row : row + 1])
+                    for row in range(int(rows[place])):
+                        one = slice(row, row + 1)
+                        measure.update(pytree.logits(pytree.take(outputs, one)), pytree.take(targets, one))
                     scores[name][place] = measure.compute().mean()
                 else:
                     scores[name][place] = measure(outputs, targets).float().mean()
@@ -139,19 +147,21 @@ class ReferenceEngine(SequentialEngine):
         """See `contracts.ClientContext.confusion`."""
         matrices = []
         for outputs, targets in self._evaluate_plainly(clients, model, split):
-            matrices.append(torch.zeros(outputs.shape[1], outputs.shape[1]) if len(targets) else torch.zeros(0, 0))
-            for output, target in zip(outputs, targets, strict=True):
+            scores = pytree.logits(outputs)
+            matrices.append(torch.zeros(scores.shape[1], scores.shape[1]) if len(targets) else torch.zeros(0, 0))
+            for output, target in zip(scores, targets, strict=True):
                 matrices[-1][int(target), int(output.argmax())] += 1
         classes = max((len(matrix) for matrix in matrices), default=0)
         none = torch.zeros(classes, classes)
         return torch.stack([matrix if len(matrix) else none for matrix in matrices])
 
-    def _evaluate_plainly(self, clients: Sequence[int], model: Tensor, split: Split) -> Iterator[tuple[Tensor, Tensor]]:
+    def _evaluate_plainly(self, clients: Sequence[int], model: Tensor, split: Split) -> Iterator[tuple[Any, Any]]:
         """Outputs and targets of each client, from a module of its own and one row at a time."""
         for place, client in enumerate(clients):
             module = copy.deepcopy(self.work.model).eval()
             self.work.layout.load(module, model[place])
             gathered = self.row_loader.gather([client], split)
             with torch.no_grad():
-                outputs = [module(gathered.x[row : row + 1]) for row in gathered.places[0].tolist()]
-            yield torch.cat(outputs) if outputs else torch.empty(0), gathered.y[gathered.places[0]]
+                rows = [pytree.take(gathered.x, [row]) for row in gathered.places[0].tolist()]
+                outputs = [pytree.by_row(pytree.run(module, row), 1) for row in rows]
+            yield pytree.joined(outputs) if outputs else torch.empty(0), pytree.take(gathered.y, gathered.places[0])

@@ -7,13 +7,15 @@ import copy
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from piebald import pytree
 from piebald.client_work import ClientWork
-from piebald.contracts import SgdConfig, SgdOutcome, Split
+from piebald.contracts import Rows, SgdConfig, SgdOutcome, Split
 from piebald.errors import SettingError
 from piebald.objective import Loss
 from piebald.parameters import Layout
@@ -129,9 +131,9 @@ class SequentialEngine:
     def _gradients(self, gathered: Gathered, batch: Places) -> tuple[Tensor, list[Tensor]]:
         """The mean loss of a batch and its gradients."""
         chosen = torch.from_numpy(batch).to(self.device)
-        x, y = gathered.x.index_select(0, chosen), gathered.y.index_select(0, chosen)
+        rows = gathered.take(chosen)
         with self.precision():
-            loss = self.work.objective.loss(self.module(self.shaped(x)), y).mean()
+            loss = self.work.objective.loss(pytree.run(self.module, self.shaped(rows.x)), rows.y).mean()
         return loss.detach(), list(torch.autograd.grad(loss, self.parameters, materialize_grads=True))
 
     # -- training with DP-SGD
@@ -156,8 +158,7 @@ class SequentialEngine:
             if not len(part):
                 break  # a Poisson sample may be empty: then the step is noise
             chosen = torch.from_numpy(batch[part.numpy()]).to(self.device)
-            x, y = gathered.x.index_select(0, chosen), gathered.y.index_select(0, chosen)
-            found, loss = clipped(x, y, keys[part.to(self.device)], config.privacy.clip, dropout)
+            found, loss = clipped(gathered.take(chosen), keys[part.to(self.device)], config.privacy.clip, dropout)
             torch._foreach_add_(summed, found)
             total += loss
         named = {name: one.unsqueeze(0) for name, one in zip(self._names, summed, strict=True)}
@@ -166,25 +167,27 @@ class SequentialEngine:
         return total / max(1, len(batch)), [one[0] for one in hidden]
 
     def _clipped(
-        self, x: Tensor, y: Tensor, keys: Tensor, clip: float, dropout: KeyedDropout | None
+        self, rows: Rows, keys: Tensor, clip: float, dropout: KeyedDropout | None
     ) -> tuple[list[Tensor], Tensor]:
         """The sum of these rows' clipped gradients, and the sum of their losses."""
         tensors = self.work.layout.views(self.vector.detach())
         with self.precision():
-            found, loss = self.row_gradients.one(tensors, x, y, x.new_ones(len(x)).float(), keys, clip, dropout)
+            every = torch.ones(len(rows), device=self.device)
+            found, loss = self.row_gradients.one(tensors, rows, every, keys, clip, dropout)
         return [found[name] for name in self._names], loss
 
     def _clipped_one_by_one(
-        self, x: Tensor, y: Tensor, keys: Tensor, clip: float, dropout: KeyedDropout | None
+        self, rows: Rows, keys: Tensor, clip: float, dropout: KeyedDropout | None
     ) -> tuple[list[Tensor], Tensor]:
         """The same for models that vmap cannot run: recurrent ones, and those that draw random numbers themselves."""
         summed = [torch.zeros_like(parameter) for parameter in self.parameters]
         total = torch.zeros((), device=self.device)
-        for row in range(len(x)):
+        for row in range(len(rows)):
             if dropout is not None:
                 dropout.start(keys[row])
             with self.precision():
-                loss = self.work.objective.loss(self.module(self.shaped(x[row : row + 1])), y[row : row + 1]).mean()
+                one = rows[row : row + 1]
+                loss = self.work.objective.loss(pytree.run(self.module, self.shaped(one.x)), one.y).mean()
             found = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
             share = float(shrink(torch.stack(torch._foreach_norm(found)).norm(), clip))
             torch._foreach_add_(summed, found, alpha=share)
@@ -204,12 +207,12 @@ class SequentialEngine:
 
     def _tried(self, gathered: Gathered) -> bool:
         chosen = torch.from_numpy(np.concatenate(gathered.places)[:2]).to(self.device)
-        x, y, keys = gathered.x.index_select(0, chosen), gathered.y.index_select(0, chosen), torch.arange(len(chosen))
+        rows, keys = gathered.take(chosen), torch.arange(len(chosen)).to(self.device)
         with KeyedDropout() as dropout, warnings.catch_warnings():
             warnings.filterwarnings("error", message="There is a performance drop")  # vmap falls back to a loop
-            expected, _ = self._clipped_one_by_one(x, y, keys.to(self.device), 1.0, dropout)
+            expected, _ = self._clipped_one_by_one(rows, keys, 1.0, dropout)
             try:
-                found, _ = self._clipped(x, y, keys.to(self.device), 1.0, dropout)
+                found, _ = self._clipped(rows, keys, 1.0, dropout)
             except (RuntimeError, ValueError, TypeError, AttributeError, AssertionError, UserWarning):
                 return False
         return all(torch.allclose(a, b, rtol=1e-2, atol=1e-4) for a, b in zip(found, expected, strict=True))
@@ -231,14 +234,9 @@ class SequentialEngine:
                 for name, value in self._integers.items():
                     buffers[name].copy_(value)
 
-    def shaped(self, x: Tensor) -> Tensor:
+    def shaped(self, x: Any) -> Any:
         """Images in channels-last format, on which torch's CPU pooling and convolution are much faster."""
-        if not self._conv2d or x.dim() != 4:
-            return x
-        _, channels, height, width = x.shape
-        if channels == 1:  # both formats are the same with one channel: the strides tell torch which one is meant
-            return x.as_strided(x.shape, (height * width, 1, width, 1))
-        return x.contiguous(memory_format=torch.channels_last)
+        return pytree.mapped(_channels_last, x) if self._conv2d else x
 
     def precision(self) -> contextlib.AbstractContextManager[object]:
         """The context of forward passes: autocast to bfloat16, or nothing."""
@@ -265,83 +263,86 @@ class SequentialEngine:
         measures = {"loss": self.work.objective.loss, **self.work.objective.metrics}
         with torch.no_grad():
             scores = {name: self._measure(measure, outputs, targets) for name, measure in measures.items()}
-        return scores, torch.tensor([len(target) for target in targets], device=self.device)
+        return scores, torch.tensor([pytree.count(target) for target in targets], device=self.device)
 
     def row_losses(self, clients: Sequence[int], model: Tensor, split: Split) -> tuple[Tensor, Tensor]:
         """The loss of each row, as `contracts.ClientContext.row_losses` describes."""
         outputs, targets = self._outputs(clients, model, split)
-        counts = torch.tensor([len(target) for target in targets], device=self.device)
+        counts = torch.tensor([pytree.count(target) for target in targets], device=self.device)
         losses = torch.full((len(targets), int(counts.max())), torch.nan, device=self.device)
         with torch.no_grad():
             for row, (out, target) in enumerate(zip(outputs, targets, strict=False)):
-                if len(target):
-                    losses[row, : len(target)] = _each(self.work.objective.loss, out, target)
+                if pytree.count(target):
+                    losses[row, : pytree.count(target)] = _each(self.work.objective.loss, out, target)
         return losses, counts
 
     def confusion(self, clients: Sequence[int], model: Tensor, split: Split) -> Tensor:
         """Count rows by true and predicted class, as `contracts.ClientContext.confusion` describes."""
         outputs, targets = self._outputs(clients, model, split)
-        classes = max((out.shape[1] for out in outputs if out.dim() > 1), default=0)
+        scores = [pytree.logits(out) for out in outputs]
+        classes = max((out.shape[1] for out in scores if out.dim() > 1), default=0)
         matrices = torch.zeros(len(clients), classes, classes, device=self.device)
-        for row, (out, target) in enumerate(zip(outputs, targets, strict=False)):
-            if len(target):
+        for row, (out, target) in enumerate(zip(scores, targets, strict=False)):
+            if pytree.count(target):
                 cells = target.long().flatten() * classes + out.argmax(1).flatten()
                 matrices[row] = torch.bincount(cells, minlength=classes * classes).view(classes, classes)
         return matrices
 
-    def _outputs(self, clients: Sequence[int], model: Tensor, split: Split) -> tuple[list[Tensor], list[Tensor]]:
+    def _outputs(self, clients: Sequence[int], model: Tensor, split: Split) -> tuple[list[Any], list[Any]]:
         """Models' outputs for clients' rows, and the targets; one model for all clients runs over all their rows at
         once.
         """
         gathered = self.row_loader.gather(clients, split)
         self.module.eval()
         with torch.no_grad():
-            outputs: list[Tensor]
-            if model.stride(0) == 0 or len(clients) == 1:
+            outputs: list[Any]
+            if (model.stride(0) == 0 and not self.traits.pooled) or len(clients) == 1:
                 self._load(model[0])
                 outputs_of_all = self._forward(gathered.x, np.concatenate(gathered.places))
                 sizes = [len(places) for places in gathered.places]
-                outputs = list(torch.split(outputs_of_all, sizes)) if outputs_of_all is not None else []
+                outputs = pytree.split(outputs_of_all, sizes) if outputs_of_all is not None else []
             else:
                 outputs = []
                 for row, places in enumerate(gathered.places):
                     self._load(model[row])
                     out = self._forward(gathered.x, places)
                     outputs.append(out if out is not None else torch.empty(0, device=self.device))
-        targets = [gathered.y.index_select(0, torch.from_numpy(places).to(self.device)) for places in gathered.places]
+        targets = [pytree.take(gathered.y, torch.from_numpy(places).to(self.device)) for places in gathered.places]
         return outputs, targets
 
-    def _forward(self, x: Tensor, places: Places) -> Tensor | None:
+    def _forward(self, x: pytree.Tree, places: Places) -> Any:
         if len(places) == 0:
             return None
         chosen = torch.from_numpy(places).to(self.device)
         with self.precision():
-            outputs = [self.module(self.shaped(x.index_select(0, part))) for part in torch.split(chosen, SCORE_ROWS)]
-        return torch.cat(outputs).float() if len(outputs) > 1 else outputs[0].float()
+            parts = torch.split(chosen, SCORE_ROWS)
+            outputs = [pytree.run(self.module, self.shaped(pytree.take(x, part))) for part in parts]
+        return pytree.joined([pytree.by_row(out, len(part)) for out, part in zip(outputs, parts, strict=True)])
 
-    def _measure(self, measure: object, outputs: list[Tensor], targets: list[Tensor]) -> Tensor:
+    def _measure(self, measure: object, outputs: list[Any], targets: list[Any]) -> Tensor:
         values = torch.full((len(targets),), torch.nan, device=self.device)
         for row, (out, target) in enumerate(zip(outputs, targets, strict=False)):
-            if len(target):
+            if pytree.count(target):
                 values[row] = _value(measure, out, target)
         return values
 
 
-def _value(measure: object, outputs: Tensor, targets: Tensor) -> Tensor:
+def _value(measure: object, outputs: Any, targets: Any) -> Tensor:
     """A metric on one client's rows, from a torchmetrics object or a function whose values are averaged."""
     if hasattr(measure, "update") and hasattr(measure, "compute") and hasattr(measure, "reset"):
         measure.reset()
-        measure.update(outputs, targets)
+        measure.update(pytree.logits(outputs), targets)
         return torch.as_tensor(measure.compute()).float().mean()
     return measure(outputs, targets).float().mean()  # type: ignore[operator,no-any-return]
 
 
-def _each(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+def _each(loss: Loss, outputs: Any, targets: Any) -> Tensor:
     """The loss of each row, also of a function that returns the mean over its rows."""
     values = loss(outputs, targets)
-    if values.shape[:1] == targets.shape[:1]:
+    if values.dim() and len(values) == pytree.count(targets):
         return values.flatten(1).mean(1) if values.dim() > 1 else values
-    return torch.stack([loss(outputs[row : row + 1], targets[row : row + 1]).mean() for row in range(len(targets))])
+    rows = [slice(row, row + 1) for row in range(pytree.count(targets))]
+    return torch.stack([loss(pytree.take(outputs, row), pytree.take(targets, row)).mean() for row in rows])
 
 
 def bind(module: nn.Module, layout: Layout, vector: Tensor) -> list[Tensor]:
@@ -362,3 +363,12 @@ def bind(module: nn.Module, layout: Layout, vector: Tensor) -> list[Tensor]:
 def step_key(rng_key: RngKey, step: int) -> int:
     """The dropout key of one optimizer step."""
     return key("dropout", step, *rng_key) >> 1
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    if x.dim() != 4:
+        return x
+    _, channels, height, width = x.shape
+    if channels == 1:  # both formats are the same with one channel: the strides tell torch which one is meant
+        return x.as_strided(x.shape, (height * width, 1, width, 1))
+    return x.contiguous(memory_format=torch.channels_last)

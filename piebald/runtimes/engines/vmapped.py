@@ -13,13 +13,15 @@ import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
-from piebald.contracts import SgdOutcome
+from piebald import pytree
+from piebald.contracts import Rows, SgdOutcome
 from piebald.parameters import Layout
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
 from piebald.runtimes.engines.row_gradients import MAX_NUMBERS, noised, row_keys
@@ -51,12 +53,12 @@ class VmappedEngine(SequentialEngine):
                 index, mask = pad_rows([plan[step] for plan in plans[lo:hi]], self.device)
                 keys = self.keys(rng_keys[lo:hi], step)
                 tensors, parameters = leaves(lo, hi)
-                x, y = gathered.x[index], gathered.y[index]
+                rows = gathered.take(index)
                 if (privacy := run.config.privacy) is None:
-                    losses = self._losses(tensors, x, y, keys, mask)
+                    losses = self._losses(tensors, rows, keys, mask)
                     gradients: Sequence[Tensor] = torch.autograd.grad(losses.sum(), parameters, materialize_grads=True)
                 else:
-                    losses, summed = self._clipped_sums(tensors, x, y, keys, mask, privacy.clip)
+                    losses, summed = self._clipped_sums(tensors, rows, keys, mask, privacy.clip)
                     gradients = noised(summed, self.work.layout, privacy, lots[lo:hi], step, rng_keys[lo:hi])
                 with torch.no_grad():
                     total[lo:hi] += losses.detach()
@@ -110,18 +112,18 @@ class VmappedEngine(SequentialEngine):
                 yield lo, hi
                 lo = hi
 
-    def _losses(
-        self, tensors: dict[str, Tensor], x: Tensor, y: Tensor, keys: Tensor | None, mask: Tensor | None
-    ) -> Tensor:
-        """The mean loss [c] of each client's batch x [c, b, ...]."""
+    def _losses(self, tensors: dict[str, Tensor], rows: Rows, keys: Tensor | None, mask: Tensor | None) -> Tensor:
+        """The mean loss [c] of each client's batch of rows [c, b, ...]."""
         self.module.train()
         forward: Callable[..., Tensor] = self._one
         with self.precision():
             if keys is None:
-                losses = vmap(forward)(tensors, x, y)
+                losses = vmap(forward)(tensors, rows.x, rows.y)
             else:
                 with KeyedDropout() as dropout:
-                    losses = vmap(lambda t, x, y, k: (dropout.start(k), forward(t, x, y))[1])(tensors, x, y, keys)
+                    losses = vmap(lambda t, x, y, k: (dropout.start(k), forward(t, x, y))[1])(
+                        tensors, rows.x, rows.y, keys
+                    )
         if losses.dim() == 1:
             return losses
         return losses.mean(1) if mask is None else (losses * mask).sum(1) / mask.sum(1)
@@ -129,22 +131,22 @@ class VmappedEngine(SequentialEngine):
     def _clipped_sums(
         self,
         tensors: dict[str, Tensor],
-        x: Tensor,
-        y: Tensor,
+        rows: Rows,
         keys: Tensor | None,
         mask: Tensor | None,
         clip: float,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The mean loss [c] of each client's batch, and the sums [c, ...] of its rows' clipped gradients."""
         self.module.train()
-        counts = torch.ones(x.shape[:2], device=self.device) if mask is None else mask
-        steps = torch.zeros(len(x), dtype=torch.int64, device=self.device) if keys is None else keys
+        shape = pytree.leaves(rows.x)[0].shape[:2]
+        counts = torch.ones(shape, device=self.device) if mask is None else mask
+        steps = torch.zeros(len(rows), dtype=torch.int64, device=self.device) if keys is None else keys
         with KeyedDropout() if keys is not None else contextlib.nullcontext() as dropout, self.precision():
-            summed, losses = self.row_gradients.many(tensors, x, y, counts, row_keys(steps, x.shape[1]), clip, dropout)
+            summed, losses = self.row_gradients.many(tensors, rows, counts, row_keys(steps, shape[1]), clip, dropout)
         return losses / counts.sum(1).clamp(min=1), summed
 
-    def _one(self, tensors: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return self.work.objective.loss(functional_call(self.module, tensors, (x,)), y)
+    def _one(self, tensors: dict[str, Tensor], x: Any, y: Any) -> Tensor:
+        return self.work.objective.loss(functional_call(self.module, tensors, *pytree.arguments(x)), y)
 
     def step(
         self,
