@@ -58,8 +58,8 @@ class ExperimentSettings(Section):
         plugins: modules that register components and recipes of your own, or have what "module:name" names.
         data: the data set by name, or a source of your own rows.
         partition: how rows are divided among clients; by the owners of `data.client` where that is given.
-        loss: the name of an objective, or "module:name" for a function (outputs, targets); chosen by the targets by
-            default.
+        loss: the name of an objective, a table of its name and the settings of its loss, or "module:name" for a
+            function (outputs, targets); chosen by the targets by default.
         out: the run folder.
         recipe: the recipe of one run.
         recipes: the recipes of a comparison; one with `model`, a name or a table, has a model of its own.
@@ -87,7 +87,7 @@ class ExperimentSettings(Section):
     plugins: list[str] = []  # noqa: RUF012 - a pydantic field
     data: DataSource = DataSource(name="digits")
     partition: Kind | None = None
-    loss: str | None = None
+    loss: str | dict[str, Any] | None = None
     model: Named
     recipe: RecipeSection | None = None
     recipes: list[ComparedRecipe] | None = Field(default=None, min_length=1)

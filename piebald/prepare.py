@@ -257,7 +257,7 @@ def _meta(
         "paper": recipe.paper,
         "label": options.label or recipe.name,
         "seed": options.seed,
-        "loss": options.loss if isinstance(options.loss, str) else None,
+        "loss": _plain(options.loss),
         "objective": objective.name,
         "plugins": [
             list(one) for one in needed_by([*recipe.components, work.model, objective.loss, objective.metrics])
@@ -332,6 +332,11 @@ def _work(recipe: Recipe, clients: Clients, model: Model, options: Options) -> t
     own_query = None if asks is None else asks.own_query(spec)
     judged = options.evaluate_split if options.evaluate_every else None
     choice = BestForEach(split=judged) if options.keep == "best_for_each" else None
+    if choice is not None and objective.compares_rows:
+        raise SettingError(
+            f"keep = 'best_for_each' compares models row by row, but the loss {objective.name!r} has no value for a "
+            "single row: use keep = 'best'"
+        )
     work = ClientWork(
         module, layout, initial, objective, options.seed, shape, outputs, recipe.training, adapted.transforms,
         own_query, choice,
@@ -352,6 +357,11 @@ def _outputs(module: nn.Module, rows: Rows) -> tuple[int, ...]:
         return tuple(pytree.logits(output).shape[1:])
     except SettingError:
         return ()  # a loss of the user's own may take other outputs
+
+
+def _plain(loss: Any) -> Any:
+    """A loss as plain values for the run folder: its name, or its table; None for a function."""
+    return dict(loss) if isinstance(loss, Mapping) else loss if isinstance(loss, str) else None
 
 
 def _check_validation(recipe: Recipe, clients: Clients) -> None:

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from piebald.errors import SettingError
+from piebald.losses import IGNORED
 from piebald.pytree import mapped, named_leaves
 
 Array = NDArray[Any]
-IGNORED = -100  # a target in a sequence that counts in no loss and no score, as in torch
 MOST_CLASSES = 100_000  # a class number beyond this is an identifier or a measurement, not a class
 
 

@@ -48,6 +48,11 @@ class DpSgd(Sgd):
         return RowPrivacy(self.clip, self.noise)
 
     def unsupported_model(self, spec: ModelSpec) -> str | None:
+        if spec.objective.compares_rows:
+            return (
+                f"dp_sgd clips each row's own gradient but the loss {spec.objective.name!r} compares the rows of a "
+                "batch: use noise on whole updates ('gaussian') instead"
+            )
         norms = nn.modules.batchnorm
         for name, layer in copy.deepcopy(spec.model).train().named_modules():  # a frozen one does not go along
             remembers = isinstance(layer, norms._NormBase) and layer.track_running_stats  # instance norm can, too

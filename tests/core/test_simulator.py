@@ -19,7 +19,7 @@ import piebald
 from piebald import recipes
 from piebald.contracts import Device, TrainOutput
 from piebald.errors import RuntimeFault, SettingError
-from piebald.objective import cross_entropy
+from piebald.losses import cross_entropy
 from piebald.partition import Devices, FastSlow, Homogeneous, PooledClients
 from piebald.report.tables import History
 from piebald.training import Sgd

@@ -19,8 +19,8 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from piebald import pytree
 from piebald.contracts import RowPrivacy, Rows
+from piebald.losses import Loss
 from piebald.noise import NoiseSource, hidden
-from piebald.objective import Loss
 from piebald.parameters import Layout
 from piebald.randomness import long_key
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout, mix

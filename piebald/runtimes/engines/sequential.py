@@ -17,7 +17,7 @@ from piebald import pytree
 from piebald.client_work import ClientWork
 from piebald.contracts import Rows, SgdConfig, SgdOutcome, Split
 from piebald.errors import SettingError
-from piebald.objective import Loss
+from piebald.losses import IGNORED, Loss
 from piebald.parameters import Layout
 from piebald.randomness import key
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
@@ -267,6 +267,11 @@ class SequentialEngine:
 
     def row_losses(self, clients: Sequence[int], model: Tensor, split: Split) -> tuple[Tensor, Tensor]:
         """The loss of each row, as `contracts.ClientContext.row_losses` describes."""
+        if self.work.objective.compares_rows:
+            raise SettingError(
+                f"the loss {self.work.objective.name!r} compares rows and has no value for a single one, which is "
+                "needed here to choose among models: use another loss"
+            )
         outputs, targets = self._outputs(clients, model, split)
         counts = torch.tensor([pytree.count(target) for target in targets], device=self.device)
         losses = torch.full((len(targets), int(counts.max())), torch.nan, device=self.device)
@@ -285,6 +290,7 @@ class SequentialEngine:
         for row, (out, target) in enumerate(zip(scores, targets, strict=False)):
             if pytree.count(target):
                 cells = target.long().flatten() * classes + out.argmax(1).flatten()
+                cells = cells[target.flatten() != IGNORED]
                 matrices[row] = torch.bincount(cells, minlength=classes * classes).view(classes, classes)
         return matrices
 
