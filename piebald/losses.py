@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,6 +31,27 @@ def on_logits(function: Callable[..., Tensor]) -> Loss:
         return function(logits(outputs), targets, **settings)
 
     return of_outputs
+
+
+class MixedTargets(NamedTuple):
+    """Targets of mix-up: two for each row, and the share of the first one [batch]."""
+
+    first: Any
+    second: Any
+    share: Tensor
+
+
+def for_training(loss: Loss) -> Loss:
+    """A loss that takes `MixedTargets` as well: then it is the mean of both targets' losses by their shares."""
+
+    def of_targets(outputs: Any, targets: Any) -> Tensor:
+        if not isinstance(targets, MixedTargets):
+            return loss(outputs, targets)
+        first, second = loss(outputs, targets.first), loss(outputs, targets.second)
+        share = targets.share if first.dim() else targets.share.mean()
+        return share * first + (1 - share) * second
+
+    return of_targets
 
 
 def by_example(value: Tensor, counted: Tensor | None = None) -> Tensor:

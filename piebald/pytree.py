@@ -21,11 +21,11 @@ Form: TypeAlias = tuple[int, ...] | tuple[tuple[int, ...], ...] | Mapping[str, t
 def mapped(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """The tree of what a function makes of each tensor (or array), together with those at the same place in others."""
     if isinstance(tree, Mapping):
-        made = {name: function(leaf, *(other[name] for other in others)) for name, leaf in tree.items()}
+        made = {name: mapped(function, leaf, *(other[name] for other in others)) for name, leaf in tree.items()}
         return made if type(tree) is dict else type(tree)(**made)  # a Hugging Face output is a mapping of its own
     if isinstance(tree, tuple):
-        leaves = [function(*group) for group in zip(tree, *others, strict=True)]
-        return tuple(leaves) if type(tree) is tuple else type(tree)(*leaves)
+        parts = [mapped(function, *group) for group in zip(tree, *others, strict=True)]
+        return tuple(parts) if type(tree) is tuple else type(tree)(*parts)
     return function(tree, *others)
 
 
@@ -40,8 +40,10 @@ def named_leaves(tree: Any) -> Iterator[tuple[str, Any]]:
 
 
 def leaves(tree: Any) -> list[Any]:
-    """The tensors (or arrays) of a tree."""
-    return [leaf for _, leaf in named_leaves(tree)]
+    """The tensors (or arrays) of a tree, also of trees inside of it."""
+    if isinstance(tree, Mapping | tuple):
+        return [leaf for _, part in named_leaves(tree) for leaf in leaves(part)]
+    return [tree]
 
 
 def count(tree: Any) -> int:
@@ -59,6 +61,16 @@ def take(tree: Any, index: Any) -> Any:
 def joined(trees: Sequence[Any]) -> Any:
     """The rows of several trees of one form, one after another."""
     return trees[0] if len(trees) == 1 else mapped(lambda *parts: torch.cat(parts), *trees)
+
+
+def stacked(trees: Sequence[Any]) -> Any:
+    """Trees of one form on a new first axis."""
+    return mapped(lambda *parts: torch.stack(parts), *trees)
+
+
+def flattened(tree: Any) -> Any:
+    """The tree with its first two axes as one."""
+    return mapped(lambda leaf: leaf.flatten(0, 1), tree)
 
 
 def split(tree: Any, sizes: Sequence[int]) -> list[Any]:

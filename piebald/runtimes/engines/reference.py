@@ -6,7 +6,6 @@ import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,7 +14,7 @@ from piebald.contracts import Rows, SgdOutcome, Split
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
 from piebald.runtimes.engines.reference_optimizer import ReferenceOptimizer
 from piebald.runtimes.engines.row_gradients import noised, row_keys
-from piebald.runtimes.engines.row_loader import Gathered, Places, batches, planned_steps
+from piebald.runtimes.engines.row_loader import augmented, batches, planned_steps
 from piebald.runtimes.engines.sequential import SequentialEngine, step_key
 from piebald.runtimes.engines.sgd_step import SgdRun
 
@@ -48,12 +47,14 @@ class ReferenceEngine(SequentialEngine):
                 if isinstance(dropout, KeyedDropout):
                     dropout.start(torch.tensor(step_key(rng_key, len(losses))))
                 if config.privacy is None:
-                    loss = self._loss(module, gathered.take(batch))
+                    loss = self._loss(module, augmented(gathered.take(batch), config, len(losses), rng_key))
                     module.zero_grad()
                     torch.autograd.backward(loss)
                     losses.append(loss.item())
                 else:
-                    losses.append(self._set_private_gradients(module, gathered, batch, row, run, len(losses), dropout))
+                    rows = augmented(gathered.take(batch), config, len(losses), rng_key)
+                    held = len(gathered.places[0])
+                    losses.append(self._set_private_gradients(module, rows, held, row, run, len(losses), dropout))
                 with torch.no_grad():
                     for slot in layout.slots:
                         if slot.buffer or not run.prox or run.prox_center is None:
@@ -86,13 +87,13 @@ class ReferenceEngine(SequentialEngine):
 
     def _loss(self, module: nn.Module, rows: Rows) -> Tensor:
         """The mean loss of a batch."""
-        return self.work.objective.loss(pytree.run(module, rows.x), rows.y).mean()
+        return self.loss(pytree.run(module, rows.x), rows.y).mean()
 
     def _set_private_gradients(
         self,
         module: nn.Module,
-        gathered: Gathered,
-        batch: Places,
+        batch: Rows,
+        held: int,
         row: int,
         run: SgdRun,
         step: int,
@@ -103,10 +104,10 @@ class ReferenceEngine(SequentialEngine):
         assert config.privacy is not None
         parameters = dict(module.named_parameters())
         summed, total = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}, 0.0
-        for place, one in enumerate(batch):
+        for place in range(len(batch)):
             if dropout is not None:
                 dropout.start(row_keys(torch.tensor([step_key(rng_key, step)]), len(batch))[0, place])
-            loss = self._loss(module, gathered.take(np.array([one])))
+            loss = self._loss(module, batch[place : place + 1])
             module.zero_grad()
             torch.autograd.backward(loss)
             grads = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
@@ -114,7 +115,7 @@ class ReferenceEngine(SequentialEngine):
             for name, grad in grads.items():
                 summed[name] += grad * min(1.0, config.privacy.clip / max(norm, 1e-12))
             total += loss.item()
-        lot = min(config.batch, len(gathered.places[0]))
+        lot = min(config.batch, held)
         stacked = {name: gradient.unsqueeze(0) for name, gradient in summed.items()}
         hidden = noised(stacked, self.work.layout, config.privacy, [lot], step, [rng_key])
         for name, gradient in zip(summed, hidden, strict=True):

@@ -17,7 +17,7 @@ from piebald import pytree
 from piebald.contracts import SERVER_ID, Clients, HasServerRows, InMemory, Rows, SgdConfig, Split
 from piebald.errors import RuntimeFault
 from piebald.noise import NoiseSource
-from piebald.randomness import generator, long_key
+from piebald.randomness import generator, long_key, torch_generator
 
 Places = np.ndarray[Any, np.dtype[np.int64]]
 RngKey = tuple[int | str, ...]
@@ -119,6 +119,16 @@ class RowLoader:
     def _fetch(self, client: int, split: Split) -> Rows:
         with self._lock:
             return self.clients.rows(client, split)
+
+
+def augmented(rows: Rows, config: SgdConfig, step: int, rng_key: RngKey) -> Rows:
+    """One client's batch after the augmentations of a run, from the random numbers of this step alone."""
+    if not config.augmentation or not len(rows):
+        return rows
+    rng = torch_generator("augment", step, *rng_key)
+    for change in config.augmentation:
+        rows = change.augment(rows, rng)
+    return rows
 
 
 def batches(places: Places, config: SgdConfig, mixes: bool, *rng_key: int | str) -> Iterator[Places]:

@@ -17,13 +17,13 @@ from piebald import pytree
 from piebald.client_work import ClientWork
 from piebald.contracts import Rows, SgdConfig, SgdOutcome, Split
 from piebald.errors import SettingError
-from piebald.losses import IGNORED, Loss
+from piebald.losses import IGNORED, Loss, for_training
 from piebald.parameters import Layout
 from piebald.randomness import key
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
 from piebald.runtimes.engines.model_traits import Traits
 from piebald.runtimes.engines.row_gradients import MAX_NUMBERS, RowGradients, noised, row_keys, shrink
-from piebald.runtimes.engines.row_loader import Gathered, Places, RngKey, RowLoader, batches, planned_steps
+from piebald.runtimes.engines.row_loader import Gathered, Places, RngKey, RowLoader, augmented, batches, planned_steps
 from piebald.runtimes.engines.sgd_step import SgdRun, plain_step
 from piebald.runtimes.engines.stepper import GroupSpan, Stepper, joined, tensor_spans
 from piebald.runtimes.factored.client_state import StatePacker
@@ -47,6 +47,7 @@ class SequentialEngine:
             )
         self.work, self.row_loader, self.traits, self.device, self.bfloat16 = work, row_loader, traits, device, bfloat16
         self.module = copy.deepcopy(work.model).to(device)
+        self.loss = for_training(work.objective.loss)
         self.vector = work.initial.to(device, copy=True)
         self.parameters = bind(self.module, work.layout, self.vector)
         self._integers = {
@@ -105,12 +106,12 @@ class SequentialEngine:
         for batch in batches(gathered.places[row], run.config, self.traits.mixes, *rng_key):
             if dropout is not None:
                 dropout.start(torch.tensor(step_key(rng_key, taken), device=self.device))
+            rows = augmented(gathered.take(torch.from_numpy(batch).to(self.device)), run.config, taken, rng_key)
             if run.config.privacy is None:
-                loss, gradients = self._gradients(gathered, batch)
+                loss, gradients = self._gradients(rows)
             else:
-                loss, gradients = self._private_gradients(
-                    gathered, batch, run.config, len(gathered.places[row]), taken, rng_key, dropout
-                )
+                held = len(gathered.places[row])
+                loss, gradients = self._private_gradients(rows, run.config, held, taken, rng_key, dropout)
             with torch.no_grad():
                 if plain:
                     plain_step(self.parameters, gradients, self.vector, run, self.work.layout.trained, row)
@@ -128,41 +129,38 @@ class SequentialEngine:
         seed = self.work.seed if run.config.privacy is None else run.secret or self.work.seed
         return self.row_loader.rng_key(seed, run.clients[row], run.rng_versions[row], run.phase)
 
-    def _gradients(self, gathered: Gathered, batch: Places) -> tuple[Tensor, list[Tensor]]:
+    def _gradients(self, rows: Rows) -> tuple[Tensor, list[Tensor]]:
         """The mean loss of a batch and its gradients."""
-        chosen = torch.from_numpy(batch).to(self.device)
-        rows = gathered.take(chosen)
         with self.precision():
-            loss = self.work.objective.loss(pytree.run(self.module, self.shaped(rows.x)), rows.y).mean()
+            loss = self.loss(pytree.run(self.module, self.shaped(rows.x)), rows.y).mean()
         return loss.detach(), list(torch.autograd.grad(loss, self.parameters, materialize_grads=True))
 
     # -- training with DP-SGD
 
     def _private_gradients(
         self,
-        gathered: Gathered,
-        batch: Places,
+        batch: Rows,
         config: SgdConfig,
-        rows: int,
+        held: int,
         step: int,
         rng_key: RngKey,
         dropout: KeyedDropout | None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """The mean loss of a batch and the noisy gradients of DP-SGD; `rows` is how many the client has."""
+        """The mean loss of a batch and the noisy gradients of DP-SGD; `held` is how many rows the client has."""
         assert config.privacy is not None
         summed = [torch.zeros_like(parameter) for parameter in self.parameters]
         total = torch.zeros((), device=self.device)
         keys = row_keys(torch.tensor([step_key(rng_key, step)], device=self.device), len(batch))[0]
-        clipped = self._clipped if self.vectorizes(gathered) else self._clipped_one_by_one
+        clipped = self._clipped if self.vectorizes(batch) else self._clipped_one_by_one
         for part in torch.split(torch.arange(len(batch)), max(1, MAX_NUMBERS // self.work.layout.size)):
             if not len(part):
                 break  # a Poisson sample may be empty: then the step is noise
-            chosen = torch.from_numpy(batch[part.numpy()]).to(self.device)
-            found, loss = clipped(gathered.take(chosen), keys[part.to(self.device)], config.privacy.clip, dropout)
+            here = part.to(self.device)
+            found, loss = clipped(batch[here], keys[here], config.privacy.clip, dropout)
             torch._foreach_add_(summed, found)
             total += loss
         named = {name: one.unsqueeze(0) for name, one in zip(self._names, summed, strict=True)}
-        lot = min(config.batch, rows)
+        lot = min(config.batch, held)
         hidden = noised(named, self.work.layout, config.privacy, [lot], step, [rng_key])
         return total / max(1, len(batch)), [one[0] for one in hidden]
 
@@ -187,7 +185,7 @@ class SequentialEngine:
                 dropout.start(keys[row])
             with self.precision():
                 one = rows[row : row + 1]
-                loss = self.work.objective.loss(pytree.run(self.module, self.shaped(one.x)), one.y).mean()
+                loss = self.loss(pytree.run(self.module, self.shaped(one.x)), one.y).mean()
             found = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
             share = float(shrink(torch.stack(torch._foreach_norm(found)).norm(), clip))
             torch._foreach_add_(summed, found, alpha=share)
@@ -197,17 +195,16 @@ class SequentialEngine:
     @cached_property
     def row_gradients(self) -> RowGradients:
         """Computes gradients of single rows through vmap."""
-        return RowGradients(self.module, self.work.layout, self.work.objective.loss)
+        return RowGradients(self.module, self.work.layout, self.loss)
 
-    def vectorizes(self, gathered: Gathered) -> bool:
-        """Whether gradients of single rows can be computed through vmap; tried once, on two rows."""
-        if self._vectorizes is None:
-            self._vectorizes = not self.traits.random and not self.padded and self._tried(gathered)
-        return self._vectorizes
+    def vectorizes(self, rows: Rows) -> bool:
+        """Whether gradients of single rows can be computed through vmap; tried once, on two of some rows."""
+        if self._vectorizes is None and len(rows):
+            self._vectorizes = not self.traits.random and not self.padded and self._tried(rows[:2])
+        return bool(self._vectorizes)
 
-    def _tried(self, gathered: Gathered) -> bool:
-        chosen = torch.from_numpy(np.concatenate(gathered.places)[:2]).to(self.device)
-        rows, keys = gathered.take(chosen), torch.arange(len(chosen)).to(self.device)
+    def _tried(self, rows: Rows) -> bool:
+        keys = torch.arange(len(rows)).to(self.device)
         with KeyedDropout() as dropout, warnings.catch_warnings():
             warnings.filterwarnings("error", message="There is a performance drop")  # vmap falls back to a loop
             expected, _ = self._clipped_one_by_one(rows, keys, 1.0, dropout)

@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from piebald.contracts import Rows, SgdOutcome
 from piebald.parameters import Layout
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
 from piebald.runtimes.engines.row_gradients import MAX_NUMBERS, noised, row_keys
-from piebald.runtimes.engines.row_loader import Gathered, Places, RngKey, batches
+from piebald.runtimes.engines.row_loader import Gathered, Places, RngKey, augmented, batches
 from piebald.runtimes.engines.sequential import SequentialEngine, step_key
 from piebald.runtimes.engines.sgd_step import SgdRun, plain_step
 from piebald.runtimes.engines.stepper import Stepper
@@ -50,10 +51,9 @@ class VmappedEngine(SequentialEngine):
         for step in range(len(plans[0]) if plans else 0):
             active = sum(len(plan) > step for plan in plans)
             for lo, hi in self.ranges([len(plan[step]) for plan in plans[:active]]):
-                index, mask = pad_rows([plan[step] for plan in plans[lo:hi]], self.device)
+                rows, mask = self.stacked(gathered, [plan[step] for plan in plans[lo:hi]], run, step, rng_keys[lo:hi])
                 keys = self.keys(rng_keys[lo:hi], step)
                 tensors, parameters = leaves(lo, hi)
-                rows = gathered.take(index)
                 if (privacy := run.config.privacy) is None:
                     losses = self._losses(tensors, rows, keys, mask)
                     gradients: Sequence[Tensor] = torch.autograd.grad(losses.sum(), parameters, materialize_grads=True)
@@ -71,8 +71,29 @@ class VmappedEngine(SequentialEngine):
         """Whether rows are not hidden, or the gradients of all clients' single rows fit into memory at once."""
         if run.config.privacy is None:
             return True
-        fits = len(run.clients) * run.config.batch * self.work.layout.size <= MAX_NUMBERS
-        return fits and self.vectorizes(self.row_loader.gather(run.clients, "train"))
+        if len(run.clients) * run.config.batch * self.work.layout.size > MAX_NUMBERS:
+            return False
+        gathered = self.row_loader.gather(run.clients, "train")
+        return self.vectorizes(gathered.take(torch.from_numpy(np.concatenate(gathered.places)[:2]).to(self.device)))
+
+    def stacked(
+        self, gathered: Gathered, batch: list[Places], run: SgdRun, step: int, rng_keys: Sequence[RngKey]
+    ) -> tuple[Rows, Tensor | None]:
+        """The rows [c, b, ...] of one step of some clients, with a mask as in `pad_rows`.
+
+        Augmentation sees each client's own batch without padding, as it does where one client trains after another.
+        """
+        index, mask = pad_rows(batch, self.device)
+        if not run.config.augmentation:
+            return gathered.take(index), mask
+        filled = pad_rows([np.arange(len(places)) for places in batch], self.device)[0]
+        made = []
+        for places, rng_key, order in zip(batch, rng_keys, filled, strict=True):
+            held = places if len(places) else np.zeros(1, dtype=np.int64)  # what is all padding counts nowhere
+            own = gathered.take(torch.from_numpy(held).to(self.device))
+            made.append((augmented(own, run.config, step, rng_key) if len(places) else own)[order])
+        x, y = ([part(rows) for rows in made] for part in (attrgetter("x"), attrgetter("y")))
+        return Rows(pytree.stacked(x), pytree.stacked(y)), mask
 
     def planned(self, run: SgdRun) -> tuple[Gathered, list[list[Places]], list[RngKey], list[int]]:
         """The rows, then each client's mini-batches and rng key, both sorted by steps, and the order."""
@@ -146,7 +167,7 @@ class VmappedEngine(SequentialEngine):
         return losses / counts.sum(1).clamp(min=1), summed
 
     def _one(self, tensors: dict[str, Tensor], x: Any, y: Any) -> Tensor:
-        return self.work.objective.loss(functional_call(self.module, tensors, *pytree.arguments(x)), y)
+        return self.loss(functional_call(self.module, tensors, *pytree.arguments(x)), y)
 
     def step(
         self,
