@@ -50,6 +50,7 @@ TRAINER_SETTINGS = {
     "optimizer": "How parameters move along their gradients",
     "lr_schedule": "How the learning rate changes from server step to server step",
     "step_schedule": "How the learning rate changes within a task",
+    "augmentation": "How a batch changes at random before each step",
 }
 # Modules that define what components, clients and runtimes may offer beyond their base class.
 CAPABILITIES = (

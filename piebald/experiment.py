@@ -48,7 +48,7 @@ def run(
     seed: Seed = 0,
     runtime: str | Component | Mapping[str, Any] = "simulator",
     out: PathLike | None = None,
-    loss: str | Callable[..., Any] | None = None,
+    loss: str | Mapping[str, Any] | Callable[..., Any] | None = None,
     metrics: Metrics | None = None,
     evaluate_every: Whole = 1,
     evaluate_clients: Count | None = None,
@@ -72,8 +72,9 @@ def run(
         recipe: a recipe or the name of one.
         clients: a `Clients` value, or anything that `clients_from` accepts.
         model: a module, or a function of the seed that makes one.  It is copied, not changed.
-        loss: the name of an objective ("classification", "regression", "multilabel") or a function (outputs, targets)
-            -> [batch]; None chooses by the targets.
+        loss: the name of an objective ("classification", "regression", "l1", "huber", "multilabel",
+            "token_classification", "language_modelling", "survival", "model"), a table of its name and the settings
+            of its loss, or a function (outputs, targets) -> [batch]; None chooses by the targets.
         seed: the seed of all randomness.
 
     Args: How long, and where

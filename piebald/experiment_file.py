@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, Field, PrivateAttr, ValidationError
+from torch import Tensor
 
-from piebald import plugins
+from piebald import plugins, pytree
 from piebald.component import Component, build
 from piebald.contracts import Clients
 from piebald.data.dataset import DataSet
@@ -57,8 +58,8 @@ class ExperimentSettings(Section):
         plugins: modules that register components and recipes of your own, or have what "module:name" names.
         data: the data set by name, or a source of your own rows.
         partition: how rows are divided among clients; by the owners of `data.client` where that is given.
-        loss: the name of an objective, or "module:name" for a function (outputs, targets); chosen by the targets by
-            default.
+        loss: the name of an objective, a table of its name and the settings of its loss, or "module:name" for a
+            function (outputs, targets); chosen by the targets by default.
         out: the run folder.
         recipe: the recipe of one run.
         recipes: the recipes of a comparison; one with `model`, a name or a table, has a model of its own.
@@ -86,7 +87,7 @@ class ExperimentSettings(Section):
     plugins: list[str] = []  # noqa: RUF012 - a pydantic field
     data: DataSource = DataSource(name="digits")
     partition: Kind | None = None
-    loss: str | None = None
+    loss: str | dict[str, Any] | None = None
     model: Named
     recipe: RecipeSection | None = None
     recipes: list[ComparedRecipe] | None = Field(default=None, min_length=1)
@@ -340,10 +341,10 @@ class ExperimentSettings(Section):
         if name not in models.names() and not plugins.is_reference(name):
             raise SettingError(f"{self._at(*key, 'name')}: {unknown('model', name, models.names())}")
         rows = clients.rows(0, "train")
-        shape = tuple(rows.x.shape[1:])
-        if clients.classes is None and not rows.y.dtype.is_floating_point:
+        shape, y = pytree.form(rows.x), pytree.leaves(rows.y)
+        if clients.classes is None and isinstance(rows.y, Tensor) and not rows.y.dtype.is_floating_point:
             raise SettingError(f"{self._at('data')}: the clients' targets are classes without names: give classes")
-        outputs = math.prod(rows.y.shape[1:]) if clients.classes is None else len(clients.classes)
+        outputs = math.prod(y[0].shape[1:]) if clients.classes is None else len(clients.classes)
 
         def made(seed: int) -> nn.Module:
             return models.build_model(name, shape, outputs, seed, **table)

@@ -10,6 +10,7 @@ from typing import get_args
 import torch
 from torch import Tensor, nn
 
+from piebald import pytree
 from piebald.arguments import PathLike, checked, checked_class
 from piebald.choice.candidates import SHARED
 from piebald.client_work import ClientWork
@@ -153,7 +154,7 @@ class Run(History):
             for split in get_args(Split):
                 rows = self._clients.rows(client, split)
                 if len(rows):
-                    return rows.x[:1]
+                    return pytree.single(rows[:1].x, "an exported model")
         raise SettingError("this format runs the model once, and no rows are here: give example, rows of inputs")
 
     def _personal(self, client: int) -> Tensor:

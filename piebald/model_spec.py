@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from piebald.objective import Objective
     from piebald.parameters import Layout
+    from piebald.pytree import Form
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class ModelSpec:
         initial: [p], the parameters that the run starts from.
         objective: the loss and the metrics.
         seed: of the run.
-        shape: of one input.  outputs: of what the model returns for one input.
+        shape: of one input, see `pytree.Form`.  outputs: of the scores that the model returns for one input.
     """
 
     model: nn.Module
@@ -30,5 +31,5 @@ class ModelSpec:
     initial: Tensor
     objective: Objective
     seed: int
-    shape: tuple[int, ...]
+    shape: Form
     outputs: tuple[int, ...]

@@ -3,106 +3,45 @@
 A loss maps (outputs, targets) to one value per example, [batch], so that engines can mask and batch them; a loss that
 returns a single mean is also accepted and runs without masks.  A metric maps (outputs, targets) to one value per
 example and is averaged; objects with `update`, `compute` and `reset` (torchmetrics) are also accepted and run client by
-client.
+client.  Those by name are in `losses` and `metrics`.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from piebald.errors import SettingError, shown, unknown
-
-Loss = Callable[[Tensor, Tensor], Tensor]
-
-
-def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy of logits [batch, classes, ...] with class numbers [batch, ...], one value per example."""
-    value = functional.cross_entropy(outputs, targets.long(), reduction="none")
-    return value if value.dim() == 1 else value.flatten(1).mean(1)
-
-
-def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """1 if the largest logit is that of the target, else 0; one value per example."""
-    right = (outputs.argmax(1) == targets).float()
-    return right if right.dim() == 1 else right.flatten(1).mean(1)
-
-
-def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Squared error, the mean over an example's outputs."""
-    error = (outputs.reshape(targets.shape) - targets).square()
-    return error if error.dim() == 1 else error.flatten(1).mean(1)
-
-
-def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Absolute error, the mean over an example's outputs."""
-    error = (outputs.reshape(targets.shape) - targets).abs()
-    return error if error.dim() == 1 else error.flatten(1).mean(1)
-
-
-def binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy of independent labels: logits and 0/1 targets of one shape, the mean over an example's labels."""
-    value = functional.binary_cross_entropy_with_logits(
-        outputs.reshape(targets.shape), targets.float(), reduction="none"
-    )
-    return value if value.dim() == 1 else value.flatten(1).mean(1)
-
-
-class Auc:
-    """Area under the ROC curve: the probability that a positive example scores above a negative one; ties count half.
-
-    For classes it is the mean of one class against the rest over all classes that occur, which for two classes is the
-    usual definition; for independent labels [batch, labels] or one logit [batch] it is the mean over labels.  It is
-    undefined if only one class occurs, and NaN then.  Computed from ranks (Mann, Whitney 1947).
-    """
-
-    higher_is_better = True
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget all examples."""
-        self._seen: list[tuple[Tensor, Tensor]] = []
-
-    def update(self, outputs: Tensor, targets: Tensor) -> None:
-        """Add examples: logits [batch, classes] with class numbers [batch], or logits and 0/1 targets of one shape."""
-        self._seen.append((outputs.detach(), targets))
-
-    def compute(self) -> Tensor:
-        """The area over all examples."""
-        outputs, targets = (torch.cat(parts) for parts in zip(*self._seen, strict=True))
-        if targets.dtype.is_floating_point or outputs.dim() < 2 or outputs.shape[1] == 1:
-            scores = outputs.reshape(len(targets), -1)
-            positive = (targets > 0.5).reshape(len(targets), -1)
-        elif outputs.shape[1] == 2:
-            scores, positive = (outputs[:, 1] - outputs[:, 0]).unsqueeze(1), (targets == 1).unsqueeze(1)
-        else:
-            scores = outputs.double().softmax(1)
-            positive = targets.long().unsqueeze(1) == torch.arange(outputs.shape[1], device=targets.device)
-        areas = torch.stack([_area(scores[:, one], positive[:, one]) for one in range(scores.shape[1])])
-        return areas.nanmean()
-
-
-def _area(scores: Tensor, positive: Tensor) -> Tensor:
-    """The area for one label: scores [batch], mask of positive examples [batch]."""
-    _, place, count = torch.unique(scores, return_inverse=True, return_counts=True)
-    last = count.cumsum(0).double()
-    rank = (last - (count - 1) / 2)[place]  # ties share the mean of their ranks
-    many = positive.sum().double()
-    area: Tensor = (rank[positive].sum() - many * (many + 1) / 2) / (many * (len(scores) - many))
-    return area  # 0 / 0 is NaN
-
-
-def label_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Share of an example's labels that are predicted correctly with a logit threshold of 0."""
-    right = ((outputs.reshape(targets.shape) > 0) == (targets > 0.5)).float()
-    return right if right.dim() == 1 else right.flatten(1).mean(1)
+from piebald.losses import (
+    Loss,
+    absolute_error,
+    binary_cross_entropy,
+    cross_entropy,
+    huber_loss,
+    model_loss,
+    next_token_loss,
+    squared_error,
+    survival_loss,
+    survival_pair,
+    token_cross_entropy,
+)
+from piebald.metrics import (
+    Auc,
+    Concordance,
+    Perplexity,
+    accuracy,
+    label_accuracy,
+    next_token_accuracy,
+    token_accuracy,
+)
+from piebald.pytree import Tree, described
 
 
 @dataclass(frozen=True)
@@ -110,16 +49,23 @@ class Objective:
     """A loss and named metrics.  The first metric is the main one, shown in progress bars and tables.
 
     Attributes:
-        name: "classification", "regression", "multilabel" or "custom".
+        name: one of `OBJECTIVES`, or "custom".
         loss: function of (outputs, targets).
         metrics: metrics by name.
         higher_is_better: whether higher values of the first metric are better.
+        compares_rows: whether the loss compares the rows of a batch with one another, so that a row alone has none.
     """
 
     name: str
     loss: Loss
     metrics: Mapping[str, Any] = field(default_factory=dict)
     higher_is_better: bool = True
+    compares_rows: bool = False
+
+    @property
+    def classifies(self) -> bool:
+        """Whether each row has one class, as far as that is known: a loss of the user's own may take others."""
+        return self.name in ("classification", "model") or self.name not in OBJECTIVES
 
     @property
     def metric(self) -> str:
@@ -127,10 +73,23 @@ class Objective:
         return next(iter(self.metrics), "loss")
 
 
+_ABSOLUTE: dict[str, Any] = {"absolute_error": absolute_error}
+
 OBJECTIVES = {
     "classification": Objective("classification", cross_entropy, {"accuracy": accuracy}),
-    "regression": Objective("regression", squared_error, {"absolute_error": absolute_error}, higher_is_better=False),
+    "regression": Objective("regression", squared_error, _ABSOLUTE, higher_is_better=False),
+    "l1": Objective("l1", absolute_error, _ABSOLUTE, higher_is_better=False),
+    "huber": Objective("huber", huber_loss, _ABSOLUTE, higher_is_better=False),
     "multilabel": Objective("multilabel", binary_cross_entropy, {"label_accuracy": label_accuracy}),
+    "token_classification": Objective("token_classification", token_cross_entropy, {"accuracy": token_accuracy}),
+    "language_modelling": Objective(
+        "language_modelling",
+        next_token_loss,
+        {"perplexity": Perplexity(), "accuracy": next_token_accuracy},
+        higher_is_better=False,
+    ),
+    "survival": Objective("survival", survival_loss, {"concordance": Concordance()}, compares_rows=True),
+    "model": Objective("model", model_loss, {"accuracy": accuracy}),
 }
 
 
@@ -138,49 +97,127 @@ METRICS: dict[str, Any] = {
     "absolute_error": absolute_error,
     "accuracy": accuracy,
     "auc": Auc(),
+    "concordance": Concordance(),
     "label_accuracy": label_accuracy,
+    "next_token_accuracy": next_token_accuracy,
+    "perplexity": Perplexity(),
     "squared_error": squared_error,
+    "token_accuracy": token_accuracy,
+}
+# what a name of METRICS means for an objective, where it means something else
+_MEANT: dict[str, dict[str, Any]] = {
+    "token_classification": {"accuracy": token_accuracy, "perplexity": Perplexity(shifted=False)},
+    "language_modelling": {"accuracy": next_token_accuracy},
 }
 
 
 def objective_for(
-    targets: Tensor, loss: Loss | str | None = None, metrics: Mapping[str, Any] | Sequence[str] | None = None
+    targets: Tree,
+    loss: Loss | str | Mapping[str, Any] | None = None,
+    metrics: Mapping[str, Any] | Sequence[str] | None = None,
 ) -> Objective:
     """Choose the objective for targets: classification for whole numbers, regression for real numbers, or that of
     `loss`.
 
     Args:
         targets: any client's targets.
-        loss: None, the name of an objective, or a callable (outputs, targets) -> [batch] or a mean.
+        loss: None, the name of an objective, a table of its name and the settings of its loss, like {"name":
+            "classification", "label_smoothing": 0.1}, or a callable (outputs, targets) -> [batch] or a mean.
         metrics: names from `METRICS`, or metrics by name, instead of the objective's own.
     """
-    if isinstance(loss, str):
-        if loss not in OBJECTIVES:
-            raise unknown("objective", loss, OBJECTIVES)
-        objective = OBJECTIVES[loss]
+    if isinstance(loss, Mapping):
+        objective = _with_settings(dict(loss))
+    elif isinstance(loss, str):
+        objective = _named_objective(loss)
     else:
-        objective = OBJECTIVES["regression" if targets.dtype.is_floating_point else "classification"]
-        if loss is not None:
-            if not callable(loss):
-                raise SettingError(
-                    f"loss must be a function of (outputs, targets) or the name of an objective, got {shown(loss)}"
-                )
-            objective = Objective("custom", loss, objective.metrics, objective.higher_is_better)
+        objective = _for_targets(targets, loss)
     if metrics is not None:
-        metrics = _named(metrics)
+        metrics = named_metrics(metrics, objective.name)
         for name, metric in metrics.items():
             if not callable(metric) and not _accumulates(metric):
                 raise SettingError(f"metric {name!r} must be a function or a torchmetrics object, got {shown(metric)}")
-        objective = Objective(objective.name, objective.loss, dict(metrics), _higher_is_better(metrics))
-    if objective.loss is cross_entropy and targets.dtype not in (
-        torch.int64,
-        torch.int32,
-        torch.uint8,
-        torch.int16,
-        torch.int8,
-    ):
-        raise SettingError(f"classification needs whole-number targets, got {targets.dtype}: pass loss='regression'")
+        objective = replace(objective, metrics=dict(metrics), higher_is_better=_higher_is_better(metrics))
+    if objective.name in ("classification", "token_classification", "language_modelling"):
+        _check_classes(objective.name, targets)
+    if objective.name == "survival":
+        _check_survival(targets)
     return objective
+
+
+def _named_objective(name: str) -> Objective:
+    if name not in OBJECTIVES:
+        raise unknown("objective", name, OBJECTIVES)
+    return OBJECTIVES[name]
+
+
+def _with_settings(table: dict[str, Any]) -> Objective:
+    """An objective from its name and the settings of its loss."""
+    name = table.pop("name", None)
+    if not isinstance(name, str):
+        raise SettingError(f"loss must be a table with a name, like {{ name = 'classification' }}, got {shown(table)}")
+    objective = _named_objective(name)
+    parameters = inspect.signature(inspect.unwrap(objective.loss)).parameters.values()
+    known = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
+    for setting, value in table.items():
+        if setting not in known:
+            raise unknown(f"setting of loss {name!r} called", setting, known)
+        allowed, fits = _SETTINGS[setting]
+        if not fits(value):
+            raise SettingError(f"{setting} of loss {name!r} must be {allowed}, got {shown(value)}")
+    return replace(objective, loss=functools.partial(objective.loss, **table)) if table else objective
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _are_weights(value: object) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(_is_number(one) and one >= 0 for one in value)
+
+
+_WEIGHTS = "a list of numbers of at least 0"
+_SETTINGS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "label_smoothing": ("a number in [0, 1)", lambda value: _is_number(value) and 0 <= value < 1),
+    "class_weights": (f"{_WEIGHTS}, one for each class", _are_weights),
+    "positive_weights": (f"{_WEIGHTS}, one for each label", _are_weights),
+    "delta": ("a number above 0", lambda value: _is_number(value) and value > 0),
+}
+
+
+def _for_targets(targets: Tree, loss: Loss | None) -> Objective:
+    """The objective that targets mean, perhaps with a loss of the user's own."""
+    if loss is not None and not callable(loss):
+        raise SettingError(
+            f"loss must be a function of (outputs, targets) or the name of an objective, got {shown(loss)}"
+        )
+    if not isinstance(targets, Tensor):
+        if loss is None:
+            raise SettingError(
+                f"targets of several tensors ({described(targets)}) need a loss: name one, such as 'survival', or pass "
+                "a function of (outputs, targets)"
+            )
+        return Objective("custom", loss, {}, higher_is_better=False)
+    objective = OBJECTIVES["regression" if targets.dtype.is_floating_point else "classification"]
+    if loss is None:
+        return objective
+    return Objective("custom", loss, objective.metrics, objective.higher_is_better)
+
+
+def _check_classes(name: str, targets: Tree) -> None:
+    whole = (torch.int64, torch.int32, torch.uint8, torch.int16, torch.int8)
+    if not isinstance(targets, Tensor) or targets.dtype not in whole:
+        got = targets.dtype if isinstance(targets, Tensor) else described(targets)
+        raise SettingError(f"{name} needs whole-number targets, got {got}: pass loss='regression'")
+    if name != "classification" and targets.dim() != 2:
+        raise SettingError(f"{name} needs targets [batch, length], got rows {list(targets.shape[1:])}")
+
+
+def _check_survival(targets: Tree) -> None:
+    time, event = survival_pair(targets)
+    if not bool(torch.isfinite(time).all()) or bool((time < 0).any()):
+        raise SettingError("survival needs finite times of at least 0")
+    if not bool(((event == 0) | (event == 1)).all()):
+        raise SettingError(f"survival needs events of 0 or 1, got {event[(event != 0) & (event != 1)][0]:g}")
 
 
 def _accumulates(metric: object) -> bool:
@@ -188,8 +225,8 @@ def _accumulates(metric: object) -> bool:
     return all(hasattr(metric, name) for name in ("update", "compute", "reset"))
 
 
-def _named(metrics: Mapping[str, Any] | Sequence[str]) -> Mapping[str, Any]:
-    """Metrics by name, looked up if only names are given."""
+def named_metrics(metrics: Mapping[str, Any] | Sequence[str], objective: str) -> Mapping[str, Any]:
+    """Metrics by name, looked up for an objective if only names are given."""
     if isinstance(metrics, Mapping):
         return metrics
     if isinstance(metrics, str):
@@ -197,11 +234,11 @@ def _named(metrics: Mapping[str, Any] | Sequence[str]) -> Mapping[str, Any]:
     for name in metrics:
         if name not in METRICS:
             raise unknown("metric", name, METRICS)
-    return {name: METRICS[name] for name in metrics}
+    return {name: _MEANT.get(objective, METRICS).get(name, METRICS[name]) for name in metrics}
 
 
 def _higher_is_better(metrics: Mapping[str, Any]) -> bool:
     """Whether higher values of the first metric are better: not for losses and errors, else as the metric declares."""
     first = next(iter(metrics.values()), None)
-    falls = (None, cross_entropy, squared_error, absolute_error, binary_cross_entropy)
+    falls = (None, *(objective.loss for objective in OBJECTIVES.values()))
     return not any(first is metric for metric in falls) and getattr(first, "higher_is_better", True) is not False

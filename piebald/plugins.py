@@ -27,11 +27,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
 from piebald.component import Component
 from piebald.errors import SettingError, shown, unknown
-from piebald.objective import METRICS, Objective, objective_for
+from piebald.objective import Objective, named_metrics, objective_for
+from piebald.pytree import Tree
 
 GROUP = "piebald.components"  # of entry points
 
@@ -182,7 +181,7 @@ def resolved(value: Any) -> Any:
     return value
 
 
-def objective_named(targets: Tensor, loss: Any, metrics: Any) -> Objective:
+def objective_named(targets: Tree, loss: Any, metrics: Any) -> Objective:
     """`objective.objective_for`, where the loss and metrics may be named as "module:name".
 
     A metric is then called by the name alone.
@@ -191,7 +190,8 @@ def objective_named(targets: Tensor, loss: Any, metrics: Any) -> Objective:
     if is_reference(loss):
         loss = find(loss, "loss")
     if isinstance(metrics, list | tuple) and any(is_reference(metric) for metric in metrics):
-        metrics = {_short(metric): _metric(metric) for metric in metrics}
+        name = objective_for(targets, loss).name
+        metrics = {_short(metric): _metric(metric, name) for metric in metrics}
     made = objective_for(targets, loss, metrics)
     return replace(made, name=named) if is_reference(named) else made
 
@@ -200,11 +200,9 @@ def _short(metric: str) -> str:
     return metric.rpartition(":")[2].rpartition(".")[2]
 
 
-def _metric(name: str) -> Any:
+def _metric(name: str, objective: str) -> Any:
     if not is_reference(name):
-        if name not in METRICS:
-            raise unknown("metric", name, METRICS)
-        return METRICS[name]
+        return named_metrics([name], objective)[name]
     found = find(name, "metric")
     return found() if isinstance(found, type) else found  # a class of torchmetrics
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from piebald import recipes
+from piebald import pytree, recipes
 from piebald.adaptation import hold_out
 from piebald.aggregation.base import AsksSenders
 from piebald.callbacks import Tracker, trackers_of
@@ -257,7 +257,7 @@ def _meta(
         "paper": recipe.paper,
         "label": options.label or recipe.name,
         "seed": options.seed,
-        "loss": options.loss if isinstance(options.loss, str) else None,
+        "loss": _plain(options.loss),
         "objective": objective.name,
         "plugins": [
             list(one) for one in needed_by([*recipe.components, work.model, objective.loss, objective.metrics])
@@ -325,13 +325,18 @@ def _work(recipe: Recipe, clients: Clients, model: Model, options: Options) -> t
         initial[layout.shared :], layout, len(clients) - 1
     )  # refuses a model with room for fewer
     module = copy.deepcopy(module).cpu()
-    shape, outputs = tuple(rows.x.shape[1:]), _outputs(module, rows)
+    shape, outputs = pytree.form(rows.x), _outputs(module, rows)
     spec = ModelSpec(module, layout, initial, objective, options.seed, shape, outputs)
     adapted = recipe.adapted_to(spec)
     asks = adapted.aggregation if isinstance(adapted.aggregation, AsksSenders) and not adapted.transforms else None
     own_query = None if asks is None else asks.own_query(spec)
     judged = options.evaluate_split if options.evaluate_every else None
     choice = BestForEach(split=judged) if options.keep == "best_for_each" else None
+    if choice is not None and objective.compares_rows:
+        raise SettingError(
+            f"keep = 'best_for_each' compares models row by row, but the loss {objective.name!r} has no value for a "
+            "single row: use keep = 'best'"
+        )
     work = ClientWork(
         module, layout, initial, objective, options.seed, shape, outputs, recipe.training, adapted.transforms,
         own_query, choice,
@@ -344,11 +349,19 @@ def _outputs(module: nn.Module, rows: Rows) -> tuple[int, ...]:
     trial = copy.deepcopy(module).eval()
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            output = trial(rows.x[:1])
+            output = pytree.run(trial, rows[:1].x)
     except Exception as error:
-        shape = list(rows.x.shape[1:])
+        shape = pytree.plain(pytree.form(rows.x))
         raise SettingError(f"the model fails on an input of shape {shape}: {type(error).__name__}: {error}") from error
-    return tuple(output.shape[1:]) if isinstance(output, torch.Tensor) else ()
+    try:
+        return tuple(pytree.logits(output).shape[1:])
+    except SettingError:
+        return ()  # a loss of the user's own may take other outputs
+
+
+def _plain(loss: Any) -> Any:
+    """A loss as plain values for the run folder: its name, or its table; None for a function."""
+    return dict(loss) if isinstance(loss, Mapping) else loss if isinstance(loss, str) else None
 
 
 def _check_validation(recipe: Recipe, clients: Clients) -> None:

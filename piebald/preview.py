@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from piebald import pytree
 from piebald.arguments import checked, checked_class
 from piebald.errors import SettingError
 from piebald.partition.data_source import DataSource
@@ -163,8 +164,8 @@ def _diverged(seen: Heterogeneity, clients: Clients, model: str, settings: dict[
         if setting not in known:
             raise unknown("setting of the model's training called", setting, known)
     rows = clients.rows(0, "train")
-    outputs = len(clients.classes) if clients.classes is not None else int(rows.y[:1].numel())
-    network = build_model(model, tuple(rows.x.shape[1:]), outputs, seed=settings.get("seed", 0))
+    outputs = len(clients.classes) if clients.classes is not None else int(pytree.leaves(rows[:1].y)[0].numel())
+    network = build_model(model, pytree.form(rows.x), outputs, seed=settings.get("seed", 0))
     found = diverge(clients, network, **settings)
     return dataclasses.replace(seen, divergence=found.clients, pooled_divergence=found.pooled)
 

@@ -114,7 +114,10 @@ def _plain_like(held: Any, value: Any) -> Any:
 
 def _plain_entry(held: Any, given: Any) -> Any:
     """An entry of a list in the form of the one that a component holds."""
-    table = isinstance(held, BaseModel) and not isinstance(held, Component) and isinstance(given, Mapping)
+    if isinstance(held, Component):
+        function = plugins.is_reference(given) or (callable(given) and not isinstance(given, Component))
+        return plain(build(held.axis, {"kind": "function", "function": given} if function else given))
+    table = isinstance(held, BaseModel) and isinstance(given, Mapping)
     return plain(type(held).model_validate(given)) if table else plain(given)
 
 

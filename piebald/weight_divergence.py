@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from piebald import pytree
 from piebald.arguments import Count, Positive, checked, checked_class
 from piebald.contracts import Clients, Fleet, Rows
 from piebald.errors import SettingError
@@ -90,9 +91,8 @@ def diverge(
     trained = [_epoch(model, layout, objective, held[client], lr, batch, (seed, client)) for client in trainable]
     reference = None
     if pool:
-        x = torch.cat([held[client].x for client in trainable])
-        y = torch.cat([held[client].y for client in trainable])
-        all_rows = type(held[trainable[0]])(x, y)
+        x, y = ([held[client].x for client in trainable], [held[client].y for client in trainable])
+        all_rows = Rows(pytree.joined(x), pytree.joined(y))
         reference = _epoch(model, layout, objective, all_rows, lr, batch * len(trainable), (seed, "pooled")).numpy()
     models = torch.stack(trained).numpy()
     relative, pooled = weight_divergence(models, np.array([len(held[client]) for client in trainable]), reference)
@@ -142,7 +142,7 @@ def _epoch(
                 continue  # batch norm cannot train on one row; a single last row is left out for all models
             optimiser.zero_grad()
             try:
-                loss = objective.loss(module(rows.x[places]), rows.y[places]).mean()
+                loss = objective.loss(pytree.run(module, rows[places].x), rows[places].y).mean()
             except Exception as error:
                 raise SettingError(f"the model or the loss fails: {type(error).__name__}: {error}") from error
             torch.autograd.backward(loss)

@@ -23,7 +23,8 @@ from piebald import recipes
 from piebald.choice import best_for_each, judge
 from piebald.choice.candidates import Candidates
 from piebald.choice.guard import paired
-from piebald.objective import accuracy, cross_entropy
+from piebald.losses import cross_entropy
+from piebald.metrics import accuracy
 
 RECIPES = ("fedavg", "hdafl")
 RULES = (0.0, 1.0, 2.0)  # standard errors; the product's rule is 1

@@ -34,7 +34,7 @@ from sklearn.metrics import adjusted_rand_score
 import piebald
 from piebald import recipes
 from piebald.attacks.success import AttackSuccess
-from piebald.objective import accuracy
+from piebald.metrics import accuracy
 from piebald.recipe import Recipe
 
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from piebald.contracts import Clients, InMemory, Rows, Split
 from piebald.errors import SettingError
+from piebald.pytree import Tree
 from piebald.randomness import generator
 
 
@@ -47,12 +47,12 @@ class PooledClientSubset(ClientSubset):
     """A subset of clients whose rows are in one pool, which engines index (`contracts.InMemory`)."""
 
     @property
-    def x(self) -> Tensor:
+    def x(self) -> Tree:
         """Inputs of the whole pool."""
         return self.pool().x
 
     @property
-    def y(self) -> Tensor:
+    def y(self) -> Tree:
         """Targets of the whole pool."""
         return self.pool().y
 

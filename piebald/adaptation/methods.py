@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from piebald import pytree
 from piebald.choice import judge, plain_sgd, reason
 from piebald.choice.candidates import SHARES
 from piebald.contracts import Clients, SgdConfig, Split
@@ -26,7 +27,7 @@ from piebald.errors import ParameterError, SettingError
 from piebald.parameters import matching
 from piebald.runtimes.engines.choose import make_engine
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
-from piebald.runtimes.engines.row_loader import batches
+from piebald.runtimes.engines.row_loader import augmented, batches
 from piebald.runtimes.engines.sequential import SequentialEngine, step_key
 from piebald.training.optimizers import Optimizer
 
@@ -156,7 +157,9 @@ class _Trial:
         self.finished, self.clients, self.client, self.epochs = run, clients, client, epochs
         sgd = plain_sgd(run.work.trainer)
         rate = sgd.lr if lr is None else lr
-        self.config = SgdConfig(rate, sgd.momentum, sgd.weight_decay, sgd.clip, sgd.batch)
+        self.config = SgdConfig(
+            rate, sgd.momentum, sgd.weight_decay, sgd.clip, sgd.batch, augmentation=sgd.augmentation
+        )
         self.optimizer = sgd.optimizer
         self.engine = make_engine("sequential", run.work, clients, torch.device("cpu"), bfloat16=False)
 
@@ -301,7 +304,8 @@ class _PartialSgd:
             for step, batch in enumerate(batches(gathered.places[0], self.config, engine.traits.mixes, *rng_key)):
                 if isinstance(dropout, KeyedDropout):
                     dropout.start(torch.tensor(step_key(rng_key, step)))
-                loss = engine.work.objective.loss(self.module(gathered.x[batch]), gathered.y[batch]).mean()
+                rows = augmented(gathered.take(batch), self.config, step, rng_key)
+                loss = engine.loss(pytree.run(self.module, rows.x), rows.y).mean()
                 self.optimiser.zero_grad()
                 torch.autograd.backward(loss)
                 if self.config.clip is not None:

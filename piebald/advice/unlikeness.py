@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from piebald.advice.probe import ProbeResult, binned, inputs_of, probe, together
-from piebald.contracts import Clients, Fleet, InMemory, Rows
+from piebald.contracts import Clients, Fleet, InMemory
 from piebald.partition.heterogeneity import gini, total_variation
 from piebald.partition.split import Ints
 from piebald.partition.statistics import Floats
@@ -134,9 +134,11 @@ def _drawn(clients: Clients, seed: int) -> _Pool | None:
         rows, most = clients.rows(client, "train"), MOST_KEPT if client in probed else min(few, MOST_KEPT)
         if len(rows) > most:
             drawn = np.sort(generator(seed, "look", client).choice(len(rows), most, replace=False))
-            rows = Rows(rows.x[drawn], rows.y[drawn])
+            rows = rows[drawn]
         if len(rows):
-            x.append(inputs_of(rows.x))
+            if not isinstance(rows.y, Tensor):
+                return None
+            x.append(inputs_of(rows.x) if isinstance(rows.x, Tensor) else None)
             y.append(rows.y)
             owner.append(np.full(len(rows), client))
     target = torch.cat(y).numpy()

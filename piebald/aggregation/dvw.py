@@ -103,6 +103,6 @@ class Dvw(Linear):
 
 def _classes(spec: ModelSpec) -> int:
     """C, or 0 for an objective without classes."""
-    if spec.objective.name in ("regression", "multilabel"):
+    if not spec.objective.classifies:
         return 0
     return spec.outputs[0] if len(spec.outputs) else 0

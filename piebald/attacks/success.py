@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from piebald.errors import SettingError
+from piebald.pytree import single
 
 if TYPE_CHECKING:
     from piebald.contracts import Rows
@@ -81,12 +82,13 @@ def backdoor_success(model: nn.Module, rows: Rows, trigger: Trigger) -> float:
         rows: clean test rows, e.g. a federation's `common`.
         trigger: the change that poisoned the clients.
     """
-    others = rows.y != trigger.target
+    x, y = (single(part, "the backdoor's success") for part in (rows.x, rows.y))
+    others = y != trigger.target
     if not bool(others.any()):
         return math.nan
     was = model.training
     model.eval()
     with torch.no_grad():
-        said = torch.cat([model(part).argmax(1) for part in torch.split(trigger.mark(rows.x[others]), 1024)])
+        said = torch.cat([model(part).argmax(1) for part in torch.split(trigger.mark(x[others]), 1024)])
     model.train(was)
     return float((said == trigger.target).float().mean())

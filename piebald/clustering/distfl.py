@@ -13,6 +13,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from piebald import pytree
 from piebald.clustering.absent_clusters import absent_clusters, adopted
 from piebald.clustering.base import Clustering
 from piebald.clustering.distribution_knowledge import (
@@ -173,6 +174,9 @@ class Distfl(Clustering):
     def unsupported_model(self, spec: ModelSpec) -> str | None:
         if spec.objective.name != "classification":
             return f"distfl compares what models make of classes but this is {spec.objective.name}: use another group"
+        if not pytree.is_single(spec.shape):
+            several = pytree.plain(spec.shape)
+            return f"distfl makes up inputs of one tensor but the model takes {several}: use another group"
         if self.knowledge == "noise" or self.layers or _shared(batch_norm_targets(spec.model, 1.0), spec):
             return None
         why = "keeps its batch norms private" if batch_norm_targets(spec.model, 1.0) else "has no batch norm"

@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
+from piebald import pytree
+
 if TYPE_CHECKING:
     import numpy as np
-    from torch import Tensor
+
+    from piebald.pytree import Tree
 
 
 Split = Literal["train", "validation", "test"]
@@ -19,13 +22,20 @@ SERVER_ID = -1  # the client number of the server itself, which may hold a commo
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Examples of one client or one test set: inputs `x` and targets `y`, the first axis counts examples."""
+    """Examples of one client or one test set: inputs `x` and targets `y`, the first axis counts examples.
 
-    x: Tensor
-    y: Tensor
+    Each is a tensor, or a tuple or dict of tensors with this axis in common (`pytree.Tree`).
+    """
+
+    x: Tree
+    y: Tree
 
     def __len__(self) -> int:
-        return int(self.x.shape[0])
+        return pytree.count(self.x)
+
+    def __getitem__(self, index: Any) -> Rows:
+        """Rows at some positions: a slice, or an array or tensor of them."""
+        return Rows(pytree.take(self.x, index), pytree.take(self.y, index))
 
 
 @runtime_checkable

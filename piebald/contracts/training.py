@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 from piebald.contracts.data import Split
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+
+    from piebald.contracts.data import Rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,6 +131,13 @@ class GroupSettings(Protocol):
     def weight_decay(self) -> float | None: ...
 
 
+class RowChange(Protocol):
+    """A random change of a batch of one client before a step."""
+
+    def augment(self, rows: Rows, rng: torch.Generator) -> Rows:
+        """The changed batch."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SgdConfig:
     """Settings of SGD on local data.  Metis eq. 2: u <- momentum * u - lr * g;  w <- w + u.
@@ -146,6 +156,7 @@ class SgdConfig:
         schedule: if given, factors on the learning rate within the run; needs a `rule`.
         groups: parameters with settings of their own; they need a `rule`.
         base_lr: the trainer's learning rate, of which those of `groups` are multiples at every step.
+        augmentation: changes of each batch, in this order.
     """
 
     lr: float | Tensor
@@ -160,6 +171,7 @@ class SgdConfig:
     schedule: StepFactor | None = None
     groups: tuple[GroupSettings, ...] = ()
     base_lr: float = 1.0
+    augmentation: tuple[RowChange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

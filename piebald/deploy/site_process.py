@@ -16,7 +16,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 import piebald.recipes  # noqa: F401 - registers the components that terms may name
-from piebald import models, plugins
+from piebald import models, plugins, pytree
 from piebald.client_work import ClientWork
 from piebald.deploy.site_rows import SiteRows, SiteSource, own_rows, rows_of_one
 from piebald.errors import SettingError, shown
@@ -135,7 +135,7 @@ def _model_reason(terms: RunTerms, limits: WorkLimits) -> str | None:
         return None  # that of a plugin, of which the layout in the terms tells the size
     outputs = max(math.prod(terms.outputs), 1)
     try:
-        models.count_parameters(name, terms.shape, outputs, limits.parameters, **settings)
+        models.count_parameters(name, pytree.formed(terms.shape), outputs, limits.parameters, **settings)
     except SettingError as error:
         return str(error)
     return None
@@ -150,13 +150,13 @@ def _work(terms: RunTerms, settings: ExperimentSettings, clients: SiteRows, numb
         raise SettingError("the model that this site builds has other tensors than the server's")
     rows = clients.rows(number, "train")
     objective = plugins.objective_named(rows.y, settings.loss, settings.evaluate.metrics)
-    if objective.name != terms.objective or list(rows.x.shape[1:]) != terms.shape:
+    if objective.name != terms.objective or pytree.plain(pytree.form(rows.x)) != terms.shape:
         raise SettingError(
-            f"its rows have inputs {list(rows.x.shape[1:])} for {objective.name}, "
+            f"its rows have inputs {pytree.plain(pytree.form(rows.x))} for {objective.name}, "
             f"the run takes {terms.shape} for {terms.objective}"
         )
     initial = layout.flatten(module)
-    shape, outputs = tuple(terms.shape), tuple(terms.outputs)
+    shape, outputs = pytree.formed(terms.shape), tuple(terms.outputs)
     return ClientWork(
         module, layout, initial, objective, terms.seed, shape, outputs, trainer, transforms, own_query,
         terms.choice_query(),

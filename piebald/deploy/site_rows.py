@@ -42,7 +42,7 @@ class SiteRows:
         self.names, self.classes = names, classes
         self.common: Rows | None = None
         self._number, self._rows = number, rows
-        self._none = Rows(rows["train"].x[:0], rows["train"].y[:0])
+        self._none = rows["train"][:0]
 
     def __len__(self) -> int:
         return len(self.names)

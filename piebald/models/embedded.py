@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from piebald import pytree
 from piebald.arguments import Count, checked
 from piebald.contracts import Clients, Rows, Split
 from piebald.errors import unknown
@@ -44,8 +45,12 @@ class Embedded:
             parts = {split: clients.rows(client, split) for split in SPLITS}
             held = [part for part in parts.values() if len(part)]
             if held:  # one file a client, whatever its parts
-                x.append(_embedded(network, torch.cat([part.x for part in held]), name, batch))
-                y += [part.y for part in held]
+                x.append(
+                    _embedded(
+                        network, pytree.single(pytree.joined([part.x for part in held]), "an extractor"), name, batch
+                    )
+                )
+                y += [pytree.single(part.y, "an extractor") for part in held]
             for split, part in parts.items():
                 self._places[client, split] = np.arange(at, at + len(part))
                 at += len(part)
@@ -104,5 +109,5 @@ def embedded(clients: Clients, extractor: str | nn.Module, *, key: str | None = 
     return Embedded(clients, EXTRACTORS[extractor](), key or extractor, batch)
 
 
-def _embedded(network: nn.Module, x: Tensor, name: str | None, batch: int) -> Tensor:
-    return torch.from_numpy(embed(network, x, batch=batch, key=name))
+def _embedded(network: nn.Module, x: pytree.Tree, name: str | None, batch: int) -> Tensor:
+    return torch.from_numpy(embed(network, pytree.single(x, "an extractor"), batch=batch, key=name))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from piebald import plugins
+from piebald import plugins, pytree
 from piebald.arguments import Count, checked
 from piebald.errors import SettingError, unknown
 from piebald.models.convolutional import Cnn1d, CnnBn, LeafCnn, MetisCnn, SmallCnn
@@ -39,6 +39,7 @@ _MODELS: dict[str, type[nn.Module]] = {
 }
 
 
+InputShape = Sequence[int] | Sequence[Sequence[int]] | Mapping[str, Sequence[int]]
 _TENSORS = 2000  # more than any of these networks has
 
 
@@ -47,7 +48,7 @@ def names() -> list[str]:
     return sorted(_MODELS)
 
 
-def count_parameters(name: str, input_shape: Sequence[int], outputs: int, most: int, **settings: Any) -> int:
+def count_parameters(name: str, input_shape: InputShape, outputs: int, most: int, **settings: Any) -> int:
     """How many parameters a network has, without memory for them.
 
     It is built on torch's meta device, and no further than the limit, so that absurd settings cost nothing.
@@ -80,7 +81,7 @@ def count_parameters(name: str, input_shape: Sequence[int], outputs: int, most: 
 
 @checked
 def build_model(
-    name: str, input_shape: Sequence[int], outputs: Count, seed: int = 0, device: str = "cpu", **settings: Any
+    name: str, input_shape: InputShape, outputs: Count, seed: int = 0, device: str = "cpu", **settings: Any
 ) -> nn.Module:
     """Make a network whose initial parameters depend only on its name, its settings and the seed.
 
@@ -89,7 +90,7 @@ def build_model(
     Args:
         name: one of `names()`, or "module:name" for a class or function of a plugin that makes a module.  It gets those
             of `input_shape`, `outputs` and `seed` that its signature names.
-        input_shape: shape of one input, without the batch axis.
+        input_shape: shape of one input, without the batch axis; a tuple or dict of shapes where inputs are several.
         outputs: number of classes, or of numbers to predict; at least 1.
         seed: seed of the initial parameters.
         device: where it is made; "meta" makes one without numbers.
@@ -105,6 +106,11 @@ def build_model(
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise SettingError(f"seed must be a whole number, got {seed!r}")
     derived: dict[str, Any] = {"input_shape": input_shape, "outputs": outputs, "seed": seed}
+    if name in _MODELS and not pytree.is_single(pytree.formed(input_shape)):
+        raise SettingError(
+            f"model {name!r} takes inputs of one tensor, the data have {pytree.plain(pytree.formed(input_shape))}: "
+            "use a module of your own"
+        )
     for setting in settings:
         if setting not in known or setting in derived:
             raise unknown(f"setting of model {name!r} called", setting, [one for one in known if one not in derived])

@@ -13,6 +13,7 @@ from piebald.partition.convert import floats
 from piebald.partition.data_change import DataChange
 from piebald.partition.pooled_clients import PooledClients
 from piebald.partition.three_way_split import SPLITS
+from piebald.pytree import single
 
 
 def changed(clients: PooledClients, changes: Sequence[DataChange], x: Tensor | Decoded) -> PooledClients:
@@ -29,7 +30,7 @@ def changed(clients: PooledClients, changes: Sequence[DataChange], x: Tensor | D
     Raises:
         SettingError: a change that does not fit these rows or clients.
     """
-    y = clients.y.clone()
+    y = single(clients.y, "a change of rows").clone()
     moved = x[:].clone() if any(not change.of_labels for change in changes) else None
     for change in changes:
         for client in change.chosen(len(clients)).tolist():

@@ -23,11 +23,13 @@ from piebald.partition.split import Ints
 class Table:
     """Rows of all clients: inputs, unconverted targets, the client of each row, the clients' names.
 
+    Inputs and targets are arrays, or tuples or dicts of arrays.
+
     `split` has the place of each row's part in `three_way_split.SPLITS`, where clients come with their own parts.
     """
 
-    x: Array
-    y: Array
+    x: Any
+    y: Any
     client: Ints
     names: Sequence[str]
     classes: Sequence[str] | None = None

@@ -5,7 +5,7 @@ uint8 images are stored as they are, in a quarter of the memory, and `floats` co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -14,14 +14,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from piebald.errors import SettingError
+from piebald.losses import IGNORED
+from piebald.pytree import mapped, named_leaves
 
 Array = NDArray[Any]
 MOST_CLASSES = 100_000  # a class number beyond this is an identifier or a measurement, not a class
 
 
-def floats(x: Tensor) -> Tensor:
-    """Stored inputs as float32: uint8 images are scaled to [0, 1], float32 is returned as it is."""
-    return x.float().div_(255) if x.dtype == torch.uint8 else x
+def floats(x: Any) -> Any:
+    """Stored inputs as float32: uint8 images are scaled to [0, 1], all else is returned as it is."""
+    return mapped(lambda one: one.float().div_(255) if one.dtype == torch.uint8 else one, x)
+
+
+def class_numbers(y: Any) -> NDArray[np.int64] | None:
+    """The class of each row [n], or None where targets are other than one class number for each row."""
+    whole = isinstance(y, Tensor) and y.dim() == 1 and not y.dtype.is_floating_point
+    return np.asarray(y.numpy(), dtype=np.int64) if whole else None
 
 
 def array(value: Any, who: str, what: str) -> Array:
@@ -108,8 +116,61 @@ def _finite(values: Array, who: str, what: str) -> None:
         )
 
 
-def kind(y: Array) -> Literal["text", "whole", "real"]:
-    """The kind of targets: names of classes, numbers of classes, or real numbers."""
+def is_several(value: Any) -> bool:
+    """Whether inputs or targets are several arrays or tensors, in a tuple or a dict."""
+    if isinstance(value, Mapping):
+        return True
+    return isinstance(value, tuple) and bool(value) and all(isinstance(one, np.ndarray | Tensor) for one in value)
+
+
+def input_arrays(value: Any, who: str, tokens: bool = False) -> Any:
+    """Inputs as `inputs` returns them; or several of them, in a tuple or dict as they came, each converted by `_part`.
+
+    Raises:
+        SettingError: as for `inputs`, or several inputs have different numbers of rows.
+    """
+    return _several(value, who, "inputs") if is_several(value) else inputs(value, who, tokens)
+
+
+def target_arrays(value: Any, who: str, classes: Sequence[str] | None = None) -> Any:
+    """Targets as `targets` returns them; or several of them, in a tuple or dict as they came."""
+    return _several(value, who, "targets") if is_several(value) else targets(value, who, classes)
+
+
+def _several(value: Any, who: str, what: str) -> Any:
+    tree = {str(name): part for name, part in value.items()} if isinstance(value, Mapping) else tuple(value)
+    if not tree:
+        raise SettingError(f"{who}: {what} must be one array or more, got an empty dict")
+    names = iter([name for name, _ in named_leaves(tree)])
+    made = mapped(lambda part: _part(part, f"{who}, {what} {next(names)!r}", what), tree)
+    lengths = {name: len(part) for name, part in named_leaves(made)}
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{count} of {name!r}" for name, count in lengths.items())
+        raise SettingError(f"{who}: {what} must have the same rows in every part, got {told}")
+    return made
+
+
+def _part(value: Any, who: str, what: str) -> Array:
+    """One of several arrays [n, ...]: whole numbers become int64, booleans stay, real numbers become float32, and
+    uint8 images stay.
+    """
+    found = array(value, who, what)
+    if found.dtype == np.uint8 and found.ndim in (3, 4):
+        return inputs(found, who)
+    if found.dtype.kind == "U":
+        raise SettingError(f"{who} must be numbers, got text like {str(found.flat[0])!r}: encode it as numbers first")
+    if found.dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            found = np.require(found, dtype=np.float32, requirements=["C", "W"])
+        _finite(found, who, what)
+        return found
+    return np.require(found, dtype=bool if found.dtype.kind == "b" else np.int64, requirements=["C", "W"])
+
+
+def kind(y: Any) -> Literal["text", "whole", "real", "several"]:
+    """The kind of targets: names of classes, numbers of classes, real numbers, or several arrays."""
+    if not isinstance(y, np.ndarray):
+        return "several"
     return "text" if y.dtype.kind == "U" else "real" if y.dtype.kind == "f" else "whole"
 
 
@@ -131,9 +192,10 @@ def targets(value: Any, who: str, classes: Sequence[str] | None = None) -> Array
         y = y[:, 0]
     if kind(y) == "text":
         return _numbered(y, who, classes)
-    if y.size and int(y.min()) < 0:
+    odd = y[y != IGNORED] if y.ndim > 1 else y
+    if odd.size and int(odd.min()) < 0:
         raise SettingError(
-            f"{who}: class numbers must be at least 0, got {int(y.min())}: "
+            f"{who}: class numbers must be at least 0, got {int(odd.min())}: "
             "number them from 0, or pass floats to predict numbers"
         )
     limit = MOST_CLASSES if classes is None else len(classes)

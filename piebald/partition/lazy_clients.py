@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from piebald import pytree
 from piebald.arguments import Count, Share, checked_class
 from piebald.contracts import Rows, Split
 from piebald.errors import SettingError, unknown
-from piebald.partition.convert import floats, inputs, targets
+from piebald.partition.convert import class_numbers, floats, input_arrays, target_arrays
 from piebald.partition.lists import Lists, Numbered
 from piebald.partition.three_way_split import SPLITS, check_shares, three_ways
 
@@ -126,15 +127,14 @@ class LazyClients:
                 raise SettingError(f"{who} was loaded without rows to train on: load must return a 'train' part")
             ready = {split: self._rows(pair, f"{who}, {split}") for split, pair in got.items()}
             self._check(ready["train"], who)
-            none = Rows(ready["train"].x[:0], ready["train"].y[:0])
+            none = ready["train"][:0]
             return {split: ready.get(split, none) for split in SPLITS}
         rows = self._rows(got, who)
         self._check(rows, who)
         everything = Lists(np.arange(len(rows)), np.array([0, len(rows)]))
-        label = rows.y.numpy() if rows.y.dim() == 1 and not rows.y.dtype.is_floating_point else None
-        parts = three_ways(everything, label, self._validation, self._test, self._seed, first=client)
+        parts = three_ways(everything, class_numbers(rows.y), self._validation, self._test, self._seed, first=client)
         index = {split: torch.from_numpy(lists.values) for split, lists in parts.items()}
-        return {split: Rows(rows.x[places], rows.y[places]) for split, places in index.items()}
+        return {split: rows[places] for split, places in index.items()}
 
     @staticmethod
     def _check(rows: Rows, who: str) -> None:
@@ -146,8 +146,9 @@ class LazyClients:
             got = (got.x, got.y)
         if not isinstance(got, tuple | list) or len(got) != 2:
             raise SettingError(f"{who}: load must return a pair (x, y), got {type(got).__name__}")
-        x = floats(torch.from_numpy(inputs(got[0], who, self._tokens)))
-        y = torch.from_numpy(targets(got[1], who, self._classes))
-        if len(x) != len(y):
-            raise SettingError(f"{who} has {len(x)} inputs but {len(y)} targets: give each row one of both")
+        x = floats(pytree.mapped(torch.from_numpy, input_arrays(got[0], who, self._tokens)))
+        y = pytree.mapped(torch.from_numpy, target_arrays(got[1], who, self._classes))
+        rows, given = pytree.count(x), pytree.count(y)
+        if rows != given:
+            raise SettingError(f"{who} has {rows} inputs but {given} targets: give each row one of both")
         return Rows(x, y)

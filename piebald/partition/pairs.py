@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from piebald import pytree
 from piebald.contracts import Rows, Split
 from piebald.errors import SettingError
 from piebald.partition.client_tables import Table, owners
-from piebald.partition.convert import Array, array, inputs, kind, targets
+from piebald.partition.convert import array, input_arrays, is_several, kind, target_arrays
 from piebald.partition.three_way_split import SPLITS
 
 ALLOWED = (
@@ -28,9 +29,10 @@ def from_owned(source: Sequence[Any], tokens: bool = False) -> Table:
     """
     x, y = pair((source[0], source[1]), "the data", tokens)
     owner = array(source[2], "the data", "owners")
-    if owner.shape != (len(x),) or owner.dtype.kind not in "biuU":
+    if owner.shape != (pytree.count(x),) or owner.dtype.kind not in "biuU":
         raise SettingError(
-            f"owners must be one name or number for each of the {len(x)} rows, got {owner.dtype} {list(owner.shape)}"
+            f"owners must be one name or number for each of the {pytree.count(x)} rows, got {owner.dtype} "
+            f"{list(owner.shape)}"
         )
     codes, names = owners(owner)
     return Table(x, y, codes, names)
@@ -64,13 +66,13 @@ def from_pairs(source: Any, tokens: bool) -> Table:
             f"{names[divided.index(True)]!r} is: divide all of them, or none"
         )
     pieces = [piece for name, member in zip(names, members, strict=True) for piece in _pieces(name, member, tokens)]
-    pieces = [piece for piece in pieces if len(piece.x)]
+    pieces = [piece for piece in pieces if pytree.count(piece.x)]
     _check_alike(pieces)
-    sizes = [len(piece.x) for piece in pieces]
+    sizes = [pytree.count(piece.x) for piece in pieces]
     place = {name: number for number, name in enumerate(names)}
     return Table(
-        np.concatenate([piece.x for piece in pieces]),
-        np.concatenate([piece.y for piece in pieces]),
+        _joined([piece.x for piece in pieces]),
+        _joined([piece.y for piece in pieces]),
         np.repeat([place[piece.name] for piece in pieces], sizes),
         names,
         split=np.repeat([SPLITS.index(piece.split) for piece in pieces], sizes) if any(divided) else None,
@@ -82,8 +84,12 @@ class _Piece(NamedTuple):
 
     name: str
     split: Split
-    x: Array
-    y: Array
+    x: Any
+    y: Any
+
+
+def _joined(trees: Sequence[Any]) -> Any:
+    return pytree.mapped(lambda *parts: np.concatenate(parts), *trees)
 
 
 def _is_divided(member: Any) -> bool:
@@ -104,16 +110,21 @@ def _check_alike(pieces: Sequence[_Piece]) -> None:
     """Refuse rows of different shapes and types."""
     first = pieces[0]
     for piece in pieces[1:]:
-        if piece.x.shape[1:] != first.x.shape[1:] or piece.x.dtype != first.x.dtype:
+        if pytree.kinds(piece.x) != pytree.kinds(first.x):
             raise SettingError(
-                f"all clients need inputs of one shape and type, got {shape_of(first.x)} from client {first.name!r} "
-                f"and {shape_of(piece.x)} from client {piece.name!r}: pad, resize or convert them to one form"
+                f"all clients need inputs of one shape and type, got {pytree.rows_of(first.x)} from client "
+                f"{first.name!r} and {pytree.rows_of(piece.x)} from client {piece.name!r}: pad, resize or convert them "
+                "to one form"
             )
-        if kind(piece.y) != kind(first.y) or piece.y.shape[1:] != first.y.shape[1:]:
+        if _target_kinds(piece.y) != _target_kinds(first.y):
             raise SettingError(
-                f"all clients need targets of one kind, got {shape_of(first.y)} from client {first.name!r} "
-                f"and {shape_of(piece.y)} from client {piece.name!r}: convert them to one form"
+                f"all clients need targets of one kind, got {pytree.rows_of(first.y)} from client {first.name!r} "
+                f"and {pytree.rows_of(piece.y)} from client {piece.name!r}: convert them to one form"
             )
+
+
+def _target_kinds(y: Any) -> Any:
+    return (kind(y), y.shape[1:]) if isinstance(y, np.ndarray) else pytree.kinds(y)
 
 
 def is_owned(source: Any) -> bool:
@@ -121,22 +132,17 @@ def is_owned(source: Any) -> bool:
     return (
         isinstance(source, tuple)
         and len(source) == 3
-        and all(_is_array(part) for part in source[:2])
-        and not isinstance(source[2], tuple)
+        and all(_is_array(part) or is_several(part) for part in source[:2])
+        and not isinstance(source[2], tuple | Mapping)
     )
-
-
-def shape_of(values: Array) -> str:
-    """Type and shape of rows, in words."""
-    return f"{values.dtype} rows {list(values.shape[1:])}"
 
 
 def _is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray | torch.Tensor)
 
 
-def pair(member: Any, who: str, tokens: bool) -> tuple[Array, Array]:
-    """Inputs and targets of one client.
+def pair(member: Any, who: str, tokens: bool) -> tuple[Any, Any]:
+    """Inputs and targets of one client, each an array, or a tuple or dict of arrays.
 
     Args:
         member: a pair (x, y), `Rows`, or a map-style torch data set of pairs.
@@ -154,13 +160,16 @@ def pair(member: Any, who: str, tokens: bool) -> tuple[Array, Array]:
     if not isinstance(member, tuple | list) or len(member) != 2:
         what = f"{len(member)} values" if isinstance(member, tuple | list) else f"a {type(member).__name__}"
         raise SettingError(f"{who} must be a pair (x, y) or a torch data set of such pairs, got {what}")
-    x, y = inputs(member[0], who, tokens), array(member[1], who, "targets")
-    if len(x) != len(y):
-        raise SettingError(f"{who} has {len(x)} inputs but {len(y)} targets: give each row one of both")
-    if not len(x):
-        raise SettingError(f"{who} has no rows: leave it out")
+    x, y = input_arrays(member[0], who, tokens), member[1]
+    if not is_several(y):
+        y = array(y, who, "targets")
     if kind(y) != "text":
-        y = targets(y, who)  # so that the error about a bad number names its client
+        y = target_arrays(y, who)  # so that the error about a bad number names its client
+    rows, given = pytree.count(x), pytree.count(y)
+    if rows != given:
+        raise SettingError(f"{who} has {rows} inputs but {given} targets: give each row one of both")
+    if not rows:
+        raise SettingError(f"{who} has no rows: leave it out")
     return x, y
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from piebald import pytree
 from piebald.contracts import Clients, Fleet, Split
 from piebald.errors import SettingError
 
@@ -110,7 +111,11 @@ def scatter(ax: Axes, clients: Clients, embed: Callable[[Tensor], Tensor], split
     for client in shown:
         rows = clients.rows(client, split)
         step = -(-len(rows) // most) or 1
-        parts.append(embed(rows.x[::step]).detach().cpu().numpy() if len(rows) else np.zeros((0, 0)))
+        parts.append(
+            embed(pytree.single(rows[::step].x, "an embedding")).detach().cpu().numpy()
+            if len(rows)
+            else np.zeros((0, 0))
+        )
     filled = [part for part in parts if len(part)]
     if not filled or min(sum(map(len, filled)), filled[0].shape[1]) < 2:
         return False

@@ -7,16 +7,17 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from piebald import pytree
 from piebald.arguments import checked, checked_class
 from piebald.contracts import Rows, Split
 from piebald.data.decoded import Decoded
 from piebald.errors import SettingError, unknown
-from piebald.partition.convert import floats
+from piebald.partition.convert import class_numbers, floats
 from piebald.partition.lists import Lists, Numbered
 from piebald.partition.split import Ints
 from piebald.partition.three_way_split import SPLITS
+from piebald.pytree import Tree
 
 
 @checked_class
@@ -28,8 +29,8 @@ class PooledClients:
 
     Args:
         x: inputs [n, ...], float32, or uint8 images that are scaled to [0, 1] when read; `Decoded` ones stay in their
-            files until then.
-        y: targets [n] int64 (classes) or [n, ...] float32.
+            files until then; or a tuple or dict of inputs.
+        y: targets [n] int64 (classes) or [n, ...] float32, or a tuple or dict of targets.
         parts: the rows of each client's train, validation and test split; a missing split is empty.
         names: a name for each client, by default its number.
         classes: names of the classes, None where targets are not classes.
@@ -39,8 +40,8 @@ class PooledClients:
 
     def __init__(
         self,
-        x: Tensor | Decoded,
-        y: Tensor,
+        x: Tree | Decoded,
+        y: Tree,
         parts: Mapping[Split, Lists],
         *,
         names: Sequence[str] | None = None,
@@ -68,7 +69,7 @@ class PooledClients:
         """How many clients there are and what they hold, in one line."""
         rows = ", ".join(f"{self.lists(split).sizes.sum()} {split}" for split in SPLITS)
         kind = "numbers to predict" if self._classes is None else f"{len(self._classes)} classes"
-        return f"<{len(self)} clients: {rows} rows of {list(self._stored.shape[1:])}, {kind}>"
+        return f"<{len(self)} clients: {rows} rows of {pytree.plain(pytree.form(self._stored))}, {kind}>"
 
     @property
     def names(self) -> Sequence[str]:
@@ -95,12 +96,12 @@ class PooledClients:
         return self._server_rows
 
     @cached_property
-    def x(self) -> Tensor:
+    def x(self) -> Tree:
         """Inputs of the whole pool [n, ...] float32; `indices` points into them."""
-        return floats(self._stored[:])
+        return floats(pytree.take(self._stored, slice(None)))  # type: ignore[no-any-return]
 
     @property
-    def y(self) -> Tensor:
+    def y(self) -> Tree:
         """Targets of the whole pool [n, ...]."""
         return self._y
 
@@ -133,22 +134,22 @@ class PooledClients:
 
     def counts(self, client: int, split: Split) -> list[int] | None:
         """Rows of each class, or None where targets are not classes."""
-        if self._classes is None or self._y.dim() != 1:
+        if self._classes is None or (label := class_numbers(self._y)) is None:
             return None
         if split in self._tables:
             return [int(count) for count in self._tables[split][client]]
-        return [int(n) for n in np.bincount(self._y.numpy()[self.indices(client, split)], minlength=len(self._classes))]
+        return [int(n) for n in np.bincount(label[self.indices(client, split)], minlength=len(self._classes))]
 
     def table(self, split: Split) -> Ints | None:
         """Rows of each class of every client [clients, classes] at once; kept, and `counts` reads from it then."""
-        if self._classes is None or self._y.dim() != 1:
+        if self._classes is None or (label := class_numbers(self._y)) is None:
             return None
         if split not in self._tables:
             lists, width = self.lists(split), len(self._classes)
-            cell = lists.clients * width + self._y.numpy()[lists.values]
+            cell = lists.clients * width + label[lists.values]
             self._tables[split] = np.bincount(cell, minlength=len(self) * width).reshape(len(self), width)
         return self._tables[split]
 
     def _gather(self, index: Ints) -> Rows:
         places = torch.from_numpy(index)
-        return Rows(floats(self._stored[places]), self._y[places])
+        return Rows(floats(pytree.take(self._stored, places)), pytree.take(self._y, places))

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from piebald import pytree
 from piebald.arguments import Share, checked
 from piebald.contracts import Rows, Split
 from piebald.errors import SettingError
@@ -23,9 +24,9 @@ from piebald.partition.client_tables import (
     is_table,
     read_table,
 )
-from piebald.partition.convert import Array, floats, kind, targets
+from piebald.partition.convert import floats, kind, target_arrays
 from piebald.partition.lists import Lists
-from piebald.partition.pairs import from_owned, from_pairs, is_owned, pair, shape_of
+from piebald.partition.pairs import from_owned, from_pairs, is_owned, pair
 from piebald.partition.pooled_clients import PooledClients
 from piebald.partition.split import Ints
 from piebald.partition.three_way_split import SPLITS, check_shares, three_ways
@@ -79,24 +80,24 @@ def clients_from(
     table = _table(source, client, target, features, tokens)
     names = _different(table.names if names is None else names)
     y, named = _labelled(table, classes)
-    parts = _parts(table, y if y.dtype == np.int64 and y.ndim == 1 else None, validation, test, seed)
-    extra = partial(_extra, table=table, classes=named, dtype=y.dtype, tokens=tokens)
+    parts = _parts(table, y if kind(y) == "whole" and y.ndim == 1 else None, validation, test, seed)
+    extra = partial(_extra, x=table.x, y=y, classes=named, tokens=tokens)
     return PooledClients(
-        torch.from_numpy(table.x),
-        torch.from_numpy(y),
+        pytree.mapped(torch.from_numpy, table.x),
+        pytree.mapped(torch.from_numpy, y),
         parts,
         names=names,
-        classes=None if named is None or y.dtype != np.int64 else [str(name) for name in named],
+        classes=None if named is None or kind(y) != "whole" else [str(name) for name in named],
         common=np.sort(parts["test"].values) if common is None else extra("common", common),
         server_rows=None if server_rows is None else extra("server_rows", server_rows),
     )
 
 
-def _labelled(table: Table, classes: Sequence[str] | None) -> tuple[Array, Sequence[str] | None]:
+def _labelled(table: Table, classes: Sequence[str] | None) -> tuple[Any, Sequence[str] | None]:
     """Targets as numbers, and the names of the classes where targets are classes that have a name or a number."""
     named = classes or table.classes or (np.unique(table.y).tolist() if kind(table.y) == "text" else None)
-    y = targets(table.y, "the data", named)
-    if named is None and y.dtype == np.int64:
+    y = target_arrays(table.y, "the data", named)
+    if named is None and kind(y) == "whole":
         named = [str(number) for number in range(int(y.max()) + 1)]
     return y, named
 
@@ -141,12 +142,18 @@ def _different(names: Sequence[str]) -> list[str]:
     return texts
 
 
-def _extra(who: str, rows: Any, table: Table, classes: Sequence[str] | None, dtype: Any, tokens: bool) -> Rows:
-    x, y = pair(rows, who, tokens)
-    y = targets(y, who, classes)
-    if x.shape[1:] != table.x.shape[1:] or x.dtype != table.x.dtype or y.dtype != dtype:
+def _extra(who: str, rows: Any, *, x: Any, y: Any, classes: Sequence[str] | None, tokens: bool) -> Rows:
+    """Rows besides the clients', which must look like theirs, x and y."""
+    own_x, own_y = pair(rows, who, tokens)
+    own_y = target_arrays(own_y, who, classes)
+    if pytree.kinds(own_x) != pytree.kinds(x) or _types(own_y) != _types(y):
         raise SettingError(
-            f"{who} must look like the clients' rows, {shape_of(table.x)} and {dtype} targets, "
-            f"got {shape_of(x)} and {y.dtype}"
+            f"{who} must look like the clients' rows, {pytree.rows_of(x)} and {_types(y)} targets, "
+            f"got {pytree.rows_of(own_x)} and {_types(own_y)}"
         )
-    return Rows(floats(torch.from_numpy(x)), torch.from_numpy(y))
+    return Rows(floats(pytree.mapped(torch.from_numpy, own_x)), pytree.mapped(torch.from_numpy, own_y))
+
+
+def _types(y: Any) -> str:
+    """Types of targets, with their names where they are several."""
+    return " and ".join(f"{name} {leaf.dtype}".strip() for name, leaf in pytree.named_leaves(y))

@@ -9,9 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from piebald import pytree
 from piebald.arguments import checked, checked_class
 from piebald.contracts import Clients, Split
 from piebald.errors import SettingError
+from piebald.partition.convert import class_numbers
 from piebald.partition.split import Ints
 
 Floats = NDArray[np.float64]
@@ -155,9 +157,9 @@ def _of_client(clients: Clients, client: int, split: Split, embed: Callable[[Ten
         return Statistics(size)
     rows = clients.rows(client, split)
     label = None
-    if clients.classes is not None and rows.y.dim() == 1:
-        label = np.asarray(rows.y.numpy(), dtype=np.int64)
+    if clients.classes is not None:
+        label = class_numbers(rows.y)
     if label is None and embed is None:
         return Statistics(len(rows))
-    embedding = None if embed is None else embed(rows.x).detach().cpu().numpy()
+    embedding = None if embed is None else embed(pytree.single(rows.x, "an embedding")).detach().cpu().numpy()
     return Statistics.of(label, len(clients.classes or ()), embedding)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch import Tensor
+
 from piebald.arguments import checked
 from piebald.contracts import Clients, Fleet, InMemory
 from piebald.partition.heterogeneity import Heterogeneity, measure
@@ -12,8 +14,6 @@ from piebald.partition.statistics import collect
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from torch import Tensor
 
 
 MOST_CLIENTS = 10_000  # for more clients the numbers would be unreadable
@@ -48,8 +48,10 @@ def embedding(clients: Clients) -> Callable[[Tensor], Tensor] | None:
     sizes = [clients.size(client, "train") or 0 for client in range(len(clients))]
     if not 0 < sum(sizes) <= MOST_ROWS:
         return None
-    one = clients.rows(next(client for client, size in enumerate(sizes) if size), "train").x[:1]
-    return flat if one.dtype.is_floating_point and flat(one).shape[1] <= MOST_NUMBERS else None
+    one = clients.rows(next(client for client, size in enumerate(sizes) if size), "train")[:1].x
+    return (
+        flat if isinstance(one, Tensor) and one.dtype.is_floating_point and flat(one).shape[1] <= MOST_NUMBERS else None
+    )
 
 
 def _counted(clients: Clients) -> bool:

@@ -9,6 +9,7 @@ import torch
 from piebald.data.dataset import DataSet
 from piebald.partition.by_owner import ByOwner
 from piebald.partition.iid import Iid
+from piebald.pytree import single
 
 
 def check_data_set(load: Callable[[], DataSet]) -> None:
@@ -40,7 +41,8 @@ def check_data_set(load: Callable[[], DataSet]) -> None:
         assert data.y.dtype == torch.int64, f"{what}: class numbers must be int64, got {data.y.dtype}"
     clients = Iid(clients=2).split(data)
     rows = clients.rows(0, "train")
-    assert rows.x.dtype in (torch.float32, torch.int64), f"{what}: clients get inputs of {rows.x.dtype}"
+    kind = single(rows.x, what).dtype
+    assert kind in (torch.float32, torch.int64), f"{what}: clients get inputs of {kind}"
     for owner, owners in data.owners.items():
         assert len(set(owners.names)) == len(owners.names), f"{what}: two owners {owner!r} have one name"
         assert len(ByOwner(owner=owner).split(data)) <= len(owners.names)

@@ -11,6 +11,7 @@ from piebald.data.dataset import DataSet, Owners
 from piebald.partition.partition import Partition
 from piebald.partition.pooled_clients import PooledClients
 from piebald.partition.three_way_split import SPLITS
+from piebald.pytree import single
 from piebald.testing.component import check_component
 
 Ints = NDArray[np.int64]
@@ -73,7 +74,9 @@ def check_rows(partition: Partition, clients: Clients, every: Ints) -> None:
     assert isinstance(clients, PooledClients)
     held = np.concatenate([_flat(clients, split) for split in SPLITS])
     assert len(np.unique(held)) == len(held), f"{what}: a row belongs to two clients, or to two splits"
-    common = np.zeros(0, dtype=np.int64) if clients.common is None else clients.common.x[:, 0].numpy().astype(np.int64)
+    common = np.zeros(0, dtype=np.int64)
+    if clients.common is not None:
+        common = single(clients.common.x, what)[:, 0].numpy().astype(np.int64)
     assert set(held) | set(common) == set(every), f"{what}: rows are lost"
     empty = [clients.names[client] for client in range(len(clients)) if not clients.size(client, "train")]
     assert not empty, f"{what}: client {empty[0]!r} has no training row"

@@ -10,6 +10,7 @@ from torch import nn
 
 from piebald.contracts import ClientContext, RowPrivacy, SgdConfig, TrainInput, TrainOutput
 from piebald.model_spec import ModelSpec
+from piebald.training.augmentation import mixing
 from piebald.training.sgd import Sgd
 
 
@@ -48,6 +49,18 @@ class DpSgd(Sgd):
         return RowPrivacy(self.clip, self.noise)
 
     def unsupported_model(self, spec: ModelSpec) -> str | None:
+        if why := super().unsupported_model(spec):
+            return why
+        if (mixed := mixing(self.augmentation)) is not None:
+            return (
+                f"dp_sgd clips each row's own gradient but the augmentation {mixed!r} may mix rows: leave it out, or "
+                "write by_row = true for a function"
+            )
+        if spec.objective.compares_rows:
+            return (
+                f"dp_sgd clips each row's own gradient but the loss {spec.objective.name!r} compares the rows of a "
+                "batch: use noise on whole updates ('gaussian') instead"
+            )
         norms = nn.modules.batchnorm
         for name, layer in copy.deepcopy(spec.model).train().named_modules():  # a frozen one does not go along
             remembers = isinstance(layer, norms._NormBase) and layer.track_running_stats  # instance norm can, too

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from piebald.contracts import ClientContext, SgdConfig, SgdOutcome, StateVector, StepContext, TrainInput, TrainOutput
 from piebald.model_spec import ModelSpec
 from piebald.training import optimizer_state
+from piebald.training.augmentation import Augmentation, Augmentations, unfit
 from piebald.training.base import Trainer
 from piebald.training.lr_schedule import AnyLrSchedule, Constant, LrSchedule
 from piebald.training.optimizers import AnyOptimizer, Optimizer, SgdOptimizer
@@ -36,6 +37,7 @@ class SgdSettings(TypedDict, total=False):
     optimizer: Optimizer | dict[str, Any] | str
     optimizer_state: Literal["fresh", "kept", "averaged"]
     parameter_groups: Sequence[ParameterGroup | Mapping[str, Any]]
+    augmentation: Sequence[Augmentation | Mapping[str, Any] | str | Callable[..., Any]]
 
 
 class Sgd(Trainer):
@@ -64,6 +66,8 @@ class Sgd(Trainer):
         optimizer_state: state at the beginning of a task, new, the client's own or the mean of all clients'.
         parameter_groups: parameters with a learning rate or weight decay of their own, like [{ layers = ["norm",
             "*.bias"], weight_decay = 0.0 }].
+        augmentation: random changes of each batch in this order, like ["horizontal_flip", { kind = "random_crop",
+            padding = 4 }, "mylab:jitter"].
     """
 
     lr: float = Field(default=0.05, gt=0)
@@ -80,6 +84,7 @@ class Sgd(Trainer):
     optimizer: AnyOptimizer = SgdOptimizer()
     optimizer_state: Literal["fresh", "kept", "averaged"] = "fresh"
     parameter_groups: ParameterGroups = ()
+    augmentation: Augmentations = ()
 
     @model_validator(mode="after")
     def _take_defaults(self) -> Self:
@@ -129,7 +134,7 @@ class Sgd(Trainer):
         return self.optimizer.state_vectors(self.momentum)
 
     def unsupported_model(self, spec: ModelSpec) -> str | None:
-        return unsupported(self.parameter_groups, spec)
+        return unsupported(self.parameter_groups, spec) or unfit(self.augmentation, spec)
 
     def initial_state(self, model: Tensor, shared: int) -> dict[str, Tensor]:
         if self.momentum and self.keep_momentum:
@@ -200,6 +205,7 @@ class Sgd(Trainer):
             schedule=None if type(self.step_schedule) is ConstantStepSchedule else self.step_schedule,
             groups=self.parameter_groups,
             base_lr=self.lr,
+            augmentation=self.augmentation,
         )
 
     def rate(self, inputs: TrainInput) -> float | Tensor:

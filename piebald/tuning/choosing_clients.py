@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from piebald.adaptation.held_out import ClientSubset, PooledClientSubset
 from piebald.contracts import Clients, HasServerRows, InMemory, Rows, RowsAtSites, Split
 from piebald.errors import SettingError
+from piebald.partition.convert import class_numbers
 from piebald.partition.split import hold_out
 from piebald.randomness import key
 
@@ -39,11 +40,11 @@ class WithoutTestRows(ClientSubset):
         """See `contracts.Clients`; there are no test rows."""
         if split == "test" and not self.test:
             train = super().rows(client, "train")
-            return Rows(train.x[:0], train.y[:0])
+            return train[:0]
         if split == "test" or not self.held_out:
             return super().rows(client, split)
         train, kept = super().rows(client, "train"), self.places(client, split)
-        return Rows(train.x[kept], train.y[kept])
+        return train[kept]
 
     def size(self, client: int, split: Split) -> int | None:
         """See `contracts.Clients`."""
@@ -55,8 +56,8 @@ class WithoutTestRows(ClientSubset):
         """See `contracts.Clients`."""
         if self.classes is None:
             return None
-        y = self.rows(client, split).y
-        return np.bincount(y.numpy(), minlength=len(self.classes)).tolist() if y.dim() == 1 else None
+        label = class_numbers(self.rows(client, split).y)
+        return None if label is None else np.bincount(label, minlength=len(self.classes)).tolist()
 
     def opened(self) -> WithoutTestRows:
         """The same clients with their test rows."""
@@ -65,9 +66,9 @@ class WithoutTestRows(ClientSubset):
     def places(self, client: int, split: Split) -> NDArray[np.int64]:
         """Positions among a client's training rows of those that are left for training, or held out for validation."""
         if client not in self._parts:
-            y = ClientSubset.rows(self, client, "train").y
-            label = y.numpy().astype(np.int64) if y.dim() == 1 and not y.dtype.is_floating_point else None
-            out = hold_out(np.full(len(y), client), VALIDATION, key("choosing"), label)
+            rows = ClientSubset.rows(self, client, "train")
+            label = class_numbers(rows.y)
+            out = hold_out(np.full(len(rows), client), VALIDATION, key("choosing"), label)
             self._parts[client] = (np.flatnonzero(~out), np.flatnonzero(out))
         return self._parts[client][split == "validation"]
 

@@ -18,8 +18,8 @@ from piebald.attacks import Collusion, InnerProduct, LittleIsEnough, ModelReplac
 from piebald.attacks.success import AttackSuccess, backdoor_success
 from piebald.contracts import Rows
 from piebald.errors import SettingError
+from piebald.metrics import accuracy
 from piebald.models import build_model
-from piebald.objective import accuracy
 from piebald.partition import Backdoor, FlipPairs, Iid
 
 from .fakes import FakeMasking, classified, seeded, simulate

@@ -15,7 +15,8 @@ from piebald.choice import FEWEST_ROWS, plain_sgd, train_alone
 from piebald.choice.candidates import CANDIDATES, Candidates
 from piebald.contracts import Rows, TrainInput
 from piebald.errors import SettingError
-from piebald.objective import accuracy, cross_entropy
+from piebald.losses import cross_entropy
+from piebald.metrics import accuracy
 from piebald.report.store import RunStore
 from piebald.runtimes.engines.choose import make_engine
 from piebald.runtimes.engines.context import EngineContext

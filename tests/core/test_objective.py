@@ -13,11 +13,14 @@ from torch.nn import functional
 import piebald
 from piebald import recipes
 from piebald.errors import SettingError
-from piebald.objective import METRICS, OBJECTIVES, accuracy, objective_for, squared_error
+from piebald.losses import squared_error
+from piebald.metrics import accuracy
+from piebald.objective import METRICS, OBJECTIVES, objective_for
 
 from .fakes import classified, federation, seeded, simulate
 
 CLASSES, REALS = torch.tensor([0, 1, 2]), torch.tensor([0.5, 1.0, -2.0])
+SEQUENCES = torch.tensor([[0, 1, 2], [2, 1, -100]])
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.int16, torch.int8])
@@ -33,7 +36,8 @@ def test_real_numbers_mean_regression() -> None:
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_an_objective_by_name(name: str) -> None:
-    targets = CLASSES if name == "classification" else REALS
+    whole = {"classification": CLASSES, "token_classification": SEQUENCES, "language_modelling": SEQUENCES}
+    targets = {**whole, "survival": (REALS.abs(), CLASSES > 0)}.get(name, REALS)
     assert objective_for(targets, name) is OBJECTIVES[name]
 
 

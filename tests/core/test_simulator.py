@@ -19,7 +19,7 @@ import piebald
 from piebald import recipes
 from piebald.contracts import Device, TrainOutput
 from piebald.errors import RuntimeFault, SettingError
-from piebald.objective import cross_entropy
+from piebald.losses import cross_entropy
 from piebald.partition import Devices, FastSlow, Homogeneous, PooledClients
 from piebald.report.tables import History
 from piebald.training import Sgd
@@ -279,7 +279,7 @@ def test_a_model_that_fails_names_the_client() -> None:
 def test_a_model_that_cannot_take_the_rows_is_refused_first() -> None:
     with pytest.raises(SettingError, match=r"the model fails on an input of shape \[4\]"):
         simulate("fedavg", classified(5, 6), nn.Linear(3, 2))
-    with pytest.raises(SettingError, match=r"the model cannot be trained on these rows \(inputs \[4, 4\]"):
+    with pytest.raises(SettingError, match=r"the model cannot be trained on these rows \(inputs float32 \[4, 4\]"):
         simulate("fedavg", classified(5, 6), nn.Linear(4, 2), loss="regression")
 
 

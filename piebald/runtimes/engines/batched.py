@@ -15,7 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from piebald.contracts import SgdConfig, SgdOutcome
+from piebald import pytree
+from piebald.contracts import Rows, SgdConfig, SgdOutcome
 from piebald.parameters import Layout, Slot
 from piebald.runtimes.engines.batched_layers import BatchedPass, FactoredDense, batch_layers
 from piebald.runtimes.engines.row_loader import Gathered, Places, RngKey
@@ -83,6 +84,7 @@ class BatchedEngine(VmappedEngine):
         """Dense layers whose weights need not be formed: their steps are linear in the gradients, and it is cheaper."""
         config = run.config
         nonlinear = config.clip is not None or isinstance(config.lr, Tensor) or config.rule is not None
+        nonlinear = nonlinear or bool(config.augmentation)  # factors are products of the rows as they are stored
         apart = run.state or (run.prox and run.prox_center is not run.model) or start.factors
         # then the start and the correction both change, see `FactoredDense.moved`
         twice = correction is not None and (run.prox or config.weight_decay)
@@ -220,7 +222,8 @@ class _BatchedRun:
         direct = [layer for layer in direct if layer.slot.shape[1] == direct[0].slot.shape[1]]  # of one width
         if direct:
             index, ends = lay_out_rows(plans)
-            rows = gathered.x.index_select(0, torch.from_numpy(index.ravel()).to(self.engine.device))
+            rows = gathered.take(torch.from_numpy(index.ravel()).to(self.engine.device)).x
+            assert isinstance(rows, Tensor)  # for the type checker; no layer sees inputs of several tensors as such
             inside = direct[0].slot.shape[1]
             self.ahead = _Ahead(rows.view(*index.shape, *rows.shape[1:]), ends, rows[0].numel() // inside)
             seen = rows.view(len(index), -1, inside)
@@ -242,15 +245,22 @@ class _BatchedRun:
             factors.append((made or factor, scale))
         return correction.like(correction.matrices, factors, correction.own)
 
-    def _inputs(self, step: int, gathered: Gathered, flat: Tensor, active: int) -> Tensor:
-        """The inputs of a step."""
+    def _rows(
+        self, step: int, gathered: Gathered, batch: list[Places], active: int, rng_keys: Sequence[RngKey]
+    ) -> tuple[Rows, Tensor | None]:
+        """The rows [c * b, ...] of a step of some clients, with a mask [c, b] as in `pad_rows`."""
         ahead, batched_pass = self.ahead, self.module.batched_pass
+        if self.run.config.augmentation:
+            rows, mask = self.engine.stacked(gathered, batch, self.run, step, rng_keys)
+            return Rows(pytree.flattened(rows.x), pytree.flattened(rows.y)), mask
+        index, mask = pad_rows(batch, self.engine.device)
+        flat = index.flatten()  # one axis: much quicker to gather by than two
         if ahead is None:
-            return gathered.x.index_select(0, flat)
+            return gathered.take(flat), mask
         lo, hi = ahead.ends[step : step + 2]
         x = ahead.x[:active, lo:hi].flatten(0, 1)
         batched_pass.rows, batched_pass.batch = slice(lo * ahead.each, hi * ahead.each), (x.data_ptr(), x._version)
-        return x
+        return Rows(x, pytree.take(gathered.y, flat)), mask
 
     def step(
         self, step: int, gathered: Gathered, plans: Sequence[Sequence[Places]], rng_keys: Sequence[RngKey]
@@ -259,10 +269,9 @@ class _BatchedRun:
         engine = self.engine
         active = sum(len(plan) > step for plan in plans)
         for lo, hi in engine.ranges([len(plan[step]) for plan in plans[:active]]):
-            index, mask = pad_rows([plan[step] for plan in plans[lo:hi]], engine.device)
-            flat = index.flatten()  # one axis: much quicker to gather by than two
-            rows = self._inputs(step, gathered, flat, active), gathered.y.index_select(0, flat)
-            losses = self._losses(lo, hi, *rows, engine.keys(rng_keys[lo:hi], step), mask)
+            batch = [plan[step] for plan in plans[lo:hi]]
+            rows, mask = self._rows(step, gathered, batch, active, rng_keys[lo:hi])
+            losses = self._losses(lo, hi, rows, engine.keys(rng_keys[lo:hi], step), mask)
             parameters = self.leaves(lo, hi)[1]
             assert self.module.batched_pass.hook is not None
             *gradients, _ = torch.autograd.grad(
@@ -274,12 +283,13 @@ class _BatchedRun:
                     engine.step(self.stepper, self.leaves, self.w, self.g, gradients, slice(lo, hi), step)
         self._advance(self.run.config)
 
-    def _losses(self, lo: int, hi: int, x: Tensor, y: Tensor, keys: Tensor | None, mask: Tensor | None) -> Tensor:
-        """The mean loss [c] of each client's rows in x and y [c * b, ...]."""
-        batched_pass, objective = self.module.batched_pass, self.engine.work.objective
+    def _losses(self, lo: int, hi: int, rows: Rows, keys: Tensor | None, mask: Tensor | None) -> Tensor:
+        """The mean loss [c] of each client's rows [c * b, ...]."""
+        batched_pass = self.module.batched_pass
         batched_pass.count, batched_pass.tensors = hi - lo, self.leaves(lo, hi)[0]
         with self.engine.precision(), self.engine.dropping(keys):
-            losses = objective.loss(self.module.module(self.engine.shaped(x)), y).view(hi - lo, -1)
+            outputs = pytree.run(self.module.module, self.engine.shaped(rows.x))
+            losses = self.engine.loss(outputs, rows.y).view(hi - lo, -1)
         return losses.mean(1) if mask is None else (losses * mask).sum(1) / mask.sum(1)
 
     def _shares(self) -> list[float]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from piebald import pytree
 from piebald.input_statistics import InputHooks, sums
 from piebald.runtimes.engines.engine import Engine
 
@@ -24,7 +25,7 @@ def input_moments(engine: Engine, clients: Sequence[int], models: Tensor, layers
             layout.load(module, model)
             total: dict[str, tuple[Tensor, Tensor, int]] = {}
             for part in torch.split(torch.from_numpy(places).to(device), _ROWS):
-                module(gathered.x.index_select(0, part))
+                pytree.run(module, pytree.take(gathered.x, part))
                 for name in layers:
                     before, new = total.get(name), sums(inputs.seen[name])
                     total[name] = new if before is None else _added(before, new)

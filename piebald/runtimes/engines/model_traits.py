@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from piebald import pytree
 from piebald.client_work import ClientWork
 from piebald.contracts import Rows
 from piebald.errors import SettingError
@@ -23,12 +25,14 @@ class Traits:
         dropout: the model draws dropout masks that `KeyedDropout` can replace.
         random: it draws random numbers that cannot be replaced; it runs one client after another, seeded.
         each: the loss has one value for each example rather than one mean.
+        pooled: the output has a number for a whole batch, as the `.loss` of a Hugging Face model.
     """
 
     mixes: bool
     dropout: bool
     random: bool
     each: bool
+    pooled: bool = False
 
 
 def probe(work: ClientWork, rows: Rows) -> Traits:
@@ -44,42 +48,58 @@ def probe(work: ClientWork, rows: Rows) -> Traits:
                 f"the model starts with numbers in {name!r} that are not finite, so that no update could count: "
                 "use finite ones (a mask of -1e9), or keep them out of the module's parameters and buffers"
             )
-    module = copy.deepcopy(work.model).train().to(rows.x.device)
-    x, y = rows.x[:4], rows.y[:4]
-    if len(x) == 1:  # batch norm refuses a single row; a repeated one will do
-        x, y = x.repeat(2, *[1] * (x.dim() - 1)), y.repeat(2, *[1] * (y.dim() - 1))
-    with torch.no_grad(), torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+    module = copy.deepcopy(work.model).train().to(device := pytree.leaves(rows.x)[0].device)
+    # batch norm refuses a single row; a repeated one will do
+    few = rows[:4] if len(rows) > 1 else rows[[0, 0]]
+    x, y = few.x, few.y
+    with torch.no_grad(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         try:
-            loss = work.objective.loss(_run(module, x, 0), y)
+            loss = work.objective.loss(outputs := _run(module, x, 0), y)
         except Exception as error:  # whatever the user's own code may raise
             raise SettingError(
-                f"the model cannot be trained on these rows (inputs {list(x.shape)}, targets {list(y.shape)} "
-                f"{str(y.dtype).removeprefix('torch.')}): {_first_line(error)}"
+                f"the model cannot be trained on these rows (inputs {pytree.described(x)}, "
+                f"targets {pytree.described(y)}): {_first_line(error)}"
             ) from None
-        if loss.dim() > 1 or (loss.dim() == 1 and len(loss) != len(x)):
+        if loss.dim() > 1 or (loss.dim() == 1 and len(loss) != len(few)):
             raise SettingError(f"the loss must give one value an example or one mean, got shape {list(loss.shape)}")
-        random_plain = not torch.equal(_run(module, x, 0), _run(module, x, 1))
-        random_keyed = random_plain and not torch.equal(_run(module, x, 0, keyed=True), _run(module, x, 1, keyed=True))
-        changed = x.clone()
-        changed[-1] = torch.where(changed[-1] == changed[0], changed[-1] + 1, changed[0]).to(x.dtype)
-        first = [_run(module, rows, 0, keyed=not random_keyed)[0] for rows in (x, changed)]
+        random_plain = not _equal(_run(module, x, 0), _run(module, x, 1))
+        random_keyed = random_plain and not _equal(_run(module, x, 0, keyed=True), _run(module, x, 1, keyed=True))
+        changed = pytree.mapped(_with_another_last, x)
+        first = [_rows(_run(module, rows, 0, keyed=not random_keyed), len(few)) for rows in (x, changed)]
         return Traits(
-            mixes=not torch.allclose(first[0], first[1], atol=1e-6),
+            mixes=not all(torch.allclose(one[0], two[0], atol=1e-6) for one, two in zip(*first, strict=True)),
             dropout=random_plain and not random_keyed,
             random=random_keyed,
             each=loss.dim() == 1,
+            pooled=any(isinstance(leaf, Tensor) and leaf.dim() == 0 for leaf in pytree.leaves(outputs)),
         )
 
 
-def _run(module: nn.Module, x: Tensor, seed: int, keyed: bool = False) -> Tensor:
+def _with_another_last(x: Tensor) -> Tensor:
+    """Rows whose last one is not the same as the first; token ids stay in the vocabulary."""
+    other = x[-1] + 1 if x.dtype.is_floating_point else torch.where(x[-1] > 0, x[-1].long() - 1, 1)
+    return torch.cat([x[:-1], torch.where(x[-1] == x[0], other, x[0]).to(x.dtype).unsqueeze(0)])
+
+
+def _rows(outputs: Any, rows: int) -> list[Tensor]:
+    """What a model returned for each row, without what it returned for all of them."""
+    return [leaf for leaf in pytree.leaves(outputs) if isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == rows]
+
+
+def _equal(one: Any, two: Any) -> bool:
+    pairs = zip(pytree.leaves(one), pytree.leaves(two), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs if isinstance(a, Tensor))
+
+
+def _run(module: nn.Module, x: pytree.Tree, seed: int, keyed: bool = False) -> Any:
     """One training-mode forward pass from the same buffers each time."""
     fresh = copy.deepcopy(module)
     torch.manual_seed(seed)
     if not keyed:
-        return fresh(x)  # type: ignore[no-any-return]
+        return pytree.run(fresh, x)
     with KeyedDropout() as dropout:
-        dropout.start(torch.tensor(7, device=x.device))
-        return fresh(x)  # type: ignore[no-any-return]
+        dropout.start(torch.tensor(7, device=pytree.leaves(x)[0].device))
+        return pytree.run(fresh, x)
 
 
 def _first_line(error: Exception) -> str:

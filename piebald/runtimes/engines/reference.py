@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from piebald.contracts import SgdOutcome, Split
+from piebald import pytree
+from piebald.contracts import Rows, SgdOutcome, Split
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
 from piebald.runtimes.engines.reference_optimizer import ReferenceOptimizer
 from piebald.runtimes.engines.row_gradients import noised, row_keys
-from piebald.runtimes.engines.row_loader import Gathered, Places, batches, planned_steps
+from piebald.runtimes.engines.row_loader import augmented, batches, planned_steps
 from piebald.runtimes.engines.sequential import SequentialEngine, step_key
 from piebald.runtimes.engines.sgd_step import SgdRun
 
@@ -45,12 +47,14 @@ class ReferenceEngine(SequentialEngine):
                 if isinstance(dropout, KeyedDropout):
                     dropout.start(torch.tensor(step_key(rng_key, len(losses))))
                 if config.privacy is None:
-                    loss = self.work.objective.loss(module(gathered.x[batch]), gathered.y[batch]).mean()
+                    loss = self._loss(module, augmented(gathered.take(batch), config, len(losses), rng_key))
                     module.zero_grad()
                     torch.autograd.backward(loss)
                     losses.append(loss.item())
                 else:
-                    losses.append(self._set_private_gradients(module, gathered, batch, row, run, len(losses), dropout))
+                    rows = augmented(gathered.take(batch), config, len(losses), rng_key)
+                    held = len(gathered.places[0])
+                    losses.append(self._set_private_gradients(module, rows, held, row, run, len(losses), dropout))
                 with torch.no_grad():
                     for slot in layout.slots:
                         if slot.buffer or not run.prox or run.prox_center is None:
@@ -81,11 +85,15 @@ class ReferenceEngine(SequentialEngine):
         state = state if rule is None else rule.ended(len(losses))
         return layout.flatten(module), float(len(losses)), mean, state
 
+    def _loss(self, module: nn.Module, rows: Rows) -> Tensor:
+        """The mean loss of a batch."""
+        return self.loss(pytree.run(module, rows.x), rows.y).mean()
+
     def _set_private_gradients(
         self,
         module: nn.Module,
-        gathered: Gathered,
-        batch: Places,
+        batch: Rows,
+        held: int,
         row: int,
         run: SgdRun,
         step: int,
@@ -96,10 +104,10 @@ class ReferenceEngine(SequentialEngine):
         assert config.privacy is not None
         parameters = dict(module.named_parameters())
         summed, total = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}, 0.0
-        for place, one in enumerate(batch):
+        for place in range(len(batch)):
             if dropout is not None:
                 dropout.start(row_keys(torch.tensor([step_key(rng_key, step)]), len(batch))[0, place])
-            loss = self.work.objective.loss(module(gathered.x[one : one + 1]), gathered.y[one : one + 1]).mean()
+            loss = self._loss(module, batch[place : place + 1])
             module.zero_grad()
             torch.autograd.backward(loss)
             grads = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
@@ -107,7 +115,7 @@ class ReferenceEngine(SequentialEngine):
             for name, grad in grads.items():
                 summed[name] += grad * min(1.0, config.privacy.clip / max(norm, 1e-12))
             total += loss.item()
-        lot = min(config.batch, len(gathered.places[0]))
+        lot = min(config.batch, held)
         stacked = {name: gradient.unsqueeze(0) for name, gradient in summed.items()}
         hidden = noised(stacked, self.work.layout, config.privacy, [lot], step, [rng_key])
         for name, gradient in zip(summed, hidden, strict=True):
@@ -122,14 +130,15 @@ class ReferenceEngine(SequentialEngine):
         scores = {name: torch.full((len(clients),), torch.nan) for name in measures}
         rows = torch.zeros(len(clients), dtype=torch.int64)
         for place, (outputs, targets) in enumerate(self._evaluate_plainly(clients, model, split)):
-            rows[place] = len(targets)
-            if not len(targets):
+            rows[place] = pytree.count(targets)
+            if not rows[place]:
                 continue
             for name, measure in measures.items():
                 if hasattr(measure, "update"):  # a torchmetrics object
                     measure.reset()
-                    for row in range(len(targets)):
-                        measure.update(outputs[row : row + 1], targets[row : row + 1])
+                    for row in range(int(rows[place])):
+                        one = slice(row, row + 1)
+                        measure.update(pytree.logits(pytree.take(outputs, one)), pytree.take(targets, one))
                     scores[name][place] = measure.compute().mean()
                 else:
                     scores[name][place] = measure(outputs, targets).float().mean()
@@ -139,19 +148,21 @@ class ReferenceEngine(SequentialEngine):
         """See `contracts.ClientContext.confusion`."""
         matrices = []
         for outputs, targets in self._evaluate_plainly(clients, model, split):
-            matrices.append(torch.zeros(outputs.shape[1], outputs.shape[1]) if len(targets) else torch.zeros(0, 0))
-            for output, target in zip(outputs, targets, strict=True):
+            scores = pytree.logits(outputs)
+            matrices.append(torch.zeros(scores.shape[1], scores.shape[1]) if len(targets) else torch.zeros(0, 0))
+            for output, target in zip(scores, targets, strict=True):
                 matrices[-1][int(target), int(output.argmax())] += 1
         classes = max((len(matrix) for matrix in matrices), default=0)
         none = torch.zeros(classes, classes)
         return torch.stack([matrix if len(matrix) else none for matrix in matrices])
 
-    def _evaluate_plainly(self, clients: Sequence[int], model: Tensor, split: Split) -> Iterator[tuple[Tensor, Tensor]]:
+    def _evaluate_plainly(self, clients: Sequence[int], model: Tensor, split: Split) -> Iterator[tuple[Any, Any]]:
         """Outputs and targets of each client, from a module of its own and one row at a time."""
         for place, client in enumerate(clients):
             module = copy.deepcopy(self.work.model).eval()
             self.work.layout.load(module, model[place])
             gathered = self.row_loader.gather([client], split)
             with torch.no_grad():
-                outputs = [module(gathered.x[row : row + 1]) for row in gathered.places[0].tolist()]
-            yield torch.cat(outputs) if outputs else torch.empty(0), gathered.y[gathered.places[0]]
+                rows = [pytree.take(gathered.x, [row]) for row in gathered.places[0].tolist()]
+                outputs = [pytree.by_row(pytree.run(module, row), 1) for row in rows]
+            yield pytree.joined(outputs) if outputs else torch.empty(0), pytree.take(gathered.y, gathered.places[0])

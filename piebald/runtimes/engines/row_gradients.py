@@ -8,15 +8,18 @@ has.  The tests compare with opacus, which hooks into the layers that it support
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from piebald.contracts import RowPrivacy
+from piebald import pytree
+from piebald.contracts import RowPrivacy, Rows
+from piebald.losses import Loss
 from piebald.noise import NoiseSource, hidden
 from piebald.parameters import Layout
 from piebald.randomness import long_key
@@ -31,13 +34,12 @@ class RowGradients:
 
     module: nn.Module
     layout: Layout
-    loss: Callable[[Tensor, Tensor], Tensor]
+    loss: Loss
 
     def one(
         self,
         tensors: Mapping[str, Tensor],
-        x: Tensor,
-        y: Tensor,
+        rows: Rows,
         mask: Tensor,
         keys: Tensor,
         clip: float,
@@ -47,7 +49,7 @@ class RowGradients:
 
         Args:
             tensors: the client's parameters and buffers by name.
-            x, y: rows [b, ...].
+            rows: rows [b, ...].
             mask: [b], 1 for rows that count and 0 for padding.
             keys: dropout keys [b].
             clip: maximum length of a row's gradient.
@@ -56,23 +58,22 @@ class RowGradients:
         slots = self.layout.slots
         buffers = {slot.name: tensors[slot.name] for slot in slots if slot.buffer}
 
-        def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor, key: Tensor) -> Tensor:
+        def loss(parameters: dict[str, Tensor], x: Any, y: Any, key: Tensor) -> Tensor:
             if dropout is not None:
                 dropout.start(key)
-            outputs = functional_call(self.module, {**parameters, **buffers}, (x.unsqueeze(0),))
-            return self.loss(outputs, y.unsqueeze(0)).mean()
+            x, y = (pytree.mapped(lambda leaf: leaf.unsqueeze(0), one) for one in (x, y))
+            return self.loss(functional_call(self.module, {**parameters, **buffers}, *pytree.arguments(x)), y).mean()
 
         parameters = {slot.name: tensors[slot.name].detach() for slot in slots if not slot.buffer}
-        gradients, losses = vmap(grad_and_value(loss), in_dims=(None, 0, 0, 0))(parameters, x, y, keys)
-        square = torch.stack([part.reshape(len(x), -1).square().sum(1) for part in gradients.values()]).sum(0)
+        gradients, losses = vmap(grad_and_value(loss), in_dims=(None, 0, 0, 0))(parameters, rows.x, rows.y, keys)
+        square = torch.stack([part.reshape(len(rows), -1).square().sum(1) for part in gradients.values()]).sum(0)
         share = shrink(square.sqrt(), clip) * mask
         return {name: torch.tensordot(share, part, 1) for name, part in gradients.items()}, (losses * mask).sum()
 
     def many(
         self,
         tensors: Mapping[str, Tensor],
-        x: Tensor,
-        y: Tensor,
+        rows: Rows,
         mask: Tensor,
         keys: Tensor,
         clip: float,
@@ -81,11 +82,11 @@ class RowGradients:
         """The same for a stack of clients: all arguments have a leading axis [c]."""
 
         def one(
-            tensors: dict[str, Tensor], x: Tensor, y: Tensor, mask: Tensor, keys: Tensor
+            tensors: dict[str, Tensor], x: Any, y: Any, mask: Tensor, keys: Tensor
         ) -> tuple[dict[str, Tensor], Tensor]:
-            return self.one(tensors, x, y, mask, keys, clip, dropout)
+            return self.one(tensors, Rows(x, y), mask, keys, clip, dropout)
 
-        found: tuple[dict[str, Tensor], Tensor] = vmap(one)(dict(tensors), x, y, mask, keys)
+        found: tuple[dict[str, Tensor], Tensor] = vmap(one)(dict(tensors), rows.x, rows.y, mask, keys)
         return found
 
 

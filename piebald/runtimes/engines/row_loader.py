@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from piebald import pytree
 from piebald.contracts import SERVER_ID, Clients, HasServerRows, InMemory, Rows, SgdConfig, Split
 from piebald.errors import RuntimeFault
 from piebald.noise import NoiseSource
-from piebald.randomness import generator, long_key
+from piebald.randomness import generator, long_key, torch_generator
 
 Places = np.ndarray[Any, np.dtype[np.int64]]
 RngKey = tuple[int | str, ...]
@@ -25,9 +26,13 @@ RngKey = tuple[int | str, ...]
 class Gathered(NamedTuple):
     """Rows of several clients: inputs and targets in one pool, and for each client the positions of its rows in it."""
 
-    x: Tensor
-    y: Tensor
+    x: pytree.Tree
+    y: pytree.Tree
     places: list[Places]
+
+    def take(self, index: Tensor | Places) -> Rows:
+        """The rows at some positions of the pool."""
+        return Rows(pytree.take(self.x, index), pytree.take(self.y, index))
 
 
 class RowLoader:
@@ -45,7 +50,7 @@ class RowLoader:
         self._indexed: InMemory | None = None  # the clients, where they share a pool in memory
         if isinstance(clients, InMemory) and clients.in_memory():
             pool = clients.pool()
-            self._indexed, self._pool = clients, Rows(pool.x.to(device), pool.y.to(device))
+            self._indexed, self._pool = clients, Rows(pytree.moved(pool.x, device), pytree.moved(pool.y, device))
 
     @property
     def indexed(self) -> bool:
@@ -82,15 +87,14 @@ class RowLoader:
         ends = np.cumsum([len(part) for part in rows])
         places = [np.arange(end - len(part), end) for end, part in zip(ends, rows, strict=True)]
         filled = [part for part in rows if len(part)] or rows[:1]
-        x = torch.cat([part.x for part in filled]) if len(filled) > 1 else filled[0].x
-        y = torch.cat([part.y for part in filled]) if len(filled) > 1 else filled[0].y
-        return Gathered(x.to(self.device), y.to(self.device), places)
+        x, y = pytree.joined([part.x for part in filled]), pytree.joined([part.y for part in filled])
+        return Gathered(pytree.moved(x, self.device), pytree.moved(y, self.device), places)
 
-    def sample(self) -> Tensor:
+    def sample(self) -> pytree.Tree:
         """Two training rows of the first client that has any, to try a model on."""
         first = next((c for c in range(len(self.clients)) if self.clients.size(c, "train") != 0), 0)
         rows = self.gather([first], "train")
-        return rows.x[torch.from_numpy(rows.places[0][:2]).to(self.device)]
+        return rows.take(torch.from_numpy(rows.places[0][:2]).to(self.device)).x
 
     def rng_key(self, seed: int | str, client: int, rng_version: int | str, phase: int) -> RngKey:
         """The rng key of a client's task: its name, not its number, which depends on who joined first."""
@@ -115,6 +119,16 @@ class RowLoader:
     def _fetch(self, client: int, split: Split) -> Rows:
         with self._lock:
             return self.clients.rows(client, split)
+
+
+def augmented(rows: Rows, config: SgdConfig, step: int, rng_key: RngKey) -> Rows:
+    """One client's batch after the augmentations of a run, from the random numbers of this step alone."""
+    if not config.augmentation or not len(rows):
+        return rows
+    rng = torch_generator("augment", step, *rng_key)
+    for change in config.augmentation:
+        rows = change.augment(rows, rng)
+    return rows
 
 
 def batches(places: Places, config: SgdConfig, mixes: bool, *rng_key: int | str) -> Iterator[Places]:

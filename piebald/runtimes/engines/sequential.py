@@ -7,21 +7,23 @@ import copy
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from piebald import pytree
 from piebald.client_work import ClientWork
-from piebald.contracts import SgdConfig, SgdOutcome, Split
+from piebald.contracts import Rows, SgdConfig, SgdOutcome, Split
 from piebald.errors import SettingError
-from piebald.objective import Loss
+from piebald.losses import IGNORED, Loss, for_training
 from piebald.parameters import Layout
 from piebald.randomness import key
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
 from piebald.runtimes.engines.model_traits import Traits
 from piebald.runtimes.engines.row_gradients import MAX_NUMBERS, RowGradients, noised, row_keys, shrink
-from piebald.runtimes.engines.row_loader import Gathered, Places, RngKey, RowLoader, batches, planned_steps
+from piebald.runtimes.engines.row_loader import Gathered, Places, RngKey, RowLoader, augmented, batches, planned_steps
 from piebald.runtimes.engines.sgd_step import SgdRun, plain_step
 from piebald.runtimes.engines.stepper import GroupSpan, Stepper, joined, tensor_spans
 from piebald.runtimes.factored.client_state import StatePacker
@@ -45,6 +47,7 @@ class SequentialEngine:
             )
         self.work, self.row_loader, self.traits, self.device, self.bfloat16 = work, row_loader, traits, device, bfloat16
         self.module = copy.deepcopy(work.model).to(device)
+        self.loss = for_training(work.objective.loss)
         self.vector = work.initial.to(device, copy=True)
         self.parameters = bind(self.module, work.layout, self.vector)
         self._integers = {
@@ -103,12 +106,12 @@ class SequentialEngine:
         for batch in batches(gathered.places[row], run.config, self.traits.mixes, *rng_key):
             if dropout is not None:
                 dropout.start(torch.tensor(step_key(rng_key, taken), device=self.device))
+            rows = augmented(gathered.take(torch.from_numpy(batch).to(self.device)), run.config, taken, rng_key)
             if run.config.privacy is None:
-                loss, gradients = self._gradients(gathered, batch)
+                loss, gradients = self._gradients(rows)
             else:
-                loss, gradients = self._private_gradients(
-                    gathered, batch, run.config, len(gathered.places[row]), taken, rng_key, dropout
-                )
+                held = len(gathered.places[row])
+                loss, gradients = self._private_gradients(rows, run.config, held, taken, rng_key, dropout)
             with torch.no_grad():
                 if plain:
                     plain_step(self.parameters, gradients, self.vector, run, self.work.layout.trained, row)
@@ -126,65 +129,63 @@ class SequentialEngine:
         seed = self.work.seed if run.config.privacy is None else run.secret or self.work.seed
         return self.row_loader.rng_key(seed, run.clients[row], run.rng_versions[row], run.phase)
 
-    def _gradients(self, gathered: Gathered, batch: Places) -> tuple[Tensor, list[Tensor]]:
+    def _gradients(self, rows: Rows) -> tuple[Tensor, list[Tensor]]:
         """The mean loss of a batch and its gradients."""
-        chosen = torch.from_numpy(batch).to(self.device)
-        x, y = gathered.x.index_select(0, chosen), gathered.y.index_select(0, chosen)
         with self.precision():
-            loss = self.work.objective.loss(self.module(self.shaped(x)), y).mean()
+            loss = self.loss(pytree.run(self.module, self.shaped(rows.x)), rows.y).mean()
         return loss.detach(), list(torch.autograd.grad(loss, self.parameters, materialize_grads=True))
 
     # -- training with DP-SGD
 
     def _private_gradients(
         self,
-        gathered: Gathered,
-        batch: Places,
+        batch: Rows,
         config: SgdConfig,
-        rows: int,
+        held: int,
         step: int,
         rng_key: RngKey,
         dropout: KeyedDropout | None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """The mean loss of a batch and the noisy gradients of DP-SGD; `rows` is how many the client has."""
+        """The mean loss of a batch and the noisy gradients of DP-SGD; `held` is how many rows the client has."""
         assert config.privacy is not None
         summed = [torch.zeros_like(parameter) for parameter in self.parameters]
         total = torch.zeros((), device=self.device)
         keys = row_keys(torch.tensor([step_key(rng_key, step)], device=self.device), len(batch))[0]
-        clipped = self._clipped if self.vectorizes(gathered) else self._clipped_one_by_one
+        clipped = self._clipped if self.vectorizes(batch) else self._clipped_one_by_one
         for part in torch.split(torch.arange(len(batch)), max(1, MAX_NUMBERS // self.work.layout.size)):
             if not len(part):
                 break  # a Poisson sample may be empty: then the step is noise
-            chosen = torch.from_numpy(batch[part.numpy()]).to(self.device)
-            x, y = gathered.x.index_select(0, chosen), gathered.y.index_select(0, chosen)
-            found, loss = clipped(x, y, keys[part.to(self.device)], config.privacy.clip, dropout)
+            here = part.to(self.device)
+            found, loss = clipped(batch[here], keys[here], config.privacy.clip, dropout)
             torch._foreach_add_(summed, found)
             total += loss
         named = {name: one.unsqueeze(0) for name, one in zip(self._names, summed, strict=True)}
-        lot = min(config.batch, rows)
+        lot = min(config.batch, held)
         hidden = noised(named, self.work.layout, config.privacy, [lot], step, [rng_key])
         return total / max(1, len(batch)), [one[0] for one in hidden]
 
     def _clipped(
-        self, x: Tensor, y: Tensor, keys: Tensor, clip: float, dropout: KeyedDropout | None
+        self, rows: Rows, keys: Tensor, clip: float, dropout: KeyedDropout | None
     ) -> tuple[list[Tensor], Tensor]:
         """The sum of these rows' clipped gradients, and the sum of their losses."""
         tensors = self.work.layout.views(self.vector.detach())
         with self.precision():
-            found, loss = self.row_gradients.one(tensors, x, y, x.new_ones(len(x)).float(), keys, clip, dropout)
+            every = torch.ones(len(rows), device=self.device)
+            found, loss = self.row_gradients.one(tensors, rows, every, keys, clip, dropout)
         return [found[name] for name in self._names], loss
 
     def _clipped_one_by_one(
-        self, x: Tensor, y: Tensor, keys: Tensor, clip: float, dropout: KeyedDropout | None
+        self, rows: Rows, keys: Tensor, clip: float, dropout: KeyedDropout | None
     ) -> tuple[list[Tensor], Tensor]:
         """The same for models that vmap cannot run: recurrent ones, and those that draw random numbers themselves."""
         summed = [torch.zeros_like(parameter) for parameter in self.parameters]
         total = torch.zeros((), device=self.device)
-        for row in range(len(x)):
+        for row in range(len(rows)):
             if dropout is not None:
                 dropout.start(keys[row])
             with self.precision():
-                loss = self.work.objective.loss(self.module(self.shaped(x[row : row + 1])), y[row : row + 1]).mean()
+                one = rows[row : row + 1]
+                loss = self.loss(pytree.run(self.module, self.shaped(one.x)), one.y).mean()
             found = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
             share = float(shrink(torch.stack(torch._foreach_norm(found)).norm(), clip))
             torch._foreach_add_(summed, found, alpha=share)
@@ -194,22 +195,21 @@ class SequentialEngine:
     @cached_property
     def row_gradients(self) -> RowGradients:
         """Computes gradients of single rows through vmap."""
-        return RowGradients(self.module, self.work.layout, self.work.objective.loss)
+        return RowGradients(self.module, self.work.layout, self.loss)
 
-    def vectorizes(self, gathered: Gathered) -> bool:
-        """Whether gradients of single rows can be computed through vmap; tried once, on two rows."""
-        if self._vectorizes is None:
-            self._vectorizes = not self.traits.random and not self.padded and self._tried(gathered)
-        return self._vectorizes
+    def vectorizes(self, rows: Rows) -> bool:
+        """Whether gradients of single rows can be computed through vmap; tried once, on two of some rows."""
+        if self._vectorizes is None and len(rows):
+            self._vectorizes = not self.traits.random and not self.padded and self._tried(rows[:2])
+        return bool(self._vectorizes)
 
-    def _tried(self, gathered: Gathered) -> bool:
-        chosen = torch.from_numpy(np.concatenate(gathered.places)[:2]).to(self.device)
-        x, y, keys = gathered.x.index_select(0, chosen), gathered.y.index_select(0, chosen), torch.arange(len(chosen))
+    def _tried(self, rows: Rows) -> bool:
+        keys = torch.arange(len(rows)).to(self.device)
         with KeyedDropout() as dropout, warnings.catch_warnings():
             warnings.filterwarnings("error", message="There is a performance drop")  # vmap falls back to a loop
-            expected, _ = self._clipped_one_by_one(x, y, keys.to(self.device), 1.0, dropout)
+            expected, _ = self._clipped_one_by_one(rows, keys, 1.0, dropout)
             try:
-                found, _ = self._clipped(x, y, keys.to(self.device), 1.0, dropout)
+                found, _ = self._clipped(rows, keys, 1.0, dropout)
             except (RuntimeError, ValueError, TypeError, AttributeError, AssertionError, UserWarning):
                 return False
         return all(torch.allclose(a, b, rtol=1e-2, atol=1e-4) for a, b in zip(found, expected, strict=True))
@@ -231,14 +231,9 @@ class SequentialEngine:
                 for name, value in self._integers.items():
                     buffers[name].copy_(value)
 
-    def shaped(self, x: Tensor) -> Tensor:
+    def shaped(self, x: Any) -> Any:
         """Images in channels-last format, on which torch's CPU pooling and convolution are much faster."""
-        if not self._conv2d or x.dim() != 4:
-            return x
-        _, channels, height, width = x.shape
-        if channels == 1:  # both formats are the same with one channel: the strides tell torch which one is meant
-            return x.as_strided(x.shape, (height * width, 1, width, 1))
-        return x.contiguous(memory_format=torch.channels_last)
+        return pytree.mapped(_channels_last, x) if self._conv2d else x
 
     def precision(self) -> contextlib.AbstractContextManager[object]:
         """The context of forward passes: autocast to bfloat16, or nothing."""
@@ -265,83 +260,92 @@ class SequentialEngine:
         measures = {"loss": self.work.objective.loss, **self.work.objective.metrics}
         with torch.no_grad():
             scores = {name: self._measure(measure, outputs, targets) for name, measure in measures.items()}
-        return scores, torch.tensor([len(target) for target in targets], device=self.device)
+        return scores, torch.tensor([pytree.count(target) for target in targets], device=self.device)
 
     def row_losses(self, clients: Sequence[int], model: Tensor, split: Split) -> tuple[Tensor, Tensor]:
         """The loss of each row, as `contracts.ClientContext.row_losses` describes."""
+        if self.work.objective.compares_rows:
+            raise SettingError(
+                f"the loss {self.work.objective.name!r} compares rows and has no value for a single one, which is "
+                "needed here to choose among models: use another loss"
+            )
         outputs, targets = self._outputs(clients, model, split)
-        counts = torch.tensor([len(target) for target in targets], device=self.device)
+        counts = torch.tensor([pytree.count(target) for target in targets], device=self.device)
         losses = torch.full((len(targets), int(counts.max())), torch.nan, device=self.device)
         with torch.no_grad():
             for row, (out, target) in enumerate(zip(outputs, targets, strict=False)):
-                if len(target):
-                    losses[row, : len(target)] = _each(self.work.objective.loss, out, target)
+                if pytree.count(target):
+                    losses[row, : pytree.count(target)] = _each(self.work.objective.loss, out, target)
         return losses, counts
 
     def confusion(self, clients: Sequence[int], model: Tensor, split: Split) -> Tensor:
         """Count rows by true and predicted class, as `contracts.ClientContext.confusion` describes."""
         outputs, targets = self._outputs(clients, model, split)
-        classes = max((out.shape[1] for out in outputs if out.dim() > 1), default=0)
+        scores = [pytree.logits(out) for out in outputs]
+        classes = max((out.shape[1] for out in scores if out.dim() > 1), default=0)
         matrices = torch.zeros(len(clients), classes, classes, device=self.device)
-        for row, (out, target) in enumerate(zip(outputs, targets, strict=False)):
-            if len(target):
+        for row, (out, target) in enumerate(zip(scores, targets, strict=False)):
+            if pytree.count(target):
                 cells = target.long().flatten() * classes + out.argmax(1).flatten()
+                cells = cells[target.flatten() != IGNORED]
                 matrices[row] = torch.bincount(cells, minlength=classes * classes).view(classes, classes)
         return matrices
 
-    def _outputs(self, clients: Sequence[int], model: Tensor, split: Split) -> tuple[list[Tensor], list[Tensor]]:
+    def _outputs(self, clients: Sequence[int], model: Tensor, split: Split) -> tuple[list[Any], list[Any]]:
         """Models' outputs for clients' rows, and the targets; one model for all clients runs over all their rows at
         once.
         """
         gathered = self.row_loader.gather(clients, split)
         self.module.eval()
         with torch.no_grad():
-            outputs: list[Tensor]
-            if model.stride(0) == 0 or len(clients) == 1:
+            outputs: list[Any]
+            if (model.stride(0) == 0 and not self.traits.pooled) or len(clients) == 1:
                 self._load(model[0])
                 outputs_of_all = self._forward(gathered.x, np.concatenate(gathered.places))
                 sizes = [len(places) for places in gathered.places]
-                outputs = list(torch.split(outputs_of_all, sizes)) if outputs_of_all is not None else []
+                outputs = pytree.split(outputs_of_all, sizes) if outputs_of_all is not None else []
             else:
                 outputs = []
                 for row, places in enumerate(gathered.places):
                     self._load(model[row])
                     out = self._forward(gathered.x, places)
                     outputs.append(out if out is not None else torch.empty(0, device=self.device))
-        targets = [gathered.y.index_select(0, torch.from_numpy(places).to(self.device)) for places in gathered.places]
+        targets = [pytree.take(gathered.y, torch.from_numpy(places).to(self.device)) for places in gathered.places]
         return outputs, targets
 
-    def _forward(self, x: Tensor, places: Places) -> Tensor | None:
+    def _forward(self, x: pytree.Tree, places: Places) -> Any:
         if len(places) == 0:
             return None
         chosen = torch.from_numpy(places).to(self.device)
         with self.precision():
-            outputs = [self.module(self.shaped(x.index_select(0, part))) for part in torch.split(chosen, SCORE_ROWS)]
-        return torch.cat(outputs).float() if len(outputs) > 1 else outputs[0].float()
+            parts = torch.split(chosen, SCORE_ROWS)
+            outputs = [pytree.run(self.module, self.shaped(pytree.take(x, part))) for part in parts]
+        return pytree.joined([pytree.by_row(out, len(part)) for out, part in zip(outputs, parts, strict=True)])
 
-    def _measure(self, measure: object, outputs: list[Tensor], targets: list[Tensor]) -> Tensor:
+    def _measure(self, measure: object, outputs: list[Any], targets: list[Any]) -> Tensor:
         values = torch.full((len(targets),), torch.nan, device=self.device)
         for row, (out, target) in enumerate(zip(outputs, targets, strict=False)):
-            if len(target):
+            if pytree.count(target):
                 values[row] = _value(measure, out, target)
         return values
 
 
-def _value(measure: object, outputs: Tensor, targets: Tensor) -> Tensor:
+def _value(measure: object, outputs: Any, targets: Any) -> Tensor:
     """A metric on one client's rows, from a torchmetrics object or a function whose values are averaged."""
     if hasattr(measure, "update") and hasattr(measure, "compute") and hasattr(measure, "reset"):
         measure.reset()
-        measure.update(outputs, targets)
+        measure.update(pytree.logits(outputs), targets)
         return torch.as_tensor(measure.compute()).float().mean()
     return measure(outputs, targets).float().mean()  # type: ignore[operator,no-any-return]
 
 
-def _each(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+def _each(loss: Loss, outputs: Any, targets: Any) -> Tensor:
     """The loss of each row, also of a function that returns the mean over its rows."""
     values = loss(outputs, targets)
-    if values.shape[:1] == targets.shape[:1]:
+    if values.dim() and len(values) == pytree.count(targets):
         return values.flatten(1).mean(1) if values.dim() > 1 else values
-    return torch.stack([loss(outputs[row : row + 1], targets[row : row + 1]).mean() for row in range(len(targets))])
+    rows = [slice(row, row + 1) for row in range(pytree.count(targets))]
+    return torch.stack([loss(pytree.take(outputs, row), pytree.take(targets, row)).mean() for row in rows])
 
 
 def bind(module: nn.Module, layout: Layout, vector: Tensor) -> list[Tensor]:
@@ -362,3 +366,12 @@ def bind(module: nn.Module, layout: Layout, vector: Tensor) -> list[Tensor]:
 def step_key(rng_key: RngKey, step: int) -> int:
     """The dropout key of one optimizer step."""
     return key("dropout", step, *rng_key) >> 1
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    if x.dim() != 4:
+        return x
+    _, channels, height, width = x.shape
+    if channels == 1:  # both formats are the same with one channel: the strides tell torch which one is meant
+        return x.as_strided(x.shape, (height * width, 1, width, 1))
+    return x.contiguous(memory_format=torch.channels_last)

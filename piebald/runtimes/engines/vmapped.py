@@ -13,17 +13,20 @@ import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
-from piebald.contracts import SgdOutcome
+from piebald import pytree
+from piebald.contracts import Rows, SgdOutcome
 from piebald.parameters import Layout
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
 from piebald.runtimes.engines.row_gradients import MAX_NUMBERS, noised, row_keys
-from piebald.runtimes.engines.row_loader import Gathered, Places, RngKey, batches
+from piebald.runtimes.engines.row_loader import Gathered, Places, RngKey, augmented, batches
 from piebald.runtimes.engines.sequential import SequentialEngine, step_key
 from piebald.runtimes.engines.sgd_step import SgdRun, plain_step
 from piebald.runtimes.engines.stepper import Stepper
@@ -48,15 +51,14 @@ class VmappedEngine(SequentialEngine):
         for step in range(len(plans[0]) if plans else 0):
             active = sum(len(plan) > step for plan in plans)
             for lo, hi in self.ranges([len(plan[step]) for plan in plans[:active]]):
-                index, mask = pad_rows([plan[step] for plan in plans[lo:hi]], self.device)
+                rows, mask = self.stacked(gathered, [plan[step] for plan in plans[lo:hi]], run, step, rng_keys[lo:hi])
                 keys = self.keys(rng_keys[lo:hi], step)
                 tensors, parameters = leaves(lo, hi)
-                x, y = gathered.x[index], gathered.y[index]
                 if (privacy := run.config.privacy) is None:
-                    losses = self._losses(tensors, x, y, keys, mask)
+                    losses = self._losses(tensors, rows, keys, mask)
                     gradients: Sequence[Tensor] = torch.autograd.grad(losses.sum(), parameters, materialize_grads=True)
                 else:
-                    losses, summed = self._clipped_sums(tensors, x, y, keys, mask, privacy.clip)
+                    losses, summed = self._clipped_sums(tensors, rows, keys, mask, privacy.clip)
                     gradients = noised(summed, self.work.layout, privacy, lots[lo:hi], step, rng_keys[lo:hi])
                 with torch.no_grad():
                     total[lo:hi] += losses.detach()
@@ -69,8 +71,29 @@ class VmappedEngine(SequentialEngine):
         """Whether rows are not hidden, or the gradients of all clients' single rows fit into memory at once."""
         if run.config.privacy is None:
             return True
-        fits = len(run.clients) * run.config.batch * self.work.layout.size <= MAX_NUMBERS
-        return fits and self.vectorizes(self.row_loader.gather(run.clients, "train"))
+        if len(run.clients) * run.config.batch * self.work.layout.size > MAX_NUMBERS:
+            return False
+        gathered = self.row_loader.gather(run.clients, "train")
+        return self.vectorizes(gathered.take(torch.from_numpy(np.concatenate(gathered.places)[:2]).to(self.device)))
+
+    def stacked(
+        self, gathered: Gathered, batch: list[Places], run: SgdRun, step: int, rng_keys: Sequence[RngKey]
+    ) -> tuple[Rows, Tensor | None]:
+        """The rows [c, b, ...] of one step of some clients, with a mask as in `pad_rows`.
+
+        Augmentation sees each client's own batch without padding, as it does where one client trains after another.
+        """
+        index, mask = pad_rows(batch, self.device)
+        if not run.config.augmentation:
+            return gathered.take(index), mask
+        filled = pad_rows([np.arange(len(places)) for places in batch], self.device)[0]
+        made = []
+        for places, rng_key, order in zip(batch, rng_keys, filled, strict=True):
+            held = places if len(places) else np.zeros(1, dtype=np.int64)  # what is all padding counts nowhere
+            own = gathered.take(torch.from_numpy(held).to(self.device))
+            made.append((augmented(own, run.config, step, rng_key) if len(places) else own)[order])
+        x, y = ([part(rows) for rows in made] for part in (attrgetter("x"), attrgetter("y")))
+        return Rows(pytree.stacked(x), pytree.stacked(y)), mask
 
     def planned(self, run: SgdRun) -> tuple[Gathered, list[list[Places]], list[RngKey], list[int]]:
         """The rows, then each client's mini-batches and rng key, both sorted by steps, and the order."""
@@ -110,18 +133,18 @@ class VmappedEngine(SequentialEngine):
                 yield lo, hi
                 lo = hi
 
-    def _losses(
-        self, tensors: dict[str, Tensor], x: Tensor, y: Tensor, keys: Tensor | None, mask: Tensor | None
-    ) -> Tensor:
-        """The mean loss [c] of each client's batch x [c, b, ...]."""
+    def _losses(self, tensors: dict[str, Tensor], rows: Rows, keys: Tensor | None, mask: Tensor | None) -> Tensor:
+        """The mean loss [c] of each client's batch of rows [c, b, ...]."""
         self.module.train()
         forward: Callable[..., Tensor] = self._one
         with self.precision():
             if keys is None:
-                losses = vmap(forward)(tensors, x, y)
+                losses = vmap(forward)(tensors, rows.x, rows.y)
             else:
                 with KeyedDropout() as dropout:
-                    losses = vmap(lambda t, x, y, k: (dropout.start(k), forward(t, x, y))[1])(tensors, x, y, keys)
+                    losses = vmap(lambda t, x, y, k: (dropout.start(k), forward(t, x, y))[1])(
+                        tensors, rows.x, rows.y, keys
+                    )
         if losses.dim() == 1:
             return losses
         return losses.mean(1) if mask is None else (losses * mask).sum(1) / mask.sum(1)
@@ -129,22 +152,22 @@ class VmappedEngine(SequentialEngine):
     def _clipped_sums(
         self,
         tensors: dict[str, Tensor],
-        x: Tensor,
-        y: Tensor,
+        rows: Rows,
         keys: Tensor | None,
         mask: Tensor | None,
         clip: float,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The mean loss [c] of each client's batch, and the sums [c, ...] of its rows' clipped gradients."""
         self.module.train()
-        counts = torch.ones(x.shape[:2], device=self.device) if mask is None else mask
-        steps = torch.zeros(len(x), dtype=torch.int64, device=self.device) if keys is None else keys
+        shape = pytree.leaves(rows.x)[0].shape[:2]
+        counts = torch.ones(shape, device=self.device) if mask is None else mask
+        steps = torch.zeros(len(rows), dtype=torch.int64, device=self.device) if keys is None else keys
         with KeyedDropout() if keys is not None else contextlib.nullcontext() as dropout, self.precision():
-            summed, losses = self.row_gradients.many(tensors, x, y, counts, row_keys(steps, x.shape[1]), clip, dropout)
+            summed, losses = self.row_gradients.many(tensors, rows, counts, row_keys(steps, shape[1]), clip, dropout)
         return losses / counts.sum(1).clamp(min=1), summed
 
-    def _one(self, tensors: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return self.work.objective.loss(functional_call(self.module, tensors, (x,)), y)
+    def _one(self, tensors: dict[str, Tensor], x: Any, y: Any) -> Tensor:
+        return self.loss(functional_call(self.module, tensors, *pytree.arguments(x)), y)
 
     def step(
         self,

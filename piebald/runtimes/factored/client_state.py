@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from piebald import pytree
 from piebald.client_work import ClientWork
 from piebald.parameters import Layout, Slot
 from piebald.runtimes.engines.row_loader import Places, RowLoader
@@ -139,7 +140,8 @@ class StatePacker:
 def _client_rows(row_loader: RowLoader, clients: Sequence[int]) -> Tensor:
     """Clients' rows as inputs of a layer, [c, n, in]."""
     gathered = row_loader.gather(clients, "train")
-    vectors = [gathered.x[torch.from_numpy(places).to(gathered.x.device)].flatten(1) for places in gathered.places]
+    x = pytree.single(gathered.x, "a layer that sees the rows")
+    vectors = [x[torch.from_numpy(places).to(x.device)].flatten(1) for places in gathered.places]
     return pad_sequence(vectors, batch_first=True)
 
 
@@ -203,7 +205,7 @@ class DenseInputs(NamedTuple):
     is_model_input: bool
 
 
-def dense_inputs(model: nn.Module, layout: Layout, x: Tensor) -> list[DenseInputs]:
+def dense_inputs(model: nn.Module, layout: Layout, x: pytree.Tree) -> list[DenseInputs]:
     """What the dense layers see that are used once in a forward pass over the inputs x."""
     slots, seen = {slot.name: slot for slot in layout.slots}, list[DenseInputs]()
     hooks = []
@@ -212,18 +214,23 @@ def dense_inputs(model: nn.Module, layout: Layout, x: Tensor) -> list[DenseInput
         if type(layer) is nn.Linear and slot is not None:
 
             def note(_: nn.Module, inputs: tuple[Tensor, ...], slot: Slot = slot) -> None:
-                is_model_input = inputs[0].data_ptr() == x.data_ptr() and inputs[0].is_contiguous()
-                is_model_input &= x.is_contiguous() and inputs[0].dtype == x.dtype and inputs[0].numel() == x.numel()
-                seen.append(DenseInputs(slot, inputs[0].shape[:-1].numel() // len(x), is_model_input))
+                is_model_input = isinstance(x, Tensor) and _is_same(inputs[0], x)
+                seen.append(DenseInputs(slot, inputs[0].shape[:-1].numel() // pytree.count(x), is_model_input))
 
             hooks.append(layer.register_forward_pre_hook(note))
     was = model.training
     try:
         with torch.no_grad():
-            model.eval()(x)
+            pytree.run(model.eval(), x)
     finally:
         model.train(was)
         for hook in hooks:
             hook.remove()
     names = [one.slot.name for one in seen]
     return [one for one in seen if names.count(one.slot.name) == 1]
+
+
+def _is_same(seen: Tensor, x: Tensor) -> bool:
+    """Whether a layer sees the model's inputs themselves, perhaps in another shape."""
+    alike = seen.data_ptr() == x.data_ptr() and seen.dtype == x.dtype and seen.numel() == x.numel()
+    return alike and seen.is_contiguous() and x.is_contiguous()

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from piebald import plugins
+from piebald import plugins, pytree
 from piebald.choice import BestForEach
 from piebald.client_work import ClientWork
 from piebald.component import build
@@ -55,7 +55,7 @@ class RunTerms(BaseModel):
     objective: str
     metrics: list[str]
     seed: int
-    shape: list[int]
+    shape: list[int] | list[list[int]] | dict[str, list[int]]
     outputs: list[int]
     classes: list[str] | None = None
     clients: list[str]
@@ -131,7 +131,7 @@ def terms(
         objective=work.objective.name,
         metrics=list(work.objective.metrics),
         seed=work.seed,
-        shape=list(work.shape),
+        shape=pytree.plain(work.shape),
         outputs=list(work.outputs),
         classes=None if classes is None else list(classes),
         clients=list(clients),

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 
+from piebald import pytree
 from piebald.errors import Declined
 from piebald.runtimes.federation.run_terms import RunTerms
 
@@ -77,7 +78,7 @@ class WorkLimits(BaseModel):
         return None
 
     def _model_reason(self, terms: RunTerms) -> str | None:
-        shapes = [terms.shape, terms.outputs, *(shape for _, shape in terms.layout)]
+        shapes = [*pytree.shapes(pytree.formed(terms.shape)), terms.outputs, *(shape for _, shape in terms.layout)]
         if len(shapes) > _TENSORS or any(number < 0 or len(shape) > 16 for shape in shapes for number in shape):
             return f"a model of {len(terms.layout):,} tensors is none that this site works with"
         size = sum(math.prod(shape) for _, shape in terms.layout)
@@ -88,7 +89,8 @@ class WorkLimits(BaseModel):
 
     def _memory_reason(self, terms: RunTerms) -> str | None:
         size, batch = sum(math.prod(shape) for _, shape in terms.layout), terms.training.get("batch", 1)
-        rows = math.prod(terms.shape) * (batch if _is_number(batch) else 1)
+        row = sum(math.prod(shape) for shape in pytree.shapes(pytree.formed(terms.shape)))
+        rows = row * (batch if _is_number(batch) else 1)
         wanted, allowed = 4 * (_COPIES * size + 2 * rows) / 1e9, self.gigabytes or 0.75 * _machine_gigabytes()
         if wanted <= allowed:
             return None
