@@ -43,6 +43,7 @@ class Federation:
         labels_of: clients whose labels are swapped in all their rows, test rows too: their truth is another.
         slow: whether half of the devices take five times as long.
         held_back: not looked at while the adviser was built; scored once, at the end.
+        loss, metric: what is trained and what is scored; higher is better.
     """
 
     name: str
@@ -53,6 +54,8 @@ class Federation:
     slow: bool = False
     held_back: bool = False
     limit: int = field(default=1500)
+    loss: str | None = None
+    metric: str = "accuracy"
 
     def clients(self) -> Clients:
         """Its clients."""

@@ -79,20 +79,21 @@ def run_one(federation: Federation, clients: Any, entry: Entry, seed: int) -> di
         every = len(clients) * 2 if entry.recipe == "async_fedavg" else 4
     run = piebald.run(
         entry.make(), clients, federation.model(seed), seed=seed, evaluate_every=every, keep="best", measure="none",
+        loss=federation.loss,
         runtime=Simulator(engine="batched", stack=len(clients), workers=0, onednn=False, fleet=fleet), **length,
     )  # fmt: skip
     line = {"entry": entry.label, "recipe": entry.recipe, "settings": dict(entry.settings), "seed": seed}
-    line |= _scores(run, len(clients), timed=fleet is not None and without_rounds)
+    line |= _scores(run, len(clients), federation.metric, timed=fleet is not None and without_rounds)
     final = run.final
     return line | {"bytes": final["bytes_up"] + final["bytes_down"], "wall": round(time.monotonic() - began, 2),
                    "steps": sum(row["steps"] or 0 for row in run.results if row["kind"] == "train")}  # fmt: skip
 
 
-def _scores(run: History, clients: int, timed: bool) -> dict[str, Any]:
-    """Validation accuracy of each client after each rung, test accuracy at the last one."""
+def _scores(run: History, clients: int, metric: str, timed: bool) -> dict[str, Any]:
+    """Validation scores of each client after each rung, test scores at the last one."""
     table: dict[tuple[str, int], dict[int, tuple[bool, float]]] = {}
     for row in run.scores:
-        if row["metric"] != "accuracy" or row["client"] is None or row["value"] is None:
+        if row["metric"] != metric or row["client"] is None or row["value"] is None:
             continue
         own = table.setdefault((row["split"], row["version"]), {})
         personal = row["model"] == "personal"

@@ -8,6 +8,7 @@ written when its run has ended, so an interrupted competition goes on, and a new
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -19,19 +20,49 @@ from methods import CENTRALISED, METHODS, TOGETHER, Method
 
 sys.path.append(str(Path(__file__).parents[1] / "advise"))
 import truth
-from federations import BY_NAME, Federation, by_owner
+from federations import BY_NAME, HELD_OUT, SEED, Federation, by_owner
 from grid import RUNGS, TRAINING, Entry
 
 import piebald
 from piebald import partition, recipes
+from piebald.data.prepared_files import prepared
+from piebald.metrics import Concordance
+from piebald.models import build_model
 from piebald.runtimes import Simulator
 
 RESULTS = Path(__file__).with_name("results")
 SEEDS = (0, 1, 2)
+FEWEST_DEATHS = 9  # of a region: with fewer, a concordance is made of a handful of pairs
+
+
+class Survival(Federation):
+    """Time to death of patients with breast cancer (TCGA-BRCA), by region, scored by Harrell's concordance."""
+
+    def clients(self) -> Any:
+        """The regions with enough deaths."""
+        import pandas
+
+        frame = pandas.read_csv(prepared("tcga_brca", "tcga_brca.csv.gz"))
+        inputs = frame.drop(columns=["pid", "tss", "site_id", "site", "split", "event", "time"]).astype("float32")
+        inputs["age_at_index"] = (inputs["age_at_index"] - 58) / 13  # about the mean and deviation of patients
+        parts = {}
+        for region, rows in frame.groupby("site").indices.items():
+            own = frame.iloc[rows]
+            if own["event"].sum() >= FEWEST_DEATHS:
+                target = {name: own[name].to_numpy("float32") for name in ("time", "event")}
+                parts[str(region)] = (inputs.iloc[rows].to_numpy(), target)
+        return partition.clients_from(parts, seed=SEED, **HELD_OUT)
+
+    def model(self, seed: int) -> torch.nn.Module:
+        """A network with one output, the log hazard."""
+        return build_model("mlp_bn", (39,), 1, seed=seed, hidden=[32])
+
+
 FEDERATIONS = (
     *(BY_NAME[name] for name in ("mnist-writers", "har-subjects", "shakespeare", "office", "heart", "exam")),
     BY_NAME["contraception"],
     Federation("lecturers", "lecturers (InstEval)", "lecturers", by_owner("site")),
+    Survival("tcga-brca", "breast cancer regions (survival)", "", {}, loss="survival", metric="concordance"),
     Federation("traffic", "app traffic by capture", "traffic", by_owner("capture"), limit=4000),
     *(BY_NAME[name] for name in ("cifar10-dirichlet", "cifar10-disjoint")),
 )
@@ -111,16 +142,19 @@ def run_one(federation: Federation, clients: Any, entry: Entry, seed: int) -> di
         return truth.run_one(federation, clients, entry, seed)
     began = time.monotonic()
     pooled = [clients.rows(client, "train") for client in range(len(clients))]
-    rows = torch.cat([one.x for one in pooled]), torch.cat([one.y for one in pooled])
+    rows = torch.cat([one.x for one in pooled]), _joined([one.y for one in pooled])
     alone = partition.clients_from({"all": rows}, classes=clients.classes, test=0.0)
     recipe = recipes.make(TOGETHER, **TRAINING, **dict(entry.settings))
     here = Simulator(engine="batched", stack=1, workers=0, onednn=False)
     scores: dict[str, list[list[float]]] = {"validation": [], "test": []}
     for rounds in RUNGS:  # a longer run begins with the steps of a shorter one
-        run = piebald.run(recipe, alone, federation.model(seed), seed=seed, rounds=rounds, runtime=here, measure="none")
+        run = piebald.run(
+            recipe, alone, federation.model(seed), seed=seed, rounds=rounds, runtime=here, measure="none",
+            loss=federation.loss,
+        )  # fmt: skip
         model = run.model().eval()
         for split, table in scores.items():
-            table.append([accuracy(model, clients.rows(client, split)) for client in range(len(clients))])
+            table.append([score(model, clients.rows(client, split)) for client in range(len(clients))])
     line: dict[str, Any] = {"entry": entry.label, "recipe": entry.recipe, "settings": dict(entry.settings)}
     line |= {"seed": seed, "validation": scores["validation"], "test": scores["test"][-1], "bytes": 0}
     line["wall"] = round(time.monotonic() - began, 2)
@@ -128,11 +162,23 @@ def run_one(federation: Federation, clients: Any, entry: Entry, seed: int) -> di
 
 
 @torch.no_grad()
-def accuracy(model: torch.nn.Module, rows: Any) -> int | None:
-    """The accuracy of a model in the unit of the lines, None without rows."""
-    if not len(rows.y):
+def score(model: torch.nn.Module, rows: Any) -> int | None:
+    """The accuracy or the concordance of a model in the unit of the lines, None where it is undefined."""
+    if not len(rows):
         return None
-    return round(truth.SCALE * float((model(rows.x).argmax(1) == rows.y).float().mean()))
+    if not isinstance(rows.y, dict):
+        return round(truth.SCALE * float((model(rows.x).argmax(1) == rows.y).float().mean()))
+    metric = Concordance()
+    metric.update(model(rows.x), rows.y)
+    found = float(metric.compute())
+    return None if math.isnan(found) else round(truth.SCALE * found)
+
+
+def _joined(targets: list[Any]) -> Any:
+    """The targets of several clients as one."""
+    if not isinstance(targets[0], dict):
+        return torch.cat(targets)
+    return {name: torch.cat([one[name] for one in targets]) for name in targets[0]}
 
 
 def _mean(values: list[float | None]) -> float:

@@ -15,8 +15,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 INTRODUCTION = """# Leaderboard
 
 Every method with the same budget on federations whose clients really are not alike, natural ones first: writers of
-digits, people with phones, roles of plays, domains of photographs, hospitals, schools, districts, lecturers, captures
-of app traffic; then CIFAR-10 dealt out by label.  Made by
+digits, people with phones, roles of plays, domains of photographs, hospitals, schools, districts, lecturers, regions
+of cancer patients, captures of app traffic; then CIFAR-10 dealt out by label.  Made by
 
 ```console
 $ python benchmarks/leaderboard/run.py
@@ -29,7 +29,7 @@ others.  The runs are kept in `benchmarks/leaderboard/results` and `benchmarks/a
 {rows} rows a federation.  It says which families of methods pay on which kind of unlikeness, not what accuracy can be
 reached.  Every method has three learning rates and at most two values of its main setting.  The setting with the best
 mean validation accuracy under the first of {seeds} seeds is trained again with the others, and only its test rows
-count.
+count.  What is said of accuracy is, for the survival of cancer patients, said of Harrell's concordance.
 """
 
 
