@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 import piebald
 from piebald.errors import SettingError
-from piebald.partition import LazyClients, clients_from
+from piebald.partition import LazyClients, TorchClients, clients_from
 
 TEXTS = {
     "a": [[1, 2, 3], [4, 5], [6]],
@@ -131,3 +131,39 @@ def test_what_cannot_be_padded_is_refused_in_one_sentence(make: Any, words: str)
     with pytest.raises(SettingError, match=words) as refused:
         make()
     assert "\n" not in str(refused.value)
+
+
+class Counting(Dataset[Any]):
+    """Items that note that they were read."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.read = count, set[int]()
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, place: int) -> tuple[Tensor, int]:
+        if not 0 <= place < self.count:
+            raise IndexError(place)
+        self.read.add(place)
+        return torch.full((3,), float(place)), place % 2
+
+
+def test_items_of_torch_data_sets_are_read_only_when_they_are_needed() -> None:
+    datasets = {name: Counting(20) for name in ("a", "b", "c", "d")}
+    clients = TorchClients(datasets, classes=["even", "odd"], test=0.25, validation=0.25)
+    assert [clients.size(0, split) for split in ("train", "validation", "test")] == [10, 5, 5]
+    assert not any(one.read for one in datasets.values())
+    runtime = {"kind": "simulator", "engine": "sequential", "onednn": False, "workers": 0}
+    run = piebald.run(
+        piebald.recipes.fedavg(cohort=1), clients, nn.Linear(3, 2), rounds=1, evaluate_every=0, runtime=runtime
+    )
+    trained = {row["client"] for row in run.results}
+    for number, (name, dataset) in enumerate(datasets.items()):
+        # the first client's training rows tell the form of all
+        expected = clients.size(number, "train") if number in trained or name == "a" else 0
+        assert len(dataset.read) == expected
+    seen = [set(clients.rows(0, split).x[:, 0].tolist()) for split in ("train", "validation", "test")]  # type: ignore[call-overload, index, union-attr]
+    assert len(set.union(*seen)) == 20
+    with pytest.raises(SettingError, match="must have a map-style torch data set of one item or more, got list"):
+        TorchClients([[1, 2]])
