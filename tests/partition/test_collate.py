@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,10 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import piebald
+from piebald import pytree
+from piebald.deploy.site_rows import SiteSource, own_rows
 from piebald.errors import SettingError
-from piebald.partition import LazyClients, TorchClients, clients_from
+from piebald.partition import LazyClients, Sites, TorchClients, clients_from
 
 TEXTS = {
     "a": [[1, 2, 3], [4, 5], [6]],
@@ -131,6 +134,31 @@ def test_what_cannot_be_padded_is_refused_in_one_sentence(make: Any, words: str)
     with pytest.raises(SettingError, match=words) as refused:
         make()
     assert "\n" not in str(refused.value)
+
+
+def test_sites_agree_on_named_inputs_before_they_load_their_rows(tmp_path: Path) -> None:
+    shapes = {"input_ids": [6], "attention_mask": [6]}
+    agreed = Sites(
+        clients=["a"], inputs=shapes, tokens=list(shapes), classes=[str(n) for n in range(12)], places=6
+    ).clients_elsewhere()
+    (tmp_path / "mine.py").write_text(f"def load():\n    return {TEXTS['a']}, {TEXTS['a']}\n")
+    source = SiteSource(source="mine.py:load", collate="pad", length=6)
+    rows = own_rows(source, tmp_path, ["a"], 0, agreed.classes, {}).rows(0, "train")
+    blank = agreed.rows(0, "train")
+    assert pytree.kinds(rows.x) == pytree.kinds(blank.x)
+    assert pytree.kinds(rows.y) == pytree.kinds(blank.y)
+    with pytest.raises(SettingError, match="tokens must be among the inputs input_ids, attention_mask, got 'ids'"):
+        Sites(clients=["a"], inputs=shapes, tokens=["ids"])
+    with pytest.raises(SettingError, match="tokens must be a list of names where inputs have names"):
+        Sites(clients=["a"], inputs=shapes, tokens=True)
+
+
+def test_array_columns_of_a_hugging_face_data_set_are_inputs_by_name() -> None:
+    datasets = pytest.importorskip("datasets")
+    table = {"who": ["a", "a", "b"], "input_ids": [[1, 2], [3, 4], [5, 6]], "age": [1.0, 2.0, 3.0], "label": [0, 1, 0]}
+    made = clients_from(datasets.Dataset.from_dict(table), client="who", target="label", test=0)
+    rows = made.rows(0, "train")
+    assert pytree.kinds(rows.x) == [("input_ids", (2,), torch.int64), ("age", (), torch.float32)]
 
 
 class Counting(Dataset[Any]):
