@@ -13,6 +13,7 @@ import torch
 from piebald import data, models, plugins
 from piebald.contracts import Clients
 from piebald.data.dataset import DataSet
+from piebald.data.decoded import Decoded
 from piebald.errors import SettingError
 from piebald.partition import clients_from
 from piebald.partition.client_tables import is_table, read_table
@@ -55,10 +56,10 @@ def _rows(
         loaded = DataSource(source=source).load()
     if not isinstance(loaded, DataSet):
         return loaded  # type: ignore[no-any-return]
-    if not isinstance(loaded.x, torch.Tensor):
+    if isinstance(loaded.x, Decoded):
         raise SettingError(f"{source} has rows that stay in their files: load them, or adapt to them from Python")
     named = loaded.classes is not None and classes is not None and path.suffix != ".npz"
-    y = np.array(loaded.classes)[loaded.y.numpy()] if named else loaded.y
+    y = np.array(loaded.classes)[loaded.targets.numpy()] if named else loaded.y
     return clients_from({"newcomer": (loaded.x, y)}, test=test, validation=validation, classes=classes)
 
 

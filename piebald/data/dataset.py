@@ -10,9 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from piebald import pytree
 from piebald.arguments import checked_class
 from piebald.data.decoded import Decoded
 from piebald.errors import SettingError
+from piebald.losses import IGNORED
 
 Ints = NDArray[np.int64]
 
@@ -40,8 +42,8 @@ class DataSet:
     Attributes:
         name: name by which the data set is loaded.
         x: inputs [n, ...], float32, or uint8 images [n, channels, height, width] as stored; clients scale them
-            to [0, 1].  `Decoded` if rows stay in their files.
-        y: class numbers [n] int64, or numbers to predict [n, ...] float32.
+            to [0, 1].  `Decoded` if rows stay in their files.  A tuple or dict where inputs are several.
+        y: class numbers [n] int64, or numbers to predict [n, ...] float32, or a tuple or dict of targets.
         classes: names of the classes, None if `y` are numbers to predict.
         owners: owners of the rows, by kind ("writer", "capture"): `Owners`, or the name or number of each row's owner
             [n].
@@ -60,8 +62,8 @@ class DataSet:
     """
 
     name: str
-    x: Tensor | Decoded
-    y: Tensor
+    x: pytree.Tree | Decoded
+    y: pytree.Tree
     classes: Sequence[str] | None = None
     owners: Mapping[str, Owners] = field(default_factory=dict)
     train: Ints | None = None
@@ -76,10 +78,12 @@ class DataSet:
         if not isinstance(self.owners, Mapping):
             raise SettingError(f"owners must be a mapping from kinds to the owner of each row, got {self.owners!r}")
         object.__setattr__(self, "owners", {name: _owners(name, given) for name, given in self.owners.items()})
-        if self.x.dim() == 0 or self.y.dim() == 0:
+        if any(part.dim() == 0 for tree in (self.x, self.y) for part in pytree.leaves(tree)):
             raise SettingError(f"data set {self.name!r}: x and y must have one entry for each row, got a single number")
-        n = len(self.x)
-        lengths = {"y": len(self.y)} | {owner: len(owners.codes) for owner, owners in self.owners.items()}
+        n = pytree.count(self.x)
+        lengths = {f"x {name!r}": len(part) for name, part in pytree.named_leaves(self.x)}
+        lengths |= {f"y {name!r}" if name else "y": len(part) for name, part in pytree.named_leaves(self.y)}
+        lengths |= {owner: len(owners.codes) for owner, owners in self.owners.items()}
         if self.groups is not None:
             lengths["groups"] = len(self.groups)
         for what, length in lengths.items():
@@ -87,15 +91,12 @@ class DataSet:
                 raise SettingError(
                     f"data set {self.name!r}: {what} must have one entry for each of the {n} rows, got {length}"
                 )
-        if self.classes is not None and n and not 0 <= int(self.y.min()) <= int(self.y.max()) < len(self.classes):
+        if self.classes is not None and n:
+            self._check_classes(self.classes)
+        if self.features is not None and pytree.form(self.x) != (len(self.features),):
             raise SettingError(
-                f"data set {self.name!r}: class numbers must be in 0..{len(self.classes) - 1}, "
-                f"got {int(self.y.min())}..{int(self.y.max())}: name every class in classes"
-            )
-        if self.features is not None and list(self.x.shape[1:]) != [len(self.features)]:
-            raise SettingError(
-                f"data set {self.name!r}: features must name each number of inputs {list(self.x.shape[1:])}, "
-                f"got {len(self.features)} names"
+                f"data set {self.name!r}: features must name each number of inputs "
+                f"{pytree.plain(pytree.form(self.x))}, got {len(self.features)} names"
             )
         parts = [part for part in (self.train, self.test) if part is not None]
         if parts:
@@ -117,15 +118,43 @@ class DataSet:
         kind = "numbers to predict" if self.classes is None else f"{len(self.classes)} classes"
         parts = "" if self.test is None or self.train is None else f", {len(self.train)} train, {len(self.test)} test"
         owners = f", owners by {', '.join(self.owners)}" if self.owners else ""
-        return f"<DataSet {self.name!r}: {len(self)} rows of {list(self.x.shape[1:])}, {kind}{parts}{owners}>"
+        shape = pytree.plain(pytree.form(self.x))
+        return f"<DataSet {self.name!r}: {len(self)} rows of {shape}, {kind}{parts}{owners}>"
 
     def __len__(self) -> int:
-        return len(self.x)
+        return pytree.count(self.x)
+
+    def _check_classes(self, classes: Sequence[str]) -> None:
+        y = self.targets
+        counted = y[y != IGNORED] if y.dim() > 1 else y
+        least, most = (int(counted.min()), int(counted.max())) if len(counted) else (0, 0)
+        if not 0 <= least <= most < len(classes):
+            raise SettingError(
+                f"data set {self.name!r}: class numbers must be in 0..{len(classes) - 1}, "
+                f"got {least}..{most}: name every class in classes"
+            )
+
+    @property
+    def inputs(self) -> Tensor | Decoded:
+        """Inputs of one tensor, for what works with no other ones.
+
+        Raises:
+            SettingError: inputs are several.
+        """
+        if isinstance(self.x, Mapping | tuple):
+            got = pytree.rows_of(self.x)
+            raise SettingError(f"data set {self.name!r} must have inputs of one tensor here, got {got}")
+        return self.x
+
+    @property
+    def targets(self) -> Tensor:
+        """Targets of one tensor, likewise."""
+        return pytree.single(self.y, f"data set {self.name!r}")
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of one input."""
-        return tuple(self.x.shape[1:])
+        """Shape of one input of one tensor."""
+        return tuple(self.inputs.shape[1:])
 
 
 def _owners(name: str, given: Any) -> Owners:

@@ -13,6 +13,7 @@ from piebald.adaptation import from_file
 from piebald.contracts import Clients, Rows, Split
 from piebald.errors import SettingError
 from piebald.partition import LazyClients
+from piebald.partition.collate import Collate
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
@@ -25,6 +26,8 @@ class SiteSource(BaseModel):
             without arguments that returns (x, y), or a mapping with such a pair for train, validation and test.
         target: the column of a table to predict.
         test, validation: shares of the rows to hold out, where they are not split yet.
+        tokens, collate, length: as of `LazyClients`, for a function whose inputs are token ids or sequences of unequal
+            length.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -33,6 +36,9 @@ class SiteSource(BaseModel):
     target: str | None = None
     test: float = Field(default=0.2, ge=0, lt=1)
     validation: float = Field(default=0.1, ge=0, lt=1)
+    tokens: bool = False
+    collate: Collate = "stack"
+    length: int | None = Field(default=None, ge=1)
 
 
 class SiteRows:
@@ -93,6 +99,9 @@ def own_rows(
             classes=classes,
             validation=source.validation,
             test=source.test,
+            tokens=source.tokens,
+            collate=source.collate,
+            length=source.length,
         )
     else:
         meta = {"classes": classes, "settings": settings}

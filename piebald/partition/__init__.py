@@ -21,6 +21,7 @@ from piebald.partition.sizes import Explicit, PowerLaw, Quantity, Sizes, Skewed,
 from piebald.partition.sources import clients_from
 from piebald.partition.statistics import Statistics, collect
 from piebald.partition.survey import survey
+from piebald.partition.torch_clients import TorchClients
 from piebald.partition.trace import Trace
 from piebald.partition.vertical_split import Parties, PartyRows, Vertical
 
@@ -60,6 +61,7 @@ __all__ = [
     "Sizes",
     "Skewed",
     "Statistics",
+    "TorchClients",
     "Trace",
     "Uniform",
     "Vertical",

@@ -102,10 +102,11 @@ class ByEmbedding(Partition):
 
     def _embed(self, data: DataSet, rows: Ints) -> Floats:
         if self.extractor == "pixels":
-            return np.asarray(data.x[torch.from_numpy(rows)].reshape(len(rows), -1), dtype=np.float64)
+            return np.asarray(data.inputs[torch.from_numpy(rows)].reshape(len(rows), -1), dtype=np.float64)
         from piebald.models.extractors import EXTRACTORS, embed
 
         if self.extractor not in EXTRACTORS:
             raise unknown("extractor", self.extractor, [*EXTRACTORS, "pixels"])
-        made = embed(EXTRACTORS[self.extractor](), data.x[torch.from_numpy(rows)], key=f"{data.name}-{self.extractor}")
+        x = data.inputs[torch.from_numpy(rows)]
+        made = embed(EXTRACTORS[self.extractor](), x, key=f"{data.name}-{self.extractor}")
         return np.asarray(made, dtype=np.float64)

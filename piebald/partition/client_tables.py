@@ -15,7 +15,7 @@ import numpy as np
 
 from piebald.data.safe_reading import check_table
 from piebald.errors import SettingError, unknown
-from piebald.partition.convert import Array, array, inputs
+from piebald.partition.convert import Array, array, input_arrays, inputs
 from piebald.partition.split import Ints
 
 
@@ -238,16 +238,16 @@ def from_hub(
 
 def _hub_rows(
     dataset: Any, client: str | None, target: str | None, features: Sequence[str] | None, tokens: bool, *, owned: bool
-) -> tuple[Array, Array, Array, Sequence[str] | None]:
+) -> tuple[Any, Array, Array, Sequence[str] | None]:
     """Inputs, targets, clients (the targets again if rows are `owned` already) and the names of classes."""
     client, target, chosen = _columns(list(dataset.column_names), client, target, features, owned)
     rows = dataset.select_columns([*dict.fromkeys([client, target, *chosen])]).with_format("numpy")[:]
     described = dataset.features
     columns = [_input_column(rows[column], column, described[column]) for column in chosen]
     if len(columns) > 1 and any(column.ndim > 1 for column in columns):
-        wide = next(name for name, column in zip(chosen, columns, strict=True) if column.ndim > 1)
-        raise SettingError(f"column {wide!r} holds arrays, so it must be the only input: write features=[{wide!r}]")
-    x = inputs(np.stack(columns, 1) if columns[0].ndim == 1 else columns[0], f"column {chosen[0]!r}", tokens)
+        x = input_arrays(dict(zip(chosen, columns, strict=True)), "the data set")  # inputs by the names of columns
+    else:
+        x = inputs(np.stack(columns, 1) if columns[0].ndim == 1 else columns[0], f"column {chosen[0]!r}", tokens)
     y = array(_simple(rows[target], target), f"column {target!r}", "targets")
     return x, y, _simple(rows[client], client), getattr(described[target], "names", None)
 

@@ -56,7 +56,7 @@ def array(value: Any, who: str, what: str) -> Array:
     if found.dtype.kind not in "biufU":
         raise SettingError(
             f"{who}: {what} must be one array of numbers with rows of one shape, got {_describe(value, found)}: "
-            f"stack or pad the rows to one shape and convert them to numbers"
+            "stack or pad the rows to one shape and convert them to numbers, or set collate = 'pad' for sequences"
         )
     if found.ndim == 0:
         raise SettingError(f"{who}: {what} must have one row for each example [n, ...], got the single value {value!r}")

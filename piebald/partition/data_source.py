@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from piebald import plugins
+from piebald import plugins, pytree
 from piebald.contracts import Clients, HoldsRows
 from piebald.data import data_sets
 from piebald.data.dataset import DataSet, Owners
@@ -17,7 +17,8 @@ from piebald.data.folders import IMAGES, audio_folder, image_folder
 from piebald.data.safe_reading import read_arrays
 from piebald.errors import SettingError
 from piebald.partition.client_tables import Table, from_frame, from_hub, is_table, read_table
-from piebald.partition.convert import Array, kind, targets
+from piebald.partition.collate import Collate
+from piebald.partition.convert import Array, kind, target_arrays
 from piebald.partition.pairs import from_owned, from_pairs, is_owned
 from piebald.partition.sources import clients_from
 
@@ -36,6 +37,8 @@ class DataSource(BaseModel):
         features: the columns to predict from, all others by default.
         classes: names of the classes in the order of their numbers, sorted by default.
         tokens: inputs are whole numbers for an embedding layer.
+        collate: "pad" fills up sequences of unequal length and makes masks; "stack" refuses them.
+        length: length of filled-up sequences, by default that of the longest one.
         side: height and width of images in a folder, in pixels.
         seconds, rate: length of recordings in a folder, and their samples per second.
     """
@@ -49,6 +52,8 @@ class DataSource(BaseModel):
     features: list[str] | None = Field(default=None, min_length=1)
     classes: list[str] | None = Field(default=None, min_length=1)
     tokens: bool = False
+    collate: Collate = "stack"
+    length: int | None = Field(default=None, ge=1)
     side: int = Field(default=64, ge=1)
     seconds: float = Field(default=1.0, gt=0)
     rate: int = Field(default=16_000, ge=1)
@@ -104,25 +109,25 @@ class DataSource(BaseModel):
             return self._data_set(from_hub(value, self.client, self.target, self.features, self.tokens, owned=False))
         self._refuse_columns()
         if is_owned(value):
-            return self._data_set(from_owned(value, self.tokens), owner="client")
+            return self._data_set(from_owned(value, self.tokens, self.collate, self.length), owner="client")
         if isinstance(value, tuple) and len(value) == 2 and not isinstance(value[0], tuple):
-            return self._data_set(from_pairs([value], self.tokens))
-        return clients_from(value, classes=self.classes, tokens=self.tokens)
+            return self._data_set(from_pairs([value], self.tokens, self.collate, self.length))
+        return clients_from(value, classes=self.classes, tokens=self.tokens, collate=self.collate, length=self.length)
 
     def _data_set(self, table: Table, owner: str | None = None) -> DataSet:
         named = self.classes or table.classes or (np.unique(table.y).tolist() if kind(table.y) == "text" else None)
         what = str(self.source)
-        y = targets(table.y, what, named)
-        if named is None and y.dtype == np.int64:
+        y = target_arrays(table.y, what, named)
+        if named is None and kind(y) == "whole":
             named = [str(number) for number in range(int(y.max()) + 1)]
         owner = self.client or owner
         return DataSet(
             name=Path(what).name,
-            x=torch.from_numpy(table.x),
-            y=torch.from_numpy(y),
-            classes=None if named is None or y.dtype != np.int64 else [str(name) for name in named],
+            x=pytree.mapped(torch.from_numpy, table.x),
+            y=pytree.mapped(torch.from_numpy, y),
+            classes=None if named is None or kind(y) != "whole" else [str(name) for name in named],
             owners={} if owner is None else {owner: Owners(table.client, table.names)},
-            features=self.features if table.x.ndim == 2 and self.features is not None else None,
+            features=self.features if isinstance(table.x, np.ndarray) and table.x.ndim == 2 else None,
             source="your own",
         )
 

@@ -12,6 +12,7 @@ from piebald import pytree
 from piebald.arguments import Count, Share, checked_class
 from piebald.contracts import Rows, Split
 from piebald.errors import SettingError, unknown
+from piebald.partition.collate import Collate, lengths, padded
 from piebald.partition.convert import class_numbers, floats, input_arrays, target_arrays
 from piebald.partition.lists import Lists, Numbered
 from piebald.partition.three_way_split import SPLITS, check_shares, three_ways
@@ -36,6 +37,8 @@ class LazyClients:
         seed: seed of the division.
         cache: number of clients whose rows are kept in memory.
         tokens: inputs are whole numbers for an embedding layer and become int64, not float32.
+        collate: "pad" fills up sequences as in `clients_from`, to `length`, which all clients have in common.
+        length: length of filled-up sequences.
 
     Raises:
         SettingError: a setting is out of range; later, with the client's name, if `load` returns unusable data.
@@ -55,6 +58,8 @@ class LazyClients:
         seed: int = 0,
         cache: Count = 64,
         tokens: bool = False,
+        collate: Collate = "stack",
+        length: Count | None = None,
     ) -> None:
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise SettingError(f"count must be a whole number of clients, at least 1, got {count!r}")
@@ -69,7 +74,12 @@ class LazyClients:
         self._names: Sequence[str] = Numbered(count) if names is None else names
         self._classes, self._common, self._server_rows = classes, common, server_rows
         self._validation, self._test, self._seed = validation, test, seed
-        self._tokens = tokens
+        self._tokens, self._collate, self._length = tokens, collate, length
+        if (collate == "pad") != (length is not None):
+            raise SettingError(
+                f"collate = 'pad' and length belong together where clients are loaded one by one, got {collate!r} and "
+                f"length {length!r}: give both, or none"
+            )
         self._cache: dict[int, dict[Split, Rows]] = {}  # least recently used first
         self._room = cache
 
@@ -146,6 +156,9 @@ class LazyClients:
             got = (got.x, got.y)
         if not isinstance(got, tuple | list) or len(got) != 2:
             raise SettingError(f"{who}: load must return a pair (x, y), got {type(got).__name__}")
+        if self._collate == "pad":
+            raw = (who, got[0], got[1])
+            got = padded(raw, lengths([raw], self._length))
         x = floats(pytree.mapped(torch.from_numpy, input_arrays(got[0], who, self._tokens)))
         y = pytree.mapped(torch.from_numpy, target_arrays(got[1], who, self._classes))
         rows, given = pytree.count(x), pytree.count(y)

@@ -12,6 +12,7 @@ from piebald import pytree
 from piebald.contracts import Rows, Split
 from piebald.errors import SettingError
 from piebald.partition.client_tables import Table, owners
+from piebald.partition.collate import Collate, Lengths, lengths, padded
 from piebald.partition.convert import array, input_arrays, is_several, kind, target_arrays
 from piebald.partition.three_way_split import SPLITS
 
@@ -21,13 +22,16 @@ ALLOWED = (
 )
 
 
-def from_owned(source: Sequence[Any], tokens: bool = False) -> Table:
+def from_owned(
+    source: Sequence[Any], tokens: bool = False, collate: Collate = "stack", length: int | None = None
+) -> Table:
     """Make a table from (x, y, owner): inputs [n, ...], targets [n, ...] and the name of each row's client [n].
 
     Raises:
         SettingError: lengths differ, or an array cannot be used.
     """
-    x, y = pair((source[0], source[1]), "the data", tokens)
+    raw = ("the data", source[0], source[1])
+    x, y = pair((source[0], source[1]), "the data", tokens, lengths([raw], length) if collate == "pad" else None)
     owner = array(source[2], "the data", "owners")
     if owner.shape != (pytree.count(x),) or owner.dtype.kind not in "biuU":
         raise SettingError(
@@ -38,7 +42,7 @@ def from_owned(source: Sequence[Any], tokens: bool = False) -> Table:
     return Table(x, y, codes, names)
 
 
-def from_pairs(source: Any, tokens: bool) -> Table:
+def from_pairs(source: Any, tokens: bool, collate: Collate = "stack", length: int | None = None) -> Table:
     """Make a table from clients: each a pair (x, y), a torch data set, or its parts {"train": (x, y), "test": ...}.
 
     Raises:
@@ -65,7 +69,11 @@ def from_pairs(source: Any, tokens: bool) -> Table:
             f"client {names[divided.index(False)]!r} is not divided into {', '.join(SPLITS)} but client "
             f"{names[divided.index(True)]!r} is: divide all of them, or none"
         )
-    pieces = [piece for name, member in zip(names, members, strict=True) for piece in _pieces(name, member, tokens)]
+    given = [piece for name, member in zip(names, members, strict=True) for piece in _pieces(name, member)]
+    if collate == "pad":
+        to = lengths([(piece.who, piece.x, piece.y) for piece in given], length)
+        given = [piece.of(*padded((piece.who, piece.x, piece.y), to)) for piece in given]
+    pieces = [piece.of(*converted(piece.x, piece.y, piece.who, tokens)) for piece in given]
     pieces = [piece for piece in pieces if pytree.count(piece.x)]
     _check_alike(pieces)
     sizes = [pytree.count(piece.x) for piece in pieces]
@@ -86,6 +94,11 @@ class _Piece(NamedTuple):
     split: Split
     x: Any
     y: Any
+    who: str
+
+    def of(self, x: Any, y: Any) -> _Piece:
+        """The piece with other inputs and targets."""
+        return self._replace(x=x, y=y)
 
 
 def _joined(trees: Sequence[Any]) -> Any:
@@ -96,14 +109,12 @@ def _is_divided(member: Any) -> bool:
     return isinstance(member, Mapping) and "train" in member and set(member) <= set(SPLITS)
 
 
-def _pieces(name: str, member: Any, tokens: bool) -> list[_Piece]:
+def _pieces(name: str, member: Any) -> list[_Piece]:
+    who = f"client {name!r}"
     if not _is_divided(member):
-        return [_Piece(name, "train", *pair(member, f"client {name!r}", tokens))]
-    found = []
-    for split in SPLITS:
-        if split in member:
-            found.append(_Piece(name, split, *pair(member[split], f"client {name!r}, {split}", tokens)))
-    return found
+        return [_Piece(name, "train", *given(member, who), who)]
+    splits: list[Split] = [split for split in SPLITS if split in member]
+    return [_Piece(name, split, *given(member[split], f"{who}, {split}"), f"{who}, {split}") for split in splits]
 
 
 def _check_alike(pieces: Sequence[_Piece]) -> None:
@@ -141,13 +152,18 @@ def _is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray | torch.Tensor)
 
 
-def pair(member: Any, who: str, tokens: bool) -> tuple[Any, Any]:
-    """Inputs and targets of one client, each an array, or a tuple or dict of arrays.
+def pair(member: Any, who: str, tokens: bool, to: Lengths | None = None) -> tuple[Any, Any]:
+    """Inputs and targets of one client, each an array, or a tuple or dict of arrays; filled up to lengths, if given."""
+    x, y = given(member, who)
+    return converted(*((x, y) if to is None else padded((who, x, y), to)), who, tokens)
+
+
+def given(member: Any, who: str) -> tuple[Any, Any]:
+    """Inputs and targets of one client as they were given.
 
     Args:
         member: a pair (x, y), `Rows`, or a map-style torch data set of pairs.
         who: the client, for messages.
-        tokens: see `clients_from`.
     """
     if isinstance(member, Rows):
         member = (member.x, member.y)
@@ -160,7 +176,12 @@ def pair(member: Any, who: str, tokens: bool) -> tuple[Any, Any]:
     if not isinstance(member, tuple | list) or len(member) != 2:
         what = f"{len(member)} values" if isinstance(member, tuple | list) else f"a {type(member).__name__}"
         raise SettingError(f"{who} must be a pair (x, y) or a torch data set of such pairs, got {what}")
-    x, y = input_arrays(member[0], who, tokens), member[1]
+    return member[0], member[1]
+
+
+def converted(x: Any, y: Any, who: str, tokens: bool) -> tuple[Any, Any]:
+    """Inputs and targets as arrays to train on; `tokens` as in `clients_from`."""
+    x = input_arrays(x, who, tokens)
     if not is_several(y):
         y = array(y, who, "targets")
     if kind(y) != "text":
@@ -174,7 +195,7 @@ def pair(member: Any, who: str, tokens: bool) -> tuple[Any, Any]:
 
 
 def _read(dataset: Any, who: str) -> tuple[Any, Any]:
-    """All items of a map-style data set, stacked."""
+    """All items of a map-style data set, stacked where they are of one shape."""
     if not hasattr(dataset, "__len__"):
         raise SettingError(f"{who} is a {type(dataset).__name__} without a length: pass a map-style data set")
     items = [dataset[place] for place in range(len(dataset))]
@@ -183,16 +204,20 @@ def _read(dataset: Any, who: str) -> tuple[Any, Any]:
     if not isinstance(items[0], tuple | list) or len(items[0]) != 2:
         raise SettingError(f"{who}: items of a data set must be pairs (x, y), got {type(items[0]).__name__}")
     x, y = zip(*items, strict=True)
-    if not isinstance(x[0], torch.Tensor | np.ndarray | list | tuple | float | int):
+    return _together(x, who, "inputs"), _together(y, who, "targets")
+
+
+def _together(values: Sequence[Any], who: str, what: str) -> Any:
+    """The inputs or the targets of many items: arrays, or lists where rows differ in length."""
+    first = values[0]
+    if isinstance(first, Mapping):
+        return {str(name): _together([one[name] for one in values], f"{who}, {name!r}", what) for name in first}
+    if isinstance(first, tuple) and all(isinstance(one, torch.Tensor | np.ndarray) for one in first):
+        return tuple(_together(part, who, what) for part in zip(*values, strict=True))
+    if not isinstance(first, torch.Tensor | np.ndarray | np.generic | list | tuple | float | int | str):
         raise SettingError(
-            f"{who}: inputs must be tensors or arrays, got {type(x[0]).__name__}: "
+            f"{who}: {what} must be tensors or arrays, got {type(first).__name__}: "
             f"give the data set a transform that returns tensors"
         )
-    try:
-        return np.stack([np.asarray(one) for one in x]), np.asarray(
-            [one.item() if hasattr(one, "item") else one for one in y]
-        )
-    except ValueError:
-        raise SettingError(
-            f"{who}: items must have inputs of one shape and one target each: pad or resize them"
-        ) from None
+    rows = [np.asarray(one) for one in values]
+    return np.stack(rows) if len({row.shape for row in rows}) == 1 else rows

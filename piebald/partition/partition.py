@@ -25,6 +25,7 @@ from pydantic import Field, model_validator
 from piebald.component import Component
 from piebald.errors import SettingError
 from piebald.partition.changed_clients import changed
+from piebald.partition.convert import class_numbers
 from piebald.partition.data_change import AnyChange
 from piebald.partition.lists import Lists
 from piebald.partition.pooled_clients import PooledClients
@@ -108,7 +109,7 @@ class Partition(Component):
         clients = PooledClients(
             data.x, data.y, parts, names=names, classes=data.classes, common=common, server_rows=server_rows
         )
-        return changed(clients, self.changes, data.x) if self.changes else clients
+        return changed(clients, self.changes, data.inputs) if self.changes else clients
 
     def deal(self, data: DataSet, rows: Ints) -> tuple[Ints, Sequence[str]]:
         """The client of each of these rows [n] (or `NOBODY`), and the clients' names.
@@ -148,7 +149,7 @@ class Partition(Component):
         Raises:
             SettingError: the targets of this data set are not classes.
         """
-        if data.classes is None or data.y.dim() != 1:
+        if data.classes is None or class_numbers(data.y) is None:
             raise self.refuse(f"{data.name} has no class for each row to divide by: use iid or by_owner")
         return labels(data, rows), len(data.classes)
 
@@ -207,9 +208,8 @@ class Partition(Component):
 
 def labels(data: DataSet, rows: Ints) -> Ints:
     """The class of each row [n]; all 0 if rows do not have one class each."""
-    if data.classes is None or data.y.dim() != 1:
-        return np.zeros(len(rows), dtype=np.int64)
-    return np.asarray(data.y.numpy()[rows], dtype=np.int64)
+    found = None if data.classes is None else class_numbers(data.y)
+    return np.zeros(len(rows), dtype=np.int64) if found is None else found[rows]
 
 
 def spread(label: Ints, holders: Sequence[Ints], rng: Generator) -> Ints:

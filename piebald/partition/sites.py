@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from piebald.component import Component
 from piebald.contracts import Clients, Rows, Split
+from piebald.pytree import Tree
 
 
 class SiteClients:
@@ -54,20 +56,43 @@ class Sites(RemotePartition):
 
     Attributes:
         clients: names of the sites, as in the description of the federation.
-        inputs: shape of one input.
+        inputs: shape of one input; where inputs are several, a table of their names and shapes.
+        tokens: whether inputs are whole numbers; where they are several, the names of those that are.
         classes: names of the classes in the order of their numbers; None if targets are numbers to predict.
         targets: how many numbers to predict, if there are no classes.
+        places: how many classes each row has, such as the length of a text; None for one class.
     """
 
     clients: list[str] = Field(min_length=1)
-    inputs: list[int] = Field(min_length=1)
+    inputs: list[int] | dict[str, list[int]] = Field(min_length=1)
+    tokens: bool | list[str] = False
     classes: list[str] | None = None
     targets: int = Field(default=1, ge=1)
+    places: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _check_tokens(self) -> Self:
+        if isinstance(self.inputs, dict) != isinstance(self.tokens, list) and self.tokens:
+            raise ValueError("tokens must be a list of names where inputs have names, else true or false")
+        named = self.tokens if isinstance(self.tokens, list) else []
+        for name in named:
+            if name not in self.inputs:
+                raise ValueError(f"tokens must be among the inputs {', '.join(map(str, self.inputs))}, got {name!r}")
+        if self.places is not None and self.classes is None:
+            raise ValueError("places counts the classes of a row: give classes, or leave places out")
+        return self
 
     def clients_elsewhere(self) -> SiteClients:
         """The sites as clients, with a blank row of the agreed form."""
         if self.classes is not None:
-            y = torch.zeros(1, dtype=torch.int64)
+            y = torch.zeros(1, *([] if self.places is None else [self.places]), dtype=torch.int64)
         else:
             y = torch.zeros(1) if self.targets == 1 else torch.zeros(1, self.targets)
-        return SiteClients(self.clients, Rows(torch.zeros(1, *self.inputs), y), self.classes)
+        return SiteClients(self.clients, Rows(self._blank_inputs(), y), self.classes)
+
+    def _blank_inputs(self) -> Tree:
+        whole = self.tokens if isinstance(self.tokens, list) else []
+        if isinstance(self.inputs, dict):
+            kinds = {name: torch.int64 if name in whole else torch.float32 for name in self.inputs}
+            return {name: torch.zeros(1, *shape, dtype=kinds[name]) for name, shape in self.inputs.items()}
+        return torch.zeros(1, *self.inputs, dtype=torch.int64 if self.tokens else torch.float32)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from piebald import pytree
-from piebald.arguments import Share, checked
+from piebald.arguments import Count, Share, checked
 from piebald.contracts import Rows, Split
 from piebald.errors import SettingError
 from piebald.partition.client_tables import (
@@ -24,6 +24,7 @@ from piebald.partition.client_tables import (
     is_table,
     read_table,
 )
+from piebald.partition.collate import Collate, lengths_of
 from piebald.partition.convert import floats, kind, target_arrays
 from piebald.partition.lists import Lists
 from piebald.partition.pairs import from_owned, from_pairs, is_owned, pair
@@ -47,6 +48,8 @@ def clients_from(
     common: Any = None,
     tokens: bool = False,
     server_rows: Any = None,
+    collate: Collate = "stack",
+    length: Count | None = None,
 ) -> PooledClients:
     """Make clients from your own data.
 
@@ -72,16 +75,21 @@ def clients_from(
         common: a test set (x, y) that belongs to no client; by default the union of all clients' test rows.
         tokens: inputs are whole numbers for an embedding layer (token ids of a text) and become int64, not float32.
         server_rows: rows (x, y) that the server keeps for itself, for methods that need a few trusted rows.
+        collate: "pad" fills up inputs and targets that are lists of sequences, and makes masks; "stack" refuses rows
+            of unequal length.
+        length: the length to which "pad" fills up, by default that of the longest sequence of all clients.
 
     Raises:
         SettingError: the data cannot be used; the message names the client or the column.
     """
     check_shares(validation, test)
-    table = _table(source, client, target, features, tokens)
+    if length is not None and collate != "pad":
+        raise SettingError(f"length is that of padded sequences: leave it out, or set collate = 'pad', got {collate!r}")
+    table = _table(source, client, target, features, tokens, collate, length)
     names = _different(table.names if names is None else names)
     y, named = _labelled(table, classes)
     parts = _parts(table, y if kind(y) == "whole" and y.ndim == 1 else None, validation, test, seed)
-    extra = partial(_extra, x=table.x, y=y, classes=named, tokens=tokens)
+    extra = partial(_extra, x=table.x, y=y, classes=named, tokens=tokens, collate=collate)
     return PooledClients(
         pytree.mapped(torch.from_numpy, table.x),
         pytree.mapped(torch.from_numpy, y),
@@ -110,7 +118,10 @@ def _parts(table: Table, label: Ints | None, validation: float, test: float, see
     return {split: Lists.of(np.where(table.split == n, table.client, -1), count) for n, split in enumerate(SPLITS)}
 
 
-def _table(source: Any, client: str | None, target: str | None, features: Sequence[str] | None, tokens: bool) -> Table:
+def _table(
+    source: Any, client: str | None, target: str | None, features: Sequence[str] | None, tokens: bool,
+    collate: Collate, length: int | None,
+) -> Table:  # fmt: skip
     """Rows of all clients from any allowed source."""
     if isinstance(source, str | Path) and is_table(source):
         source = read_table(Path(source))
@@ -125,7 +136,9 @@ def _table(source: Any, client: str | None, target: str | None, features: Sequen
             raise SettingError(
                 f"{argument} names columns of a table, got a {type(source).__name__}: leave {argument} out"
             )
-    return from_owned(source, tokens) if is_owned(source) else from_pairs(source, tokens)
+    if is_owned(source):
+        return from_owned(source, tokens, collate, length)
+    return from_pairs(source, tokens, collate, length)
 
 
 def _made_by(value: Any, package: str) -> bool:
@@ -142,9 +155,11 @@ def _different(names: Sequence[str]) -> list[str]:
     return texts
 
 
-def _extra(who: str, rows: Any, *, x: Any, y: Any, classes: Sequence[str] | None, tokens: bool) -> Rows:
+def _extra(
+    who: str, rows: Any, *, x: Any, y: Any, classes: Sequence[str] | None, tokens: bool, collate: Collate
+) -> Rows:
     """Rows besides the clients', which must look like theirs, x and y."""
-    own_x, own_y = pair(rows, who, tokens)
+    own_x, own_y = pair(rows, who, tokens, lengths_of(x, y) if collate == "pad" else None)
     own_y = target_arrays(own_y, who, classes)
     if pytree.kinds(own_x) != pytree.kinds(x) or _types(own_y) != _types(y):
         raise SettingError(

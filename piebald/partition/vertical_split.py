@@ -83,8 +83,8 @@ class Vertical(Division):
             SettingError: inputs are not a table, features do not exist or are all given, or there are too few rows.
         """
         rows = (np.arange(len(data)) if data.train is None else data.train) if rows is None else rows
-        if data.x.dim() != 2 or data.x.shape[1] < 2:
-            raise self._refuse(f"inputs must be a table of two features or more, got {list(data.x.shape[1:])}")
+        if data.inputs.dim() != 2 or data.inputs.shape[1] < 2:
+            raise self._refuse(f"inputs must be a table of two features or more, got {list(data.inputs.shape[1:])}")
         mine = self._chosen(data)
         rng = generator(self.seed, "vertical", "rows")
         both = len(rows) if self.overlap is None else self.overlap
@@ -93,7 +93,7 @@ class Vertical(Division):
         shuffled = rng.permutation(np.sort(rows))
         cut = both + math.floor((len(rows) - both) * self.active_share + 0.5)
         active, passive = np.sort(shuffled[:cut]), np.sort(np.r_[shuffled[:both], shuffled[cut:]])
-        theirs = np.setdiff1d(np.arange(data.x.shape[1]), mine)
+        theirs = np.setdiff1d(np.arange(data.inputs.shape[1]), mine)
         return Parties(_party(data, active, mine, True), _party(data, passive, theirs, False), np.sort(shuffled[:both]))
 
     def _refuse(self, why: str) -> SettingError:
@@ -115,10 +115,10 @@ class Vertical(Division):
 
 def feature_names(data: DataSet) -> list[str]:
     """Names of the features, or their numbers as text."""
-    return [str(number) for number in range(data.x.shape[1])] if data.features is None else list(data.features)
+    return [str(number) for number in range(data.inputs.shape[1])] if data.features is None else list(data.features)
 
 
 def _party(data: DataSet, rows: Ints, places: Ints, labelled: bool) -> PartyRows:
     names = feature_names(data)
-    x = data.x[rows][:, places]
-    return PartyRows(rows, x, data.y[rows] if labelled else None, tuple(names[place] for place in places))
+    x = data.inputs[rows][:, places]
+    return PartyRows(rows, x, data.targets[rows] if labelled else None, tuple(names[place] for place in places))

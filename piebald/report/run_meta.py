@@ -34,7 +34,7 @@ class RunMeta(TypedDict, total=False):
     best: int | None
     unseen: float
     newcomers: list[dict[str, Any]] | None
-    loss: str | None
+    loss: str | dict[str, Any] | None
     objective: str | None
     metric: str
     metrics: list[str] | None

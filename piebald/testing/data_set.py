@@ -25,7 +25,7 @@ def check_data_set(load: Callable[[], DataSet]) -> None:
     assert isinstance(data, DataSet), f"a data set must be a DataSet, got {type(data).__name__}"
     what = f"data set {data.name!r}"
     assert len(data) > 0, f"{what}: it has no rows"
-    x, other = data.x[:], again.x[:]
+    x, other = data.inputs[:], again.inputs[:]
     assert isinstance(x, torch.Tensor), f"{what}: its inputs must be tensors"
     assert x.dtype in (torch.float32, torch.uint8, torch.int64), (
         f"{what}: inputs must be float32, uint8 images or int64 tokens, got {x.dtype}"
@@ -33,12 +33,13 @@ def check_data_set(load: Callable[[], DataSet]) -> None:
     assert bool(x.isfinite().all()), f"{what}: inputs must be finite"
     if x.dtype == torch.uint8:
         assert x.dim() == 4, f"{what}: uint8 inputs must be images [n, channels, height, width], got {list(x.shape)}"
-    assert torch.equal(x, other) and torch.equal(data.y, again.y), f"{what}: loaded twice, its rows differ"  # noqa: PT018
+    assert torch.equal(x, other) and torch.equal(data.targets, again.targets), f"{what}: loaded twice, its rows differ"  # noqa: PT018
+    y = data.targets
     if data.classes is None:
-        assert data.y.dtype == torch.float32, f"{what}: without classes, targets must be float32, got {data.y.dtype}"
-        assert bool(data.y.isfinite().all()), f"{what}: targets must be finite"
+        assert y.dtype == torch.float32, f"{what}: without classes, targets must be float32, got {y.dtype}"
+        assert bool(y.isfinite().all()), f"{what}: targets must be finite"
     else:
-        assert data.y.dtype == torch.int64, f"{what}: class numbers must be int64, got {data.y.dtype}"
+        assert y.dtype == torch.int64, f"{what}: class numbers must be int64, got {y.dtype}"
     clients = Iid(clients=2).split(data)
     rows = clients.rows(0, "train")
     kind = single(rows.x, what).dtype

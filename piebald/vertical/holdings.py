@@ -89,7 +89,7 @@ def division(data: DataSet) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def load(settings: TransferData, seed: int) -> dict[Role, PartyHolding]:
     """Load a data set and divide it between both parties, for experiments and demonstrations."""
     data = data_sets.load(settings.name)
-    if data.x.dim() != 2 or data.classes is None or len(data.classes) != 2:
+    if data.inputs.dim() != 2 or data.classes is None or len(data.classes) != 2:
         raise SettingError(f"data.name must be a table with two classes, like credit or census, got {settings.name!r}")
     return divide(data, settings, seed)
 
@@ -113,14 +113,14 @@ def divide(data: DataSet, settings: TransferData, seed: int) -> dict[Role, Party
         "target": [names.index(name) for name in names if name not in features or name in both],
     }
     ids: dict[Role, Ints] = {"source": parties.active.ids, "target": parties.passive.ids}
-    signs = 2.0 * data.y.double() - 1
+    signs = 2.0 * data.targets.double() - 1
     return {
         role: PartyHolding(
-            x=data.x[ids[role]][:, columns[role]].double(),
+            x=data.inputs[ids[role]][:, columns[role]].double(),
             y=signs[ids[role]] if role == "source" else None,
             overlap=np.searchsorted(ids[role], parties.overlap),
             features=tuple(names[place] for place in columns[role]),
-            test=data.x[test][:, columns[role]].double(),
+            test=data.inputs[test][:, columns[role]].double(),
             test_y=signs[test],
         )
         for role in ids

@@ -118,6 +118,19 @@ def test_a_hugging_face_output_is_scored_by_its_logits() -> None:
     assert sequential.work.outputs == (2,)
 
 
+def test_the_models_own_loss_is_that_of_each_client_alone() -> None:
+    clients = {}
+    for seed in range(2):
+        made = texts(8, seed)
+        clients[f"c{seed}"] = (made, made["labels"])  # the model gets its labels among the inputs
+    own, named = (ran(Wordy, clients, loss=loss) for loss in ("model", "classification"))
+    torch.testing.assert_close(vector(own), vector(named))
+    for one, two in zip(own.scores, named.scores, strict=True):  # one mean a client, not one of all that are scored
+        assert one["value"] == pytest.approx(two["value"], rel=1e-5)
+    with pytest.raises(PiebaldError, match="it returns none: put 'labels' among its inputs"):
+        ran(One, dict(enumerate(ROWS)), loss="model")
+
+
 @pytest.mark.parametrize(
     ("clients", "words"),
     [

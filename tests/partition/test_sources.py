@@ -255,7 +255,7 @@ class Ragged(Items):
         ([(np.zeros((2, 8, 8, 3), dtype=np.uint8), [0, 1])], r"images must be \[n, channels, height, width\]"),
         ([NoLength()], "client '0' is a NoLength without a length"),
         ([Pictures()], "inputs must be tensors or arrays, got object: give the data set a transform"),
-        ([Ragged()], "items must have inputs of one shape and one target each"),
+        ([Ragged()], "got ragged rows: .*, or set collate = 'pad'"),
         ([Subset(Items(), [])], "client '0' has no rows: leave it out"),
     ],
 )
