@@ -18,7 +18,8 @@ from piebald.training.base import (
     Trainer,
 )
 from piebald.transforms.base import MaskingTransform, Transform
-from piebald.transforms.compression import Compressor, WireContext
+from piebald.transforms.bit_fields import Whole
+from piebald.transforms.compression import Compressor, SendsSameNumbers, WireContext
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,6 +74,13 @@ class ClientWork(ModelSpec):
         """
         assert self.compressor is not None
         return self.compressor.decompress(packed, self.wire_context(task.client, task.rng_version))
+
+    def masked_places(self, client: int, version: int) -> Whole | None:
+        """Which of the shared numbers of an update are masked and sent, None for all."""
+        one = self.compressor if self.masking is not None else None
+        if not isinstance(one, SendsSameNumbers):
+            return None
+        return one.sent_places(self.wire_context(client, version))
 
     @property
     def row_privacy(self) -> RowPrivacy | None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
 from piebald.component import RecipeComponents
 from piebald.transforms.base import Colludes, MaskingTransform, Transform
-from piebald.transforms.bit_fields import Bytes
+from piebald.transforms.bit_fields import Bytes, Whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,7 +78,7 @@ class Compressor(Transform):
     """
 
     axis = "transforms"
-    why_not_summed: ClassVar[str] = "what clients pack must be unpacked one by one"
+    why_not_summed: ClassVar[str] = "what clients pack must be unpacked one by one:"
     remedy: ClassVar[str] = ""
 
     @property
@@ -114,9 +114,10 @@ class Compressor(Transform):
 
     def incompatible_with(self, recipe: RecipeComponents) -> str | None:
         masking = next((one for one in recipe.transforms if isinstance(one, MaskingTransform)), None)
-        if masking is not None:
-            return f"{masking.kind} adds masked updates number by number, but {self.why_not_summed}: drop {self.kind}"
-        alone = [one for one in recipe.transforms if not isinstance(one, Colludes)]
+        summed = isinstance(self, SendsSameNumbers) and self.same_for_all
+        if masking is not None and not summed:
+            return f"{masking.kind} adds masked updates number by number, but {self.why_not_summed} drop {self.kind}"
+        alone = [one for one in recipe.transforms if not isinstance(one, Colludes | MaskingTransform)]
         if alone[-1] is not self:
             return f"{self.kind} packs an update, so nothing can be done to it afterwards: put it last, once"
         noising = [one for one in recipe.transforms if isinstance(one, Transform) and one.noises_mean()]
@@ -131,6 +132,24 @@ class Compressor(Transform):
         if spec.layout.shared_trained == 0:
             return f"{self.kind} has nothing to pack: no trained parameter of the model is shared"
         return None
+
+
+@runtime_checkable
+class SendsSameNumbers(Protocol):
+    """A compressor that sends some of an update's numbers as they are, perhaps the same ones at all clients of a round.
+
+    Then they can be added under a mask: sums of such numbers are such numbers of sums.
+    """
+
+    @property
+    def same_for_all(self) -> bool:
+        """Whether all clients of a round send the same ones."""
+
+    def sent_numbers(self, layout: Layout) -> int:
+        """How many numbers are sent of the shared ones."""
+
+    def sent_places(self, context: WireContext) -> Whole:
+        """Which of the shared numbers these are, in increasing order; the same for all clients of a version."""
 
 
 class LossyCompressor(Compressor):

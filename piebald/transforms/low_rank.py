@@ -45,7 +45,7 @@ class LowRank(WithErrorFeedback):
         rank: r, at least 1.
     """
 
-    why_not_summed: ClassVar[str] = "a sum of products is no product of sums"
+    why_not_summed: ClassVar[str] = "a sum of products is no product of sums:"
 
     rank: int = Field(default=2, ge=1)
 

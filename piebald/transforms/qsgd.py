@@ -31,7 +31,7 @@ class Qsgd(LossyCompressor):
         bucket: numbers that share a length, at least 1.
     """
 
-    why_not_summed: ClassVar[str] = "the levels of qsgd have another length at each client"
+    why_not_summed: ClassVar[str] = "the levels of qsgd have another length at each client:"
 
     bits: int = Field(default=4, ge=2, le=16)
     bucket: int = Field(default=512, ge=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -16,6 +16,8 @@ from piebald.transforms.top_k import count_of
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from piebald.parameters import Layout
+
 
 class RandomK(WithErrorFeedback):
     """Send some numbers of an update, drawn anew for each task (Stich et al. 2018).
@@ -27,14 +29,32 @@ class RandomK(WithErrorFeedback):
     With error feedback the numbers are sent as they are, which Karimireddy et al. 2019 need.  Without it they are sent
     t / k times as large, so that their expectation is the update (Wangni et al. 2018).
 
+    With positions = "common" all clients of a round send the same numbers.  Then masked updates can be added
+    (`secure_aggregation`), and only these numbers are masked and sent; but errors of clients do not cancel in the mean,
+    so "own" positions learn faster.
+
     Attributes:
         share: of the trained parameters that are sent, above 0 and up to 1.
+        positions: drawn for each client by itself ("own"), or for all clients of a round ("common").
     """
 
-    why_not_summed: ClassVar[str] = "each client of random_k sends other numbers of its update"
+    why_not_summed: ClassVar[str] = (
+        "each client of random_k sends other numbers of its update: set its positions = 'common', or"
+    )
     remedy: ClassVar[str] = ""
 
     share: float = Field(default=0.01, gt=0, le=1)
+    positions: Literal["own", "common"] = "own"
+
+    @property
+    def same_for_all(self) -> bool:
+        return self.positions == "common"
+
+    def sent_numbers(self, layout: Layout) -> int:
+        return count_of(self.share, layout.shared_trained) + layout.shared - layout.shared_trained
+
+    def sent_places(self, context: WireContext) -> Whole:
+        return np.concatenate([self._places(context), np.arange(context.trained, context.layout.shared)])
 
     @property
     def keeps_clip(self) -> bool:
@@ -58,5 +78,7 @@ class RandomK(WithErrorFeedback):
         count = count_of(self.share, context.trained)
         if count == context.trained:
             return np.arange(count)
-        draw = generator("random_k", context.seed, context.client, context.version)
+        asked = str(context.version).partition(".")[0]  # clients may have been asked before in this round, or not
+        whose = ("common", int(asked)) if self.same_for_all else (context.client, context.version)
+        draw = generator("random_k", context.seed, *whose)
         return np.sort(draw.choice(context.trained, count, replace=False))

@@ -22,7 +22,7 @@ class Sign(WithErrorFeedback):
     differ.  Zero counts as positive.  Without error feedback these are scaled signs, which need not converge.
     """
 
-    why_not_summed: ClassVar[str] = "the signs of each client have another scale"
+    why_not_summed: ClassVar[str] = "the signs of each client have another scale:"
 
     def encode(
         self, wanted: Numbers, state: Mapping[str, Tensor], context: WireContext

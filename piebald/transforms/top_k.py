@@ -27,7 +27,7 @@ class TopK(WithErrorFeedback):
         share: of the trained parameters that are sent, above 0 and up to 1.
     """
 
-    why_not_summed: ClassVar[str] = "each client of top_k sends other numbers of its update"
+    why_not_summed: ClassVar[str] = "each client of top_k sends other numbers of its update:"
 
     share: float = Field(default=0.01, gt=0, le=1)
 

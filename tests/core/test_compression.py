@@ -248,6 +248,22 @@ def test_memory_is_the_clients_own_on_every_engine_and_after_a_kill(compressor: 
     testing.check_transform(compressor)
 
 
+@pytest.mark.parametrize("memory", [True, False])
+def test_numbers_that_all_clients_send_are_summed_under_masks(memory: bool) -> None:
+    """Random-k with common positions and secure aggregation: the sum without masks, to rounding, in as few numbers."""
+    packing = RandomK(share=0.25, positions="common", error_feedback=memory)
+    plain = recipes.fedavg(cohort=1.0, batch=3).with_(transforms=[packing])
+    masked = plain.with_(transforms=[packing, {"kind": "secure_aggregation", "heaviest": 10}])
+    runs = [simulate(one, CLIENTS, MODEL, rounds=4) for one in (plain, masked)]
+    vectors = [run.work.layout.flatten(run.model()) for run in runs]
+    torch.testing.assert_close(vectors[1], vectors[0], atol=1e-5, rtol=1e-4)
+    assert not torch.equal(vectors[0], runs[0].work.initial)
+    numbers = round(0.25 * TRAINED) + 16  # and the buffers of batch norm
+    trained = [[row["bytes_up"] for row in run.results if row["kind"] == "train"] for run in runs]
+    assert set(trained[0]) == {4 * numbers}
+    assert set(trained[1]) == {4 * (2 + numbers)}  # the weight and the loss
+
+
 # ------------------------------------------------------------------------------------------------------------- refusals
 
 NOISE: dict[str, Any] = {"kind": "gaussian", "clip": 1.0, "noise": 1.0}
@@ -256,6 +272,7 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
         [TopK(), "secure_aggregation"],
         "each client of top_k sends other numbers of its update: drop",
     ),
+    "numbers of their own under masks": ([RandomK(), "secure_aggregation"], "set its positions = 'common', or drop"),
     "levels under masks": ([Qsgd(), "secure_aggregation"], "levels of qsgd have another length"),
     "noise behind it": ([TopK(), {**NOISE, "where": "client"}], "nothing can be done to it afterwards: put it last"),
     "two of them": ([TopK(), Sign()], "put it last, once"),

@@ -119,6 +119,9 @@ def _transformed(engine: Engine, stack: ClientStack, vectors: Mapping[str, Tenso
 
 def _sizes(engine: Engine, vectors: Mapping[str, Tensor], packed: Sequence[Tensor], count: int) -> list[int]:
     """Bytes of each client's update: of its vectors, some of which may be packed."""
+    if packed and engine.work.masking is not None:  # the numbers that are packed are masked instead
+        one = {name: part[0] for name, part in vectors.items()} | {"model": packed[0].view(torch.float32)}
+        return [engine.work.masking.nbytes(one)] * count
     if packed:
         others = sum([part[0].numel() * part.element_size() for name, part in vectors.items() if name != "model"])
         return [others + len(row) for row in packed]

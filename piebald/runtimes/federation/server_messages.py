@@ -113,7 +113,7 @@ class ServerMessages:
             Refused: it has not.
         """
         try:
-            packed = one.task.query is None and self._work.compressor is not None
+            packed = one.task.query is None and self._work.compressor is not None and self._work.masking is None
             decompress = partial(self._work.decompress, task=one.task) if packed else None
             return unpack_update(body, self._work.result_form(one.task, member.rows or {}), decompress)
         except Refused:
