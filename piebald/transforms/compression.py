@@ -24,7 +24,7 @@ Numbers = np.ndarray[Any, np.dtype[np.float32]]
 
 COMPRESSION = "compression/"  # names of what client state keeps for a compressor, and no trainer is shown
 MEMORY = f"{COMPRESSION}memory"
-_SLACK = 1024  # bytes by which a packed change may be longer than the change
+_SLACK = 1024  # bytes by which a packed change may be longer than twice the change
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Compressor(Transform):
         Raises:
             ValueError: these bytes are no packed change; memory is never taken for what they claim.
         """
-        most = 4 * context.layout.shared + _SLACK
+        most = 8 * context.layout.shared + _SLACK
         if packed.dtype != torch.uint8 or packed.dim() != 1 or packed.numel() > most:
             raise ValueError(f"at most {most:,} bytes are due, sent {packed.dtype} {list(packed.shape)}")
         return torch.from_numpy(self.unpack(packed.numpy(), context))

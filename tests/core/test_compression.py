@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import sys
 from typing import Any
 
 import numpy as np
@@ -200,6 +202,16 @@ def test_qsgd_is_unbiased_with_the_variance_of_its_lemma(bits: int, bucket: int)
         assert float((seen - part).square().sum(1).mean()) <= bound
 
 
+def test_what_is_packed_badly_arrives_all_the_same() -> None:
+    """Settings with which more bytes are sent than without packing."""
+    layout = Layout.of(nn.Linear(100, 50))
+    change, wire = torch.randn(layout.shared), WireContext(layout, 1, 0, 0)
+    compressor = Qsgd(bits=16, bucket=1)
+    made = compressor.compress(change, {}, wire)
+    assert len(made.packed) == 6 * layout.shared
+    torch.testing.assert_close(compressor.decompress(made.packed, wire), change)
+
+
 def test_random_k_without_memory_is_unbiased_and_draws_anew() -> None:
     compressor, change, draws = RandomK(share=0.25, error_feedback=False), changes(1)[0], 800
     got = torch.stack([compressor.compress(change, {}, context(version)).change for version in range(draws)]).double()
@@ -300,6 +312,7 @@ def test_what_keeps_a_clip_stands_before_noise_at_the_server_and_passes_a_sites_
         ((at_server, TopK(error_feedback=False)), policy, None),
         ((at_server, TopK()), policy, "what top_k sends may be longer than the clip"),
         ((at_server, Qsgd()), policy, "what qsgd sends may be longer"),
+        ((TopK(), at_server), policy, "what top_k sends may be longer"),  # terms that no recipe would have
         ((at_client, TopK()), noisy, None),
         ((TopK(),), policy, "updates must be clipped by the last transform"),
     ):
@@ -325,3 +338,9 @@ def test_settings_are_checked(made: Any, setting: dict[str, Any]) -> None:
 def test_a_model_of_which_nothing_trained_is_shared_is_refused() -> None:
     with pytest.raises(SettingError, match="top_k has nothing to pack"):
         simulate(recipes.local().with_(transforms="top_k"), CLIENTS, MODEL)
+
+
+def test_without_zstandard_the_error_names_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(SettingError, match=re.escape("pip install 'piebald[compression]'")):
+        simulate(recipes.fedavg().with_(transforms="zstandard"), CLIENTS, MODEL)

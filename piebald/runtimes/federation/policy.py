@@ -90,8 +90,8 @@ class Policy(BaseModel):
             return None
         if uploads:
             return f"updates would carry {uploads[0]!r} beside the model, which nothing clips"
-        packing = transforms[-1] if transforms and isinstance(transforms[-1], Compressor) else None
-        transforms = transforms[:-1] if packing is not None else transforms
+        packing = next((one for one in transforms if isinstance(one, Compressor)), None)  # works last wherever it is
+        transforms = [one for one in transforms if not isinstance(one, Compressor)]
         last = transforms[-1] if transforms else None
         if not isinstance(last, Gaussian):
             return (
