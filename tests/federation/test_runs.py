@@ -22,6 +22,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "fedasync": {"cohort": 1},
     "sync_dvw": {},
     "ifca": {"k": 2},
+    "hierfavg": {"regions": ((0, 2), (1,))},
     "distfl": {"probes": 20},
 }
 MODELS = {"distfl": {"name": "mlp_bn"}}
