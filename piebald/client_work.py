@@ -18,6 +18,8 @@ from piebald.training.base import (
     Trainer,
 )
 from piebald.transforms.base import MaskingTransform, Transform
+from piebald.transforms.bit_fields import Whole
+from piebald.transforms.compression import Compressor, SendsSameNumbers, WireContext
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,6 +58,31 @@ class ClientWork(ModelSpec):
         return last if isinstance(last, MaskingTransform) else None
 
     @property
+    def compressor(self) -> Compressor | None:
+        """The transform that packs updates, or None."""
+        return next((one for one in self.transforms if isinstance(one, Compressor)), None)
+
+    def wire_context(self, client: int, rng_version: int | str) -> WireContext:
+        """What both ends know of the update of a client's task."""
+        return WireContext(self.layout, self.seed, client, rng_version)
+
+    def decompress(self, packed: Tensor, task: Task) -> Tensor:
+        """The change [s] that a packed update of a task stands for.
+
+        Raises:
+            ValueError: it stands for none.
+        """
+        assert self.compressor is not None
+        return self.compressor.decompress(packed, self.wire_context(task.client, task.rng_version))
+
+    def masked_places(self, client: int, version: int) -> Whole | None:
+        """Which of the shared numbers of an update are masked and sent, None for all."""
+        one = self.compressor if self.masking is not None else None
+        if not isinstance(one, SendsSameNumbers):
+            return None
+        return one.sent_places(self.wire_context(client, version))
+
+    @property
     def row_privacy(self) -> RowPrivacy | None:
         """How training hides single rows, or None."""
         return self.trainer.row_privacy() if isinstance(self.trainer, HidesRows) else None
@@ -67,9 +94,10 @@ class ClientWork(ModelSpec):
 
     def initial_state(self) -> dict[str, Tensor]:
         """A client's state before its first task."""
+        kept = self.compressor.initial_state(self) if self.compressor is not None else {}
         if not isinstance(self.trainer, KeepsClientState):
-            return {}
-        return self.trainer.initial_state(self.initial, self.layout.shared)
+            return kept
+        return self.trainer.initial_state(self.initial, self.layout.shared) | kept
 
     def server_vectors(self) -> dict[str, Tensor]:
         """What the server sends with a training task besides the model, before the first step."""

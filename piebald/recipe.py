@@ -9,17 +9,17 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_serializer, m
 
 from piebald.aggregation.base import Aggregator
 from piebald.aggregation.linear import Linear, computes_from_masked_sum, computes_from_sum
-from piebald.clustering.base import Clustering
+from piebald.clustering.base import Clustering, JoinsClusters
 from piebald.component import Component, build, sentence
 from piebald.errors import SettingError, shown, unknown
 from piebald.model_spec import ModelSpec
 from piebald.plugins import resolved
 from piebald.recipe_settings import replace
 from piebald.scheduling.base import Scheduler, round_kind
-from piebald.server_optimizer.base import ServerOptimizer
+from piebald.server_optimizer.base import KeepsServerState, ServerOptimizer
 from piebald.server_optimizer.cached_average import CachedAverage
 from piebald.sharing.base import Sharing
-from piebald.training.base import Trainer
+from piebald.training.base import KeepsServerVectors, Trainer
 from piebald.transforms.base import Colludes, MaskingTransform, Transform
 
 
@@ -88,6 +88,7 @@ class Recipe(BaseModel):
     def _check_together(self) -> Self:
         self._check_masking()
         self._check_cached()
+        self._check_joined()
         extra = self.training.uploads()
         for transform in self.transforms:
             if transform.protects_model_only and extra:
@@ -137,6 +138,25 @@ class Recipe(BaseModel):
                     f"{kind} needs every client's own model but {transform.kind} acts on averages: "
                     f"drop {transform.kind}, or choose another server_optimizer"
                 )
+
+    def _check_joined(self) -> None:
+        """Refuse what is kept for each cluster beside its model, where cluster models become one again and again."""
+        if not isinstance(self.clustering, JoinsClusters):
+            return
+        kind, optimizer, trainer = self.clustering.kind, self.server_optimizer, self.training
+        if round_kind(self.scheduling) is None:
+            late = ", or set its max_staleness = 0" if self.scheduling.kind == "deadline" else ""
+            raise ValueError(
+                f"{kind} counts rounds but {self.scheduling.kind} has none: choose scheduling = 'synchronous'{late}"
+            )
+        stateful = isinstance(optimizer, KeepsServerState | CachedAverage)
+        sends = isinstance(trainer, KeepsServerVectors) and trainer.server_vectors(self.clustering.clusters)
+        if stateful or sends:
+            one = optimizer if stateful else trainer
+            raise ValueError(
+                f"{kind} averages cluster models but nothing would average what {one.kind} keeps for each cluster: "
+                f"choose another {one.axis}, or another clustering"
+            )
 
     @field_serializer("training", "sharing", "scheduling", "clustering", "aggregation", "server_optimizer")
     def _component_table(self, component: Component) -> dict[str, Any]:

@@ -55,7 +55,8 @@ def facts(history: History) -> dict[str, Any]:
     final = history.final
     facts = {name: final[name] for name in ("recipe", "label", "rounds", "seed", "status")}
     facts[history.metric] = final["mean"]
-    kept = ("sd", "worst_decile", "common", "best", "unseen", "chosen", "bytes_up", "bytes_down", "seconds", "wall")
+    spread = ("sd", "worst_decile", "q10", "median", "q90")
+    kept = (*spread, "common", "best", "unseen", "chosen", "bytes_up", "bytes_down", "seconds", "wall")
     if final["untrained"]:  # both numbers: `accuracy` counts every client
         facts |= {"untrained": final["untrained"], "trained_mean": history.figures(untrained=False)["mean"]}
     return facts | {name: final[name] for name in kept} | {"run": str(history.path)}

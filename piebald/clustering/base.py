@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Clustering(Component):
     """Which clients are aggregated with which.
 
-    What some clusterings do besides is asked for by type: `ChoosesMainCluster`, `SendsCandidates`.
+    What some clusterings do besides is asked for by type: `ChoosesMainCluster`, `SendsCandidates`, `JoinsClusters`.
 
     Attributes:
         requires_individual_updates: False where there is only one cluster, so that updates may be summed before.
@@ -50,3 +50,21 @@ class SendsCandidates(Protocol):
 
     def candidates(self, models: Mapping[int, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
         """What a training task brings besides the client's own cluster model: "candidates" [K, s]."""
+
+
+@runtime_checkable
+class JoinsClusters(Protocol):
+    """A clustering that is known beforehand, and whose cluster models become one again and again."""
+
+    @property
+    def clusters(self) -> int:
+        """How many clusters there are, numbered from 0."""
+
+    def cluster(self, client: int) -> int:
+        """The cluster of a client."""
+
+    def joined(self, weights: Mapping[int, float], context: ServerContext) -> Mapping[int, float] | None:
+        """How much each cluster's model counts in the mean that all clusters go on from after this step.
+
+        None where they go on apart.  `weights` are the sums of this step's weights, by cluster.
+        """

@@ -157,10 +157,14 @@ def _work(terms: RunTerms, settings: ExperimentSettings, clients: SiteRows, numb
         )
     initial = layout.flatten(module)
     shape, outputs = pytree.formed(terms.shape), tuple(terms.outputs)
-    return ClientWork(
+    work = ClientWork(
         module, layout, initial, objective, terms.seed, shape, outputs, trainer, transforms, own_query,
         terms.choice_query(),
     )  # fmt: skip
+    for one in transforms:  # now, and not at each task: a package may be missing here that the server has
+        if why := one.unsupported_model(work):
+            raise SettingError(why)
+    return work
 
 
 def join(folder: Path, data: str | None, target: str | None, stays: bool, parent: int | None) -> str:

@@ -25,6 +25,7 @@ from piebald.recipes.fedprox import fedprox as fedprox
 from piebald.recipes.fedyogi import fedyogi as fedyogi
 from piebald.recipes.fine_tuned import fine_tuned as fine_tuned
 from piebald.recipes.hdafl import hdafl as hdafl
+from piebald.recipes.hierfavg import hierfavg as hierfavg
 from piebald.recipes.ifca import ifca as ifca
 from piebald.recipes.lg_fedavg import lg_fedavg as lg_fedavg
 from piebald.recipes.local import local as local

@@ -284,11 +284,11 @@ class History:
             untrained: count clients that never trained in figures over clients.
 
         Among them are `mean` and `sd` of the metric over clients, `worst_decile` (the mean of the worst tenth of the
-        clients, at least one), `per_client`, `mean_all` (over all clients), `untrained` (the number of clients that
-        never trained), `common`, `best` (the version that was kept, if not the last), `unseen` (the mean over clients
-        that were unseen until the end, each with its best adaptation method), `chosen` (how many clients have chosen
-        each model, with `keep = "best_for_each"`, else None), bytes sent, `seconds` of the runtime's clock and `wall`
-        seconds.
+        clients, at least one), `q10`, `median` and `q90` (quantiles over clients, the worst first), `per_client`,
+        `mean_all` (over all clients), `untrained` (the number of clients that never trained), `common`, `best` (the
+        version that was kept, if not the last), `unseen` (the mean over clients that were unseen until the end, each
+        with its best adaptation method), `chosen` (how many clients have chosen each model, with `keep =
+        "best_for_each"`, else None), bytes sent, `seconds` of the runtime's clock and `wall` seconds.
         """
         counted = {client: v for client, v in self.per_client.items() if untrained or client in self.trained}
         values = sorted(counted.values(), reverse=not self.higher_is_better)
@@ -302,6 +302,9 @@ class History:
             "mean": mean(values),
             "sd": spread(values),
             "worst_decile": mean(values[: max(1, len(values) // 10)]),
+            "q10": quantile(values, 0.1),
+            "median": quantile(values, 0.5),
+            "q90": quantile(values, 0.9),
             "per_client": counted,
             "mean_all": self.accuracy,
             "untrained": len(self.per_client.keys() - self.trained),
@@ -354,6 +357,15 @@ def load(paths: Sequence[Path | str]) -> list[History]:
 def mean(values: Sequence[float]) -> float | None:
     """The mean, or None of an empty sequence."""
     return sum(values) / len(values) if values else None
+
+
+def quantile(values: Sequence[float], share: float) -> float | None:
+    """The quantile of values in their order, by linear interpolation, or None of an empty sequence."""
+    if not values:
+        return None
+    place = share * (len(values) - 1)
+    below, rest = int(place), place - int(place)
+    return values[below] if not rest else (1 - rest) * values[below] + rest * values[below + 1]
 
 
 def spread(values: Sequence[float]) -> float | None:

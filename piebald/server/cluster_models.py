@@ -14,7 +14,7 @@ from torch import Tensor
 
 from piebald.aggregation.base import Aggregator, PreparesCohort
 from piebald.aggregation.linear import Linear
-from piebald.clustering.base import ChoosesMainCluster
+from piebald.clustering.base import ChoosesMainCluster, JoinsClusters
 from piebald.cohort_matrix import weighted_sum
 from piebald.contracts import Checkpoint, Cohort, Result, ServerContext, StepContext, Task, Update
 from piebald.randomness import key
@@ -114,6 +114,7 @@ class ClusterModels:
     last: TensorStore = field(init=False)
     _in_rounds: bool = field(init=False)
     _main_of: ChoosesMainCluster | None = field(init=False)
+    _joining: JoinsClusters | None = field(init=False)
     _colluding: list[tuple[int, Colludes]] = field(init=False)
     _preparing: PreparesCohort | None = field(init=False)
     _vectors_of: KeepsServerVectors | None = field(init=False)
@@ -121,11 +122,11 @@ class ClusterModels:
     def __post_init__(self) -> None:
         optimizer = self.recipe.server_optimizer
         self.last = TensorStore(optimizer.memory if isinstance(optimizer, CachedAverage) else 0, prefix="last")
-
         aggregator, trainer = self.recipe.aggregation, self.recipe.training
         # asking for a protocol costs more than a step of a small model, so it is done once
         clustering, transforms = self.recipe.clustering, enumerate(self.recipe.transforms)
         self._main_of = clustering if isinstance(clustering, ChoosesMainCluster) else None
+        self._joining = clustering if isinstance(clustering, JoinsClusters) else None
         self._colluding = [(place, one) for place, one in transforms if isinstance(one, Colludes)]
         self._in_rounds = round_kind(self.recipe.scheduling) is not None
         self._preparing = aggregator if isinstance(aggregator, PreparesCohort) else None
@@ -143,6 +144,8 @@ class ClusterModels:
 
     def of(self, client: int) -> ClusterModel:
         """The cluster that a client belongs to; the main one for a newcomer."""
+        if self._joining is not None:
+            return self.cluster(self._joining.cluster(client))
         return self.cluster(self.cluster_of[client]) if client in self.cluster_of else self.main
 
     def missed(self, task: Task, version: int) -> int:
@@ -187,6 +190,13 @@ class ClusterModels:
         labels = recipe.clustering.assign(cohort, self.cluster_of, context)
         if any(labels) or self.cluster_of:
             self._regroup(cohort.clients, labels)
+        counted = self._moved(labels, cohort, make_context)
+        if self._joining is not None:
+            self._join(self._joining, counted, context)
+        return counted
+
+    def _moved(self, labels: Sequence[int], cohort: Cohort, make_context: MakeContext) -> list[Counted]:
+        """Step the clusters that updates belong to."""
         found = sorted(set(labels))
         if len(found) == 1:
             return self._move(found[0], cohort, make_context)
@@ -195,6 +205,19 @@ class ClusterModels:
             rows = [row for row, own in enumerate(labels) if own == label]
             counted |= zip(rows, self._move(label, cohort.rows(rows), make_context), strict=True)
         return [counted[row] for row in range(len(labels))]
+
+    def _join(self, joining: JoinsClusters, counted: Sequence[Counted], context: ServerContext) -> None:
+        """Let all clusters go on from the mean of their models, where that is due."""
+        weights = dict[int, float]()
+        for one in counted:  # without a weight of its own, each counts once
+            weights[one.cluster] = weights.get(one.cluster, 0.0) + (1.0 if one.weight is None else one.weight)
+        shares = joining.joined(weights, context) or {}
+        if not sum(shares.values()):
+            return
+        models = torch.stack([self.cluster(number).model for number in shares])
+        model = (weighted_sum(models, list(shares.values())) / sum(shares.values())).float()
+        for number in range(joining.clusters):
+            _settle(self.cluster(number), model)
 
     def _step_alone(self, version: int, context: ServerContext) -> None:
         """Step where no update counts: a model that stays as it is would tell what noise on the mean hides."""

@@ -53,6 +53,7 @@ TABLE: dict[str, dict[str, Any]] = {
     "sync_dvw": {},
     "async_dvw": {"above_chance": True, "power": 2.0},
     "distfl": {"probes": 20},
+    "hierfavg": {"regions": ((0, 2), (1, 3, 4)), "region_rounds": 2},
     "ifca": {"k": 2},
     "cfl": {"eps1": 2.0, "eps2": 0.1},
     "adaptive_dvw": {"cycles": 3, "vc_tomb": 1},

@@ -77,6 +77,10 @@ COMPOSED = {
     "hidden rows, a pull, a private head, momentum, asynchronous": method("dp_sgd", mu=0.5, momentum=0.5).with_(
         sharing={"kind": "all_except", "private_layers": "classifier"}, scheduling={"kind": "asynchronous", "cohort": 3}
     ),
+    "private heads, asynchronous, noise at the client, the largest tenth": method("hdafl").with_(
+        scheduling={"kind": "asynchronous", "cohort": 3},
+        transforms=[{"kind": "gaussian", "clip": 0.1, "where": "client"}, {"kind": "top_k", "share": 0.1}],
+    ),
     "DistFL, where clients vote": method("distfl", normal="vote"),
     "SCAFFOLD, asynchronous, with a private head": method("scaffold").with_(
         sharing={"kind": "all_except", "private_layers": "classifier"}, scheduling={"kind": "asynchronous", "cohort": 3}

@@ -42,8 +42,10 @@ def test_the_state_of_optimizers_is_that_of_the_simulator(cluster: Any, state: s
 
 
 def test_many_at_once_on_a_virtual_clock(cluster: Any) -> None:
+    """With what clients keep of their packed updates, beside their private layers."""
     fleet = FastSlow(fast=1.0, slow_factor=2.5, share_slow=0.4)
-    recipe = method("hdafl").with_(scheduling={"kind": "asynchronous", "cohort": 3})
+    packing = {"kind": "top_k", "share": 0.2}
+    recipe = method("hdafl").with_(scheduling={"kind": "asynchronous", "cohort": 3}, transforms=[packing])
     expected = carry_out(recipe, model=plain_network, rounds=6, simulator={"fleet": fleet})
     ray = {"engine": "batched", "stack": 2, "fleet": fleet}
     assert_same(expected, on_ray(recipe, model=plain_network, rounds=6, ray=ray))

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
+from tests.security.server_entry import Entry
 
 from .conftest import Sites, carry_out, settings
 
@@ -17,6 +22,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "fedasync": {"cohort": 1},
     "sync_dvw": {},
     "ifca": {"k": 2},
+    "hierfavg": {"regions": ((0, 2), (1,))},
     "distfl": {"probes": 20},
 }
 MODELS = {"distfl": {"name": "mlp_bn"}}
@@ -69,3 +75,18 @@ def assert_same(made: Any, sites: Sites) -> None:
             for key in a.keys() - {"sent", "time"}:
                 same = pytest.approx(a[key], abs=1e-3, rel=1e-3) if isinstance(a[key], float) else a[key]
                 assert b[key] == same, (name, key, a, b)
+
+
+def test_a_federation_whose_folder_goes_with_it_ends_without_an_error(tmp_path: Path) -> None:
+    """Before, the status was written into a temporary folder that had been deleted a moment ago."""
+    entry = Entry(tmp_path, {"name": "fedavg"})
+    folder = entry.server.credentials.folder
+
+    class Local:
+        def close(self) -> None:
+            assert json.loads((folder / "status.json").read_text())["party"] == "server"
+            shutil.rmtree(folder)
+
+    entry.server._local = Local()  # type: ignore[assignment]
+    entry.server.close()
+    assert not folder.exists()

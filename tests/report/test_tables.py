@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 import piebald
@@ -45,6 +46,9 @@ def test_a_history_has_the_tables_and_the_final_figures():
     mean = (sum(c / 20 for c in range(19)) + 1) / 20
     assert history.accuracy == pytest.approx(mean)
     assert final["worst_decile"] == pytest.approx((0 + 0.05) / 2)
+    sorted_values = [c / 20 for c in range(19)] + [1.0]
+    for name, share in (("q10", 0.1), ("median", 0.5), ("q90", 0.9)):
+        assert final[name] == pytest.approx(np.quantile(sorted_values, share))
     assert final["per_client"][19] == 1.0
     assert final["sd"] == pytest.approx(
         math.sqrt((sum((c / 20 - mean) ** 2 for c in range(19)) + (1 - mean) ** 2) / 20)
@@ -92,6 +96,11 @@ def test_the_target_is_first_reached_at():
     error = tiny("a", 1, [[3.0], [2.0], [1.0]], metric="squared_error", higher_is_better=False)
     assert error.to_target(2.0)["version"] == 2
     assert error.final["worst_decile"] == 1.0
+    errors = tiny("a", 1, [[3.0, 1.0, 2.0, 5.0, 4.0]], metric="squared_error", higher_is_better=False).final
+    assert (errors["q10"], errors["median"], errors["q90"]) == pytest.approx((4.6, 3.0, 1.4))  # the worst first
+    assert (
+        History(RunStore.create(None, {"recipe": {"name": "a"}, "seed": 1, "metric": "accuracy"})).final["q10"] is None
+    )
 
 
 def test_runs_are_found_however_deep(runs, tmp_path):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
+
+import torch
 
 from piebald.client_work import ClientWork
 from piebald.contracts import SIGNATURE, ClientSecrets, SumDemands, Task, Update
@@ -34,6 +37,10 @@ def masked(update: Update, task: Task, work: ClientWork, secrets: ClientSecrets)
     masking = work.masking
     if masking is None:
         return update, None
+    places = work.masked_places(task.client, task.version)
+    if places is not None:
+        vectors = {**update.vectors, "model": update.vectors["model"][torch.from_numpy(places)]}
+        update = replace(update, vectors=vectors)
     try:
         return masking.mask(update, task, secrets), None
     except Declined as error:

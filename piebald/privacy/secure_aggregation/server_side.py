@@ -21,6 +21,8 @@ from piebald.privacy.secure_aggregation.share_checks import SHOWN, SHOWN_BY
 from piebald.privacy.secure_aggregation.unmasking import SIGNERS, SURVIVORS, ConfirmSurvivors, Unmasking
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from piebald.model_spec import ModelSpec
 
 Vector = np.ndarray[Any, Any]
@@ -53,6 +55,12 @@ class SumSettings(Protocol):
 
     def decode(self, total: Vector, clients: int) -> Vector:
         """The numbers of a sum."""
+
+    def numbers(self, spec: ModelSpec) -> int:
+        """How many numbers of the model are masked and sent."""
+
+    def spread(self, sums: Tensor, context: ServerContext) -> Tensor:
+        """Their sums at their places among all shared numbers [s]."""
 
 
 class SecureRound:
@@ -100,7 +108,7 @@ class SecureRound:
             total = self._sum(self.exchanged, masked, known, context)
         except Declined as error:
             return f"no secure aggregation: {error}"
-        return self._pooled(total, len(arrived), context.spec)
+        return self._pooled(total, len(arrived), context)
 
     # -- opening
 
@@ -184,8 +192,8 @@ class SecureRound:
         masks.add_masks(total, back, away)
         return total
 
-    def _pooled(self, total: Vector, arrived: int, spec: ModelSpec) -> PartialSum | str:
-        transform, shared = self.transform, spec.layout.shared
+    def _pooled(self, total: Vector, arrived: int, context: ServerContext) -> PartialSum | str:
+        transform, shared = self.transform, self.transform.numbers(context.spec)
         assert transform.heaviest is not None
         assert self.exchanged is not None
         clients = len(self.exchanged.graph.members)
@@ -199,7 +207,7 @@ class SecureRound:
         weight = share * transform.heaviest
         loss = decoded[1].item() / share * transform.loss_reach
         body = decoded[2:] * transform.reach
-        vectors = {"model": (body[:shared] * transform.heaviest).float()}
+        vectors = {"model": transform.spread((body[:shared] * transform.heaviest).float(), context)}
         place = shared
         for name, shape in (transform.vectors or {}).items():
             count = math.prod(shape)

@@ -40,6 +40,7 @@ from piebald.privacy.secure_aggregation.share_checks import all_shares, keep_sha
 from piebald.scheduling.base import Scheduler, round_kind
 from piebald.training.base import KeepsServerVectors, Trainer
 from piebald.transforms.base import MaskingTransform
+from piebald.transforms.compression import SendsSameNumbers, WireContext
 from piebald.transforms.gaussian import Gaussian
 
 _HEAD = 2  # numbers before the model: the weight, and weight times loss
@@ -81,6 +82,7 @@ class SecureAggregation(MaskingTransform):
         heaviest: the largest weight of a client; None is 1 where all weights are equal, otherwise 10,000.
         aggregation: how clients weigh their updates, as a table; set by the recipe.
         vectors: shapes of the other vectors of an update, by name; set by the recipe.
+        packing: what says which numbers of an update are sent, as a table, None for all of them; set by the recipe.
     """
 
     threshold: int | float = Field(default=2 / 3, gt=0)
@@ -91,6 +93,7 @@ class SecureAggregation(MaskingTransform):
     heaviest: float | None = Field(default=None, gt=0)
     aggregation: dict[str, Any] | None = None
     vectors: dict[str, tuple[int, ...]] | None = None
+    packing: dict[str, Any] | None = None
 
     @field_validator("threshold")
     @classmethod
@@ -148,6 +151,8 @@ class SecureAggregation(MaskingTransform):
         heaviest = self.heaviest or (1.0 if recipe.aggregation.kind == "equal_weighted" else _HEAVIEST)
         shapes = {name: tuple(sized[name].shape) for name in sorted(trainer.uploads())}
         filled = {"aggregation": recipe.aggregation.table(), "heaviest": heaviest, "vectors": shapes}
+        packs = next((one.table() for one in recipe.transforms if isinstance(one, SendsSameNumbers)), None)
+        filled |= {"packing": packs}
         return self.model_copy(update={**filled, "range": self.range or _range_of(recipe.transforms)})
 
     def graph(self, members: Sequence[int], public: Sequence[bytes]) -> MaskingGraph:
@@ -219,7 +224,26 @@ class SecureAggregation(MaskingTransform):
 
     def length(self, spec: ModelSpec) -> int:
         """Numbers in a masked update."""
-        return _HEAD + spec.layout.shared + sum(math.prod(shape) for shape in (self.vectors or {}).values())
+        return _HEAD + self.numbers(spec) + sum(math.prod(shape) for shape in (self.vectors or {}).values())
+
+    def numbers(self, spec: ModelSpec) -> int:
+        """How many numbers of the model are masked and sent."""
+        packs = self._packing()
+        return spec.layout.shared if packs is None else packs.sent_numbers(spec.layout)
+
+    def spread(self, sums: Tensor, context: ServerContext) -> Tensor:
+        """The sums of the numbers that are sent, at their places among all shared ones [s]; the others are zero."""
+        packs = self._packing()
+        if packs is None:
+            return sums
+        spec = context.spec
+        places = packs.sent_places(WireContext(spec.layout, spec.seed, 0, context.version))
+        return sums.new_zeros(spec.layout.shared).index_copy(0, torch.from_numpy(places), sums)
+
+    def _packing(self) -> SendsSameNumbers | None:
+        made = None if self.packing is None else build("transforms", self.packing)
+        assert made is None or isinstance(made, SendsSameNumbers)
+        return made
 
     def _weights(self) -> WeighsUpdates:
         made = build("aggregation", self.aggregation or "equal_weighted")

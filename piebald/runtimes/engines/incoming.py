@@ -13,6 +13,7 @@ from piebald.runtimes.engines.engine import Engine
 from piebald.runtimes.engines.stack import PRIVATE, ClientStack
 from piebald.runtimes.factored.sum_terms import MatrixTerm
 from piebald.runtimes.factored.vectors import FactoredVectors, to_dense
+from piebald.transforms.compression import COMPRESSION
 
 
 def train_input(engine: Engine, stack: ClientStack) -> TrainInput:
@@ -20,7 +21,9 @@ def train_input(engine: Engine, stack: ClientStack) -> TrainInput:
     device, layout = engine.device, engine.work.layout
     model = _stacked(stack.models, device)
     state = {
-        name: unpack_state(engine, stack.clients, name, rows) for name, rows in stack.state.items() if name != PRIVATE
+        name: unpack_state(engine, stack.clients, name, rows)
+        for name, rows in stack.state.items()
+        if name != PRIVATE and not name.startswith(COMPRESSION)
     }
     if layout.size > layout.shared:
         model = _with_private(model, _stacked(stack.state[PRIVATE], device))

@@ -12,6 +12,7 @@ from piebald.contracts import SumRequest, TrainInput, TrainOutput
 from piebald.errors import RuntimeFault
 from piebald.parameters import nbytes
 from piebald.randomness import key, long_key
+from piebald.runtimes.engines.compressing import compressed
 from piebald.runtimes.engines.engine import Engine
 from piebald.runtimes.engines.stack import PRIVATE, ClientStack, RunningSum, StackResult
 from piebald.runtimes.factored.sum_terms import KnownProducts
@@ -37,22 +38,24 @@ def updates(engine: Engine, stack: ClientStack, inputs: TrainInput, output: Trai
     if not summed:
         vectors = {name: to_dense(part) for name, part in vectors.items()}
     vectors = _transformed(engine, stack, vectors)
+    packed, kept = list[Tensor](), dict[str, Tensor | list[Tensor]]()
+    if work.compressor is not None:
+        vectors, packed, kept = compressed(work, work.compressor, stack, vectors)
     norms, trained_norms = (_norms(vectors["model"], known[n], n) for n in (shared, trained))
-    state = {name: _packed(engine, stack.clients, rows) for name, rows in output.state.items()}
+    state = kept | {name: _packed(engine, stack.clients, rows) for name, rows in output.state.items()}
     if shared < size:
         state[PRIVATE] = _columns(output.model, shared, size).cpu()
-    one = {name: part[0] for name, part in vectors.items()} if work.transforms else {}
-    sent = sum([part.shape[1:].numel() * part.element_size() for part in vectors.values()])
     return StackResult(
         steps=[int(count) for count in output.steps.tolist()],
         examples=[int(count) for count in inputs.examples.flatten().tolist()],
         norms=norms,
-        nbytes=work.transforms[-1].nbytes(one) if work.transforms else sent,
+        nbytes=_sizes(engine, vectors, packed, len(output.steps)),
         metrics={name: values.tolist() for name, values in output.metrics.items()},
         failures=[None] * len(output.steps),
         vectors=dict(vectors),
         state=state,
         trained_norms=trained_norms if trained < shared else [],
+        packed=packed,
     )
 
 
@@ -62,9 +65,8 @@ def answers(output: TrainOutput) -> StackResult:
     count = len(output.steps)
     examples = [int(rows) for rows in metrics.pop("examples", [0.0] * count)]
     vectors = {name: part.cpu() for name, part in output.vectors.items()}
-    return StackResult(
-        [0] * count, examples, [0.0] * count, nbytes(vectors) // max(count, 1), metrics, [None] * count, vectors
-    )
+    each = nbytes(vectors) // max(count, 1)
+    return StackResult([0] * count, examples, [0.0] * count, [each] * count, metrics, [None] * count, vectors)
 
 
 def add_to_sum(result: StackResult, request: SumRequest, total: RunningSum) -> None:
@@ -113,6 +115,19 @@ def _transformed(engine: Engine, stack: ClientStack, vectors: Mapping[str, Tenso
         rng_keys = [rng_key(seed, c, v, place) for c, v in zip(stack.clients, stack.rng_versions, strict=True)]
         vectors = transform.on_client(vectors, [made("stage", *one) for one in rng_keys], stack.clients)
     return vectors
+
+
+def _sizes(engine: Engine, vectors: Mapping[str, Tensor], packed: Sequence[Tensor], count: int) -> list[int]:
+    """Bytes of each client's update: of its vectors, some of which may be packed."""
+    if packed and engine.work.masking is not None:  # the numbers that are packed are masked instead
+        one = {name: part[0] for name, part in vectors.items()} | {"model": packed[0].view(torch.float32)}
+        return [engine.work.masking.nbytes(one)] * count
+    if packed:
+        others = sum([part[0].numel() * part.element_size() for name, part in vectors.items() if name != "model"])
+        return [others + len(row) for row in packed]
+    if engine.work.transforms:
+        return [engine.work.transforms[-1].nbytes({name: part[0] for name, part in vectors.items()})] * count
+    return [sum([part.shape[1:].numel() * part.element_size() for part in vectors.values()])] * count
 
 
 def _packed(engine: Engine, clients: Sequence[int], rows: Tensor) -> Tensor | list[Tensor]:

@@ -69,23 +69,26 @@ class StackResult:
         steps: optimizer steps of each client.
         examples: rows that each client trained on or answered for.
         norms: length of each client's change, which bounds on steps are for.
-        nbytes: bytes of one client's update.
+        nbytes: bytes of each client's update.
         metrics: by name, a number for each client.
         failures: why a client's update may not count, or None.
         vectors: by name, [c, ...]; empty where they were summed or there is nothing to send.
         state: new client state by name, [c, ...] or a list with a tensor for each client.
         trained_norms: the lengths without buffers, where there are some.
+        packed: what each client sends in the place of vectors["model"], where updates are packed.  It stays where it
+            was made: only a site sends it on.
     """
 
     steps: list[int]
     examples: list[int]
     norms: list[float]
-    nbytes: int
+    nbytes: list[int]
     metrics: dict[str, list[float]]
     failures: list[str | None]
     vectors: dict[str, Tensor] = field(default_factory=dict)
     state: Mapping[str, Any] = field(default_factory=dict)
     trained_norms: list[float] = field(default_factory=list)
+    packed: list[Tensor] = field(default_factory=list)
 
     def update(self, row: int) -> Update:
         """One client's update."""
@@ -95,7 +98,7 @@ class StackResult:
             steps=self.steps[row],
             metrics={name: values[row] for name, values in self.metrics.items()},
             norm=self.trained_norms[row] if self.trained_norms and isfinite(self.norms[row]) else self.norms[row],
-            nbytes=self.nbytes,
+            nbytes=self.nbytes[row],
         )
 
 

@@ -13,6 +13,7 @@ from piebald.parameters import matching
 from piebald.privacy import SecureAggregation
 from piebald.runtimes.federation.work_limits import WorkLimits
 from piebald.transforms.base import Transform
+from piebald.transforms.compression import Compressor
 from piebald.transforms.gaussian import Gaussian
 
 _NUMBERS = 64  # named numbers in an answer
@@ -82,18 +83,24 @@ class Policy(BaseModel):
     def _noise_reject_reason(self, transforms: Sequence[Transform], uploads: Sequence[str]) -> str | None:
         """The reason why clipping and noise do not suffice, or None.
 
-        They must come from the last transform (except a secure aggregation), since a later one could undo them.
+        They must come from the last transform, since a later one could undo them; only a secure aggregation may follow,
+        or a compressor that makes nothing longer or packs what is noised already.
         """
         if self.clip is None and self.noise is None:
             return None
         if uploads:
             return f"updates would carry {uploads[0]!r} beside the model, which nothing clips"
+        packing = next((one for one in transforms if isinstance(one, Compressor)), None)  # works last wherever it is
+        transforms = [one for one in transforms if not isinstance(one, Compressor)]
         last = transforms[-1] if transforms else None
         if not isinstance(last, Gaussian):
             return (
                 "updates must be clipped by the last transform but the recipe does not do that: "
                 "add transform 'gaussian'"
             )
+        noised = last.where == "client" and last.multiplier > 0
+        if packing is not None and not noised and not packing.keeps_clip:
+            return f"what {packing.kind} sends may be longer than the clip of this site's policy"
         if self.clip is not None and last.clip > self.clip:
             return f"updates would be clipped to norm {last.clip:g}, this site allows at most {self.clip:g}"
         if self.noise is None:

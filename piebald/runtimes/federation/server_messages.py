@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from piebald.client_work import ClientWork
 from piebald.contracts import Split, Update
@@ -112,7 +113,9 @@ class ServerMessages:
             Refused: it has not.
         """
         try:
-            return unpack_update(body, self._work.result_form(one.task, member.rows or {}))
+            packed = one.task.query is None and self._work.compressor is not None and self._work.masking is None
+            decompress = partial(self._work.decompress, task=one.task) if packed else None
+            return unpack_update(body, self._work.result_form(one.task, member.rows or {}), decompress)
         except Refused:
             raise
         except Exception as error:  # whatever its bytes raise: the site must be answered, or it sends them for ever

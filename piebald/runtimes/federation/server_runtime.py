@@ -179,9 +179,9 @@ class FederationServer:
         if closed:
             return
         self._messages.stop()
+        self._write_status()  # before a federation on this machine deletes its folder
         if self._local is not None:
             self._local.close()
-        self._write_status()
 
     # -- presence of sites
 

@@ -107,6 +107,8 @@ class TaskRunner:
         if refused is not None:
             log.error("task %d: nothing is sent: %s", task.id, refused)
             return None, f"refused by the site's policy: {refused}", None
+        if served.packed and self.work.masking is None:
+            update = replace(update, vectors={**update.vectors, "model": served.packed[0]})
         if not math.isfinite(update.norm):  # the update cannot count, so the client forgets the attempt
             return update, None, None
         return update, None, {name: rows[0].clone() for name, rows in served.state.items()}

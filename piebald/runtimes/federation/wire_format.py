@@ -7,7 +7,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, NoReturn
 
@@ -146,7 +146,9 @@ def pack_update(update: Update | None, failure: str | None) -> bytes:
 
 
 def unpack_update(
-    body: bytes | bytearray | memoryview, form: ResultForm | None = None
+    body: bytes | bytearray | memoryview,
+    form: ResultForm | None = None,
+    decompress: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Update | None, str | None]:
     """Deserialize the outcome of a task: an update and None, or None and the reason.
 
@@ -155,6 +157,7 @@ def unpack_update(
     Args:
         body: what came.
         form: what the result may hold.
+        decompress: makes the change of a packed one, or raises a ValueError; None where changes are not packed.
 
     Raises:
         Refused: the body holds no result, or one of another form.
@@ -169,6 +172,11 @@ def unpack_update(
     if head.failure is not None:
         return None, head.failure
     nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    if decompress is not None and "model" in tensors:
+        try:
+            tensors["model"] = decompress(tensors["model"])
+        except ValueError as error:
+            raise Refused(f"an update that cannot be unpacked ({error})") from None
     update = Update(tensors, head.examples, head.steps, head.metrics, 0.0, None, min(head.nbytes, nbytes))
     if form is not None and (reason := form.reject_reason(tensors, head.examples, head.steps, head.metrics)):
         raise Refused(f"a result of another form ({reason})")
