@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from piebald.cli.app import Json, Out, Quiet, Sets, app, end_on_term
+from piebald.cli.app import Json, Out, Quiet, Sets, StartFrom, app, end_on_term
 from piebald.cli.printing import print_json, print_table
 from piebald.cli.train import run
 from piebald.errors import SettingError
@@ -53,6 +53,7 @@ def server(
     file: Annotated[Path, typer.Argument(metavar="EXPERIMENT", help="A TOML file.")],
     sets: Sets = None,
     out: Out = None,
+    start_from: StartFrom = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -62,7 +63,8 @@ def server(
     read(credentials)
     _log_to_stderr()
     with _Running(credentials):
-        run(file, _flags(file, sets, credentials=str(credentials.resolve())), out, as_json=as_json, quiet=quiet)
+        flags = _flags(file, sets, credentials=str(credentials.resolve()))
+        run(file, flags, out, start_from=start_from, as_json=as_json, quiet=quiet)
 
 
 @app.command()

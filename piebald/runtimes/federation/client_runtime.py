@@ -176,6 +176,7 @@ class FederationClient:
             if not refused:
                 runner = self._runner_for(prepared, terms, welcome.run)
                 rows = _stated_rows(runner)
+                self._carry_over(terms.get("lineage"), runner)
         except PiebaldError as error:
             refused = " ".join(str(error).split())[:300]
         except Exception as error:
@@ -186,6 +187,13 @@ class FederationClient:
         self._terms = bytes(body)
         self.session.accept_terms(welcome.terms, runner, rows, refused)
         self._hello_due.set()
+
+    def _carry_over(self, lineage: str | None, runner: TaskRunner) -> None:
+        """Begin with the state that this site kept of the run that this one goes on from."""
+        if lineage is not None and runner.state_form and not self._policy.carry:
+            log.info("this site's policy has carry = false, so its state begins anew")
+        elif lineage is not None:
+            self.session.carry_over(lineage, runner.state_form)
 
     def _runner_for(self, prepared: SiteClient, terms: Mapping[str, Any], run: str) -> TaskRunner:
         folder = self.credentials.folder

@@ -38,6 +38,7 @@ class Policy(BaseModel):
         secure_aggregation: the least number of clients in a secure aggregation, outside of which no update leaves; or
             a table of all that is demanded of it.  Runs with secure aggregation must meet its defaults in any case.
         work: what one task may cost this site.
+        carry: whether a run may go on with the private layers and the state that this site kept of an earlier run.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -53,6 +54,7 @@ class Policy(BaseModel):
     updates: int | None = Field(default=None, ge=1)
     secure_aggregation: Annotated[int, Field(ge=2)] | SumDemands | None = None
     work: WorkLimits = WorkLimits()
+    carry: bool = True
 
     def reject_reason(self, work: ClientWork) -> str | None:
         """The reason why this site does not work under a run's terms, or None."""

@@ -51,6 +51,7 @@ class FederationServer:
         clients: the clients' names, and the server's own rows.
         local: the sites on this machine, or None where they are elsewhere.
         make_link: makes the server's connection to its sites.
+        lineage: number of the run that this one goes on from, or None.
 
     Attributes:
         shared: what the server's threads share.
@@ -65,11 +66,12 @@ class FederationServer:
         clients: Clients,
         local: LocalFederation | None,
         make_link: Callable[..., Link] = Link,
+        lineage: str | None = None,
     ) -> None:
         self.work, self._clients, self._local = work, clients, local
         self.credentials = provisioning.read(folder)
         sites = sites_of(self.credentials, clients)
-        body = terms(work, experiment, client_names(clients), sites, clients.classes)
+        body = terms(work, experiment, client_names(clients), sites, clients.classes, lineage)
         self.shared = FederationState(sites, digest(body), timeouts)
         self._changed, self._lock = self.shared.changed, self.shared.lock
         self._writing = threading.Lock()  # of the status, by the watching thread and by the one that closes
