@@ -26,12 +26,23 @@ _CREDENTIALS = typer.Argument(metavar="CREDENTIALS", help="A folder that piebald
 def provision(
     file: Annotated[Path, typer.Argument(metavar="FEDERATION", help="A TOML file: name, host, port, days, sites.")],
     out: Annotated[Path, typer.Option("--out", help="The folder for the credentials.")] = Path("credentials"),
+    renew: Annotated[bool, typer.Option("--renew", help="Make new keys and certificates for all parties.")] = False,
+    party: Annotated[list[str] | None, typer.Option(help="With --renew, only for this party; repeatable.")] = None,
+    revoke: Annotated[list[str] | None, typer.Option(metavar="SITE", help="Shut a site out; repeatable.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Create credentials for the server and for each site; existing ones stay as they are."""
+    """Create credentials for the server and for each site; existing ones stay as they are, unless renewed."""
     from piebald.runtimes.federation import provisioning
 
-    made = provisioning.provision(provisioning.describe(file), out)
+    described = provisioning.describe(file)
+    if party and not renew:
+        raise SettingError("--party says whose credentials are renewed: give it with --renew")
+    if revoke:
+        shut = provisioning.revoke(described, out, revoke)
+        rows = [(site, f"{at:%Y-%m-%d %H:%M:%S} UTC") for site, at in sorted(shut.items())]
+        if not renew:
+            return print_json({"revoked": dict(rows)}) if as_json else print_table(("revoked", "at"), rows)
+    made = provisioning.renew(described, out, party or ()) if renew else provisioning.provision(described, out)
     if as_json:
         rows = [
             {"party": one.party, "credentials": str(one.folder), "expires": one.expires.isoformat()} for one in made

@@ -22,6 +22,7 @@ from piebald.errors import PiebaldError
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 from piebald.runtimes.federation import site_choice
 from piebald.runtimes.federation.client_session import ClientSession, Delivery, StartedTask
+from piebald.runtimes.federation.expiry import ExpiryWatch
 from piebald.runtimes.federation.flare_link import SERVER, Link
 from piebald.runtimes.federation.messages import Piece, Refused, Reply, TermsRequest, Welcome, decode, encode
 from piebald.runtimes.federation.policy import Policy
@@ -89,8 +90,10 @@ class FederationClient:
         for thread in threads:
             thread.start()
         self._link.start()
+        expiry = ExpiryWatch(self.credentials.folder)
         try:
             while not self._over.is_set():
+                expiry.look()
                 self._hello_due.clear()
                 self._say_hello()
                 self._write_status()

@@ -71,6 +71,7 @@ class ServerMessages:
     def _on_hello(self, origin: str, hello: Hello, body: memoryview) -> bytes:
         member = self._member(origin)
         with self._state.lock:
+            self.link.shut.pop(origin, None)  # it is here, with a certificate that is admitted
             refused = _refusal(hello, member.rows if hello.ready == self._state.terms else None)
             if refused and refused != member.refused:
                 log.warning("%s does not take part: %s", origin, refused)

@@ -24,6 +24,7 @@ from piebald.runtimes.engines.engine import Engine
 from piebald.runtimes.engines.serving import serve
 from piebald.runtimes.engines.stack import ClientStack
 from piebald.runtimes.federation import provisioning
+from piebald.runtimes.federation.expiry import ExpiryWatch
 from piebald.runtimes.federation.flare_link import SERVER, Link
 from piebald.runtimes.federation.local_federation import LocalFederation
 from piebald.runtimes.federation.member_list import CHANCES, Member, OpenTask, client_names, sites_of
@@ -239,9 +240,12 @@ class FederationServer:
 
     def _watch(self) -> None:
         """Loop of the watching thread: gives up tasks at sites that are silent or too slow, and writes the status."""
+        expiry = ExpiryWatch(self.credentials.folder)
         while not self.shared.closing:
+            expiry.look()
             with self._changed:
                 for member in self.shared.members:
+                    member.refused = self._messages.link.shut.get(member.name, member.refused)
                     for one in list(member.open.values()):
                         if self._gathered and (reason := self._give_up_reason(member, one)):
                             self.shared.end_task(member, one, None, reason)
