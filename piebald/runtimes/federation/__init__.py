@@ -2,6 +2,7 @@
 
     federation_settings  settings of the runtime
     provisioning         credentials: one folder for each party, with certificate, key and settings
+    audit                the log of who joined and what left, as a chain of digests
     certificates         the federation's certificate authority
     expiry               warnings before a certificate expires
     revocation           sites that the server admits no more

@@ -21,6 +21,7 @@ from piebald.contracts import Split, Task, Update
 from piebald.errors import PiebaldError
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 from piebald.runtimes.federation import site_choice
+from piebald.runtimes.federation.audit import AuditLog
 from piebald.runtimes.federation.client_session import ClientSession, Delivery, StartedTask
 from piebald.runtimes.federation.expiry import ExpiryWatch
 from piebald.runtimes.federation.flare_link import SERVER, Link
@@ -32,7 +33,7 @@ from piebald.runtimes.federation.signing import CertificateSigner
 from piebald.runtimes.federation.task_runner import SiteClient, TaskRunner
 from piebald.runtimes.federation.transfer import send_body
 from piebald.runtimes.federation.update_count import UpdateCount
-from piebald.runtimes.federation.wire_format import Assembly, digest, pack_update
+from piebald.runtimes.federation.wire_format import Assembly, contents, digest, pack_update
 from piebald.version import __version__
 
 BEAT = 1.0  # seconds between two hellos
@@ -68,6 +69,7 @@ class FederationClient:
         self._prepare, self._device, self._stays = prepare, device, stays
         self._updates = UpdateCount(credentials.folder / "state" / "updates")
         self._incarnation = secrets.token_hex(8)
+        self._audit, self._noted = AuditLog(credentials.folder), set[tuple[str, int, str]]()
         self.session = ClientSession(credentials.folder / "state")
         self._secrets = threading.Lock()  # one thread at a time uses the keys of a secure aggregation
         self._terms = b""  # of the run, as they came
@@ -82,6 +84,8 @@ class FederationClient:
 
     def run(self) -> str:
         """Run until the run has ended or `stop` is called; returns why it ended."""
+        about = {"piebald": __version__, "policy": self._policy.digest, "allows": self._policy.model_dump(mode="json")}
+        self._audit.write("started", party=self.credentials.party, **about)
         threads = [
             threading.Thread(target=work, name=work.__name__, daemon=True)
             for work in (self._train, self._answer, self._deliver)
@@ -171,9 +175,10 @@ class FederationClient:
         body = self._fetch_terms(welcome)
         if body is None:
             return
-        runner, rows, refused = None, dict[Split, int](), ""
+        runner, rows, refused, recipe = None, dict[Split, int](), "", None
         try:
             terms = json.loads(bytes(body))
+            recipe = terms["experiment"].get("recipe")
             prepared = self._prepare(terms)
             refused = self._policy.reject_reason(prepared.work) or ""
             if not refused:
@@ -187,6 +192,8 @@ class FederationClient:
             refused = f"{type(error).__name__}; the site's log says more"
         if refused:
             log.warning("this site does not take part: %s", refused)
+        about = {"terms": welcome.terms, "recipe": recipe, "policy": self._policy.digest, "rows": rows}
+        self._audit.write("declined" if refused else "accepted", run=welcome.run, **about, reason=refused or None)
         self._terms = bytes(body)
         self.session.accept_terms(welcome.terms, runner, rows, refused)
         self._hello_due.set()
@@ -295,9 +302,27 @@ class FederationClient:
             run=welcome.run, epoch=welcome.epoch, id=delivery.id, trains=delivery.trains, start=0,
             size=len(delivery.body), digest=digest(delivery.body),
         )  # fmt: skip
-        if send_body(self._link, SERVER, "result", head, delivery.body, timeout=WAIT) is None:
+        about = {"run": welcome.run, "task": delivery.id, "trains": delivery.trains, "body": head.digest}
+        if not self._note_leaving(about, delivery.body):
             return False
+        status = send_body(self._link, SERVER, "result", head, delivery.body, timeout=WAIT)
+        if status is None:
+            return False
+        if status == "done":
+            self._audit.write("delivered", **about)
         self.session.mark_delivered(delivery, welcome.epoch)
+        return True
+
+    def _note_leaving(self, about: Mapping[str, Any], body: bytes) -> bool:
+        """Note in the audit log what is about to leave, once; returns whether that could be written, else it stays."""
+        this = (about["run"], about["task"], about["body"])
+        if this not in self._noted:
+            try:
+                self._audit.write("sent", **about, bytes=len(body), policy=self._policy.digest, **contents(body))
+            except OSError as error:
+                log.error("the audit log cannot be written, so nothing leaves this site: %s", error.strerror)
+                return False
+            self._noted.add(this)
         return True
 
     # -- status

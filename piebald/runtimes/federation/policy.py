@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated
 
@@ -55,6 +57,12 @@ class Policy(BaseModel):
     secure_aggregation: Annotated[int, Field(ge=2)] | SumDemands | None = None
     work: WorkLimits = WorkLimits()
     carry: bool = True
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the policy, by which the audit log names it."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def reject_reason(self, work: ClientWork) -> str | None:
         """The reason why this site does not work under a run's terms, or None."""

@@ -35,6 +35,7 @@ from piebald.runtimes.federation.server_state import FederationState
 from piebald.runtimes.federation.signing import SignatureCheck
 from piebald.runtimes.federation.timeouts import Timeouts
 from piebald.runtimes.federation.wire_format import digest
+from piebald.version import __version__
 
 _TICK = 0.25  # seconds between checks for silent sites
 
@@ -81,6 +82,8 @@ class FederationServer:
         self._engine: Engine | None = None
         self._signatures: SignatureCheck | None = None
         self._messages = ServerMessages(self.shared, self.credentials, body, work, make_link)
+        about = {"piebald": __version__, "terms": self.shared.terms, "lineage": lineage, "sites": sites}
+        self._messages.audit.write("started", party=SERVER, recipe=dict(experiment).get("recipe"), **about)
         self._messages.start()
         threading.Thread(target=self._watch, daemon=True).start()
         if local is not None:
@@ -163,6 +166,7 @@ class FederationServer:
 
     def _tell_the_end(self) -> None:
         with self._lock:
+            self._messages.audit.write("ended", run=self.shared.run, steps=self.shared.version)
             self.shared.dismiss()
             dismissed = time.monotonic()
         silence = self.shared.timeouts.silence
@@ -245,7 +249,9 @@ class FederationServer:
             expiry.look()
             with self._changed:
                 for member in self.shared.members:
-                    member.refused = self._messages.link.shut.get(member.name, member.refused)
+                    if (shut := self._messages.link.shut.get(member.name, "")) and shut != member.refused:
+                        member.refused = shut
+                        self._messages.audit.write("shut out", site=member.name, reason=shut)
                     for one in list(member.open.values()):
                         if self._gathered and (reason := self._give_up_reason(member, one)):
                             self.shared.end_task(member, one, None, reason)

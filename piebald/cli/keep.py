@@ -1,0 +1,45 @@
+"""Commands that keep a federation running for months: audit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from piebald.cli.app import Json, app
+from piebald.cli.printing import print_json, print_table
+from piebald.errors import SettingError
+
+
+@app.command()
+def audit(
+    folder: Annotated[
+        Path, typer.Argument(metavar="RUN|CREDENTIALS", help="A run folder, or a folder of credentials.")
+    ],
+    head: Annotated[str | None, typer.Option(help="A head that was noted before: it must still be in the log.")] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="The credentials of the other side: nothing that it tells of may be missing.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Check the chain of a party's audit log: no line was changed, removed, added or moved."""
+    from piebald.deploy.status import credentials_folder
+    from piebald.runtimes.federation.audit import FILE, knows, missing, verify
+
+    path = credentials_folder(folder) / FILE
+    found = verify(path)
+    if head is not None and not knows(path, head):
+        raise SettingError(f"{path} has no line with digest {head}: it was cut at its end, or written anew")
+    if against is not None and (gaps := missing(path, credentials_folder(against) / FILE)):
+        more = f", and {len(gaps) - 1} more" if len(gaps) > 1 else ""
+        raise SettingError(f"{gaps[0]}{more}: one of the two logs was cut or written anew")
+    facts = {"log": str(path), "lines": found.lines, "first": found.first, "last": found.last, "head": found.head}
+    if as_json:
+        return print_json(facts)
+    print_table(("", ""), list(facts.items()))
+    if head is None and against is None:
+        print(
+            "\nThe chain holds.  A log that was cut at its end, or written anew, has a chain as well: compare the head "
+            "with one noted before (--head), or the log with that of the other side (--against)."
+        )
