@@ -1,4 +1,4 @@
-"""Commands that keep a federation running for months: audit."""
+"""Commands that keep runs and federations for months: backup, restore, audit."""
 
 from __future__ import annotations
 
@@ -7,9 +7,38 @@ from typing import Annotated
 
 import typer
 
-from piebald.cli.app import Json, app
+from piebald.cli.app import Json, app, check_run
 from piebald.cli.printing import print_json, print_table
 from piebald.errors import SettingError
+
+
+@app.command()
+def backup(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder; the run may go on meanwhile.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file, which only you can read.")],
+    as_json: Json = False,
+) -> None:
+    """Write a run folder into one file, without stopping the run."""
+    check_run(run)
+    from piebald.report.backup import backup
+
+    made = backup(run, file)
+    print_json(made) if as_json else print(f"{made['file']} holds {run} as of server step {made['step']}")
+
+
+@app.command()
+def restore(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that piebald backup wrote.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder that does not exist.")],
+    as_json: Json = False,
+) -> None:
+    """Make a run folder from a backup; piebald resume goes on from there."""
+    from piebald.report.backup import restore
+
+    made = restore(file, folder)
+    if as_json:
+        return print_json(made)
+    print(f"{folder} holds the run as of server step {made['step']}; go on with: piebald resume {folder}")
 
 
 @app.command()
