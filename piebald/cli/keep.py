@@ -1,4 +1,4 @@
-"""Commands that keep runs and federations for months: backup, restore, audit."""
+"""Commands that keep runs and federations for months: backup, restore, approve, audit."""
 
 from __future__ import annotations
 
@@ -39,6 +39,29 @@ def restore(
     if as_json:
         return print_json(made)
     print(f"{folder} holds the run as of server step {made['step']}; go on with: piebald resume {folder}")
+
+
+@app.command()
+def approve(
+    credentials: Annotated[Path, typer.Argument(metavar="CREDENTIALS", help="The credentials of a site.")],
+    digest: Annotated[str | None, typer.Argument(help="The digest of the terms to approve; shown without it.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show the experiment that waits for approval at a site, or approve it."""
+    from piebald.runtimes.federation import consent
+    from piebald.runtimes.federation.provisioning import read
+
+    read(credentials)
+    if digest is not None:
+        consent.approve(credentials, digest)
+        return print_json({"approved": digest}) if as_json else print(f"approved {digest}")
+    waiting = consent.pending(credentials)
+    if as_json:
+        return print_json({"pending": waiting})
+    if waiting is None:
+        return print(f"nothing waits for approval in {credentials}")
+    print_table(("", ""), [(name, value) for name, value in waiting.items() if value])
+    print(f"\napprove it with: piebald approve {credentials} {waiting['terms']}")
 
 
 @app.command()

@@ -15,6 +15,7 @@
     signing              signatures of sites on the keys of secure aggregation
     run_terms            terms of a run, from which a site rebuilds its work
     policy               what a site allows
+    consent              an experiment that waits for a person at the site
     task_runner          tasks at a site: training and queries
     client_store         a site's files: client state, and results until the server has saved them
     client_session       a site's part in a run: tasks it has, results to deliver

@@ -23,6 +23,7 @@ from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 from piebald.runtimes.federation import site_choice
 from piebald.runtimes.federation.audit import AuditLog
 from piebald.runtimes.federation.client_session import ClientSession, Delivery, StartedTask
+from piebald.runtimes.federation.consent import Consent, recipe_in
 from piebald.runtimes.federation.expiry import ExpiryWatch
 from piebald.runtimes.federation.flare_link import SERVER, Link
 from piebald.runtimes.federation.messages import Piece, Refused, Reply, TermsRequest, Welcome, decode, encode
@@ -69,6 +70,7 @@ class FederationClient:
         self._prepare, self._device, self._stays = prepare, device, stays
         self._updates = UpdateCount(credentials.folder / "state" / "updates")
         self._incarnation = secrets.token_hex(8)
+        self._consent = Consent(credentials.folder, policy)
         self._audit, self._noted = AuditLog(credentials.folder), set[tuple[str, int, str]]()
         self.session = ClientSession(credentials.folder / "state")
         self._secrets = threading.Lock()  # one thread at a time uses the keys of a secure aggregation
@@ -119,7 +121,8 @@ class FederationClient:
 
     def _say_hello(self) -> None:
         """Send a hello, and act on the server's welcome."""
-        answer = self._link.request(SERVER, "hello", self.session.hello(self._incarnation), timeout=5.0)
+        hello = self.session.hello(self._incarnation).model_copy(update={"pending": self._consent.waits})
+        answer = self._link.request(SERVER, "hello", hello, timeout=5.0)
         if answer is None:
             return
         try:
@@ -131,7 +134,7 @@ class FederationClient:
 
     def _on_welcome(self, welcome: Welcome) -> None:
         before = self.session.take_welcome(welcome)
-        if welcome.run and welcome.terms != self.session.terms:
+        if welcome.run and (welcome.terms != self.session.terms or self._consent.was_given()):
             self._review_terms(welcome)
         if welcome.over and (before is None or not before.over):
             self._save_model()
@@ -178,10 +181,11 @@ class FederationClient:
         runner, rows, refused, recipe = None, dict[Split, int](), "", None
         try:
             terms = json.loads(bytes(body))
-            recipe = terms["experiment"].get("recipe")
-            prepared = self._prepare(terms)
-            refused = self._policy.reject_reason(prepared.work) or ""
-            if not refused:
+            recipe = recipe_in(terms)
+            consent = self._consent.reject_reason(welcome.terms, terms)  # before rows are read, or anything is built
+            prepared = self._prepare(terms) if consent is None else None
+            refused = consent or (self._policy.reject_reason(prepared.work) if prepared else None) or ""
+            if prepared is not None and not refused:
                 runner = self._runner_for(prepared, terms, welcome.run)
                 rows = _stated_rows(runner)
                 self._carry_over(terms.get("lineage"), runner)
@@ -192,8 +196,11 @@ class FederationClient:
             refused = f"{type(error).__name__}; the site's log says more"
         if refused:
             log.warning("this site does not take part: %s", refused)
+        elif self._consent.waits:
+            log.warning("an experiment waits for approval: look at it with piebald approve %s", self.credentials.folder)
         about = {"terms": welcome.terms, "recipe": recipe, "policy": self._policy.digest, "rows": rows}
-        self._audit.write("declined" if refused else "accepted", run=welcome.run, **about, reason=refused or None)
+        verdict = "declined" if refused else "waits for approval" if self._consent.waits else "accepted"
+        self._audit.write(verdict, run=welcome.run, **about, reason=refused or None)
         self._terms = bytes(body)
         self.session.accept_terms(welcome.terms, runner, rows, refused)
         self._hello_due.set()

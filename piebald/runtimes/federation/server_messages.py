@@ -78,6 +78,8 @@ class ServerMessages:
             if refused and refused != member.refused:
                 log.warning("%s does not take part: %s", origin, refused)
                 self.audit.write("does not take part", site=origin, reason=refused)
+            if hello.pending and not (member.hello and member.hello.pending):
+                log.warning("%s waits until somebody there approves the experiment", origin)
             here, welcome = member.rows is not None, self._state.take_hello(member, hello, refused)
             if member.rows is not None and not here:
                 self.audit.write("joined", site=origin, piebald=hello.version, rows=member.rows)
