@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import piebald
+from piebald.runtimes.federation import provisioning
+from piebald.runtimes.federation.audit import FILE, missing
 
 from .conftest import SITES, Sites, carry_out, provisioned, settings
 
@@ -37,8 +40,20 @@ def test_private_layers_follow_where_the_sites_policy_lets_them(tmp_path: Path) 
         assert begun[2] != ended[2]  # a private layer of its own choice
         assert second.meta["lineage"]["federation"] in sites.log("site-1")
         assert "carry = false" in sites.log("site-3")
-        lost = settings({"name": "fedavg"}, rounds=1)
-        with pytest.raises(piebald.errors.SettingError, match="private layers"):
-            carry_out(lost, tmp_path / "third", start_from=tmp_path / "first", **where)
+        port = provisioning.read(sites.folder / "server").port
+        table = {"name": "test", "host": "127.0.0.1", "port": port, "days": 2, "sites": SITES}
+        provisioning.revoke(provisioning.Description.model_validate(table), sites.folder, ["site-2"])
+        third = carry_out(made, tmp_path / "third", start_from=tmp_path / "second", wait_for=2, **where)
+        assert {row["client"] for row in third.results if row["status"] == "ok"} == {0, 2}
     finally:
         sites.close()
+    logs = {name: sites.folder / name / FILE for name in ("server", *SITES)}
+    for name in SITES:  # nothing has left a site that is not in both logs
+        assert missing(logs[name], logs["server"]) == missing(logs["server"], logs[name]) == []
+    told = [json.loads(line) for line in logs["server"].read_text().splitlines()]
+    runs = [entry["run"] for entry in told if entry["event"] == "ended"]
+    received = [(entry["run"], entry["site"]) for entry in told if entry["event"] == "received"]
+    assert {site for run, site in received if run == runs[1]} == {*SITES}
+    assert {site for run, site in received if run == runs[2]} == {"site-1", "site-3"}
+    (shared,) = {tuple(entry["tensors"]) for entry in told if entry["event"] == "received" and entry["trains"]}
+    assert shared == ("model",)

@@ -29,6 +29,7 @@ from piebald.runtimes.federation.revocation import Admission, name_in
 from piebald.runtimes.federation.signing import CertificateSigner, SignatureCheck
 from tests.federation.conftest import until
 
+from .server_entry import Entry
 from .test_connections import files
 
 
@@ -239,3 +240,22 @@ def test_what_cannot_be_renewed_or_revoked_is_said_in_one_sentence(
     assert said.count("\n") == 1
     assert sorted(os.listdir("credentials/north")) == before
     assert not Path("elsewhere").exists()
+
+
+def test_the_run_goes_on_at_once_without_a_site_that_was_shut_out_until_it_is_back(tmp_path: Path) -> None:
+    """Not after `patience`, for which a synchronous round waits for a site that is silent."""
+    entry = Entry(tmp_path, {"name": "fedavg"})
+    try:
+        entry.join("site-1")
+        entry.join("site-2")
+        entry.task(client=1)
+        entry.wire.shut["site-2"] = "its certificate was revoked"
+        lost = until(entry.result, 30)
+        assert (lost.update, lost.failure) == (None, "does not take part: its certificate was revoked")
+        assert list(entry.server.clients()) == [0]
+        entry.join("site-2")  # with a certificate that was issued later
+        assert list(entry.server.clients()) == [0, 1]
+    finally:
+        entry.server.close()
+    told = (tmp_path / "server" / "audit.jsonl").read_text()
+    assert told.count('"event":"shut out","site":"site-2","reason":"its certificate was revoked"') == 1
