@@ -90,7 +90,7 @@ class FinishedRun:
             seed += 1
         if seed != wanted:
             log.warning(
-                "the run in %s had seed %d already, so this one has seed %d: its batches and its noise are others",
+                "the run in %s, or one before it, had seed %d already, so this one has seed %d and other batches",
                 self.path, wanted, seed,
             )  # fmt: skip
         return seed

@@ -39,9 +39,9 @@ def provision(
         raise SettingError("--party says whose credentials are renewed: give it with --renew")
     if revoke:
         shut = provisioning.revoke(described, out, revoke)
-        rows = [(site, f"{at:%Y-%m-%d %H:%M:%S} UTC") for site, at in sorted(shut.items())]
+        times = {site: f"{at:%Y-%m-%d %H:%M:%S} UTC" for site, at in sorted(shut.items())}
         if not renew:
-            return print_json({"revoked": dict(rows)}) if as_json else print_table(("revoked", "at"), rows)
+            return print_json({"revoked": times}) if as_json else print_table(("revoked", "at"), list(times.items()))
     made = provisioning.renew(described, out, party or ()) if renew else provisioning.provision(described, out)
     if as_json:
         rows = [

@@ -23,6 +23,7 @@ import stat
 import tarfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -174,7 +175,7 @@ def _write(folder: Path, target: Path, found: Mapping[str, _Source], version: in
         _add(tar, _MANIFEST, len(manifest), [manifest])
         for name, (file, _) in found.items():
             file.seek(0)
-            _add(tar, name, about[name]["bytes"], iter(lambda file=file: file.read(_CHUNK), b""))
+            _add(tar, name, about[name]["bytes"], iter(partial(file.read, _CHUNK), b""))
         tar.write(bytes(2 * tarfile.BLOCKSIZE))
         tar.flush()
         os.fsync(tar.fileno())
