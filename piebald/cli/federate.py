@@ -71,10 +71,10 @@ def server(
     """Train with the sites of a federation, which the server's credentials list."""
     from piebald.runtimes.federation.provisioning import read
 
-    read(credentials)
+    found = read(credentials)
     _log_to_stderr()
     with _Running(credentials):
-        flags = _flags(file, sets, credentials=str(credentials.resolve()))
+        flags = _flags(file, _with_sites(file, sets, found.sites()), credentials=str(credentials.resolve()))
         run(file, flags, out, start_from=start_from, as_json=as_json, quiet=quiet)
 
 
@@ -166,6 +166,15 @@ def stop(
             raise SettingError(f"process {pid} has not ended within {wait:g} seconds: inspect it, or wait longer")
         time.sleep(0.1)
     print(f"stopped process {pid}")
+
+
+def _with_sites(file: Path, sets: list[str] | None, sites: list[str]) -> list[str]:
+    """The settings of the user, with the sites that credentials list where the experiment takes any."""
+    from piebald.experiment_file import ExperimentSettings
+
+    partition = ExperimentSettings.load(file, sets or ()).partition
+    takes_any = partition is not None and partition.kind == "sites" and partition.model_dump().get("clients") == "any"
+    return [*(sets or ()), *([f"partition.clients={json.dumps(sites)}"] if takes_any else [])]
 
 
 def _flags(file: Path | None, sets: list[str] | None, **more: str) -> list[str]:
