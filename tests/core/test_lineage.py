@@ -12,6 +12,8 @@ import piebald
 from piebald import data, experiment, models, partition
 from piebald.cli import main
 from piebald.errors import RunFolderError, SettingError
+from piebald.report.comparison import Comparison
+from piebald.report.page import render
 from piebald.report.store import RunStore
 
 ROWS = data.digits()
@@ -84,6 +86,9 @@ def test_a_third_one_needs_neither_folder_and_is_resumed_to_the_same_bits(tmp_pa
     assert resumed.meta["lineage"]["sha256"] == whole.meta["lineage"]["sha256"]
     assert whole.meta["lineage"]["before"]["step"] == 2
     assert (whole.meta["seed"], whole.meta["lineage"]["steps_before"]) == (2, 4)
+    page = render(Comparison([resumed]), None)
+    assert "Goes on from" in page
+    assert whole.meta["lineage"]["sha256"] in page
 
 
 def test_more_clients_and_another_recipe_say_what_is_new(tmp_path: Path) -> None:
