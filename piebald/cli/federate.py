@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from piebald.cli.app import Json, Out, Quiet, Sets, app, end_on_term
+from piebald.cli.app import Json, Out, Quiet, Sets, StartFrom, app, end_on_term
 from piebald.cli.printing import print_json, print_table
 from piebald.cli.train import run
 from piebald.errors import SettingError
@@ -26,12 +26,23 @@ _CREDENTIALS = typer.Argument(metavar="CREDENTIALS", help="A folder that piebald
 def provision(
     file: Annotated[Path, typer.Argument(metavar="FEDERATION", help="A TOML file: name, host, port, days, sites.")],
     out: Annotated[Path, typer.Option("--out", help="The folder for the credentials.")] = Path("credentials"),
+    renew: Annotated[bool, typer.Option("--renew", help="Make new keys and certificates for all parties.")] = False,
+    party: Annotated[list[str] | None, typer.Option(help="With --renew, only for this party; repeatable.")] = None,
+    revoke: Annotated[list[str] | None, typer.Option(metavar="SITE", help="Shut a site out; repeatable.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Create credentials for the server and for each site; existing ones stay as they are."""
+    """Create credentials for the server and for each site; existing ones stay as they are, unless renewed."""
     from piebald.runtimes.federation import provisioning
 
-    made = provisioning.provision(provisioning.describe(file), out)
+    described = provisioning.describe(file)
+    if party and not renew:
+        raise SettingError("--party says whose credentials are renewed: give it with --renew")
+    if revoke:
+        shut = provisioning.revoke(described, out, revoke)
+        times = {site: f"{at:%Y-%m-%d %H:%M:%S} UTC" for site, at in sorted(shut.items())}
+        if not renew:
+            return print_json({"revoked": times}) if as_json else print_table(("revoked", "at"), list(times.items()))
+    made = provisioning.renew(described, out, party or ()) if renew else provisioning.provision(described, out)
     if as_json:
         rows = [
             {"party": one.party, "credentials": str(one.folder), "expires": one.expires.isoformat()} for one in made
@@ -53,16 +64,18 @@ def server(
     file: Annotated[Path, typer.Argument(metavar="EXPERIMENT", help="A TOML file.")],
     sets: Sets = None,
     out: Out = None,
+    start_from: StartFrom = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Train with the sites of a federation, which the server's credentials list."""
     from piebald.runtimes.federation.provisioning import read
 
-    read(credentials)
+    found = read(credentials)
     _log_to_stderr()
     with _Running(credentials):
-        run(file, _flags(file, sets, credentials=str(credentials.resolve())), out, as_json=as_json, quiet=quiet)
+        flags = _flags(file, _with_sites(file, sets, found.sites()), credentials=str(credentials.resolve()))
+        run(file, flags, out, start_from=start_from, as_json=as_json, quiet=quiet)
 
 
 @app.command()
@@ -153,6 +166,15 @@ def stop(
             raise SettingError(f"process {pid} has not ended within {wait:g} seconds: inspect it, or wait longer")
         time.sleep(0.1)
     print(f"stopped process {pid}")
+
+
+def _with_sites(file: Path, sets: list[str] | None, sites: list[str]) -> list[str]:
+    """The settings of the user, with the sites that credentials list where the experiment takes any."""
+    from piebald.experiment_file import ExperimentSettings
+
+    partition = ExperimentSettings.load(file, sets or ()).partition
+    takes_any = partition is not None and partition.kind == "sites" and partition.model_dump().get("clients") == "any"
+    return [*(sets or ()), *([f"partition.clients={json.dumps(sites)}"] if takes_any else [])]
 
 
 def _flags(file: Path | None, sets: list[str] | None, **more: str) -> list[str]:

@@ -14,6 +14,7 @@ from piebald.cli.app import (
     Quiet,
     RuntimeSettings,
     Sets,
+    StartFrom,
     Verbose,
     app,
     check_run,
@@ -39,6 +40,7 @@ def run(
     out: Out = None,
     runtime: RuntimeSettings = None,
     deterministic: Deterministic = False,
+    start_from: StartFrom = None,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -46,6 +48,8 @@ def run(
     """Train with one recipe and keep the run in a folder."""
     show_log(verbose)
     end_on_term()
+    if start_from is not None:
+        check_run(start_from)
     settings = load_settings(file, sets, out, runtime, deterministic)
     if settings.compares:
         raise SettingError(f"{file or 'the built-in experiment'} describes several runs: use piebald compare")
@@ -63,6 +67,7 @@ def run(
             label=settings.label or label,
             out=folder,
             progress=progress(as_json, quiet),
+            start_from=start_from,
             **common_options(settings, plan) | {"runtime": plan.runtime.with_folder(folder)},
         )
     print_run(history, as_json, quiet)

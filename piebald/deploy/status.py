@@ -24,7 +24,7 @@ def read_status(folder: Path) -> dict[str, Any]:
     Raises:
         SettingError: there is no status.
     """
-    credentials = _credentials_folder(folder)
+    credentials = credentials_folder(folder)
     try:
         found: dict[str, Any] = json.loads((credentials / "status.json").read_text())
     except (OSError, ValueError):
@@ -53,7 +53,7 @@ def running_process(folder: Path) -> int | None:
     return None
 
 
-def _credentials_folder(folder: Path) -> Path:
+def credentials_folder(folder: Path) -> Path:
     """The folder of credentials: the given one, or the one that a run folder names."""
     if (folder / "credentials.json").exists():
         return folder

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from piebald.component import Component
 from piebald.contracts import Clients, Rows, Split
@@ -55,7 +55,8 @@ class Sites(RemotePartition):
     """Each client has the rows of its own site; no data set is loaded and no rows are dealt.
 
     Attributes:
-        clients: names of the sites, as in the description of the federation.
+        clients: names of the sites, as in the description of the federation; "any" for all that the server's
+            credentials list.
         inputs: shape of one input; where inputs are several, a table of their names and shapes.
         tokens: whether inputs are whole numbers; where they are several, the names of those that are.
         classes: names of the classes in the order of their numbers; None if targets are numbers to predict.
@@ -81,6 +82,16 @@ class Sites(RemotePartition):
         if self.places is not None and self.classes is None:
             raise ValueError("places counts the classes of a row: give classes, or leave places out")
         return self
+
+    @field_validator("clients", mode="before")
+    @classmethod
+    def _named(cls, given: Any) -> Any:
+        if given == "any":
+            raise ValueError(
+                "clients = 'any' are the sites that the server's credentials list: start it with piebald server "
+                "CREDENTIALS FILE"
+            )
+        return given
 
     def clients_elsewhere(self) -> SiteClients:
         """The sites as clients, with a blank row of the agreed form."""

@@ -18,6 +18,7 @@ from typing import Any
 from piebald.errors import SettingError
 from piebald.plain_text import printable
 from piebald.runtimes.federation.messages import LONGEST, Message, Refused, SomeMessage, decode, encode
+from piebald.runtimes.federation.revocation import Admission, name_in
 
 SERVER = "server"  # the server's name in its certificate, whatever its host is called
 CHANNEL = "piebald"
@@ -49,6 +50,7 @@ class Link:
 
     Attributes:
         received, sent: bytes of messages, by party.
+        shut: why parties were shut out, see `revocation.Admission`.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Link:
         self.name, self.knows = name, knows
         self.received: Counter[str] = Counter()
         self.sent: Counter[str] = Counter()
+        self.shut: dict[str, str] = {}
         self._report, self._reported, self._lock = report, set[str](), threading.Lock()
         self._handlers: dict[str, tuple[type[Message], Handler]] = {}
         self._cell = self._make(address, credentials)
@@ -85,12 +88,26 @@ class Link:
             "reporter": self.report,
             # the server has many connections, so it goes by the silence of a site instead
             "lost": self._end_requests if role == "client" else None,
+            "reject": self._reject(credentials) if role == "server" else None,
         }
         host, port = address
         cell = CoreCell(self.name, f"{SCHEME}://{host}:{port}", True, options, auth_identity_map={SERVER: SERVER})
         cell.add_incoming_filter("*", "*", self._filter)  # runs before any callback
         cell.register_request_cb(CHANNEL, "*", self._serve)
         return cell
+
+    def _reject(self, credentials: Path) -> Callable[[Any], bool]:
+        """Whether the party of a certificate is not admitted any more; the reason is reported, and kept in `shut`."""
+        admission = Admission(credentials)
+
+        def reject(certificate: Any) -> bool:
+            if (reason := admission.reject_reason(certificate)) is None:
+                return False
+            self.shut[name_in(certificate)] = reason
+            self.report(f"{name_in(certificate)} is shut out: {reason}")
+            return True
+
+        return reject
 
     def on(self, topic: str, kind: type[SomeMessage], handler: Callable[[str, SomeMessage, memoryview], bytes]) -> None:
         """Set the handler of a topic: it takes a message's origin, head and body, and returns the reply."""

@@ -11,13 +11,14 @@ from functools import partial
 from piebald.client_work import ClientWork
 from piebald.contracts import Split, Update
 from piebald.plain_text import printable
+from piebald.runtimes.federation.audit import AuditLog
 from piebald.runtimes.federation.flare_link import SERVER, Link
 from piebald.runtimes.federation.member_list import Member, OpenTask, stated_rows
 from piebald.runtimes.federation.messages import PROTOCOL, Hello, Piece, Refused, Reply, TermsRequest, encode
 from piebald.runtimes.federation.provisioning import Credentials
 from piebald.runtimes.federation.server_state import FederationState
 from piebald.runtimes.federation.transfer import send_body
-from piebald.runtimes.federation.wire_format import digest, pack_task, piece_at, unpack_update
+from piebald.runtimes.federation.wire_format import contents, digest, pack_task, piece_at, unpack_update
 from piebald.version import __version__
 
 _OVERHEAD = 1 << 20  # bytes of a result besides its vectors, at most
@@ -28,7 +29,7 @@ log = logging.getLogger("piebald.federation")
 
 
 class ServerMessages:
-    """Answers the sites' messages, and sends them their tasks.
+    """Answers the sites' messages, sends them their tasks, and notes both in the audit log.
 
     Args:
         state: the server's state.
@@ -47,6 +48,7 @@ class ServerMessages:
         make_link: Callable[..., Link] = Link,
     ) -> None:
         self._state, self._terms, self._work = state, terms, work
+        self.audit = AuditLog(credentials.folder)
         self._longest_result = _OVERHEAD + 4 * _VECTORS * work.layout.size
         address = ("0.0.0.0", credentials.port)
         self.link = make_link(SERVER, address, credentials.folder, state.number.__contains__, log.warning)
@@ -72,10 +74,17 @@ class ServerMessages:
     def _on_hello(self, origin: str, hello: Hello, body: memoryview) -> bytes:
         member = self._member(origin)
         with self._state.lock:
+            self.link.shut.pop(origin, None)  # it is here, with a certificate that is admitted
             refused = _refusal(hello, member.rows if hello.ready == self._state.terms else None)
             if refused and refused != member.refused:
                 log.warning("%s does not take part: %s", origin, refused)
-            return encode(self._state.take_hello(member, hello, refused))
+                self.audit.write("does not take part", site=origin, reason=refused)
+            if hello.pending and not (member.hello and member.hello.pending):
+                log.warning("%s waits until somebody there approves the experiment", origin)
+            here, welcome = member.rows is not None, self._state.take_hello(member, hello, refused)
+            if member.rows is not None and not here:
+                self.audit.write("joined", site=origin, piebald=hello.version, rows=member.rows)
+            return encode(welcome)
 
     def _on_terms_request(self, origin: str, request: TermsRequest, body: memoryview) -> bytes:
         piece = Piece(
@@ -100,9 +109,13 @@ class ServerMessages:
                 outcome = None if body is None else self._unpacked(member, one, body)
             except Refused as error:  # a second attempt would bring the same
                 self.link.report(f"{origin} sent {error}")
-                state.end_task(member, one, None, printable(f"sent {error}", 300), refused=True)
+                reason = printable(f"sent {error}", 300)
+                self.audit.write("refused", site=origin, run=state.run, task=piece.id, reason=reason)
+                state.end_task(member, one, None, reason, refused=True)
                 return encode(Reply(status="refused"))
-            if outcome is not None:
+            if outcome is not None and body is not None:
+                about = {"trains": piece.trains, "bytes": len(body), "body": piece.digest, **contents(body)}
+                self.audit.write("received", site=origin, run=state.run, task=piece.id, **about)
                 state.end_task(member, one, *outcome)
         return encode(reply)
 
