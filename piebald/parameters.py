@@ -14,11 +14,14 @@ The vector contains every parameter that requires a gradient, once (tied weights
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -28,11 +31,14 @@ from torch import Tensor, nn
 from piebald.arguments import checked_class
 from piebald.errors import ParameterError, unknown
 
+M = TypeVar("M", bound=nn.Module)
+
 ROLES = {  # roles that patterns may name, and the layers that they stand for
     "classifier": "linear",
     "batch_norm": "batch-norm",
     "norm": "norm",
     "conditioning": "conditioning",
+    "adapter": "adapter",
 }
 _BATCH_NORMS = nn.modules.batchnorm._BatchNorm
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -197,7 +203,7 @@ def matching(module: nn.Module, patterns: Iterable[str]) -> frozenset[str]:
     A pattern is a role, the name of a submodule ("features.0"), or a shell pattern over tensor names ("*.bias").
     Roles are "classifier" (the last linear layer, in the order of `named_modules`), "batch_norm" (parameters and
     statistics of every batch-norm layer), "norm" (those of every norm layer, also layers of one's own whose class is
-    called ...Norm) and "conditioning" (every layer with that name).
+    called ...Norm), "conditioning" (every layer with that name) and "adapter" (low-rank adapters, as peft calls them).
 
     Raises:
         SettingError: a pattern matches no tensor of this module, so that a setting never silently has no effect.
@@ -236,6 +242,8 @@ def _layers(module: nn.Module, role: str) -> set[str]:
         return {name for name, layer in module.named_modules() if _is_norm(layer)}
     if role == "conditioning":
         return {name for name, _ in module.named_modules() if name.rpartition(".")[2] == role}
+    if role == "adapter":
+        return {name for name, _ in module.named_modules() if name.rpartition(".")[2].startswith("lora_")}
     linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
     return set(linear[-1:])
 
@@ -264,6 +272,35 @@ def _trainable(module: nn.Module) -> Iterator[tuple[str, tuple[Tensor, bool]]]:
             if buffer.dtype != torch.float32:
                 raise ParameterError(f"buffer {name} must be float32, got {str(buffer.dtype).removeprefix('torch.')}")
             yield name, (buffer, True)
+
+
+def copied(module: M) -> M:
+    """A copy of a module that shares the numbers of its frozen parameters, so that they are in memory once.
+
+    Args:
+        module: any module; nothing may change its frozen parameters while there are copies.
+    """
+    memo = {
+        id(parameter): nn.Parameter(parameter.data, requires_grad=False)
+        for parameter in module.parameters()
+        if not parameter.requires_grad and type(parameter) is nn.Parameter
+    }
+    return copy.deepcopy(module, memo)
+
+
+def frozen_digest(module: nn.Module) -> str:
+    """A digest of the names, shapes and numbers of a module's frozen parameters; "" where it has none.
+
+    They are in no model vector, so two machines that train together must have the same.
+    """
+    digest, found = hashlib.sha256(), False
+    for name, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            found = True
+            digest.update(f"{name} {parameter.dtype} {list(parameter.shape)}\n".encode())
+            raw = parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            digest.update(raw.numpy().data)
+    return digest.hexdigest() if found else ""
 
 
 def pad(vector: Tensor, size: int) -> Tensor:
