@@ -27,7 +27,6 @@ from piebald.training import DpSgd
 
 transformers = pytest.importorskip("transformers", reason="needs the extra: pip install 'piebald[hf]'")
 peft = pytest.importorskip("peft", reason="needs the extra: pip install 'piebald[hf]'")
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning:transformers")
 
 LENGTH, WORDS = 7, 40
 
