@@ -19,14 +19,20 @@ _ATTENTION = {
 
 
 def with_lora(
-    network: nn.Module, head: Sequence[str], task: str | None, rank: int, alpha: int, dropout: float,
+    network: nn.Module,
+    head: Sequence[str],
+    task: str | None,
+    rank: int,
+    alpha: int,
+    dropout: float,
     targets: str | Sequence[str],
-) -> nn.Module:  # fmt: skip
+) -> nn.Module:
     """A network with adapters: W x + (alpha / rank) B A x, with A [rank, inputs] and B [outputs, rank], B = 0 at first.
 
     Args:
         network: a network of transformers; its own weights are frozen.
-        head: names of its layers that are trained besides.
+        head: names of the layers of its head, which get no adapter and are trained besides, except where the task is
+            "CAUSAL_LM": there it has as many weights as the vocabulary, and often the same ones.
         task: what peft calls the task, or None.
         rank, alpha, dropout: as in the paper; dropout is that of the adapters' input.
         targets: the layers that get an adapter, see `targets_in`.
@@ -43,7 +49,12 @@ def with_lora(
             f"rank must be at most {smallest}, the smaller side of the layers that get adapters, got {rank}"
         )
     config = peft.LoraConfig(
-        task_type=task, r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=chosen, modules_to_save=[*head]
+        task_type=task,
+        r=rank,
+        lora_alpha=alpha,
+        lora_dropout=dropout,
+        target_modules=chosen,
+        modules_to_save=[*head] if task != "CAUSAL_LM" else None,
     )
     made: nn.Module = peft.get_peft_model(network, config)
     return made

@@ -17,16 +17,18 @@ from piebald.models.lora import with_lora
 from piebald.models.weights_folder import WeightsFolder, find, mapped_tensors, read_config
 from piebald.randomness import key
 
-NetworkTask = Literal["sequence_classification", "image_classification"]
+NetworkTask = Literal["sequence_classification", "token_classification", "causal_lm", "image_classification"]
 _TASKS: dict[str, tuple[str, str | None]] = {  # the networks of each task in transformers, and peft's word for it
     "sequence_classification": ("MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING", "SEQ_CLS"),
+    "token_classification": ("MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING", "TOKEN_CLS"),
+    "causal_lm": ("MODEL_FOR_CAUSAL_LM_MAPPING", "CAUSAL_LM"),
     "image_classification": ("MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING", None),
 }
 _LORA_RANK = 8
 
 
 class PretrainedNetwork(nn.Module):
-    """A network of transformers that maps rows to logits.
+    """A network of transformers that maps rows to scores.
 
     Its frozen parameters are mapped from their file: all copies that a run makes share them, also those of worker
     processes, so they must not be changed.
@@ -42,7 +44,7 @@ class PretrainedNetwork(nn.Module):
         self._reads, self._padding = reads, padding
 
     def forward(self, x: Tensor | None = None, **inputs: Tensor) -> Tensor:
-        """Token ids [n, length] or images [n, channels, height, width] to logits [n, outputs].
+        """Token ids [n, length] or images [n, channels, height, width] to logits [n, outputs], or of each token.
 
         Inputs may also come by the names that transformers gives them, such as `input_ids` and `attention_mask`.
         Without a mask, tokens with the padding id of the network's configuration are masked.
@@ -61,6 +63,15 @@ class PretrainedNetwork(nn.Module):
                 inputs["attention_mask"] = (ids != self._padding).long()
         logits: Tensor = self.network(**inputs).logits
         return logits
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Buffers but those that no state dict holds: constants, like rotary embeddings', which need not travel."""
+        held = self.state_dict(prefix=f"{prefix}." if prefix else "").keys()
+        for name, buffer in super().named_buffers(prefix, recurse, remove_duplicate):
+            if name in held or not buffer.is_floating_point():
+                yield name, buffer
 
     def save_pretrained(self, save_directory: Path) -> None:
         """Write the folder that transformers reads, or peft's with the adapters and the head."""
@@ -95,14 +106,18 @@ def pretrained(
         weights: a folder with a config.json and safetensors, or the name of a model on the Hugging Face Hub, which is
             downloaded unless it is in the Hub's cache on this machine.
         outputs: number of classes, or of numbers to predict; by default that of the weights.  A head for another
-            number begins with random numbers, as does one that the weights do not have.
+            number begins with random numbers, as does one that the weights do not have.  A "causal_lm" has as many as
+            its vocabulary, and `outputs` at most so many.
         adapter: "lora" for low-rank adapters (Hu et al. 2022), None to train the whole network.
         rank: of the adapters; 8 by default.
         alpha: the adapters' output is multiplied by alpha / rank; the rank by default.
         dropout: of the adapters' input; 0 by default.
         targets: the layers with adapters: "attention" (projections of queries and values, the default), "all" linear
             layers, or names of layers, e.g. ["q_lin", "lin1"].
-        task: "sequence_classification" reads token ids [n, length], "image_classification" reads images.
+        task: "sequence_classification", "token_classification" (logits [n, length, outputs], for
+            loss = "token_classification") and "causal_lm" (logits [n, length, vocabulary], for
+            loss = "language_modelling"; its head is frozen with the rest where there are adapters) read token ids,
+            "image_classification" reads images.
         revision: branch, tag or commit on the Hub.
         seed: seed of the adapters and of a new head.
 
@@ -121,11 +136,8 @@ def pretrained(
         network = _network(transformers, source, task, outputs)
         reads, padding = network.main_input_name, network.config.to_dict().get("pad_token_id")
         if adapter is not None:
-            rank = rank or _LORA_RANK
-            head = _head(network)
-            network = with_lora(
-                network, head, _TASKS[task][1], rank, alpha or rank, dropout or 0.0, targets or "attention"
-            )
+            options = (rank or _LORA_RANK, alpha or rank or _LORA_RANK, dropout or 0.0, targets or "attention")
+            network = with_lora(network, _head(network), _TASKS[task][1], *options)
             _name_base(network, source)
     return PretrainedNetwork(network.train(), source, reads, padding)
 
@@ -145,7 +157,11 @@ def _network(transformers: Any, source: WeightsFolder, task: str, outputs: int |
     kind = values.pop("model_type")
     if kind not in transformers.CONFIG_MAPPING:
         raise unknown("architecture of transformers called", kind, transformers.CONFIG_MAPPING)
-    if outputs is not None and outputs != len(values.get("id2label", (0, 1))):
+    if task == "causal_lm":
+        vocabulary = values.get("vocab_size")
+        if outputs is not None and isinstance(vocabulary, int) and outputs > vocabulary:
+            raise SettingError(f"targets have {outputs} tokens but the network's vocabulary has {vocabulary}")
+    elif outputs is not None and outputs != len(values.get("id2label", (0, 1))):
         for name in ("id2label", "label2id", "num_labels"):
             values.pop(name, None)
         values["num_labels"] = outputs

@@ -204,6 +204,32 @@ def test_exports_are_read_by_peft_and_come_back(folder: Path, tmp_path: Path) ->
     assert torch.equal(piebald.load_weights(copy.deepcopy(model), whole)(x), run.model()(x))
 
 
+LANGUAGE_MODELS: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 16, "n_layer": 1, "n_head": 2, "attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0},
+    "llama": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32},
+}
+
+
+@pytest.mark.parametrize("kind", LANGUAGE_MODELS)
+def test_a_language_model_learns_in_adapters_alone(kind: str, tmp_path: Path) -> None:
+    """Neither its head, which is as large as the vocabulary, nor constants such as rotary frequencies travel."""
+    config = transformers.AutoConfig.for_model(
+        kind, vocab_size=WORDS, max_position_embeddings=16, bos_token_id=0, eos_token_id=0, **LANGUAGE_MODELS[kind]
+    )
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "lm")
+    model = models.pretrained(tmp_path / "lm", task="causal_lm", adapter="lora", rank=2)
+    assert all(".lora_" in slot.name and not slot.buffer for slot in Layout.of(model).slots)
+    texts = {f"c{i}": (rows(12, i)[0], rows(12, i)[0]) for i in range(2)}
+    run = piebald.run(
+        "fedavg", piebald.clients_from(texts, tokens=True, test=0.25), model, rounds=1, loss="language_modelling",
+        runtime=Simulator(engine="sequential", workers=0),
+    )  # fmt: skip
+    assert run.metric == "perplexity"
+    assert 1 < run.final["mean"] < 2 * WORDS
+    with pytest.raises(SettingError, match=f"vocabulary has {WORDS}"):
+        models.pretrained(tmp_path / "lm", WORDS + 1, task="causal_lm")
+
+
 def test_a_network_without_adapters_is_trained_and_exported_whole(folder: Path, tmp_path: Path) -> None:
     model = models.pretrained(folder, outputs=2)
     assert Layout.of(model).size == sum(one.numel() for one in model.parameters())
