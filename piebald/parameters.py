@@ -17,7 +17,8 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -27,11 +28,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from piebald.arguments import checked_class
 from piebald.errors import ParameterError, unknown
 
 M = TypeVar("M", bound=nn.Module)
+
+_MOVED: MutableMapping[Tensor, dict[torch.device, weakref.ref[nn.Parameter]]] = WeakTensorKeyDictionary()
 
 ROLES = {  # roles that patterns may name, and the layers that they stand for
     "classifier": "linear",
@@ -274,18 +278,32 @@ def _trainable(module: nn.Module) -> Iterator[tuple[str, tuple[Tensor, bool]]]:
             yield name, (buffer, True)
 
 
-def copied(module: M) -> M:
+def copied(module: M, device: torch.device | None = None) -> M:
     """A copy of a module that shares the numbers of its frozen parameters, so that they are in memory once.
 
     Args:
         module: any module; nothing may change its frozen parameters while there are copies.
+        device: where the copy is to be; frozen parameters lie there once for all copies of this module.
     """
     memo = {
-        id(parameter): nn.Parameter(parameter.data, requires_grad=False)
+        id(parameter): _shared(parameter, device)
         for parameter in module.parameters()
         if not parameter.requires_grad and type(parameter) is nn.Parameter
     }
-    return copy.deepcopy(module, memo)
+    made = copy.deepcopy(module, memo)  # type: ignore[arg-type]
+    return made if device is None else made.to(device)
+
+
+def _shared(parameter: nn.Parameter, device: torch.device | None) -> nn.Parameter:
+    """A frozen parameter over the same numbers, or over those that another copy has on this device already."""
+    if device is None or parameter.device == device:
+        return nn.Parameter(parameter.data, requires_grad=False)
+    there = _MOVED.setdefault(parameter, {})
+    before = there[device]() if device in there else None
+    made = nn.Parameter(parameter.data.to(device) if before is None else before.data, requires_grad=False)
+    if before is None:
+        there[device] = weakref.ref(made)
+    return made
 
 
 def frozen_digest(module: nn.Module) -> str:

@@ -133,6 +133,17 @@ def test_inputs_may_come_by_name_with_a_mask(folder: Path) -> None:
         model(torch.zeros(2, LENGTH))
 
 
+def test_frozen_weights_are_on_a_device_once() -> None:
+    model = nn.Sequential(nn.Linear(3, 3).requires_grad_(False), nn.Linear(3, 2))
+    there = torch.device("meta")
+    first, second = copied(model, there), copied(model, there)
+    assert first[0].weight is not second[0].weight
+    places = [[layer.weight.untyped_storage()._cdata for layer in (*one,)] for one in (first, second)]
+    assert [a == b for a, b in zip(*places, strict=True)] == [True, False]
+    assert model[0].weight.device.type == "cpu"
+    assert {one.device for one in first.parameters()} == {there}
+
+
 def test_seeds_decide_adapters_and_new_heads(folder: Path) -> None:
     def start(seed: int, **settings: Any) -> Tensor:
         model = models.build_model("pretrained", (LENGTH,), 2, seed, weights=str(folder), adapter="lora", **settings)

@@ -18,7 +18,7 @@ _ROWS = 256  # rows in one forward pass
 def input_moments(engine: Engine, clients: Sequence[int], models: Tensor, layers: Sequence[str]) -> Tensor:
     """Compute `contracts.ClientContext.moments`, one client after another: a single pass without gradient is enough."""
     device, layout = engine.device, engine.work.layout
-    module = copied(engine.work.model).to(device).eval()
+    module = copied(engine.work.model, device).eval()
     gathered, found = engine.row_loader.gather(clients, "train"), []
     with torch.no_grad(), InputHooks(module, layers) as inputs:
         for model, places in zip(models, gathered.places, strict=True):

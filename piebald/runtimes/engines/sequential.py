@@ -45,7 +45,7 @@ class SequentialEngine:
                 "take one that does not, with group norm (nn.GroupNorm) in the place of batch norm"
             )
         self.work, self.row_loader, self.traits, self.device, self.bfloat16 = work, row_loader, traits, device, bfloat16
-        self.module = copied(work.model).to(device)
+        self.module = copied(work.model, device)
         self.loss = for_training(work.objective.loss)
         self.vector = work.initial.to(device, copy=True)
         self.parameters = bind(self.module, work.layout, self.vector)
