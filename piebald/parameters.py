@@ -290,7 +290,7 @@ def copied(module: M, device: torch.device | None = None) -> M:
         for parameter in module.parameters()
         if not parameter.requires_grad and type(parameter) is nn.Parameter
     }
-    made = copy.deepcopy(module, memo)  # type: ignore[arg-type]
+    made = copy.deepcopy(module, memo)
     return made if device is None else made.to(device)
 
 

@@ -28,7 +28,7 @@ from piebald.machine import machine
 from piebald.model_spec import ModelSpec
 from piebald.models import PretrainedNetwork
 from piebald.objective import Objective
-from piebald.parameters import Layout, copied
+from piebald.parameters import Layout, copied, frozen_digest
 from piebald.partition import clients_from
 from piebald.plugins import needed_by, objective_named
 from piebald.privacy.accounting import installed, of_run
@@ -270,6 +270,7 @@ def _meta(
         "shared": work.layout.shared,
         "privacy": [one.plain() for one in of_run(recipe, clients, rounds, where.simulates)] if installed() else None,
         "layout": [[slot.name, list(slot.shape)] for slot in work.layout.slots],
+        "frozen": frozen_digest(work.model),
         "classes": list(clients.classes) if clients.classes is not None else None,
         "clients": len(clients),
         "runtime": where.table(),

@@ -361,6 +361,17 @@ def test_targets_choose_the_layers(folder: Path) -> None:
     assert len(layers("all")) == 12
 
 
+def test_a_run_goes_on_with_the_frozen_weights_that_it_had(folder: Path, tmp_path: Path) -> None:
+    trained(models.pretrained(folder, outputs=2, adapter="lora"), out=tmp_path / "run")
+    with torch.random.fork_rng(devices=[]):
+        config = transformers.AutoConfig.from_pretrained(folder)
+        transformers.AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path / "others")
+    with pytest.raises(SettingError, match="frozen weights are not those of the run in"):
+        piebald.resume(
+            tmp_path / "run", some_clients(), models.pretrained(tmp_path / "others", 2, adapter="lora"), rounds=3
+        )
+
+
 @pytest.mark.parametrize("package", ["peft", "transformers", "huggingface_hub"])
 def test_a_missing_extra_is_named(folder: Path, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
