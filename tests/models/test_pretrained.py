@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +27,6 @@ transformers = pytest.importorskip("transformers", reason="needs the extra: pip 
 peft = pytest.importorskip("peft", reason="needs the extra: pip install 'piebald[hf]'")
 
 LENGTH, WORDS = 7, 40
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small DistilBERT in the official format, with a head for three classes and no dropout."""
-    made = tmp_path_factory.mktemp("weights") / "tiny"
-    config = transformers.DistilBertConfig(
-        vocab_size=WORDS, dim=16, n_layers=2, n_heads=2, hidden_dim=32, max_position_embeddings=LENGTH, num_labels=3,
-        dropout=0.0, attention_dropout=0.0, seq_classif_dropout=0.0,
-    )  # fmt: skip
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        transformers.DistilBertForSequenceClassification(config).save_pretrained(made)
-    return made
 
 
 def rows(count: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -263,92 +247,6 @@ def test_bodies_without_a_head_and_weights_in_parts_are_read(folder: Path, tmp_p
     assert torch.equal(first, second)
 
 
-def changed_config(folder: Path, values: dict[str, Any]) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | values))
-
-
-def without_weights(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-
-
-def only_pickled(folder: Path) -> None:
-    without_weights(folder)
-    (folder / "pytorch_model.bin").write_bytes(b"\x80\x04}")
-
-
-def only_an_adapter(folder: Path) -> None:
-    (folder / "config.json").unlink()
-    (folder / "adapter_config.json").write_text("{}")
-
-
-def index_that_leads_away(folder: Path) -> None:
-    without_weights(folder)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../x.safetensors"}}))
-
-
-def half(folder: Path) -> None:
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:2000])
-
-
-def a_layer_missing(folder: Path) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    save_file(
-        {name: one for name, one in tensors.items() if "layer.1.ffn.lin1" not in name}, folder / "model.safetensors"
-    )
-
-
-@pytest.mark.parametrize(
-    ("spoil", "says"),
-    [
-        (lambda folder: (folder / "config.json").unlink(), "holds no model: give one with a config.json"),
-        (only_an_adapter, "it holds an adapter"),
-        (lambda folder: (folder / "config.json").write_text("[]"), "must name its model_type"),
-        (lambda folder: (folder / "config.json").write_text("{"), "cannot be read as JSON"),
-        (lambda folder: changed_config(folder, {"model_type": "distillbert"}), "did you mean 'distilbert'"),
-        (lambda folder: changed_config(folder, {"model_type": "vit"}), "set task = 'image_classification'"),
-        (lambda folder: changed_config(folder, {"auto_map": {"AutoModel": "m.Net"}}), "needs code of its own"),
-        (lambda folder: changed_config(folder, {"quantization_config": {}}), "are quantized"),
-        (lambda folder: changed_config(folder, {"n_heads": 3}), "tiny"),
-        (without_weights, "must hold model.safetensors"),
-        (only_pickled, r"pickled weights \(pytorch_model.bin\), which are never read"),
-        (index_that_leads_away, "no file in its folder"),
-        (half, "cannot be read as safetensors"),
-        (a_layer_missing, "is missing or has another shape"),
-        (lambda folder: changed_config(folder, {"dim": 32}), "is missing or has another shape"),
-    ],
-)  # fmt: skip
-def test_folders_that_hold_no_model_are_refused(
-    folder: Path, tmp_path: Path, spoil: Callable[[Path], object], says: str
-) -> None:
-    spoiled = tmp_path / "tiny"
-    spoiled.mkdir()
-    for file in folder.iterdir():
-        (spoiled / file.name).write_bytes(file.read_bytes())
-    spoil(spoiled)
-    with pytest.raises(SettingError, match=says):
-        models.pretrained(spoiled, outputs=2)
-
-
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"adapter": "lora", "rank": 17}, "rank must be at most 16"),
-        ({"adapter": "lora", "rank": 0}, "rank must be"),
-        ({"adapter": "lora", "targets": ["q_lin", "qlin"]}, r"linear layers of this network \(k_lin, lin1.*got 'qlin'"),
-        ({"rank": 4}, "rank belongs to adapters but adapter is None"),
-        ({"adapter": "lore"}, "adapter must be"),
-        ({"task": "chess"}, "task must be"),
-        ({"task": "image_classification"}, "set task = 'sequence_classification'"),
-        ({"revision": "main"}, "a folder has no revision"),
-    ],
-)
-def test_settings_that_do_not_fit_are_refused(folder: Path, settings: dict[str, Any], says: str) -> None:
-    with pytest.raises(SettingError, match=says):
-        models.pretrained(folder, **settings)
-
-
 def test_targets_choose_the_layers(folder: Path) -> None:
     def layers(targets: Any) -> set[str]:
         model = models.pretrained(folder, adapter="lora", targets=targets)
@@ -370,13 +268,6 @@ def test_a_run_goes_on_with_the_frozen_weights_that_it_had(folder: Path, tmp_pat
         piebald.resume(
             tmp_path / "run", some_clients(), models.pretrained(tmp_path / "others", 2, adapter="lora"), rounds=3
         )
-
-
-@pytest.mark.parametrize("package", ["peft", "transformers", "huggingface_hub"])
-def test_a_missing_extra_is_named(folder: Path, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(SettingError, match=r"pip install 'piebald\[hf\]'"):
-        models.pretrained("someone/weights" if package == "huggingface_hub" else folder, adapter="lora")
 
 
 def test_names_are_looked_for_in_the_hubs_cache(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
