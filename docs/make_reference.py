@@ -333,8 +333,12 @@ def model_lines() -> list[str]:
     classes = {name.lower(): getattr(models, name) for name in models.__all__}
     for name in models.names():
         made = classes[name.replace("_", "")]
-        settings = list(inspect.signature(made).parameters.values())[2:]
-        shown = ", ".join(f"`{one.name} = {written(one.default)}`" for one in settings)
+        given = ("input_shape", "outputs", "seed")  # by the data and the run
+        settings = [one for one in inspect.signature(made).parameters.values() if one.name not in given]
+        shown = ", ".join(
+            f"`{one.name}` (required)" if one.default is one.empty else f"`{one.name} = {written(one.default)}`"
+            for one in settings
+        )
         text += ["", f"### {name}", "", summary(made), "", f"Settings: {shown}." if shown else NONE]
     return text
 

@@ -14,25 +14,35 @@ The vector contains every parameter that requires a gradient, once (tied weights
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from piebald.arguments import checked_class
 from piebald.errors import ParameterError, unknown
+
+M = TypeVar("M", bound=nn.Module)
+
+_MOVED: MutableMapping[Tensor, dict[torch.device, weakref.ref[nn.Parameter]]] = WeakTensorKeyDictionary()
 
 ROLES = {  # roles that patterns may name, and the layers that they stand for
     "classifier": "linear",
     "batch_norm": "batch-norm",
     "norm": "norm",
     "conditioning": "conditioning",
+    "adapter": "adapter",
 }
 _BATCH_NORMS = nn.modules.batchnorm._BatchNorm
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -197,7 +207,7 @@ def matching(module: nn.Module, patterns: Iterable[str]) -> frozenset[str]:
     A pattern is a role, the name of a submodule ("features.0"), or a shell pattern over tensor names ("*.bias").
     Roles are "classifier" (the last linear layer, in the order of `named_modules`), "batch_norm" (parameters and
     statistics of every batch-norm layer), "norm" (those of every norm layer, also layers of one's own whose class is
-    called ...Norm) and "conditioning" (every layer with that name).
+    called ...Norm), "conditioning" (every layer with that name) and "adapter" (low-rank adapters, as peft calls them).
 
     Raises:
         SettingError: a pattern matches no tensor of this module, so that a setting never silently has no effect.
@@ -236,6 +246,8 @@ def _layers(module: nn.Module, role: str) -> set[str]:
         return {name for name, layer in module.named_modules() if _is_norm(layer)}
     if role == "conditioning":
         return {name for name, _ in module.named_modules() if name.rpartition(".")[2] == role}
+    if role == "adapter":
+        return {name for name, _ in module.named_modules() if name.rpartition(".")[2].startswith("lora_")}
     linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
     return set(linear[-1:])
 
@@ -264,6 +276,49 @@ def _trainable(module: nn.Module) -> Iterator[tuple[str, tuple[Tensor, bool]]]:
             if buffer.dtype != torch.float32:
                 raise ParameterError(f"buffer {name} must be float32, got {str(buffer.dtype).removeprefix('torch.')}")
             yield name, (buffer, True)
+
+
+def copied(module: M, device: torch.device | None = None) -> M:
+    """A copy of a module that shares the numbers of its frozen parameters, so that they are in memory once.
+
+    Args:
+        module: any module; nothing may change its frozen parameters while there are copies.
+        device: where the copy is to be; frozen parameters lie there once for all copies of this module.
+    """
+    memo = {
+        id(parameter): _shared(parameter, device)
+        for parameter in module.parameters()
+        if not parameter.requires_grad and type(parameter) is nn.Parameter
+    }
+    made = copy.deepcopy(module, memo)
+    return made if device is None else made.to(device)
+
+
+def _shared(parameter: nn.Parameter, device: torch.device | None) -> nn.Parameter:
+    """A frozen parameter over the same numbers, or over those that another copy has on this device already."""
+    if device is None or parameter.device == device:
+        return nn.Parameter(parameter.data, requires_grad=False)
+    there = _MOVED.setdefault(parameter, {})
+    before = there[device]() if device in there else None
+    made = nn.Parameter(parameter.data.to(device) if before is None else before.data, requires_grad=False)
+    if before is None:
+        there[device] = weakref.ref(made)
+    return made
+
+
+def frozen_digest(module: nn.Module) -> str:
+    """A digest of the names, shapes and numbers of a module's frozen parameters; "" where it has none.
+
+    They are in no model vector, so two machines that train together must have the same.
+    """
+    digest, found = hashlib.sha256(), False
+    for name, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            found = True
+            digest.update(f"{name} {parameter.dtype} {list(parameter.shape)}\n".encode())
+            raw = parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            digest.update(raw.numpy().data)
+    return digest.hexdigest() if found else ""
 
 
 def pad(vector: Tensor, size: int) -> Tensor:

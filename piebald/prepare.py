@@ -26,8 +26,9 @@ from piebald.data.dataset import DataSet
 from piebald.errors import SettingError, unknown
 from piebald.machine import machine
 from piebald.model_spec import ModelSpec
+from piebald.models import PretrainedNetwork
 from piebald.objective import Objective
-from piebald.parameters import Layout
+from piebald.parameters import Layout, copied, frozen_digest
 from piebald.partition import clients_from
 from piebald.plugins import needed_by, objective_named
 from piebald.privacy.accounting import installed, of_run
@@ -274,6 +275,7 @@ def _meta(
         "shared": work.layout.shared,
         "privacy": [one.plain() for one in of_run(recipe, clients, rounds, where.simulates)] if installed() else None,
         "layout": [[slot.name, list(slot.shape)] for slot in work.layout.slots],
+        "frozen": frozen_digest(work.model),
         "classes": list(clients.classes) if clients.classes is not None else None,
         "clients": len(clients),
         "runtime": where.table(),
@@ -329,7 +331,8 @@ def _work(recipe: Recipe, clients: Clients, model: Model, options: Options) -> t
     recipe.sharing.initial_private(
         initial[layout.shared :], layout, len(clients) - 1
     )  # refuses a model with room for fewer
-    module = copy.deepcopy(module).cpu()
+    # the user may change the own module later, but not the weights of a file
+    module = (copied(module) if isinstance(module, PretrainedNetwork) else copy.deepcopy(module)).cpu()
     shape, outputs = pytree.form(rows.x), _outputs(module, rows)
     spec = ModelSpec(module, layout, initial, objective, options.seed, shape, outputs)
     adapted = recipe.adapted_to(spec)
@@ -351,7 +354,7 @@ def _work(recipe: Recipe, clients: Clients, model: Model, options: Options) -> t
 
 def _outputs(module: nn.Module, rows: Rows) -> tuple[int, ...]:
     """The shape of the model's output for one row; refuses a model that does not fit the data."""
-    trial = copy.deepcopy(module).eval()
+    trial = copied(module).eval()
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             output = pytree.run(trial, rows[:1].x)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,7 +14,7 @@ from piebald.arguments import Count, Positive, checked, checked_class
 from piebald.contracts import Clients, Fleet, Rows
 from piebald.errors import SettingError
 from piebald.objective import objective_for
-from piebald.parameters import Layout
+from piebald.parameters import Layout, copied
 from piebald.partition.heterogeneity import Heterogeneity, weight_divergence
 from piebald.partition.survey import survey
 from piebald.randomness import generator
@@ -130,7 +129,7 @@ def _epoch(
     key: tuple[int | str, ...],
 ) -> Tensor:
     """The model vector [p] after one epoch of plain SGD.  The global random state is not changed."""
-    module = copy.deepcopy(model).train()
+    module = copied(model).train()
     optimiser = torch.optim.SGD(module.parameters(), lr=lr)
     random = generator("divergence", *key)
     with torch.random.fork_rng(devices=[]):

@@ -18,7 +18,19 @@ import piebald
 from piebald.component import Component
 
 ROOT = Path(__file__).parents[1]
-EXTRAS = {"datasets", "gmpy2", "mlflow", "nvflare", "opacus", "optuna", "ray", "tenseal", "tensorboard"}
+EXTRAS = {
+    "datasets",
+    "gmpy2",
+    "mlflow",
+    "nvflare",
+    "opacus",
+    "optuna",
+    "peft",
+    "ray",
+    "tenseal",
+    "tensorboard",
+    "transformers",
+}
 UNPICKLING = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 
 

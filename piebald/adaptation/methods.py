@@ -24,7 +24,7 @@ from piebald.choice import judge, plain_sgd, reason
 from piebald.choice.candidates import SHARES
 from piebald.contracts import Clients, SgdConfig, Split
 from piebald.errors import ParameterError, SettingError
-from piebald.parameters import matching
+from piebald.parameters import copied, matching
 from piebald.runtimes.engines.choose import make_engine
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
 from piebald.runtimes.engines.row_loader import augmented, batches
@@ -279,7 +279,7 @@ class _PartialSgd:
         self, engine: SequentialEngine, start: Tensor, fitted: frozenset[str], config: SgdConfig, optimizer: Optimizer
     ) -> None:
         self.engine, self.config = engine, config
-        self.module = copy.deepcopy(engine.work.model).train()
+        self.module = copied(engine.work.model).train()
         engine.work.layout.load(self.module, start)
         self.parameters: list[Tensor] = []
         for name, parameter in self.module.named_parameters():

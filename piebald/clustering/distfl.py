@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,6 +38,7 @@ from piebald.cohort_matrix import median, too_many_pairs
 from piebald.component import RecipeComponents
 from piebald.contracts import Cohort, SendsInputMoments, ServerContext
 from piebald.model_spec import ModelSpec
+from piebald.parameters import copied
 from piebald.randomness import generator, torch_generator
 
 _OF_SILHOUETTE = ("threshold", "clusters", "accept", "agree", "deviations", "least", "far", "apart", "forget")
@@ -177,6 +177,8 @@ class Distfl(Clustering):
         if not pytree.is_single(spec.shape):
             several = pytree.plain(spec.shape)
             return f"distfl makes up inputs of one tensor but the model takes {several}: use another group"
+        if not _reads_real_numbers(spec):
+            return "distfl makes up inputs of real numbers, which this model cannot read: use another group, like ifca"
         if self.knowledge == "noise" or self.layers or _shared(batch_norm_targets(spec.model, 1.0), spec):
             return None
         why = "keeps its batch norms private" if batch_norm_targets(spec.model, 1.0) else "has no batch norm"
@@ -252,7 +254,7 @@ class Distfl(Clustering):
     ) -> tuple[Synthesis, Tensor, nn.Module]:
         """The probes, the answers [n, z, classes] of the uploads in `rows`, and a module to ask others with."""
         spec = context.spec
-        module = copy.deepcopy(spec.model).eval()
+        module = copied(spec.model).eval()
         rng = torch_generator("distfl", spec.seed, cohort.version)
         noise = torch.randn((self.probes, *spec.shape), generator=rng)
         if self.knowledge == "noise":
@@ -368,6 +370,17 @@ class Distfl(Clustering):
                 "seconds": time.perf_counter() - began,
             },
         )
+
+
+def _reads_real_numbers(spec: ModelSpec) -> bool:
+    """Whether a model takes inputs that are made up, as one of tokens does not."""
+    assert isinstance(spec.shape, tuple)
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            copied(spec.model).eval()(torch.zeros(1, *spec.shape))
+    except (RuntimeError, TypeError, ValueError, IndexError):  # also PiebaldError of a model that says why
+        return False
+    return True
 
 
 def _shared(targets: list[BatchNormTarget], spec: ModelSpec) -> list[BatchNormTarget]:

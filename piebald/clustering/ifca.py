@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -15,6 +14,7 @@ from piebald.cohort_matrix import coordinates
 from piebald.component import RecipeComponents
 from piebald.contracts import Cohort, ServerContext
 from piebald.model_spec import ModelSpec
+from piebald.parameters import copied
 from piebald.randomness import key
 
 
@@ -87,7 +87,7 @@ class Ifca(Clustering):
             return models[0]
         if number == 0:
             return spec.initial[:shared]
-        module = copy.deepcopy(spec.model)
+        module = copied(spec.model)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(key("ifca", spec.seed, number) >> 1)
             for layer in module.modules():

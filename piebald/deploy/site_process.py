@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 from piebald import models, plugins, pytree, recipes
 from piebald.client_work import ClientWork
 from piebald.deploy.site_rows import SiteRows, SiteSource, own_rows, rows_of_one
+from piebald.deploy.site_weights import told, with_own_weights
 from piebald.errors import SettingError, shown
 from piebald.experiment_file import ExperimentSettings
 from piebald.machine import device_named
@@ -42,6 +43,8 @@ class SiteSettings(BaseModel):
     Attributes:
         data: where its rows are; None takes those that the experiment's partition gives it.
         device: where it computes: "cpu", "cuda", "cuda:1", "mps", or "auto" for the first GPU that is here, else "cpu".
+        weights: folders of pretrained weights by the name that the experiment gives them, relative to the folder of
+            the credentials; others must be in the Hugging Face Hub's cache on this machine.
         policy: what it allows.
     """
 
@@ -49,6 +52,7 @@ class SiteSettings(BaseModel):
 
     data: SiteSource | None = None
     device: str = "cpu"
+    weights: dict[str, str] = {}
     policy: Policy = Policy()
 
     @field_validator("device")
@@ -96,6 +100,7 @@ class SiteWork:
             SettingError: this site cannot take part.  The server gets the message, so it discloses nothing about rows.
         """
         terms = RunTerms.read(values)
+        terms, own = (terms, None) if self.local else with_own_weights(terms, self.settings.weights, self.folder)
         terms.use_plugins()
         if self.credentials.party not in terms.sites:
             raise SettingError(
@@ -103,7 +108,7 @@ class SiteWork:
             )
         limits = self.settings.policy.work
         if why := limits.terms_reject_reason(terms) or _model_reason(terms, limits):
-            raise SettingError(why)
+            raise SettingError(told(why, own))
         number = terms.sites.index(self.credentials.party)
         settings = ExperimentSettings.of_table(terms.experiment, "the server's experiment")
         settings.use_plugins()
@@ -117,7 +122,10 @@ class SiteWork:
         trainer, rows = terms.client_components()[0], len(clients.rows(number, "train"))
         if isinstance(trainer, LimitsSteps) and (why := limits.steps_reject_reason(trainer.max_steps(rows))):
             raise SettingError(why)
-        return SiteClient(_work(terms, settings, clients, number), clients, number)
+        try:
+            return SiteClient(_work(terms, settings, clients, number), clients, number)
+        except SettingError as error:
+            raise SettingError(told(str(error), own)) from None
 
     def _rows(self, terms: RunTerms, settings: ExperimentSettings, number: int) -> SiteRows:
         data = self.settings.data
@@ -162,6 +170,7 @@ def _work(terms: RunTerms, settings: ExperimentSettings, clients: SiteRows, numb
     layout = Layout.of(module, terms.private)
     if [(slot.name, list(slot.shape)) for slot in layout.slots] != terms.layout:
         raise SettingError("the model that this site builds has other tensors than the server's")
+    terms.check_frozen(module)
     rows = clients.rows(number, "train")
     objective = plugins.objective_named(rows.y, settings.loss, settings.evaluate.metrics)
     if objective.name != terms.objective or pytree.plain(pytree.form(rows.x)) != terms.shape:

@@ -15,6 +15,7 @@ from piebald.models.gated import (
 from piebald.models.log_mel import LogMel
 from piebald.models.networks import build_model, count_parameters, names
 from piebald.models.normalized import Cnn1dBn, MlpBn
+from piebald.models.pretrained import PretrainedNetwork, pretrained
 from piebald.models.resnet import Resnet18, Resnet50
 from piebald.models.vgg import Vgg11
 
@@ -34,6 +35,7 @@ __all__ = [
     "Mlp",
     "MlpBn",
     "PlainClassifier",
+    "PretrainedNetwork",
     "Resnet18",
     "Resnet50",
     "SmallCnn",
@@ -44,5 +46,6 @@ __all__ = [
     "embed",
     "embedded",
     "names",
+    "pretrained",
     "squeezenet",
 ]

@@ -16,11 +16,12 @@ from piebald.models.convolutional import Cnn1d, CnnBn, LeafCnn, MetisCnn, SmallC
 from piebald.models.dense import Logistic, Mlp
 from piebald.models.gated import GatedClassifier, GatedCnn, PlainClassifier
 from piebald.models.normalized import Cnn1dBn, MlpBn
+from piebald.models.pretrained import pretrained
 from piebald.models.resnet import Resnet18, Resnet50
 from piebald.models.vgg import Vgg11
 from piebald.randomness import key
 
-_MODELS: dict[str, type[nn.Module]] = {
+_MODELS: dict[str, Callable[..., nn.Module]] = {
     "cnn_1d": Cnn1d,
     "cnn_1d_bn": Cnn1dBn,
     "cnn_bn": CnnBn,
@@ -32,6 +33,7 @@ _MODELS: dict[str, type[nn.Module]] = {
     "mlp": Mlp,
     "plain_classifier": PlainClassifier,
     "mlp_bn": MlpBn,
+    "pretrained": pretrained,
     "resnet18": Resnet18,
     "resnet50": Resnet50,
     "small_cnn": SmallCnn,
@@ -106,7 +108,7 @@ def build_model(
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise SettingError(f"seed must be a whole number, got {seed!r}")
     derived: dict[str, Any] = {"input_shape": input_shape, "outputs": outputs, "seed": seed}
-    if name in _MODELS and not pytree.is_single(pytree.formed(input_shape)):
+    if name in _MODELS and name != "pretrained" and not pytree.is_single(pytree.formed(input_shape)):
         raise SettingError(
             f"model {name!r} takes inputs of one tensor, the data have {pytree.plain(pytree.formed(input_shape))}: "
             "use a module of your own"

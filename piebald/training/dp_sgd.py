@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 
 from pydantic import Field
@@ -10,6 +9,7 @@ from torch import nn
 
 from piebald.contracts import ClientContext, RowPrivacy, SgdConfig, TrainInput, TrainOutput
 from piebald.model_spec import ModelSpec
+from piebald.parameters import copied
 from piebald.training.augmentation import mixing
 from piebald.training.sgd import Sgd
 
@@ -62,7 +62,7 @@ class DpSgd(Sgd):
                 "batch: use noise on whole updates ('gaussian') instead"
             )
         norms = nn.modules.batchnorm
-        for name, layer in copy.deepcopy(spec.model).train().named_modules():  # a frozen one does not go along
+        for name, layer in copied(spec.model).train().named_modules():  # a frozen one does not go along
             remembers = isinstance(layer, norms._NormBase) and layer.track_running_stats  # instance norm can, too
             if layer.training and (isinstance(layer, norms._BatchNorm) or remembers):
                 return (

@@ -7,7 +7,6 @@ layers that have no batched form are left to other engines.
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional
 
-from piebald.parameters import Layout, Slot
+from piebald.parameters import Layout, Slot, copied
 from piebald.runtimes.engines.matrix_products import gram
 from piebald.runtimes.factored.factors import Factor, Weights
 
@@ -55,6 +54,12 @@ class Layer(nn.Module):
         super().__init__()
         self.prefix, self.batched_pass = prefix, batched_pass
         self.original = [original]  # in a list, so that its parameters are not registered here
+
+    @property
+    def weight(self) -> Any:
+        """The original's weight without its numbers, for a layer around this one that looks at its type (peft's)."""
+        original: Any = self.original[0]
+        return torch.empty_like(original.weight, device="meta")
 
     def tensor(self, name: str) -> Tensor | None:
         """One of the layer's tensors [c, ...], or None where the original has none."""
@@ -335,7 +340,7 @@ def batch_layers(
     Returns:
         The module, the pass that its layers read, and its factored layers; None where a layer has no batched form.
     """
-    module, batched_pass, made = copy.deepcopy(model), BatchedPass(), list[FactoredDense]()
+    module, batched_pass, made = copied(model), BatchedPass(), list[FactoredDense]()
     slots = {slot.name: slot for slot in layout.slots}
     covered: set[str] = set()
     for path, layer in list(module.named_modules()):

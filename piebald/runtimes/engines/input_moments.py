@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from piebald import pytree
 from piebald.input_statistics import InputHooks, sums
+from piebald.parameters import copied
 from piebald.runtimes.engines.engine import Engine
 
 _ROWS = 256  # rows in one forward pass
@@ -18,7 +18,7 @@ _ROWS = 256  # rows in one forward pass
 def input_moments(engine: Engine, clients: Sequence[int], models: Tensor, layers: Sequence[str]) -> Tensor:
     """Compute `contracts.ClientContext.moments`, one client after another: a single pass without gradient is enough."""
     device, layout = engine.device, engine.work.layout
-    module = copy.deepcopy(engine.work.model).to(device).eval()
+    module = copied(engine.work.model, device).eval()
     gathered, found = engine.row_loader.gather(clients, "train"), []
     with torch.no_grad(), InputHooks(module, layers) as inputs:
         for model, places in zip(models, gathered.places, strict=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +12,7 @@ from piebald import pytree
 from piebald.client_work import ClientWork
 from piebald.contracts import Rows
 from piebald.errors import SettingError
+from piebald.parameters import copied
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
 
 
@@ -48,7 +48,7 @@ def probe(work: ClientWork, rows: Rows) -> Traits:
                 f"the model starts with numbers in {name!r} that are not finite, so that no update could count: "
                 "use finite ones (a mask of -1e9), or keep them out of the module's parameters and buffers"
             )
-    module = copy.deepcopy(work.model).train().to(device := pytree.leaves(rows.x)[0].device)
+    module = copied(work.model).train().to(device := pytree.leaves(rows.x)[0].device)
     # batch norm refuses a single row; a repeated one will do
     few = rows[:4] if len(rows) > 1 else rows[[0, 0]]
     x, y = few.x, few.y
@@ -93,7 +93,7 @@ def _equal(one: Any, two: Any) -> bool:
 
 def _run(module: nn.Module, x: pytree.Tree, seed: int, keyed: bool = False) -> Any:
     """One training-mode forward pass from the same buffers each time."""
-    fresh = copy.deepcopy(module)
+    fresh = copied(module)
     torch.manual_seed(seed)
     if not keyed:
         return pytree.run(fresh, x)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from piebald import pytree
 from piebald.contracts import Rows, SgdOutcome, Split
+from piebald.parameters import copied
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
 from piebald.runtimes.engines.reference_optimizer import ReferenceOptimizer
 from piebald.runtimes.engines.row_gradients import noised, row_keys
@@ -32,7 +32,7 @@ class ReferenceEngine(SequentialEngine):
 
     def _train_plainly(self, run: SgdRun, row: int) -> tuple[torch.Tensor, float, float, dict[str, torch.Tensor]]:
         layout, config = self.work.layout, run.config
-        module = copy.deepcopy(self.work.model).train()
+        module = copied(self.work.model).train()
         layout.load(module, run.model[row])
         parameters = dict(module.named_parameters())
         lr = float(config.lr[row]) if isinstance(config.lr, torch.Tensor) else config.lr
@@ -159,7 +159,7 @@ class ReferenceEngine(SequentialEngine):
     def _evaluate_plainly(self, clients: Sequence[int], model: Tensor, split: Split) -> Iterator[tuple[Any, Any]]:
         """Outputs and targets of each client, from a module of its own and one row at a time."""
         for place, client in enumerate(clients):
-            module = copy.deepcopy(self.work.model).eval()
+            module = copied(self.work.model).eval()
             self.work.layout.load(module, model[place])
             gathered = self.row_loader.gather([client], split)
             with torch.no_grad():

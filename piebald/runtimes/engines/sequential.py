@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -18,7 +17,7 @@ from piebald.client_work import ClientWork
 from piebald.contracts import Rows, SgdConfig, SgdOutcome, Split
 from piebald.errors import SettingError
 from piebald.losses import IGNORED, Loss, for_training
-from piebald.parameters import Layout
+from piebald.parameters import Layout, copied
 from piebald.randomness import key
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
 from piebald.runtimes.engines.model_traits import Traits
@@ -46,7 +45,7 @@ class SequentialEngine:
                 "take one that does not, with group norm (nn.GroupNorm) in the place of batch norm"
             )
         self.work, self.row_loader, self.traits, self.device, self.bfloat16 = work, row_loader, traits, device, bfloat16
-        self.module = copy.deepcopy(work.model).to(device)
+        self.module = copied(work.model, device)
         self.loss = for_training(work.objective.loss)
         self.vector = work.initial.to(device, copy=True)
         self.parameters = bind(self.module, work.layout, self.vector)

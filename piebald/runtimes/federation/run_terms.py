@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import nn
 
 from piebald import plugins, pytree
 from piebald.choice import BestForEach
@@ -14,6 +15,8 @@ from piebald.client_work import ClientWork
 from piebald.component import build
 from piebald.contracts import Query
 from piebald.errors import SettingError
+from piebald.models import PretrainedNetwork
+from piebald.parameters import frozen_digest
 from piebald.training.base import Trainer
 from piebald.transforms.base import Transform
 from piebald.version import __version__
@@ -32,6 +35,8 @@ class RunTerms(BaseModel):
         choice: how a site chooses its model when the run has ended, as a table, None where it takes what it is given.
         private: names of the tensors that stay at the client.
         layout: names and shapes of the model's tensors, in order.
+        frozen: digest of the model's frozen parameters, which no message carries; "" where it has none.
+        weights: name and revision of the weights that it begins with, "" where it has none.
         objective: name of the loss.
         metrics: names of the metrics.
         seed: seed of the run.
@@ -53,6 +58,8 @@ class RunTerms(BaseModel):
     choice: dict[str, Any] | None = None
     private: list[str]
     layout: list[tuple[str, list[int]]]
+    frozen: str = ""
+    weights: str = ""
     objective: str
     metrics: list[str]
     seed: int
@@ -96,6 +103,18 @@ class RunTerms(BaseModel):
                     "install the same on both"
                 )
 
+    def check_frozen(self, model: nn.Module) -> None:
+        """Refuse a model whose frozen parameters are not the server's.
+
+        Raises:
+            SettingError: they have another digest.
+        """
+        if frozen_digest(model) != self.frozen:
+            of = f", which are those of {self.weights}" if self.weights else ""
+            raise SettingError(
+                f"the frozen weights of this site's model are not the server's{of}: have the same weights on both"
+            )
+
     def client_components(self) -> tuple[Trainer, tuple[Transform, ...], Query | None]:
         """Build the trainer, the transforms and the query about a client's own model from what is installed here."""
         trainer = build("training", self.training)
@@ -130,6 +149,8 @@ def terms(
         choice=None if work.choice is None else work.choice.table(),
         private=sorted(work.layout.private),
         layout=[(slot.name, list(slot.shape)) for slot in work.layout.slots],
+        frozen=frozen_digest(work.model),
+        weights=work.model.source.described if isinstance(work.model, PretrainedNetwork) else "",
         objective=work.objective.name,
         metrics=list(work.objective.metrics),
         seed=work.seed,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 import threading
@@ -16,6 +15,7 @@ from torch import nn
 
 from piebald import pytree
 from piebald.errors import Declined
+from piebald.parameters import copied
 from piebald.runtimes.federation.run_terms import RunTerms
 
 _ABSURD = 1e12  # no setting of an experiment is a larger number, except seeds
@@ -109,7 +109,7 @@ class TaskClock:
 
     def watched(self, module: nn.Module) -> nn.Module:
         """A copy of a module that looks at the time whenever it runs, and so do its own copies."""
-        module = copy.deepcopy(module)
+        module = copied(module)
 
         def check(*_: object) -> None:
             if time.monotonic() > self._own.__dict__.get("until", math.inf):

@@ -132,7 +132,7 @@ def measured(settings: Simulated, connection: RayConnection, work: ClientWork, c
     """Settings with every choice made, measured by one of the actors."""
     resting = connection.take(settings.workers or 1)
     actors = resting or [connection.start(RayWorker)]
-    asked = actors[0].measure.remote(connection.put(work), connection.put_rows(clients), settings, expected)
+    asked = actors[0].measure.remote(connection.put_work(work), connection.put_rows(clients), settings, expected)
     came, made = connection.answer(connection.first([], [asked]))
     if not came:
         raise RuntimeFault("the Ray actor that measures the engines died: name an engine, like engine = 'sequential'")
@@ -162,7 +162,7 @@ class RayWorkerPool:
     ) -> None:
         self.settings, self.connection, self.state_actors = settings, connection, state_actors
         self.count = max(1, settings.workers or 1)
-        self._run = (connection.put(work), connection.put_rows(clients), settings)
+        self._run = (connection.put_work(work), connection.put_rows(clients), settings)
         self._idle: list[Any] = []
         self._starting: dict[Any, Any] = {}  # actors, by the reference to the answer that they are ready
         self._serving: dict[Any, tuple[Any, int]] = {}  # actors and chunks, by the reference to the answer

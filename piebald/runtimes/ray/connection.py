@@ -20,10 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from piebald.client_work import ClientWork
 from piebald.contracts import Clients, InMemory
 from piebald.errors import PiebaldError, RuntimeFault, SettingError
 
 _TIMEOUT = 300.0  # seconds to wait while there is no actor at all: a cluster may have to start a node
+_IN_ARRAYS = (torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool)
 _TRIES = 2  # to start a Ray here: on a busy machine this may take longer than Ray waits
 
 
@@ -194,13 +196,22 @@ class RayConnection:
         """Put a value into Ray's store; returns a reference, which keeps it there."""
         return self.ray.put(value)
 
+    def put_work(self, work: ClientWork) -> Any:
+        """Put the work of a run into Ray's store; the actors of a node read frozen parameters without copying them."""
+        frozen = [one for one in work.model.parameters() if not one.requires_grad]
+        arrays = all(one.dtype in _IN_ARRAYS for one in [*work.model.parameters(), *work.model.buffers()])
+        return self._put_as_arrays(work) if frozen and arrays else self.put(work)
+
     def put_rows(self, clients: Clients) -> Any:
         """Put clients into Ray's store, their tensors as arrays, which the actors of a node read without copying."""
         if isinstance(clients, InMemory) and clients.in_memory():
             clients.pool()  # is converted here, once, and not by every actor
+        return self._put_as_arrays(clients)
+
+    def _put_as_arrays(self, value: Any) -> Any:
         self.ray.util.register_serializer(Tensor, serializer=as_array, deserializer=as_tensor)
         try:
-            return self.ray.put(clients)
+            return self.ray.put(value)
         finally:
             self.ray.util.deregister_serializer(Tensor)
 

@@ -1,0 +1,242 @@
+"""Pretrained networks of transformers, whole or with adapters, from a folder of weights or the Hugging Face Hub."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from piebald.arguments import Count, PathLike, Seed, Share, checked
+from piebald.errors import SettingError, unknown
+from piebald.models.lora import with_lora
+from piebald.models.weights_folder import WeightsFolder, find, mapped_tensors, read_config
+from piebald.randomness import key
+
+NetworkTask = Literal["sequence_classification", "token_classification", "causal_lm", "image_classification"]
+_TASKS: dict[str, tuple[str, str | None]] = {  # the networks of each task in transformers, and peft's word for it
+    "sequence_classification": ("MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING", "SEQ_CLS"),
+    "token_classification": ("MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING", "TOKEN_CLS"),
+    "causal_lm": ("MODEL_FOR_CAUSAL_LM_MAPPING", "CAUSAL_LM"),
+    "image_classification": ("MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING", None),
+}
+_LORA_RANK = 8
+
+
+class PretrainedNetwork(nn.Module):
+    """A network of transformers that maps rows to scores.
+
+    Its frozen parameters are mapped from their file: all copies that a run makes share them, also those of worker
+    processes, so they must not be changed.
+
+    Attributes:
+        network: the network, or peft's with adapters around it.
+        source: where its weights come from.
+    """
+
+    def __init__(self, network: nn.Module, source: WeightsFolder, reads: str, padding: int | None) -> None:
+        super().__init__()
+        self.network, self.source = network, source
+        self._reads, self._padding = reads, padding
+
+    def forward(self, x: Tensor | None = None, **inputs: Tensor) -> Tensor:
+        """Token ids [n, length] or images [n, channels, height, width] to logits [n, outputs], or of each token.
+
+        Inputs may also come by the names that transformers gives them, such as `input_ids` and `attention_mask`.
+        Without a mask, tokens with the padding id of the network's configuration are masked.
+        """
+        if x is not None:
+            inputs[self._reads] = x
+        ids = inputs.get("input_ids")
+        if ids is not None:
+            if ids.dtype.is_floating_point:
+                raise SettingError(
+                    f"this network reads token ids, which are whole numbers, got {ids.dtype}: give tokens = True to "
+                    "clients_from"
+                )
+            inputs["input_ids"] = ids.long()
+            if self._padding is not None and "attention_mask" not in inputs:
+                inputs["attention_mask"] = (ids != self._padding).long()
+        logits: Tensor = self.network(**inputs).logits
+        return logits
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Buffers but those that no state dict holds: constants, like rotary embeddings', which need not travel."""
+        held = self.state_dict(prefix=f"{prefix}." if prefix else "").keys()
+        for name, buffer in super().named_buffers(prefix, recurse, remove_duplicate):
+            if name in held or not buffer.is_floating_point():
+                yield name, buffer
+
+    def save_pretrained(self, save_directory: Path) -> None:
+        """Write the folder that transformers reads, or peft's with the adapters and the head."""
+        network: Any = self.network
+        with _quiet():
+            network.save_pretrained(save_directory)
+
+
+@checked
+def pretrained(
+    weights: PathLike,
+    outputs: Count | None = None,
+    *,
+    adapter: Literal["lora"] | None = None,
+    rank: Count | None = None,
+    alpha: Count | None = None,
+    dropout: Share | None = None,
+    targets: str | Sequence[str] | None = None,
+    task: NetworkTask = "sequence_classification",
+    revision: str | None = None,
+    seed: Seed = 0,
+) -> PretrainedNetwork:
+    """A pretrained network of transformers: all of it is trained, or only adapters and the head.
+
+    With adapters, the weights of the network are frozen.  They are mapped from their file, once for all processes of a
+    machine, and neither kept for a client nor sent; only adapters and head are trained, travel and are counted.
+
+    The network's code is that of transformers.  No other code is run, and pickled weights are never read.  Needs
+    `pip install 'piebald[hf]'`.
+
+    Args:
+        weights: a folder with a config.json and safetensors, or the name of a model on the Hugging Face Hub, which is
+            downloaded unless it is in the Hub's cache on this machine.
+        outputs: number of classes, or of numbers to predict; by default that of the weights.  A head for another
+            number begins with random numbers, as does one that the weights do not have.  A "causal_lm" has as many as
+            its vocabulary, and `outputs` at most so many.
+        adapter: "lora" for low-rank adapters (Hu et al. 2022), None to train the whole network.
+        rank: of the adapters; 8 by default.
+        alpha: the adapters' output is multiplied by alpha / rank; the rank by default.
+        dropout: of the adapters' input; 0 by default.
+        targets: the layers with adapters: "attention" (projections of queries and values, the default), "all" linear
+            layers, or names of layers, e.g. ["q_lin", "lin1"].
+        task: "sequence_classification", "token_classification" (logits [n, length, outputs], for
+            loss = "token_classification") and "causal_lm" (logits [n, length, vocabulary], for
+            loss = "language_modelling"; its head is frozen with the rest where there are adapters) read token ids,
+            "image_classification" reads images.
+        revision: branch, tag or commit on the Hub.
+        seed: seed of the adapters and of a new head.
+
+    Raises:
+        SettingError: transformers or peft is missing; there is no such folder or it holds no model; the network needs
+            code of its own, or is none for this task; or the adapters do not fit it.
+    """
+    own = {"rank": rank, "alpha": alpha, "dropout": dropout, "targets": targets}
+    given = next((name for name, value in own.items() if value is not None), None)
+    if adapter is None and given is not None:
+        raise SettingError(f"{given} belongs to adapters but adapter is None: set adapter = 'lora', or leave it out")
+    transformers = _installed()
+    source = find(weights, revision)
+    with torch.random.fork_rng(devices=[]), _quiet():
+        torch.default_generator.manual_seed(key(seed, "model", "pretrained") >> 1)
+        network = _network(transformers, source, task, outputs)
+        reads, padding = network.main_input_name, network.config.to_dict().get("pad_token_id")
+        if adapter is not None:
+            options = (rank or _LORA_RANK, alpha or rank or _LORA_RANK, dropout or 0.0, targets or "attention")
+            network = with_lora(network, _head(network), _TASKS[task][1], *options)
+            _name_base(network, source)
+    return PretrainedNetwork(network.train(), source, reads, padding)
+
+
+def _installed() -> Any:
+    try:
+        import peft  # noqa: F401
+        import transformers
+    except ImportError:
+        raise SettingError("transformers and peft are missing: pip install 'piebald[hf]'") from None
+    return transformers
+
+
+def _network(transformers: Any, source: WeightsFolder, task: str, outputs: int | None) -> Any:
+    """The network with the weights of a folder; on the meta device, without them."""
+    values = read_config(source.path)
+    kind = values.pop("model_type")
+    if kind not in transformers.CONFIG_MAPPING:
+        raise unknown("architecture of transformers called", kind, transformers.CONFIG_MAPPING)
+    if task == "causal_lm":
+        vocabulary = values.get("vocab_size")
+        if outputs is not None and isinstance(vocabulary, int) and outputs > vocabulary:
+            raise SettingError(f"targets have {outputs} tokens but the network's vocabulary has {vocabulary}")
+    elif outputs is not None and outputs != len(values.get("id2label", (0, 1))):
+        for name in ("id2label", "label2id", "num_labels"):
+            values.pop(name, None)
+        values["num_labels"] = outputs
+    try:
+        config = transformers.CONFIG_MAPPING[kind].from_dict(values)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise SettingError(f"the configuration in {source.path} does not fit {kind!r}: {error}") from None
+    able = {name: getattr(transformers, classes) for name, (classes, _) in _TASKS.items()}
+    able = {name: classes[type(config)] for name, classes in able.items() if type(config) in classes}
+    if task not in able:
+        hint = f"set task = {next(iter(able))!r}" if able else "choose another model"
+        raise SettingError(f"transformers has no network {kind!r} for task {task!r}: {hint}")
+    made = able[task]
+    if torch.get_default_device().type == "meta":
+        return made(config)
+    return _loaded(made, config, source)
+
+
+def _loaded(made: Any, config: Any, source: WeightsFolder) -> Any:
+    try:
+        network, report = made.from_pretrained(
+            None,
+            config=config,
+            state_dict=mapped_tensors(source.path),
+            dtype=torch.float32,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    except SettingError:
+        raise
+    except Exception as error:  # what transformers' own classes raise for a configuration that makes no network
+        why = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+        raise SettingError(f"{source.path} cannot be loaded as {made.__name__}: {why[:200]}") from None
+    head = _head(network)
+    absent = [*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])]
+    for name in sorted(absent):
+        if not any(name == top or name.startswith(f"{top}.") for top in head):
+            raise SettingError(
+                f"the weights in {source.path} do not fit their config.json: {name} is missing or has another shape"
+            )
+    return network
+
+
+def _head(network: Any) -> list[str]:
+    """Names of the layers on top of the network's body, which belong to its task."""
+    body = network.base_model_prefix
+    head = [name for name, layer in network.named_children() if name != body and any(True for _ in layer.parameters())]
+    if not head:
+        raise SettingError(
+            f"{type(network).__name__} has no head of its own, so nothing but adapters could learn a task"
+        )
+    return head
+
+
+def _name_base(network: Any, source: WeightsFolder) -> None:
+    """Record in the adapter's configuration which weights it belongs to, so that peft finds them again."""
+    for config in network.peft_config.values():
+        config.base_model_name_or_path = source.name
+        config.revision = source.revision
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide progress bars and reports of transformers: what matters in them is raised as an error here."""
+    from transformers.utils import logging as untyped
+
+    logging: Any = untyped
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about what the next version of these packages will change
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

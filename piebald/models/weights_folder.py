@@ -1,0 +1,199 @@
+"""Folders of published weights in the Hugging Face format: a config.json and safetensors.
+
+Weights are mapped from their files and not read: the processes of a machine share one copy of what they do not change.
+Nothing is unpickled, and no code that lies beside the weights is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from piebald.errors import SettingError, shown
+
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+_FILES = ["config.json", "*.safetensors", INDEX]  # what is fetched, and nothing else
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsFolder:
+    """A folder with weights.
+
+    Attributes:
+        path: where it is.
+        name: of the model on the Hub, or of the folder.
+        revision: the commit on the Hub that it holds; None for a folder of the user's.
+    """
+
+    path: Path
+    name: str
+    revision: str | None = None
+
+    @property
+    def described(self) -> str:
+        """Name and revision in a message."""
+        return self.name if self.revision is None else f"{self.name} of revision {self.revision}"
+
+
+def find(weights: str | Path, revision: str | None = None) -> WeightsFolder:
+    """The folder of some weights; those of the Hub are downloaded unless they are in its cache.
+
+    Args:
+        weights: a folder, or the name of a model on the Hub.
+        revision: branch, tag or commit on the Hub.
+
+    Raises:
+        SettingError: there is no such folder, or the weights cannot be fetched.
+    """
+    if Path(weights).is_dir():
+        if revision is not None:
+            raise SettingError(f"a folder has no revision but {weights} is one, got {revision!r}: leave it out")
+        return WeightsFolder(Path(weights), Path(weights).resolve().name)
+    name = str(weights)
+    if isinstance(weights, Path) or not _HUB_NAME.fullmatch(name):
+        raise SettingError(
+            f"weights must be a folder or the name of a model on the Hugging Face Hub, and there is no folder {name}"
+        )
+    found = cached(name, revision)
+    return found if found is not None else _fetched(name, revision)
+
+
+def cached(name: str, revision: str | None = None) -> WeightsFolder | None:
+    """The weights of a model on the Hub that are in this machine's cache already, or None."""
+    if not _HUB_NAME.fullmatch(name):
+        return None
+    hub = _hub()
+    try:
+        path = Path(hub.snapshot_download(name, revision=revision, local_files_only=True, allow_patterns=_FILES))
+    except (OSError, ValueError):  # not there, or no name that the Hub gives
+        return None
+    return WeightsFolder(path, name, path.name) if _weight_files(path) else None
+
+
+def _fetched(name: str, revision: str | None) -> WeightsFolder:
+    try:
+        path = Path(_hub().snapshot_download(name, revision=revision, allow_patterns=_FILES))
+    except Exception as error:  # of the network, the Hub or the disk: each library below raises its own
+        why = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+        at = "" if revision is None else f" of revision {revision}"
+        raise SettingError(
+            f"there is no folder {name!r}, and the weights {name!r}{at} cannot be fetched from the Hugging Face Hub "
+            f"({why[:200]}): give a folder that holds them"
+        ) from None
+    return WeightsFolder(path, name, path.name)
+
+
+def _hub() -> Any:
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise SettingError("transformers and peft are missing: pip install 'piebald[hf]'") from None
+    return huggingface_hub
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The configuration in a folder.
+
+    Raises:
+        SettingError: it has none, or the network needs code of its own or quantized weights.
+    """
+    path = folder / "config.json"
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        hint = "it holds an adapter: give the folder of the model that it belongs to"
+        hint = hint if (folder / "adapter_config.json").is_file() else "give one with a config.json and safetensors"
+        raise SettingError(f"{folder} holds no model: {hint}") from None
+    except (OSError, ValueError) as error:  # also not UTF-8
+        raise SettingError(f"{path} cannot be read as JSON: {error}") from None
+    if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
+        raise SettingError(f"{path} is no configuration of a model: it must name its model_type, like 'distilbert'")
+    if "auto_map" in values:
+        raise SettingError(f"the model in {folder} needs code of its own, which is never run: choose another model")
+    if "quantization_config" in values:
+        raise SettingError(f"the weights in {folder} are quantized: choose the model in its full precision")
+    # which kernels compute attention is no matter of weights; a name of the Hub here would fetch code
+    return {name: value for name, value in values.items() if "attn_implementation" not in name and "kernel" not in name}
+
+
+def mapped_tensors(folder: Path) -> dict[str, Tensor]:
+    """The tensors of a folder by name, mapped from its files: they take memory where they are used or changed.
+
+    Raises:
+        SettingError: it has no safetensors, or they are damaged.
+    """
+    files = _weight_files(folder)
+    if not files:
+        pickled = next(iter(sorted([*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.ckpt")])), None)
+        if pickled is not None:
+            raise SettingError(
+                f"{folder} has pickled weights ({pickled.name}), which are never read since that would run what they "
+                f"hold: save the model with transformers, which writes {WHOLE}"
+            )
+        raise SettingError(f"{folder} has no weights: it must hold {WHOLE}")
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        tensors |= _mapped(file)
+    return tensors
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The files with a folder's weights: one, or the parts that an index lists; none where there are none."""
+    if (folder / WHOLE).is_file():
+        return [folder / WHOLE]
+    index = folder / INDEX
+    if not index.is_file():
+        return []
+    try:
+        parts = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise SettingError(f"{index} cannot be read as an index of weights: fetch the folder again") from None
+    for part in parts:
+        if not isinstance(part, str) or Path(part).name != part or not (folder / part).is_file():
+            raise SettingError(f"{index} names {shown(part)}, which is no file in its folder: fetch the folder again")
+    return [folder / part for part in sorted(parts)]
+
+
+def _mapped(file: Path) -> dict[str, Tensor]:
+    try:
+        with safe_open(str(file), framework="pt"):
+            pass  # checks that the header is whole, and that tensors lie inside the file and not in one another
+        raw = torch.from_file(str(file), shared=False, size=file.stat().st_size, dtype=torch.uint8)
+        start = 8 + int.from_bytes(raw[:8].numpy().tobytes(), "little")
+        header = json.loads(raw[8:start].numpy().tobytes())
+    except (OSError, SafetensorError, RuntimeError, ValueError) as error:
+        why = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise SettingError(f"{file} cannot be read as safetensors: {why[:200]}") from None
+    return {name: _tensor(file, raw[start:], about) for name, about in header.items() if name != "__metadata__"}
+
+
+def _tensor(file: Path, numbers: Tensor, about: Mapping[str, Any]) -> Tensor:
+    dtype = _DTYPES.get(about["dtype"])
+    if dtype is None:
+        raise SettingError(f"{file} holds numbers of type {about['dtype']}: choose the model in its full precision")
+    begin, end = about["data_offsets"]
+    part = numbers[begin:end]
+    if part.storage_offset() % dtype.itemsize:
+        part = part.clone()  # the official writer aligns tensors, others may not
+    return part.view(dtype).view(about["shape"])
