@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
 import sys
@@ -13,9 +12,12 @@ from typing import Annotated, Any
 
 import typer
 
-from piebald.cli.app import Json, Out, Quiet, Sets, app, end_on_term
+from piebald.cli.app import Json, Out, Quiet, Sets, app
+from piebald.cli.experiment_files import load_settings, out_folder
+from piebald.cli.log_options import LogFile, LogJson, LogLevel
 from piebald.cli.printing import print_json, print_table
-from piebald.cli.train import run
+from piebald.cli.serving import locked, serving
+from piebald.cli.train import carry_out
 from piebald.errors import SettingError
 from piebald.plain_text import printable
 
@@ -53,16 +55,22 @@ def server(
     file: Annotated[Path, typer.Argument(metavar="EXPERIMENT", help="A TOML file.")],
     sets: Sets = None,
     out: Out = None,
+    log_level: LogLevel = "info",
+    log_json: LogJson = False,
+    log_file: LogFile = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Train with the sites of a federation, which the server's credentials list."""
+    from piebald.deploy.logs import start_log
     from piebald.runtimes.federation.provisioning import read
 
     read(credentials)
-    _log_to_stderr()
-    with _Running(credentials):
-        run(file, _flags(file, sets, credentials=str(credentials.resolve())), out, as_json=as_json, quiet=quiet)
+    start_log(log_level, log_json, log_file)
+    settings = load_settings(file, _flags(file, sets, credentials=str(credentials.resolve())), out)
+    folder = out_folder(settings)
+    with serving(credentials, folder) as callbacks:
+        carry_out(settings, file, as_json=as_json, quiet=quiet, callbacks=callbacks, folder=folder)
 
 
 @app.command()
@@ -73,19 +81,23 @@ def client(
     ] = None,
     target: Annotated[str | None, typer.Option(help="The column of a table to predict.")] = None,
     stay: Annotated[bool, typer.Option("--stay", help="Wait for another run when one has ended.")] = False,
+    log_level: LogLevel = "info",
+    log_json: LogJson = False,
+    log_file: LogFile = None,
     with_parent: Annotated[int | None, typer.Option(hidden=True)] = None,
     search: Annotated[list[Path] | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run a site of a federation until the run has ended."""
     from piebald import plugins
+    from piebald.deploy.logs import start_log
     from piebald.deploy.site_process import join
     from piebald.runtimes.federation.provisioning import read
 
     read(credentials)
     for place in search or ():
         plugins.search(place)
-    _log_to_stderr()
-    with _Running(credentials):
+    start_log(log_level, log_json, log_file)
+    with locked(credentials):
         print(printable(join(credentials, data, target, stay, with_parent)))
     sys.stdout.flush()
     os._exit(0)  # the messaging layer keeps threads that nothing ends
@@ -97,10 +109,15 @@ def up(
     local: Annotated[int | None, typer.Option("--local", help="Sites on this machine, as many as clients.")] = None,
     sets: Sets = None,
     out: Out = None,
+    log_level: LogLevel = "warning",
+    log_json: LogJson = False,
+    log_file: LogFile = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Try a federation on this machine: credentials, a server, and a process for each client."""
+    from piebald.deploy.logs import start_log
+    from piebald.deploy.step_log import StepLog
     from piebald.experiment_file import ExperimentSettings
 
     if local is not None:
@@ -109,8 +126,9 @@ def up(
             raise SettingError(
                 f"the experiment has {count} clients, --local says {local}: give the same number, or leave it out"
             )
-    _log_to_stderr()
-    run(file, _flags(file, sets), out, as_json=as_json, quiet=quiet)
+    start_log(log_level, log_json, log_file)
+    settings = load_settings(file, _flags(file, sets), out)
+    carry_out(settings, file, as_json=as_json, quiet=quiet, callbacks=[StepLog()])
 
 
 @app.command()
@@ -169,36 +187,3 @@ def _flags(file: Path | None, sets: list[str] | None, **more: str) -> list[str]:
 
 def _short(value: Any) -> Any:
     return " ".join(str(one) for one in value) if isinstance(value, list) else value
-
-
-def _log_to_stderr() -> None:
-    """Write the federation's log to standard error, with the time."""
-    logger = logging.getLogger("piebald.federation")
-    if not logger.handlers:
-        handler = logging.StreamHandler()
-        handler.setFormatter(OneLine("%(asctime)s %(message)s"))
-        logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-
-
-class OneLine(logging.Formatter):
-    """Formats records whose messages may contain text of other parties: each is one line without control characters."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        record.message = printable(record.message)
-        return super().formatMessage(record)
-
-
-class _Running:
-    """Locks credentials for this process, and ends it on SIGTERM as on Ctrl-C."""
-
-    def __init__(self, credentials: Path) -> None:
-        from piebald.report.lock import RunLock
-
-        self._lock = RunLock(credentials)
-
-    def __enter__(self) -> None:
-        end_on_term()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()

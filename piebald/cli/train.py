@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -26,8 +27,14 @@ from piebald.cli.app import (
 )
 from piebald.cli.choose import resumed_search, tuned_first
 from piebald.cli.experiment_files import common_options, guarded, load_settings, out_folder
+from piebald.cli.log_options import LogFile, LogJson, LogLevel
 from piebald.cli.printing import facts, line_printer, print_json, print_run, print_table, print_transfer
+from piebald.cli.serving import resumed
 from piebald.errors import SettingError
+
+if TYPE_CHECKING:
+    from piebald.callbacks import Callback
+    from piebald.experiment_file import ExperimentSettings
 
 
 @app.command()
@@ -45,14 +52,26 @@ def run(
 ) -> None:
     """Train with one recipe and keep the run in a folder."""
     show_log(verbose)
+    carry_out(load_settings(file, sets, out, runtime, deterministic), file, as_json=as_json, quiet=quiet)
+
+
+def carry_out(
+    settings: ExperimentSettings,
+    file: Path | None,
+    *,
+    as_json: bool,
+    quiet: bool,
+    callbacks: Sequence[Callback] = (),
+    folder: Path | None = None,
+) -> None:
+    """Train as the settings say, in a run folder, and print the results."""
     end_on_term()
-    settings = load_settings(file, sets, out, runtime, deterministic)
     if settings.compares:
         raise SettingError(f"{file or 'the built-in experiment'} describes several runs: use piebald compare")
     plan = settings.plan()
     from piebald import experiment
 
-    folder = out_folder(settings)
+    folder = folder or out_folder(settings)
     (label, recipe) = next(iter(plan.recipes.items()))
     with guarded(folder, f"piebald resume {folder}", settings):
         history = experiment.run(
@@ -63,6 +82,7 @@ def run(
             label=settings.label or label,
             out=folder,
             progress=progress(as_json, quiet),
+            callbacks=callbacks,
             **common_options(settings, plan) | {"runtime": plan.runtime.with_folder(folder)},
         )
     print_run(history, as_json, quiet)
@@ -141,6 +161,9 @@ def resume(
     rounds: Annotated[
         int | None, typer.Option(help="Go on to this many server steps, also if the run was finished.")
     ] = None,
+    log_level: LogLevel = "info",
+    log_json: LogJson = False,
+    log_file: LogFile = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -161,8 +184,8 @@ def resume(
         return resumed_search(folder, as_json, quiet)
     from piebald import experiment
 
-    with guarded(folder, f"piebald resume {folder}"):
-        history = experiment.resume(folder, rounds=rounds, progress=progress(as_json, quiet))
+    with resumed(folder, log_level, log_json, log_file) as callbacks, guarded(folder, f"piebald resume {folder}"):
+        history = experiment.resume(folder, rounds=rounds, progress=progress(as_json, quiet), callbacks=callbacks)
     print_run(history, as_json, quiet)
 
 

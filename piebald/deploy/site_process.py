@@ -109,12 +109,25 @@ class SiteWork:
         try:
             clients = self._rows(terms, settings, number)
         except Exception as error:
-            log.warning("the rows cannot be used: %s", error)
+            # the message may quote a row ("got text like 'Miller'"), which is for the terminal and not for a log
+            log.warning(
+                "the rows %(source)s cannot be used (%(kind)s): piebald client %(folder)s --check says why",
+                {
+                    "event": "rows",
+                    "source": self._source(),
+                    "kind": type(error).__name__,
+                    "folder": self.credentials.folder,
+                },
+            )
             raise SettingError("its rows cannot be used for this run; the site's own log says why") from None
         trainer, rows = terms.client_components()[0], len(clients.rows(number, "train"))
         if isinstance(trainer, LimitsSteps) and (why := limits.steps_reject_reason(trainer.max_steps(rows))):
             raise SettingError(why)
         return SiteClient(_work(terms, settings, clients, number), clients, number)
+
+    def _source(self) -> str:
+        """Where the rows come from, in words."""
+        return "of the experiment's partition" if self.settings.data is None else f"in {self.settings.data.source}"
 
     def _rows(self, terms: RunTerms, settings: ExperimentSettings, number: int) -> SiteRows:
         data = self.settings.data

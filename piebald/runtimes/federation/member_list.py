@@ -55,6 +55,9 @@ class Member:
         rows: how many rows of each split the site stated when it joined, None before.
         owed: tasks that were given up while the site was present; it gets no others until it has delivered them.
         overdue: how many tasks were given up in this way.
+        refusals: how many of its results were refused, since they had another form.
+        seconds: how long its last training task took, from when it was submitted.
+        missed: whether its silence was logged.
     """
 
     name: str
@@ -70,6 +73,9 @@ class Member:
     rows: dict[Split, int] | None = None
     owed: set[int] = field(default_factory=set)
     overdue: int = 0
+    refusals: int = 0
+    seconds: float | None = None
+    missed: bool = False
 
     def silent(self) -> float:
         """Seconds since its last hello."""
@@ -124,6 +130,8 @@ class Member:
             "finished": self.finished,
             "staleness": None if self.version is None else version - self.version,
             "late": self.late,
+            "refusals": self.refusals,
+            "seconds": None if self.seconds is None else round(self.seconds, 3),
         }
 
 

@@ -105,7 +105,6 @@ class TaskRunner:
             update = replace(update, metrics={})
         refused = self._policy.update_reject_reason(update, self._declared, self.work.layout.shared)
         if refused is not None:
-            log.error("task %d: nothing is sent: %s", task.id, refused)
             return None, f"refused by the site's policy: {refused}", None
         if not math.isfinite(update.norm):  # the update cannot count, so the client forgets the attempt
             return update, None, None
