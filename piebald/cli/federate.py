@@ -7,8 +7,9 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,6 +21,9 @@ from piebald.cli.serving import locked, serving
 from piebald.cli.train import carry_out
 from piebald.errors import SettingError
 from piebald.plain_text import printable
+
+if TYPE_CHECKING:
+    from piebald.deploy.checks import Check
 
 _CREDENTIALS = typer.Argument(metavar="CREDENTIALS", help="A folder that piebald provision made.")
 
@@ -55,6 +59,9 @@ def server(
     file: Annotated[Path, typer.Argument(metavar="EXPERIMENT", help="A TOML file.")],
     sets: Sets = None,
     out: Out = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Look whether the server can start, print a table, and end.")
+    ] = False,
     log_level: LogLevel = "info",
     log_json: LogJson = False,
     log_file: LogFile = None,
@@ -62,14 +69,21 @@ def server(
     quiet: Quiet = False,
 ) -> None:
     """Train with the sites of a federation, which the server's credentials list."""
+    from piebald.deploy.checks import refuse_crosses, server_machine, server_run
     from piebald.deploy.logs import start_log
     from piebald.runtimes.federation.provisioning import read
 
-    read(credentials)
+    own = read(credentials)
     start_log(log_level, log_json, log_file)
-    settings = load_settings(file, _flags(file, sets, credentials=str(credentials.resolve())), out)
+    flags = _flags(file, sets, credentials=str(credentials.resolve()))
+    if check:
+        with locked(credentials):
+            place = Path("runs") if out is None else Path(out)
+            raise typer.Exit(_print_checks([*server_machine(own, place), *server_run(own, file, flags, out)]))
+    settings = load_settings(file, flags, out)
     folder = out_folder(settings)
     with serving(credentials, folder) as callbacks:
+        refuse_crosses(server_machine(own, folder), f"piebald server {credentials} {file} --check")
         carry_out(settings, file, as_json=as_json, quiet=quiet, callbacks=callbacks, folder=folder)
 
 
@@ -81,6 +95,9 @@ def client(
     ] = None,
     target: Annotated[str | None, typer.Option(help="The column of a table to predict.")] = None,
     stay: Annotated[bool, typer.Option("--stay", help="Wait for another run when one has ended.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Look whether this site can take part, print a table, and end.")
+    ] = False,
     log_level: LogLevel = "info",
     log_json: LogJson = False,
     log_file: LogFile = None,
@@ -89,16 +106,22 @@ def client(
 ) -> None:
     """Run a site of a federation until the run has ended."""
     from piebald import plugins
+    from piebald.deploy.checks import refuse_crosses
     from piebald.deploy.logs import start_log
-    from piebald.deploy.site_process import join
-    from piebald.runtimes.federation.provisioning import read
+    from piebald.deploy.site_check import check_site, site_machine
+    from piebald.deploy.site_process import join, site_work
 
-    read(credentials)
+    work = site_work(credentials, data, target, local=with_parent is not None)
     for place in search or ():
         plugins.search(place)
-    start_log(log_level, log_json, log_file)
+    start_log("error" if check else log_level, log_json, log_file)
     with locked(credentials):
-        print(printable(join(credentials, data, target, stay, with_parent)))
+        if check:
+            code = _print_checks(check_site(work))
+            sys.stdout.flush()
+            os._exit(code)
+        refuse_crosses(site_machine(work), f"piebald client {credentials} --check")
+        print(printable(join(work, stay, with_parent)))
     sys.stdout.flush()
     os._exit(0)  # the messaging layer keeps threads that nothing ends
 
@@ -183,6 +206,12 @@ def _flags(file: Path | None, sets: list[str] | None, **more: str) -> list[str]:
         fields = "".join(f", {name} = {json.dumps(value)}" for name, value in more.items())
         chosen = [f'runtime={{ kind = "federation"{fields} }}']
     return [*chosen, *(sets or ())]
+
+
+def _print_checks(checks: Sequence[Check]) -> int:
+    """Print a table of ticks and crosses; returns the exit code."""
+    print_table(("", "", ""), [(one.mark, one.what, one.told) for one in checks])
+    return 2 if any(one.fine is False for one in checks) else 0
 
 
 def _short(value: Any) -> Any:

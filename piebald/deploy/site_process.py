@@ -119,7 +119,7 @@ class SiteWork:
                     "folder": self.credentials.folder,
                 },
             )
-            raise SettingError("its rows cannot be used for this run; the site's own log says why") from None
+            raise SettingError("its rows cannot be used for this run; the site's own log says why") from error
         trainer, rows = terms.client_components()[0], len(clients.rows(number, "train"))
         if isinstance(trainer, LimitsSteps) and (why := limits.steps_reject_reason(trainer.max_steps(rows))):
             raise SettingError(why)
@@ -176,32 +176,38 @@ def _work(terms: RunTerms, settings: ExperimentSettings, clients: SiteRows, numb
     )  # fmt: skip
 
 
-def join(folder: Path, data: str | None, target: str | None, stays: bool, parent: int | None) -> str:
-    """Run a site until its run has ended; returns why it ended.
+def site_work(folder: Path, data: str | None, target: str | None, local: bool = False) -> SiteWork:
+    """A site from its credentials and settings.
 
     Args:
         folder: the site's credentials.
         data, target: override those of its settings.
-        stays: whether to wait for another run when one has ended.
-        parent: a process with which this one ends.
+        local: whether the server is a process of the same user on this machine, which started the site.
     """
     credentials = read(folder)
     settings = SiteSettings.load(folder / "site.toml")
-    if parent is None:
-        plugins.restrict(settings.policy.plugins)
     data_folder = folder
     if data is not None:
         about = settings.data.model_dump() if settings.data else {}
         settings = settings.model_copy(update={"data": SiteSource(**{**about, "source": data, "target": target})})
         data_folder = Path()
-    if parent is not None:
+    return SiteWork(credentials, settings, data_folder, local)
+
+
+def join(work: SiteWork, stays: bool, parent: int | None) -> str:
+    """Run a site until its run has ended; returns why it ended.
+
+    Args:
+        work: the site.
+        stays: whether to wait for another run when one has ended.
+        parent: a process with which this one ends.
+    """
+    if parent is None:
+        plugins.restrict(work.settings.policy.plugins)
+    else:
         torch.set_num_threads(1)  # sites on one machine share its cores
     site = FederationClient(
-        credentials,
-        SiteWork(credentials, settings, data_folder, local=parent is not None),
-        policy=settings.policy,
-        device=settings.device,
-        stays=stays,
+        work.credentials, work, policy=work.settings.policy, device=work.settings.device, stays=stays
     )
     if parent is not None:
         threading.Thread(target=_stop_with, args=(site, parent), daemon=True).start()

@@ -25,20 +25,19 @@ from piebald.runtimes.federation import client_log, site_choice
 from piebald.runtimes.federation.client_session import ClientSession, Delivery, StartedTask
 from piebald.runtimes.federation.flare_link import SERVER, Link
 from piebald.runtimes.federation.heartbeat import Heartbeat
-from piebald.runtimes.federation.messages import Piece, Refused, Reply, TermsRequest, Welcome, decode, encode
+from piebald.runtimes.federation.messages import Piece, Refused, Reply, Welcome, decode, encode
 from piebald.runtimes.federation.policy import Policy
 from piebald.runtimes.federation.private_files import write_private
 from piebald.runtimes.federation.provisioning import Credentials
 from piebald.runtimes.federation.signing import CertificateSigner
 from piebald.runtimes.federation.task_runner import SiteClient, TaskRunner
-from piebald.runtimes.federation.transfer import send_body
+from piebald.runtimes.federation.transfer import fetch_terms, send_body
 from piebald.runtimes.federation.update_count import UpdateCount
 from piebald.runtimes.federation.waiting import site_waits_for
-from piebald.runtimes.federation.wire_format import Assembly, digest, pack_update
+from piebald.runtimes.federation.wire_format import digest, pack_update
 from piebald.version import __version__
 
 BEAT = 1.0  # seconds between two hellos
-TERMS = 16 << 20  # bytes of a run's terms, at most
 WAIT = 20.0  # seconds to wait for a reply of the server
 
 log = logging.getLogger("piebald.federation")
@@ -198,7 +197,7 @@ class FederationClient:
 
     def _review_terms(self, welcome: Welcome) -> None:
         """Fetch the run's terms, and accept or refuse them."""
-        body = self._fetch_terms(welcome)
+        body = fetch_terms(self._link, SERVER, welcome.terms, timeout=WAIT, wanted=lambda: not self._over.is_set())
         if body is None:
             return
         with self._working("reading the run's terms and this site's rows"):
@@ -229,25 +228,6 @@ class FederationClient:
         folder = self.credentials.folder
         signer = CertificateSigner(folder, terms["sites"], run) if prepared.work.masking else None
         return TaskRunner(prepared, self._policy, self._device, signer)
-
-    def _fetch_terms(self, welcome: Welcome) -> bytearray | None:
-        assembly, start = Assembly(), 0
-        while not self._over.is_set():
-            answer = self._link.request(SERVER, "terms", TermsRequest(start=start), timeout=WAIT)
-            if answer is None:
-                return None
-            try:
-                piece, data = decode(Piece, answer)
-                _, body = assembly.take(piece, data, TERMS)
-            except Refused as error:
-                self._link.report(f"the server sent {error}")
-                return None
-            if body is not None:
-                return body if digest(body) == welcome.terms else None
-            start += len(data)
-            if not data:
-                return None
-        return None
 
     # -- tasks
 

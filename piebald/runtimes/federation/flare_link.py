@@ -245,7 +245,7 @@ class Link:
 
     def _topics(self, kind: str) -> Any:
         """Topics that are allowed: requests need a handler here, replies are paired with requests by the cell layer."""
-        return self._handlers if kind == "req" else ("hello", "terms", "task", "result")
+        return self._handlers if kind == "req" else ("hello", "check", "terms", "task", "result")
 
 
 def serve(

@@ -12,7 +12,17 @@ from piebald.contracts import Split, Update
 from piebald.plain_text import printable
 from piebald.runtimes.federation.flare_link import SERVER, Link
 from piebald.runtimes.federation.member_list import Member, OpenTask, stated_rows
-from piebald.runtimes.federation.messages import PROTOCOL, Hello, Piece, Refused, Reply, TermsRequest, encode
+from piebald.runtimes.federation.messages import (
+    PROTOCOL,
+    CheckReply,
+    CheckRequest,
+    Hello,
+    Piece,
+    Refused,
+    Reply,
+    TermsRequest,
+    encode,
+)
 from piebald.runtimes.federation.provisioning import Credentials
 from piebald.runtimes.federation.server_state import FederationState
 from piebald.runtimes.federation.transfer import send_body
@@ -50,6 +60,7 @@ class ServerMessages:
         address = ("0.0.0.0", credentials.port)
         self.link = make_link(SERVER, address, credentials.folder, state.number.__contains__, log.warning)
         self.link.on("hello", Hello, self._on_hello)
+        self.link.on("check", CheckRequest, self._on_check)
         self.link.on("terms", TermsRequest, self._on_terms_request)
         self.link.on("result", Piece, self._on_result_piece)
 
@@ -93,6 +104,10 @@ class ServerMessages:
         if peer is not None:
             about |= {"address": peer.address, "expires": peer.expires}
         log.info("%(site)s connected from %(address)s: its certificate is valid until %(expires)s", about)
+
+    def _on_check(self, origin: str, request: CheckRequest, body: memoryview) -> bytes:
+        log.info("%(site)s looks whether it could take part", {"event": "check", "site": origin})
+        return encode(CheckReply(version=__version__, time=time.time(), terms=self._state.terms))
 
     def _on_terms_request(self, origin: str, request: TermsRequest, body: memoryview) -> bytes:
         piece = Piece(
