@@ -157,10 +157,6 @@ def _model_reason(terms: RunTerms, limits: WorkLimits) -> str | None:
 def _work(terms: RunTerms, settings: ExperimentSettings, clients: SiteRows, number: int) -> ClientWork:
     """The run's work, rebuilt from installed components."""
     trainer, transforms, own_query = terms.client_components()
-    module = settings.model_for(clients)(terms.seed)
-    layout = Layout.of(module, terms.private)
-    if [(slot.name, list(slot.shape)) for slot in layout.slots] != terms.layout:
-        raise SettingError("the model that this site builds has other tensors than the server's")
     rows = clients.rows(number, "train")
     objective = plugins.objective_named(rows.y, settings.loss, settings.evaluate.metrics)
     if objective.name != terms.objective or pytree.plain(pytree.form(rows.x)) != terms.shape:
@@ -168,6 +164,10 @@ def _work(terms: RunTerms, settings: ExperimentSettings, clients: SiteRows, numb
             f"its rows have inputs {pytree.plain(pytree.form(rows.x))} for {objective.name}, "
             f"the run takes {terms.shape} for {terms.objective}"
         )
+    module = settings.model_for(clients)(terms.seed)
+    layout = Layout.of(module, terms.private)
+    if [(slot.name, list(slot.shape)) for slot in layout.slots] != terms.layout:
+        raise SettingError("the model that this site builds has other tensors than the server's")
     initial = layout.flatten(module)
     shape, outputs = pytree.formed(terms.shape), tuple(terms.outputs)
     return ClientWork(
