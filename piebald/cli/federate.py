@@ -15,9 +15,9 @@ import typer
 
 from piebald.cli.app import Json, Out, Quiet, Sets, app
 from piebald.cli.experiment_files import load_settings, out_folder
-from piebald.cli.log_options import LogFile, LogJson, LogLevel
+from piebald.cli.operating import LogFile, LogJson, LogLevel, StatusHost, StatusPort
 from piebald.cli.printing import print_json, print_table
-from piebald.cli.serving import locked, serving
+from piebald.cli.serving import LOOPBACK, locked, page_address, serving
 from piebald.cli.train import carry_out
 from piebald.errors import SettingError
 from piebald.plain_text import printable
@@ -65,6 +65,8 @@ def server(
     log_level: LogLevel = "info",
     log_json: LogJson = False,
     log_file: LogFile = None,
+    status_port: StatusPort = None,
+    status_host: StatusHost = LOOPBACK,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -73,7 +75,7 @@ def server(
     from piebald.deploy.logs import start_log
     from piebald.runtimes.federation.provisioning import read
 
-    own = read(credentials)
+    own, page = read(credentials), page_address(status_host, status_port)
     start_log(log_level, log_json, log_file)
     flags = _flags(file, sets, credentials=str(credentials.resolve()))
     if check:
@@ -82,7 +84,7 @@ def server(
             raise typer.Exit(_print_checks([*server_machine(own, place), *server_run(own, file, flags, out)]))
     settings = load_settings(file, flags, out)
     folder = out_folder(settings)
-    with serving(credentials, folder) as callbacks:
+    with serving(credentials, folder, page) as callbacks:
         refuse_crosses(server_machine(own, folder), f"piebald server {credentials} {file} --check")
         carry_out(settings, file, as_json=as_json, quiet=quiet, callbacks=callbacks, folder=folder)
 

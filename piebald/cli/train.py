@@ -27,9 +27,9 @@ from piebald.cli.app import (
 )
 from piebald.cli.choose import resumed_search, tuned_first
 from piebald.cli.experiment_files import common_options, guarded, load_settings, out_folder
-from piebald.cli.log_options import LogFile, LogJson, LogLevel
+from piebald.cli.operating import LogFile, LogJson, LogLevel, StatusHost, StatusPort
 from piebald.cli.printing import facts, line_printer, print_json, print_run, print_table, print_transfer
-from piebald.cli.serving import resumed
+from piebald.cli.serving import LOOPBACK, resumed
 from piebald.errors import SettingError
 
 if TYPE_CHECKING:
@@ -164,6 +164,8 @@ def resume(
     log_level: LogLevel = "info",
     log_json: LogJson = False,
     log_file: LogFile = None,
+    status_port: StatusPort = None,
+    status_host: StatusHost = LOOPBACK,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -184,7 +186,8 @@ def resume(
         return resumed_search(folder, as_json, quiet)
     from piebald import experiment
 
-    with resumed(folder, log_level, log_json, log_file) as callbacks, guarded(folder, f"piebald resume {folder}"):
+    serves = resumed(folder, log_level, log_json, log_file, status_host, status_port)
+    with serves as callbacks, guarded(folder, f"piebald resume {folder}"):
         history = experiment.resume(folder, rounds=rounds, progress=progress(as_json, quiet), callbacks=callbacks)
     print_run(history, as_json, quiet)
 

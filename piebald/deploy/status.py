@@ -22,6 +22,16 @@ RUN = "run.json"  # in the server's credentials: the run folder that it writes
 
 
 def read_status(folder: Path) -> dict[str, Any]:
+    """The same as `status_values`, for people: a time is how long ago it was."""
+    found = status_values(folder)
+    now = time.time()
+    for row in (found, *found.get("sites", ())):
+        if row.get("heard") is not None:
+            row["heard"] = f"{max(0.0, now - row['heard']):.0f} s ago"
+    return found
+
+
+def status_values(folder: Path) -> dict[str, Any]:
     """Read the status of a party.
 
     Args:
@@ -49,12 +59,7 @@ def read_status(folder: Path) -> dict[str, Any]:
     about = {"party": found.pop("party"), "state": _state(recorded, process), "process": process}
     if run is not None:
         about["folder"] = str(run)
-    found = about | found
-    now = time.time()
-    for row in (found, *found.get("sites", ())):
-        if row.get("heard") is not None:
-            row["heard"] = f"{max(0.0, now - row['heard']):.0f} s ago"
-    return found
+    return about | found
 
 
 def running_process(folder: Path) -> int | None:

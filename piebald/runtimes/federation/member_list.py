@@ -86,6 +86,18 @@ class Member:
         here = self.hello is not None and self.silent() < silence and self.hello.ready == terms
         return here and not self.refused and not self.owed
 
+    def presence(self, terms: str, silence: float) -> str:
+        """What the server makes of it: "not heard", "silent", "refuses", "joining", "owes" a result, or "ready"."""
+        if self.heard is None or self.hello is None:
+            return "not heard"
+        if self.silent() >= silence:
+            return "silent"
+        if self.refused:
+            return "refuses"
+        if self.hello.ready != terms:
+            return "joining"
+        return "owes" if self.owed else "ready"
+
     def owe(self, id: int) -> None:
         """Record that a task was given up while the site was present."""
         self.owed.add(id)

@@ -301,7 +301,8 @@ class FederationServer:
         link = self._messages.link
         with self._lock:
             sites = [
-                member.table(self.shared.version)
+                {"site": member.name, "state": member.presence(self.shared.terms, self.shared.timeouts.silence)}
+                | member.table(self.shared.version)
                 | {"received": link.received[member.name], "sent": link.sent[member.name]}
                 for member in self.shared.members
             ]
