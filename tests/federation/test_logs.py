@@ -7,19 +7,27 @@ import logging
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from safetensors.torch import load_file
 
 from piebald.contracts import Task
 from piebald.deploy import logs
 from piebald.deploy.logs import JsonLines, OneLine, start_log
+from piebald.deploy.page_server import token_of
 from piebald.errors import SettingError
+from piebald.experiment_file import ExperimentSettings
 from piebald.runtimes.federation.client_session import ClientSession
 from piebald.runtimes.federation.heartbeat import EVERY, Heartbeat
+from piebald.runtimes.federation.local_federation import free_port
 from piebald.runtimes.federation.member_list import OpenTask
 from piebald.runtimes.federation.messages import Welcome
 from piebald.runtimes.federation.server_state import FederationState
 from piebald.runtimes.federation.timeouts import Timeouts
 from piebald.runtimes.federation.waiting import server_waits_for, site_waits_for
+
+from .conftest import Server, Sites, provisioned, until
 
 FEDERATION = logging.getLogger("piebald.federation")
 
@@ -135,3 +143,74 @@ def test_a_log_file_is_private_and_put_aside(tmp_path: Path, monkeypatch: pytest
     assert "too little" not in file.read_text()
     with pytest.raises(SettingError, match="cannot be written"):
         start_log("info", False, tmp_path / "missing" / "site.log")
+
+
+def written(numbers: np.ndarray) -> set[str]:
+    """The ways in which a log could hold these numbers, to five digits or more."""
+    values = [float(value) for value in numbers.ravel() if abs(value) > 1e-3]
+    return {way for v in values for way in (repr(v), f"{v:.6f}", f"{v:.6g}", f"{v:.5e}")}
+
+
+@pytest.mark.full
+def test_the_logs_of_a_federation_tell_what_happens_and_hold_no_row_and_no_secret(tmp_path: Path) -> None:
+    pytest.importorskip("starlette", reason="needs the extra: pip install 'piebald[page]'")
+    names = ["north", "south"]
+    folder = provisioned(tmp_path / "credentials", names)
+    rng = np.random.default_rng(7)
+    forbidden: set[str] = {token_of(folder / "server")}
+    for name in names:
+        x = rng.normal(1000, 400, (40, 4)).astype("f4")
+        forbidden |= written(x)
+        np.savez(folder / name / "rows.npz", x=x, y=np.arange(40) % 2)
+        (folder / name / "site.toml").write_text("[data]\nsource = 'rows.npz'\n")
+    for party in ("server", "authority", *names):
+        pem = (folder / party / "key.pem").read_bytes()
+        number = load_pem_private_key(pem, None).private_numbers().private_value  # type: ignore[union-attr]
+        forbidden |= {str(number), f"{number:x}", *pem.decode().splitlines()[1:-1]}
+    made = ExperimentSettings.of_table(
+        {
+            "rounds": 3,
+            "partition": {"kind": "sites", "clients": names, "inputs": [4], "classes": ["0", "1"]},
+            "model": {"name": "mlp", "hidden": [3]},
+            "recipe": {"name": "hdafl", "lr": 1e-4, "epochs": 2},
+        },
+        "the test's settings",
+    )
+    sites = Sites(folder)
+    file = tmp_path / "server.jsonl"
+    options = ("--log-level", "debug", "--log-json", "--log-file", str(file), "--status-port", str(free_port()))
+    for name in names:
+        sites.start(name, "--log-level", "debug")
+    server = Server(made, folder / "server", tmp_path / "run", *options)
+    try:
+        until(server.over)
+        until(lambda: all((folder / name / "model.safetensors").exists() for name in names))
+        for name in names:
+            until(lambda name=name: "the model after step 3" in sites.log(name))
+    finally:
+        sites.close()
+        server.close()
+    for name in names:
+        model = load_file(folder / name / "model.safetensors")
+        forbidden |= {way for key in model if key.startswith("classifier") for way in written(model[key].numpy())}
+    said = {"server": file.read_text() + server.log.read_text(), **{name: sites.log(name) for name in names}}
+    for party, text in said.items():
+        assert [way for way in forbidden if way in text] == [], party
+        assert len(text) > 1000
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    events = {line["event"] for line in lines}
+    assert events >= {"listening", "connected", "joined", "begins", "sent", "received", "step", "evaluation", "ended"}
+    (last,) = [line for line in lines if line["event"] == "step" and line["step"] == 3]
+    assert last["message"].startswith("step 3/3: loss ")
+    assert {line["site"] for line in lines if line["event"] == "joined"} == set(names)
+    north = sites.log("north")
+    for part in (
+        "north: connecting to 127.0.0.1:",
+        "the certificate of server is valid until",
+        "joined as client 1 of 2, with 28 train rows, 4 validation rows, 8 test rows",
+        "of step 1: training 2 epochs of 28 rows",
+        "of step 3: trained in",
+        ": sent 0.0",
+        "answering evaluate",
+    ):
+        assert part in north, part
