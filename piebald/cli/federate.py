@@ -71,7 +71,7 @@ def server(
     quiet: Quiet = False,
 ) -> None:
     """Train with the sites of a federation, which the server's credentials list."""
-    from piebald.deploy.checks import refuse_crosses, server_machine, server_run
+    from piebald.deploy.checks import check_space, refuse_crosses, server_machine, server_run
     from piebald.deploy.logs import start_log
     from piebald.runtimes.federation.provisioning import read
 
@@ -80,12 +80,12 @@ def server(
     flags = _flags(file, sets, credentials=str(credentials.resolve()))
     if check:
         with locked(credentials):
-            place = Path("runs") if out is None else Path(out)
-            raise typer.Exit(_print_checks([*server_machine(own, place), *server_run(own, file, flags, out)]))
+            checks = [*server_machine(own), *server_run(own, file, flags, out), check_space(Path(out or "runs"))]
+            raise typer.Exit(_print_checks(checks))
     settings = load_settings(file, flags, out)
     folder = out_folder(settings)
     with serving(credentials, folder, page) as callbacks:
-        refuse_crosses(server_machine(own, folder), f"piebald server {credentials} {file} --check")
+        refuse_crosses([*server_machine(own), check_space(folder)], f"piebald server {credentials} {file} --check")
         carry_out(settings, file, as_json=as_json, quiet=quiet, callbacks=callbacks, folder=folder)
 
 

@@ -78,8 +78,8 @@ def check_certificate(folder: Path, name: str = "certificate") -> Check:
     days = (ends - now).days
     if ends < now:
         return Check(name, False, f"it expired on {ends:%Y-%m-%d}: ask for new credentials")
-    soon = ": ask for new credentials soon" if days < _SOON else ""
-    return Check(name, True, f"valid until {ends:%Y-%m-%d}, {days} days{soon}")
+    soon = " (ask for new credentials soon)" if days < _SOON else ""
+    return Check(name, True, f"{days} days left{soon}, until {ends:%Y-%m-%d}")
 
 
 def check_space(folder: Path, needed: int = SPACE) -> Check:
@@ -103,12 +103,11 @@ def check_port(port: int) -> Check:
     return Check("port", True, f"port {port} is free")
 
 
-def server_machine(credentials: provisioning.Credentials, out: Path) -> list[Check]:
-    """What a server's start looks at: certificates, port and disk.
+def server_machine(credentials: provisioning.Credentials) -> list[Check]:
+    """What a server's start looks at: its certificates and its port.
 
     Args:
         credentials: the server's.
-        out: the run folder.
     """
     folder = credentials.folder
     checks = [_party(credentials), check_certificate(folder)]
@@ -116,7 +115,7 @@ def server_machine(credentials: provisioning.Credentials, out: Path) -> list[Che
         if (folder.parent / name / "certificate.pem").exists():
             one = check_certificate(folder.parent / name, f"certificate of {name}")
             checks += [] if one.fine else [one]
-    return [*checks, check_port(credentials.port), check_space(out)]
+    return [*checks, check_port(credentials.port)]
 
 
 def server_run(

@@ -59,7 +59,9 @@ def status_values(folder: Path) -> dict[str, Any]:
     about = {"party": found.pop("party"), "state": _state(recorded, process), "process": process}
     if run is not None:
         about["folder"] = str(run)
-    return about | found
+    if process is None:  # what the server knew of its sites when it ended is no news of theirs
+        found["sites"] = [{**row, "state": None} for row in found.get("sites", ())]
+    return {name: value for name, value in (about | found).items() if name != "sites" or value}
 
 
 def running_process(folder: Path) -> int | None:

@@ -19,7 +19,7 @@ REFRESH = 10  # seconds after which a browser asks again
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 360, 190, 44, 22  # of a chart, in units of its picture
 
 _STYLE = """
-figure svg { width: 100%; height: auto; max-width: 44rem; }
+figure svg { width: 100%; height: auto; max-width: 34rem; }
 svg text { fill: var(--soft); font-size: 11px; }
 svg .rule { stroke: var(--grid); stroke-width: 1; }
 svg .line { fill: none; stroke-width: 2; stroke-linejoin: round; }

@@ -82,7 +82,7 @@ def test_a_certificate_is_looked_at_itself(tmp_path: Path, monkeypatch: pytest.M
     folder = provisioned(tmp_path / "a", NAMES)
     other = provisioned(tmp_path / "b", NAMES)
     one = check_certificate(folder / "north")
-    assert (one.fine, one.told.split(",")[1].strip()) == (True, "1 days: ask for new credentials soon")
+    assert (one.fine, one.told.partition(",")[0]) == (True, "1 days left (ask for new credentials soon)")
     mixed = {"key.pem": "it belongs to another key", "authority.pem": "it cannot be used"}
     for name, says in mixed.items():
         kept = (folder / "north" / name).read_bytes()
@@ -109,12 +109,12 @@ def test_a_server_is_looked_at(tmp_path: Path) -> None:
     own = provisioning.read(folder / "server")
     (tmp_path / "experiment.toml").write_text(described("fedavg").text())
     flags = [f'runtime.credentials="{folder / "server"}"']
-    checks = [*server_machine(own, tmp_path / "run"), *server_run(own, tmp_path / "experiment.toml", flags, "run")]
+    checks = [*server_machine(own), *server_run(own, tmp_path / "experiment.toml", flags, "run")]
     assert all(one.fine for one in checks), checks
     assert told(checks)["sites"][1] == "north, south, east"
     (tmp_path / "experiment.toml").write_text(described("fedavg").text().replace('"fedavg"', '"fedagv"'))
     assert "fedavg" in told(server_run(own, tmp_path / "experiment.toml", [], None))["experiment"][1]
-    assert told(server_machine(provisioning.read(folder / "north"), tmp_path))["credentials"][0] is False
+    assert told(server_machine(provisioning.read(folder / "north")))["credentials"][0] is False
 
 
 @pytest.fixture
