@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from piebald import plugins
+from piebald import plugins, pytree
 from piebald.contracts import Clients
 from piebald.deploy.checks import SPACE, Check, check_certificate, check_space
 from piebald.deploy.site_process import SiteWork
@@ -79,8 +79,9 @@ def described(clients: Clients, number: int) -> str:
     rows = {split: clients.rows(number, split) for split in SPLITS}
     told = ", ".join(f"{len(one):,} {split}" for split, one in rows.items())
     train = rows["train"]
-    told = f"{told}; inputs {list(train.x.shape[1:])}"
-    if train.y.is_floating_point() or train.y.ndim != 1:
+    told = f"{told}; inputs {pytree.plain(pytree.form(train.x))}"
+    y = train.y
+    if not isinstance(y, torch.Tensor) or y.is_floating_point() or y.ndim != 1:
         return told
     counts = Counter(int(value) for one in rows.values() for value in torch.as_tensor(one.y).tolist())
     names = clients.classes
