@@ -22,6 +22,7 @@ from piebald.component import Component
 from piebald.contracts import Clients, DismissesSites, HoldsRows, Split
 from piebald.errors import RunFolderError, SettingError, check_names, unknown
 from piebald.finished_run import Run
+from piebald.lineage import FinishedRun, Inheritance, hand_out, inherit
 from piebald.machine import differences
 from piebald.partition import clients_from
 from piebald.prepare import Keep, Metrics, Model, Options, PreparedRun, describe, prepare
@@ -48,6 +49,7 @@ def run(
     seed: Seed = 0,
     runtime: str | Component | Mapping[str, Any] = "simulator",
     out: PathLike | None = None,
+    start_from: PathLike | None = None,
     loss: str | Mapping[str, Any] | Callable[..., Any] | None = None,
     metrics: Metrics | None = None,
     evaluate_every: Whole = 1,
@@ -83,6 +85,7 @@ def run(
             is reached ends the run.
         runtime: a runtime's name, table or value, e.g. ``Simulator(engine="vmapped")``.
         longest_step: an update is refused, and its client excluded, if its norm exceeds this many times the model's.
+        start_from: the folder of a finished run whose models, and what else fits, this one begins with.
         max_examples, max_weight: a client's rows count as at most so many, and one update has at most this share of a
             step, in (0, 1].
 
@@ -117,6 +120,8 @@ def run(
         SettingError: a setting is wrong or settings do not fit together; raised before training.
         RunFolderError: `out` cannot be used.
     """
+    finished = None if start_from is None else FinishedRun.at(Path(start_from))
+    seed = seed if finished is None else finished.fresh_seed(seed)
     options = Options(
         rounds, stop, seed, runtime, loss, metrics, evaluate_every, evaluate_clients, evaluate_split, keep, unseen,
         checkpoint_every, label, settings, longest_step, max_examples, max_weight, trackers,
@@ -125,13 +130,15 @@ def run(
     _log.info("%s: runtime %s", plan.meta["label"], json.dumps(plan.meta["runtime"]))
     if measure not in get_args(Measure):
         raise unknown("measure", measure, get_args(Measure))
-    store = RunStore.create(out, {**plan.meta, "measure": measure})
+    started = None if finished is None else inherit(finished, plan.recipe, plan.work, plan.clients)
+    plan = plan if started is None else plan.going_on_from(started.about)
+    store = RunStore.create(out, {**plan.meta, "measure": measure}, None if started is None else started.body)
     try:
         describe(plan, store)
     except BaseException:
         store.close()
         raise
-    return _execute(plan, store, progress, _listeners(plan, callbacks))
+    return _execute(plan, store, progress, _listeners(plan, callbacks), started)
 
 
 @checked
@@ -174,6 +181,7 @@ def resume(
         finished = store.meta.get("status") == "finished"
         if not finished and (changed := "; ".join(differences(store.meta))):
             _log.warning("the rest of this run may have other bits than it would have had: %s", changed)
+        started = Inheritance.of_folder(Path(path), store.meta)
         plan = _prepared_again(store.meta, path, clients, model, objective)
         store.set_meta(status="running", privacy=plan.meta["privacy"])
         if not store.version:  # it may have ended, as on a full disk, before its clients were described
@@ -181,7 +189,7 @@ def resume(
     except BaseException:
         store.close()
         raise
-    return _execute(plan, store, progress, () if finished else _listeners(plan, callbacks))
+    return _execute(plan, store, progress, () if finished else _listeners(plan, callbacks), started)
 
 
 @checked
@@ -273,8 +281,10 @@ def _extend(store: RunStore, rounds: int | None) -> None:
     store.set_meta(rounds=rounds, status="running")
 
 
-def _execute(plan: PreparedRun, store: RunStore, progress: bool, listeners: Sequence[Callback]) -> Run:
-    """Open the runtime, restore the last checkpoint if there is one, and run to the end."""
+def _execute(
+    plan: PreparedRun, store: RunStore, progress: bool, listeners: Sequence[Callback], started: Inheritance | None
+) -> Run:
+    """Open the runtime, begin with what was taken over or the last checkpoint if there is one, and run to the end."""
     runtime = plan.runtime.open(plan.work, plan.clients)
     recorder = ObservedRecorder(store, listeners)
     with (
@@ -298,8 +308,12 @@ def _execute(plan: PreparedRun, store: RunStore, progress: bool, listeners: Sequ
         last = store.last_checkpoint()
         for note in store.notes:
             _log.warning("%s", note)
+        if started is not None:
+            server.begin_with(started.taken)
         if last is not None:
             server.restore(last[1])
+        elif started is not None:
+            hand_out(started.taken, runtime)
         recorder.start(server.version)
         server.run()
         version, models = _kept(store, server)

@@ -136,6 +136,11 @@ class PreparedRun:
     unseen: Clients | None = None
     trackers: Sequence[Tracker] = ()
 
+    def going_on_from(self, about: Mapping[str, Any]) -> Self:
+        """The same run with its lineage: it goes on from a finished one (`lineage.Inheritance.about`)."""
+        where = self.runtime.going_on_from(about["federation"])
+        return replace(self, runtime=where, meta={**self.meta, "runtime": where.table(), "lineage": dict(about)})
+
 
 def prepare(recipe: Recipe | str, clients: Any, model: Model, options: Options) -> PreparedRun:
     """Check everything and make all choices now, so that no avoidable error appears in a later round."""

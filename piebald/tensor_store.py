@@ -79,6 +79,11 @@ class TensorStore:
             self.set(client, own)
         self._changed.clear()
 
+    def adopt(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over tensors as `changed` names them; to the next checkpoint they are changes."""
+        for client, own in by_client(tensors, self.prefix).items():
+            self.set(client, own)
+
     def close(self) -> None:
         """Drop all tensors and close the file."""
         if self._file is not None:

@@ -70,6 +70,7 @@ class Wire:
         self.handlers: dict[str, Any] = {}
         self.sent: Counter[str] = Counter()
         self.received: Counter[str] = Counter()
+        self.shut: dict[str, str] = {}
         self.reports: list[str] = []
         hub.wires[name] = self
 

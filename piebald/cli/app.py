@@ -42,6 +42,9 @@ Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", he
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")]
 Out = Annotated[str | None, typer.Option("--out", help="The folder to write to; a new one under runs/ by default.")]
+StartFrom = Annotated[
+    Path | None, typer.Option("--from", metavar="RUN", help="Begin with the models of this finished run.")
+]
 Verbose = Annotated[
     bool,
     typer.Option("--verbose", "-v", help="Also print how clients are computed: engine, batch of clients, workers."),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from piebald.cli.app import Json, Out, Quiet, Sets, app
+from piebald.cli.app import Json, Out, Quiet, Sets, StartFrom, app
 from piebald.cli.experiment_files import load_settings, out_folder
 from piebald.cli.operating import LogFile, LogJson, LogLevel, StatusHost, StatusPort
 from piebald.cli.printing import print_json, print_table
@@ -32,12 +32,23 @@ _CREDENTIALS = typer.Argument(metavar="CREDENTIALS", help="A folder that piebald
 def provision(
     file: Annotated[Path, typer.Argument(metavar="FEDERATION", help="A TOML file: name, host, port, days, sites.")],
     out: Annotated[Path, typer.Option("--out", help="The folder for the credentials.")] = Path("credentials"),
+    renew: Annotated[bool, typer.Option("--renew", help="Make new keys and certificates for all parties.")] = False,
+    party: Annotated[list[str] | None, typer.Option(help="With --renew, only for this party; repeatable.")] = None,
+    revoke: Annotated[list[str] | None, typer.Option(metavar="SITE", help="Shut a site out; repeatable.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Create credentials for the server and for each site; existing ones stay as they are."""
+    """Create credentials for the server and for each site; existing ones stay as they are, unless renewed."""
     from piebald.runtimes.federation import provisioning
 
-    made = provisioning.provision(provisioning.describe(file), out)
+    described = provisioning.describe(file)
+    if party and not renew:
+        raise SettingError("--party says whose credentials are renewed: give it with --renew")
+    if revoke:
+        shut = provisioning.revoke(described, out, revoke)
+        times = {site: f"{at:%Y-%m-%d %H:%M:%S} UTC" for site, at in sorted(shut.items())}
+        if not renew:
+            return print_json({"revoked": times}) if as_json else print_table(("revoked", "at"), list(times.items()))
+    made = provisioning.renew(described, out, party or ()) if renew else provisioning.provision(described, out)
     if as_json:
         rows = [
             {"party": one.party, "credentials": str(one.folder), "expires": one.expires.isoformat()} for one in made
@@ -59,6 +70,7 @@ def server(
     file: Annotated[Path, typer.Argument(metavar="EXPERIMENT", help="A TOML file.")],
     sets: Sets = None,
     out: Out = None,
+    start_from: StartFrom = None,
     check: Annotated[
         bool, typer.Option("--check", help="Look whether the server can start, print a table, and end.")
     ] = False,
@@ -77,7 +89,7 @@ def server(
 
     own, page = read(credentials), page_address(status_host, status_port)
     start_log(log_level, log_json, log_file)
-    flags = _flags(file, sets, credentials=str(credentials.resolve()))
+    flags = _flags(file, _with_sites(file, sets, own.sites()), credentials=str(credentials.resolve()))
     if check:
         with locked(credentials):
             checks = [*server_machine(own), *server_run(own, file, flags, out), check_space(Path(out or "runs"))]
@@ -86,7 +98,9 @@ def server(
     folder = out_folder(settings)
     with serving(credentials, folder, page) as callbacks:
         refuse_crosses([*server_machine(own), check_space(folder)], f"piebald server {credentials} {file} --check")
-        carry_out(settings, file, as_json=as_json, quiet=quiet, callbacks=callbacks, folder=folder)
+        carry_out(
+            settings, file, as_json=as_json, quiet=quiet, callbacks=callbacks, folder=folder, start_from=start_from
+        )
 
 
 @app.command()
@@ -196,6 +210,15 @@ def stop(
             raise SettingError(f"process {pid} has not ended within {wait:g} seconds: inspect it, or wait longer")
         time.sleep(0.1)
     print(f"stopped process {pid}")
+
+
+def _with_sites(file: Path, sets: list[str] | None, sites: list[str]) -> list[str]:
+    """The settings of the user, with the sites that credentials list where the experiment takes any."""
+    from piebald.experiment_file import ExperimentSettings
+
+    partition = ExperimentSettings.load(file, sets or ()).partition
+    takes_any = partition is not None and partition.kind == "sites" and partition.model_dump().get("clients") == "any"
+    return [*(sets or ()), *([f"partition.clients={json.dumps(sites)}"] if takes_any else [])]
 
 
 def _flags(file: Path | None, sets: list[str] | None, **more: str) -> list[str]:

@@ -58,6 +58,8 @@ def facts(history: History) -> dict[str, Any]:
     kept = ("sd", "worst_decile", "common", "best", "unseen", "chosen", "bytes_up", "bytes_down", "seconds", "wall")
     if final["untrained"]:  # both numbers: `accuracy` counts every client
         facts |= {"untrained": final["untrained"], "trained_mean": history.figures(untrained=False)["mean"]}
+    if lineage := history.meta.get("lineage"):
+        facts["from"] = lineage["folder"]
     return facts | {name: final[name] for name in kept} | {"run": str(history.path)}
 
 

@@ -15,6 +15,7 @@ from piebald.cli.app import (
     Quiet,
     RuntimeSettings,
     Sets,
+    StartFrom,
     Verbose,
     app,
     check_run,
@@ -46,13 +47,15 @@ def run(
     out: Out = None,
     runtime: RuntimeSettings = None,
     deterministic: Deterministic = False,
+    start_from: StartFrom = None,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
     """Train with one recipe and keep the run in a folder."""
     show_log(verbose)
-    carry_out(load_settings(file, sets, out, runtime, deterministic), file, as_json=as_json, quiet=quiet)
+    settings = load_settings(file, sets, out, runtime, deterministic)
+    carry_out(settings, file, as_json=as_json, quiet=quiet, start_from=start_from)
 
 
 def carry_out(
@@ -63,9 +66,12 @@ def carry_out(
     quiet: bool,
     callbacks: Sequence[Callback] = (),
     folder: Path | None = None,
+    start_from: Path | None = None,
 ) -> None:
     """Train as the settings say, in a run folder, and print the results."""
     end_on_term()
+    if start_from is not None:
+        check_run(start_from)
     if settings.compares:
         raise SettingError(f"{file or 'the built-in experiment'} describes several runs: use piebald compare")
     plan = settings.plan()
@@ -83,6 +89,7 @@ def carry_out(
             out=folder,
             progress=progress(as_json, quiet),
             callbacks=callbacks,
+            start_from=start_from,
             **common_options(settings, plan) | {"runtime": plan.runtime.with_folder(folder)},
         )
     print_run(history, as_json, quiet)

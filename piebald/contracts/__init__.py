@@ -28,7 +28,7 @@ from piebald.contracts.messages import (
     WeighsUpdates,
 )
 from piebald.contracts.result_form import MOST_ROWS, ResultForm, count_reason, described
-from piebald.contracts.runtime import Checkpoint, ChecksSignatures, DismissesSites, Runtime
+from piebald.contracts.runtime import Checkpoint, ChecksSignatures, DismissesSites, Runtime, TakesClientState
 from piebald.contracts.secrets import SIGNATURE, ClientSecrets, Signer, SumDemands
 from piebald.contracts.server import Cohort, KeyAgreement, QueryRequest, RunRecorder, ServerContext, StepContext
 from piebald.contracts.training import (
@@ -90,6 +90,7 @@ __all__ = [
     "StepSettings",
     "SumDemands",
     "SumRequest",
+    "TakesClientState",
     "Task",
     "TrainInput",
     "TrainOutput",

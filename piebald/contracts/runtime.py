@@ -60,6 +60,14 @@ class DismissesSites(Protocol):
 
 
 @runtime_checkable
+class TakesClientState(Protocol):
+    """A runtime that keeps the state of clients, which they may bring from another run."""
+
+    def take_client_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Give clients a state before the run begins: tensors named "client_state/CLIENT/NAME"."""
+
+
+@runtime_checkable
 class ChecksSignatures(Protocol):
     """A runtime that can check what its clients have signed (`contracts.Signer`)."""
 

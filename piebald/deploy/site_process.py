@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
@@ -15,14 +16,14 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
-import piebald.recipes  # noqa: F401 - registers the components that terms may name
-from piebald import models, plugins, pytree
+from piebald import models, plugins, pytree, recipes
 from piebald.client_work import ClientWork
 from piebald.deploy.site_rows import SiteRows, SiteSource, own_rows, rows_of_one
 from piebald.errors import SettingError, shown
 from piebald.experiment_file import ExperimentSettings
 from piebald.machine import device_named
 from piebald.parameters import Layout
+from piebald.recipe import Recipe
 from piebald.runtimes.federation.client_runtime import FederationClient
 from piebald.runtimes.federation.policy import Policy
 from piebald.runtimes.federation.provisioning import Credentials, read
@@ -106,6 +107,8 @@ class SiteWork:
         number = terms.sites.index(self.credentials.party)
         settings = ExperimentSettings.of_table(terms.experiment, "the server's experiment")
         settings.use_plugins()
+        if self.settings.policy.accept is not None and (why := _name_reason(terms, settings)):
+            raise SettingError(why)
         try:
             clients = self._rows(terms, settings, number)
         except Exception as error:
@@ -138,6 +141,17 @@ class SiteWork:
                 f"say where this site's rows are: [data] in {self.credentials.folder / 'site.toml'}, or --data"
             )
         return rows_of_one(settings.clients(), number)
+
+
+def _name_reason(terms: RunTerms, settings: ExperimentSettings) -> str | None:
+    """Why a run is not what the recipe's name says, which the policy accepts, or None: it trains in another way."""
+    table = {} if settings.recipe is None else settings.recipe.settings()
+    plain = {key: value for key, value in table.items() if key not in Recipe.axes or not isinstance(value, dict | list)}
+    name = str(plain.pop("name", None))
+    made = recipes.make(name, **plain).training
+    if json.loads(json.dumps(made.table())) == terms.training:
+        return None
+    return f"the run calls itself {name!r}, and its training is not that of this recipe"
 
 
 def _model_reason(terms: RunTerms, limits: WorkLimits) -> str | None:

@@ -44,7 +44,7 @@ def status_values(folder: Path) -> dict[str, Any]:
     Raises:
         SettingError: there is no status.
     """
-    credentials = _credentials_folder(folder)
+    credentials = credentials_folder(folder)
     run = folder if (folder / "run.db").exists() else _run_of(credentials)
     found = _written(credentials)
     process = running_process(credentials) or (None if run is None else running_process(run))
@@ -133,7 +133,7 @@ def _run_of(credentials: Path) -> Path | None:
     return run if (run / "run.db").exists() else None
 
 
-def _credentials_folder(folder: Path) -> Path:
+def credentials_folder(folder: Path) -> Path:
     """The folder of credentials: the given one, or the one that a run folder names."""
     if (folder / "credentials.json").exists():
         return folder

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from piebald.component import Component
 from piebald.contracts import Clients, Rows, Split
@@ -53,7 +54,8 @@ class Sites(RemotePartition):
     """Each client has the rows of its own site; no data set is loaded and no rows are dealt.
 
     Attributes:
-        clients: names of the sites, as in the description of the federation.
+        clients: names of the sites, as in the description of the federation; "any" for all that the server's
+            credentials list.
         inputs: shape of one input.
         classes: names of the classes in the order of their numbers; None if targets are numbers to predict.
         targets: how many numbers to predict, if there are no classes.
@@ -63,6 +65,16 @@ class Sites(RemotePartition):
     inputs: list[int] = Field(min_length=1)
     classes: list[str] | None = None
     targets: int = Field(default=1, ge=1)
+
+    @field_validator("clients", mode="before")
+    @classmethod
+    def _named(cls, given: Any) -> Any:
+        if given == "any":
+            raise ValueError(
+                "clients = 'any' are the sites that the server's credentials list: start it with piebald server "
+                "CREDENTIALS FILE"
+            )
+        return given
 
     def clients_elsewhere(self) -> SiteClients:
         """The sites as clients, with a blank row of the agreed form."""

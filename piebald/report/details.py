@@ -150,7 +150,27 @@ def _runs(comparison: Comparison) -> str:
     ]
     head = ["Label", "Seed", "Folder", "Recipe", "Status", "Rounds", "Started"]
     table = markup.table("All runs of this report, in the order of the labels.", head, rows, kind="list")
-    return f"<details><summary>All {len(rows):,} runs</summary>{table}</details>"
+    return f"<details><summary>All {len(rows):,} runs</summary>{table}{_lineage(comparison)}</details>"
+
+
+def _lineage(comparison: Comparison) -> str:
+    """Which runs go on from others, and what they took over."""
+    rows: list[list[Cell]] = []
+    for history in comparison.runs:
+        about = history.meta.get("lineage")
+        if about is not None:
+            taken, newcomers = ", ".join(about["taken"]), ", ".join(about["newcomers"]) or NONE
+            from_run = f"{about.get('run') or NONE} ({about['folder']})"
+            cells = [history.name, from_run, wording.count(about["steps_before"]), taken, newcomers, about["sha256"]]
+            rows.append([str(cell) for cell in cells])
+    if not rows:
+        return ""
+    caption = (
+        "Runs that go on from a finished one.  Rounds, bytes and privacy budgets of this report are those of the run "
+        "itself: what was spent before comes on top."
+    )
+    head = ["Folder", "Goes on from", "Rounds before", "Taken over", "New clients", "SHA-256 of what was taken"]
+    return markup.table(caption, head, rows, kind="list")
 
 
 def _minute(time: Any) -> str:

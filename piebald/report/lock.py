@@ -30,7 +30,7 @@ if hasattr(os, "register_at_fork"):
 
 NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # Windows has no such flag
 OWN_FILES = (
-    *("run.lock", "run.db*", "study.db*"),
+    *("run.lock", "run.db*", "study.db*", "start.safetensors*"),
     *("vectors-*.safetensors*", "client-state-*.safetensors*", "chosen-*.safetensors*"),
 )
 

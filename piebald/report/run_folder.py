@@ -9,8 +9,9 @@ from pathlib import Path
 from piebald.errors import RunFolderError
 from piebald.report.schema import DATABASE
 
+START = "start.safetensors"  # what a run took over, see `lineage`
 UNFINISHED = DATABASE + ".part"
-_LEFTOVERS = {"run.lock", UNFINISHED, UNFINISHED + "-wal", UNFINISHED + "-shm"}
+_LEFTOVERS = {"run.lock", START, START + ".part", UNFINISHED, UNFINISHED + "-wal", UNFINISHED + "-shm"}
 
 
 def missing(folder: Path) -> list[Path]:

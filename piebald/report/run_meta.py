@@ -16,6 +16,7 @@ class RunMeta(TypedDict, total=False):
 
     __pydantic_config__ = ConfigDict(extra="allow", strict=True)  # type: ignore[misc]
 
+    id: str
     created: str
     finished: str
     status: str
@@ -56,6 +57,7 @@ class RunMeta(TypedDict, total=False):
     measure: str
     units: dict[str, str]
     trackers: list[dict[str, Any]]
+    lineage: dict[str, Any] | None
 
 
 _CHECK = TypeAdapter(RunMeta)

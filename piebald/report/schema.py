@@ -8,6 +8,7 @@ the runtime's clock unless named wall; sizes are bytes.
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
@@ -126,6 +127,20 @@ def _values(table: str, row: Mapping[str, Any]) -> tuple[Any, ...]:
     if not row.keys() <= _KNOWN[table]:
         raise unknown(f"column of {table} called", min(row.keys() - _KNOWN[table]), columns)
     return tuple(map(row.get, columns))
+
+
+def dumped(value: Any) -> str | None:
+    """A JSON value or a dataclass as the text of a column."""
+    if value is None:
+        return None
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = dataclasses.asdict(value)
+    return json.dumps(value)
+
+
+def meta_rows(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Rows of the table `meta`."""
+    return [{"key": key, "value": json.dumps(value)} for key, value in values.items()]
 
 
 def damaged_column(db: sqlite3.Connection, table: str) -> str | None:

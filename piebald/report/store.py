@@ -4,6 +4,7 @@
       run.db                               SQLite in WAL mode, see `schema`
       vectors-<version>.safetensors        tensors of the newest two checkpoints and of the best, see `vectors`
       client-state-<version>.safetensors   the state of clients, in pieces
+      start.safetensors                    what the run took over from a finished one, if it goes on from one
       run.lock                             held by the one process that writes
 
 `RunStore.commit` writes files under a temporary name, forces them to the disk and renames them; then ONE transaction
@@ -16,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import secrets
 import sqlite3
 import time
 import weakref
@@ -31,7 +33,7 @@ from piebald.contracts import Checkpoint
 from piebald.errors import RunFolderError
 from piebald.report import schema, vectors
 from piebald.report.lock import RunLock
-from piebald.report.run_folder import UNFINISHED, existing, missing, refuse_occupied, remove_again
+from piebald.report.run_folder import START, UNFINISHED, existing, missing, refuse_occupied, remove_again
 from piebald.report.run_meta import check_meta
 from piebald.report.schema import DATABASE, explained
 
@@ -68,7 +70,7 @@ class RunStore:
         return self.path is not None
 
     @classmethod
-    def create(cls, path: Path | str | None, meta: Mapping[str, Any]) -> Self:
+    def create(cls, path: Path | str | None, meta: Mapping[str, Any], start: bytes | None = None) -> Self:
         """Start a new run.
 
         Args:
@@ -76,11 +78,13 @@ class RunStore:
             meta: JSON values that describe the run: piebald, torch and python (versions), recipe (name, fields,
                 table), label, seed, rounds, objective, metric, higher_is_better, model, parameters, shared, settings,
                 classes (their names).
+            start: the content of `start.safetensors`, None where the run begins with a model of its own.
 
         Raises:
             RunFolderError: the folder is not empty, or cannot be written.
         """
-        described = {"created": datetime.now(UTC).isoformat(timespec="seconds"), "status": "running", **meta}
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        described = {"id": secrets.token_hex(8), "created": now, "status": "running", **meta}
         if path is None:
             db = schema.connect(":memory:")
             schema.make(db)
@@ -93,21 +97,23 @@ class RunStore:
             made = missing(folder)
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                return cls._started(folder, described)
+                return cls._started(folder, described, start)
             except BaseException:
                 remove_again(folder, made)
                 raise
 
     @classmethod
-    def _started(cls, folder: Path, described: Mapping[str, Any]) -> Self:
+    def _started(cls, folder: Path, described: Mapping[str, Any], start: bytes | None) -> Self:
         """A new run in an empty folder.  A folder with a run.db is always a complete run, which can be resumed."""
         lock = RunLock(folder)
         try:
             (folder / UNFINISHED).unlink(missing_ok=True)
+            if start is not None:
+                vectors.write_bytes(folder, START, start)
             with closing(schema.connect(folder / UNFINISHED)) as empty:
                 schema.make(empty)
                 with schema.transaction(empty, durable=True):
-                    schema.insert(empty, "meta", _coded(described))
+                    schema.insert(empty, "meta", schema.meta_rows(described))
             os.replace(folder / UNFINISHED, folder / DATABASE)
             return cls(schema.connect(folder / DATABASE), folder, lock)
         except BaseException:
@@ -205,7 +211,10 @@ class RunStore:
 
     def clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Record columns of `client`; `counts` is a list (training rows a class), `device` a mapping or a `Device`."""
-        coded = [{key: _dump(value) if key in _JSON["client"] else value for key, value in row.items()} for row in rows]
+        coded = [
+            {key: schema.dumped(value) if key in _JSON["client"] else value for key, value in row.items()}
+            for row in rows
+        ]
         self._insert("client", coded)
 
     def measures(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -218,7 +227,7 @@ class RunStore:
 
     def set_meta(self, **values: Any) -> None:
         """Record JSON values by name, replacing earlier ones."""
-        self._insert("meta", _coded(values))
+        self._insert("meta", schema.meta_rows(values))
 
     def close(self) -> None:
         """Close the database and release the lock.  May be called twice."""
@@ -281,13 +290,9 @@ class RunStore:
         found = self._checkpoints()
         for row in found:
             try:
-                values = vectors.values(self.path, row)
-                tensors = vectors.read(self.path, row["file"], vectors.file_digest(row["sha256"]))
-                tensors |= vectors.read_client_states(self._db, self.path, row["version"])
+                return row["version"], self.checkpoint_of(row["version"])
             except RunFolderError as error:
                 self.notes.append(f"the checkpoint of server step {row['version']} was skipped: {error}")
-            else:
-                return row["version"], Checkpoint(tensors, values)
         if found:
             raise RunFolderError(f"no checkpoint of {self.path} can be used: start a new run ({self.notes[-1]})")
         return None
@@ -303,6 +308,17 @@ class RunStore:
             raise RunFolderError(f"{self._name} has no checkpoint of server step {version}")
         values = vectors.values(self.path, row)
         return Checkpoint(vectors.read(self.path, row["file"], vectors.file_digest(row["sha256"])), values)
+
+    def checkpoint_of(self, version: int) -> Checkpoint:
+        """The checkpoint of one version with the state of clients, after checking all files.
+
+        Raises:
+            RunFolderError: it was not kept, or a file is damaged.
+        """
+        found = self.server_checkpoint(version)
+        assert self.path is not None
+        states = vectors.read_client_states(self._db, self.path, version)
+        return Checkpoint({**found.tensors, **states}, found.values)
 
     def client_state(self, client: int, version: int | None = None) -> dict[str, Tensor]:
         """The state of one client at a kept version, by default the newest; files are not checked for damage."""
@@ -380,16 +396,3 @@ def _checked(folder: Path, read_only: bool) -> sqlite3.Connection:
         db.close()
         raise
     return db
-
-
-def _dump(value: Any) -> str | None:
-    if value is None:
-        return None
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = dataclasses.asdict(value)
-    return json.dumps(value)
-
-
-def _coded(values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Rows of the table `meta`."""
-    return [{"key": key, "value": json.dumps(value)} for key, value in values.items()]

@@ -68,6 +68,21 @@ def write(folder: Path, name: str, tensors: Mapping[str, Tensor]) -> str:
     return digest
 
 
+def write_bytes(folder: Path, name: str, body: bytes) -> None:
+    """Write a file in the same way."""
+    unfinished = folder / (name + _UNFINISHED)
+    try:
+        create_new(unfinished)
+        with unfinished.open("r+b") as file:
+            file.write(body)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, folder / name)
+        _sync_folder(folder)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
 def read(folder: Path, name: str, sha256: str, keys: Iterable[str] | None = None) -> dict[str, Tensor]:
     """Read the named tensors (or all) of a file after checking its SHA-256.
 

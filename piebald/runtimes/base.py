@@ -36,6 +36,10 @@ class RuntimeSettings(Component):
         """These settings with the runtime's own files in a run's folder."""
         return self
 
+    def going_on_from(self, federation: str | None) -> RuntimeSettings:
+        """These settings for a run that goes on from one whose sites keep their part under this number, if any."""
+        return self
+
     def open(self, work: ClientWork, clients: Clients) -> Runtime:
         """Start the runtime."""
         raise NotImplementedError

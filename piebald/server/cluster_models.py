@@ -325,6 +325,12 @@ class ClusterModels:
             },
         )
 
+    def begin_with(self, taken: Checkpoint) -> None:
+        """Begin with what a finished run left (`inherited_models.fitting_models`)."""
+        self.restore(taken, 0)
+        self.last.adopt(taken.tensors)
+        self.initial = self.main.model  # of clusters that appear later
+
     def restore(self, checkpoint: Checkpoint, version: int) -> None:
         """Restore what `state` returned after so many server steps."""
         values, tensors = checkpoint.values, checkpoint.tensors

@@ -147,9 +147,7 @@ class ServerLoop:
                 self._step()
         self._writer.finish(self.state)
         if not self.totals.updates:
-            raise RuntimeFault(
-                f"in {self.version} rounds no update counted: the results of the run say why each failed"
-            )
+            raise RuntimeFault(f"in {self.version} rounds no update counted: the results say why each failed")
 
     def _over(self) -> bool:
         if self.rounds is not None and self.version >= self.rounds:
@@ -377,6 +375,11 @@ class ServerLoop:
             "runtime": dict(theirs.values),
         }
         return Checkpoint({**mine.tensors, **sent, **brought, **theirs.tensors}, values)
+
+    def begin_with(self, taken: Checkpoint) -> None:
+        """Begin with what a finished run left (`lineage.Inheritance`)."""
+        self.cluster_models.begin_with(Checkpoint(taken.tensors, taken.values["cluster_models"]))
+        self.client_pool.initialized = set(taken.values["initialized"])
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Restore what `state` returned."""

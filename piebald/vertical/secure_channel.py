@@ -16,12 +16,13 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from piebald.errors import RuntimeFault, SettingError
 from piebald.runtimes.federation.flare_link import SERVER
 from piebald.runtimes.federation.provisioning import Credentials
-from piebald.runtimes.federation.tls import Listener, context, keep_connecting
+from piebald.runtimes.federation.revocation import Admission
+from piebald.runtimes.federation.tls import Listener, RenewedContext, keep_connecting
 from piebald.vertical.channel import SocketChannel
 
 log = logging.getLogger("piebald.vertical")
@@ -123,8 +124,13 @@ def _listen(
     """Wait for the other party."""
     address = f"{credentials.host}:{credentials.port}"
     here = credentials.host if credentials.host in ("127.0.0.1", "localhost") else "0.0.0.0"
+    admission = Admission(credentials.folder)
+
+    def reject(certificate: Any) -> bool:
+        return admission.reject_reason(certificate) is not None
+
     try:
-        listener = Listener((here, credentials.port), _context(credentials, server=True), carry, refusal)
+        listener = Listener((here, credentials.port), _context(credentials, server=True), carry, refusal, reject)
     except OSError as error:
         raise SettingError(f"cannot listen on address {address!r}: {(error.strerror or str(error)).lower()}") from None
     with listener:
@@ -137,10 +143,10 @@ def _listen(
             listener.shutdown()
 
 
-def _context(credentials: Credentials, server: bool) -> ssl.SSLContext:
+def _context(credentials: Credentials, server: bool) -> RenewedContext:
     role = "server" if server else "client"
     files = {"ca_cert": "authority.pem", f"{role}_cert": "certificate.pem", f"{role}_key": "key.pem"}
-    return context({name: str(credentials.folder / file) for name, file in files.items()}, server)
+    return RenewedContext({name: str(credentials.folder / file) for name, file in files.items()}, server)
 
 
 def _name(connection: ssl.SSLSocket) -> str:

@@ -393,3 +393,16 @@ def test_without_client_state_no_state_actor_is_started(cluster: Any, monkeypatc
     assert calls[0] == 0
     on_ray(method("ditto"))
     assert calls[0] == 2
+
+
+def test_a_run_goes_on_from_a_finished_one_with_the_state_of_its_clients(cluster: Any, tmp_path: Path) -> None:
+    """The next checkpoint holds that of all clients, also of those that were not asked since."""
+    recipe = method("hdafl")
+    carry_out(recipe, out=tmp_path / "before").close()
+    more: dict[str, Any] = {"start_from": tmp_path / "before", "rounds": 1, "checkpoint_every": 1}
+    expected, made = (run(recipe, out=tmp_path / run.__name__, **more) for run in (carry_out, on_ray))
+    assert_same(expected, made)
+    states = [run._store.checkpoint_of(1).tensors for run in (expected, made)]
+    assert {name for name in states[0] if name.startswith("client_state/")} == {
+        name for name in states[1] if name.startswith("client_state/")
+    }

@@ -46,7 +46,9 @@ def settings(recipe: dict[str, Any], **more: Any) -> ExperimentSettings:
     return ExperimentSettings.of_table(table | more, "the test's settings")
 
 
-def carry_out(made: ExperimentSettings, out: Path | None = None, **runtime: Any) -> piebald.Run:
+def carry_out(
+    made: ExperimentSettings, out: Path | None = None, start_from: Path | None = None, **runtime: Any
+) -> piebald.Run:
     """Run an experiment, by default on the simulator."""
     kind = {"kind": "federation", **runtime} if runtime else {"kind": "simulator", "engine": "sequential", "workers": 0}
     made = ExperimentSettings.of_table(made.table() | {"runtime": kind}, "the test's settings")
@@ -61,6 +63,7 @@ def carry_out(made: ExperimentSettings, out: Path | None = None, **runtime: Any)
         seed=made.seed,
         runtime=plan.runtime,
         out=out,
+        start_from=start_from,
         evaluate_every=made.evaluate.every,
         settings=made.table(),
     )

@@ -130,6 +130,17 @@ def test_what_cannot_work_is_said_in_one_sentence(
     assert said.count("\n") == 1
 
 
+def test_any_site_that_the_credentials_list_may_take_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, flags = provisioned(tmp_path / "credentials", ["b", "a"]), list[str]()
+    (tmp_path / "e.toml").write_text(described("fedavg").text().replace('["north", "south", "east"]', '"any"'))
+    monkeypatch.setattr("piebald.cli.federate.run", lambda file, sets, *_, **__: flags.extend(sets))
+    assert main(["server", str(folder / "server"), str(tmp_path / "e.toml")]) == 0
+    made = ExperimentSettings.load(tmp_path / "e.toml", flags)
+    assert list(made.clients().names) == ["b", "a"]  # in the order of their numbers
+    with pytest.raises(SettingError, match="start it with piebald server CREDENTIALS FILE"):
+        ExperimentSettings.load(tmp_path / "e.toml").clients()
+
+
 def test_what_is_wrong_with_a_sites_rows_stays_at_the_site(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     credentials = provisioning.read(provisioned(tmp_path / "credentials", ["north"]) / "north")
     rebuild = SiteWork(credentials, SiteSettings.model_validate({"data": {"source": "patients-of-dr-x.csv"}}), tmp_path)

@@ -37,6 +37,7 @@ class Wire:
         self.received: Counter[str] = Counter()
         self.reports: list[str] = []
         self.peers: dict[str, Any] = {}
+        self.shut: dict[str, str] = {}
 
     def on(self, topic: str, kind: Any, handler: Any) -> None:
         self.handlers[topic] = (kind, handler)

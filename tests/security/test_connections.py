@@ -32,7 +32,9 @@ def open_listener(tmp_path: Path) -> Iterator[Callable[[Carry], Callable[[], ssl
 
     def start(carry: Carry) -> Callable[[], ssl.SSLSocket]:
         address = ("127.0.0.1", free_port())
-        listener = tls.Listener(address, tls.context(files(folder / "server", "server"), True), carry, lambda *_: None)
+        listener = tls.Listener(
+            address, tls.RenewedContext(files(folder / "server", "server"), True), carry, lambda *_: None
+        )
         running.append(listener)
         threading.Thread(target=listener.serve_forever, args=(0.05,), daemon=True).start()
         made = tls.context(files(folder / "site-1", "client"), False)

@@ -2,7 +2,10 @@
 
     federation_settings  settings of the runtime
     provisioning         credentials: one folder for each party, with certificate, key and settings
+    audit                the log of who joined and what left, as a chain of digests
     certificates         the federation's certificate authority
+    expiry               warnings before a certificate expires
+    revocation           sites that the server admits no more
     private_files        files that only their owner can read
     tls                  connections with certificates of the federation's authority on both ends
     flare_link           messages over NVIDIA FLARE's cells, filtered by sender, receiver, topic and length
@@ -12,6 +15,7 @@
     signing              signatures of sites on the keys of secure aggregation
     run_terms            terms of a run, from which a site rebuilds its work
     policy               what a site allows
+    consent              an experiment that waits for a person at the site
     task_runner          tasks at a site: training and queries
     client_store         a site's files: client state, and results until the server has saved them
     client_session       a site's part in a run: tasks it has, results to deliver

@@ -14,8 +14,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from piebald.runtimes.federation.flare_link import SERVER
 from piebald.runtimes.federation.private_files import write_private
+from piebald.runtimes.federation.revocation import EARLY
 
-_EARLY = timedelta(minutes=5)  # certificates are valid from a little before now, since clocks differ
 _PEM = serialization.Encoding.PEM
 
 
@@ -48,8 +48,30 @@ class Authority:
         write_private(folder / "authority.pem", certificate.public_bytes(_PEM))
         return cls(certificate, key)
 
-    def issue(self, folder: Path, party: str, host: str, days: int) -> datetime:
+    def renew(self, folder: Path, days: int) -> None:
+        """Replace the authority's certificate by one of the same key that is valid from now; old ones fit beside it.
+
+        Args:
+            folder: where the authority is.
+            days: how long it is valid.
+        """
+        if _expiry(days) <= self._certificate.not_valid_after_utc:
+            return
+        made = _builder(self._certificate.subject, self._certificate.subject, self._key.public_key(), _expiry(days))
+        for extension in self._certificate.extensions:
+            made = made.add_extension(extension.value, critical=extension.critical)
+        self._certificate = made.sign(self._key, hashes.SHA256())
+        write_private(folder / "authority.pem", self._certificate.public_bytes(_PEM))
+
+    def issue(self, folder: Path, party: str, host: str, days: int, revoked: datetime | None = None) -> datetime:
         """Create a key and a certificate in a party's credentials folder.
+
+        Args:
+            folder: the folder.
+            party: the party's name.
+            host: where sites find the server.
+            days: how long the certificate is valid.
+            revoked: when earlier certificates of this party were revoked; this one counts as issued later.
 
         Returns:
             When the certificate expires, which is no later than the authority's own.
@@ -61,8 +83,9 @@ class Authority:
             names = _host(host)
         use = ExtendedKeyUsageOID.SERVER_AUTH if party == SERVER else ExtendedKeyUsageOID.CLIENT_AUTH
         issuer_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        issued = max(datetime.now(UTC), (revoked or datetime.min.replace(tzinfo=UTC)) + timedelta(seconds=1))
         certificate = (
-            _builder(_name(party), self._certificate.subject, key.public_key(), expires)
+            _builder(_name(party), self._certificate.subject, key.public_key(), expires, issued)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(signs=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage([use]), critical=False)
@@ -93,10 +116,11 @@ def _host(host: str) -> x509.GeneralName:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, expires: datetime
-) -> x509.CertificateBuilder:
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, expires: datetime,
+    issued: datetime | None = None,
+) -> x509.CertificateBuilder:  # fmt: skip
     made = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
-    begins = datetime.now(UTC) - _EARLY
+    begins = (issued or datetime.now(UTC)) - EARLY
     return made.serial_number(x509.random_serial_number()).not_valid_before(begins).not_valid_after(expires)
 
 

@@ -22,7 +22,10 @@ from piebald.contracts import Split, Task, Update
 from piebald.errors import PiebaldError
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 from piebald.runtimes.federation import client_log, site_choice
+from piebald.runtimes.federation.audit import AuditLog
 from piebald.runtimes.federation.client_session import ClientSession, Delivery, StartedTask
+from piebald.runtimes.federation.consent import Consent, recipe_in
+from piebald.runtimes.federation.expiry import ExpiryWatch
 from piebald.runtimes.federation.flare_link import SERVER, Link
 from piebald.runtimes.federation.heartbeat import Heartbeat
 from piebald.runtimes.federation.messages import Piece, Refused, Reply, Welcome, decode, encode
@@ -34,7 +37,7 @@ from piebald.runtimes.federation.task_runner import SiteClient, TaskRunner
 from piebald.runtimes.federation.transfer import fetch_terms, send_body
 from piebald.runtimes.federation.update_count import UpdateCount
 from piebald.runtimes.federation.waiting import site_waits_for
-from piebald.runtimes.federation.wire_format import digest, pack_update
+from piebald.runtimes.federation.wire_format import contents, digest, pack_update
 from piebald.version import __version__
 
 BEAT = 1.0  # seconds between two hellos
@@ -69,6 +72,8 @@ class FederationClient:
         self._prepare, self._device, self._stays = prepare, device, stays
         self._updates = UpdateCount(credentials.folder / "state" / "updates")
         self._incarnation = secrets.token_hex(8)
+        self._consent = Consent(credentials.folder, policy)
+        self._audit, self._noted = AuditLog(credentials.folder), set[tuple[str, int, str]]()
         self.session = ClientSession(credentials.folder / "state")
         self._secrets = threading.Lock()  # one thread at a time uses the keys of a secure aggregation
         self._terms = b""  # of the run, as they came
@@ -87,6 +92,8 @@ class FederationClient:
 
     def run(self) -> str:
         """Run until the run has ended or `stop` is called; returns why it ended."""
+        about = {"piebald": __version__, "policy": self._policy.digest, "allows": self._policy.model_dump(mode="json")}
+        self._audit.write("started", party=self.credentials.party, **about)
         threads = [
             threading.Thread(target=work, name=work.__name__, daemon=True)
             for work in (self._train, self._answer, self._deliver)
@@ -98,8 +105,10 @@ class FederationClient:
         about = {"event": "connecting", "site": self.credentials.party, "address": self._address}
         log.info("%(site)s: connecting to %(address)s", about)
         self._link.start()
+        expiry = ExpiryWatch(self.credentials.folder)
         try:
             while not self._over.is_set():
+                expiry.look()
                 self._hello_due.clear()
                 self._say_hello()
                 self._write_status()
@@ -141,7 +150,8 @@ class FederationClient:
     def _say_hello(self) -> None:
         """Send a hello, and act on the server's welcome."""
         away = bool(self._link.trouble)
-        answer = self._link.request(SERVER, "hello", self.session.hello(self._incarnation), timeout=5.0)
+        hello = self.session.hello(self._incarnation).model_copy(update={"pending": self._consent.waits})
+        answer = self._link.request(SERVER, "hello", hello, timeout=5.0)
         if answer is None:
             return
         try:
@@ -155,7 +165,7 @@ class FederationClient:
 
     def _on_welcome(self, welcome: Welcome) -> None:
         before = self.session.take_welcome(welcome)
-        if welcome.run and welcome.terms != self.session.terms:
+        if welcome.run and (welcome.terms != self.session.terms or self._consent.was_given()):
             self._review_terms(welcome)
         if welcome.over and (before is None or not before.over):
             with self._working("saving its model"):
@@ -197,21 +207,24 @@ class FederationClient:
 
     def _review_terms(self, welcome: Welcome) -> None:
         """Fetch the run's terms, and accept or refuse them."""
-        body = fetch_terms(self._link, SERVER, welcome.terms, timeout=WAIT, wanted=lambda: not self._over.is_set())
+        body = self._fetch_terms(welcome)
         if body is None:
             return
         with self._working("reading the run's terms and this site's rows"):
             self._accept_or_refuse(welcome, body)
 
     def _accept_or_refuse(self, welcome: Welcome, body: bytearray) -> None:
-        runner, rows, refused = None, dict[Split, int](), ""
+        runner, rows, refused, recipe = None, dict[Split, int](), "", None
         try:
             terms = json.loads(bytes(body))
-            prepared = self._prepare(terms)
-            refused = self._policy.reject_reason(prepared.work) or ""
-            if not refused:
+            recipe = recipe_in(terms)
+            consent = self._consent.reject_reason(welcome.terms, terms)  # before rows are read, or anything is built
+            prepared = self._prepare(terms) if consent is None else None
+            refused = consent or (self._policy.reject_reason(prepared.work) if prepared else None) or ""
+            if prepared is not None and not refused:
                 runner = self._runner_for(prepared, terms, welcome.run)
                 rows = _stated_rows(runner)
+                self._carry_over(terms.get("lineage"), runner)
                 client_log.joined(prepared, runner)
         except PiebaldError as error:
             refused = " ".join(str(error).split())[:300]
@@ -220,14 +233,29 @@ class FederationClient:
             refused = f"{type(error).__name__}; the site's log says more"
         if refused:
             log.warning("this site does not take part: %(why)s", {"event": "refused", "why": refused})
+        elif self._consent.waits:
+            log.warning("an experiment waits for approval: look at it with piebald approve %s", self.credentials.folder)
+        about = {"terms": welcome.terms, "recipe": recipe, "policy": self._policy.digest, "rows": rows}
+        verdict = "declined" if refused else "waits for approval" if self._consent.waits else "accepted"
+        self._audit.write(verdict, run=welcome.run, **about, reason=refused or None)
         self._terms = bytes(body)
         self.session.accept_terms(welcome.terms, runner, rows, refused)
         self._hello_due.set()
+
+    def _carry_over(self, lineage: str | None, runner: TaskRunner) -> None:
+        """Begin with the state that this site kept of the run that this one goes on from."""
+        if lineage is not None and runner.state_form and not self._policy.carry:
+            log.info("this site's policy has carry = false, so its state begins anew")
+        elif lineage is not None:
+            self.session.carry_over(lineage, runner.state_form)
 
     def _runner_for(self, prepared: SiteClient, terms: Mapping[str, Any], run: str) -> TaskRunner:
         folder = self.credentials.folder
         signer = CertificateSigner(folder, terms["sites"], run) if prepared.work.masking else None
         return TaskRunner(prepared, self._policy, self._device, signer)
+
+    def _fetch_terms(self, welcome: Welcome) -> bytearray | None:
+        return fetch_terms(self._link, SERVER, welcome.terms, timeout=WAIT, wanted=lambda: not self._over.is_set())
 
     # -- tasks
 
@@ -305,12 +333,30 @@ class FederationClient:
             run=welcome.run, epoch=welcome.epoch, id=delivery.id, trains=delivery.trains, start=0,
             size=len(delivery.body), digest=digest(delivery.body),
         )  # fmt: skip
+        about = {"run": welcome.run, "task": delivery.id, "trains": delivery.trains, "body": head.digest}
+        if not self._note_leaving(about, delivery.body):
+            return False
         began = time.monotonic()
         with self._working(f"sending {len(delivery.body) / 1e6:.1f} MB"):
-            if send_body(self._link, SERVER, "result", head, delivery.body, timeout=WAIT) is None:
-                return False
+            status = send_body(self._link, SERVER, "result", head, delivery.body, timeout=WAIT)
+        if status is None:
+            return False
+        if status == "done":
+            self._audit.write("delivered", **about)
         client_log.sent(delivery, time.monotonic() - began)
         self.session.mark_delivered(delivery, welcome.epoch)
+        return True
+
+    def _note_leaving(self, about: Mapping[str, Any], body: bytes) -> bool:
+        """Note in the audit log what is about to leave, once; returns whether that could be written, else it stays."""
+        this = (about["run"], about["task"], about["body"])
+        if this not in self._noted:
+            try:
+                self._audit.write("sent", **about, bytes=len(body), policy=self._policy.digest, **contents(body))
+            except OSError as error:
+                log.error("the audit log cannot be written, so nothing leaves this site: %s", error.strerror)
+                return False
+            self._noted.add(this)
         return True
 
     # -- status

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from piebald.version import __version__
 
 _OVERHEAD = 1 << 20  # bytes of a task besides its vectors, at most
 _VECTORS = 64  # vectors of a whole model's size in a task, at most
+
+log = logging.getLogger("piebald.federation")
 
 
 @dataclass(slots=True, eq=False)
@@ -132,6 +135,23 @@ class ClientSession:
             self._queries.clear()
             self._answers.clear()
             self.runner, self.terms, self.refused, self.latest, self.latest_global = None, "", "", None, None
+
+    def carry_over(self, lineage: str, form: Mapping[str, tuple[int, ...]]) -> None:
+        """Begin the run with the state that this site kept of the run that it goes on from, where there is any.
+
+        Args:
+            lineage: number of that run.
+            form: names and shapes of the state in this run.
+        """
+        with self.lock:
+            if self.store is None or not form or not (self._folder / lineage).is_dir():
+                return
+            state = ClientStore(self._folder / lineage).state(before=1 << 53)
+            found = None if state is None else {name: tuple(tensor.shape) for name, tensor in state.items()}
+            if state is None or found != form:
+                log.warning("the state that this site kept of the run %s does not fit, so it begins anew", lineage)
+            elif self.store.begin_with(state, lineage):
+                log.info("this site goes on with the state that it kept of the run %s", lineage)
 
     def accept_terms(self, terms: str, runner: TaskRunner | None, rows: Mapping[Split, int], refused: str) -> None:
         """Record the outcome of reviewing the run's terms; `rows` are the numbers that the server is told."""

@@ -100,6 +100,14 @@ class ClientStore:
         states = [state for id, (_, state) in self._chain.items() if state is not None and id < before]
         return states[-1] if states else self._base
 
+    def begin_with(self, state: Mapping[str, Tensor], lineage: str) -> bool:
+        """Begin with the client state of another run; returns whether this one had none yet."""
+        if self._base is not None or self._chain:
+            return False
+        write_private(self.folder / _BASE, save(dict(state), {"trained": "[]", "lineage": lineage}))
+        self._base = dict(state)
+        return True
+
     def result(self, id: int) -> bytes:
         """The body of a result."""
         with safe_open(str(self._path(id)), framework="pt") as file:

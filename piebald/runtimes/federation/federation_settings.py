@@ -29,6 +29,8 @@ class Federation(RuntimeSettings):
         task_timeout: seconds that a task may take at a site that is present; then the server goes on without its
             result, and sends it no more tasks until it delivers.  At the third time it gets no more tasks.
         experiment: the experiment's settings, from which sites rebuild the model; filled in by the command line.
+        lineage: number of the run that this one goes on from, by which sites find the state that they kept; filled in
+            by `start_from`.
     """
 
     simulates = False
@@ -41,6 +43,11 @@ class Federation(RuntimeSettings):
     silence: float = Field(default=5.0, ge=2.0)
     task_timeout: float = Field(default=3600.0, gt=0)
     experiment: dict[str, Any] | None = None
+    lineage: str | None = None
+
+    def going_on_from(self, federation: str | None) -> Federation:
+        """See `runtimes.base.RuntimeSettings`."""
+        return self.model_copy(update={"lineage": federation})
 
     def with_folder(self, folder: Path) -> Federation:
         """See `runtimes.base.RuntimeSettings`."""
@@ -69,4 +76,4 @@ class Federation(RuntimeSettings):
         local = LocalFederation.start(len(clients), self.folder) if self.credentials is None else None
         folder = Path(str(self.credentials)) if local is None else local.server
         timeouts = Timeouts(self.wait_for, self.patience, self.silence, self.task_timeout)
-        return FederationServer(folder, timeouts, self.experiment, work, clients, local)
+        return FederationServer(folder, timeouts, self.experiment, work, clients, local, lineage=self.lineage)

@@ -21,6 +21,7 @@ from typing import Any
 from piebald.errors import SettingError
 from piebald.plain_text import printable
 from piebald.runtimes.federation.messages import LONGEST, Message, Refused, SomeMessage, decode, encode
+from piebald.runtimes.federation.revocation import Admission, name_in
 
 SERVER = "server"  # the server's name in its certificate, whatever its host is called
 CHANNEL = "piebald"
@@ -69,6 +70,7 @@ class Link:
         received, sent: bytes of messages, by party.
         peers: the other ends that have connected, by name.
         trouble: why a site is not connected to the server, "" where it is.
+        shut: why parties were shut out, see `revocation.Admission`.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class Link:
         self.trouble = ""
         self._troubles: set[str] = set()  # those that were logged since the server answered last
         self._address, self._stopping = f"{address[0]}:{address[1]}", False
+        self.shut: dict[str, str] = {}
         self._report, self._reported, self._lock = report, set[str](), threading.Lock()
         self._handlers: dict[str, tuple[type[Message], Handler]] = {}
         self._cell = self._make(address, credentials)
@@ -111,12 +114,26 @@ class Link:
             "lost": self._on_lost if role == "client" else None,
             "failed": self._on_failed if role == "client" else None,
             "connected": self._on_connected,
+            "reject": self._reject(credentials) if role == "server" else None,
         }
         host, port = address
         cell = CoreCell(self.name, f"{SCHEME}://{host}:{port}", True, options, auth_identity_map={SERVER: SERVER})
         cell.add_incoming_filter("*", "*", self._filter)  # runs before any callback
         cell.register_request_cb(CHANNEL, "*", self._serve)
         return cell
+
+    def _reject(self, credentials: Path) -> Callable[[Any], bool]:
+        """Whether the party of a certificate is not admitted any more; the reason is reported, and kept in `shut`."""
+        admission = Admission(credentials)
+
+        def reject(certificate: Any) -> bool:
+            if (reason := admission.reject_reason(certificate)) is None:
+                return False
+            self.shut[name_in(certificate)] = reason
+            self.report(f"{name_in(certificate)} is shut out: {reason}")
+            return True
+
+        return reject
 
     def on(self, topic: str, kind: type[SomeMessage], handler: Callable[[str, SomeMessage, memoryview], bytes]) -> None:
         """Set the handler of a topic: it takes a message's origin, head and body, and returns the reply."""

@@ -46,6 +46,7 @@ class Hello(Message):
         run: the run that `held` refers to.
         ready: digest of the terms that the site has accepted, "" while it has accepted none.
         refused: why the site does not accept the server's terms, "" where it does.
+        pending: whether the terms wait for a person at the site.
         held: training tasks that the site has, unfinished or not yet saved by the server.
         rows, validation_rows, test_rows: numbers of its rows, -1 where they are not disclosed.  No result may speak of
             more rows than these.
@@ -57,6 +58,7 @@ class Hello(Message):
     run: Hex = ""
     ready: Hex = ""
     refused: ShortText = ""
+    pending: bool = False
     held: Annotated[list[Id], Field(max_length=MOST_IDS)] = []
     rows: Rows = -1
     validation_rows: Rows = -1

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from piebald.client_work import ClientWork
 from piebald.contracts import Personalizes, Query, Split, SumDemands, Update
@@ -16,6 +18,7 @@ from piebald.transforms.base import Transform
 from piebald.transforms.gaussian import Gaussian
 
 _NUMBERS = 64  # named numbers in an answer
+ASK = "ask"
 
 
 class Policy(BaseModel):
@@ -38,6 +41,9 @@ class Policy(BaseModel):
         secure_aggregation: the least number of clients in a secure aggregation, outside of which no update leaves; or
             a table of all that is demanded of it.  Runs with secure aggregation must meet its defaults in any case.
         work: what one task may cost this site.
+        accept: names of the recipes that this site takes part in; with "ask" among them, or alone, any other experiment
+            waits until somebody at the site approves it.  Not set: all.
+        carry: whether a run may go on with the private layers and the state that this site kept of an earlier run.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -53,6 +59,14 @@ class Policy(BaseModel):
     updates: int | None = Field(default=None, ge=1)
     secure_aggregation: Annotated[int, Field(ge=2)] | SumDemands | None = None
     work: WorkLimits = WorkLimits()
+    accept: Annotated[list[str], BeforeValidator(lambda given: [ASK] if given == ASK else given)] | None = None
+    carry: bool = True
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the policy, by which the audit log names it."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def reject_reason(self, work: ClientWork) -> str | None:
         """The reason why this site does not work under a run's terms, or None."""

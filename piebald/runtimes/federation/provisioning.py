@@ -12,19 +12,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from piebald.errors import SettingError, shown
+from piebald.errors import SettingError, shown, unknown
 from piebald.runtimes.federation.flare_link import INSTALL, SERVER
 from piebald.runtimes.federation.private_files import write_private
+from piebald.runtimes.federation.revocation import read_revoked, write_revoked
 from piebald.toml_document import Document
 
+if TYPE_CHECKING:
+    from piebald.runtimes.federation.certificates import Authority
+
+FORMAT = 1  # of credentials; those without a number are of the format before, which lacks nothing but the number
 _CREDENTIALS = "credentials.json"
 _SITES = "sites.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
@@ -119,35 +124,100 @@ def provision(description: Description, out: Path) -> list[Credentials]:
     Raises:
         SettingError: the folder holds credentials of another federation.
     """
+    authority = _authority(description, out)
+    parties = [one for one in (SERVER, *description.sites) if not (out / one / _CREDENTIALS).exists()]
+    made = [_issue(authority, description, out, party) for party in parties]
+    for one in made:
+        if one.party != SERVER:
+            write_private(one.folder / "site.toml", SITE_TOML)
+    _record(description, out)
+    return made
+
+
+def renew(description: Description, out: Path, parties: Sequence[str] = ()) -> list[Credentials]:
+    """Make new keys and certificates, which processes that are running take up without a stop.
+
+    Earlier certificates are accepted until they expire, unless their site is revoked.  Settings of sites are left as
+    they are.
+
+    Args:
+        description: of the federation.
+        out: the folder for the credentials, with its authority.
+        parties: whose; all by default.
+
+    Returns:
+        The new credentials.
+
+    Raises:
+        SettingError: the folder holds credentials of another federation, or a party is unknown.
+    """
+    known = (SERVER, *description.sites)
+    for party in parties:
+        if party not in known:
+            raise unknown("party", party, known)
+    _check_authority(out)
+    authority = _authority(description, out)
+    authority.renew(out / "authority", description.days)
+    made = [_issue(authority, description, out, party) for party in parties or known]
+    _record(description, out)
+    return made
+
+
+def revoke(description: Description, out: Path, sites: Sequence[str]) -> dict[str, datetime]:
+    """Have the server refuse all certificates that sites were given up to now; returns when each site was revoked.
+
+    Raises:
+        SettingError: the folder holds credentials of another federation, or a site is unknown.
+    """
+    for site in sites:
+        if site not in description.sites:
+            raise unknown("site", site, description.sites)
+    _check_authority(out)
+    _check_same(description, out)
+    return write_revoked(out / SERVER, list(sites))
+
+
+def _check_authority(out: Path) -> None:
+    for path in (out / "authority" / "key.pem", out / SERVER / _CREDENTIALS):
+        if not path.exists():
+            raise SettingError(f"{path} is missing: give the folder that piebald provision made, with --out")
+
+
+def _authority(description: Description, out: Path) -> Authority:
+    """The authority of the federation in a folder, made where there is none."""
     try:
         from piebald.runtimes.federation.certificates import Authority
     except ImportError:
         raise SettingError(INSTALL) from None
     _check_same(description, out)
     out.mkdir(parents=True, exist_ok=True)
-    authority = Authority.at(out / "authority", description.name, description.days)
-    made = []
-    for party in (SERVER, *description.sites):
-        folder = out / party
-        if (folder / _CREDENTIALS).exists():
-            continue
-        folder.mkdir(mode=0o700, exist_ok=True)
-        expires = authority.issue(folder, party, description.host, description.days)
-        about = {"federation": description.name, "party": party, "host": description.host, "port": description.port}
-        if party != SERVER:
-            write_private(folder / "site.toml", SITE_TOML)
-        # written last: where this file exists, the credentials are complete
-        write_private(folder / _CREDENTIALS, json.dumps({**about, "expires": expires.isoformat()}) + "\n")
-        made.append(read(folder))
+    return Authority.at(out / "authority", description.name, description.days)
+
+
+def _issue(authority: Authority, description: Description, out: Path, party: str) -> Credentials:
+    """Make the credentials of a party, in place of those that it has."""
+    folder = out / party
+    folder.mkdir(mode=0o700, exist_ok=True)
+    revoked = read_revoked(out / SERVER).get(party)
+    expires = authority.issue(folder, party, description.host, description.days, revoked)
+    about = {"format": FORMAT, "federation": description.name, "party": party, "host": description.host}
+    about |= {"port": description.port, "expires": expires.isoformat()}
+    # written last: where this file exists, the credentials are complete
+    write_private(folder / _CREDENTIALS, json.dumps(about) + "\n")
+    return read(folder)
+
+
+def _record(description: Description, out: Path) -> None:
+    """Write down whom the server and the next call of this command know."""
     write_private(out / SERVER / _SITES, json.dumps(list(description.sites)) + "\n")
-    write_private(out / "federation.json", json.dumps(description.model_dump()) + "\n")
-    return made
+    write_private(out / "federation.json", json.dumps({"format": FORMAT, **description.model_dump()}) + "\n")
 
 
 def _check_same(description: Description, out: Path) -> None:
     """Refuse to mix two federations, or to renumber clients."""
     try:
         before = json.loads((out / "federation.json").read_text())
+        _check_format(out, before)
     except FileNotFoundError:
         if out.exists() and any(out.iterdir()):
             raise SettingError(f"{out} is not empty and holds no credentials: choose a new folder") from None
@@ -170,7 +240,8 @@ def read(folder: Path) -> Credentials:
     """Read the credentials in a folder.
 
     Raises:
-        SettingError: there are none, the certificate has expired, or others can read the key.
+        SettingError: there are none, they are from a later version, the certificate has expired, the key does not
+            belong to it, or others can read the key.
     """
     try:
         about: dict[str, Any] = json.loads((folder / _CREDENTIALS).read_text())
@@ -180,15 +251,46 @@ def read(folder: Path) -> Credentials:
         )  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError):
         raise SettingError(f"{str(folder)!r} holds no credentials: give a folder that piebald provision made") from None
+    _check_format(folder, about)
     if credentials.expires < datetime.now(UTC):
         raise SettingError(
-            f"the certificate of {credentials.party} in {folder} expired on {credentials.expires:%Y-%m-%d}: make new "
-            "credentials with piebald provision, in a new folder"
+            f"the certificate of {credentials.party} in {folder} expired on {credentials.expires:%Y-%m-%d}: make a new "
+            "one with piebald provision --renew, and copy it here"
         )
     key = folder / "key.pem"
     if key.stat().st_mode & 0o077:
         raise SettingError(f"{key} can be read by others: chmod 600 {key}")
+    _check_pair(folder)
     return credentials
+
+
+def _check_format(folder: Path, about: Mapping[str, Any]) -> None:
+    """Refuse credentials of a later version; those before `FORMAT` 1 have no number and are read as they are."""
+    found = about.get("format", 0)
+    if not isinstance(found, int) or found > FORMAT:
+        raise SettingError(
+            f"the credentials in {folder} have format {shown(found)}, this Piebald reads up to {FORMAT}: install the "
+            "Piebald that made them"
+        )
+
+
+def _check_pair(folder: Path) -> None:
+    """Refuse a certificate beside the key of another one, which a renewal that was copied in part leaves."""
+    from cryptography import x509
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        certificate = x509.load_pem_x509_certificate((folder / "certificate.pem").read_bytes())
+        key = load_pem_private_key((folder / "key.pem").read_bytes(), None)
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise SettingError(
+            f"the credentials in {folder} cannot be read: {type(error).__name__}: copy them again"
+        ) from None
+    if certificate.public_key() != key.public_key():
+        raise SettingError(
+            f"certificate.pem and key.pem in {folder} do not belong together: copy all files of the renewed credentials"
+        )
 
 
 SITE_TOML = """\
@@ -211,4 +313,6 @@ SITE_TOML = """\
 # splits = ["test"]             # the rows that answers may depend on
 # models_per_version = 1        # how many models of one version the server may have examined on the same rows
 # secure_aggregation = 3        # updates leave only inside secure aggregation of at least this many clients
+# accept = ["fedavg", "ask"]    # the recipes that this site takes part in; others are refused, or wait for approval
+# carry = false                 # runs that go on from an earlier one begin without the private layers kept here
 """

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from piebald import plugins, pytree
 from piebald.choice import BestForEach
@@ -39,6 +39,7 @@ class RunTerms(BaseModel):
         classes: names of the classes, None where targets are not classes.
         clients: names of the clients, by number.
         sites: names of the clients' sites.
+        lineage: number of the run that this one goes on from: a site may begin with the state that it kept of that one.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -60,6 +61,7 @@ class RunTerms(BaseModel):
     classes: list[str] | None = None
     clients: list[str]
     sites: list[str]
+    lineage: Annotated[str, Field(pattern=r"^[0-9a-f]{1,64}$")] | None = None
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> RunTerms:
@@ -114,7 +116,7 @@ class RunTerms(BaseModel):
 
 def terms(
     work: ClientWork, experiment: Mapping[str, Any], clients: Sequence[str], sites: Sequence[str],
-    classes: Sequence[str] | None = None,
+    classes: Sequence[str] | None = None, lineage: str | None = None,
 ) -> bytes:  # fmt: skip
     """Serialize the terms of a run."""
     functions = [work.objective.loss, *work.objective.metrics.values()]
@@ -136,5 +138,6 @@ def terms(
         classes=None if classes is None else list(classes),
         clients=list(clients),
         sites=list(sites[: len(clients)]),
+        lineage=lineage,
     )
     return json.dumps(made.model_dump(), sort_keys=True).encode()

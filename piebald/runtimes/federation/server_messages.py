@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from piebald.client_work import ClientWork
 from piebald.contracts import Split, Update
 from piebald.plain_text import printable
+from piebald.runtimes.federation.audit import AuditLog
 from piebald.runtimes.federation.flare_link import SERVER, Link
 from piebald.runtimes.federation.member_list import Member, OpenTask, stated_rows
 from piebald.runtimes.federation.messages import (
@@ -26,7 +27,7 @@ from piebald.runtimes.federation.messages import (
 from piebald.runtimes.federation.provisioning import Credentials
 from piebald.runtimes.federation.server_state import FederationState
 from piebald.runtimes.federation.transfer import send_body
-from piebald.runtimes.federation.wire_format import digest, pack_task, piece_at, unpack_update
+from piebald.runtimes.federation.wire_format import contents, digest, pack_task, piece_at, unpack_update
 from piebald.version import __version__
 
 _OVERHEAD = 1 << 20  # bytes of a result besides its vectors, at most
@@ -37,7 +38,7 @@ log = logging.getLogger("piebald.federation")
 
 
 class ServerMessages:
-    """Answers the sites' messages, and sends them their tasks.
+    """Answers the sites' messages, sends them their tasks, and notes both in the audit log.
 
     Args:
         state: the server's state.
@@ -56,6 +57,7 @@ class ServerMessages:
         make_link: Callable[..., Link] = Link,
     ) -> None:
         self._state, self._terms, self._work = state, terms, work
+        self.audit = AuditLog(credentials.folder)
         self._longest_result = _OVERHEAD + 4 * _VECTORS * work.layout.size
         address = ("0.0.0.0", credentials.port)
         self.link = make_link(SERVER, address, credentials.folder, state.number.__contains__, log.warning)
@@ -82,12 +84,18 @@ class ServerMessages:
     def _on_hello(self, origin: str, hello: Hello, body: memoryview) -> bytes:
         member = self._member(origin)
         with self._state.lock:
+            self.link.shut.pop(origin, None)  # it is here, with a certificate that is admitted
             refused = _refusal(hello, member.rows if hello.ready == self._state.terms else None)
             if refused and refused != member.refused:
                 about = {"event": "refused", "site": origin, "why": refused}
                 log.warning("%(site)s does not take part: %(why)s", about)
-            before = member.hello
+                self.audit.write("does not take part", site=origin, reason=refused)
+            if hello.pending and not (member.hello and member.hello.pending):
+                log.warning("%s waits until somebody there approves the experiment", origin)
+            before, here = member.hello, member.rows is not None
             welcome = self._state.take_hello(member, hello, refused)
+            if member.rows is not None and not here:
+                self.audit.write("joined", site=origin, piebald=hello.version, rows=member.rows)
         if before is None or before.incarnation != hello.incarnation:
             self._log_connected(origin)
         if not refused and hello.ready == self._state.terms and (before is None or before.ready != hello.ready):
@@ -132,9 +140,13 @@ class ServerMessages:
                 outcome = None if body is None else self._unpacked(member, one, body)
             except Refused as error:  # a second attempt would bring the same
                 self.link.report(f"{origin} sent {error}")
-                state.end_task(member, one, None, printable(f"sent {error}", 300), refused=True)
+                reason = printable(f"sent {error}", 300)
+                self.audit.write("refused", site=origin, run=state.run, task=piece.id, reason=reason)
+                state.end_task(member, one, None, reason, refused=True)
                 return encode(Reply(status="refused"))
-            if outcome is not None:
+            if outcome is not None and body is not None:
+                about = {"trains": piece.trains, "bytes": len(body), "body": piece.digest, **contents(body)}
+                self.audit.write("received", site=origin, run=state.run, task=piece.id, **about)
                 state.end_task(member, one, *outcome)
                 self._log_result(member, one, outcome[1], piece.size)
         return encode(reply)

@@ -24,6 +24,7 @@ from piebald.runtimes.engines.engine import Engine
 from piebald.runtimes.engines.serving import serve
 from piebald.runtimes.engines.stack import ClientStack
 from piebald.runtimes.federation import provisioning
+from piebald.runtimes.federation.expiry import ExpiryWatch
 from piebald.runtimes.federation.flare_link import SERVER, Link
 from piebald.runtimes.federation.heartbeat import Heartbeat
 from piebald.runtimes.federation.local_federation import LocalFederation
@@ -36,6 +37,7 @@ from piebald.runtimes.federation.signing import SignatureCheck
 from piebald.runtimes.federation.timeouts import Timeouts
 from piebald.runtimes.federation.waiting import server_waits_for
 from piebald.runtimes.federation.wire_format import digest
+from piebald.version import __version__
 
 _TICK = 0.25  # seconds between checks for silent sites
 
@@ -53,6 +55,7 @@ class FederationServer:
         clients: the clients' names, and the server's own rows.
         local: the sites on this machine, or None where they are elsewhere.
         make_link: makes the server's connection to its sites.
+        lineage: number of the run that this one goes on from, or None.
 
     Attributes:
         shared: what the server's threads share.
@@ -67,11 +70,12 @@ class FederationServer:
         clients: Clients,
         local: LocalFederation | None,
         make_link: Callable[..., Link] = Link,
+        lineage: str | None = None,
     ) -> None:
         self.work, self._clients, self._local = work, clients, local
         self.credentials = provisioning.read(folder)
         sites = sites_of(self.credentials, clients)
-        body = terms(work, experiment, client_names(clients), sites, clients.classes)
+        body = terms(work, experiment, client_names(clients), sites, clients.classes, lineage)
         self.shared = FederationState(sites, digest(body), timeouts)
         self._changed, self._lock = self.shared.changed, self.shared.lock
         self._writing = threading.Lock()  # of the status, by the watching thread and by the one that closes
@@ -82,6 +86,8 @@ class FederationServer:
         self._messages = ServerMessages(self.shared, self.credentials, body, work, make_link)
         self._heartbeat = Heartbeat(lambda: server_waits_for(self.shared, self._gathered))
         self._heartbeat.start()
+        about = {"piebald": __version__, "terms": self.shared.terms, "lineage": lineage, "sites": sites}
+        self._messages.audit.write("started", party=SERVER, recipe=dict(experiment).get("recipe"), **about)
         self._messages.start()
         about = {"event": "listening", "port": self.credentials.port, "sites": len(sites)}
         log.info("listening on port %(port)d for %(sites)d sites", about)
@@ -166,6 +172,7 @@ class FederationServer:
 
     def _tell_the_end(self) -> None:
         with self._lock:
+            self._messages.audit.write("ended", run=self.shared.run, steps=self.shared.version)
             self.shared.dismiss()
             dismissed = time.monotonic()
         silence = self.shared.timeouts.silence
@@ -246,9 +253,14 @@ class FederationServer:
 
     def _watch(self) -> None:
         """Loop of the watching thread: gives up tasks at sites that are silent or too slow, and writes the status."""
+        expiry = ExpiryWatch(self.credentials.folder)
         while not self.shared.closing:
+            expiry.look()
             with self._changed:
                 for member in self.shared.members:
+                    if (shut := self._messages.link.shut.get(member.name, "")) and shut != member.refused:
+                        member.refused = shut
+                        self._messages.audit.write("shut out", site=member.name, reason=shut)
                     for one in list(member.open.values()):
                         if self._gathered and (reason := self._give_up_reason(member, one)):
                             self.shared.end_task(member, one, None, reason)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -76,15 +77,28 @@ class CertificateSigner(SignatureCheck):
 
     def __init__(self, folder: Path, sites: Sequence[str], run: str) -> None:
         super().__init__(folder, sites, run)
-        key = serialization.load_pem_private_key((folder / "key.pem").read_bytes(), None)
-        assert isinstance(key, ec.EllipticCurvePrivateKey)
-        own = x509.load_pem_x509_certificate((folder / "certificate.pem").read_bytes())
-        self._key, self._certificate = key, own.public_bytes(serialization.Encoding.DER)
+        self._folder = folder
+        self._key, self._certificate = _identity(folder)
 
     def sign(self, text: bytes) -> bytes:
-        """A signature of `SIGNATURE` bytes."""
+        """A signature of `SIGNATURE` bytes, with the key and the certificate as they are now: they may be renewed."""
+        with suppress(OSError, ValueError):  # they are being replaced: those before are still valid
+            self._key, self._certificate = _identity(self._folder)
         parts = (self._certificate, self._key.sign(self._message(text), _SIGN))
         made = b"".join(struct.pack("<H", len(part)) + part for part in parts)
         if len(made) > SIGNATURE:
             raise SettingError(f"the site's certificate is too long: {len(made)} bytes with a signature")
         return made.ljust(SIGNATURE, b"\0")
+
+
+def _identity(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, bytes]:
+    """The key of a party, and its certificate in DER.
+
+    Raises:
+        ValueError: they do not belong together, or are no key and no certificate.
+    """
+    key = serialization.load_pem_private_key((folder / "key.pem").read_bytes(), None)
+    own = x509.load_pem_x509_certificate((folder / "certificate.pem").read_bytes())
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or own.public_key() != key.public_key():
+        raise ValueError("the key is not that of the certificate")
+    return key, own.public_bytes(serialization.Encoding.DER)

@@ -71,6 +71,13 @@ class TaskRunner:
         engines = (make_engine("sequential", work, prepared.clients, torch.device(device), False) for _ in range(2))
         self._training_engine, self._query_engine = engines
 
+    @property
+    def state_form(self) -> dict[str, tuple[int, ...]]:
+        """The names and shapes of the client's state, empty where it has none."""
+        form = {name: tuple(tensor.shape) for name, tensor in self._initial_state.items()}
+        private = self.work.layout.size - self.work.layout.shared
+        return form | ({PRIVATE: (private,)} if private else {})
+
     def serve(
         self, task: Task, state: Mapping[str, Tensor] | None
     ) -> tuple[Update | None, str | None, dict[str, Tensor] | None]:

@@ -7,6 +7,7 @@ message ends the connection; memory for a frame is taken as its bytes arrive.
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
 import threading
@@ -30,6 +31,7 @@ _RETRY = (0.2, 1.0)  # seconds between attempts to connect: the first and the lo
 
 Carry = Callable[[ssl.SSLSocket], None]
 Refusal = Callable[[str, Exception], None]
+Reject = Callable[[Any], bool]
 
 
 def context(params: dict[str, Any], server: bool) -> ssl.SSLContext:
@@ -44,6 +46,34 @@ def context(params: dict[str, Any], server: bool) -> ssl.SSLContext:
     return made
 
 
+class RenewedContext:
+    """The TLS context of one end, made again when the files of its credentials change.
+
+    So certificates are renewed without a stop: connections that are open go on, later ones use the new files.
+
+    Args:
+        params, server: as of `context`.
+    """
+
+    def __init__(self, params: dict[str, Any], server: bool) -> None:
+        self._params, self._server = params, server
+        role = "server" if server else "client"
+        self._files = [params[name] for name in ("ca_cert", f"{role}_cert", f"{role}_key")]
+        self._stamp, self._made = self._look(), context(params, server)
+
+    def current(self) -> ssl.SSLContext:
+        """The context for the next connection; while files are being replaced, the one before."""
+        if (stamp := self._look()) != self._stamp:
+            with suppress(OSError):  # an `ssl.SSLError` is one: a new certificate beside the old key
+                self._made, self._stamp = context(self._params, self._server), stamp
+        return self._made
+
+    def _look(self) -> list[tuple[int, int]]:
+        with suppress(OSError):
+            return [(about.st_mtime_ns, about.st_ino) for about in map(os.stat, self._files)]
+        return []
+
+
 class _Handler(BaseRequestHandler):
     """Performs the handshake in the connection's own thread, so that connections do not wait for one another."""
 
@@ -52,12 +82,13 @@ class _Handler(BaseRequestHandler):
     def handle(self) -> None:
         self.request.settimeout(HANDSHAKE)
         try:
-            secured = self.server.context.wrap_socket(self.request, server_side=True)
+            secured = self.server.contexts.current().wrap_socket(self.request, server_side=True)
         except (OSError, ValueError) as error:
             return self.server.refusal(self.client_address[0], error)
         secured.settimeout(IDLE)
-        with self.server.admitted(secured):
-            self.server.carry(secured)
+        if not self.server.rejects(secured):
+            with self.server.admitted(secured):
+                self.server.carry(secured)
         with suppress(OSError):
             secured.close()
 
@@ -67,9 +98,11 @@ class Listener(ThreadingTCPServer):
 
     Args:
         address: host and port.
-        made: the TLS context.
+        contexts: the TLS context.
         carry: handles a connection, and returns when it ends.
         refusal: called with the address of a connection that was refused, and the error.
+        reject: called with the certificate of a party, before its connection is carried and every second from then on;
+            the connection ends where it returns True.
     """
 
     allow_reuse_address = True
@@ -77,8 +110,12 @@ class Listener(ThreadingTCPServer):
     block_on_close = False
     request_queue_size = BACKLOG
 
-    def __init__(self, address: tuple[str, int], made: ssl.SSLContext, carry: Carry, refusal: Refusal) -> None:
-        self.context, self.carry, self.refusal = made, carry, refusal
+    def __init__(
+        self, address: tuple[str, int], contexts: RenewedContext, carry: Carry, refusal: Refusal,
+        reject: Reject = lambda _: False,
+    ) -> None:  # fmt: skip
+        self.contexts, self.carry, self.refusal, self._reject = contexts, carry, refusal, reject
+        self._looked = time.monotonic()
         self._open: dict[bytes, list[ssl.SSLSocket]] = {}  # by certificate, the oldest first
         self._lock = threading.Lock()
         super().__init__(address, _Handler)
@@ -104,12 +141,32 @@ class Listener(ThreadingTCPServer):
                 if secured in connections:
                     connections.remove(secured)
 
+    def service_actions(self) -> None:
+        """Once a second, end the connections of parties that are not admitted any more (called by `serve_forever`)."""
+        if time.monotonic() < self._looked + 1:
+            return
+        self._looked = time.monotonic()
+        with self._lock:
+            connections = [secured for own in self._open.values() for secured in own]
+        for secured in connections:
+            if self.rejects(secured):
+                with suppress(OSError):
+                    secured.shutdown(socket.SHUT_RDWR)
+
+    def rejects(self, secured: ssl.SSLSocket) -> bool:
+        """Whether the party at the other end is not admitted (any more)."""
+        try:
+            certificate = secured.getpeercert()
+        except (OSError, ValueError):  # it has ended meanwhile
+            return False
+        return bool(certificate) and self._reject(certificate)
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Print nothing where a connection breaks off."""
 
 
 def keep_connecting(
-    address: tuple[str, int], made: ssl.SSLContext, carry: Carry, refusal: Refusal, over: Event
+    address: tuple[str, int], contexts: RenewedContext, carry: Carry, refusal: Refusal, over: Event
 ) -> None:
     """Connect, and connect again whenever the connection ends, since the server may start later or restart."""
     wait = _RETRY[0]
@@ -117,7 +174,7 @@ def keep_connecting(
         began = time.monotonic()
         try:
             plain = socket.create_connection(address, timeout=HANDSHAKE)
-            with made.wrap_socket(plain) as secured:
+            with contexts.current().wrap_socket(plain) as secured:
                 secured.settimeout(None)
                 carry(secured)
         except (OSError, ValueError) as error:
@@ -164,13 +221,15 @@ def make_driver() -> Any:
         """Listens and connects with `Frames`."""
 
         def listen(self, connector: ConnectorInfo) -> None:
-            made = context(connector.params, server=True)
-            with Listener(_address(connector), made, self._carrier(connector), self._refusal(connector)) as listener:
+            made, reject = RenewedContext(connector.params, server=True), connector.params["reject"]
+            with Listener(
+                _address(connector), made, self._carrier(connector), self._refusal(connector), reject
+            ) as listener:
                 self.listener = listener
                 listener.serve_forever(poll_interval=0.1)
 
         def connect(self, connector: ConnectorInfo) -> None:
-            made, over = context(connector.params, server=False), self.over
+            made, over = RenewedContext(connector.params, server=False), self.over
             keep_connecting(_address(connector), made, self._carrier(connector), self._refusal(connector), over)
 
         def _carrier(self, connector: ConnectorInfo) -> Carry:

@@ -110,6 +110,17 @@ def _check_types(blob: bytes) -> None:
             raise Refused(f"a tensor of type {str(about['dtype'])[:20]!r}")
 
 
+def contents(body: bytes | bytearray | memoryview) -> dict[str, Any]:
+    """What a result that `unpack_update` takes carries: shapes of tensors, names of numbers, and why there is none."""
+    whole = memoryview(body)
+    (length,) = struct.unpack_from("<I", whole)
+    values = json.loads(bytes(whole[4 : 4 + length]))
+    (size,) = struct.unpack_from("<Q", whole, 4 + length)
+    head = json.loads(bytes(whole[12 + length : 12 + length + size]))
+    tensors = {name: about["shape"] for name, about in head.items() if name != "__metadata__"}
+    return {"tensors": tensors, "numbers": sorted(values["metrics"]), "failure": values["failure"]}
+
+
 def pack_task(task: Task) -> bytes:
     """Serialize a task."""
     fields = {name: getattr(task, name) for name in ("id", "client", "version", "attempt", "committed")}

@@ -197,6 +197,10 @@ class StateActors(ClientStateStore):
         for piece in self._pieces(sorted(found)):
             self._write({client: found[client] for client in piece}, {client: client for client in piece})
 
+    def adopt(self, tensors: Mapping[str, Tensor]) -> None:
+        self.restore(tensors)
+        self._changed |= set(by_client(tensors, self.kept.prefix))
+
     def close(self) -> None:
         """Keep the actors for the next run, or stop them."""
         for place, actor in enumerate(self._ring.state_actors if self._ring is not None else ()):

@@ -153,6 +153,10 @@ class Simulation:
                 self.state_store.hold(event.task, under(checkpoint.tensors, f"{name}state/"))
             heapq.heappush(self._due, Due(row["time"], row["id"], event))
 
+    def take_client_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """See `contracts.TakesClientState`."""
+        self.state_store.adopt(tensors)
+
     def close(self) -> None:
         if self._worker_pool is not None:
             self._worker_pool.close()

@@ -76,6 +76,10 @@ class ClientStateStore:
         """Restore what `changed` returned, over all calls."""
         self.kept.restore(tensors)
 
+    def adopt(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over state as `changed` names it, which the next checkpoint holds."""
+        self.kept.adopt(tensors)
+
     def close(self) -> None:
         """Forget everything."""
         self.kept.close()

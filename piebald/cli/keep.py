@@ -1,0 +1,97 @@
+"""Commands that keep runs and federations for months: backup, restore, approve, audit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from piebald.cli.app import Json, app, check_run
+from piebald.cli.printing import print_json, print_table
+from piebald.errors import SettingError
+
+
+@app.command()
+def backup(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder; the run may go on meanwhile.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file, which only you can read.")],
+    as_json: Json = False,
+) -> None:
+    """Write a run folder into one file, without stopping the run."""
+    check_run(run)
+    from piebald.report.backup import backup
+
+    made = backup(run, file)
+    print_json(made) if as_json else print(f"{made['file']} holds {run} as of server step {made['step']}")
+
+
+@app.command()
+def restore(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that piebald backup wrote.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder that does not exist.")],
+    as_json: Json = False,
+) -> None:
+    """Make a run folder from a backup; piebald resume goes on from there."""
+    from piebald.report.backup import restore
+
+    made = restore(file, folder)
+    if as_json:
+        return print_json(made)
+    print(f"{folder} holds the run as of server step {made['step']}; go on with: piebald resume {folder}")
+
+
+@app.command()
+def approve(
+    credentials: Annotated[Path, typer.Argument(metavar="CREDENTIALS", help="The credentials of a site.")],
+    digest: Annotated[str | None, typer.Argument(help="The digest of the terms to approve; shown without it.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show the experiment that waits for approval at a site, or approve it."""
+    from piebald.runtimes.federation import consent
+    from piebald.runtimes.federation.provisioning import read
+
+    read(credentials)
+    if digest is not None:
+        consent.approve(credentials, digest)
+        return print_json({"approved": digest}) if as_json else print(f"approved {digest}")
+    waiting = consent.pending(credentials)
+    if as_json:
+        return print_json({"pending": waiting})
+    if waiting is None:
+        return print(f"nothing waits for approval in {credentials}")
+    print_table(("", ""), [(name, value) for name, value in waiting.items() if value])
+    print(f"\napprove it with: piebald approve {credentials} {waiting['terms']}")
+
+
+@app.command()
+def audit(
+    folder: Annotated[
+        Path, typer.Argument(metavar="RUN|CREDENTIALS", help="A run folder, or a folder of credentials.")
+    ],
+    head: Annotated[str | None, typer.Option(help="A head that was noted before: it must still be in the log.")] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="The credentials of the other side: nothing that it tells of may be missing.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Check the chain of a party's audit log: no line was changed, removed, added or moved."""
+    from piebald.deploy.status import credentials_folder
+    from piebald.runtimes.federation.audit import FILE, knows, missing, verify
+
+    path = credentials_folder(folder) / FILE
+    found = verify(path)
+    if head is not None and not knows(path, head):
+        raise SettingError(f"{path} has no line with digest {head}: it was cut at its end, or written anew")
+    if against is not None and (gaps := missing(path, credentials_folder(against) / FILE)):
+        more = f", and {len(gaps) - 1} more" if len(gaps) > 1 else ""
+        raise SettingError(f"{gaps[0]}{more}: one of the two logs was cut or written anew")
+    facts = {"log": str(path), "lines": found.lines, "first": found.first, "last": found.last, "head": found.head}
+    if as_json:
+        return print_json(facts)
+    print_table(("", ""), list(facts.items()))
+    if head is None and against is None:
+        print(
+            "\nThe chain holds.  A log that was cut at its end, or written anew, has a chain as well: compare the head "
+            "with one noted before (--head), or the log with that of the other side (--against)."
+        )

@@ -1,0 +1,57 @@
+"""Warnings before a certificate expires, in the log of a process that runs for months."""
+
+from __future__ import annotations
+
+import logging
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+
+_SOON = timedelta(days=30)
+_SHARE = 5  # of short lives, the last fifth is soon
+_PAUSE = 60.0  # seconds between two looks at the file
+_DAY = timedelta(days=1)
+
+log = logging.getLogger("piebald.federation")
+
+
+class ExpiryWatch:
+    """Warns once a day that a party's certificate expires soon, and says that it was renewed.
+
+    Args:
+        folder: the party's credentials.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "certificate.pem"
+        self._looked = -_PAUSE
+        self._warned: datetime | None = None
+        self._known: datetime | None = None
+
+    def look(self) -> None:
+        """Look at the certificate, if a minute has passed since the last time."""
+        if time.monotonic() < self._looked + _PAUSE:
+            return
+        self._looked = time.monotonic()
+        try:
+            found = x509.load_pem_x509_certificate(self._path.read_bytes())
+        except (OSError, ValueError):  # it is being replaced
+            return
+        self.judge(found, datetime.now(UTC))
+
+    def judge(self, certificate: x509.Certificate, now: datetime) -> None:
+        """Say what is to be said of a certificate at a time."""
+        ends, begins = certificate.not_valid_after_utc, certificate.not_valid_before_utc
+        if self._known is not None and ends > self._known:
+            log.info("the certificate in %s was renewed: it is valid until %s", self._path, f"{ends:%Y-%m-%d}")
+            self._warned = None
+        self._known = ends
+        soon = ends - now <= min(_SOON, (ends - begins) / _SHARE)
+        if soon and (self._warned is None or now - self._warned >= _DAY):
+            self._warned = now
+            log.warning(
+                "the certificate in %s expires on %s, in %d days: make a new one with piebald provision --renew, and "
+                "copy it here, while this process runs", self._path, f"{ends:%Y-%m-%d}", max(0, (ends - now).days),
+            )  # fmt: skip

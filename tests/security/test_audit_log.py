@@ -1,0 +1,133 @@
+"""An audit log that somebody edits, cuts, reorders or writes anew; and a site that cannot write its own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from piebald.cli import main
+from piebald.errors import SettingError
+from piebald.runtimes.federation.audit import FILE, AuditLog, knows, missing, verify
+from piebald.runtimes.federation.wire_format import digest
+from tests.federation.conftest import provisioned
+from tests.federation.test_policy import prepared
+from tests.federation.test_site_choice import site
+
+
+def written(folder: Path, lines: int = 6) -> Path:
+    log = AuditLog(folder)
+    log.write("started", party="north")
+    for number in range(lines - 1):
+        log.write("sent", run="ab", task=number, bytes=number, body=f"{number:032x}", tensors={"model": [10]})
+    return folder / FILE
+
+
+def edited(lines: list[bytes]) -> list[bytes]:
+    return [line.replace(b'"bytes":2', b'"bytes":9') for line in lines]
+
+
+def edited_with_its_digest(lines: list[bytes]) -> list[bytes]:
+    """The attacker computes the line's digest again, but not those of all lines after it."""
+    changed = {**json.loads(lines[3]), "bytes": 9}
+    del changed["digest"]
+    text = json.dumps(changed, separators=(",", ":")).encode()
+    own = hashlib.sha256(text).hexdigest()
+    return [*lines[:3], text[:-1] + f',"digest":"{own}"}}\n'.encode(), *lines[4:]]
+
+
+@pytest.mark.parametrize(
+    ("attack", "says"),
+    [
+        (edited, "line 4 of .* is not as it was written"),
+        (edited_with_its_digest, "line 5 of .* does not follow from the one before"),
+        (lambda lines: [*lines[:3], *lines[4:]], "line 4 of .* does not follow"),
+        (lambda lines: [*lines[:2], lines[3], lines[2], *lines[4:]], "line 3 of .* does not follow"),
+        (lambda lines: [*lines[:4], lines[3], *lines[4:]], "line 5 of .* does not follow"),
+        (lambda lines: lines[1:], "line 1 of .* does not follow"),
+        (lambda lines: [*lines[:-1], lines[-1][:40]], "line 6 of .* has no end"),
+        (lambda lines: [*lines[:5], b"{}\n"], "line 6 of .* is not as it was written"),
+        (lambda lines: [*lines[:5], b"\xff" * (3 << 20)], "line 6 of .* has no end"),
+    ],
+)  # fmt: skip
+def test_the_first_broken_line_is_named(
+    attack: Callable[[list[bytes]], list[bytes]], says: str, tmp_path: Path
+) -> None:
+    path = written(tmp_path)
+    assert verify(path).lines == 6
+    path.write_bytes(b"".join(attack(path.read_bytes().splitlines(keepends=True))))
+    with pytest.raises(SettingError, match=says):
+        verify(path)
+
+
+def test_a_log_that_was_cut_at_its_end_is_found_by_its_head_and_by_the_other_side(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The chain alone does not show it, and the command says so."""
+    credentials = provisioned(tmp_path / "credentials", ["north"])
+    path, head = written(credentials / "north"), verify(credentials / "north" / FILE).head
+    server = AuditLog(credentials / "server")
+    server.write("started", party="server")
+    for number in range(5):
+        server.write("received", site="north", run="ab", task=number, body=f"{number:032x}")
+    assert main(["audit", str(credentials / "north"), "--head", head, "--against", str(credentials / "server")]) == 0
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    capsys.readouterr()
+    assert main(["audit", str(credentials / "north")]) == 0
+    assert "A log that was cut at its end, or written anew, has a chain as well" in capsys.readouterr().out
+    assert not knows(path, head)
+    assert missing(path, server.path) == [
+        f"line 6 of {server.path} has a result of north with digest {4:032x}, which {path} has not"
+    ]
+    for option, value in (("--head", head), ("--against", str(credentials / "server"))):
+        assert main(["audit", str(credentials / "north"), option, value]) == 2
+        assert "written anew" in capsys.readouterr().err
+    with pytest.raises(SettingError, match="must be the logs of a server and of one of its sites"):
+        missing(path, path)
+
+
+def test_a_line_that_a_killed_process_began_is_no_line_and_the_next_one_follows(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    with path.open("ab") as file:
+        file.write(b'{"line":7,"at":"2026')
+    AuditLog(tmp_path).write("started", party="north")
+    assert verify(path).lines == 7
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    path.write_bytes(path.read_bytes().replace(b'"started"', b'"startet"'))
+    with pytest.raises(SettingError, match=r"the last line of .* is not as it was written"):
+        AuditLog(tmp_path).write("started", party="north")
+    path.unlink()
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(SettingError, match="is a link, and the log would be written elsewhere"):
+        AuditLog(tmp_path).write("started", party="north")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_nothing_leaves_a_site_that_cannot_write_down_what_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = prepared({"name": "fedavg"})
+    made = site(provisioned(tmp_path / "credentials"), plan)
+    import torch
+
+    from piebald.contracts import Update
+    from piebald.runtimes.federation.client_session import Delivery
+    from piebald.runtimes.federation.wire_format import pack_update
+
+    body = pack_update(Update({"model": torch.ones(3)}, 5, 2, {"loss": 0.5}), None)
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    assert not made._deliver_one(Delivery(1, True, body))
+    assert made._link.left == []  # type: ignore[attr-defined]
+    assert verify(made._audit.path).lines == 0
+    monkeypatch.undo()
+    assert not made._deliver_one(Delivery(1, True, body))  # nobody answers, so it is tried again, and noted once
+    assert not made._deliver_one(Delivery(1, True, body))
+    assert len(made._link.left) == 2  # type: ignore[attr-defined]
+    (line,) = [json.loads(line) for line in made._audit.path.read_text().splitlines()]
+    assert (line["event"], line["tensors"], line["numbers"]) == ("sent", {"model": [3]}, ["loss"])
+    assert (line["bytes"], line["body"], line["policy"]) == (len(body), digest(body), made._policy.digest)
