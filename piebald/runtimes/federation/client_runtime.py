@@ -197,7 +197,7 @@ class FederationClient:
 
     def _review_terms(self, welcome: Welcome) -> None:
         """Fetch the run's terms, and accept or refuse them."""
-        body = fetch_terms(self._link, SERVER, welcome.terms, timeout=WAIT, wanted=lambda: not self._over.is_set())
+        body = self._fetch_terms(welcome)
         if body is None:
             return
         with self._working("reading the run's terms and this site's rows"):
@@ -228,6 +228,9 @@ class FederationClient:
         folder = self.credentials.folder
         signer = CertificateSigner(folder, terms["sites"], run) if prepared.work.masking else None
         return TaskRunner(prepared, self._policy, self._device, signer)
+
+    def _fetch_terms(self, welcome: Welcome) -> bytearray | None:
+        return fetch_terms(self._link, SERVER, welcome.terms, timeout=WAIT, wanted=lambda: not self._over.is_set())
 
     # -- tasks
 
