@@ -89,8 +89,8 @@ class FederationServer:
         about = {"piebald": __version__, "terms": self.shared.terms, "lineage": lineage, "sites": sites}
         self._messages.audit.write("started", party=SERVER, recipe=dict(experiment).get("recipe"), **about)
         self._messages.start()
-        about = {"event": "listening", "port": self.credentials.port, "sites": len(sites)}
-        log.info("listening on port %(port)d for %(sites)d sites", about)
+        listens = {"event": "listening", "port": self.credentials.port, "sites": len(sites)}
+        log.info("listening on port %(port)d for %(sites)d sites", listens)
         threading.Thread(target=self._watch, daemon=True).start()
         if local is not None:
             local.open()
