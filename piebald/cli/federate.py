@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from piebald.cli.app import Json, Out, Quiet, Sets, StartFrom, app, end_on_term
+from piebald.cli.app import Json, Out, Quiet, Sets, StartFrom, app
+from piebald.cli.experiment_files import load_settings, out_folder
+from piebald.cli.operating import LogFile, LogJson, LogLevel, StatusHost, StatusPort
 from piebald.cli.printing import print_json, print_table
-from piebald.cli.train import run
+from piebald.cli.serving import LOOPBACK, locked, page_address, serving
+from piebald.cli.train import carry_out
 from piebald.errors import SettingError
 from piebald.plain_text import printable
+
+if TYPE_CHECKING:
+    from piebald.deploy.checks import Check
 
 _CREDENTIALS = typer.Argument(metavar="CREDENTIALS", help="A folder that piebald provision made.")
 
@@ -65,17 +71,36 @@ def server(
     sets: Sets = None,
     out: Out = None,
     start_from: StartFrom = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Look whether the server can start, print a table, and end.")
+    ] = False,
+    log_level: LogLevel = "info",
+    log_json: LogJson = False,
+    log_file: LogFile = None,
+    status_port: StatusPort = None,
+    status_host: StatusHost = LOOPBACK,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Train with the sites of a federation, which the server's credentials list."""
+    from piebald.deploy.checks import check_space, refuse_crosses, server_machine, server_run
+    from piebald.deploy.logs import start_log
     from piebald.runtimes.federation.provisioning import read
 
-    found = read(credentials)
-    _log_to_stderr()
-    with _Running(credentials):
-        flags = _flags(file, _with_sites(file, sets, found.sites()), credentials=str(credentials.resolve()))
-        run(file, flags, out, start_from=start_from, as_json=as_json, quiet=quiet)
+    own, page = read(credentials), page_address(status_host, status_port)
+    start_log(log_level, log_json, log_file)
+    flags = _flags(file, _with_sites(file, sets, own.sites()), credentials=str(credentials.resolve()))
+    if check:
+        with locked(credentials):
+            checks = [*server_machine(own), *server_run(own, file, flags, out), check_space(Path(out or "runs"))]
+            raise typer.Exit(_print_checks(checks))
+    settings = load_settings(file, flags, out)
+    folder = out_folder(settings)
+    with serving(credentials, folder, page) as callbacks:
+        refuse_crosses([*server_machine(own), check_space(folder)], f"piebald server {credentials} {file} --check")
+        carry_out(
+            settings, file, as_json=as_json, quiet=quiet, callbacks=callbacks, folder=folder, start_from=start_from
+        )
 
 
 @app.command()
@@ -86,20 +111,33 @@ def client(
     ] = None,
     target: Annotated[str | None, typer.Option(help="The column of a table to predict.")] = None,
     stay: Annotated[bool, typer.Option("--stay", help="Wait for another run when one has ended.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Look whether this site can take part, print a table, and end.")
+    ] = False,
+    log_level: LogLevel = "info",
+    log_json: LogJson = False,
+    log_file: LogFile = None,
     with_parent: Annotated[int | None, typer.Option(hidden=True)] = None,
     search: Annotated[list[Path] | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run a site of a federation until the run has ended."""
     from piebald import plugins
-    from piebald.deploy.site_process import join
-    from piebald.runtimes.federation.provisioning import read
+    from piebald.deploy.checks import refuse_crosses
+    from piebald.deploy.logs import start_log
+    from piebald.deploy.site_check import check_site, site_machine
+    from piebald.deploy.site_process import join, site_work
 
-    read(credentials)
+    work = site_work(credentials, data, target, local=with_parent is not None)
     for place in search or ():
         plugins.search(place)
-    _log_to_stderr()
-    with _Running(credentials):
-        print(printable(join(credentials, data, target, stay, with_parent)))
+    start_log("error" if check else log_level, log_json, log_file)
+    with locked(credentials):
+        if check:
+            code = _print_checks(check_site(work))
+            sys.stdout.flush()
+            os._exit(code)
+        refuse_crosses(site_machine(work), f"piebald client {credentials} --check")
+        print(printable(join(work, stay, with_parent)))
     sys.stdout.flush()
     os._exit(0)  # the messaging layer keeps threads that nothing ends
 
@@ -110,10 +148,15 @@ def up(
     local: Annotated[int | None, typer.Option("--local", help="Sites on this machine, as many as clients.")] = None,
     sets: Sets = None,
     out: Out = None,
+    log_level: LogLevel = "warning",
+    log_json: LogJson = False,
+    log_file: LogFile = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Try a federation on this machine: credentials, a server, and a process for each client."""
+    from piebald.deploy.logs import start_log
+    from piebald.deploy.step_log import StepLog
     from piebald.experiment_file import ExperimentSettings
 
     if local is not None:
@@ -122,8 +165,9 @@ def up(
             raise SettingError(
                 f"the experiment has {count} clients, --local says {local}: give the same number, or leave it out"
             )
-    _log_to_stderr()
-    run(file, _flags(file, sets), out, as_json=as_json, quiet=quiet)
+    start_log(log_level, log_json, log_file)
+    settings = load_settings(file, _flags(file, sets), out)
+    carry_out(settings, file, as_json=as_json, quiet=quiet, callbacks=[StepLog()])
 
 
 @app.command()
@@ -189,38 +233,11 @@ def _flags(file: Path | None, sets: list[str] | None, **more: str) -> list[str]:
     return [*chosen, *(sets or ())]
 
 
+def _print_checks(checks: Sequence[Check]) -> int:
+    """Print a table of ticks and crosses; returns the exit code."""
+    print_table(("", "", ""), [(one.mark, one.what, one.told) for one in checks])
+    return 2 if any(one.fine is False for one in checks) else 0
+
+
 def _short(value: Any) -> Any:
     return " ".join(str(one) for one in value) if isinstance(value, list) else value
-
-
-def _log_to_stderr() -> None:
-    """Write the federation's log to standard error, with the time."""
-    logger = logging.getLogger("piebald.federation")
-    if not logger.handlers:
-        handler = logging.StreamHandler()
-        handler.setFormatter(OneLine("%(asctime)s %(message)s"))
-        logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-
-
-class OneLine(logging.Formatter):
-    """Formats records whose messages may contain text of other parties: each is one line without control characters."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        record.message = printable(record.message)
-        return super().formatMessage(record)
-
-
-class _Running:
-    """Locks credentials for this process, and ends it on SIGTERM as on Ctrl-C."""
-
-    def __init__(self, credentials: Path) -> None:
-        from piebald.report.lock import RunLock
-
-        self._lock = RunLock(credentials)
-
-    def __enter__(self) -> None:
-        end_on_term()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -27,8 +28,14 @@ from piebald.cli.app import (
 )
 from piebald.cli.choose import resumed_search, tuned_first
 from piebald.cli.experiment_files import common_options, guarded, load_settings, out_folder
+from piebald.cli.operating import LogFile, LogJson, LogLevel, StatusHost, StatusPort
 from piebald.cli.printing import facts, line_printer, print_json, print_run, print_table, print_transfer
+from piebald.cli.serving import LOOPBACK, resumed
 from piebald.errors import SettingError
+
+if TYPE_CHECKING:
+    from piebald.callbacks import Callback
+    from piebald.experiment_file import ExperimentSettings
 
 
 @app.command()
@@ -47,16 +54,30 @@ def run(
 ) -> None:
     """Train with one recipe and keep the run in a folder."""
     show_log(verbose)
+    settings = load_settings(file, sets, out, runtime, deterministic)
+    carry_out(settings, file, as_json=as_json, quiet=quiet, start_from=start_from)
+
+
+def carry_out(
+    settings: ExperimentSettings,
+    file: Path | None,
+    *,
+    as_json: bool,
+    quiet: bool,
+    callbacks: Sequence[Callback] = (),
+    folder: Path | None = None,
+    start_from: Path | None = None,
+) -> None:
+    """Train as the settings say, in a run folder, and print the results."""
     end_on_term()
     if start_from is not None:
         check_run(start_from)
-    settings = load_settings(file, sets, out, runtime, deterministic)
     if settings.compares:
         raise SettingError(f"{file or 'the built-in experiment'} describes several runs: use piebald compare")
     plan = settings.plan()
     from piebald import experiment
 
-    folder = out_folder(settings)
+    folder = folder or out_folder(settings)
     (label, recipe) = next(iter(plan.recipes.items()))
     with guarded(folder, f"piebald resume {folder}", settings):
         history = experiment.run(
@@ -67,6 +88,7 @@ def run(
             label=settings.label or label,
             out=folder,
             progress=progress(as_json, quiet),
+            callbacks=callbacks,
             start_from=start_from,
             **common_options(settings, plan) | {"runtime": plan.runtime.with_folder(folder)},
         )
@@ -146,6 +168,11 @@ def resume(
     rounds: Annotated[
         int | None, typer.Option(help="Go on to this many server steps, also if the run was finished.")
     ] = None,
+    log_level: LogLevel = "info",
+    log_json: LogJson = False,
+    log_file: LogFile = None,
+    status_port: StatusPort = None,
+    status_host: StatusHost = LOOPBACK,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -166,8 +193,9 @@ def resume(
         return resumed_search(folder, as_json, quiet)
     from piebald import experiment
 
-    with guarded(folder, f"piebald resume {folder}"):
-        history = experiment.resume(folder, rounds=rounds, progress=progress(as_json, quiet))
+    serves = resumed(folder, log_level, log_json, log_file, status_host, status_port)
+    with serves as callbacks, guarded(folder, f"piebald resume {folder}"):
+        history = experiment.resume(folder, rounds=rounds, progress=progress(as_json, quiet), callbacks=callbacks)
     print_run(history, as_json, quiet)
 
 

@@ -1,1 +1,1 @@
-"""Deployment of a site: its settings, its rows, and its work in a run; and the status of running processes."""
+"""Deployment of a federation: a site's settings, rows and work, checks before a start, logs, status, and its page."""

@@ -117,8 +117,17 @@ class SiteWork:
         try:
             clients = self._rows(terms, settings, number)
         except Exception as error:
-            log.warning("the rows cannot be used: %s", error)
-            raise SettingError("its rows cannot be used for this run; the site's own log says why") from None
+            # the message may quote a row ("got text like 'Miller'"), which is for the terminal and not for a log
+            log.warning(
+                "the rows %(source)s cannot be used (%(kind)s): piebald client %(folder)s --check says why",
+                {
+                    "event": "rows",
+                    "source": self._source(),
+                    "kind": type(error).__name__,
+                    "folder": self.credentials.folder,
+                },
+            )
+            raise SettingError("its rows cannot be used for this run; the site's own log says why") from error
         trainer, rows = terms.client_components()[0], len(clients.rows(number, "train"))
         if isinstance(trainer, LimitsSteps) and (why := limits.steps_reject_reason(trainer.max_steps(rows))):
             raise SettingError(why)
@@ -126,6 +135,10 @@ class SiteWork:
             return SiteClient(_work(terms, settings, clients, number), clients, number)
         except SettingError as error:
             raise SettingError(told(str(error), own)) from None
+
+    def _source(self) -> str:
+        """Where the rows come from, in words."""
+        return "of the experiment's partition" if self.settings.data is None else f"in {self.settings.data.source}"
 
     def _rows(self, terms: RunTerms, settings: ExperimentSettings, number: int) -> SiteRows:
         data = self.settings.data
@@ -166,11 +179,6 @@ def _model_reason(terms: RunTerms, limits: WorkLimits) -> str | None:
 def _work(terms: RunTerms, settings: ExperimentSettings, clients: SiteRows, number: int) -> ClientWork:
     """The run's work, rebuilt from installed components."""
     trainer, transforms, own_query = terms.client_components()
-    module = settings.model_for(clients)(terms.seed)
-    layout = Layout.of(module, terms.private)
-    if [(slot.name, list(slot.shape)) for slot in layout.slots] != terms.layout:
-        raise SettingError("the model that this site builds has other tensors than the server's")
-    terms.check_frozen(module)
     rows = clients.rows(number, "train")
     objective = plugins.objective_named(rows.y, settings.loss, settings.evaluate.metrics)
     if objective.name != terms.objective or pytree.plain(pytree.form(rows.x)) != terms.shape:
@@ -178,6 +186,11 @@ def _work(terms: RunTerms, settings: ExperimentSettings, clients: SiteRows, numb
             f"its rows have inputs {pytree.plain(pytree.form(rows.x))} for {objective.name}, "
             f"the run takes {terms.shape} for {terms.objective}"
         )
+    module = settings.model_for(clients)(terms.seed)
+    layout = Layout.of(module, terms.private)
+    if [(slot.name, list(slot.shape)) for slot in layout.slots] != terms.layout:
+        raise SettingError("the model that this site builds has other tensors than the server's")
+    terms.check_frozen(module)
     initial = layout.flatten(module)
     shape, outputs = pytree.formed(terms.shape), tuple(terms.outputs)
     work = ClientWork(
@@ -190,32 +203,38 @@ def _work(terms: RunTerms, settings: ExperimentSettings, clients: SiteRows, numb
     return work
 
 
-def join(folder: Path, data: str | None, target: str | None, stays: bool, parent: int | None) -> str:
-    """Run a site until its run has ended; returns why it ended.
+def site_work(folder: Path, data: str | None, target: str | None, local: bool = False) -> SiteWork:
+    """A site from its credentials and settings.
 
     Args:
         folder: the site's credentials.
         data, target: override those of its settings.
-        stays: whether to wait for another run when one has ended.
-        parent: a process with which this one ends.
+        local: whether the server is a process of the same user on this machine, which started the site.
     """
     credentials = read(folder)
     settings = SiteSettings.load(folder / "site.toml")
-    if parent is None:
-        plugins.restrict(settings.policy.plugins)
     data_folder = folder
     if data is not None:
         about = settings.data.model_dump() if settings.data else {}
         settings = settings.model_copy(update={"data": SiteSource(**{**about, "source": data, "target": target})})
         data_folder = Path()
-    if parent is not None:
+    return SiteWork(credentials, settings, data_folder, local)
+
+
+def join(work: SiteWork, stays: bool, parent: int | None) -> str:
+    """Run a site until its run has ended; returns why it ended.
+
+    Args:
+        work: the site.
+        stays: whether to wait for another run when one has ended.
+        parent: a process with which this one ends.
+    """
+    if parent is None:
+        plugins.restrict(work.settings.policy.plugins)
+    else:
         torch.set_num_threads(1)  # sites on one machine share its cores
     site = FederationClient(
-        credentials,
-        SiteWork(credentials, settings, data_folder, local=parent is not None),
-        policy=settings.policy,
-        device=settings.device,
-        stays=stays,
+        work.credentials, work, policy=work.settings.policy, device=work.settings.device, stays=stays
     )
     if parent is not None:
         threading.Thread(target=_stop_with, args=(site, parent), daemon=True).start()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from piebald.adaptation import from_file
@@ -14,6 +15,7 @@ from piebald.contracts import Clients, Rows, Split
 from piebald.errors import SettingError
 from piebald.partition import LazyClients
 from piebald.partition.collate import Collate
+from piebald.partition.convert import is_several
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
@@ -88,25 +90,66 @@ def own_rows(
     Raises:
         SettingError: they cannot be read, or have another form.
     """
-    name = str(names[number])
-    path, colon, function = source.source.rpartition(":")
-    if colon and path.endswith(".py"):
-        load = loader(folder / path, function)
-        made: Clients = LazyClients(
-            1,
-            lambda _: _own(load, f"{path}:{function}"),
-            names=[name],
-            classes=classes,
-            validation=source.validation,
-            test=source.test,
-            tokens=source.tokens,
-            collate=source.collate,
-            length=source.length,
-        )
+    if (load := _function(source, folder)) is not None:
+        made: Clients = _given(load, source, str(names[number]), classes)
     else:
         meta = {"classes": classes, "settings": settings}
         made = from_file(str(folder / source.source), source.target, meta, source.validation, source.test)
     return SiteRows(names, number, {split: made.rows(0, split) for split in SPLITS}, classes)
+
+
+def rows_before_a_run(source: SiteSource, folder: Path, name: str) -> SiteRows:
+    """Load a site's own rows before a run has said which classes there are: those that the targets name are taken.
+
+    Args:
+        source: where they are, relative to `folder`.
+        folder: folder of the source.
+        name: name of the site.
+
+    Raises:
+        SettingError: they cannot be read.
+    """
+    load = _function(source, folder)
+    if load is None:
+        return own_rows(source, folder, [name], 0, None, {})
+    loaded = load()
+    targets = [pair[1] for pair in (loaded.values() if isinstance(loaded, Mapping) else [loaded])]
+    arrays = [np.asarray(y) for y in targets if not is_several(y)]
+    texts = [y for y in arrays if y.dtype.kind in "UOS"]
+    classes = sorted({str(value) for y in texts for value in y.ravel()}) or None
+    made = _given(lambda: loaded, source, name, classes)
+    return SiteRows([name], 0, {split: made.rows(0, split) for split in SPLITS}, classes)
+
+
+def missing_source(source: SiteSource, folder: Path) -> str | None:
+    """Why the source of a site's rows is not there, or None."""
+    path, colon, _ = source.source.rpartition(":")
+    place = folder / (path if colon and path.endswith(".py") else source.source)
+    return None if place.exists() else f"there is no file or folder {str(place)!r} with this site's rows"
+
+
+def _function(source: SiteSource, folder: Path) -> Callable[[], Any] | None:
+    """The site's own function that returns its rows, or None where its source is a file."""
+    path, colon, function = source.source.rpartition(":")
+    if not colon or not path.endswith(".py"):
+        return None
+    load = loader(folder / path, function)
+    return lambda: _own(load, f"{path}:{function}")
+
+
+def _given(load: Callable[[], Any], source: SiteSource, name: str, classes: Sequence[str] | None) -> Clients:
+    """The rows that a function returns, as a client."""
+    return LazyClients(
+        1,
+        lambda _: load(),
+        names=[name],
+        classes=classes,
+        validation=source.validation,
+        test=source.test,
+        tokens=source.tokens,
+        collate=source.collate,
+        length=source.length,
+    )
 
 
 def loader(path: Path, name: str) -> Callable[[], Any]:

@@ -1,4 +1,8 @@
-"""Status of a federation, from files that its processes keep up to date."""
+"""Status of a federation, from files that its processes keep up to date.
+
+What runs is decided by locks, which the system releases when a process dies, and how a run ended by its record: a run
+that is recorded as running and that nobody writes was killed.
+"""
 
 from __future__ import annotations
 
@@ -7,34 +11,57 @@ import time
 from pathlib import Path
 from typing import Any
 
-from piebald.errors import SettingError
+from piebald.errors import RunFolderError, SettingError
 
 try:
     import fcntl
 except ImportError:  # Windows, where a process must be stopped by hand
     fcntl = None  # type: ignore[assignment]
 
+RUN = "run.json"  # in the server's credentials: the run folder that it writes
+
 
 def read_status(folder: Path) -> dict[str, Any]:
-    """Read the status of a party.
-
-    Args:
-        folder: a party's credentials, or the run folder of a federation.
-
-    Raises:
-        SettingError: there is no status.
-    """
-    credentials = credentials_folder(folder)
-    try:
-        found: dict[str, Any] = json.loads((credentials / "status.json").read_text())
-    except (OSError, ValueError):
-        raise SettingError(f"nothing has run in {folder} yet: start piebald server or piebald client with it") from None
-    found["process"] = running_process(folder)
+    """The same as `status_values`, for people: a time is how long ago it was."""
+    found = status_values(folder)
     now = time.time()
     for row in (found, *found.get("sites", ())):
         if row.get("heard") is not None:
             row["heard"] = f"{max(0.0, now - row['heard']):.0f} s ago"
     return found
+
+
+def status_values(folder: Path) -> dict[str, Any]:
+    """Read the status of a party.
+
+    Args:
+        folder: a party's credentials, or the run folder of a federation.
+
+    Returns:
+        Its values by name, "state" among them: "running", "stopped" (by Ctrl-C, SIGTERM or `piebald stop`), "killed",
+        "failed" or "finished".
+
+    Raises:
+        SettingError: there is no status.
+    """
+    credentials = credentials_folder(folder)
+    run = folder if (folder / "run.db").exists() else _run_of(credentials)
+    found = _written(credentials)
+    process = running_process(credentials) or (None if run is None else running_process(run))
+    if found is None and process is None:
+        raise SettingError(f"nothing has run in {folder} yet: start piebald server or piebald client with it")
+    found = {"party": credentials.name, **(found or {})}
+    recorded = found.pop("state", None)
+    if run is not None:
+        recorded, steps = _recorded(run)
+        found |= {} if steps is None else {"steps": steps}
+    found.pop("over", None)
+    about = {"party": found.pop("party"), "state": _state(recorded, process), "process": process}
+    if run is not None:
+        about["folder"] = str(run)
+    if process is None:  # what the server knew of its sites when it ended is no news of theirs
+        found["sites"] = [{**row, "state": None} for row in found.get("sites", ())]
+    return {name: value for name, value in (about | found).items() if name != "sites" or value}
 
 
 def running_process(folder: Path) -> int | None:
@@ -53,17 +80,64 @@ def running_process(folder: Path) -> int | None:
     return None
 
 
+def server_credentials(run: Path) -> Path | None:
+    """The server's credentials of a run, None where it was no federation."""
+    if (run / "federation" / "server" / "credentials.json").exists():
+        return run / "federation" / "server"
+    from piebald.report.store import RunStore
+
+    if not (run / "run.db").exists():
+        return None
+    with RunStore.open_read_only(run) as store:
+        runtime = store.meta.get("runtime") or {}
+    return Path(runtime["credentials"]) if runtime.get("credentials") else None
+
+
+def _state(recorded: str | None, process: int | None) -> str:
+    """What a party does, from the record of its run and the process that holds the lock."""
+    if recorded == "finished":
+        return recorded
+    if process is not None:
+        return "running"
+    return "killed" if recorded == "running" else recorded or "stopped"
+
+
+def _recorded(run: Path) -> tuple[str | None, int | None]:
+    """How the run is recorded to have ended, and its server steps; None where it cannot be read."""
+    from piebald.report.store import RunStore
+
+    try:
+        with RunStore.open_read_only(run) as store:
+            return str(store.meta.get("status")), store.version
+    except RunFolderError:
+        return None, None
+
+
+def _written(credentials: Path) -> dict[str, Any] | None:
+    """What the party's process wrote last, None where none has."""
+    try:
+        found = json.loads((credentials / "status.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _run_of(credentials: Path) -> Path | None:
+    """The run folder that a server's credentials name, None where there is none."""
+    try:
+        run = Path(json.loads((credentials / RUN).read_text())["folder"])
+    except (OSError, ValueError, KeyError, TypeError):
+        run = credentials.parent.parent  # of a federation on this machine, whose credentials are in it
+        if credentials.parent.name != "federation":
+            return None
+    return run if (run / "run.db").exists() else None
+
+
 def credentials_folder(folder: Path) -> Path:
     """The folder of credentials: the given one, or the one that a run folder names."""
     if (folder / "credentials.json").exists():
         return folder
-    if (folder / "federation" / "server" / "credentials.json").exists():
-        return folder / "federation" / "server"
-    if (folder / "run.db").exists():
-        from piebald.report.store import RunStore
-
-        with RunStore.open_read_only(folder) as store:
-            runtime = store.meta.get("runtime") or {}
-        if runtime.get("credentials"):
-            return Path(runtime["credentials"])
-    raise SettingError(f"{str(folder)!r} holds no credentials and no run of a federation")
+    found = server_credentials(folder)
+    if found is None:
+        raise SettingError(f"{str(folder)!r} holds no credentials and no run of a federation")
+    return found

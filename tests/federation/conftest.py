@@ -102,11 +102,11 @@ class Sites:
 class Server:
     """A server process over one run folder, which can be killed and resumed."""
 
-    def __init__(self, made: ExperimentSettings, credentials: Path, out: Path) -> None:
+    def __init__(self, made: ExperimentSettings, credentials: Path, out: Path, *options: str) -> None:
         self.out, self.log = out, out.with_suffix(".log")
         file = out.with_suffix(".toml")
         file.write_text(made.text())
-        self.process = self._start("server", str(credentials), str(file), "--out", str(out))
+        self.process = self._start("server", str(credentials), str(file), "--out", str(out), *options)
 
     def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as log:

@@ -52,6 +52,8 @@ class Wire:
         self.left: list[Any] = []
         self.sent: dict[str, int] = {"server": 0}
         self.received: dict[str, int] = {"server": 0}
+        self.peers: dict[str, Any] = {}
+        self.trouble = ""
 
     def on(self, *_: Any) -> None: ...
     def start(self) -> None: ...

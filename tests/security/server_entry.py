@@ -36,6 +36,7 @@ class Wire:
         self.sent: Counter[str] = Counter()
         self.received: Counter[str] = Counter()
         self.reports: list[str] = []
+        self.peers: dict[str, Any] = {}
         self.shut: dict[str, str] = {}
 
     def on(self, topic: str, kind: Any, handler: Any) -> None:

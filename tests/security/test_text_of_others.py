@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piebald.cli import federate, main
+from piebald.cli import main
 from piebald.cli.printing import print_table
 from piebald.contracts import Update
+from piebald.deploy.logs import OneLine
 from piebald.errors import SettingError
 from piebald.plain_text import printable
 from piebald.runtimes.federation.messages import Hello, decode
@@ -75,7 +76,7 @@ def test_a_table_prints_text_and_no_markup(capsys: pytest.CaptureFixture[str]) -
 
 def test_a_log_line_is_one_line() -> None:
     record = logging.LogRecord("piebald.federation", logging.WARNING, "", 0, "%s says %s", ("north", HOSTILE), None)
-    assert federate.OneLine("%(message)s").format(record) == f"north says {SHOWN}"
+    assert OneLine("%(message)s").format(record) == f"north says {SHOWN}"
 
 
 def test_an_error_of_the_command_line_is_one_line(

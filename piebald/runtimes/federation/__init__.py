@@ -20,12 +20,15 @@
     client_store         a site's files: client state, and results until the server has saved them
     client_session       a site's part in a run: tasks it has, results to deliver
     client_runtime       a site: its threads and its messages
+    client_log           what a site writes into its log about its work
     timeouts             how long the server waits
     member_list          sites as the server knows them
     server_state         the server's tasks and results
     server_messages      messages of the server
     server_runtime       the runtime: `contracts.Runtime`
     local_federation     a federation on one machine
+    waiting              what the server and a site wait for, in words
+    heartbeat            writes that into the log whenever nothing else was written for a while
 
 Nothing here imports NVIDIA FLARE before a connection is made.
 """

@@ -12,7 +12,8 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -20,25 +21,26 @@ from torch import Tensor
 from piebald.contracts import Split, Task, Update
 from piebald.errors import PiebaldError
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
-from piebald.runtimes.federation import site_choice
+from piebald.runtimes.federation import client_log, site_choice
 from piebald.runtimes.federation.audit import AuditLog
 from piebald.runtimes.federation.client_session import ClientSession, Delivery, StartedTask
 from piebald.runtimes.federation.consent import Consent, recipe_in
 from piebald.runtimes.federation.expiry import ExpiryWatch
 from piebald.runtimes.federation.flare_link import SERVER, Link
-from piebald.runtimes.federation.messages import Piece, Refused, Reply, TermsRequest, Welcome, decode, encode
+from piebald.runtimes.federation.heartbeat import Heartbeat
+from piebald.runtimes.federation.messages import Piece, Refused, Reply, Welcome, decode, encode
 from piebald.runtimes.federation.policy import Policy
 from piebald.runtimes.federation.private_files import write_private
 from piebald.runtimes.federation.provisioning import Credentials
 from piebald.runtimes.federation.signing import CertificateSigner
 from piebald.runtimes.federation.task_runner import SiteClient, TaskRunner
-from piebald.runtimes.federation.transfer import send_body
+from piebald.runtimes.federation.transfer import fetch_terms, send_body
 from piebald.runtimes.federation.update_count import UpdateCount
-from piebald.runtimes.federation.wire_format import Assembly, contents, digest, pack_update
+from piebald.runtimes.federation.waiting import site_waits_for
+from piebald.runtimes.federation.wire_format import contents, digest, pack_update
 from piebald.version import __version__
 
 BEAT = 1.0  # seconds between two hellos
-TERMS = 16 << 20  # bytes of a run's terms, at most
 WAIT = 20.0  # seconds to wait for a reply of the server
 
 log = logging.getLogger("piebald.federation")
@@ -78,11 +80,15 @@ class FederationClient:
         self._hello_due = threading.Event()
         self._over = threading.Event()
         self._heard = 0.0
+        self._at_work: dict[str, float] = {}  # what it does now, and since when
+        self._ended = ""  # how it ended, "" while it runs
         self._training_queue: queue.Queue[int | None] = queue.Queue()
         self._query_queue: queue.Queue[Task | None] = queue.Queue()
         address = (credentials.host, credentials.port)
+        self._address = f"{credentials.host}:{credentials.port}"
         self._link = make_link(credentials.party, address, credentials.folder, SERVER.__eq__, log.warning)
         self._link.on("task", Piece, self._on_task_piece)
+        self._heartbeat = Heartbeat(self.waits_for)
 
     def run(self) -> str:
         """Run until the run has ended or `stop` is called; returns why it ended."""
@@ -92,9 +98,12 @@ class FederationClient:
             threading.Thread(target=work, name=work.__name__, daemon=True)
             for work in (self._train, self._answer, self._deliver)
         ]
+        self._heartbeat.start()
         self._choose()  # what was left when the site was stopped
         for thread in threads:
             thread.start()
+        about = {"event": "connecting", "site": self.credentials.party, "address": self._address}
+        log.info("%(site)s: connecting to %(address)s", about)
         self._link.start()
         expiry = ExpiryWatch(self.credentials.folder)
         try:
@@ -107,7 +116,26 @@ class FederationClient:
         finally:
             self.stop()
             self._link.stop()
-        return "the run is over" if self.session.welcome is not None and self.session.welcome.over else "stopped"
+            self._heartbeat.stop()
+            over = self.session.welcome is not None and self.session.welcome.over
+            self._ended = "finished" if over else "stopped"
+            self._write_status()
+        return "the run is over" if over else "stopped"
+
+    def waits_for(self) -> str:
+        """What it does and waits for, "" where it has ended."""
+        if self._over.is_set():
+            return ""
+        return site_waits_for(self.session, self._address, self._link.trouble, self._heard, dict(self._at_work))
+
+    @contextmanager
+    def _working(self, what: str) -> Iterator[None]:
+        """Tell the heartbeat what the site does."""
+        self._at_work[what] = time.time()
+        try:
+            yield
+        finally:
+            del self._at_work[what]
 
     def stop(self) -> None:
         """Stop the site.  Finished results stay on its disk until the server has them."""
@@ -121,6 +149,7 @@ class FederationClient:
 
     def _say_hello(self) -> None:
         """Send a hello, and act on the server's welcome."""
+        away = bool(self._link.trouble)
         hello = self.session.hello(self._incarnation).model_copy(update={"pending": self._consent.waits})
         answer = self._link.request(SERVER, "hello", hello, timeout=5.0)
         if answer is None:
@@ -129,6 +158,8 @@ class FederationClient:
             welcome, _ = decode(Welcome, answer)
         except Refused as error:
             return self._link.report(f"the server answered with {error}")
+        if away or not self._heard:
+            client_log.connected(self._address, self._link.peers.get(SERVER), self.credentials.expires)
         self._heard = time.time()
         self._on_welcome(welcome)
 
@@ -137,9 +168,10 @@ class FederationClient:
         if welcome.run and (welcome.terms != self.session.terms or self._consent.was_given()):
             self._review_terms(welcome)
         if welcome.over and (before is None or not before.over):
-            self._save_model()
+            with self._working("saving its model"):
+                self._save_model()
         if welcome.over and not self._stays:
-            self._over.set()
+            self.stop()
 
     def _save_model(self) -> None:
         """Save the client's model at the end of the run, with its private layers."""
@@ -178,6 +210,10 @@ class FederationClient:
         body = self._fetch_terms(welcome)
         if body is None:
             return
+        with self._working("reading the run's terms and this site's rows"):
+            self._accept_or_refuse(welcome, body)
+
+    def _accept_or_refuse(self, welcome: Welcome, body: bytearray) -> None:
         runner, rows, refused, recipe = None, dict[Split, int](), "", None
         try:
             terms = json.loads(bytes(body))
@@ -189,13 +225,14 @@ class FederationClient:
                 runner = self._runner_for(prepared, terms, welcome.run)
                 rows = _stated_rows(runner)
                 self._carry_over(terms.get("lineage"), runner)
+                client_log.joined(prepared, runner)
         except PiebaldError as error:
             refused = " ".join(str(error).split())[:300]
         except Exception as error:
             log.exception("the terms cannot be met")
             refused = f"{type(error).__name__}; the site's log says more"
         if refused:
-            log.warning("this site does not take part: %s", refused)
+            log.warning("this site does not take part: %(why)s", {"event": "refused", "why": refused})
         elif self._consent.waits:
             log.warning("an experiment waits for approval: look at it with piebald approve %s", self.credentials.folder)
         about = {"terms": welcome.terms, "recipe": recipe, "policy": self._policy.digest, "rows": rows}
@@ -218,23 +255,7 @@ class FederationClient:
         return TaskRunner(prepared, self._policy, self._device, signer)
 
     def _fetch_terms(self, welcome: Welcome) -> bytearray | None:
-        assembly, start = Assembly(), 0
-        while not self._over.is_set():
-            answer = self._link.request(SERVER, "terms", TermsRequest(start=start), timeout=WAIT)
-            if answer is None:
-                return None
-            try:
-                piece, data = decode(Piece, answer)
-                _, body = assembly.take(piece, data, TERMS)
-            except Refused as error:
-                self._link.report(f"the server sent {error}")
-                return None
-            if body is not None:
-                return body if digest(body) == welcome.terms else None
-            start += len(data)
-            if not data:
-                return None
-        return None
+        return fetch_terms(self._link, SERVER, welcome.terms, timeout=WAIT, wanted=lambda: not self._over.is_set())
 
     # -- tasks
 
@@ -257,14 +278,16 @@ class FederationClient:
             if found is None:
                 continue
             job, started = found
-            update, failure, state = self._trained(started)
+            began = time.monotonic()
+            with self._working(client_log.training(started)):
+                update, failure, state = self._trained(started)
+            client_log.trained(started, failure, time.monotonic() - began)
             steps = 0 if update is None else update.steps
             self.session.finish_training(job, started, pack_update(update, failure), state, steps)
 
     def _trained(self, started: StartedTask) -> tuple[Update | None, str | None, dict[str, Tensor] | None]:
         """What comes of a training task: the update that may leave or why there is none, and the new client state."""
         if (refused := self._updates.reject_reason(self._policy.updates)) is not None:
-            log.error("task %d: nothing is sent: %s", started.task.id, refused)
             return None, f"refused by the site's policy: {refused}", None
         update, failure, state = started.runner.serve(started.task, started.state)
         if update is None:
@@ -280,6 +303,7 @@ class FederationClient:
             started = self.session.start_query(task)
             if started is None:
                 continue
+            client_log.answering(started)
             if isinstance(task.query, KeyQuery):
                 with self._secrets:
                     update, failure = started.runner.answer_key_query(task, started.store)
@@ -312,11 +336,14 @@ class FederationClient:
         about = {"run": welcome.run, "task": delivery.id, "trains": delivery.trains, "body": head.digest}
         if not self._note_leaving(about, delivery.body):
             return False
-        status = send_body(self._link, SERVER, "result", head, delivery.body, timeout=WAIT)
+        began = time.monotonic()
+        with self._working(f"sending {len(delivery.body) / 1e6:.1f} MB"):
+            status = send_body(self._link, SERVER, "result", head, delivery.body, timeout=WAIT)
         if status is None:
             return False
         if status == "done":
             self._audit.write("delivered", **about)
+        client_log.sent(delivery, time.monotonic() - began)
         self.session.mark_delivered(delivery, welcome.epoch)
         return True
 
@@ -338,6 +365,7 @@ class FederationClient:
         """Write the status file that `piebald status` reads."""
         status = {
             "party": self.credentials.party,
+            "state": self._ended or "running",
             "version": __version__,
             **self.session.status(),
             "updates": self._updates.sent,

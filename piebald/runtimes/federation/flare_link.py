@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import logging
 import re
+import ssl
 import threading
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +41,21 @@ def check_installed() -> None:
         raise SettingError(INSTALL) from None
 
 
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """The other end of a connection.
+
+    Attributes:
+        name: the name in its certificate.
+        address: where it connected from, or the address that was connected to.
+        expires: when its certificate expires, as a date.
+    """
+
+    name: str
+    address: str
+    expires: str
+
+
 class Link:
     """One party's connection to the federation.
 
@@ -50,6 +68,8 @@ class Link:
 
     Attributes:
         received, sent: bytes of messages, by party.
+        peers: the other ends that have connected, by name.
+        trouble: why a site is not connected to the server, "" where it is.
         shut: why parties were shut out, see `revocation.Admission`.
     """
 
@@ -65,6 +85,10 @@ class Link:
         self.name, self.knows = name, knows
         self.received: Counter[str] = Counter()
         self.sent: Counter[str] = Counter()
+        self.peers: dict[str, Peer] = {}
+        self.trouble = ""
+        self._troubles: set[str] = set()  # those that were logged since the server answered last
+        self._address, self._stopping = f"{address[0]}:{address[1]}", False
         self.shut: dict[str, str] = {}
         self._report, self._reported, self._lock = report, set[str](), threading.Lock()
         self._handlers: dict[str, tuple[type[Message], Handler]] = {}
@@ -87,7 +111,9 @@ class Link:
             "connection_security": "mtls",
             "reporter": self.report,
             # the server has many connections, so it goes by the silence of a site instead
-            "lost": self._end_requests if role == "client" else None,
+            "lost": self._on_lost if role == "client" else None,
+            "failed": self._on_failed if role == "client" else None,
+            "connected": self._on_connected,
             "reject": self._reject(credentials) if role == "server" else None,
         }
         host, port = address
@@ -121,6 +147,7 @@ class Link:
         """Disconnect.  Requests that still wait for a reply return None."""
         from nvflare.fuel.f3.stats_pool import StatsPoolManager
 
+        self._stopping = True
         self._cell.stop()
         self._cell.ALL_CELLS.pop(self.name, None)  # so that a second run in this process can take the same name
         StatsPoolManager.pools.clear()
@@ -142,7 +169,13 @@ class Link:
             self.sent[target] += len(data)
         answer = reply.payload if reply is not None else None
         fine = reply is not None and reply.get_header(_key("return_code")) in (None, "ok")
-        return memoryview(answer) if fine and isinstance(answer, bytes | bytearray | memoryview) else None
+        if not fine or not isinstance(answer, bytes | bytearray | memoryview):
+            return None
+        if self._troubles or self.trouble:
+            with self._lock:
+                self.trouble = ""
+                self._troubles.clear()
+        return memoryview(answer)
 
     def report(self, sentence: str) -> None:
         """Report what was refused, each sentence once."""
@@ -155,8 +188,37 @@ class Link:
 
     # -- private
 
-    def _end_requests(self) -> None:
+    def _on_connected(self, address: str, certificate: dict[str, Any]) -> None:
+        """Remember who is at the other end of a new connection."""
+        names = [value for entry in certificate.get("subject", ()) for key, value in entry if key == "commonName"]
+        seconds = ssl.cert_time_to_seconds(str(certificate.get("notAfter")))
+        name = printable(names[0] if names else "", 64)
+        if self.knows(name):
+            self.peers[name] = Peer(name, address, f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d}")
+
+    def _on_failed(self, error: Exception) -> None:
+        """Log why the server cannot be connected to, each reason once until it answers."""
+        if isinstance(error, ssl.SSLError):  # which is reported
+            self.trouble = f"the other end is not this federation's: {error.reason or 'it broke off'}"
+            return
+        why = (error.strerror if isinstance(error, OSError) and error.strerror else str(error)).lower()
+        self._log_trouble(why or type(error).__name__)
+
+    def _log_trouble(self, why: str) -> None:
+        if self._stopping:
+            return
+        with self._lock:
+            self.trouble, known = why, why in self._troubles
+            self._troubles.add(why)
+        if not known:
+            log.warning(
+                "connecting to %(address)s: %(why)s; it is tried again every second",
+                {"event": "disconnected", "address": self._address, "why": why},
+            )
+
+    def _on_lost(self) -> None:
         """Stop waiting for replies over a connection that has ended."""
+        self._log_trouble("the server ended the connection")
         for waiter in list(self._cell.waiters.values()):
             waiter.set()
 
@@ -200,7 +262,7 @@ class Link:
 
     def _topics(self, kind: str) -> Any:
         """Topics that are allowed: requests need a handler here, replies are paired with requests by the cell layer."""
-        return self._handlers if kind == "req" else ("hello", "terms", "task", "result")
+        return self._handlers if kind == "req" else ("hello", "check", "terms", "task", "result")
 
 
 def serve(

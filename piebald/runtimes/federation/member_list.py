@@ -55,6 +55,9 @@ class Member:
         rows: how many rows of each split the site stated when it joined, None before.
         owed: tasks that were given up while the site was present; it gets no others until it has delivered them.
         overdue: how many tasks were given up in this way.
+        refusals: how many of its results were refused, since they had another form.
+        seconds: how long its last training task took, from when it was submitted.
+        missed: whether its silence was logged.
     """
 
     name: str
@@ -70,6 +73,9 @@ class Member:
     rows: dict[Split, int] | None = None
     owed: set[int] = field(default_factory=set)
     overdue: int = 0
+    refusals: int = 0
+    seconds: float | None = None
+    missed: bool = False
 
     def silent(self) -> float:
         """Seconds since its last hello."""
@@ -79,6 +85,18 @@ class Member:
         """Whether tasks can be sent to it under these terms."""
         here = self.hello is not None and self.silent() < silence and self.hello.ready == terms
         return here and not self.refused and not self.owed
+
+    def presence(self, terms: str, silence: float) -> str:
+        """What the server makes of it: "not heard", "silent", "refuses", "joining", "owes" a result, or "ready"."""
+        if self.heard is None or self.hello is None:
+            return "not heard"
+        if self.silent() >= silence:
+            return "silent"
+        if self.refused:
+            return "refuses"
+        if self.hello.ready != terms:
+            return "joining"
+        return "owes" if self.owed else "ready"
 
     def owe(self, id: int) -> None:
         """Record that a task was given up while the site was present."""
@@ -124,6 +142,8 @@ class Member:
             "finished": self.finished,
             "staleness": None if self.version is None else version - self.version,
             "late": self.late,
+            "refusals": self.refusals,
+            "seconds": None if self.seconds is None else round(self.seconds, 3),
         }
 
 

@@ -111,6 +111,30 @@ class Piece(Message):
     digest: Hex
 
 
+class CheckRequest(Message):
+    """Question of a site that only looks: it does not take part by asking.
+
+    Attributes:
+        version: version of its Piebald.
+    """
+
+    version: VersionText
+
+
+class CheckReply(Message):
+    """Answer to it.
+
+    Attributes:
+        version: version of the server's Piebald.
+        time: the server's clock, in seconds since the epoch.
+        terms: digest of the run's terms.
+    """
+
+    version: VersionText
+    time: Annotated[float, Field(ge=0, lt=1e11)]
+    terms: Hex
+
+
 class TermsRequest(Message):
     """Request of a site for a piece of the run's terms."""
 

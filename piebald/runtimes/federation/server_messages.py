@@ -14,7 +14,17 @@ from piebald.plain_text import printable
 from piebald.runtimes.federation.audit import AuditLog
 from piebald.runtimes.federation.flare_link import SERVER, Link
 from piebald.runtimes.federation.member_list import Member, OpenTask, stated_rows
-from piebald.runtimes.federation.messages import PROTOCOL, Hello, Piece, Refused, Reply, TermsRequest, encode
+from piebald.runtimes.federation.messages import (
+    PROTOCOL,
+    CheckReply,
+    CheckRequest,
+    Hello,
+    Piece,
+    Refused,
+    Reply,
+    TermsRequest,
+    encode,
+)
 from piebald.runtimes.federation.provisioning import Credentials
 from piebald.runtimes.federation.server_state import FederationState
 from piebald.runtimes.federation.transfer import send_body
@@ -53,6 +63,7 @@ class ServerMessages:
         address = ("0.0.0.0", credentials.port)
         self.link = make_link(SERVER, address, credentials.folder, state.number.__contains__, log.warning)
         self.link.on("hello", Hello, self._on_hello)
+        self.link.on("check", CheckRequest, self._on_check)
         self.link.on("terms", TermsRequest, self._on_terms_request)
         self.link.on("result", Piece, self._on_result_piece)
 
@@ -77,14 +88,35 @@ class ServerMessages:
             self.link.shut.pop(origin, None)  # it is here, with a certificate that is admitted
             refused = _refusal(hello, member.rows if hello.ready == self._state.terms else None)
             if refused and refused != member.refused:
-                log.warning("%s does not take part: %s", origin, refused)
+                about = {"event": "refused", "site": origin, "why": refused}
+                log.warning("%(site)s does not take part: %(why)s", about)
                 self.audit.write("does not take part", site=origin, reason=refused)
             if hello.pending and not (member.hello and member.hello.pending):
                 log.warning("%s waits until somebody there approves the experiment", origin)
-            here, welcome = member.rows is not None, self._state.take_hello(member, hello, refused)
+            before, here = member.hello, member.rows is not None
+            welcome = self._state.take_hello(member, hello, refused)
             if member.rows is not None and not here:
                 self.audit.write("joined", site=origin, piebald=hello.version, rows=member.rows)
-            return encode(welcome)
+        if before is None or before.incarnation != hello.incarnation:
+            self._log_connected(origin)
+        if not refused and hello.ready == self._state.terms and (before is None or before.ready != hello.ready):
+            place = {"client": self._state.number[origin] + 1, "clients": len(self._state.members)}
+            log.info(
+                "%(site)s joined as client %(client)d of %(clients)d", {"event": "joined", "site": origin, **place}
+            )
+        return encode(welcome)
+
+    def _log_connected(self, origin: str) -> None:
+        """A process of a site is heard for the first time."""
+        peer = self.link.peers.get(origin)
+        about = {"event": "connected", "site": origin, "address": "", "expires": ""}
+        if peer is not None:
+            about |= {"address": peer.address, "expires": peer.expires}
+        log.info("%(site)s connected from %(address)s: its certificate is valid until %(expires)s", about)
+
+    def _on_check(self, origin: str, request: CheckRequest, body: memoryview) -> bytes:
+        log.info("%(site)s looks whether it could take part", {"event": "check", "site": origin})
+        return encode(CheckReply(version=__version__, time=time.time(), terms=self._state.terms))
 
     def _on_terms_request(self, origin: str, request: TermsRequest, body: memoryview) -> bytes:
         piece = Piece(
@@ -117,7 +149,19 @@ class ServerMessages:
                 about = {"trains": piece.trains, "bytes": len(body), "body": piece.digest, **contents(body)}
                 self.audit.write("received", site=origin, run=state.run, task=piece.id, **about)
                 state.end_task(member, one, *outcome)
+                self._log_result(member, one, outcome[1], piece.size)
         return encode(reply)
+
+    def _log_result(self, member: Member, one: OpenTask, failure: str | None, size: int) -> None:
+        """A site has delivered a result, or said why there is none."""
+        about = {"event": "received", "site": member.name, "task": one.task.id, "step": one.task.version + 1}
+        about |= {"bytes": size, "megabytes": size / 1e6, "seconds": round(self._state.clock() - one.sent, 3)}
+        if failure is not None:
+            about |= {"event": "failed", "why": printable(failure, 300)}
+            level = logging.WARNING if one.trains else logging.DEBUG
+            log.log(level, "task %(task)d of step %(step)d: nothing from %(site)s: %(why)s", about)
+        elif one.trains:
+            log.info("task %(task)d of step %(step)d: %(megabytes).2f MB from %(site)s after %(seconds).1f s", about)
 
     def _unpacked(self, member: Member, one: OpenTask, body: bytearray) -> tuple[Update | None, str | None]:
         """A result that has the form of its task's results.
@@ -159,10 +203,15 @@ class ServerMessages:
         head = Piece(
             run=state.run, epoch=state.epoch, id=id, trains=one.trains, start=0, size=len(body), digest=digest(body)
         )
+        began = time.monotonic()
         status = send_body(
             self.link, member.name, "task", head, body, timeout=_WAIT,
             wanted=lambda: id in member.open and not state.closing,
         )  # fmt: skip
+        if status == "done" and one.trains:
+            about = {"event": "sent", "site": member.name, "task": id, "step": one.task.version + 1, "bytes": len(body)}
+            about |= {"megabytes": len(body) / 1e6, "seconds": round(time.monotonic() - began, 3)}
+            log.info("task %(task)d of step %(step)d: sent %(megabytes).2f MB to %(site)s in %(seconds).1f s", about)
         if status != "refused":
             return status in ("done", "known")
         with state.lock:

@@ -26,6 +26,7 @@ from piebald.runtimes.engines.stack import ClientStack
 from piebald.runtimes.federation import provisioning
 from piebald.runtimes.federation.expiry import ExpiryWatch
 from piebald.runtimes.federation.flare_link import SERVER, Link
+from piebald.runtimes.federation.heartbeat import Heartbeat
 from piebald.runtimes.federation.local_federation import LocalFederation
 from piebald.runtimes.federation.member_list import CHANCES, Member, OpenTask, client_names, sites_of
 from piebald.runtimes.federation.private_files import write_private
@@ -34,6 +35,7 @@ from piebald.runtimes.federation.server_messages import ServerMessages
 from piebald.runtimes.federation.server_state import FederationState
 from piebald.runtimes.federation.signing import SignatureCheck
 from piebald.runtimes.federation.timeouts import Timeouts
+from piebald.runtimes.federation.waiting import server_waits_for
 from piebald.runtimes.federation.wire_format import digest
 from piebald.version import __version__
 
@@ -82,9 +84,13 @@ class FederationServer:
         self._engine: Engine | None = None
         self._signatures: SignatureCheck | None = None
         self._messages = ServerMessages(self.shared, self.credentials, body, work, make_link)
+        self._heartbeat = Heartbeat(lambda: server_waits_for(self.shared, self._gathered))
+        self._heartbeat.start()
         about = {"piebald": __version__, "terms": self.shared.terms, "lineage": lineage, "sites": sites}
         self._messages.audit.write("started", party=SERVER, recipe=dict(experiment).get("recipe"), **about)
         self._messages.start()
+        listens = {"event": "listening", "port": self.credentials.port, "sites": len(sites)}
+        log.info("listening on port %(port)d for %(sites)d sites", listens)
         threading.Thread(target=self._watch, daemon=True).start()
         if local is not None:
             local.open()
@@ -186,6 +192,7 @@ class FederationServer:
         if closed:
             return
         self._messages.stop()
+        self._heartbeat.stop()
         self._write_status()  # before a federation on this machine deletes its folder
         if self._local is not None:
             self._local.close()
@@ -199,7 +206,7 @@ class FederationServer:
             return
         timeouts, members = self.shared.timeouts, self.shared.members
         patience = timeouts.patience if timeouts.wait_for is None else float("inf")
-        until, warn_at = time.monotonic() + patience, time.monotonic() + 5
+        until, warn_at = time.monotonic() + patience, time.monotonic() + 5  # the heartbeat repeats it
         with self._changed:
             while len(present := self.shared.ready_clients()) < self._wanted() and not (
                 present and time.monotonic() > until
@@ -216,6 +223,8 @@ class FederationServer:
             self._warn_of_outsized()
             if refusing := [member.name for member in members if member.refused]:
                 log.warning("the run begins without %s", ", ".join(refusing))
+            about = {"event": "begins", "present": len(present), "sites": len(members)}
+            log.info("the run begins with %(present)d of %(sites)d sites", about)
 
     def _warn_of_outsized(self) -> None:
         """Say so where one site states more rows than all others together: nobody can check that it has them."""
@@ -255,8 +264,21 @@ class FederationServer:
                     for one in list(member.open.values()):
                         if self._gathered and (reason := self._give_up_reason(member, one)):
                             self.shared.end_task(member, one, None, reason)
+                    self._log_presence(member)
             self._write_status()
             time.sleep(1.0)
+
+    def _log_presence(self, member: Member) -> None:
+        """Say so where a site has fallen silent, and where it is heard again."""
+        silent = member.heard is not None and member.silent() > self.shared.timeouts.silence
+        if silent == member.missed or self.shared.dismissed:
+            return
+        member.missed = silent
+        about = {"event": "silent" if silent else "back", "site": member.name}
+        if silent:
+            log.warning("no word from %(site)s: it gets no tasks until it is heard again", about)
+        else:
+            log.info("%(site)s is heard again", about)
 
     def _give_up_reason(self, member: Member, one: OpenTask) -> str | None:
         """Why a task is not waited for any longer, or None.
@@ -282,7 +304,8 @@ class FederationServer:
         """Record that a present site has let a task pass, and say so."""
         member.owe(one.task.id)
         again = "until it delivers" if member.overdue < CHANCES else "in this run any more"
-        log.warning("%s %s: the run goes on without it, and it gets no tasks %s", member.name, reason, again)
+        about = {"event": "overdue", "site": member.name, "why": reason, "again": again}
+        log.warning("%(site)s %(why)s: the run goes on without it, and it gets no tasks %(again)s", about)
         return reason
 
     def _write_status(self) -> None:
@@ -290,7 +313,8 @@ class FederationServer:
         link = self._messages.link
         with self._lock:
             sites = [
-                member.table(self.shared.version)
+                {"site": member.name, "state": member.presence(self.shared.terms, self.shared.timeouts.silence)}
+                | member.table(self.shared.version)
                 | {"received": link.received[member.name], "sent": link.sent[member.name]}
                 for member in self.shared.members
             ]

@@ -84,6 +84,9 @@ class FederationState:
         """End a task with its first outcome; `refused` where what came is no result."""
         del member.open[one.task.id]
         member.finished += update is not None
+        member.refusals += refused
+        if one.trains and update is not None:
+            member.seconds = self.clock() - one.sent
         member.version = one.task.version
         self.add_result(one, update, failure, refused)
         self.changed.notify_all()

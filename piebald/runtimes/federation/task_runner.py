@@ -112,7 +112,6 @@ class TaskRunner:
             update = replace(update, metrics={})
         refused = self._policy.update_reject_reason(update, self._declared, self.work.layout.shared)
         if refused is not None:
-            log.error("task %d: nothing is sent: %s", task.id, refused)
             return None, f"refused by the site's policy: {refused}", None
         if served.packed and self.work.masking is None:
             update = replace(update, vectors={**update.vectors, "model": served.packed[0]})

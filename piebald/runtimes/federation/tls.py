@@ -234,6 +234,8 @@ def make_driver() -> Any:
 
         def _carrier(self, connector: ConnectorInfo) -> Carry:
             def carry(secured: ssl.SSLSocket) -> None:
+                if (connected := connector.params.get("connected")) is not None:
+                    connected(_peer(secured), secured.getpeercert() or {})
                 connection = Frames(secured, connector, True)
                 self.add_connection(connection)
                 connection.read_loop()
@@ -269,7 +271,9 @@ class _DriverBase:
     @staticmethod
     def _refusal(connector: Any) -> Refusal:
         def refusal(who: str, error: Exception) -> None:
-            reporter = connector.params.get("reporter")
+            reporter, failed = connector.params.get("reporter"), connector.params.get("failed")
+            if failed is not None:
+                failed(error)
             if reporter is not None and isinstance(error, ssl.SSLError):
                 reason = error.reason or "the connection broke off"
                 reporter(f"{who} did not prove that it belongs to this federation: {reason}")
@@ -282,6 +286,14 @@ class _DriverBase:
         self.close_all()  # type: ignore[attr-defined]
         if self.listener is not None:
             self.listener.shutdown()
+
+
+def _peer(secured: ssl.SSLSocket) -> str:
+    """The address of the other end, "" where it has gone already."""
+    try:
+        return str(secured.getpeername()[0])
+    except OSError:
+        return ""
 
 
 def _address(connector: Any) -> tuple[str, int]:

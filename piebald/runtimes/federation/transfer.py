@@ -1,13 +1,14 @@
-"""Sending of long bodies in pieces."""
+"""Long bodies in pieces: sending them, and fetching the terms of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from piebald.runtimes.federation.flare_link import Link
-from piebald.runtimes.federation.messages import Piece, Refused, Reply, decode
-from piebald.runtimes.federation.wire_format import piece_at
+from piebald.runtimes.federation.messages import Piece, Refused, Reply, TermsRequest, decode
+from piebald.runtimes.federation.wire_format import Assembly, digest, piece_at
 
+TERMS = 16 << 20  # bytes of a run's terms, at most
 _RESTARTS = 3  # times that a body is sent from its first byte, at most
 
 
@@ -55,4 +56,38 @@ def send_body(
             start, restarts = 0, restarts + 1
         else:
             return status
+    return None
+
+
+def fetch_terms(
+    link: Link, server: str, known_by: str, *, timeout: float, wanted: Callable[[], bool] = lambda: True
+) -> bytearray | None:
+    """Fetch the terms of a run.
+
+    Args:
+        link: the connection.
+        server: name of the server.
+        known_by: digest of the terms.
+        timeout: seconds to wait for each reply.
+        wanted: asked before each piece, whether to go on.
+
+    Returns:
+        The terms, None where they did not come, or are others than those of the digest.
+    """
+    assembly, start = Assembly(), 0
+    while wanted():
+        answer = link.request(server, "terms", TermsRequest(start=start), timeout=timeout)
+        if answer is None:
+            return None
+        try:
+            piece, data = decode(Piece, answer)
+            _, body = assembly.take(piece, data, TERMS)
+        except Refused as error:
+            link.report(f"the server sent {error}")
+            return None
+        if body is not None:
+            return body if digest(body) == known_by else None
+        start += len(data)
+        if not data:
+            return None
     return None

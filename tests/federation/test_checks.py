@@ -1,0 +1,167 @@
+"""Before a party takes part: what is wrong is said in one sentence, and what is asked of the server leaves no trace."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from piebald.deploy import site_check
+from piebald.deploy.checks import (
+    Check,
+    check_certificate,
+    check_port,
+    check_space,
+    refuse_crosses,
+    server_machine,
+    server_run,
+)
+from piebald.deploy.site_check import check_site, site_machine
+from piebald.deploy.site_process import site_work
+from piebald.deploy.site_rows import SiteSource, rows_before_a_run
+from piebald.deploy.status import read_status
+from piebald.errors import SettingError
+from piebald.runtimes.federation import provisioning
+
+from .conftest import Server, provisioned, until
+from .test_deploy import described
+
+NAMES = ["north", "south", "east"]
+
+
+def told(checks: list[Check]) -> dict[str, tuple[bool | None, str]]:
+    return {one.what: (one.fine, one.told) for one in checks}
+
+
+def table(path: Path, odd: str = "3.5") -> Path:
+    """Rows of a site in which one value can be something else."""
+    rows = [f"{n},{n % 7}.25,{'ill' if n % 3 else 'well'}" for n in range(40)]
+    path.write_text("\n".join(["age,dose,state", *rows, f"41,{odd},ill"]) + "\n")
+    return path
+
+
+def test_a_missing_file_is_noticed_before_a_connection_is_made(tmp_path: Path) -> None:
+    provisioned(tmp_path / "credentials", NAMES)
+    work = site_work(tmp_path / "credentials" / "north", str(tmp_path / "patients.csv"), "state")
+    checks = site_machine(work)
+    assert [one.what for one in checks if one.fine is False] == ["rows"]
+    with pytest.raises(SettingError, match=r"rows: there is no file or folder '.*patients.csv'.*--data"):
+        refuse_crosses(checks, "")
+
+
+def test_rows_are_counted_by_class_and_a_value_of_theirs_stays_out_of_the_log(tmp_path: Path) -> None:
+    folder = provisioned(tmp_path / "credentials", NAMES) / "north"
+    fine, about = told(site_machine(site_work(folder, str(table(tmp_path / "rows.csv")), "state")))["rows"]
+    assert fine
+    assert "inputs [2]" in about
+    assert "class 0 27, class 1 14" in about  # in the order of the alphabet: ill, well; the last row is ill
+    broken = site_machine(site_work(folder, str(table(tmp_path / "broken.csv", odd="Miller")), "state"))
+    (cross,) = [one for one in broken if one.fine is False]
+    assert "Miller" not in (cross.logged or "Miller")
+    with pytest.raises(SettingError) as caught:
+        refuse_crosses(broken, "")
+    assert "Miller" not in str(caught.value)
+    assert "--check says why" in str(caught.value)
+
+
+def test_a_function_with_words_for_targets_is_read_before_classes_are_agreed(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "import numpy as np\ndef load():\n    return np.zeros((20, 3), np.float32), np.array(['b', 'a'] * 10)\n"
+    )
+    rows = rows_before_a_run(SiteSource(source="own.py:load"), tmp_path, "north")
+    assert rows.classes == ["a", "b"]
+    assert sum(len(rows.rows(0, split)) for split in ("train", "validation", "test")) == 20
+
+
+def test_a_certificate_is_looked_at_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = provisioned(tmp_path / "a", NAMES)
+    other = provisioned(tmp_path / "b", NAMES)
+    one = check_certificate(folder / "north")
+    assert (one.fine, one.told.partition(",")[0]) == (True, "1 days left (ask for new credentials soon)")
+    mixed = {"key.pem": "it belongs to another key", "authority.pem": "it cannot be used"}
+    for name, says in mixed.items():
+        kept = (folder / "north" / name).read_bytes()
+        (folder / "north" / name).write_bytes((other / "north" / name).read_bytes())
+        assert check_certificate(folder / "north").told.startswith(says)
+        (folder / "north" / name).write_bytes(kept)
+    (folder / "north" / "certificate.pem").write_text("nothing")
+    assert check_certificate(folder / "north").fine is False
+
+
+def test_disk_and_port(tmp_path: Path) -> None:
+    assert check_space(tmp_path / "not" / "there", 1).fine
+    assert check_space(tmp_path, 1 << 60).fine is False
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert check_port(port).told.startswith(f"port {port} cannot be listened on (address already in use)")
+    assert check_port(port).fine
+
+
+def test_a_server_is_looked_at(tmp_path: Path) -> None:
+    folder = provisioned(tmp_path / "credentials", NAMES)
+    own = provisioning.read(folder / "server")
+    (tmp_path / "experiment.toml").write_text(described("fedavg").text())
+    flags = [f'runtime.credentials="{folder / "server"}"']
+    checks = [*server_machine(own), *server_run(own, tmp_path / "experiment.toml", flags, "run")]
+    assert all(one.fine for one in checks), checks
+    assert told(checks)["sites"][1] == "north, south, east"
+    (tmp_path / "experiment.toml").write_text(described("fedavg").text().replace('"fedavg"', '"fedagv"'))
+    assert "fedavg" in told(server_run(own, tmp_path / "experiment.toml", [], None))["experiment"][1]
+    assert told(server_machine(provisioning.read(folder / "north")))["credentials"][0] is False
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    """A server whose run nobody has joined."""
+    folder = provisioned(tmp_path / "credentials", NAMES)
+    started = Server(described("fedavg"), folder / "server", tmp_path / "run")
+    until(lambda: "listening" in started.log.read_text() or started.over())
+    yield started
+    started.close()
+
+
+@pytest.mark.full
+def test_looking_tells_all_and_leaves_no_trace(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "credentials"
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "fits.npz", x=rng.normal(size=(60, 30)).astype("f4"), y=np.arange(60) % 2)
+    np.savez(tmp_path / "wide.npz", x=rng.normal(size=(60, 31)).astype("f4"), y=np.arange(60) % 2)
+    checks = told(check_site(site_work(folder / "north", str(tmp_path / "fits.npz"), None)))
+    assert all(fine for fine, _ in checks.values()), checks
+    assert "inputs [30]; 0 30, 1 30" in checks["rows"][1]  # the classes have the names of the experiment
+    assert checks["run"][1].startswith("client 1 of 3")
+    assert "certificate until" in checks["server"][1]
+    (north, *_) = until(lambda: read_status(folder / "server").get("sites"))
+    assert (north["heard"], north["version"], north["rows"]) == (None, None, None)  # it is not taken for present
+    assert "north looks whether it could take part" in server.log.read_text()
+    monkeypatch.setattr(site_check, "CLOCK", -1.0)
+    checks = told(check_site(site_work(folder / "north", str(tmp_path / "wide.npz"), None)))
+    assert checks["run"] == (
+        False,
+        "its rows have inputs [31] for classification, the run takes [30] for classification",
+    )
+    assert checks["clock"][0] is False
+    (folder / "south" / "site.toml").write_text("[policy]\nprivate = ['classifier']\n")
+    checks = told(check_site(site_work(folder / "south", str(tmp_path / "fits.npz"), None)))
+    assert checks["run"][0] is False
+    assert "must stay at this site" in checks["run"][1]
+
+
+def test_a_server_that_is_not_there_or_another_is_said_so(tmp_path: Path) -> None:
+    folder = provisioned(tmp_path / "credentials", NAMES)
+    began = time.monotonic()
+    checks = told(check_site(site_work(folder / "north", None, None), patience=120.0))
+    assert checks["server"] == (
+        False,
+        f"127.0.0.1:{json.loads((folder / 'north' / 'credentials.json').read_text())['port']} does not answer "
+        "(connection refused): compare host and port, the firewall, and whether it runs",
+    )
+    assert checks["run"] == (None, "-")
+    assert time.monotonic() - began < 100  # a refused connection is not waited for

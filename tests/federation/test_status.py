@@ -1,0 +1,270 @@
+"""What a federation's status and its page say, and to whom."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import logging
+import os
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from piebald.cli import main
+from piebald.deploy import page_server
+from piebald.deploy.metrics import exposition
+from piebald.deploy.page_server import PageAddress, serving_page
+from piebald.deploy.run_view import RunView, Viewer
+from piebald.deploy.status import RUN, read_status
+from piebald.errors import SettingError
+from piebald.report.lock import RunLock
+from piebald.report.store import RunStore
+from piebald.runtimes.federation.local_federation import free_port
+
+from .conftest import provisioned
+
+pytest.importorskip("starlette", reason="needs the extra: pip install 'piebald[page]'")
+HOSTILE = "<script>alert(1)</script>\x1b[2J\"'"
+SITE = {
+    "version": "0.1.0", "refused": None, "rows": 133, "working": [], "finished": 7, "staleness": 1, "late": 0,
+    "refusals": 0, "seconds": 0.25, "received": 3_000_000, "sent": 4_000_000,
+}  # fmt: skip
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> tuple[Path, Path]:
+    """The credentials of a server and the run folder of its federation, whose clusters are two, one name hostile."""
+    credentials = provisioned(tmp_path / "credentials") / "server"
+    run = tmp_path / "run"
+    meta = {
+        "recipe": {"name": "fedavg", "table": {}}, "label": "fedavg", "seed": 0, "rounds": 30, "metric": "accuracy",
+        "higher_is_better": True, "model": "Mlp", "parameters": 4226, "clients": 3, "privacy": None,
+        "runtime": {"kind": "federation", "credentials": str(credentials)},
+    }  # fmt: skip
+    with RunStore.create(run, meta) as store:
+        for version in range(1, 13):
+            results = [
+                {"id": 3 * version + client, "client": client, "kind": "train", "status": "ok", "cluster": client % 2,
+                 "loss": 1 / version + client}
+                for client in range(3)
+            ]  # fmt: skip
+            store.commit({"version": version, "loss": 1 / version, "arrived": 3, "failed": 0}, results)
+            rows = [{"version": version, "model": "global", "split": "test", "metric": "accuracy"}]
+            store.scores([rows[0] | {"client": client, "value": 0.5 + version / 30} for client in range(3)])
+    names = ("north", "south", HOSTILE)
+    sites = [{"site": name, "state": "ready", "heard": time.time() - 3, **SITE} for name in names]
+    sites[1] |= {"state": "refuses", "refused": HOSTILE}
+    about = {"party": "server", "version": "0.1.0", "run": "ab", "steps": 12, "over": False, "sites": sites}
+    (credentials / "status.json").write_text(json.dumps(about))
+    (credentials / RUN).write_text(json.dumps({"folder": str(run)}))
+    return credentials, run
+
+
+@pytest.mark.parametrize("recorded", ["running", "stopped", "failed", "finished"])
+def test_the_lock_and_the_record_say_how_a_server_is(places: tuple[Path, Path], recorded: str) -> None:
+    credentials, run = places
+    with RunStore.open(run) as store:
+        store.set_meta(status=recorded)
+        for folder in places:
+            assert read_status(folder)["state"] == ("finished" if recorded == "finished" else "running")
+            assert read_status(folder)["process"] == os.getpid()
+    for folder in places:
+        found = read_status(folder)
+        assert found["state"] == ("killed" if recorded == "running" else recorded)
+        assert (found["process"], found["steps"]) == (None, 12)
+        assert "over" not in found
+    shutil.rmtree(run)
+    assert read_status(credentials)["state"] == "stopped"  # nothing runs, and no record says how it ended
+    lock = RunLock(credentials)
+    assert read_status(credentials)["state"] == "running"
+    lock.release()
+
+
+@pytest.mark.parametrize("recorded", ["running", "stopped", "finished"])
+def test_a_killed_site_is_no_stopped_one(tmp_path: Path, recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = provisioned(tmp_path) / "site-1"
+    (folder / "status.json").write_text(json.dumps({"party": "site-1", "state": recorded}))
+    assert main(["status", str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["state"] == ("killed" if recorded == "running" else recorded)
+
+
+class Page:
+    """A page that is served."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    def get(self, path: str = "/", method: str = "GET", **headers: str) -> tuple[int, dict[str, str], str]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+        answer = connection.getresponse()
+        found = answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read().decode()
+        connection.close()
+        return found
+
+
+@pytest.fixture
+def served(places: tuple[Path, Path]) -> Iterator[Page]:
+    port = free_port()
+    with serving_page(PageAddress("127.0.0.1", port), *places):
+        yield Page(port)
+
+
+def test_the_page_shows_the_federation_and_escapes_what_others_wrote(served: Page) -> None:
+    status, headers, text = served.get()
+    assert status == 200
+    for shown in ("north", "12", "of 30", "90.0%", "Clusters", " s ago", "&lt;script&gt;alert(1)&lt;/script&gt;"):
+        assert shown in text, shown
+    assert "<script" not in text
+    assert "\x1b" not in text
+    assert "http://" not in text  # nothing of others is fetched
+    assert "https://" not in text
+    assert "default-src 'none'" in headers["content-security-policy"]
+    assert "unsafe" not in headers["content-security-policy"]
+    assert "server" not in headers
+    assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_the_page_can_only_be_read_and_only_under_this_machines_name(served: Page) -> None:
+    for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
+        assert served.get(method=method)[0] == 405
+    assert served.get("/../server/key.pem")[0] == 404
+    assert served.get(Host="rebound.example")[0] == 421
+    assert served.get(Host="127.0.0.1.rebound.example:80")[0] == 421
+    assert served.get("/metrics", Host=f"localhost:{served.port}")[0] == 200
+    assert served.get("/healthz")[2] == "ok\n"
+    shown = json.loads(served.get("/status.json")[2])
+    assert [site["site"] for site in shown["sites"]][:2] == ["north", "south"]
+    idle = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(5)]
+    assert served.get()[0] == 200  # connections that say nothing do not stop others
+    for one in idle:
+        one.close()
+
+
+def test_metrics_are_prometheus_own_form(places: tuple[Path, Path]) -> None:
+    parser = pytest.importorskip("prometheus_client.parser")
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in parser.text_string_to_metric_families(exposition(Viewer(*places).view())[0].decode())
+        for sample in family.samples
+    }
+    assert found["piebald_steps",] == 12
+    assert found["piebald_state", "killed"] == 1
+    assert found["piebald_site_received_bytes_total", "north"] == 3_000_000
+    assert found["piebald_score", "accuracy", "global"] == pytest.approx(0.9)
+    assert found["piebald_site_loss", "south"] == pytest.approx(1 / 12 + 1)
+    assert exposition(RunView())  # before anything has run
+
+
+def test_elsewhere_than_on_loopback_a_token_is_needed(
+    places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    credentials, _ = places
+    token = page_server.token_of(credentials)
+    file = credentials / page_server.TOKEN
+    assert (file.stat().st_mode & 0o777, page_server.token_of(credentials)) == (0o600, token)
+    compared: list[bytes] = []
+    true = page_server.secrets.compare_digest
+    monkeypatch.setattr(page_server.secrets, "compare_digest", lambda a, b: compared.append(a) or true(a, b))
+    port = free_port()
+    with caplog.at_level(logging.INFO, "piebald.federation"), serving_page(PageAddress("127.0.0.1", port), *places):
+        served = Page(port)
+        for path in ("/", "/metrics", "/status.json", "/nothing"):
+            assert served.get(path)[0] == 401
+        basic = base64.b64encode(f"me:{token}".encode()).decode()
+        wrong = base64.b64encode(b"me:no").decode()
+        assert served.get("/healthz")[0] == 200
+        assert served.get(Authorization=f"Bearer {token}")[0] == 200
+        assert served.get(Authorization=f"Basic {basic}")[0] == 200
+        for given in (f"Bearer {token[:-1]}", f"Basic {wrong}", "Basic ?", token, f"Digest {token}", "Bearer \xe9"):
+            assert served.get(Authorization=given)[0] == 401
+    assert len(compared) >= 5  # each one in a time that does not depend on how much of it is right
+    assert token not in caplog.text
+    file.chmod(0o644)
+    with pytest.raises(SettingError, match="chmod 600"), serving_page(PageAddress("127.0.0.1", port), *places):
+        pass
+    assert [PageAddress(host, 1).loopback for host in ("localhost", "127.0.0.1", "::1", "0.0.0.0", "hub")] == [
+        True, True, True, False, False,
+    ]  # fmt: skip
+
+
+def test_a_page_that_fails_is_one_warning(
+    places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = free_port()
+    with serving_page(PageAddress("127.0.0.1", port), *places):
+        with serving_page(PageAddress("127.0.0.1", port), *places):  # the port is taken
+            pass
+        assert "there is no status page" in caplog.text
+        caplog.clear()
+        monkeypatch.setattr(Viewer, "view", lambda _: 1 / 0)
+        assert [Page(port).get(path)[0] for path in ("/", "/", "/metrics")] == [500, 500, 500]
+        assert len(caplog.records) == 1
+        assert Page(port).get("/healthz")[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["server", "credentials/server", "--status-host", "0.0.0.0"], "add --status-port"),
+        (["resume", "run", "--status-port", "1234"], "no federation's run"),
+        (["resume", "run", "--log-json"], "no federation's run"),
+        (["server", "credentials/server", "--status-port", "0"], "greater than or equal to 1"),
+    ],
+)
+def test_options_that_have_no_effect_are_refused(
+    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    provisioned(tmp_path / "credentials", ["site-1"])
+    (tmp_path / "e.toml").write_text("rounds = 1\n")
+    RunStore.create("run", {"clients": 1}).close()
+    assert main([*arguments, "e.toml"] if arguments[0] == "server" else arguments) == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.full
+def test_the_page_in_a_browser(served: Page, tmp_path: Path) -> None:
+    driver = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    binary = next(
+        (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+    )
+    if binary is None:
+        pytest.skip("no chromium was found on the PATH")
+    address = f"http://localhost:{served.port}/"
+    with driver.sync_playwright() as started:
+        arguments = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking"]
+        browser = started.chromium.launch(executable_path=binary, args=arguments)
+        for width in (1400, 390):
+            for scheme in ("light", "dark"):
+                context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
+                said: list[Any] = []
+                asked: list[str] = []
+                shown = context.new_page()
+                shown.on("console", lambda message, said=said: said.append(message.text))
+                shown.on("pageerror", lambda error, said=said: said.append(error))
+                shown.on("request", lambda request, asked=asked: asked.append(request.url))
+                shown.goto(address)
+                assert said == []
+                assert {one for one in asked if not one.startswith("data:")} <= {address, f"{address}favicon.ico"}
+                assert shown.evaluate("document.documentElement.scrollWidth") <= width
+                assert shown.locator("script").count() == 0
+                assert "<script>alert(1)</script>" in shown.locator("tbody th").nth(2).inner_text()
+                back = shown.evaluate("getComputedStyle(document.body).backgroundColor")
+                assert (back == "rgb(255, 255, 255)") == (scheme == "light")  # its own style is allowed to apply
+                cut = """() => [...document.querySelectorAll('figure text')].filter((text) => {
+                    const own = text.getBoundingClientRect(), all = text.closest('svg').getBoundingClientRect();
+                    return own.left < all.left - 1 || own.right > all.right + 1 || own.bottom > all.bottom + 1;
+                }).map((text) => text.textContent)"""
+                assert shown.locator("figure svg").count() == 2
+                assert shown.evaluate(cut) == []
+                heights = "[...document.querySelectorAll('figure text')].map((t) => t.getBoundingClientRect().height)"
+                assert min(shown.evaluate(heights)) >= 10  # it can be read on a telephone
+                context.close()
+        browser.close()
