@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,7 +53,8 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
 def set_tf32(wanted: bool) -> None:
     """Whether NVIDIA's GPUs round the inputs of products and convolutions to 10 bits, in this process from now on."""
     precision = "tf32" if wanted else "ieee"
-    for one in (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn):  # type: ignore[attr-defined]
+    backends: Any = torch.backends
+    for one in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn):
         one.fp32_precision = precision
 
 

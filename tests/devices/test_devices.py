@@ -67,8 +67,9 @@ COMPOSED = {
 @pytest.mark.parametrize("case", COMPOSED)
 def test_transforms_aggregators_and_optimizers_do_so_too(case: str, engine: str) -> None:
     expected = carry_out(COMPOSED[case], engine=engine, stack=3)
+    exact = case != "kept optimizer state"  # the CPU has fused kernels for AdamW
     with there() as device:
-        assert_as_on_the_cpu(carry_out(COMPOSED[case], device, engine=engine, stack=3), expected)
+        assert_as_on_the_cpu(carry_out(COMPOSED[case], device, engine=engine, stack=3), expected, exact)
 
 
 def waits(recipe: Recipe, count: int, engine: str) -> Counter[str]:

@@ -106,7 +106,7 @@ class SequentialEngine:
             return [None] * len(planned)
         rng_keys = [self.rng_key(run, row) for row in range(len(planned))]
         drawn = [step_key(own, step) for own, steps in zip(rng_keys, planned, strict=True) for step in range(steps)]
-        return moved(torch.tensor(drawn, dtype=torch.int64), self.device).split(list(planned))
+        return torch.split(moved(torch.tensor(drawn, dtype=torch.int64), self.device), list(planned))
 
     def stepper(self, run: SgdRun, models: Tensor, planned: Sequence[int], layout: Layout | None = None) -> Stepper:
         """The optimizer of a run that trains these models [c, p] in so many steps each."""
@@ -345,7 +345,7 @@ class SequentialEngine:
                 outputs = pytree.split(outputs_of_all, sizes) if outputs_of_all is not None else []
             else:
                 outputs = []
-                for row, places in enumerate(chosen.split(sizes)):
+                for row, places in enumerate(torch.split(chosen, sizes)):
                     self._load(model[row])
                     out = self._forward(gathered.x, places)
                     outputs.append(out if out is not None else torch.empty(0, device=self.device))
