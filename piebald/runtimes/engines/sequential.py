@@ -17,7 +17,7 @@ from piebald import pytree
 from piebald.client_work import ClientWork
 from piebald.contracts import Rows, SgdOutcome, Split
 from piebald.errors import SettingError
-from piebald.losses import IGNORED, Loss, for_training
+from piebald.losses import IGNORED, for_training
 from piebald.machine import moved
 from piebald.parameters import Layout, copied
 from piebald.randomness import key
@@ -26,6 +26,7 @@ from piebald.runtimes.engines.keyed_dropout import KeyedDropout
 from piebald.runtimes.engines.model_traits import Traits
 from piebald.runtimes.engines.row_gradients import MAX_NUMBERS, RowGradients, noised, row_keys, shrink
 from piebald.runtimes.engines.row_loader import Gathered, RngKey, RowLoader, augmented, batches, planned_steps
+from piebald.runtimes.engines.row_values import each_loss, value_of
 from piebald.runtimes.engines.sgd_step import SgdRun, plain_step
 from piebald.runtimes.engines.stepper import GroupSpan, Stepper, joined, tensor_spans
 from piebald.runtimes.factored.client_state import StatePacker
@@ -312,7 +313,7 @@ class SequentialEngine:
         with torch.no_grad():
             for row, (out, target) in enumerate(zip(outputs, targets, strict=False)):
                 if counts[row]:
-                    losses[row, : counts[row]] = _each(self.work.objective.loss, out, target)
+                    losses[row, : counts[row]] = each_loss(self.work.objective.loss, out, target)
         return losses, moved(torch.tensor(counts), self.device)
 
     def confusion(self, clients: Sequence[int], model: Tensor, split: Split) -> Tensor:
@@ -363,26 +364,8 @@ class SequentialEngine:
         values = torch.full((len(targets),), torch.nan, device=self.device)
         for row, (out, target) in enumerate(zip(outputs, targets, strict=False)):
             if pytree.count(target):
-                values[row] = _value(measure, out, target)
+                values[row] = value_of(measure, out, target)
         return values
-
-
-def _value(measure: object, outputs: Any, targets: Any) -> Tensor:
-    """A metric on one client's rows, from a torchmetrics object or a function whose values are averaged."""
-    if hasattr(measure, "update") and hasattr(measure, "compute") and hasattr(measure, "reset"):
-        measure.reset()
-        measure.update(pytree.logits(outputs), targets)
-        return torch.as_tensor(measure.compute()).float().mean()
-    return measure(outputs, targets).float().mean()  # type: ignore[operator,no-any-return]
-
-
-def _each(loss: Loss, outputs: Any, targets: Any) -> Tensor:
-    """The loss of each row, also of a function that returns the mean over its rows."""
-    values = loss(outputs, targets)
-    if values.dim() and len(values) == pytree.count(targets):
-        return values.flatten(1).mean(1) if values.dim() > 1 else values
-    rows = [slice(row, row + 1) for row in range(pytree.count(targets))]
-    return torch.stack([loss(pytree.take(outputs, row), pytree.take(targets, row)).mean() for row in rows])
 
 
 def bind(module: nn.Module, layout: Layout, vector: Tensor) -> list[Tensor]:
