@@ -8,7 +8,9 @@ WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal --durations 12
 COVERAGE := --cov --cov-report term:skip-covered
 
-.PHONY: demo test test-all coverage check docs bench clean
+TEST_DEVICE ?= cuda
+
+.PHONY: demo test test-all test-gpu coverage check docs bench clean
 
 demo: .venv/installed                  ## train on scikit-learn's digits and write the report into demo/
 	$(BIN)/python examples/demo.py --out demo
@@ -18,6 +20,9 @@ test: .venv/installed-dev              ## the quick tests: at most five minutes 
 
 test-all: .venv/installed-dev          ## all tests, also those on Ray and of killed processes: at most twenty minutes
 	$(PYTEST)
+
+test-gpu: .venv/installed-dev          ## the tests of tests/devices on a GPU, which `make test-all` runs on a pretended one
+	PIEBALD_TEST_DEVICE=$(TEST_DEVICE) $(BIN)/python -m pytest tests/devices --durations 12
 
 coverage: .venv/installed-dev          ## all tests, and which lines the quick ones and all of them run
 	$(PYTEST) -m "not full" $(COVERAGE) --cov-fail-under 85

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import platform
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 
 def machine() -> dict[str, str | int]:
@@ -35,6 +37,30 @@ def device_named(name: str) -> str:
     if kind == "mps" and not torch.backends.mps.is_available():
         raise ValueError("device is 'mps' but torch finds no GPU of Apple's here: use device = 'cpu' or 'auto'")
     return name
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on a device.
+
+    A GPU is sent it through pinned memory, from which it reads by itself: a copy from ordinary memory would make the
+    host wait until the GPU has done all that it was asked before.
+    """
+    if tensor.device.type != "cpu" or device.type in ("cpu", "mps"):
+        return tensor.to(device)
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
+
+
+def set_tf32(wanted: bool) -> None:
+    """Whether NVIDIA's GPUs round the inputs of products and convolutions to 10 bits, in this process from now on."""
+    precision = "tf32" if wanted else "ieee"
+    backends: Any = torch.backends
+    for one in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn):
+        one.fp32_precision = precision
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that are free on an NVIDIA GPU; None of other devices, whose memory is shared with everything else."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
 
 
 def _processor() -> str:

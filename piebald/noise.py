@@ -24,6 +24,8 @@ import numpy as np
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
+from piebald.machine import moved
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -91,7 +93,7 @@ def hidden(vector: Tensor, gaussian: Tensor, deviation: float) -> Tensor:
         deviation: above 0.
     """
     grid = grid_of(deviation)
-    noisy = gaussian.to(vector.device).mul_(deviation).add_(vector)
+    noisy = moved(gaussian, vector.device).mul_(deviation).add_(vector)
     return noisy.div_(grid).round_().mul_(grid).to(vector.dtype)
 
 

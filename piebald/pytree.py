@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from piebald import machine
 from piebald.errors import SettingError
 
 Tree: TypeAlias = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]
@@ -81,7 +82,7 @@ def split(tree: Any, sizes: Sequence[int]) -> list[Any]:
 
 def moved(tree: Any, device: torch.device) -> Any:
     """The tree on a device."""
-    return mapped(lambda leaf: leaf.to(device), tree)
+    return mapped(lambda leaf: machine.moved(leaf, device), tree)
 
 
 def form(tree: Any) -> Form:

@@ -87,17 +87,20 @@ GENERAL = (
 WORKLOADS = {work.name: work for work in (W1, W2, *GENERAL)}
 
 
-def bare_loop(work: Workload, clients: PooledClients, processes: int = 1) -> float:
+def bare_loop(work: Workload, clients: PooledClients, processes: int = 1, device: str = "cpu") -> float:
     """Seconds a round of the loop one would write by hand: eager PyTorch, one thread, one resident model.
 
-    With two processes each forked one trains half of the cohort and adds up its half of the average.
+    With two processes each forked one trains half of the cohort and adds up its half of the average.  On another device
+    a client's rows are copied there once a round.
     """
     torch.set_num_threads(1)
-    model = work.network()
+    model = work.network().to(device)
     state = nn.utils.parameters_to_vector(model.parameters()).detach()
     floats = [value for value in model.buffers() if value.is_floating_point()]
-    state = torch.cat([state, *(value.flatten() for value in floats)]).share_memory_()
-    halves = torch.zeros(processes, len(state)).share_memory_()
+    state = torch.cat([state, *(value.flatten() for value in floats)])
+    halves = torch.zeros(processes, len(state), device=device)
+    if processes > 1:
+        state, halves = state.share_memory_(), halves.share_memory_()
     workers = (
         [_start_worker(work, clients, state, halves[place]) for place in range(processes)] if processes > 1 else []
     )
@@ -115,6 +118,7 @@ def bare_loop(work: Workload, clients: PooledClients, processes: int = 1) -> flo
         else:
             _train(work, clients, model, state, halves[0], cohort, total)
         state.copy_(halves.sum(0))
+        float(state[0])  # waits until a GPU is done
     seconds = (time.perf_counter() - began) / work.rounds
     for pipe, process in workers:
         pipe.send(None)
@@ -135,10 +139,11 @@ def _train(
                 tensor.copy_(state[lo:hi].view(tensor.shape))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         rows = clients.rows(client, "train")
+        x, y = rows.x.to(state.device), rows.y.to(state.device)
         for _ in range(work.epochs):
-            for batch in torch.randperm(len(rows)).split(20):
+            for batch in torch.randperm(len(rows)).to(state.device).split(20):
                 optimizer.zero_grad()
-                loss_of(model(rows.x[batch]), rows.y[batch]).backward()
+                loss_of(model(x[batch]), y[batch]).backward()
                 optimizer.step()
         with torch.no_grad():
             out.add_(torch.cat([tensor.flatten() for tensor in tensors]), alpha=len(rows) / total)

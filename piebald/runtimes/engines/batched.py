@@ -19,14 +19,13 @@ from piebald import pytree
 from piebald.contracts import Rows, SgdConfig, SgdOutcome
 from piebald.parameters import Layout, Slot
 from piebald.runtimes.engines.batched_layers import BatchedPass, FactoredDense, batch_layers
-from piebald.runtimes.engines.row_loader import Gathered, Places, RngKey
+from piebald.runtimes.engines.row_loader import Gathered, Places
 from piebald.runtimes.engines.sequential import SequentialEngine
 from piebald.runtimes.engines.sgd_step import SgdRun
+from piebald.runtimes.engines.step_rows import PassRows, lay_out_rows
 from piebald.runtimes.engines.vmapped import (
     Leaves,
     VmappedEngine,
-    lay_out_rows,
-    pad_rows,
     restored_order,
     rows_of,
 )
@@ -38,7 +37,7 @@ from piebald.runtimes.factored.vectors import FactoredVectors
 # for R rows in all.  Forming the weights reads and writes steps * in * out numbers several times.  One such number
 # costs about as much as this many multiplications.
 _MULTIPLICATIONS = 24
-_FORMED = 1 << 23  # parameters of a stack whose weights are formed; larger ones are trained one client after another
+_FORMED = 1 << 23  # parameters of a stack whose weights are formed on a CPU; larger ones train one after another
 
 
 class BatchedEngine(VmappedEngine):
@@ -57,12 +56,13 @@ class BatchedEngine(VmappedEngine):
         module = self._module(factored)
         if module is None or not plans[0]:
             return super().run_sgd(run)
-        if not factored and len(plans) * self.work.layout.size > _FORMED:
+        large = self.device.type == "cpu" and len(plans) * self.work.layout.size > _FORMED
+        if not factored and large:
             return SequentialEngine.run_sgd(self, run)
         batched = _BatchedRun(self, module, run, order, start, correction, [len(plan) for plan in plans])
         batched.begin(gathered, plans)
-        for step in range(len(plans[0])):
-            batched.step(step, gathered, plans, rng_keys)
+        for step, passes in enumerate(self.passes(plans, rng_keys)):
+            batched.step(step, gathered, passes)
         return batched.end([len(plan) for plan in plans])
 
     @cached_property
@@ -245,33 +245,27 @@ class _BatchedRun:
             factors.append((made or factor, scale))
         return correction.like(correction.matrices, factors, correction.own)
 
-    def _rows(
-        self, step: int, gathered: Gathered, batch: list[Places], active: int, rng_keys: Sequence[RngKey]
-    ) -> tuple[Rows, Tensor | None]:
+    def _rows(self, step: int, gathered: Gathered, one: PassRows, active: int) -> tuple[Rows, Tensor | None]:
         """The rows [c * b, ...] of a step of some clients, with a mask [c, b] as in `pad_rows`."""
         ahead, batched_pass = self.ahead, self.module.batched_pass
         if self.run.config.augmentation:
-            rows, mask = self.engine.stacked(gathered, batch, self.run, step, rng_keys)
-            return Rows(pytree.flattened(rows.x), pytree.flattened(rows.y)), mask
-        index, mask = pad_rows(batch, self.engine.device)
-        flat = index.flatten()  # one axis: much quicker to gather by than two
+            rows = self.engine.stacked(gathered, one, self.run, step)
+            return Rows(pytree.flattened(rows.x), pytree.flattened(rows.y)), one.mask
+        flat = one.places.flatten()  # one axis: much quicker to gather by than two
         if ahead is None:
-            return gathered.take(flat), mask
+            return gathered.take(flat), one.mask
         lo, hi = ahead.ends[step : step + 2]
         x = ahead.x[:active, lo:hi].flatten(0, 1)
         batched_pass.rows, batched_pass.batch = slice(lo * ahead.each, hi * ahead.each), (x.data_ptr(), x._version)
-        return Rows(x, pytree.take(gathered.y, flat)), mask
+        return Rows(x, pytree.take(gathered.y, flat)), one.mask
 
-    def step(
-        self, step: int, gathered: Gathered, plans: Sequence[Sequence[Places]], rng_keys: Sequence[RngKey]
-    ) -> None:
+    def step(self, step: int, gathered: Gathered, passes: Sequence[PassRows]) -> None:
         """One step of all clients that still have one."""
-        engine = self.engine
-        active = sum(len(plan) > step for plan in plans)
-        for lo, hi in engine.ranges([len(plan[step]) for plan in plans[:active]]):
-            batch = [plan[step] for plan in plans[lo:hi]]
-            rows, mask = self._rows(step, gathered, batch, active, rng_keys[lo:hi])
-            losses = self._losses(lo, hi, rows, engine.keys(rng_keys[lo:hi], step), mask)
+        engine, active = self.engine, passes[-1].hi
+        for one in passes:
+            lo, hi = one.lo, one.hi
+            rows, mask = self._rows(step, gathered, one, active)
+            losses = self._losses(lo, hi, rows, one.keys, mask)
             parameters = self.leaves(lo, hi)[1]
             assert self.module.batched_pass.hook is not None
             *gradients, _ = torch.autograd.grad(

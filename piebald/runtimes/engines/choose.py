@@ -11,6 +11,7 @@ import torch
 
 from piebald.client_work import ClientWork
 from piebald.contracts import Clients, SgdConfig
+from piebald.machine import free_memory
 from piebald.runtimes.engines.batched import BatchedEngine
 from piebald.runtimes.engines.model_traits import probe
 from piebald.runtimes.engines.reference import ReferenceEngine
@@ -24,7 +25,9 @@ from piebald.training.sgd import Sgd
 ENGINES: dict[str, type[SequentialEngine]] = {
     engine.name: engine for engine in (SequentialEngine, VmappedEngine, BatchedEngine, ReferenceEngine)
 }
-STACKS = (1, 5, 25, 50)
+_STACKS = (1, 5, 25, 50)
+_STACKS_ON_GPU = (1, 8, 32, 128, 512)  # larger ones: a GPU has no use for one small client after another
+_VECTORS = 12  # numbers on a GPU for each parameter of a stack: models, starts, gradients, state, copies, activations
 _STACK_NUMBERS = 64_000_000  # a measured stack has at most this many parameters, so that measuring takes little memory
 _STEPS = 4
 _REPEATS, _SECONDS = 4, 0.2  # a measurement is the best of this many repeats, or of fewer that have taken this long
@@ -44,9 +47,16 @@ def make_engine(
     return ENGINES[name](work, row_loader, probe(work, rows), device, bfloat16)
 
 
-def stack_limit(work: ClientWork) -> int:
-    """The largest stack whose vectors take a modest amount of memory."""
-    return max(1, _STACK_NUMBERS // max(work.layout.size, 1))
+def stack_limit(work: ClientWork, device: torch.device | None = None) -> int:
+    """The largest stack whose vectors take a modest amount of memory, or what is free on a GPU."""
+    free = None if device is None else free_memory(device)
+    numbers = _STACK_NUMBERS if free is None else free // (4 * _VECTORS)
+    return max(1, numbers // max(work.layout.size, 1))
+
+
+def stacks(device: torch.device) -> tuple[int, ...]:
+    """The sizes of stacks that are measured."""
+    return _STACKS if device.type == "cpu" else _STACKS_ON_GPU
 
 
 def fastest(
@@ -70,8 +80,8 @@ def fastest(
         engine = kind(work, sequential.row_loader, sequential.traits, device, bfloat16)
         if isinstance(engine, BatchedEngine) and (not engine.can_batch or work.row_privacy is not None):
             continue
-        for stack in STACKS:
-            if stack > min(len(sample), stack_limit(work)):
+        for stack in stacks(device):
+            if stack > min(len(sample), stack_limit(work, device)):
                 break
             try:
                 with warnings.catch_warnings():
@@ -84,7 +94,7 @@ def fastest(
                 break
             if seconds < (_MARGIN * best[2] if best[0] == "sequential" else best[2]):
                 best = (kind.name, stack, seconds)
-        if best[0] == BatchedEngine.name:
+        if best[0] == BatchedEngine.name and device.type == "cpu":
             break  # many clients through vmap would not be faster
     return best
 

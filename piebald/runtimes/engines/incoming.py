@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from piebald.contracts import TrainInput
+from piebald.machine import moved
 from piebald.parameters import pad
 from piebald.runtimes.engines.engine import Engine
 from piebald.runtimes.engines.stack import PRIVATE, ClientStack
@@ -19,19 +20,19 @@ from piebald.transforms.compression import COMPRESSION
 def train_input(engine: Engine, stack: ClientStack) -> TrainInput:
     """The input of a trainer or query for a stack, on the engine's device."""
     device, layout = engine.device, engine.work.layout
-    model = _stacked(stack.models, device)
+    model = _stacked(stack.models, engine)
     state = {
         name: unpack_state(engine, stack.clients, name, rows)
         for name, rows in stack.state.items()
         if name != PRIVATE and not name.startswith(COMPRESSION)
     }
     if layout.size > layout.shared:
-        model = _with_private(model, _stacked(stack.state[PRIVATE], device))
-    vectors = {name: _stacked(rows, device) for name, rows in stack.vectors.items()}
+        model = _with_private(model, _stacked(stack.state[PRIVATE], engine))
+    vectors = {name: _stacked(rows, engine) for name, rows in stack.vectors.items()}
     trains = stack.query is None
     sizes = [engine.row_loader.size(client) if trains else 0 for client in stack.clients]
-    examples = torch.tensor(sizes, dtype=torch.float32, device=device).unsqueeze(1)
-    committed = torch.tensor(stack.committed, dtype=torch.float64, device=device).unsqueeze(1)
+    examples = moved(torch.tensor(sizes, dtype=torch.float32), device).unsqueeze(1)
+    committed = moved(torch.tensor(stack.committed, dtype=torch.float64), device).unsqueeze(1)
     return TrainInput(model, layout.shared, state, vectors, stack.versions, committed, examples, stack.clients)
 
 
@@ -42,7 +43,7 @@ def unpack_state(engine: Engine, clients: Sequence[int], name: str, rows: Sequen
     that sums and differences that a trainer computes with them are formed once, if at all.
     """
     packed = [engine.packer.is_packed(row, name) for row in rows]
-    made = engine.packer.unpack(rows, clients, engine.device) if any(packed) else _stacked(rows, engine.device)
+    made = engine.packer.unpack(rows, clients, engine.device) if any(packed) else _stacked(rows, engine)
     if made is None:  # some are packed and some are not, as when another engine trained before
         alone = [unpack_state(engine, [client], name, [row]) for client, row in zip(clients, rows, strict=True)]
         made = torch.cat([to_dense(one) for one in alone])
@@ -52,12 +53,12 @@ def unpack_state(engine: Engine, clients: Sequence[int], name: str, rows: Sequen
     return FactoredVectors.zeros(made) if nothing else FactoredVectors.of(made) if made.dim() == 2 else made
 
 
-def _stacked(rows: Sequence[Tensor], device: torch.device) -> Tensor:
+def _stacked(rows: Sequence[Tensor], engine: Engine) -> Tensor:
     """Clients' tensors as one [c, ...]; a tensor that all of them share is expanded, not copied."""
     first = rows[0]
     if all(row is first for row in rows):
-        return first.to(device).expand(len(rows), *first.shape)
-    return torch.stack(list(rows)).to(device)
+        return engine.copies.of(first).expand(len(rows), *first.shape)
+    return moved(torch.stack(list(rows)), engine.device)
 
 
 def _with_private(model: Tensor, private: Tensor) -> Tensor:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from piebald import pytree
 from piebald.input_statistics import InputHooks, sums
+from piebald.machine import moved
 from piebald.parameters import copied
 from piebald.runtimes.engines.engine import Engine
 
@@ -21,10 +23,11 @@ def input_moments(engine: Engine, clients: Sequence[int], models: Tensor, layers
     module = copied(engine.work.model, device).eval()
     gathered, found = engine.row_loader.gather(clients, "train"), []
     with torch.no_grad(), InputHooks(module, layers) as inputs:
-        for model, places in zip(models, gathered.places, strict=True):
+        chosen = moved(torch.from_numpy(np.concatenate(gathered.places)), device)
+        for model, own in zip(models, torch.split(chosen, [len(places) for places in gathered.places]), strict=True):
             layout.load(module, model)
             total: dict[str, tuple[Tensor, Tensor, int]] = {}
-            for part in torch.split(torch.from_numpy(places).to(device), _ROWS):
+            for part in torch.split(own, _ROWS):
                 pytree.run(module, pytree.take(gathered.x, part))
                 for name in layers:
                     before, new = total.get(name), sums(inputs.seen[name])

@@ -20,6 +20,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from piebald import pytree
 from piebald.contracts import RowPrivacy, Rows
 from piebald.losses import Loss
+from piebald.machine import moved
 from piebald.noise import NoiseSource, hidden
 from piebald.parameters import Layout
 from piebald.randomness import long_key
@@ -118,11 +119,13 @@ def noised(
         step: number of the step.
         rng_keys: the rng key of each client.
     """
-    share = 1 / next(iter(summed.values())).new_tensor(lots)
+    one = next(iter(summed.values()))
+    share = 1 / moved(torch.tensor(lots, dtype=one.dtype), one.device)
     parts = dict(summed)
     if privacy.noise:
         sources = [NoiseSource.repeatable(long_key("hide", step, *rng_key)) for rng_key in rng_keys]
         drawn = torch.from_numpy(np.stack([source.gaussian(layout.size) for source in sources]))
+        drawn = moved(drawn, one.device)
         deviation, slots = privacy.noise * privacy.clip, {slot.name: slot for slot in layout.slots}
         for name, part in summed.items():
             own = drawn[:, slots[name].start : slots[name].stop].view(part.shape)

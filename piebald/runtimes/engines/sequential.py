@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -14,15 +15,18 @@ from torch import Tensor, nn
 
 from piebald import pytree
 from piebald.client_work import ClientWork
-from piebald.contracts import Rows, SgdConfig, SgdOutcome, Split
+from piebald.contracts import Rows, SgdOutcome, Split
 from piebald.errors import SettingError
-from piebald.losses import IGNORED, Loss, for_training
+from piebald.losses import IGNORED, for_training
+from piebald.machine import moved
 from piebald.parameters import Layout, copied
 from piebald.randomness import key
+from piebald.runtimes.engines.device_copies import CohortCopies, moved_arrays
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
 from piebald.runtimes.engines.model_traits import Traits
 from piebald.runtimes.engines.row_gradients import MAX_NUMBERS, RowGradients, noised, row_keys, shrink
-from piebald.runtimes.engines.row_loader import Gathered, Places, RngKey, RowLoader, augmented, batches, planned_steps
+from piebald.runtimes.engines.row_loader import Gathered, RngKey, RowLoader, augmented, batches, planned_steps
+from piebald.runtimes.engines.row_values import each_loss, value_of
 from piebald.runtimes.engines.sgd_step import SgdRun, plain_step
 from piebald.runtimes.engines.stepper import GroupSpan, Stepper, joined, tensor_spans
 from piebald.runtimes.factored.client_state import StatePacker
@@ -45,6 +49,7 @@ class SequentialEngine:
                 "take one that does not, with group norm (nn.GroupNorm) in the place of batch norm"
             )
         self.work, self.row_loader, self.traits, self.device, self.bfloat16 = work, row_loader, traits, device, bfloat16
+        self.copies = CohortCopies(device)
         self.module = copied(work.model, device)
         self.loss = for_training(work.objective.loss)
         self.vector = work.initial.to(device, copy=True)
@@ -73,16 +78,36 @@ class SequentialEngine:
         """Train the clients of the stack one after another."""
         count = len(run.clients)
         end = torch.empty(count, self.work.layout.size, device=self.device)
-        steps, losses = torch.zeros(count), torch.full((count,), torch.nan)
         gathered = self.row_loader.gather(run.clients, "train")
-        stepper = self.stepper(
-            run, end, [planned_steps(rows, run.config, self.traits.mixes) for rows in gathered.places]
-        )
-        for row in range(count):
+        planned = [planned_steps(rows, run.config, self.traits.mixes) for rows in gathered.places]
+        stepper, keys = self.stepper(run, end, planned), self._step_keys(run, planned)
+        rows, losses = self._batches(run, gathered), list[Tensor]()
+        for row, steps in enumerate(planned):
             with self._randomness(run, row) as dropout:
-                steps[row], losses[row] = self._train_one(run, row, gathered, stepper, dropout)
+                mine = itertools.islice(rows, steps)
+                losses.append(self._train_one(run, row, gathered, mine, keys[row], stepper, dropout))
             end[row].copy_(self.vector)
-        return SgdOutcome(end, steps.to(self.device), losses.to(self.device), stepper.ended(steps))
+        taken = torch.tensor(planned, dtype=torch.float32)
+        return SgdOutcome(end, moved(taken, self.device), torch.stack(losses), stepper.ended(taken))
+
+    def _batches(self, run: SgdRun, gathered: Gathered) -> Iterator[Tensor]:
+        """Positions of every client's mini-batches on the device, one client after another."""
+        return moved_arrays(
+            (
+                batch
+                for row, places in enumerate(gathered.places)
+                for batch in batches(places, run.config, self.traits.mixes, *self.rng_key(run, row))
+            ),
+            self.device,
+        )
+
+    def _step_keys(self, run: SgdRun, planned: Sequence[int]) -> Sequence[Tensor | None]:
+        """The dropout keys [steps] of each client's steps, None where nothing is drawn from them."""
+        if not self.traits.dropout and run.config.privacy is None:
+            return [None] * len(planned)
+        rng_keys = [self.rng_key(run, row) for row in range(len(planned))]
+        drawn = [step_key(own, step) for own, steps in zip(rng_keys, planned, strict=True) for step in range(steps)]
+        return torch.split(moved(torch.tensor(drawn, dtype=torch.int64), self.device), list(planned))
 
     def stepper(self, run: SgdRun, models: Tensor, planned: Sequence[int], layout: Layout | None = None) -> Stepper:
         """The optimizer of a run that trains these models [c, p] in so many steps each."""
@@ -96,21 +121,31 @@ class SequentialEngine:
         return Stepper(run, models, layout.trained, joined(tensors), tensors, planned)
 
     def _train_one(
-        self, run: SgdRun, row: int, gathered: Gathered, stepper: Stepper, dropout: KeyedDropout | None
-    ) -> tuple[int, Tensor | float]:
+        self,
+        run: SgdRun,
+        row: int,
+        gathered: Gathered,
+        positions: Iterable[Tensor],
+        keys: Tensor | None,
+        stepper: Stepper,
+        dropout: KeyedDropout | None,
+    ) -> Tensor:
+        """Train one client in the resident module on these batches of rows; returns its mean loss."""
         self._load(run.model[row])
         self.module.train()
         plain, total, taken = run.plain, torch.zeros((), device=self.device), 0
-        rng_key = self.rng_key(run, row)
-        for batch in batches(gathered.places[row], run.config, self.traits.mixes, *rng_key):
-            if dropout is not None:
-                dropout.start(torch.tensor(step_key(rng_key, taken), device=self.device))
-            rows = augmented(gathered.take(torch.from_numpy(batch).to(self.device)), run.config, taken, rng_key)
-            if run.config.privacy is None:
-                loss, gradients = self._gradients(rows)
-            else:
+        for batch in positions:
+            rows = gathered.take(batch)
+            if run.config.augmentation:
+                rows = augmented(rows, run.config, taken, self.rng_key(run, row))
+            if run.config.privacy is not None:
+                assert keys is not None
                 held = len(gathered.places[row])
-                loss, gradients = self._private_gradients(rows, run.config, held, taken, rng_key, dropout)
+                loss, gradients = self._private_gradients(rows, run, row, held, taken, keys[taken], dropout)
+            else:
+                if dropout is not None and keys is not None:
+                    dropout.start(keys[taken])
+                loss, gradients = self._gradients(rows)
             with torch.no_grad():
                 if plain:
                     plain_step(self.parameters, gradients, self.vector, run, self.work.layout.trained, row)
@@ -121,7 +156,7 @@ class SequentialEngine:
                     stepper.step(self.vector, self._gradient, row, taken)
                 total += loss
             taken += 1
-        return taken, total / taken if taken else float("nan")
+        return total / taken if taken else torch.full_like(total, torch.nan)
 
     def rng_key(self, run: SgdRun, row: int) -> RngKey:
         """The rng key of a client's run: of the task's secret where single rows are hidden, else of the run's seed."""
@@ -139,28 +174,32 @@ class SequentialEngine:
     def _private_gradients(
         self,
         batch: Rows,
-        config: SgdConfig,
+        run: SgdRun,
+        row: int,
         held: int,
         step: int,
-        rng_key: RngKey,
+        key: Tensor,
         dropout: KeyedDropout | None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """The mean loss of a batch and the noisy gradients of DP-SGD; `held` is how many rows the client has."""
-        assert config.privacy is not None
+        """The mean loss of a batch and the noisy gradients of DP-SGD.
+
+        `held` is how many rows the client has, `key` the step's dropout key.
+        """
+        privacy = run.config.privacy
+        assert privacy is not None
         summed = [torch.zeros_like(parameter) for parameter in self.parameters]
         total = torch.zeros((), device=self.device)
-        keys = row_keys(torch.tensor([step_key(rng_key, step)], device=self.device), len(batch))[0]
+        keys = row_keys(key.unsqueeze(0), len(batch))[0]
         clipped = self._clipped if self.vectorizes(batch) else self._clipped_one_by_one
-        for part in torch.split(torch.arange(len(batch)), max(1, MAX_NUMBERS // self.work.layout.size)):
-            if not len(part):
-                break  # a Poisson sample may be empty: then the step is noise
-            here = part.to(self.device)
-            found, loss = clipped(batch[here], keys[here], config.privacy.clip, dropout)
+        size = max(1, MAX_NUMBERS // self.work.layout.size)
+        for start in range(0, len(batch), size):  # a Poisson sample may be empty: then the step is noise
+            here = slice(start, start + size)
+            found, loss = clipped(batch[here], keys[here], privacy.clip, dropout)
             torch._foreach_add_(summed, found)
             total += loss
         named = {name: one.unsqueeze(0) for name, one in zip(self._names, summed, strict=True)}
-        lot = min(config.batch, held)
-        hidden = noised(named, self.work.layout, config.privacy, [lot], step, [rng_key])
+        lot = min(run.config.batch, held)
+        hidden = noised(named, self.work.layout, privacy, [lot], step, [self.rng_key(run, row)])
         return total / max(1, len(batch)), [one[0] for one in hidden]
 
     def _clipped(
@@ -186,8 +225,8 @@ class SequentialEngine:
                 one = rows[row : row + 1]
                 loss = self.loss(pytree.run(self.module, self.shaped(one.x)), one.y).mean()
             found = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
-            share = float(shrink(torch.stack(torch._foreach_norm(found)).norm(), clip))
-            torch._foreach_add_(summed, found, alpha=share)
+            torch._foreach_mul_(found, shrink(torch.stack(torch._foreach_norm(found)).norm(), clip))
+            torch._foreach_add_(summed, found)
             total += loss.detach()
         return summed, total
 
@@ -259,7 +298,7 @@ class SequentialEngine:
         measures = {"loss": self.work.objective.loss, **self.work.objective.metrics}
         with torch.no_grad():
             scores = {name: self._measure(measure, outputs, targets) for name, measure in measures.items()}
-        return scores, torch.tensor([pytree.count(target) for target in targets], device=self.device)
+        return scores, moved(torch.tensor([pytree.count(target) for target in targets]), self.device)
 
     def row_losses(self, clients: Sequence[int], model: Tensor, split: Split) -> tuple[Tensor, Tensor]:
         """The loss of each row, as `contracts.ClientContext.row_losses` describes."""
@@ -269,13 +308,13 @@ class SequentialEngine:
                 "needed here to choose among models: use another loss"
             )
         outputs, targets = self._outputs(clients, model, split)
-        counts = torch.tensor([pytree.count(target) for target in targets], device=self.device)
-        losses = torch.full((len(targets), int(counts.max())), torch.nan, device=self.device)
+        counts = [pytree.count(target) for target in targets]
+        losses = torch.full((len(targets), max(counts)), torch.nan, device=self.device)
         with torch.no_grad():
             for row, (out, target) in enumerate(zip(outputs, targets, strict=False)):
-                if pytree.count(target):
-                    losses[row, : pytree.count(target)] = _each(self.work.objective.loss, out, target)
-        return losses, counts
+                if counts[row]:
+                    losses[row, : counts[row]] = each_loss(self.work.objective.loss, out, target)
+        return losses, moved(torch.tensor(counts), self.device)
 
     def confusion(self, clients: Sequence[int], model: Tensor, split: Split) -> Tensor:
         """Count rows by true and predicted class, as `contracts.ClientContext.confusion` describes."""
@@ -286,8 +325,9 @@ class SequentialEngine:
         for row, (out, target) in enumerate(zip(scores, targets, strict=False)):
             if pytree.count(target):
                 cells = target.long().flatten() * classes + out.argmax(1).flatten()
-                cells = cells[target.flatten() != IGNORED]
-                matrices[row] = torch.bincount(cells, minlength=classes * classes).view(classes, classes)
+                kept = target.flatten() != IGNORED
+                own = matrices[row].view(-1)  # `bincount` would look for the largest cell, and make the host wait
+                own.index_add_(0, torch.where(kept, cells, 0), kept.to(own.dtype))
         return matrices
 
     def _outputs(self, clients: Sequence[int], model: Tensor, split: Split) -> tuple[list[Any], list[Any]]:
@@ -296,28 +336,27 @@ class SequentialEngine:
         """
         gathered = self.row_loader.gather(clients, split)
         self.module.eval()
+        sizes = [len(places) for places in gathered.places]
+        chosen = moved(torch.from_numpy(np.concatenate(gathered.places)), self.device)
         with torch.no_grad():
             outputs: list[Any]
             if (model.stride(0) == 0 and not self.traits.pooled) or len(clients) == 1:
                 self._load(model[0])
-                outputs_of_all = self._forward(gathered.x, np.concatenate(gathered.places))
-                sizes = [len(places) for places in gathered.places]
+                outputs_of_all = self._forward(gathered.x, chosen)
                 outputs = pytree.split(outputs_of_all, sizes) if outputs_of_all is not None else []
             else:
                 outputs = []
-                for row, places in enumerate(gathered.places):
+                for row, places in enumerate(torch.split(chosen, sizes)):
                     self._load(model[row])
                     out = self._forward(gathered.x, places)
                     outputs.append(out if out is not None else torch.empty(0, device=self.device))
-        targets = [pytree.take(gathered.y, torch.from_numpy(places).to(self.device)) for places in gathered.places]
-        return outputs, targets
+        return outputs, pytree.split(pytree.take(gathered.y, chosen), sizes)
 
-    def _forward(self, x: pytree.Tree, places: Places) -> Any:
+    def _forward(self, x: pytree.Tree, places: Tensor) -> Any:
         if len(places) == 0:
             return None
-        chosen = torch.from_numpy(places).to(self.device)
         with self.precision():
-            parts = torch.split(chosen, SCORE_ROWS)
+            parts = torch.split(places, SCORE_ROWS)
             outputs = [pytree.run(self.module, self.shaped(pytree.take(x, part))) for part in parts]
         return pytree.joined([pytree.by_row(out, len(part)) for out, part in zip(outputs, parts, strict=True)])
 
@@ -325,26 +364,8 @@ class SequentialEngine:
         values = torch.full((len(targets),), torch.nan, device=self.device)
         for row, (out, target) in enumerate(zip(outputs, targets, strict=False)):
             if pytree.count(target):
-                values[row] = _value(measure, out, target)
+                values[row] = value_of(measure, out, target)
         return values
-
-
-def _value(measure: object, outputs: Any, targets: Any) -> Tensor:
-    """A metric on one client's rows, from a torchmetrics object or a function whose values are averaged."""
-    if hasattr(measure, "update") and hasattr(measure, "compute") and hasattr(measure, "reset"):
-        measure.reset()
-        measure.update(pytree.logits(outputs), targets)
-        return torch.as_tensor(measure.compute()).float().mean()
-    return measure(outputs, targets).float().mean()  # type: ignore[operator,no-any-return]
-
-
-def _each(loss: Loss, outputs: Any, targets: Any) -> Tensor:
-    """The loss of each row, also of a function that returns the mean over its rows."""
-    values = loss(outputs, targets)
-    if values.dim() and len(values) == pytree.count(targets):
-        return values.flatten(1).mean(1) if values.dim() > 1 else values
-    rows = [slice(row, row + 1) for row in range(pytree.count(targets))]
-    return torch.stack([loss(pytree.take(outputs, row), pytree.take(targets, row)).mean() for row in rows])
 
 
 def bind(module: nn.Module, layout: Layout, vector: Tensor) -> list[Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -140,14 +141,25 @@ class Stepper:
     def _behind(self, rows: slice | int) -> float | Tensor:
         """Steps behind the state; one number for one client."""
         assert self.behind is not None
-        return float(self.behind[rows]) if isinstance(rows, int) else self.behind[rows]
+        return self._behind_numbers[rows] if isinstance(rows, int) else self.behind[rows]
+
+    @cached_property
+    def _behind_numbers(self) -> list[float]:
+        """The same as numbers, which the host waits for once."""
+        return [] if self.behind is None else self.behind.flatten().tolist()
+
+    @cached_property
+    def _rates(self) -> list[float]:
+        """The learning rate of each client, as numbers."""
+        lr = self.run.config.lr
+        return lr.flatten().tolist() if isinstance(lr, Tensor) else [lr] * len(self.planned)
 
     def _rate(self, rows: slice | int, taken: int) -> float | Tensor:
         """The learning rate of this step: one number, or [c, 1] where it differs between clients."""
         config = self.run.config
         lr: float | Tensor = config.lr
         if isinstance(lr, Tensor):
-            lr = float(lr[rows]) if isinstance(rows, int) else lr[rows]
+            lr = self._rates[rows] if isinstance(rows, int) else lr[rows]
         if config.schedule is None:
             return lr
         planned = [self.planned[rows]] if isinstance(rows, int) else self.planned[rows]

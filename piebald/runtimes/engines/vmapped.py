@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
@@ -29,6 +28,7 @@ from piebald.runtimes.engines.row_gradients import MAX_NUMBERS, noised, row_keys
 from piebald.runtimes.engines.row_loader import Gathered, Places, RngKey, augmented, batches
 from piebald.runtimes.engines.sequential import SequentialEngine, step_key
 from piebald.runtimes.engines.sgd_step import SgdRun, plain_step
+from piebald.runtimes.engines.step_rows import PassRows, pad_rows, passes
 from piebald.runtimes.engines.stepper import Stepper
 
 
@@ -48,11 +48,10 @@ class VmappedEngine(SequentialEngine):
         g = None if run.plain or stepper.direct else torch.zeros_like(w)
         leaves = Leaves(self.work.layout, w)
         lots = [float(min(run.config.batch, len(gathered.places[row]))) for row in order]
-        for step in range(len(plans[0]) if plans else 0):
-            active = sum(len(plan) > step for plan in plans)
-            for lo, hi in self.ranges([len(plan[step]) for plan in plans[:active]]):
-                rows, mask = self.stacked(gathered, [plan[step] for plan in plans[lo:hi]], run, step, rng_keys[lo:hi])
-                keys = self.keys(rng_keys[lo:hi], step)
+        for step, shared in enumerate(self.passes(plans, rng_keys)):
+            for one in shared:
+                lo, hi, mask, keys = one.lo, one.hi, one.mask, one.keys
+                rows = self.stacked(gathered, one, run, step)
                 tensors, parameters = leaves(lo, hi)
                 if (privacy := run.config.privacy) is None:
                     losses = self._losses(tensors, rows, keys, mask)
@@ -76,24 +75,22 @@ class VmappedEngine(SequentialEngine):
         gathered = self.row_loader.gather(run.clients, "train")
         return self.vectorizes(gathered.take(torch.from_numpy(np.concatenate(gathered.places)[:2]).to(self.device)))
 
-    def stacked(
-        self, gathered: Gathered, batch: list[Places], run: SgdRun, step: int, rng_keys: Sequence[RngKey]
-    ) -> tuple[Rows, Tensor | None]:
-        """The rows [c, b, ...] of one step of some clients, with a mask as in `pad_rows`.
+    def stacked(self, gathered: Gathered, one: PassRows, run: SgdRun, step: int) -> Rows:
+        """The rows [c, b, ...] of one step of some clients.
 
         Augmentation sees each client's own batch without padding, as it does where one client trains after another.
         """
-        index, mask = pad_rows(batch, self.device)
         if not run.config.augmentation:
-            return gathered.take(index), mask
-        filled = pad_rows([np.arange(len(places)) for places in batch], self.device)[0]
+            return gathered.take(one.places)
+        filled = pad_rows([np.arange(len(places)) for places in one.batch])[0]
         made = []
-        for places, rng_key, order in zip(batch, rng_keys, filled, strict=True):
+        for places, rng_key, order in zip(one.batch, one.rng_keys, filled, strict=True):
             held = places if len(places) else np.zeros(1, dtype=np.int64)  # what is all padding counts nowhere
             own = gathered.take(torch.from_numpy(held).to(self.device))
-            made.append((augmented(own, run.config, step, rng_key) if len(places) else own)[order])
+            shown = augmented(own, run.config, step, rng_key) if len(places) else own
+            made.append(shown[torch.from_numpy(order).to(self.device)])
         x, y = ([part(rows) for rows in made] for part in (attrgetter("x"), attrgetter("y")))
-        return Rows(pytree.stacked(x), pytree.stacked(y)), mask
+        return Rows(pytree.stacked(x), pytree.stacked(y))
 
     def planned(self, run: SgdRun) -> tuple[Gathered, list[list[Places]], list[RngKey], list[int]]:
         """The rows, then each client's mini-batches and rng key, both sorted by steps, and the order."""
@@ -106,11 +103,13 @@ class VmappedEngine(SequentialEngine):
         order = sorted(range(len(plans)), key=lambda row: (-len(plans[row]), -len(gathered.places[row]), row))
         return gathered, [plans[row] for row in order], [rng_keys[row] for row in order], order
 
-    def keys(self, rng_keys: Sequence[RngKey], step: int) -> Tensor | None:
-        """The dropout keys [c] of one step, or None where the model has no dropout."""
-        if not self.traits.dropout:
-            return None
-        return torch.tensor([step_key(rng_key, step) for rng_key in rng_keys], device=self.device)
+    def passes(self, plans: Sequence[Sequence[Places]], rng_keys: Sequence[RngKey]) -> Iterator[list[PassRows]]:
+        """The passes of each step, from what `planned` returned."""
+
+        def keys(lo: int, hi: int, step: int) -> list[int] | None:
+            return [step_key(rng_key, step) for rng_key in rng_keys[lo:hi]] if self.traits.dropout else None
+
+        return passes(plans, rng_keys, self.ranges, keys, self.device)
 
     @contextlib.contextmanager
     def dropping(self, keys: Tensor | None) -> Iterator[None]:
@@ -254,34 +253,3 @@ def restored_order(w: Tensor, steps: Tensor, loss: Tensor, state: Mapping[str, T
         return SgdOutcome(w, steps, loss, state)
     back = torch.tensor(np.argsort(order), device=w.device)
     return SgdOutcome(w[back], steps[back], loss[back], {name: vector[back] for name, vector in state.items()})
-
-
-def lay_out_rows(plans: Sequence[Sequence[Places]]) -> tuple[Places, list[int]]:
-    """Lay out the positions of all steps' rows side by side.
-
-    Args:
-        plans: each client's mini-batches, those with most steps first.
-
-    Returns:
-        The positions [c, r], filled up as in `pad_rows`, and where each step begins and ends.
-    """
-    widths = [max(len(plan[step]) for plan in plans if len(plan) > step) for step in range(len(plans[0]))]
-    ends = [0, *itertools.accumulate(widths)]
-    index = np.empty((len(plans), ends[-1]), dtype=np.int64)
-    for row, plan in zip(index, plans, strict=True):
-        row[:] = plan[0][0] if plan else plans[0][0][0]
-        for batch, start in zip(plan, ends, strict=False):
-            row[start : start + len(batch)] = batch
-    return index, ends
-
-
-def pad_rows(vectors: list[Places], device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """Positions [c, b], short batches filled up with their first row, and a mask [c, b] of real rows (None: all)."""
-    longest = max(1, *(len(part) for part in vectors))
-    if all(len(part) == longest for part in vectors):
-        return torch.from_numpy(np.stack(vectors)).to(device), None
-    index = np.stack(
-        [np.pad(part, (0, longest - len(part)), constant_values=part[0] if len(part) else 0) for part in vectors]
-    )
-    mask = np.arange(longest) < np.array([[len(part)] for part in vectors])
-    return torch.from_numpy(index).to(device), torch.from_numpy(mask).float().to(device)

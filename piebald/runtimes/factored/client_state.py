@@ -59,14 +59,18 @@ class StatePacker:
             return None
         sizes = [self.row_loader.size(client) for client in clients]
         bits = float(sum(1 << self._slots.index(slot) for slot in slots))
-        heads, bodies = [[bits] for _ in clients], [[own] for own in vectors.own]
+        # on the host, where it is kept: the device would be waited for at each client
+        heads, bodies = [[bits] for _ in clients], [[own] for own in vectors.own.cpu()]
         for factor, scale in sorted(vectors.factors, key=lambda pair: pair[0].slot.start):
             if factor.places is not None and self.row_loader.indexed:
-                for head, body, size, d in zip(heads, bodies, sizes, _by_row(factor, scale, max(sizes)), strict=True):
+                for head, body, size, d in zip(
+                    heads, bodies, sizes, _by_row(factor, scale, max(sizes)).cpu(), strict=True
+                ):
                     head.append(_CLIENT_ROWS)
                     body.append(d[:size].flatten())
                 continue
-            for head, body, x, d in zip(heads, bodies, *factor.by_client(scale), strict=True):
+            seen, made = (part.cpu() for part in factor.by_client(scale))
+            for head, body, x, d in zip(heads, bodies, seen, made, strict=True):
                 some = d.abs().sum(1) > 0  # rows of padding have no gradient
                 head.append(float(some.sum()))
                 body += [x[some].flatten(), d[some].flatten()]
@@ -141,8 +145,9 @@ def _client_rows(row_loader: RowLoader, clients: Sequence[int]) -> Tensor:
     """Clients' rows as inputs of a layer, [c, n, in]."""
     gathered = row_loader.gather(clients, "train")
     x = pytree.single(gathered.x, "a layer that sees the rows")
-    vectors = [x[torch.from_numpy(places).to(x.device)].flatten(1) for places in gathered.places]
-    return pad_sequence(vectors, batch_first=True)
+    chosen = torch.from_numpy(np.concatenate(gathered.places)).to(x.device)
+    sizes = [len(places) for places in gathered.places]
+    return pad_sequence([*torch.split(x[chosen].flatten(1), sizes)], batch_first=True)
 
 
 def _by_row(factor: Factor, scale: Tensor, rows: int) -> Tensor:

@@ -24,6 +24,7 @@ from torch import Tensor
 from piebald.client_work import ClientWork
 from piebald.contracts import Clients, SumRequest
 from piebald.errors import RuntimeFault
+from piebald.machine import set_tf32
 from piebald.runtimes.engines.choose import make_engine
 from piebald.runtimes.engines.matrix_products import set_onednn
 from piebald.runtimes.engines.sequential import SequentialEngine
@@ -74,6 +75,8 @@ class RayWorker:
         """Build the engine of a run."""
         torch.set_num_threads(1)
         set_onednn(bool(settings.onednn))
+        if settings.device == "cuda":
+            set_tf32(settings.tf32)
         self.engine = make_engine(settings.engine, work, clients, torch.device(settings.device), settings.bfloat16)
 
     def measure(self, work: ClientWork, clients: Clients, settings: Simulated, expected: int) -> Simulated:
@@ -117,10 +120,11 @@ class RayWorker:
     ) -> dict[str, Any]:
         assert self.engine is not None
         total, out = RunningSum(), ObjectBuffer()
-        served = [
-            serve_naming_client(self.engine, stack, sum_request, total)
-            for stack in prefetched(self.engine.row_loader, stacks)
-        ]
+        with self.engine.copies:
+            served = [
+                serve_naming_client(self.engine, stack, sum_request, total)
+                for stack in prefetched(self.engine.row_loader, stacks)
+            ]
         if ring is not None:
             ring.store_results(stacks, served)
         packed = [pack_result(one, out) for one in served]

@@ -13,7 +13,7 @@ import signal
 import socket
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -147,9 +147,7 @@ class RayConnection:
 
     def offers(self) -> int:
         """How many actors the cluster has resources for."""
-        there = self.ray.cluster_resources()
-        cores = int(there.get("CPU", 0))
-        return min(cores, int(there.get("GPU", 0) / self.gpus)) if self.gpus else cores
+        return actors_that_fit([node["Resources"] for node in self.ray.nodes() if node["Alive"]], self.gpus)
 
     # -- answers
 
@@ -214,6 +212,15 @@ class RayConnection:
             return self.ray.put(value)
         finally:
             self.ray.util.deregister_serializer(Tensor)
+
+
+def actors_that_fit(nodes: Sequence[Mapping[str, float]], gpus: float) -> int:
+    """How many actors nodes have room for, each with a core and so much of a GPU; a share is of one GPU."""
+    found = 0
+    for node in nodes:
+        cores, there = int(node.get("CPU", 0)), int(node.get("GPU", 0))
+        found += min(cores, there * int(1 / gpus + 1e-6)) if gpus else cores
+    return found
 
 
 def gone(error: BaseException) -> bool:

@@ -29,20 +29,23 @@ class Ray(Simulated):
         device: "cpu", or "cuda" where each actor has a GPU, or a share of one.
         address: address of a running cluster, "auto" for one on this machine; None takes the existing connection
             (`ray.init`), or starts a Ray on this machine.
-        gpus: how much of a GPU each actor takes, with device "cuda".
+        gpus: how much of a GPU each actor takes, with device "cuda": 1, or a share like 0.25, with which four actors
+            share each GPU.
         memory: bytes of client state that are kept in RAM on each node; more goes to temporary files there.
         store: bytes of the object store of a Ray that is started here; None is Ray's default, 30% of the memory.
     """
 
     workers: int | None = Field(default=None, ge=1)
     address: str | None = None
-    gpus: float = Field(default=1.0, gt=0)
+    gpus: float = Field(default=1.0, gt=0, le=1)
     store: int | None = Field(default=None, ge=100_000_000)
 
     @model_validator(mode="after")
     def _check_reach(self) -> Self:
         if self.device not in ("cpu", "cuda"):
             raise ValueError(f"device must be 'cpu' or 'cuda', Ray says which GPU an actor has, got {self.device!r}")
+        if self.device == "cpu" and "gpus" in self.model_fields_set and self.gpus != 1.0:
+            raise ValueError(f"gpus says how much of a GPU an actor takes, got {self.gpus:g}: set device = 'cuda' too")
         if self.address is not None and self.address.startswith("ray://"):
             raise ValueError(
                 f"address must be that of the cluster itself, like '10.0.0.7:6379', got {self.address!r}: start the "

@@ -11,10 +11,10 @@ from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, m
 from piebald.client_work import ClientWork
 from piebald.component import build
 from piebald.contracts import Clients, Fleet
-from piebald.machine import device_named
+from piebald.machine import device_named, set_tf32
 from piebald.randomness import generator
 from piebald.runtimes.base import RuntimeSettings
-from piebald.runtimes.engines.choose import STACKS, counted, fastest, make_engine, stack_limit
+from piebald.runtimes.engines.choose import counted, fastest, make_engine, stack_limit, stacks
 from piebald.runtimes.engines.matrix_products import onednn_is_faster, set_onednn
 from piebald.runtimes.simulation.simulation import Simulation
 from piebald.runtimes.workers.pool import ForkedWorkers, InProcess, WorkerPool, can_fork, one_thread
@@ -60,6 +60,8 @@ class Simulated(RuntimeSettings):
             repeats bit for bit in another process, whatever else the machine does: `engine` and `stack` by the rule of
             `engines.choose.counted`, `workers` 0 (for Ray: set it), `onednn` false.
         bfloat16: forward and backward passes under autocast.
+        tf32: let an NVIDIA GPU round the inputs of matrix products and convolutions to 10 bits, which is faster and
+            differs from the CPU in the third digit; off by default.
         memory: bytes of client state kept in RAM; more goes to a temporary file.
         fleet: devices of the clients, instant by default.
     """
@@ -73,8 +75,17 @@ class Simulated(RuntimeSettings):
     onednn: bool | None = None
     deterministic: bool = False
     bfloat16: bool = False
+    tf32: bool = False
     memory: int = Field(default=4 << 30, ge=0)
     fleet: AnyFleet = None
+
+    @model_validator(mode="after")
+    def _check_device(self) -> Self:
+        if self.engine == "reference" and self.device != "cpu":
+            raise ValueError(f"engine 'reference' is for the CPU: name another one with device = {self.device!r}")
+        if self.tf32 and not self.device.startswith("cuda"):
+            raise ValueError(f"tf32 is for NVIDIA's GPUs: leave it out with device = {self.device!r}")
+        return self
 
     def open(self, work: ClientWork, clients: Clients) -> Simulation:
         """Start simulating."""
@@ -109,7 +120,7 @@ class Simulated(RuntimeSettings):
                 onednn = device.type == "cpu" and onednn_is_faster()
         set_onednn(onednn)
         if engine == "auto":
-            count = min(len(clients), max(STACKS))
+            count = min(len(clients), max(stacks(device)))
             sample = generator("measure", work.seed).choice(len(clients), count, replace=False).tolist()
             with one_thread(forks):
                 engine, found, seconds_per_step = fastest(work, clients, device, self.bfloat16, sample)  # type: ignore[assignment]
@@ -128,7 +139,7 @@ class Simulated(RuntimeSettings):
             small = self.engine == "auto" and seconds < _SMALL_ROUND
             workers = min(cores, expected) if forks and cores > 1 and expected > 1 and not small else 0
         workers = min(workers, len(clients))  # others would have nothing to do
-        stack = min(stack, stack_limit(work), -(-expected // max(workers, 1)))
+        stack = min(stack, stack_limit(work, device), -(-expected // max(workers, 1)))
         return self.model_copy(update={"engine": engine, "stack": stack, "workers": workers, "onednn": onednn})
 
     def _counted(self, work: ClientWork, clients: Clients, expected: int) -> Self:
@@ -165,7 +176,8 @@ class Simulator(Simulated):
     def _check_workers(self) -> Self:
         if self.device != "cpu" and self.workers:
             raise ValueError(
-                f"workers are for the CPU: leave them out, or set them to 0, with device = {self.device!r}"
+                f"workers are for the CPU: leave them out, or set them to 0, with device = {self.device!r}; several "
+                "processes share a GPU with runtime = 'ray', device = 'cuda', gpus = 0.5"
             )
         return self
 
@@ -174,6 +186,8 @@ class Simulator(Simulated):
     ) -> WorkerPool:
         """This process, or forked workers."""
         set_onednn(bool(self.onednn))
+        if self.device.startswith("cuda"):
+            set_tf32(self.tf32)
         if self.deterministic and self.device != "cpu":
             torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
         engine = make_engine(self.engine, work, clients, torch.device(self.device), self.bfloat16)

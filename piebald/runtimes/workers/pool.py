@@ -109,10 +109,11 @@ class InProcess:
         self, stacks: Sequence[ClientStack], costs: Sequence[float], sum_request: SumRequest | None
     ) -> tuple[list[StackResult], RunningSum]:
         total = RunningSum()
-        return [
-            serve_naming_client(self.engine, stack, sum_request, total)
-            for stack in prefetched(self.engine.row_loader, stacks)
-        ], total
+        with self.engine.copies:
+            return [
+                serve_naming_client(self.engine, stack, sum_request, total)
+                for stack in prefetched(self.engine.row_loader, stacks)
+            ], total
 
     def close(self) -> None:
         self.engine.row_loader.close()

@@ -1,0 +1,96 @@
+"""The papers at full size on a GPU: python benchmarks/full_scale/run.py --device cuda --out build/full_scale
+
+Each row is a run of its own with the paper's figure beside it, the most telling first.  Results are kept in
+OUT/results.json and OUT/RESULTS.md, and the same command goes on: what is finished is not repeated, a run that was
+stopped continues from its last checkpoint, and what did not fit into `--budget-seconds` is a row that says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from rows import STUDIES, Row, rows
+
+from piebald.machine import device_named, machine
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
+
+from ledger import Ledger
+
+HERE = Path(__file__).parent
+_STOP = 15.0  # seconds that a stopped run has to write its last checkpoint
+
+
+def name_of(device: str) -> str:
+    """The name of a device."""
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.startswith("cuda") else str(machine()["processor"])
+
+
+def carry_out(row: Row, out: Path, device: str, scale: str, seconds: float) -> dict[str, object]:
+    """Run one row for at most so many seconds; what it found, or why it found nothing."""
+    command = [sys.executable, str(HERE / "one.py"), row.study, str(row.seed), *row.about]
+    command += ["--out", str(out / "runs"), "--device", device, "--scale", scale]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        found, said = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        try:
+            process.communicate(timeout=_STOP)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+        return {"not measured": "begun, and stopped when the time of this command was up: the same command goes on"}
+    if process.returncode:
+        why = (said.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
+        return {"not measured": why[:300]}
+    result: dict[str, object] = json.loads(found.strip().splitlines()[-1])
+    return result
+
+
+def main() -> int:
+    """Run the rows that have not been run, until the time is up."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda", help="cuda, cuda:1, mps, cpu, or auto")
+    parser.add_argument("--only", nargs="+", choices=STUDIES, default=STUDIES, help="papers, by default all")
+    parser.add_argument("--seeds", nargs="+", type=int, help="only these seeds; Metis has one, 1990")
+    parser.add_argument("--scale", choices=("full", "tiny"), default="full", help="tiny tries the program, no more")
+    parser.add_argument("--budget-seconds", type=float, default=540.0, help="stop after so many seconds")
+    parser.add_argument("--out", type=Path, default=Path("build/full_scale"), help="folder of results and runs")
+    parser.add_argument("--dry-run", action="store_true", help="print the rows, run nothing")
+    options = parser.parse_args()
+    wanted = [row for row in rows() if row.study in options.only]
+    wanted = [row for row in wanted if options.seeds is None or row.seed in options.seeds]
+    if options.dry_run:
+        print("\n".join(f"{row.table}: {row.name} (the paper: {row.paper})" for row in wanted))
+        return 0
+    began = time.monotonic()
+    try:
+        device = device_named(options.device)
+    except ValueError as error:
+        parser.error(str(error))
+    ledger = Ledger(options.out, {"device": name_of(device), "scale": options.scale})
+    for row in wanted:
+        if ledger.has(row.table, row.name):
+            continue
+        left = options.budget_seconds - _STOP - (time.monotonic() - began)
+        if left > 0:
+            found = carry_out(row, options.out, device, options.scale, left)
+        else:
+            before = str(ledger.get(row.table, row.name).get("not measured", ""))
+            found = {"not measured": before or "the time of this command was up"}
+        ledger.put(row.table, row.name, {"paper": row.paper, **found})
+        print(f"[{time.monotonic() - began:.0f} s] {row.table}: {row.name}: {found}", flush=True)
+    print(ledger.page)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,170 @@
+"""Single measurements: each returns one row of a table."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from works import TARGETS, Workload, bare_loop
+
+import piebald
+import piebald.machine
+from piebald import data, partition, recipes
+from piebald.models import build_model
+from piebald.partition import Lists, PooledClients
+
+Row = dict[str, Any]
+RECIPES: dict[str, dict[str, Any]] = {
+    "fedavg": {}, "fedprox": {"mu": 0.5}, "scaffold": {}, "fedadam": {"server_lr": 0.01}, "fedbn": {}, "ditto": {},
+    "hdafl": {}, "dp_sgd": {"clip": 0.5, "noise": 0.5}, "async_dvw": {"above_chance": True},
+    "fedbuff": {"buffer_size": 3}, "ifca": {"k": 2}, "distfl": {"probes": 20}, "cfl": {"eps1": 2.0, "eps2": 0.1},
+}  # fmt: skip
+ENGINES = ("sequential", "vmapped", "batched")
+# Sums are added in another order on a GPU; a few hundred steps on digits carry a rounding to the fourth digit.
+TOLERANCE = 2e-3
+
+
+def runtime(device: str, **how: Any) -> piebald.Simulator:
+    """The simulator on a device; matrix products are in float32 unless `tf32` is asked for."""
+    return piebald.Simulator(device=device, **{"workers": 0} | how)
+
+
+def equal_to_the_cpu(recipe: str, engine: str, device: str, rounds: int) -> Row:
+    """Train on scikit-learn's digits here and on the CPU, and compare the models and the losses."""
+
+    def end(where: str, by: str, stack: int) -> tuple[torch.Tensor, float]:
+        clients = partition.Dirichlet(alpha=0.5, clients=8, seed=0, validation=0.1).split(data.digits())
+        made = recipes.make(recipe, **{"cohort": 4, "lr": 0.05, "batch": 20} | RECIPES[recipe])
+        name = "mlp" if recipe == "dp_sgd" else "cnn_bn"
+        model = build_model(name, (1, 8, 8), 10, 0, **({} if name == "mlp" else {"channels": (8, 8)}))
+        how = runtime(where, engine=by, stack=stack, onednn=False)
+        run = piebald.run(made, clients, model, rounds=rounds, seed=0, runtime=how, measure="none")
+        return run.work.layout.flatten(run.model()), float(run.rounds[-1]["loss"])
+
+    (ours, loss), (theirs, expected) = end(device, engine, 4), end("cpu", "sequential", 1)
+    apart = float(torch.linalg.vector_norm(ours - theirs) / torch.linalg.vector_norm(theirs))
+    near = apart <= TOLERANCE and abs(loss - expected) <= TOLERANCE * max(1.0, abs(expected))
+    return {
+        "relative distance": apart, "loss": loss, "on the CPU": expected, "tolerance": TOLERANCE,
+        "equal": "yes" if near else "NO",
+    }  # fmt: skip
+
+
+def seconds_a_round(work: Workload, device: str, clients: Any = None, **how: Any) -> Row:
+    """Seconds a round of `piebald.run`, from the first server step to the last."""
+    _forget_peak(device)
+    run = piebald.run(
+        recipes.fedavg(cohort=work.cohort, lr=0.05, batch=20, epochs=work.epochs),
+        clients or work.data(),
+        work.network(),
+        rounds=work.rounds + 1,
+        runtime=runtime(device, **how),
+        evaluate_every=0,
+        measure="none",
+    )
+    walls, chosen = [row["wall"] for row in run.rounds], run.meta["runtime"]
+    return {
+        "seconds a round": (walls[-1] - walls[0]) / work.rounds,
+        "engine": chosen["engine"],
+        "stack": chosen["stack"],
+        "loss": float(run.rounds[-1]["loss"]),
+        **_peak(device),
+    }
+
+
+def bare(work: Workload, device: str) -> Row:
+    """Seconds a round of the loop that one would write by hand, on the same device."""
+    _forget_peak(device)
+    return {"seconds a round": bare_loop(work, work.data(), device=device), "engine": "bare loop", **_peak(device)}
+
+
+def beside(row: Row, base: Row, name: str) -> Row:
+    """A row with its ratio to the bare loop's, and the target."""
+    ratio = row["seconds a round"] / base["seconds a round"]
+    target = TARGETS.get(name)
+    met = "" if target is None else "yes" if ratio <= target else "no"
+    return row | {"times the bare loop": ratio, "at most": target, "met": met}
+
+
+def registered(count: int, work: Workload, device: str) -> Row:
+    """Seconds a round where so many clients are registered and as many as ever are asked."""
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.rand(4_000, 64, generator=draw), torch.randint(0, 10, (4_000,), generator=draw)
+    rows = np.random.default_rng(0).integers(0, 4_000, count * 40)
+    lists = {"train": Lists(rows, np.arange(count + 1) * 40)}
+    clients = PooledClients(x, y, lists, classes=[str(n) for n in range(10)])  # type: ignore[arg-type]
+    asked = replace(work, cohort=min(100, count), shape=(64,), make=lambda: build_model("mlp", (64,), 10, 0))
+    return seconds_a_round(asked, device, clients, engine="batched", stack=50, onednn=False)
+
+
+def largest_costs(work: Workload, device: str, **how: Any) -> Row:
+    """The three operations that take most of a round's time, and their shares."""
+    from torch.profiler import ProfilerActivity, profile
+
+    there = device.startswith("cuda")
+    kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if there else [])]
+    short = replace(work, rounds=1)  # and a first round, which starts everything
+    with profile(activities=kinds) as seen:
+        seconds_a_round(short, device, **how)
+    rows = seen.key_averages()
+
+    def cost(row: Any) -> float:
+        return float(row.self_device_time_total if there else row.self_cpu_time_total)
+
+    whole, largest = sum(map(cost, rows)) or 1.0, sorted(rows, key=cost, reverse=True)[:3]
+    return {f"{place}.": f"{row.key}: {cost(row) / whole:.0%}" for place, row in enumerate(largest, 1)}
+
+
+def compiled(work: Workload, device: str) -> Row:
+    """The bare loop with `torch.compile`: whether engines would gain by it."""
+    changed = replace(work, make=lambda: torch.compile(work.make()))  # type: ignore[arg-type,return-value]
+    return bare(changed, device) | {"engine": "bare loop, torch.compile"}
+
+
+def peer(script: str, package: str, work: str) -> Row:
+    """Seconds a round of another package, where it is installed."""
+    if importlib.util.find_spec(package) is None:
+        return {"engine": f"{package} is not installed"}
+    folder = Path(__file__).parents[1] / "simulator" / "peers"
+    done = subprocess.run([sys.executable, script, work], capture_output=True, text=True, check=True, cwd=folder)
+    return {"seconds a round": float(done.stdout.split()[-1]), "engine": f"{package}, on the device that it chooses"}
+
+
+def machine(device: str) -> Row:
+    """What the machine is."""
+    row: Row = {"torch": torch.__version__, "CPU threads": torch.get_num_threads()}
+    if device.startswith("cuda"):
+        about = torch.cuda.get_device_properties(device)
+        row |= {
+            "memory, GiB": about.total_memory / 2**30,
+            "CUDA": torch.version.cuda,
+            "capability": f"{about.major}.{about.minor}",
+        }
+    return row
+
+
+def device_name(device: str) -> str:
+    """The name of a device, for tables."""
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name(device)
+    return str(piebald.machine.machine()["processor"])
+
+
+def _forget_peak(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def _peak(device: str) -> Row:
+    return {"peak GB": torch.cuda.max_memory_allocated(device) / 1e9} if device.startswith("cuda") else {}
+
+
+Measurement = Callable[[], Row]

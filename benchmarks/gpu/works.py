@@ -1,0 +1,53 @@
+"""The workloads: those of benchmarks/simulator, and networks that need a GPU; tiny ones for the CPU."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from networks import LoraEncoder, Lstm, seeded, with_group_norm
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "simulator"))
+
+from workloads import GENERAL, W1, W2, Encoder, Workload, bare_loop
+
+from piebald.models import build_model
+
+PICTURE = (3, 32, 32)
+
+
+def resnet(width: int = 64) -> Workload:
+    """ResNet-18 with group norm on pictures like CIFAR-10's."""
+    return Workload(
+        "ResNet-18, group norm", 100, 10, 500, 3, PICTURE, 10,
+        lambda: with_group_norm(build_model("resnet18", PICTURE, 10, 0, width=width)),
+    )  # fmt: skip
+
+
+VGG = replace(next(work for work in GENERAL if work.name == "VGG-11"), clients=100, cohort=20, rows=200, rounds=3)
+TRANSFORMER = next(work for work in GENERAL if work.name == "transformer")
+LSTM = Workload("LSTM", 100, 20, 100, 3, (32,), 90, lambda: seeded(Lstm), tokens=90)
+LORA = Workload("LoRA on a frozen transformer", 100, 20, 100, 3, (32,), 10, lambda: seeded(LoraEncoder), tokens=256)
+# At most so many of the bare loop's seconds on the same GPU; of the others there is no target.
+TARGETS = {"W1": 0.10, "W2": 0.35, "ResNet-18, group norm": 0.6}
+
+FULL = {work.name: work for work in (W1, W2, resnet(), VGG, LSTM, TRANSFORMER, LORA)}
+_SMALL = {
+    "W1": {},
+    "W2": {"make": lambda: build_model("small_cnn", (1, 28, 28), 62, 0)},
+    "ResNet-18, group norm": {"make": resnet(4).make},
+    "VGG-11": {"make": lambda: build_model("vgg11", PICTURE, 10, 0, width=4)},
+    "LSTM": {"make": lambda: seeded(Lstm, 90, 8)},
+    "transformer": {"make": lambda: seeded(Encoder)},
+    "LoRA on a frozen transformer": {"make": lambda: seeded(LoraEncoder, 16, 1, 2)},
+}
+TINY = {
+    name: replace(work, clients=6, cohort=4, rows=20, rounds=1, **_SMALL[name])  # type: ignore[arg-type]
+    for name, work in FULL.items()
+}
+__all__ = ["Workload", "bare_loop"]  # of benchmarks/simulator, for measures.py
+SCALES = {"full": FULL, "tiny": TINY}
+COHORTS = {"full": (10, 100, 1000), "tiny": (2, 4)}
+REGISTERED = {"full": (100, 10_000, 1_000_000), "tiny": (10, 100)}
+STACKS = {"full": (1, 8, 32, 128, 512), "tiny": (1, 4)}

@@ -1,0 +1,249 @@
+"""Everything that runs at clients computes on a GPU what it computes on the CPU, and seldom makes the host wait.
+
+`make test` runs these tests on a pretended GPU, `make test-gpu` on a real one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+
+import piebald
+from piebald import recipes
+from piebald.contracts import ClientContext, TrainInput, TrainOutput
+from piebald.machine import moved
+from piebald.recipe import Recipe
+from piebald.runtimes.engines.choose import stack_limit
+from piebald.runtimes.ray.connection import actors_that_fit
+from piebald.training import Sgd
+from tests.contract.conftest import TABLE, VARIANTS, federation, method
+from tests.devices.pretended import DEVICE, Mixed, pretended
+from tests.devices.there import ENGINES, NAME, assert_as_on_the_cpu, carry_out, equal_clients, there
+from tests.devices.waits import Waits
+
+on_pretended = pytest.mark.skipif(NAME != "pretended", reason="is about the pretended device itself")
+
+
+def full(*parameters: object) -> Any:
+    """Parameters of the full tier."""
+    return pytest.param(*parameters, marks=pytest.mark.full)
+
+
+# Every recipe on one of the engines, and two on the engine that is most unlike the others for them.
+QUICK = [("fedavg", "sequential"), ("fedavg", "vmapped"), ("ditto", "batched")]
+CASES = [*((name, ENGINES[place % 3]) for place, name in enumerate(TABLE)), ("scaffold", "batched")]
+
+
+@pytest.mark.parametrize(
+    ("name", "engine"), [*QUICK, *(full(*case) for case in dict.fromkeys(CASES) if case not in QUICK)]
+)
+def test_a_recipe_computes_there_what_it_computes_on_the_cpu(name: str, engine: str) -> None:
+    expected = carry_out(method(name), engine=engine, stack=3)
+    with there() as device:
+        assert_as_on_the_cpu(carry_out(method(name), device, engine=engine, stack=3), expected)
+
+
+COMPOSED = {
+    "noise at the client": method("fedavg").with_(transforms=[{"kind": "gaussian", "clip": 0.1, "where": "client"}]),
+    "masked sums": method("scaffold").with_(transforms=[{"kind": "secure_aggregation"}]),
+    "an attack": method("fedavg").with_(transforms=[{"kind": "random_update", "clients": [1], "sigma": 0.1}]),
+    "a robust mean": method("fedavg").with_(aggregation="median"),
+    "kept optimizer state": method("fedavg", **VARIANTS["adamw, kept"]),
+    "a schedule in several versions": method("async_fedavg", **VARIANTS["lr_schedule"]),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", COMPOSED)
+def test_transforms_aggregators_and_optimizers_do_so_too(case: str) -> None:
+    engine = ENGINES[list(COMPOSED).index(case) % 3]
+    expected = carry_out(COMPOSED[case], engine=engine, stack=3)
+    exact = case != "kept optimizer state"  # the CPU has fused kernels for AdamW
+    with there() as device:
+        assert_as_on_the_cpu(carry_out(COMPOSED[case], device, engine=engine, stack=3), expected, exact)
+
+
+def waits(recipe: Recipe, count: int, engine: str) -> Counter[str]:
+    """What a run waits for with so many clients in one stack."""
+    with there() as device, Waits() as seen:
+        carry_out(recipe, device, equal_clients(count), engine=engine, stack=8)
+    return seen.seen
+
+
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [
+        ("fedavg", "sequential"),
+        ("fedavg", "batched"),
+        *(full(name, "sequential") for name in ("ditto", "dp_sgd", "sync_dvw")),
+        *(full(name, "vmapped") for name in ("dp_sgd", "distfl")),
+        full("scaffold", "batched"),
+    ],
+)
+def test_the_host_waits_as_often_for_eight_clients_as_for_four(name: str, engine: str) -> None:
+    recipe = method(name, cohort=1.0)
+    few = waits(recipe, 4, engine)
+    assert few == waits(recipe, 8, engine)
+    assert few["to the host"]  # the updates: else nothing was counted
+
+
+class Impatient(Sgd):
+    """Looks at a number of each client: what components must not do."""
+
+    def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
+        end = self.run_sgd(inputs, context)
+        assert all(float(row[0]) == float(row[0]) for row in end.model)
+        return self.output(end)
+
+
+def test_a_trainer_that_looks_at_each_client_is_found() -> None:
+    recipe = recipes.fedavg().with_(training=Impatient(lr=0.1, batch=10))
+    few, more = (waits(recipe, count, "vmapped") for count in (4, 8))
+    assert more["item"] > few["item"]
+
+
+class Homesick(Sgd):
+    """Adds a vector of the host to those of the device."""
+
+    def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
+        end = self.run_sgd(inputs, context)
+        return self.output(end).__class__(end.model + torch.zeros(end.model.shape[1]), end.steps)
+
+
+def test_a_trainer_that_mixes_host_and_device_is_found() -> None:
+    recipe = recipes.fedavg().with_(training=Homesick(lr=0.1, batch=10))
+    carry_out(recipe)  # on the CPU nobody notices
+    with there() as device, pytest.raises(piebald.errors.RuntimeFault, match="device"):
+        carry_out(recipe, device)
+
+
+def test_what_a_cohort_is_sent_is_copied_once() -> None:
+    """Twice as many stacks send their rows' places twice as often, and the model as often as before."""
+    sent = {}
+    for stack in (2, 8):
+        with there() as device, Waits() as seen:
+            carry_out(method("fedavg", cohort=1.0), device, equal_clients(8), engine="vmapped", stack=stack)
+        sent[stack] = seen.models_sent
+    assert sent[2] == sent[8] > 0
+
+
+# Operations on `a` of the device and `b` of the host, and whether a GPU carries them out.
+MIXED: dict[str, Any] = {
+    "add": lambda a, b: a + b,
+    "add a number": lambda a, b: a + b.sum(),
+    "multiply into": lambda a, b: a.mul_(b),
+    "dot": lambda a, b: a @ b,
+    "cat": lambda a, b: torch.cat([a, b]),
+    "stack": lambda a, b: torch.stack([a, b]),
+    "where": lambda a, b: torch.where(a > 0, a, b),
+    "where a number": lambda a, b: torch.where(a > 0, a, b.sum()),
+    "index_select": lambda a, b: a.index_select(0, b.long()),
+    "gather": lambda a, b: a.gather(0, b.long()),
+}
+
+
+@on_pretended
+@pytest.mark.parametrize("name", MIXED)
+def test_the_pretended_device_refuses_what_torch_says_a_gpu_refuses(name: str) -> None:
+    """Against fake tensors, which know torch's rules for CUDA without having any numbers."""
+    operation = MIXED[name]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        refused = _refused(operation, torch.zeros(3, device="cuda"), torch.zeros(3), RuntimeError)
+    with pretended():
+        assert _refused(operation, torch.zeros(3, device=DEVICE), torch.zeros(3), Mixed) == refused
+
+
+def _refused(operation: Any, a: Tensor, b: Tensor, error: type[Exception]) -> bool:
+    try:
+        operation(a, b)
+    except error:
+        return True
+    return False
+
+
+@on_pretended
+def test_the_pretended_device_keeps_numbers_and_counts_what_waits() -> None:
+    with pretended(), Waits() as seen:
+        a = moved(torch.arange(4.0), DEVICE)
+        assert a.device == DEVICE
+        assert (seen.sent, sum(seen.seen.values())) == (1, 0)
+        assert (a * 2).sum().item() == 12.0
+        assert a[a > 1].cpu().tolist() == [2.0, 3.0]
+        assert torch.nonzero(a).shape == (3, 1)
+        torch.zeros(2).to(DEVICE)
+        assert a[torch.tensor([2])].sum().cpu() == 2.0  # a GPU takes places of the host, which it waits for
+        with pytest.raises(Mixed):
+            torch.zeros(4)[a.long()]
+    assert {name: count for name, count in seen.seen.items() if count} == {
+        "item": 1, "mask": 1, "to the host": 2, "nonzero": 1, "to the device": 1, "places": 1,
+    }  # fmt: skip
+
+
+def test_a_model_that_draws_its_own_numbers_repeats_there() -> None:
+    class Noisy(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(6, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x + (0.1 * torch.randn_like(x) if self.training else 0))
+
+    def once(device: Any) -> Any:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model = Noisy()
+        where = piebald.Simulator(engine="sequential", workers=0, onednn=False).model_copy(update={"device": device})
+        return piebald.run(method("fedavg"), federation(), model, rounds=1, seed=1, runtime=where).rounds[-1]["loss"]
+
+    with there() as device:
+        assert once(str(device)) == once(str(device))
+
+
+def test_the_fastest_engine_is_measured_there() -> None:
+    with there() as device:
+        found = carry_out(method("fedavg"), device, engine="auto", stack=None)
+    assert found.meta["runtime"]["engine"] in ENGINES
+    assert found.meta["runtime"]["workers"] == 0
+
+
+def test_a_stack_is_as_large_as_the_memory_of_a_gpu_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = carry_out(method("fedavg")).work
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (48 * work.layout.size * 7, 0))
+    assert stack_limit(work, torch.device("cuda")) == 7  # 12 numbers of 4 bytes for each parameter
+    assert stack_limit(work, torch.device("cpu")) == stack_limit(work) > 7
+
+
+def test_the_settings_say_which_devices_there_are() -> None:
+    for name in ("gpu", "cuda:x", "cpu:0"):
+        with pytest.raises(ValueError, match="device must be 'auto', 'cpu', 'cuda', 'cuda:N' or 'mps'"):
+            piebald.Simulator(device=name)
+    with pytest.raises(ValueError, match="tf32 is for NVIDIA's GPUs"):
+        piebald.Simulator(tf32=True)
+
+
+def test_shares_of_gpus_are_refused_in_one_sentence_where_ray_could_not_give_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(ValueError, match=r"gpus .* less than or equal to 1|gpus must be at most 1"):
+        piebald.Ray(device="cuda", gpus=1.5)
+    with pytest.raises(ValueError, match="set device = 'cuda' too"):
+        piebald.Ray(gpus=0.5)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ValueError, match="processes share a GPU with runtime = 'ray'"):
+        piebald.Simulator(device="cuda", workers=2)
+    with pytest.raises(ValueError, match="engine 'reference' is for the CPU"):
+        piebald.Simulator(device="cuda", engine="reference")
+
+
+def test_an_actor_is_counted_only_where_a_whole_share_of_one_gpu_is_left() -> None:
+    nodes = [{"CPU": 16.0, "GPU": 2.0}, {"CPU": 3.0, "GPU": 4.0}, {"CPU": 8.0}]
+    assert actors_that_fit(nodes, 1.0) == 2 + 3
+    assert actors_that_fit(nodes, 0.4) == 4 + 3  # two on each GPU, not five on two
+    assert actors_that_fit(nodes, 1 / 3) == 6 + 3
+    assert actors_that_fit(nodes, 0.0) == 16 + 3 + 8
