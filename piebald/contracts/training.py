@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from piebald.contracts.data import Rows
+    from piebald.parameters import Part
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -157,6 +158,8 @@ class SgdConfig:
         groups: parameters with settings of their own; they need a `rule`.
         base_lr: the trainer's learning rate, of which those of `groups` are multiples at every step.
         augmentation: changes of each batch, in this order.
+        part: the parameters that are trained, "all", or only the "shared" or the "private" ones.  The others stay as
+            they are; batch norm takes its statistics from each batch as always.
     """
 
     lr: float | Tensor
@@ -172,6 +175,7 @@ class SgdConfig:
     groups: tuple[GroupSettings, ...] = ()
     base_lr: float = 1.0
     augmentation: tuple[RowChange, ...] = ()
+    part: Part = "all"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

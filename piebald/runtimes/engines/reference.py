@@ -34,7 +34,8 @@ class ReferenceEngine(SequentialEngine):
         layout, config = self.work.layout, run.config
         module = copied(self.work.model).train()
         layout.load(module, run.model[row])
-        parameters = dict(module.named_parameters())
+        slots = layout.parameters(config.part)
+        parameters = {slot.name: module.get_parameter(slot.name) for slot in slots}
         lr = float(config.lr[row]) if isinstance(config.lr, torch.Tensor) else config.lr
         velocity = run.state["velocity"][row].clone() if "velocity" in run.state else torch.zeros(layout.size)
         gathered = self.row_loader.gather([run.clients[row]], "train")
@@ -56,8 +57,8 @@ class ReferenceEngine(SequentialEngine):
                     held = len(gathered.places[0])
                     losses.append(self._set_private_gradients(module, rows, held, row, run, len(losses), dropout))
                 with torch.no_grad():
-                    for slot in layout.slots:
-                        if slot.buffer or not run.prox or run.prox_center is None:
+                    for slot in slots:
+                        if not run.prox or run.prox_center is None:
                             continue
                         away = parameters[slot.name] - run.prox_center[row][slot.start : slot.stop].view(slot.shape)
                         grad = parameters[slot.name].grad
@@ -65,9 +66,7 @@ class ReferenceEngine(SequentialEngine):
                 if config.clip is not None:
                     torch.nn.utils.clip_grad_norm_(list(parameters.values()), config.clip)
                 with torch.no_grad():
-                    for slot in layout.slots:
-                        if slot.buffer:
-                            continue
+                    for slot in slots:
                         here, w = slice(slot.start, slot.stop), parameters[slot.name]
                         g = torch.zeros_like(w) if w.grad is None else w.grad
                         if run.correction is not None:

@@ -17,7 +17,7 @@ from piebald.client_work import ClientWork
 from piebald.contracts import Rows, SgdConfig, SgdOutcome, Split
 from piebald.errors import SettingError
 from piebald.losses import IGNORED, Loss, for_training
-from piebald.parameters import Layout, copied
+from piebald.parameters import Layout, Part, copied
 from piebald.randomness import key
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
 from piebald.runtimes.engines.model_traits import Traits
@@ -89,11 +89,11 @@ class SequentialEngine:
         config, layout = run.config, layout or self.work.layout
         tensors: tuple[GroupSpan, ...] = ()
         if config.rule is not None:
-            name = (config.groups, config.weight_decay, config.base_lr)
+            name = (config.groups, config.weight_decay, config.base_lr, config.part)
             if name not in self._tensor_spans:
                 self._tensor_spans[name] = tensor_spans(config, self.work.layout, self.work.model)
             tensors = self._tensor_spans[name]
-        return Stepper(run, models, layout.trained, joined(tensors), tensors, planned)
+        return Stepper(run, models, layout.trained_part(config.part), joined(tensors), tensors, planned)
 
     def _train_one(
         self, run: SgdRun, row: int, gathered: Gathered, stepper: Stepper, dropout: KeyedDropout | None
@@ -101,23 +101,24 @@ class SequentialEngine:
         self._load(run.model[row])
         self.module.train()
         plain, total, taken = run.plain, torch.zeros((), device=self.device), 0
+        parameters, views = self._part(run.config.part)
         rng_key = self.rng_key(run, row)
         for batch in batches(gathered.places[row], run.config, self.traits.mixes, *rng_key):
             if dropout is not None:
                 dropout.start(torch.tensor(step_key(rng_key, taken), device=self.device))
             rows = augmented(gathered.take(torch.from_numpy(batch).to(self.device)), run.config, taken, rng_key)
             if run.config.privacy is None:
-                loss, gradients = self._gradients(rows)
+                loss, gradients = self._gradients(rows, parameters)
             else:
                 held = len(gathered.places[row])
                 loss, gradients = self._private_gradients(rows, run.config, held, taken, rng_key, dropout)
             with torch.no_grad():
                 if plain:
-                    plain_step(self.parameters, gradients, self.vector, run, self.work.layout.trained, row)
+                    plain_step(parameters, gradients, self.vector, run, stepper.spans, row)
                 elif stepper.direct:
                     stepper.step_along(self.vector, gradients, row, taken)
                 else:
-                    torch._foreach_copy_(self._gradient_views, gradients)
+                    torch._foreach_copy_(views, gradients)
                     stepper.step(self.vector, self._gradient, row, taken)
                 total += loss
             taken += 1
@@ -128,11 +129,18 @@ class SequentialEngine:
         seed = self.work.seed if run.config.privacy is None else run.secret or self.work.seed
         return self.row_loader.rng_key(seed, run.clients[row], run.rng_versions[row], run.phase)
 
-    def _gradients(self, rows: Rows) -> tuple[Tensor, list[Tensor]]:
+    def _part(self, part: Part) -> tuple[list[Tensor], list[Tensor]]:
+        """The parameters that are trained, and where their gradients go."""
+        if part == "all":
+            return self.parameters, self._gradient_views
+        chosen = [self._names.index(slot.name) for slot in self.work.layout.parameters(part)]
+        return [self.parameters[one] for one in chosen], [self._gradient_views[one] for one in chosen]
+
+    def _gradients(self, rows: Rows, parameters: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """The mean loss of a batch and its gradients."""
         with self.precision():
             loss = self.loss(pytree.run(self.module, self.shaped(rows.x)), rows.y).mean()
-        return loss.detach(), list(torch.autograd.grad(loss, self.parameters, materialize_grads=True))
+        return loss.detach(), list(torch.autograd.grad(loss, parameters, materialize_grads=True))
 
     # -- training with DP-SGD
 

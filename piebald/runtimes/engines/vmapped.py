@@ -23,7 +23,7 @@ from torch.func import functional_call, vmap
 
 from piebald import pytree
 from piebald.contracts import Rows, SgdOutcome
-from piebald.parameters import Layout
+from piebald.parameters import Layout, Part
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
 from piebald.runtimes.engines.row_gradients import MAX_NUMBERS, noised, row_keys
 from piebald.runtimes.engines.row_loader import Gathered, Places, RngKey, augmented, batches
@@ -46,7 +46,7 @@ class VmappedEngine(SequentialEngine):
         stepper = self.stepper(ordered, w, [len(plan) for plan in plans])
         total = torch.zeros(len(plans), device=self.device)
         g = None if run.plain or stepper.direct else torch.zeros_like(w)
-        leaves = Leaves(self.work.layout, w)
+        leaves = Leaves(self.work.layout, w, run.config.part)
         lots = [float(min(run.config.batch, len(gathered.places[row]))) for row in order]
         for step in range(len(plans[0]) if plans else 0):
             active = sum(len(plan) > step for plan in plans)
@@ -201,9 +201,10 @@ class Leaves:
     views; `finish` writes them back into the stack.
     """
 
-    def __init__(self, layout: Layout, w: Tensor) -> None:
+    def __init__(self, layout: Layout, w: Tensor, part: Part = "all") -> None:
         self.layout, self.w = layout, w
-        self.trained = [slot for slot in layout.slots if not slot.buffer]
+        self.trained = layout.parameters(part)
+        self.untrained = [slot for slot in layout.parameters() if slot not in self.trained]
         views = layout.views(w)
         self._buffers = {slot.name: views[slot.name].contiguous() for slot in layout.slots if slot.buffer}
         self._made: dict[tuple[int, int], tuple[dict[str, Tensor], list[Tensor]]] = {}
@@ -213,6 +214,7 @@ class Leaves:
             views = self.layout.views(self.w[lo:hi])
             parameters = [views[slot.name].detach().requires_grad_() for slot in self.trained]
             tensors = {slot.name: leaf for slot, leaf in zip(self.trained, parameters, strict=True)}
+            tensors |= {slot.name: views[slot.name].detach() for slot in self.untrained}
             tensors |= {name: buffer[lo:hi] for name, buffer in self._buffers.items()}
             self._made[lo, hi] = tensors, parameters
         return self._made[lo, hi]
