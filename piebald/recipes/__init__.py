@@ -17,11 +17,13 @@ from piebald.recipes.fedadam import fedadam as fedadam
 from piebald.recipes.fedasync import fedasync as fedasync
 from piebald.recipes.fedavg import fedavg as fedavg
 from piebald.recipes.fedavgm import fedavgm as fedavgm
+from piebald.recipes.fedbabu import fedbabu as fedbabu
 from piebald.recipes.fedbn import fedbn as fedbn
 from piebald.recipes.fedbuff import fedbuff as fedbuff
 from piebald.recipes.feddyn import feddyn as feddyn
 from piebald.recipes.fednova import fednova as fednova
 from piebald.recipes.fedprox import fedprox as fedprox
+from piebald.recipes.fedrep import fedrep as fedrep
 from piebald.recipes.fedyogi import fedyogi as fedyogi
 from piebald.recipes.fine_tuned import fine_tuned as fine_tuned
 from piebald.recipes.hdafl import hdafl as hdafl

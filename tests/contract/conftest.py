@@ -44,6 +44,8 @@ TABLE: dict[str, dict[str, Any]] = {
     "lg_fedavg": {},
     "fedbn": {},
     "ditto": {"lam": 0.3},
+    "fedrep": {"head_epochs": 2},
+    "fedbabu": {"tune_epochs": 2},
     "dp_sgd": {"clip": 0.5, "noise": 0.5},
     "hdafl": {},
     "cgau": {},
