@@ -272,7 +272,8 @@ class _BatchedRun:
         for lo, hi in engine.ranges([len(plan[step]) for plan in plans[:active]]):
             batch = [plan[step] for plan in plans[lo:hi]]
             rows, mask = self._rows(step, gathered, batch, active, rng_keys[lo:hi])
-            losses = self._losses(lo, hi, rows, engine.keys(rng_keys[lo:hi], step), mask)
+            keys = engine.keys(rng_keys[lo:hi], step + (self.run.config.only_step or 0))
+            losses = self._losses(lo, hi, rows, keys, mask)
             parameters = self.leaves(lo, hi)[1]
             assert self.module.batched_pass.hook is not None
             *gradients, _ = torch.autograd.grad(

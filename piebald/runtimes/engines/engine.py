@@ -10,6 +10,7 @@ from torch import Tensor
 
 from piebald.client_work import ClientWork
 from piebald.contracts import SgdOutcome, Split
+from piebald.runtimes.engines.model_traits import Traits
 from piebald.runtimes.engines.row_loader import RowLoader
 from piebald.runtimes.engines.sgd_step import SgdRun
 from piebald.runtimes.factored.client_state import StatePacker
@@ -24,6 +25,7 @@ class Engine(Protocol):
         work: the model and the components that work at clients.
         row_loader: fetches clients' rows.
         device: where the engine computes.
+        traits: what the model is like.
     """
 
     name: str
@@ -31,6 +33,7 @@ class Engine(Protocol):
     work: ClientWork
     row_loader: RowLoader
     device: torch.device
+    traits: Traits
 
     @property
     def packer(self) -> StatePacker: ...

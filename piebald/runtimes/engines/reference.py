@@ -43,10 +43,11 @@ class ReferenceEngine(SequentialEngine):
         planned = planned_steps(gathered.places[0], config, self.traits.mixes)
         rule = None if config.rule is None else ReferenceOptimizer(run, row, module, layout, planned)
         losses: list[float] = []
+        first = config.only_step or 0
         with self._randomness(run, row) as dropout:
             for batch in batches(gathered.places[0], config, self.traits.mixes, *rng_key):
                 if isinstance(dropout, KeyedDropout):
-                    dropout.start(torch.tensor(step_key(rng_key, len(losses))))
+                    dropout.start(torch.tensor(step_key(rng_key, first + len(losses))))
                 if config.privacy is None:
                     loss = self._loss(module, augmented(gathered.take(batch), config, len(losses), rng_key))
                     module.zero_grad()

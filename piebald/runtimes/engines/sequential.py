@@ -102,10 +102,10 @@ class SequentialEngine:
         self.module.train()
         plain, total, taken = run.plain, torch.zeros((), device=self.device), 0
         parameters, views = self._part(run.config.part)
-        rng_key = self.rng_key(run, row)
+        rng_key, first = self.rng_key(run, row), run.config.only_step or 0
         for batch in batches(gathered.places[row], run.config, self.traits.mixes, *rng_key):
             if dropout is not None:
-                dropout.start(torch.tensor(step_key(rng_key, taken), device=self.device))
+                dropout.start(torch.tensor(step_key(rng_key, taken + first), device=self.device))
             rows = augmented(gathered.take(torch.from_numpy(batch).to(self.device)), run.config, taken, rng_key)
             if run.config.privacy is None:
                 loss, gradients = self._gradients(rows, parameters)
@@ -251,7 +251,8 @@ class SequentialEngine:
         """Keyed dropout for models with dropout; a seeded global stream for models that draw other random numbers."""
         if self.traits.random:
             with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-                torch.manual_seed(key("torch", *self.rng_key(run, row)) >> 1)
+                step = () if run.config.only_step is None else (run.config.only_step,)
+                torch.manual_seed(key("torch", *self.rng_key(run, row), *step) >> 1)
                 yield None
         elif self.traits.dropout:
             with KeyedDropout() as dropout:

@@ -52,7 +52,7 @@ class VmappedEngine(SequentialEngine):
             active = sum(len(plan) > step for plan in plans)
             for lo, hi in self.ranges([len(plan[step]) for plan in plans[:active]]):
                 rows, mask = self.stacked(gathered, [plan[step] for plan in plans[lo:hi]], run, step, rng_keys[lo:hi])
-                keys = self.keys(rng_keys[lo:hi], step)
+                keys = self.keys(rng_keys[lo:hi], step + (run.config.only_step or 0))
                 tensors, parameters = leaves(lo, hi)
                 if (privacy := run.config.privacy) is None:
                     losses = self._losses(tensors, rows, keys, mask)
