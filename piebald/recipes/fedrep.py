@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Unpack
 
+from piebald.aggregation.linear import EqualWeighted
 from piebald.recipe import Recipe
 from piebald.recipes.fedavg import fedavg
 from piebald.recipes.named import recipe
@@ -20,7 +21,12 @@ def fedrep(
     head_epochs: int = 1,
     **training: Unpack[SgdSettings],
 ) -> Recipe:
-    """FedAvg of the shared layers, which each client trains under its own private ones, after those."""
+    """FedAvg of the shared layers, which each client trains under its own private ones, after those.
+
+    All clients count the same, as in the paper.
+    """
     return fedavg(cohort).with_(
-        training=PrivateFirst(head_epochs=head_epochs, **training), sharing=AllExcept(private_layers=private)
+        training=PrivateFirst(head_epochs=head_epochs, **training),
+        sharing=AllExcept(private_layers=private),
+        aggregation=EqualWeighted(),
     )
