@@ -24,11 +24,10 @@ class MetaLearning(Sgd):
     Its gradient is (I - alpha H) g with g = grad f(w - alpha grad f(w)) and the Hessian H at w.  The paper has two ways
     without a Hessian: to leave it out, and to take (grad f(w + delta g) - grad f(w - delta g)) / (2 delta) for H g
     (section 5, FO and HF).  The three gradients of a step are of batches that are drawn independently, each an order
-    of the rows of its own.  `lr` is the paper's beta.  PFLlib's second step goes on from w - alpha grad f(w); the
-    paper's, and this one, starts from w.
+    of the rows of its own.  `lr` is the paper's beta.
 
-    The client uses the model after one step on its training rows, as the paper evaluates it; that is computed whenever
-    it is needed.
+    The client uses the model after one step of rate alpha on its training rows, as the paper evaluates it; that is
+    computed whenever it is needed.  All its rows are in that step, as in eq. 3, unless `adapt_batch` says otherwise.
 
     Attributes:
         alpha: rate of the client's own step, at least 0; 0 is FedAvg.

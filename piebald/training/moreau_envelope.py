@@ -23,8 +23,8 @@ class MoreauEnvelope(Sgd):
 
     `lr` is the rate of the search for t, on the loss, as in other trainers; `eta` is the paper's rate of w.  The paper
     does not say where a search starts.  Here, as in the authors' program, it goes on from the last t, and the first
-    one of a task starts from the model that was sent.  The client uses its last t.  Statistics of batch norm are those
-    of t.
+    one of a task starts from the model that was sent.  (PFLlib adds a decay of 0.001 to the search, which is not in the
+    paper.)  The client uses its last t.  Statistics of batch norm are those of t.
 
     Attributes:
         lam: lambda of the paper, above 0.
