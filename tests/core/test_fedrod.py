@@ -17,9 +17,10 @@ from piebald.partition import clients_from
 from .regressions import (
     LR,
     ROUNDS,
-    Pair,
     Train,
+    classifier,
     federation,
+    labelled,
     mean,
     runner,
 )  # fmt: skip
@@ -28,24 +29,6 @@ from .regressions import (
 @pytest.fixture
 def run(tmp_path: Path) -> Train:
     return runner(tmp_path)
-
-
-def labelled() -> list[Pair]:
-    """Three clients, each with 12 rows of one class and 2 of each other one."""
-    draw, made = torch.Generator().manual_seed(2), []
-    for client in range(3):
-        y = torch.tensor([label for label in range(3) for _ in range(12 if label == client else 2)])
-        made.append((2 * torch.eye(3)[y] + torch.randn(len(y), 3, generator=draw), y))
-    return made
-
-
-def classifier(seed: int = 0) -> nn.Module:
-    module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3))
-    draw = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.copy_(0.5 * torch.randn(parameter.shape, generator=draw))
-    return module
 
 
 def fedrod(epochs: int) -> tuple[nn.Module, list[nn.Linear]]:

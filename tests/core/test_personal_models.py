@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
+import piebald
 from piebald import recipes
 from piebald.errors import SettingError
+from piebald.partition import clients_from
 
 from .regressions import (
     LR,
@@ -20,7 +23,9 @@ from .regressions import (
     Pair,
     Train,
     along,
+    classifier,
     federation,
+    labelled,
     mean_of,
     moved,
     parts,
@@ -222,3 +227,15 @@ def test_a_step_may_ask_for_batches_of_independent_orders(run: Train, monkeypatc
 def test_settings_that_cannot_work(name: str, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingError, match=message):
         recipes.make(name, **settings)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["fedrep", "fedbabu", "fedrod", "apfl", "pfedme", "per_fedavg"])
+def test_a_newcomer_adapts_the_run_and_a_clients_model_is_exported(name: str, tmp_path: Path) -> None:
+    held = clients_from(labelled(), test=0.3)
+    run = piebald.run(recipes.make(name, lr=LR), held, classifier, rounds=1, out=tmp_path / "run")
+    rows = held.rows(0, "train")
+    assert "fine_tune" in [one.name for one in piebald.adapt(run, (rows.x, rows.y), epochs=1, validation=0.3).methods]
+    written = run.save(tmp_path / "own.safetensors", client=1)
+    own, stored = run.model(1).state_dict(), load_file(written)
+    assert all(torch.equal(own[key], stored[key]) for key in own)
