@@ -27,7 +27,7 @@ class MoreauEnvelope(Sgd):
     paper.)  The client uses its last t.  Statistics of batch norm are those of t.
 
     Attributes:
-        lam: lambda of the paper, above 0.
+        lam: lambda of the paper, above 0; where lr * lam is 2 or more, no search ends.
         eta: learning rate of w, above 0; w moves by the share eta * lam of its distance to t.
         inner_steps: K, gradient steps of each search.
     """

@@ -31,6 +31,7 @@ from .regressions import (
     parts,
     runner,
     slope,
+    two_layers,
 )  # fmt: skip
 
 
@@ -227,6 +228,27 @@ def test_a_step_may_ask_for_batches_of_independent_orders(run: Train, monkeypatc
 def test_settings_that_cannot_work(name: str, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingError, match=message):
         recipes.make(name, **settings)
+
+
+def test_rows_that_are_fetched_one_client_at_a_time_are_fetched_once_for_all_steps() -> None:
+    asked: list[int] = []
+    fetched: list[int] = []
+
+    def load(client: int) -> Any:
+        asked.append(client)
+        return {"train": federation()[client]}
+
+    settings: dict[str, Any] = {"rounds": 1, "evaluate_every": 0}
+    where = piebald.Simulator(engine="batched", workers=0)
+    for name in ("fedavg", "apfl"):
+        lazy = piebald.LazyClients(3, load)
+        one = piebald.run(recipes.make(name, batch=3, epochs=4), lazy, two_layers, runtime=where, **settings)
+        fetched.append(len(asked))
+    assert fetched[1] - fetched[0] <= fetched[0]  # not once more for each of the 12 steps
+    whole = piebald.run(
+        recipes.apfl(batch=3, epochs=4), clients_from(federation(), test=0.0), two_layers, runtime=where, **settings
+    )
+    assert all(torch.equal(a, b) for a, b in zip(parts(one.model()), parts(whole.model()), strict=True))
 
 
 @pytest.mark.full
