@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -44,6 +44,7 @@ ROLES = {  # roles that patterns may name, and the layers that they stand for
     "conditioning": "conditioning",
     "adapter": "adapter",
 }
+Part = Literal["all", "shared", "private"]  # of a model's parameters
 _BATCH_NORMS = nn.modules.batchnorm._BatchNorm
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
@@ -118,9 +119,18 @@ class Layout:
     @property
     def trained(self) -> tuple[slice, ...]:
         """The slices that hold parameters (at most two); the rest are buffers."""
+        return self.trained_part("all")
+
+    def parameters(self, part: Part = "all") -> tuple[Slot, ...]:
+        """The slots of all parameters, or only of the shared or the private ones."""
+        inside = {"all": (True, True), "shared": (True, False), "private": (False, True)}[part]
+        return tuple(slot for slot in self.slots if not slot.buffer and inside[slot.start >= self.shared])
+
+    def trained_part(self, part: Part) -> tuple[slice, ...]:
+        """The slices that hold these parameters."""
         spans: list[slice] = []
-        for slot in self.slots:
-            if slot.buffer or slot.start == slot.stop:
+        for slot in self.parameters(part):
+            if slot.start == slot.stop:
                 continue
             if spans and spans[-1].stop == slot.start:
                 spans[-1] = slice(spans[-1].start, slot.stop)

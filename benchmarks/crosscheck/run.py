@@ -4,10 +4,15 @@ Each program has an environment of its own, since they require different version
 here.  To put them beside, once (on a machine without a GPU also `--extra-index-url
 https://download.pytorch.org/whl/cpu`):
 
-    for peer in torch statistics opacus byzfl flower fedjax pfl; do
+    for peer in torch statistics opacus byzfl flower fedjax pfl pfllib; do
       python -m venv build/crosscheck/$peer
       build/crosscheck/$peer/bin/pip install -r benchmarks/crosscheck/requirements/$peer.txt
     done
+
+PFLlib is no package: put its sources into its environment, at the commit that RESULTS.md names:
+
+    git clone https://github.com/TsingZ0/PFLlib build/crosscheck/pfllib/PFLlib
+    git -C build/crosscheck/pfllib/PFLlib checkout d832e76f6a23b833038949ec1e4fdefe63a4d350
 
 A peer's script in peers/ reads the inputs and writes what the peer makes of them; RESULTS.md is the table of the
 largest differences.  The exit code is 1 if a difference is larger than rounding and not explained in `EXPLAINED`.
@@ -27,6 +32,7 @@ from typing import Any
 import inputs
 import numpy as np
 import ours
+import personal
 
 HERE = Path(__file__).parent
 ROUNDING = 1e-5  # relative to the largest number: float32 in another order of sums
@@ -42,12 +48,14 @@ class Peer:
         script: in peers/.
         environment: the folder of its environment, and the name of its file in requirements/.
         packages: whose versions are shown.
+        commit: of its sources, where it is no package.
     """
 
     title: str
     script: str
     environment: str
     packages: tuple[str, ...]
+    commit: str = ""
 
 
 PEERS = (
@@ -57,6 +65,10 @@ PEERS = (
     Peer("pfl-research", "with_pfl.py", "pfl", ("pfl",)),
     Peer("ByzFL", "with_byzfl.py", "byzfl", ("byzfl",)),
     Peer("opacus", "with_opacus.py", "opacus", ("opacus",)),
+    Peer(
+        "PFLlib, personal models", "with_pfllib_personal.py", "pfllib", ("torch",),
+        "d832e76f6a23b833038949ec1e4fdefe63a4d350",
+    ),
     Peer("flwr-datasets", "with_flwr_datasets.py", "flower", ("flwr-datasets",)),
     Peer(
         "statistics' libraries", "with_statistics.py", "statistics",
@@ -91,7 +103,8 @@ def versions(peer: Peer, root: Path) -> str:
     code = "import sys; from importlib.metadata import version; print(*map(version, sys.argv[1:]))"
     python = root / peer.environment / "bin" / "python"
     shown = subprocess.run([python, "-c", code, *peer.packages], check=True, capture_output=True, text=True).stdout
-    return ", ".join(f"{name} {number}" for name, number in zip(peer.packages, shown.split(), strict=True))
+    named = [f"{name} {number}" for name, number in zip(peer.packages, shown.split(), strict=True)]
+    return ", ".join([f"commit {peer.commit}", *named] if peer.commit else named)
 
 
 def line(peer: str, name: str, mine: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any]) -> Line:
@@ -150,7 +163,7 @@ def main() -> int:
     options = parser.parse_args()
     root = options.peers.resolve()
     given = inputs.make()
-    mine = ours.results(given)
+    mine = ours.results(given) | personal.results(given)
     lines: list[Line] = []
     installed: dict[str, str] = {}
     missing: list[str] = []

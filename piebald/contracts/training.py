@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from piebald.contracts.data import Rows
+    from piebald.parameters import Part
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -157,6 +158,10 @@ class SgdConfig:
         groups: parameters with settings of their own; they need a `rule`.
         base_lr: the trainer's learning rate, of which those of `groups` are multiples at every step.
         augmentation: changes of each batch, in this order.
+        part: the parameters that are trained, "all", or only the "shared" or the "private" ones.  The others stay as
+            they are; batch norm takes its statistics from each batch as always.
+        only_step: if given, only this one of the steps is taken, counted from 0, with the batch and the random numbers
+            that it has among the others; none where there are not so many.
     """
 
     lr: float | Tensor
@@ -172,6 +177,8 @@ class SgdConfig:
     groups: tuple[GroupSettings, ...] = ()
     base_lr: float = 1.0
     augmentation: tuple[RowChange, ...] = ()
+    part: Part = "all"
+    only_step: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -188,6 +195,49 @@ class SgdOutcome:
     loss: Tensor
     state: Mapping[str, Tensor] = field(default_factory=dict)
     shared: int = 0
+
+
+class Slope(NamedTuple):
+    """The gradient of a batch's mean loss at some models.
+
+    Attributes:
+        gradient: [c, p], 0 for buffers.
+        model: [c, p], the same models, with the statistics of batch norm as they are after this batch.
+    """
+
+    gradient: Tensor
+    model: Tensor
+
+
+class Slopes(Protocol):
+    """The gradients that one step may ask for, as often as it needs to and at any models."""
+
+    @property
+    def trained(self) -> Tensor:
+        """Which of the numbers [p] are parameters; the others are buffers."""
+
+    def __call__(self, model: Tensor, batch: int = 0) -> Slope:
+        """The gradient at `model` [c, p] on this one of the step's batches, clipped and with weight decay as
+        `SgdConfig` says.  Dropout draws the same masks wherever a batch is asked about.
+        """
+
+
+class LocalStep(Protocol):
+    """A step of local training that is made of gradients at more than one point."""
+
+    def __call__(self, at: Mapping[str, Tensor], slopes: Slopes) -> Mapping[str, Tensor]:
+        """The vectors that change, from all vectors [c, ...] before the step; "step" [c, 1] counts steps from 0."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepsOutcome:
+    """The vectors [c, ...] after local training by a `LocalStep`, how many steps each client made [c], and the mean
+    over the steps of the loss at the first point of each [c].
+    """
+
+    vectors: Mapping[str, Tensor]
+    steps: Tensor
+    loss: Tensor
 
 
 class ClientContext(Protocol):
@@ -218,6 +268,15 @@ class ClientContext(Protocol):
         in one task uses another order of the rows.
         """
 
+    def run_steps(
+        self, start: Mapping[str, Tensor], config: SgdConfig, step: LocalStep, *, batches: int = 1
+    ) -> StepsOutcome:
+        """Run a step of the caller's own as often as SGD with these settings would, from named vectors [c, ...].
+
+        The step's batches are those of `batches` independent orders of the client's rows; the first order, and dropout
+        on it, are those that `run_sgd` would take.  Of `config`, `lr`, `momentum`, `rule` and `schedule` are unused.
+        """
+
     def score(self, model: Tensor, split: Split) -> tuple[dict[str, Tensor], Tensor]:
         """The loss and the objective's metrics by name, each [c] (NaN without rows), and how many rows were counted
         [c].
@@ -235,6 +294,9 @@ class ClientContext(Protocol):
 
         For each layer all means, then all variances; 0 for a client without rows.  Models are in evaluation mode.
         """
+
+    def belongs(self, layers: Sequence[str]) -> Tensor:
+        """Which of the numbers [p] are parameters of some layers, see `parameters.matching`; buffers are none."""
 
     def confusion(self, model: Tensor, split: Split) -> Tensor:
         """Rows by true class and by the class with the largest output, [c, classes, classes]; for classification."""

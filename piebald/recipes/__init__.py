@@ -4,6 +4,7 @@ import piebald.attacks
 import piebald.privacy
 import piebald.transforms  # noqa: F401 - so that all transforms can be named in recipes
 from piebald.recipes.afl import afl as afl
+from piebald.recipes.apfl import apfl as apfl
 from piebald.recipes.async_fedavg import async_fedavg as async_fedavg
 from piebald.recipes.cfl import cfl as cfl
 from piebald.recipes.cgau import cgau as cgau
@@ -17,11 +18,14 @@ from piebald.recipes.fedadam import fedadam as fedadam
 from piebald.recipes.fedasync import fedasync as fedasync
 from piebald.recipes.fedavg import fedavg as fedavg
 from piebald.recipes.fedavgm import fedavgm as fedavgm
+from piebald.recipes.fedbabu import fedbabu as fedbabu
 from piebald.recipes.fedbn import fedbn as fedbn
 from piebald.recipes.fedbuff import fedbuff as fedbuff
 from piebald.recipes.feddyn import feddyn as feddyn
 from piebald.recipes.fednova import fednova as fednova
 from piebald.recipes.fedprox import fedprox as fedprox
+from piebald.recipes.fedrep import fedrep as fedrep
+from piebald.recipes.fedrod import fedrod as fedrod
 from piebald.recipes.fedyogi import fedyogi as fedyogi
 from piebald.recipes.fine_tuned import fine_tuned as fine_tuned
 from piebald.recipes.hdafl import hdafl as hdafl
@@ -30,6 +34,8 @@ from piebald.recipes.ifca import ifca as ifca
 from piebald.recipes.lg_fedavg import lg_fedavg as lg_fedavg
 from piebald.recipes.local import local as local
 from piebald.recipes.named import listing, make, names, rebuild, settings_of, toml
+from piebald.recipes.per_fedavg import per_fedavg as per_fedavg
+from piebald.recipes.pfedme import pfedme as pfedme
 from piebald.recipes.qfedavg import qfedavg as qfedavg
 from piebald.recipes.scaffold import scaffold as scaffold
 from piebald.recipes.term import term as term

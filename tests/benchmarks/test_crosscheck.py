@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks" / "crosscheck"
 @pytest.fixture
 def benchmark() -> Iterator[Any]:
     """Import the modules as the program does, and forget them afterwards."""
-    names = ("inputs", "ours", "run")
+    names = ("inputs", "ours", "personal", "run")
     before = {name: sys.modules.pop(name, None) for name in names}
     sys.path.insert(0, str(FOLDER))
     yield {name: importlib.import_module(name) for name in names}

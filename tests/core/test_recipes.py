@@ -209,7 +209,7 @@ def test_positional_arguments_in_order() -> None:
 
 WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "a name": ("fedavrg", {}, "there is no recipe 'fedavrg': did you mean 'fedavg'?"),
-    "a name unlike any": ("xxxxxxx", {}, "choose one of: adaptive_dvw, afl, async_dvw"),
+    "a name unlike any": ("xxxxxxx", {}, "choose one of: adaptive_dvw, afl, apfl"),
     "a field": ("fedavg", {"leaning_rate": 1}, "no setting of recipe 'fedavg' called 'leaning_rate'"),
     "a near field": ("fedavg", {"epoch": 1}, "did you mean 'epochs'?"),
     "another's field": ("fedavg", {"mu": 1}, "no setting of recipe 'fedavg' called 'mu'"),

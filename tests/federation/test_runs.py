@@ -24,6 +24,12 @@ RECIPES: dict[str, dict[str, Any]] = {
     "ifca": {"k": 2},
     "hierfavg": {"regions": ((0, 2), (1,))},
     "distfl": {"probes": 20},
+    "fedrep": {},
+    "fedbabu": {},
+    "fedrod": {},
+    "apfl": {},
+    "pfedme": {},
+    "per_fedavg": {"hessian": "differences"},
 }
 MODELS = {"distfl": {"name": "mlp_bn"}}
 

@@ -61,7 +61,7 @@ class BatchedEngine(VmappedEngine):
             return SequentialEngine.run_sgd(self, run)
         batched = _BatchedRun(self, module, run, order, start, correction, [len(plan) for plan in plans])
         batched.begin(gathered, plans)
-        for step, passes in enumerate(self.passes(plans, rng_keys)):
+        for step, passes in enumerate(self.passes(plans, rng_keys, run.config)):
             batched.step(step, gathered, passes)
         return batched.end([len(plan) for plan in plans])
 
@@ -85,6 +85,7 @@ class BatchedEngine(VmappedEngine):
         config = run.config
         nonlinear = config.clip is not None or isinstance(config.lr, Tensor) or config.rule is not None
         nonlinear = nonlinear or bool(config.augmentation)  # factors are products of the rows as they are stored
+        nonlinear = nonlinear or config.part != "all"
         apart = run.state or (run.prox and run.prox_center is not run.model) or start.factors
         # then the start and the correction both change, see `FactoredDense.moved`
         twice = correction is not None and (run.prox or config.weight_decay)
@@ -192,7 +193,7 @@ class _BatchedRun:
         self.w = self.run.model.clone()
         self.stepper = engine.stepper(self.run, self.w, planned, layout)
         self.g = None if run.plain or self.stepper.direct else torch.zeros_like(self.w)
-        self.leaves = Leaves(layout, self.w)
+        self.leaves = Leaves(layout, self.w, run.config.part)
         straight = order == sorted(order)
         self.sorted = None if straight else torch.tensor(order, device=engine.device)
         self.scalars = _Scalars()
@@ -360,5 +361,7 @@ def _without(layout: Layout, names: Sequence[str]) -> tuple[Layout, list[tuple[s
             spans.append((slice(whole.start, slot.stop), slice(own.start, slots[-1].stop)))
         else:
             spans.append((slice(slot.start, slot.stop), slice(start, slots[-1].stop)))
-    size = slots[-1].stop if slots else 0
-    return Layout(tuple(slots), size, size), spans
+    shared = sum(
+        slot.stop - slot.start for slot in layout.slots if slot.stop <= layout.shared and slot.name not in names
+    )
+    return Layout(tuple(slots), shared, slots[-1].stop if slots else 0), spans

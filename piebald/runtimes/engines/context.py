@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from piebald.contracts import SgdConfig, SgdOutcome, Split
+from piebald.contracts import LocalStep, SgdConfig, SgdOutcome, Split, StepsOutcome
+from piebald.parameters import matching
 from piebald.runtimes.engines.engine import Engine
 from piebald.runtimes.engines.input_moments import input_moments
+from piebald.runtimes.engines.local_steps import run_steps
 from piebald.runtimes.engines.sgd_step import SgdRun
 from piebald.runtimes.engines.stack import ClientStack
 
@@ -48,6 +50,13 @@ class EngineContext:
         with torch.enable_grad():  # also where the caller only wants a model to use, inside torch.no_grad
             return replace(self.engine.run_sgd(run), shared=self.engine.work.layout.shared)
 
+    def run_steps(
+        self, start: Mapping[str, Tensor], config: SgdConfig, step: LocalStep, *, batches: int = 1
+    ) -> StepsOutcome:
+        phase, self.phase = self.phase, self.phase + batches
+        with torch.enable_grad():
+            return run_steps(self.engine, self.stack, phase, start, config, step)
+
     def score(self, model: Tensor, split: Split) -> tuple[dict[str, Tensor], Tensor]:
         return self.engine.score(self.stack.clients, model, split)
 
@@ -56,6 +65,13 @@ class EngineContext:
 
     def moments(self, model: Tensor, layers: Sequence[str]) -> Tensor:
         return input_moments(self.engine, self.stack.clients, model, layers)
+
+    def belongs(self, layers: Sequence[str]) -> Tensor:
+        work = self.engine.work
+        names, found = matching(work.model, layers), torch.zeros(work.layout.size, dtype=torch.bool)
+        for slot in work.layout.parameters():
+            found[slot.start : slot.stop] = slot.name in names
+        return found.to(self.engine.device)
 
     def confusion(self, model: Tensor, split: Split) -> Tensor:
         return self.engine.confusion(self.stack.clients, model, split)

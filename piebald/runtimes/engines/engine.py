@@ -11,6 +11,7 @@ from torch import Tensor
 from piebald.client_work import ClientWork
 from piebald.contracts import SgdOutcome, Split
 from piebald.runtimes.engines.device_copies import CohortCopies
+from piebald.runtimes.engines.model_traits import Traits
 from piebald.runtimes.engines.row_loader import RowLoader
 from piebald.runtimes.engines.sgd_step import SgdRun
 from piebald.runtimes.factored.client_state import StatePacker
@@ -26,6 +27,7 @@ class Engine(Protocol):
         row_loader: fetches clients' rows.
         device: where the engine computes.
         copies: copies on the device of what a cohort shares.
+        traits: what the model is like.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Engine(Protocol):
     row_loader: RowLoader
     device: torch.device
     copies: CohortCopies
+    traits: Traits
 
     @property
     def packer(self) -> StatePacker: ...

@@ -34,7 +34,8 @@ class ReferenceEngine(SequentialEngine):
         layout, config = self.work.layout, run.config
         module = copied(self.work.model).train()
         layout.load(module, run.model[row])
-        parameters = dict(module.named_parameters())
+        slots = layout.parameters(config.part)
+        parameters = {slot.name: module.get_parameter(slot.name) for slot in slots}
         lr = float(config.lr[row]) if isinstance(config.lr, torch.Tensor) else config.lr
         velocity = run.state["velocity"][row].clone() if "velocity" in run.state else torch.zeros(layout.size)
         gathered = self.row_loader.gather([run.clients[row]], "train")
@@ -42,10 +43,11 @@ class ReferenceEngine(SequentialEngine):
         planned = planned_steps(gathered.places[0], config, self.traits.mixes)
         rule = None if config.rule is None else ReferenceOptimizer(run, row, module, layout, planned)
         losses: list[float] = []
+        first = config.only_step or 0
         with self._randomness(run, row) as dropout:
             for batch in batches(gathered.places[0], config, self.traits.mixes, *rng_key):
                 if isinstance(dropout, KeyedDropout):
-                    dropout.start(torch.tensor(step_key(rng_key, len(losses))))
+                    dropout.start(torch.tensor(step_key(rng_key, first + len(losses))))
                 if config.privacy is None:
                     loss = self._loss(module, augmented(gathered.take(batch), config, len(losses), rng_key))
                     module.zero_grad()
@@ -56,8 +58,8 @@ class ReferenceEngine(SequentialEngine):
                     held = len(gathered.places[0])
                     losses.append(self._set_private_gradients(module, rows, held, row, run, len(losses), dropout))
                 with torch.no_grad():
-                    for slot in layout.slots:
-                        if slot.buffer or not run.prox or run.prox_center is None:
+                    for slot in slots:
+                        if not run.prox or run.prox_center is None:
                             continue
                         away = parameters[slot.name] - run.prox_center[row][slot.start : slot.stop].view(slot.shape)
                         grad = parameters[slot.name].grad
@@ -65,9 +67,7 @@ class ReferenceEngine(SequentialEngine):
                 if config.clip is not None:
                     torch.nn.utils.clip_grad_norm_(list(parameters.values()), config.clip)
                 with torch.no_grad():
-                    for slot in layout.slots:
-                        if slot.buffer:
-                            continue
+                    for slot in slots:
                         here, w = slice(slot.start, slot.stop), parameters[slot.name]
                         g = torch.zeros_like(w) if w.grad is None else w.grad
                         if run.correction is not None:

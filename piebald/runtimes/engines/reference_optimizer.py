@@ -28,7 +28,7 @@ class ReferenceOptimizer:
         assert isinstance(rule, Optimizer)
         self.run, self.planned = run, planned
         parameters, own = dict(module.named_parameters()), group_settings(config, module)
-        self.slots = [slot for slot in layout.slots if not slot.buffer]
+        self.slots = layout.parameters(config.part)
         self.parameters = [parameters[slot.name] for slot in self.slots]
         self.settings = [own.get(slot.name, (1.0, config.weight_decay)) for slot in self.slots]
         self.lr = float(config.lr[row]) if isinstance(config.lr, Tensor) else config.lr

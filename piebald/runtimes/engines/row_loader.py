@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,6 +48,7 @@ class RowLoader:
         self._coming: deque[dict[int, Future[Rows]]] = deque(maxlen=2)  # for this stack and the next one
         self._lock = threading.Lock()  # held by the thread that asks clients
         self._fetcher: ThreadPoolExecutor | None = None  # started at the first need, so after a fork
+        self._held: tuple[Sequence[int], Gathered] | None = None  # by `holding`
         self._indexed: InMemory | None = None  # the clients, where they share a pool in memory
         if isinstance(clients, InMemory) and clients.in_memory():
             pool = clients.pool()
@@ -73,6 +75,15 @@ class RowLoader:
             self._fetcher = None
         self._coming.clear()
 
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Keep the training rows that were last gathered, for who gathers them for every step."""
+        self._held = ((), Gathered(torch.empty(0), torch.empty(0), []))
+        try:
+            yield
+        finally:
+            self._held = None
+
     def size(self, client: int) -> int:
         """How many training rows a client has."""
         size = self.clients.size(client, "train")
@@ -83,6 +94,13 @@ class RowLoader:
         if self._pool is not None and self._indexed is not None and SERVER_ID not in clients:
             places = [self._indexed.indices(client, split) for client in clients]
             return Gathered(self._pool.x, self._pool.y, places)
+        if self._held is not None and split == "train":
+            if list(clients) != list(self._held[0]):
+                self._held = (clients, self._gathered(clients, split))
+            return self._held[1]
+        return self._gathered(clients, split)
+
+    def _gathered(self, clients: Sequence[int], split: Split) -> Gathered:
         rows = [self._rows(client, split) for client in clients]
         ends = np.cumsum([len(part) for part in rows])
         places = [np.arange(end - len(part), end) for end, part in zip(ends, rows, strict=True)]
@@ -125,7 +143,7 @@ def augmented(rows: Rows, config: SgdConfig, step: int, rng_key: RngKey) -> Rows
     """One client's batch after the augmentations of a run, from the random numbers of this step alone."""
     if not config.augmentation or not len(rows):
         return rows
-    rng = torch_generator("augment", step, *rng_key)
+    rng = torch_generator("augment", step + (config.only_step or 0), *rng_key)
     for change in config.augmentation:
         rows = change.augment(rows, rng)
     return rows
@@ -157,6 +175,12 @@ def batches(places: Places, config: SgdConfig, mixes: bool, *rng_key: int | str)
             )
         starts.pop()
     ends = [*starts[1:], count]
+    if config.only_step is not None:
+        if config.only_step < planned_steps(places, config, mixes, only=False):
+            epoch, place = divmod(config.only_step, len(starts))
+            order = places[generator("order", epoch, *rng_key).permutation(count)]
+            yield order[starts[place] : ends[place]]
+        return
     taken = epoch = 0
     while epoch < config.epochs if config.steps is None else taken < config.steps:
         order = places[generator("order", epoch, *rng_key).permutation(count)]
@@ -168,8 +192,10 @@ def batches(places: Places, config: SgdConfig, mixes: bool, *rng_key: int | str)
         epoch += 1
 
 
-def planned_steps(places: Places, config: SgdConfig, mixes: bool) -> int:
-    """How many batches `batches` makes of a client's rows."""
+def planned_steps(places: Places, config: SgdConfig, mixes: bool, only: bool = True) -> int:
+    """How many batches `batches` makes of a client's rows; with `only` False also where one of them is chosen."""
+    if only and config.only_step is not None:
+        return int(config.only_step < planned_steps(places, config, mixes, only=False))
     count = len(places)
     if count == 0 or config.steps is not None:
         return config.steps or 0 if count else 0

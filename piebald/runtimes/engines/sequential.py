@@ -19,7 +19,7 @@ from piebald.contracts import Rows, SgdOutcome, Split
 from piebald.errors import SettingError
 from piebald.losses import IGNORED, for_training
 from piebald.machine import moved
-from piebald.parameters import Layout, copied
+from piebald.parameters import Layout, Part, copied
 from piebald.randomness import key
 from piebald.runtimes.engines.device_copies import CohortCopies, moved_arrays
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
@@ -105,8 +105,10 @@ class SequentialEngine:
         """The dropout keys [steps] of each client's steps, None where nothing is drawn from them."""
         if not self.traits.dropout and run.config.privacy is None:
             return [None] * len(planned)
-        rng_keys = [self.rng_key(run, row) for row in range(len(planned))]
-        drawn = [step_key(own, step) for own, steps in zip(rng_keys, planned, strict=True) for step in range(steps)]
+        rng_keys, first = [self.rng_key(run, row) for row in range(len(planned))], run.config.only_step or 0
+        drawn = [
+            step_key(own, first + step) for own, steps in zip(rng_keys, planned, strict=True) for step in range(steps)
+        ]
         return torch.split(moved(torch.tensor(drawn, dtype=torch.int64), self.device), list(planned))
 
     def stepper(self, run: SgdRun, models: Tensor, planned: Sequence[int], layout: Layout | None = None) -> Stepper:
@@ -114,11 +116,11 @@ class SequentialEngine:
         config, layout = run.config, layout or self.work.layout
         tensors: tuple[GroupSpan, ...] = ()
         if config.rule is not None:
-            name = (config.groups, config.weight_decay, config.base_lr)
+            name = (config.groups, config.weight_decay, config.base_lr, config.part)
             if name not in self._tensor_spans:
                 self._tensor_spans[name] = tensor_spans(config, self.work.layout, self.work.model)
             tensors = self._tensor_spans[name]
-        return Stepper(run, models, layout.trained, joined(tensors), tensors, planned)
+        return Stepper(run, models, layout.trained_part(config.part), joined(tensors), tensors, planned)
 
     def _train_one(
         self,
@@ -134,6 +136,7 @@ class SequentialEngine:
         self._load(run.model[row])
         self.module.train()
         plain, total, taken = run.plain, torch.zeros((), device=self.device), 0
+        parameters, views = self._part(run.config.part)
         for batch in positions:
             rows = gathered.take(batch)
             if run.config.augmentation:
@@ -145,14 +148,14 @@ class SequentialEngine:
             else:
                 if dropout is not None and keys is not None:
                     dropout.start(keys[taken])
-                loss, gradients = self._gradients(rows)
+                loss, gradients = self._gradients(rows, parameters)
             with torch.no_grad():
                 if plain:
-                    plain_step(self.parameters, gradients, self.vector, run, self.work.layout.trained, row)
+                    plain_step(parameters, gradients, self.vector, run, stepper.spans, row)
                 elif stepper.direct:
                     stepper.step_along(self.vector, gradients, row, taken)
                 else:
-                    torch._foreach_copy_(self._gradient_views, gradients)
+                    torch._foreach_copy_(views, gradients)
                     stepper.step(self.vector, self._gradient, row, taken)
                 total += loss
             taken += 1
@@ -163,11 +166,18 @@ class SequentialEngine:
         seed = self.work.seed if run.config.privacy is None else run.secret or self.work.seed
         return self.row_loader.rng_key(seed, run.clients[row], run.rng_versions[row], run.phase)
 
-    def _gradients(self, rows: Rows) -> tuple[Tensor, list[Tensor]]:
+    def _part(self, part: Part) -> tuple[list[Tensor], list[Tensor]]:
+        """The parameters that are trained, and where their gradients go."""
+        if part == "all":
+            return self.parameters, self._gradient_views
+        chosen = [self._names.index(slot.name) for slot in self.work.layout.parameters(part)]
+        return [self.parameters[one] for one in chosen], [self._gradient_views[one] for one in chosen]
+
+    def _gradients(self, rows: Rows, parameters: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """The mean loss of a batch and its gradients."""
         with self.precision():
             loss = self.loss(pytree.run(self.module, self.shaped(rows.x)), rows.y).mean()
-        return loss.detach(), list(torch.autograd.grad(loss, self.parameters, materialize_grads=True))
+        return loss.detach(), list(torch.autograd.grad(loss, parameters, materialize_grads=True))
 
     # -- training with DP-SGD
 
@@ -282,7 +292,8 @@ class SequentialEngine:
         """Keyed dropout for models with dropout; a seeded global stream for models that draw other random numbers."""
         if self.traits.random:
             with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-                torch.manual_seed(key("torch", *self.rng_key(run, row)) >> 1)
+                step = () if run.config.only_step is None else (run.config.only_step,)
+                torch.manual_seed(key("torch", *self.rng_key(run, row), *step) >> 1)
                 yield None
         elif self.traits.dropout:
             with KeyedDropout() as dropout:

@@ -30,10 +30,10 @@ class GroupSpan(NamedTuple):
 
 
 def tensor_spans(config: SgdConfig, layout: Layout, module: nn.Module) -> tuple[GroupSpan, ...]:
-    """The parameters of a layout, one by one."""
+    """The parameters of a layout that are trained, one by one."""
     settings, others = group_settings(config, module), (1.0, config.weight_decay)
-    slots = [slot for slot in layout.slots if not slot.buffer]
-    return tuple(GroupSpan(slice(slot.start, slot.stop), *settings.get(slot.name, others)) for slot in slots)
+    spans = [(slot.name, slice(slot.start, slot.stop)) for slot in layout.parameters(config.part)]
+    return tuple(GroupSpan(span, *settings.get(name, others)) for name, span in spans)
 
 
 def joined(tensors: Sequence[GroupSpan]) -> tuple[GroupSpan, ...]:

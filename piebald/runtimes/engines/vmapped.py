@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from piebald import pytree
-from piebald.contracts import Rows, SgdOutcome
-from piebald.parameters import Layout
+from piebald.contracts import Rows, SgdConfig, SgdOutcome
+from piebald.parameters import Layout, Part
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
 from piebald.runtimes.engines.row_gradients import MAX_NUMBERS, noised, row_keys
 from piebald.runtimes.engines.row_loader import Gathered, Places, RngKey, augmented, batches
@@ -46,9 +46,9 @@ class VmappedEngine(SequentialEngine):
         stepper = self.stepper(ordered, w, [len(plan) for plan in plans])
         total = torch.zeros(len(plans), device=self.device)
         g = None if run.plain or stepper.direct else torch.zeros_like(w)
-        leaves = Leaves(self.work.layout, w)
+        leaves = Leaves(self.work.layout, w, run.config.part)
         lots = [float(min(run.config.batch, len(gathered.places[row]))) for row in order]
-        for step, shared in enumerate(self.passes(plans, rng_keys)):
+        for step, shared in enumerate(self.passes(plans, rng_keys, run.config)):
             for one in shared:
                 lo, hi, mask, keys = one.lo, one.hi, one.mask, one.keys
                 rows = self.stacked(gathered, one, run, step)
@@ -103,11 +103,14 @@ class VmappedEngine(SequentialEngine):
         order = sorted(range(len(plans)), key=lambda row: (-len(plans[row]), -len(gathered.places[row]), row))
         return gathered, [plans[row] for row in order], [rng_keys[row] for row in order], order
 
-    def passes(self, plans: Sequence[Sequence[Places]], rng_keys: Sequence[RngKey]) -> Iterator[list[PassRows]]:
+    def passes(
+        self, plans: Sequence[Sequence[Places]], rng_keys: Sequence[RngKey], config: SgdConfig
+    ) -> Iterator[list[PassRows]]:
         """The passes of each step, from what `planned` returned."""
+        first = config.only_step or 0
 
         def keys(lo: int, hi: int, step: int) -> list[int] | None:
-            return [step_key(rng_key, step) for rng_key in rng_keys[lo:hi]] if self.traits.dropout else None
+            return [step_key(rng_key, first + step) for rng_key in rng_keys[lo:hi]] if self.traits.dropout else None
 
         return passes(plans, rng_keys, self.ranges, keys, self.device)
 
@@ -200,9 +203,10 @@ class Leaves:
     views; `finish` writes them back into the stack.
     """
 
-    def __init__(self, layout: Layout, w: Tensor) -> None:
+    def __init__(self, layout: Layout, w: Tensor, part: Part = "all") -> None:
         self.layout, self.w = layout, w
-        self.trained = [slot for slot in layout.slots if not slot.buffer]
+        self.trained = layout.parameters(part)
+        self.untrained = [slot for slot in layout.parameters() if slot not in self.trained]
         views = layout.views(w)
         self._buffers = {slot.name: views[slot.name].contiguous() for slot in layout.slots if slot.buffer}
         self._made: dict[tuple[int, int], tuple[dict[str, Tensor], list[Tensor]]] = {}
@@ -212,6 +216,7 @@ class Leaves:
             views = self.layout.views(self.w[lo:hi])
             parameters = [views[slot.name].detach().requires_grad_() for slot in self.trained]
             tensors = {slot.name: leaf for slot, leaf in zip(self.trained, parameters, strict=True)}
+            tensors |= {slot.name: views[slot.name].detach() for slot in self.untrained}
             tensors |= {name: buffer[lo:hi] for name, buffer in self._buffers.items()}
             self._made[lo, hi] = tensors, parameters
         return self._made[lo, hi]

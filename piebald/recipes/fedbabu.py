@@ -1,0 +1,27 @@
+"""FedBABU: the body is trained together under a head that nobody trains, then each client fine-tunes."""
+
+from __future__ import annotations
+
+from typing import Literal, Unpack
+
+from piebald.recipe import Recipe
+from piebald.recipes.fedavg import fedavg
+from piebald.recipes.named import recipe
+from piebald.scheduling.cohort import CohortSize
+from piebald.sharing.layers import AllExcept
+from piebald.training.sgd import SgdSettings
+from piebald.training.shared_only import SharedOnly
+
+
+@recipe("Oh et al. 2022, FedBABU: toward enhanced representation for federated image classification", SharedOnly)
+def fedbabu(
+    cohort: CohortSize = 1.0,
+    private: str | tuple[str, ...] = "classifier",
+    tune_epochs: int = 1,
+    tune: Literal["all", "shared", "private"] = "all",
+    **training: Unpack[SgdSettings],
+) -> Recipe:
+    """FedAvg of the body, under a head that keeps its first values; each client fine-tunes what it gets."""
+    return fedavg(cohort).with_(
+        training=SharedOnly(tune_epochs=tune_epochs, tune=tune, **training), sharing=AllExcept(private_layers=private)
+    )
