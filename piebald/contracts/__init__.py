@@ -34,6 +34,8 @@ from piebald.contracts.server import Cohort, KeyAgreement, QueryRequest, RunReco
 from piebald.contracts.training import (
     ClientContext,
     GroupSettings,
+    LocalLoss,
+    LossBatch,
     Personalizes,
     RowPrivacy,
     SendsInputMoments,
@@ -67,6 +69,8 @@ __all__ = [
     "HoldsRows",
     "InMemory",
     "KeyAgreement",
+    "LocalLoss",
+    "LossBatch",
     "PartialSum",
     "Personalizes",
     "Query",

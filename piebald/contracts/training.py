@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
@@ -157,6 +157,9 @@ class SgdConfig:
         groups: parameters with settings of their own; they need a `rule`.
         base_lr: the trainer's learning rate, of which those of `groups` are multiples at every step.
         augmentation: changes of each batch, in this order.
+        sam_radius: if above 0, each step goes along the gradient at w + sam_radius * g / |g|, with g the batch's
+            gradient at w (sharpness-aware minimization).  Neither gradient sees the proximal term, the correction or
+            weight decay, which are added afterwards; buffers are those of the pass at w.
     """
 
     lr: float | Tensor
@@ -172,6 +175,7 @@ class SgdConfig:
     groups: tuple[GroupSettings, ...] = ()
     base_lr: float = 1.0
     augmentation: tuple[RowChange, ...] = ()
+    sam_radius: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -188,6 +192,42 @@ class SgdOutcome:
     loss: Tensor
     state: Mapping[str, Tensor] = field(default_factory=dict)
     shared: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LossBatch:
+    """One client's batch, as a `LocalLoss` sees it.
+
+    Attributes:
+        losses: the objective's loss, (outputs, targets) to one value for each row or to their mean.
+        outputs, targets: [b, ...].
+        mask: [b], 1 for rows and 0 for those that only fill a batch up: a loss for each row need not look at it.
+        own: the tensors that were given for this client, by name.
+        features: what goes into the last linear layer [b, d], under "model" for the model that is trained and under
+            their names for the `LocalLoss.anchors`.
+    """
+
+    losses: Callable[[Tensor, Tensor], Tensor]
+    outputs: Tensor
+    targets: Tensor
+    mask: Tensor
+    own: Mapping[str, Tensor]
+    features: Mapping[str, Tensor]
+
+
+class LocalLoss(Protocol):
+    """A loss in the place of the objective's while a client trains, for `ClientContext.run_sgd`."""
+
+    @property
+    def reads_features(self) -> bool:
+        """Whether it is given features.  The model then needs a linear layer, see `parameters.head`."""
+
+    @property
+    def anchors(self) -> tuple[str, ...]:
+        """Names of the client's own tensors that are models [p]: their features go along, in evaluation mode."""
+
+    def batch_loss(self, batch: LossBatch) -> Tensor:
+        """The loss of each row [b], written for one client, or one value for all of them."""
 
 
 class ClientContext(Protocol):
@@ -209,13 +249,16 @@ class ClientContext(Protocol):
         prox_center: Tensor | None = None,
         correction: Tensor | None = None,
         state: Mapping[str, Tensor] | None = None,
+        local_loss: LocalLoss | None = None,
+        own: Mapping[str, Tensor] | None = None,
     ) -> SgdOutcome:
         """Run mini-batch SGD from `model` [c, p] along  g + prox * (w - prox_center) + correction  (parameters only,
         not buffers), or another optimizer (`SgdConfig.rule`) with this in the place of the gradient.
 
         The proximal term belongs to the objective, so `clip` sees it; correction and weight decay are added after
         clipping.  `state` is the optimizer's, as in `SgdOutcome`; without it, the optimizer starts afresh.  Each call
-        in one task uses another order of the rows.
+        in one task uses another order of the rows.  `local_loss` takes the place of the objective's loss, and `own`
+        are the clients' tensors that it needs, by name, [c, ...] each.
         """
 
     def score(self, model: Tensor, split: Split) -> tuple[dict[str, Tensor], Tensor]:
@@ -235,6 +278,9 @@ class ClientContext(Protocol):
 
         For each layer all means, then all variances; 0 for a client without rows.  Models are in evaluation mode.
         """
+
+    def label_counts(self) -> Tensor:
+        """Training rows of each class [c, classes], for classification with one label for each row."""
 
     def confusion(self, model: Tensor, split: Split) -> Tensor:
         """Rows by true class and by the class with the largest output, [c, classes, classes]; for classification."""

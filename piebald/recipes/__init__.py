@@ -19,9 +19,12 @@ from piebald.recipes.fedavg import fedavg as fedavg
 from piebald.recipes.fedavgm import fedavgm as fedavgm
 from piebald.recipes.fedbn import fedbn as fedbn
 from piebald.recipes.fedbuff import fedbuff as fedbuff
+from piebald.recipes.feddecorr import feddecorr as feddecorr
 from piebald.recipes.feddyn import feddyn as feddyn
+from piebald.recipes.fedlc import fedlc as fedlc
 from piebald.recipes.fednova import fednova as fednova
 from piebald.recipes.fedprox import fedprox as fedprox
+from piebald.recipes.fedsam import fedsam as fedsam
 from piebald.recipes.fedyogi import fedyogi as fedyogi
 from piebald.recipes.fine_tuned import fine_tuned as fine_tuned
 from piebald.recipes.hdafl import hdafl as hdafl
@@ -29,9 +32,11 @@ from piebald.recipes.hierfavg import hierfavg as hierfavg
 from piebald.recipes.ifca import ifca as ifca
 from piebald.recipes.lg_fedavg import lg_fedavg as lg_fedavg
 from piebald.recipes.local import local as local
+from piebald.recipes.moon import moon as moon
 from piebald.recipes.named import listing, make, names, rebuild, settings_of, toml
 from piebald.recipes.qfedavg import qfedavg as qfedavg
 from piebald.recipes.scaffold import scaffold as scaffold
+from piebald.recipes.silobn import silobn as silobn
 from piebald.recipes.term import term as term
 
 __all__ = ["listing", "make", "names", "rebuild", "settings_of", "toml"]

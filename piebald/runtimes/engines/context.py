@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from piebald.contracts import SgdConfig, SgdOutcome, Split
+from piebald.contracts import LocalLoss, SgdConfig, SgdOutcome, Split
 from piebald.runtimes.engines.engine import Engine
 from piebald.runtimes.engines.input_moments import input_moments
 from piebald.runtimes.engines.sgd_step import SgdRun
 from piebald.runtimes.engines.stack import ClientStack
+from piebald.runtimes.factored.vectors import to_dense
 
 
 @dataclass(slots=True)
@@ -40,10 +41,15 @@ class EngineContext:
         prox_center: Tensor | None = None,
         correction: Tensor | None = None,
         state: Mapping[str, Tensor] | None = None,
+        local_loss: LocalLoss | None = None,
+        own: Mapping[str, Tensor] | None = None,
     ) -> SgdOutcome:
         clients, rng_versions, secret = self.stack.clients, self.stack.rng_versions, self.stack.secret
-        given = {} if state is None else state
-        run = SgdRun(clients, rng_versions, self.phase, model, config, prox, prox_center, correction, given, secret)
+        given, dense = {} if state is None else state, {name: to_dense(one) for name, one in (own or {}).items()}
+        run = SgdRun(
+            clients, rng_versions, self.phase, model, config, prox, prox_center, correction, given, secret,
+            local_loss, dense,
+        )  # fmt: skip
         self.phase += 1
         with torch.enable_grad():  # also where the caller only wants a model to use, inside torch.no_grad
             return replace(self.engine.run_sgd(run), shared=self.engine.work.layout.shared)
@@ -56,6 +62,11 @@ class EngineContext:
 
     def moments(self, model: Tensor, layers: Sequence[str]) -> Tensor:
         return input_moments(self.engine, self.stack.clients, model, layers)
+
+    def label_counts(self) -> Tensor:
+        (classes,), gathered = self.engine.work.outputs, self.engine.row_loader.gather(self.stack.clients, "train")
+        labels = [gathered.take(torch.from_numpy(places).to(self.engine.device)).y for places in gathered.places]
+        return torch.stack([torch.bincount(one[one >= 0].long(), minlength=classes) for one in labels])
 
     def confusion(self, model: Tensor, split: Split) -> Tensor:
         return self.engine.confusion(self.stack.clients, model, split)

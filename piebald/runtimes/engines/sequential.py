@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -14,12 +15,13 @@ from torch import Tensor, nn
 
 from piebald import pytree
 from piebald.client_work import ClientWork
-from piebald.contracts import Rows, SgdConfig, SgdOutcome, Split
+from piebald.contracts import LocalLoss, Rows, SgdConfig, SgdOutcome, Split
 from piebald.errors import SettingError
 from piebald.losses import IGNORED, Loss, for_training
 from piebald.parameters import Layout, copied
 from piebald.randomness import key
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
+from piebald.runtimes.engines.local_loss import LossEvaluator, at_the_top
 from piebald.runtimes.engines.model_traits import Traits
 from piebald.runtimes.engines.row_gradients import MAX_NUMBERS, RowGradients, noised, row_keys, shrink
 from piebald.runtimes.engines.row_loader import Gathered, Places, RngKey, RowLoader, augmented, batches, planned_steps
@@ -57,6 +59,7 @@ class SequentialEngine:
         self._names = [slot.name for slot in work.layout.slots if not slot.buffer]
         self._gradient_views = [views[name] for name in self._names]
         self._vectorizes: bool | None = None
+        self._evaluator: LossEvaluator | None = None
         self._tensor_spans: dict[
             object, tuple[GroupSpan, ...]
         ] = {}  # by what they depend on: patterns are slow to match
@@ -107,7 +110,13 @@ class SequentialEngine:
                 dropout.start(torch.tensor(step_key(rng_key, taken), device=self.device))
             rows = augmented(gathered.take(torch.from_numpy(batch).to(self.device)), run.config, taken, rng_key)
             if run.config.privacy is None:
-                loss, gradients = self._gradients(rows)
+                loss, gradients = self._gradients(run, row, rows)
+                if radius := run.config.sam_radius:
+                    if dropout is not None:  # the same masks
+                        dropout.start(torch.tensor(step_key(rng_key, taken), device=self.device))
+                    again = functools.partial(self._gradients, run, row, rows)
+                    ones, stacked = ([tensor.unsqueeze(0) for tensor in all_] for all_ in (self.parameters, gradients))
+                    gradients = at_the_top(self.vector, ones, stacked, radius, again)[1]
             else:
                 held = len(gathered.places[row])
                 loss, gradients = self._private_gradients(rows, run.config, held, taken, rng_key, dropout)
@@ -128,11 +137,24 @@ class SequentialEngine:
         seed = self.work.seed if run.config.privacy is None else run.secret or self.work.seed
         return self.row_loader.rng_key(seed, run.clients[row], run.rng_versions[row], run.phase)
 
-    def _gradients(self, rows: Rows) -> tuple[Tensor, list[Tensor]]:
+    def _gradients(self, run: SgdRun, row: int, rows: Rows) -> tuple[Tensor, list[Tensor]]:
         """The mean loss of a batch and its gradients."""
         with self.precision():
-            loss = self.loss(pytree.run(self.module, self.shaped(rows.x)), rows.y).mean()
+            if run.local_loss is None:
+                loss = self.loss(pytree.run(self.module, self.shaped(rows.x)), rows.y).mean()
+            else:
+                own = {name: one[row] for name, one in run.own.items()}
+                mask = torch.ones(len(rows), device=self.device)
+                forward = functools.partial(pytree.run, self.module)
+                shaped = Rows(self.shaped(rows.x), rows.y)
+                loss = self.evaluator(run.local_loss)(forward, shaped, own, mask).mean()
         return loss.detach(), list(torch.autograd.grad(loss, self.parameters, materialize_grads=True))
+
+    def evaluator(self, local: LocalLoss) -> LossEvaluator:
+        """What evaluates a client's own loss on this engine's module, made once for each loss."""
+        if self._evaluator is None or self._evaluator.local is not local:
+            self._evaluator = LossEvaluator(local, self.work, self.loss, self.module, self.device)
+        return self._evaluator
 
     # -- training with DP-SGD
 
