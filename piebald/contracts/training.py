@@ -157,6 +157,7 @@ class SgdConfig:
         groups: parameters with settings of their own; they need a `rule`.
         base_lr: the trainer's learning rate, of which those of `groups` are multiples at every step.
         augmentation: changes of each batch, in this order.
+        share: share of the client's rows that the run sees, drawn anew for each run; at least 2 rows.
         sam_radius: if above 0, each step goes along the gradient at w + sam_radius * g / |g|, with g the batch's
             gradient at w (sharpness-aware minimization).  Neither gradient sees the proximal term, the correction or
             weight decay, which are added afterwards; buffers are those of the pass at w.
@@ -175,6 +176,7 @@ class SgdConfig:
     groups: tuple[GroupSettings, ...] = ()
     base_lr: float = 1.0
     augmentation: tuple[RowChange, ...] = ()
+    share: float = 1.0
     sam_radius: float = 0.0
 
 
@@ -240,6 +242,9 @@ class ClientContext(Protocol):
     def as_task(self, rng_version: int | str) -> ClientContext:
         """The same clients with the random numbers of another of their tasks, see `Task.rng_version`."""
 
+    def aside(self) -> ClientContext:
+        """The same clients with random numbers of their own: what is run there leaves those of the task as they are."""
+
     def run_sgd(
         self,
         model: Tensor,
@@ -278,6 +283,9 @@ class ClientContext(Protocol):
 
         For each layer all means, then all variances; 0 for a client without rows.  Models are in evaluation mode.
         """
+
+    def belongs(self, layers: Sequence[str]) -> Tensor:
+        """Which of the numbers [p] are parameters of some layers, see `parameters.matching`; buffers are none."""
 
     def label_counts(self) -> Tensor:
         """Training rows of each class [c, classes], for classification with one label for each row."""

@@ -20,7 +20,7 @@ _EPS = 1e-8  # added to variances, as in the authors' program
 class Decorrelation(Sgd):
     """SGD with beta / d^2 * |K|_F^2 added to the loss of a batch, where K is the correlation matrix of its rows'
     features, with d of them (Shi et al. 2023, "Towards understanding and mitigating dimensional collapse in
-    heterogeneous federated learning", eq. 7 and 8).
+    heterogeneous federated learning", section 4, L_FedDecorr).
 
     Features are what goes into the model's last linear layer.  Variances divide by the rows of the batch less one, and
     a batch of one row has no such term.  The authors' program sums products where the paper has correlations and leaves

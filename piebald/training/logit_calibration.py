@@ -18,7 +18,7 @@ _FEWEST = 1e-8  # rows that a class without rows counts as
 
 class LogitCalibration(Sgd):
     """SGD on the cross-entropy of logits f_c - tau * n_c^(-1/4), with n_c the client's training rows of class c (Zhang
-    et al. 2022, "Federated learning with label distribution skew via logits calibration", eq. 9).
+    et al. 2022, "Federated learning with label distribution skew via logits calibration", section 4, L_cal).
 
     A class with few rows has to be predicted by a wider margin, so that a client unlearns less of what others know.
 

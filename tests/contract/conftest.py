@@ -44,6 +44,7 @@ TABLE: dict[str, dict[str, Any]] = {
     "feddecorr": {"beta": 1.0},
     "fedsam": {"rho": 0.2},
     "silobn": {},
+    "fedala": {"adaptive_layers": "*"},
     "local": {},
     "fine_tuned": {"tune_epochs": 2},
     "lg_fedavg": {},

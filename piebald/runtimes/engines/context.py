@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from piebald.contracts import LocalLoss, SgdConfig, SgdOutcome, Split
+from piebald.parameters import matching
 from piebald.runtimes.engines.engine import Engine
 from piebald.runtimes.engines.input_moments import input_moments
 from piebald.runtimes.engines.sgd_step import SgdRun
@@ -30,6 +31,10 @@ class EngineContext:
 
     def as_task(self, rng_version: int | str) -> EngineContext:
         rng_versions = [rng_version] * len(self.stack.clients)
+        return EngineContext(self.engine, replace(self.stack, rng_versions=rng_versions))
+
+    def aside(self) -> EngineContext:
+        rng_versions = [f"{version}.aside" for version in self.stack.rng_versions]
         return EngineContext(self.engine, replace(self.stack, rng_versions=rng_versions))
 
     def run_sgd(
@@ -62,6 +67,13 @@ class EngineContext:
 
     def moments(self, model: Tensor, layers: Sequence[str]) -> Tensor:
         return input_moments(self.engine, self.stack.clients, model, layers)
+
+    def belongs(self, layers: Sequence[str]) -> Tensor:
+        work = self.engine.work
+        names, found = matching(work.model, layers), torch.zeros(work.layout.size, dtype=torch.bool)
+        for slot in work.layout.slots:
+            found[slot.start : slot.stop] = slot.name in names and not slot.buffer
+        return found.to(self.engine.device)
 
     def label_counts(self) -> Tensor:
         (classes,), gathered = self.engine.work.outputs, self.engine.row_loader.gather(self.stack.clients, "train")
