@@ -15,6 +15,7 @@ from piebald.recipes.dvw import async_dvw as async_dvw
 from piebald.recipes.dvw import sync_dvw as sync_dvw
 from piebald.recipes.fedadam import fedadam as fedadam
 from piebald.recipes.fedala import fedala as fedala
+from piebald.recipes.fedamp import fedamp as fedamp
 from piebald.recipes.fedasync import fedasync as fedasync
 from piebald.recipes.fedavg import fedavg as fedavg
 from piebald.recipes.fedavgm import fedavgm as fedavgm

@@ -45,6 +45,7 @@ TABLE: dict[str, dict[str, Any]] = {
     "fedsam": {"rho": 0.2},
     "silobn": {},
     "fedala": {"adaptive_layers": "*"},
+    "fedamp": {"alpha": 0.4, "sigma": 20.0},
     "local": {},
     "fine_tuned": {"tune_epochs": 2},
     "lg_fedavg": {},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from torch.nn import functional
 
 import piebald
 from piebald import recipes
-from piebald.errors import SettingError
+from piebald.clustering import Attentive
+from piebald.errors import PiebaldError
 from piebald.finished_run import Run
 from piebald.partition import clients_from
 from piebald.recipe import Recipe
@@ -87,12 +89,12 @@ def by_hand(train: Callable[[int, nn.Module, Tensor, Tensor], None], start: nn.M
 
 
 def apart(one: nn.Module, other: nn.Module) -> float:
-    """The largest difference of parameters and buffers."""
-    theirs = other.state_dict()
-    return max(float((tensor - theirs[name]).abs().max()) for name, tensor in one.state_dict().items())
+    """The largest difference of parameters and float buffers."""
+    theirs, mine = other.state_dict(), {n: t for n, t in one.state_dict().items() if t.is_floating_point()}
+    return max(float((tensor - theirs[name]).abs().max()) for name, tensor in mine.items())
 
 
-# ------------------------------------------------------------------------------------------ beside the papers' equations
+# ----------------------------------------------------------------------------------------- beside the papers' equations
 
 
 def plain_moon() -> nn.Module:
@@ -155,22 +157,6 @@ def plain_fedsam() -> nn.Module:
     return by_hand(train)
 
 
-def plain_silobn() -> nn.Module:
-    """The global model has the affine parameters' means, and the statistics that it began with."""
-    kept = [copy.deepcopy(normed()[1]) for _ in sites()]
-    world: Any = normed()
-    for _ in range(ROUNDS):
-        locals_ = [copy.deepcopy(world) for _ in sites()]
-        for client, ((x, y), model) in enumerate(zip(sites(), locals_, strict=True)):
-            for name in ("running_mean", "running_var"):
-                getattr(model[1], name).copy_(getattr(kept[client], name))
-            descend(model, lambda model, x=x, y=y: functional.cross_entropy(model(x), y))  # type: ignore[misc]
-            kept[client] = copy.deepcopy(model[1])
-        world = averaged(locals_, [float(len(y)) for _, y in sites()])
-        world[1].reset_running_stats()
-    return world  # type: ignore[no-any-return]
-
-
 def plain_scaffold() -> nn.Module:
     """Algorithm 1, option I, of which every client takes part in each round."""
     world, clients = network(), range(len(sites()))
@@ -219,25 +205,198 @@ def plain_fedala() -> nn.Module:
     return by_hand(train)
 
 
-BESIDE: dict[str, tuple[Recipe, Callable[[], nn.Module], Any]] = {
-    "MOON": (recipes.moon(mu=2.0, temperature=0.3, **PLAIN), plain_moon, network),
-    "FedLC": (recipes.fedlc(tau=0.7, **PLAIN), plain_fedlc, network),
-    "FedDecorr": (recipes.feddecorr(beta=0.8, **PLAIN), plain_feddecorr, network),
-    "FedSAM": (recipes.fedsam(rho=0.3, **PLAIN), plain_fedsam, network),
-    "SiloBN": (recipes.silobn(**PLAIN), plain_silobn, normed),
-    "SCAFFOLD, option I": (recipes.scaffold(option="I", **PLAIN), plain_scaffold, network),
-    "FedALA": (
-        recipes.fedala(weight_lr=3.0, weight_share=1.0, adaptive_layers="*", **PLAIN), plain_fedala, network,
-    ),
-}  # fmt: skip
+BESIDE: dict[str, tuple[Recipe, Callable[[], nn.Module]]] = {
+    "MOON": (recipes.moon(mu=2.0, temperature=0.3, **PLAIN), plain_moon),
+    "FedLC": (recipes.fedlc(tau=0.7, **PLAIN), plain_fedlc),
+    "FedDecorr": (recipes.feddecorr(beta=0.8, **PLAIN), plain_feddecorr),
+    "FedSAM": (recipes.fedsam(rho=0.3, **PLAIN), plain_fedsam),
+    "SCAFFOLD, option I": (recipes.scaffold(option="I", **PLAIN), plain_scaffold),
+    "FedALA": (recipes.fedala(weight_lr=3.0, weight_share=1.0, adaptive_layers="*", **PLAIN), plain_fedala),
+}
 
 
 @pytest.mark.parametrize("case", BESIDE)
 def test_equals_a_plain_loop_over_the_papers_equations(case: str) -> None:
-    recipe, plain, model = BESIDE[case]
-    found, fedavg = run(recipe, model).model(), run(recipes.fedavg(**PLAIN), model).model()
-    names = [name for name, _ in found.named_parameters()]
-    expected = {name: tensor for name, tensor in plain().state_dict().items() if name in names}
-    away = max(float((found.state_dict()[name] - tensor).abs().max()) for name, tensor in expected.items())
-    other = max(float((fedavg.state_dict()[name] - tensor).abs().max()) for name, tensor in expected.items())
-    assert away < 1e-5 < 1e-3 < other, f"{away} from the equations, which are {other} from FedAvg"
+    recipe, plain = BESIDE[case]
+    found, expected = run(recipe).model(), plain()
+    assert apart(found, expected) < 1e-5
+    assert apart(run(recipes.fedavg(**PLAIN)).model(), expected) > 1e-3  # or nothing would be shown
+
+
+def test_silobn_keeps_statistics_and_shares_scale_and_shift(tmp_path: Path) -> None:
+    kept = [copy.deepcopy(normed()[1]) for _ in sites()]
+    world: Any = normed()
+    for _ in range(ROUNDS):
+        locals_ = [copy.deepcopy(world) for _ in sites()]
+        for client, ((x, y), model) in enumerate(zip(sites(), locals_, strict=True)):
+            for name in ("running_mean", "running_var"):
+                getattr(model[1], name).copy_(getattr(kept[client], name))
+            descend(model, lambda model, x=x, y=y: functional.cross_entropy(model(x), y))  # type: ignore[misc]
+            kept[client] = copy.deepcopy(model[1])
+        world = averaged(locals_, [float(len(y)) for _, y in sites()])
+    done = run(recipes.silobn(**PLAIN), normed, out=tmp_path / "run")
+    for client, own in enumerate(kept):
+        expected = copy.deepcopy(world)
+        for name in ("running_mean", "running_var"):
+            getattr(expected[1], name).copy_(getattr(own, name))
+        assert apart(done.model(client), expected) < 1e-5
+    assert apart(done.model(0), done.model(1)) > 0.1  # in the statistics, as their inputs are apart
+    assert {row["bytes_up"] for row in done.results} == {4 * sum(p.numel() for p in normed().parameters())}
+
+
+def test_fedamp_mixes_as_algorithm_1_says(tmp_path: Path) -> None:
+    """Its models at the server and at the clients, also where one of them has not trained yet."""
+    alpha, sigma, mu = 0.3, 2.0, 0.5
+    recipe = recipes.fedamp(cohort=2, alpha=alpha, sigma=sigma, mu=mu, **PLAIN)
+    done = run(recipe, rounds=4, out=tmp_path / "run")
+    sent: list[Any] = [network() for _ in sites()]
+    trained: dict[int, nn.Module] = {}
+    for version in range(4):
+        for client in sorted(row["client"] for row in done.results if row["sent_version"] == version):
+            (x, y), cloud = sites()[client], copy.deepcopy(sent[client])
+
+            def loss(model: nn.Module, x: Tensor = x, y: Tensor = y, cloud: nn.Module = cloud) -> Tensor:
+                pairs = zip(model.parameters(), cloud.parameters(), strict=True)
+                return functional.cross_entropy(model(x), y) + mu / 2 * sum(  # type: ignore[return-value]
+                    (one - other.detach()).square().sum() for one, other in pairs
+                )
+
+            trained[client] = copy.deepcopy(sent[client])
+            descend(trained[client], loss)
+        flat = {c: torch.cat([p.detach().flatten() for p in model.parameters()]) for c, model in trained.items()}
+        for client in range(len(sites())):
+            weights = {
+                other: alpha / sigma * float(torch.exp(-(flat[client] - flat[other]).square().sum() / sigma))
+                for other in trained
+                if client in trained and other != client
+            }
+            own = {client: 1 - sum(weights.values())} if client in trained else dict.fromkeys(trained, 1.0)
+            shares = weights | own
+            sent[client] = averaged([trained[one] for one in shares], list(shares.values()))
+    assert sorted(trained) == [0, 1, 2]
+    for client, model in trained.items():
+        assert apart(done.model(client), model) < 1e-5
+        cloud = done.work.layout.flatten(sent[client])
+        torch.testing.assert_close(done.cluster_models[client + 1], cloud, atol=1e-5, rtol=1e-4)
+    assert apart(trained[0], sent[0]) > 1e-3
+
+
+def test_fedamp_without_others_is_local_training(tmp_path: Path) -> None:
+    alone = run(recipes.fedamp(alpha=0.0, mu=0.0, **PLAIN), out=tmp_path / "fedamp")
+    local = run(recipes.local(**PLAIN), out=tmp_path / "local")
+    assert all(apart(alone.model(client), local.model(client)) < 1e-6 for client in range(len(sites())))
+
+
+# ---------------------------------------------------------------------------------------------- what the papers claim
+
+
+def test_moon_trains_towards_the_features_of_the_global_model(tmp_path: Path) -> None:
+    """Local models agree more with the global model that they began with than with their own last ones.  With mu = 0
+    they are FedAvg's, and agree more with their own."""
+    nearer = {}
+    for mu in (0.0, 1.0):
+        runs = [run(recipes.moon(mu=mu, **PLAIN), rounds=n, out=tmp_path / f"{mu} {n}") for n in (4, 5)]
+        margins = []
+        for client, (x, _) in enumerate(sites()):
+            found = []
+            for vector in (
+                runs[1]._store.client_state(client)["previous"], runs[0].start(),
+                runs[0]._store.client_state(client)["previous"],
+            ):  # fmt: skip
+                model = network()
+                runs[0].work.layout.load(model, vector)
+                found.append(features(model, x).detach())
+            z, sent, previous = found
+            margins.append(functional.cosine_similarity(z, sent) - functional.cosine_similarity(z, previous))
+        nearer[mu] = float(torch.cat(margins).mean())
+    assert nearer[0.0] < 0 < nearer[1.0], nearer
+
+
+def test_fedlc_unlearns_less_of_a_class_that_a_client_lacks() -> None:
+    first, x = sites()[0], sites()[0][0]
+    missing = 3
+    assert missing not in first[1]
+    clients, left = clients_from([first], test=0.0, classes=list("abcd")), {}
+    for recipe in (recipes.fedavg(**PLAIN), recipes.fedlc(**PLAIN)):
+        model = piebald.run(recipe, clients, network, rounds=3, evaluate_every=0).model()
+        left[recipe.name] = float(model(x).softmax(1)[:, missing].mean().detach())
+    assert left["fedlc"] > 1.5 * left["fedavg"], left
+
+
+def test_feddecorr_keeps_features_from_correlating() -> None:
+    x, found = torch.cat([x for x, _ in sites()]), {}
+    for recipe in (recipes.fedavg(**PLAIN), recipes.feddecorr(beta=2.0, **PLAIN)):
+        correlation = torch.corrcoef(features(run(recipe, rounds=8).model(), x).T)
+        found[recipe.name] = float((correlation - torch.eye(len(correlation))).square().mean())
+    assert found["feddecorr"] < 0.7 * found["fedavg"], found
+
+
+def test_fedsam_ends_where_the_loss_is_flatter() -> None:
+    """The loss rises less along the gradient from FedSAM's model than from FedAvg's."""
+    x, y = (torch.cat(parts) for parts in zip(*sites(), strict=True))
+    rises = {}
+    for recipe in (recipes.fedavg(**PLAIN), recipes.fedsam(rho=0.5, **PLAIN)):
+        model = run(recipe, rounds=25).model()
+        loss = functional.cross_entropy(model(x), y)
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        length = torch.cat([gradient.flatten() for gradient in gradients]).norm()
+        with torch.no_grad():
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                parameter += 0.5 * gradient / length
+            rises[recipe.name] = float(functional.cross_entropy(model(x), y) - loss)
+    assert rises["fedsam"] < 0.9 * rises["fedavg"], rises
+
+
+def test_fedala_starts_from_what_serves_the_client(tmp_path: Path) -> None:
+    """Clients whose labels mean something else: their own starts have a lower loss than the global model, which FedAvg
+    gives them, and the weights that were learned lie between."""
+    turned = [(x, (y + client) % 4) for client, (x, y) in enumerate(sites())]
+    clients = clients_from(turned, test=0.0, classes=list("abcd"))
+    recipe = recipes.fedala(adaptive_layers="*", weight_lr=5.0, **PLAIN)
+    done = piebald.run(recipe, clients, network, rounds=6, evaluate_every=0, out=tmp_path / "run")
+    for client, (x, y) in enumerate(turned):
+        own, world = (functional.cross_entropy(model(x), y).detach() for model in (done.model(client), done.model()))
+        assert float(own) < float(world)
+        weights = done._store.client_state(client)["weights"]
+        assert 0 <= float(weights.min()) < 0.9 < float(weights.max()) <= 1
+
+
+def test_fedamp_listens_to_those_that_are_alike() -> None:
+    """Two pairs of models: a partner counts, and who is far away does not, also where alpha is far too large."""
+    parameters = torch.tensor([[0.0, 0.0], [0.1, 0.0], [9.0, 0.0], [9.0, 0.1]])
+    weights = Attentive(alpha=0.4, sigma=1.0).weights(parameters)
+    torch.testing.assert_close(weights.sum(1), torch.ones(4))
+    assert torch.all(weights[:2, :2] > 0.3)
+    assert torch.all(weights[:2, 2:] < 1e-6)
+    torch.testing.assert_close(weights, weights.T)
+    greedy = Attentive(alpha=1000.0, sigma=1.0).weights(parameters)
+    assert bool((greedy >= 0).all())
+    torch.testing.assert_close(greedy.sum(1), torch.ones(4))
+
+
+# --------------------------------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("recipe", "model", "wrong"),
+    [
+        (recipes.moon(), lambda seed: nn.Linear(5, 4), "model_contrastive compares features"),
+        (recipes.feddecorr(), lambda seed: nn.Linear(5, 4), "decorrelation compares features"),
+        (recipes.fedala(adaptive_layers="body"), network, "no layer or role of this model called 'body'"),
+        (recipes.silobn(), network, "no layer or role of this model called '\\*running_mean'"),
+    ],
+)
+def test_models_that_a_method_cannot_train_are_refused(recipe: Recipe, model: Any, wrong: str) -> None:
+    with pytest.raises(PiebaldError, match=wrong):
+        run(recipe, model)
+
+
+def test_fedlc_refuses_targets_that_are_no_classes() -> None:
+    clients = clients_from([(x, y.float()) for x, y in sites()], test=0.0)
+    with pytest.raises(PiebaldError, match="logit_calibration counts rows by class"):
+        piebald.run(recipes.fedlc(), clients, lambda seed: nn.Linear(5, 1), rounds=1)
+
+
+def test_fedamp_needs_single_updates() -> None:
+    with pytest.raises(PiebaldError, match="attentive needs individual updates"):
+        recipes.fedamp().with_(transforms=[{"kind": "secure_aggregation"}])
