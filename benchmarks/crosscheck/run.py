@@ -4,10 +4,15 @@ Each program has an environment of its own, since they require different version
 here.  To put them beside, once (on a machine without a GPU also `--extra-index-url
 https://download.pytorch.org/whl/cpu`):
 
-    for peer in torch statistics opacus byzfl flower fedjax pfl; do
+    for peer in torch statistics opacus byzfl flower fedjax pfl pfllib; do
       python -m venv build/crosscheck/$peer
       build/crosscheck/$peer/bin/pip install -r benchmarks/crosscheck/requirements/$peer.txt
     done
+
+PFLlib is no package: put its sources into its environment, at the commit that RESULTS.md names:
+
+    git clone https://github.com/TsingZ0/PFLlib build/crosscheck/pfllib/PFLlib
+    git -C build/crosscheck/pfllib/PFLlib checkout d832e76f6a23b833038949ec1e4fdefe63a4d350
 
 A peer's script in peers/ reads the inputs and writes what the peer makes of them; RESULTS.md is the table of the
 largest differences.  The exit code is 1 if a difference is larger than rounding and not explained in `EXPLAINED`.
@@ -42,12 +47,14 @@ class Peer:
         script: in peers/.
         environment: the folder of its environment, and the name of its file in requirements/.
         packages: whose versions are shown.
+        commit: of its sources, where it is no package.
     """
 
     title: str
     script: str
     environment: str
     packages: tuple[str, ...]
+    commit: str = ""
 
 
 PEERS = (
@@ -55,6 +62,7 @@ PEERS = (
     Peer("Flower", "with_flower.py", "flower", ("flwr",)),
     Peer("FedJAX", "with_fedjax.py", "fedjax", ("fedjax", "jax")),
     Peer("pfl-research", "with_pfl.py", "pfl", ("pfl",)),
+    Peer("PFLlib", "with_pfllib.py", "pfllib", ("torch",), "d832e76f6a23b833038949ec1e4fdefe63a4d350"),
     Peer("ByzFL", "with_byzfl.py", "byzfl", ("byzfl",)),
     Peer("opacus", "with_opacus.py", "opacus", ("opacus",)),
     Peer("flwr-datasets", "with_flwr_datasets.py", "flower", ("flwr-datasets",)),
@@ -91,7 +99,8 @@ def versions(peer: Peer, root: Path) -> str:
     code = "import sys; from importlib.metadata import version; print(*map(version, sys.argv[1:]))"
     python = root / peer.environment / "bin" / "python"
     shown = subprocess.run([python, "-c", code, *peer.packages], check=True, capture_output=True, text=True).stdout
-    return ", ".join(f"{name} {number}" for name, number in zip(peer.packages, shown.split(), strict=True))
+    named = [f"{name} {number}" for name, number in zip(peer.packages, shown.split(), strict=True)]
+    return ", ".join([f"commit {peer.commit}", *named] if peer.commit else named)
 
 
 def line(peer: str, name: str, mine: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any]) -> Line:
@@ -134,7 +143,9 @@ for random partitions {ERRORS:g} standard errors), {named} differ by a definitio
 
 "PLD" is compared with opacus' PRV accountant; "IRLS line" is the repeated-median line through sorted values, with both
 intercepts; "MMD" is its square, over all pairs.  FedAsync and FedBuff run on six clients of different speeds, and plain
-PyTorch replays which client sent what, from which version, at which step.
+PyTorch replays which client sent what, from which version, at which step.  Of PFLlib its clients are run, whose models
+are averaged with equal weights, and FedAMP's mixing; its FedLC calibrates by the rows of all clients together, where
+the paper counts those of the client, so its client is given its own counts.
 
 {absent}Programs:
 

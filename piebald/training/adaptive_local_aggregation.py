@@ -42,15 +42,14 @@ class AdaptiveLocalAggregation(Sgd):
     other layers and the running statistics of batch norms are those of the global model.  Local model and W never
     leave the client, and updates are FedAvg's.  The client's own model is the one that it would train from next.
 
-    The paper trains W until convergence at a client's first task and does not say how that is seen; here these are
-    `first_passes` passes.  (With all clients in every round that task changes nothing, as the first local model is the
-    one that the run starts from.)
+    The first time that the two models differ, which with all clients in every round is the second round, the paper
+    trains W until convergence and does not say how that is seen; here these are `first_passes` passes.
 
     Attributes:
         weight_lr: eta of the paper, learning rate of W, at least 0; with 0 it is FedAvg.
         weight_share: s of the paper, share of the client's rows that W is learned from, above 0.
         adaptive_layers: the higher layers, by default the last linear one (p = 1 in the paper).
-        first_passes: passes over these rows at the client's first task.
+        first_passes: passes over these rows the first time that the models differ.
     """
 
     weight_lr: float = Field(default=1.0, ge=0)
@@ -67,29 +66,30 @@ class AdaptiveLocalAggregation(Sgd):
         return super().unsupported_model(spec)
 
     def initial_state(self, model: Tensor, shared: int) -> dict[str, Tensor]:
-        own = {"local": model, "weights": torch.ones_like(model), "tasks": torch.zeros(1)}
+        own = {"local": model, "weights": torch.ones_like(model), "begun": torch.zeros(1)}
         return super().initial_state(model, shared) | own
 
     def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
-        start, weights = self._start(inputs, context)
+        start, weights, begun = self._start(inputs, context)
         end = context.run_sgd(start, self.sgd_config(inputs), state=self.start_state(inputs))
-        own = {"local": end.model, "weights": weights, "tasks": inputs.state["tasks"] + 1}
+        own = {"local": end.model, "weights": weights, "begun": begun}
         done = self.output(end)
         return dataclasses.replace(done, state={**done.state, **own})
 
     def personalize(self, inputs: TrainInput, context: ClientContext) -> Tensor:
         return self._start(inputs, context)[0]
 
-    def _start(self, inputs: TrainInput, context: ClientContext) -> tuple[Tensor, Tensor]:
-        """The models [c, p] to train from, and the weights W [c, p]."""
+    def _start(self, inputs: TrainInput, context: ClientContext) -> tuple[Tensor, Tensor, Tensor]:
+        """The models [c, p] to train from, the weights W [c, p], and whether they have been learned before [c, 1]."""
         adaptive, sent, aside = context.belongs(self._layers), inputs.model, context.aside()
         local = torch.where(adaptive, inputs.state["local"], sent)
         state = {"weights": inputs.state["weights"], "local": local, "sent": sent}
         once = SgdConfig(lr=self.weight_lr, batch=self.batch, share=self.weight_share, rule=AggregationWeights())
         end = aside.run_sgd(local + (sent - local) * state["weights"], once, state=state)
-        model, weights, first = end.model, end.state["weights"], inputs.state["tasks"] == 0
+        differ, begun = (sent != local).any(1, keepdim=True), inputs.state["begun"]
+        model, weights, first = end.model, end.state["weights"], differ & (begun == 0)
         if self.first_passes > 1 and bool(first.any()):
             more = dataclasses.replace(once, epochs=self.first_passes - 1)
             again = aside.run_sgd(model, more, state=state | {"weights": weights})
             model, weights = torch.where(first, again.model, model), torch.where(first, again.state["weights"], weights)
-        return torch.where(adaptive, model, sent), weights
+        return torch.where(adaptive, model, sent), weights, torch.maximum(begun, differ.to(begun.dtype))

@@ -24,6 +24,9 @@ RECIPES: dict[str, dict[str, Any]] = {
     "ifca": {"k": 2},
     "hierfavg": {"regions": ((0, 2), (1,))},
     "distfl": {"probes": 20},
+    "moon": {},
+    "fedala": {"adaptive_layers": "*"},
+    "fedamp": {"alpha": 0.4, "sigma": 20.0},
 }
 MODELS = {"distfl": {"name": "mlp_bn"}}
 
