@@ -223,9 +223,11 @@ BESIDE: dict[str, tuple[Recipe, Callable[[], nn.Module]]] = {
 @pytest.mark.parametrize("case", BESIDE)
 def test_equals_a_plain_loop_over_the_papers_equations(case: str) -> None:
     recipe, plain = BESIDE[case]
-    found, expected = run(recipe).model(), plain()
-    assert apart(found, expected) < 1e-5
-    assert apart(run(recipes.fedavg(**PLAIN)).model(), expected) > 1e-3  # or nothing would be shown
+    done, fedavg, expected = run(recipe), run(recipes.fedavg(**PLAIN)), plain()
+    assert apart(done.model(), expected) < 1e-5
+    assert apart(fedavg.model(), expected) > 1e-3  # or nothing would be shown
+    sent = [[(row["client"], row["bytes_down"], row["bytes_up"]) for row in one.results] for one in (done, fedavg)]
+    assert (sent[0] == sent[1]) == (recipe.name != "scaffold")  # nothing but the model leaves a client
 
 
 def test_silobn_keeps_statistics_and_shares_scale_and_shift(tmp_path: Path) -> None:
@@ -331,7 +333,7 @@ def test_fedlc_unlearns_less_of_a_class_that_a_client_lacks() -> None:
 def test_feddecorr_keeps_features_from_correlating() -> None:
     x, found = torch.cat([x for x, _ in sites()]), {}
     for recipe in (recipes.fedavg(**PLAIN), recipes.feddecorr(beta=2.0, **PLAIN)):
-        correlation = torch.corrcoef(features(run(recipe, rounds=8).model(), x).T)
+        correlation = torch.corrcoef(features(run(recipe, rounds=8).model(), x).detach().T)
         found[recipe.name] = float((correlation - torch.eye(len(correlation))).square().mean())
     assert found["feddecorr"] < 0.7 * found["fedavg"], found
 
@@ -350,6 +352,21 @@ def test_fedsam_ends_where_the_loss_is_flatter() -> None:
                 parameter += 0.5 * gradient / length
             rises[recipe.name] = float(functional.cross_entropy(model(x), y) - loss)
     assert rises["fedsam"] < 0.9 * rises["fedavg"], rises
+
+
+def test_fedsam_moves_running_statistics_once_a_step() -> None:
+    one, two = (run(recipe, normed, rounds=1).model() for recipe in (
+        recipes.fedavg(lr=LR, steps=1, batch=100), recipes.fedsam(rho=0.5, lr=LR, steps=1, batch=100)
+    ))  # fmt: skip
+    for name in ("running_mean", "running_var"):
+        torch.testing.assert_close(getattr(one[1], name), getattr(two[1], name))
+    assert apart(one, two) > 1e-3
+
+
+def test_feddecorr_has_no_term_for_a_single_row() -> None:
+    alone = {"lr": 0.05, "batch": 1}
+    one, two = (run(recipe).model() for recipe in (recipes.fedavg(**alone), recipes.feddecorr(beta=5.0, **alone)))
+    assert apart(one, two) < 1e-6
 
 
 def test_fedala_starts_from_what_serves_the_client(tmp_path: Path) -> None:
