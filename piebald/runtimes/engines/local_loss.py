@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -34,7 +35,7 @@ class LossEvaluator:
     def __init__(
         self, local: LocalLoss, spec: ModelSpec, losses: Loss, module: nn.Module, device: torch.device
     ) -> None:
-        self.local, self.spec, self.losses, self.module = local, spec, losses, module
+        self.local, self.spec, self.losses, self.module, self.device = local, spec, losses, module, device
         self._heads = [name] if local.reads_features and (name := head(module)) is not None else []
         self._frozen = copy.deepcopy(spec.model).to(device).eval() if local.anchors else None
 
@@ -48,6 +49,12 @@ class LossEvaluator:
         for name in self.local.anchors:
             features[name] = self._features(own[name], rows.x)
         return self.local.batch_loss(LossBatch(self.losses, outputs, rows.y, mask, own, features))
+
+    def mean_of_client(self, rows: Rows, own: Mapping[str, Tensor], client: int) -> Tensor:
+        """The mean loss of a batch of one client of a stack, whose own tensors are [c, ...]."""
+        mine = {name: one[client] for name, one in own.items()}
+        forward = functools.partial(pytree.run, self.module)
+        return self(forward, rows, mine, torch.ones(len(rows), device=self.device)).mean()
 
     def _features(self, vector: Tensor, x: Any) -> Tensor:
         """The features of a model [p] in evaluation mode, without a gradient."""

@@ -98,8 +98,7 @@ class ReferenceEngine(SequentialEngine):
             loss = self._loss(module, rows)
         else:
             evaluator = LossEvaluator(run.local_loss, self.work, self.loss, module, self.device)
-            own = {name: one[row] for name, one in run.own.items()}
-            loss = evaluator(lambda x: pytree.run(module, x), rows, own, torch.ones(len(rows))).mean()
+            loss = evaluator.mean_of_client(rows, run.own, row)
         module.zero_grad()
         torch.autograd.backward(loss)
         return loss.item()

@@ -143,11 +143,8 @@ class SequentialEngine:
             if run.local_loss is None:
                 loss = self.loss(pytree.run(self.module, self.shaped(rows.x)), rows.y).mean()
             else:
-                own = {name: one[row] for name, one in run.own.items()}
-                mask = torch.ones(len(rows), device=self.device)
-                forward = functools.partial(pytree.run, self.module)
                 shaped = Rows(self.shaped(rows.x), rows.y)
-                loss = self.evaluator(run.local_loss)(forward, shaped, own, mask).mean()
+                loss = self.evaluator(run.local_loss).mean_of_client(shaped, run.own, row)
         return loss.detach(), list(torch.autograd.grad(loss, self.parameters, materialize_grads=True))
 
     def evaluator(self, local: LocalLoss) -> LossEvaluator:
