@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from piebald.contracts.data import Split
 
@@ -202,16 +202,16 @@ class LossBatch:
 
     Attributes:
         losses: the objective's loss, (outputs, targets) to one value for each row or to their mean.
-        outputs, targets: [b, ...].
+        outputs, targets: [b, ...]; targets may be several tensors, and those of mixed rows.
         mask: [b], 1 for rows and 0 for those that only fill a batch up: a loss for each row need not look at it.
         own: the tensors that were given for this client, by name.
         features: what goes into the last linear layer [b, d], under "model" for the model that is trained and under
             their names for the `LocalLoss.anchors`.
     """
 
-    losses: Callable[[Tensor, Tensor], Tensor]
+    losses: Callable[[Any, Any], Tensor]
     outputs: Tensor
-    targets: Tensor
+    targets: Any
     mask: Tensor
     own: Mapping[str, Tensor]
     features: Mapping[str, Tensor]

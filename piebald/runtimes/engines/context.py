@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from piebald import pytree
 from piebald.contracts import LocalLoss, SgdConfig, SgdOutcome, Split
 from piebald.parameters import matching
 from piebald.runtimes.engines.engine import Engine
@@ -77,7 +78,8 @@ class EngineContext:
 
     def label_counts(self) -> Tensor:
         (classes,), gathered = self.engine.work.outputs, self.engine.row_loader.gather(self.stack.clients, "train")
-        labels = [gathered.take(torch.from_numpy(places).to(self.engine.device)).y for places in gathered.places]
+        parts = [gathered.take(torch.from_numpy(places).to(self.engine.device)).y for places in gathered.places]
+        labels = [pytree.single(part, "counting labels") for part in parts]
         return torch.stack([torch.bincount(one[one >= 0].long(), minlength=classes) for one in labels])
 
     def confusion(self, model: Tensor, split: Split) -> Tensor:
