@@ -196,7 +196,7 @@ class ClusterModels:
         if self._joining is not None:
             self._join(self._joining, counted, context)
         if self._mixing is not None:
-            mixed = self._mixing.mix({label: self.clusters[label].model for label in set(labels)}, context)
+            mixed = self._mixing.mix({label: self.clusters[label].model for label in sorted(set(labels))}, context)
             for label, model in mixed.items():
                 _settle(self.cluster(label, model), model)
         return counted
