@@ -243,6 +243,14 @@ def matching(module: nn.Module, patterns: Iterable[str]) -> frozenset[str]:
     return frozenset(found)
 
 
+def head(module: nn.Module) -> str | None:
+    """The name of the last linear layer, which the role "classifier" means, in the order of `named_modules`; or None
+    where the model has none, or is one.
+    """
+    linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
+    return linear[-1] or None if linear else None
+
+
 def _matches(module: nn.Module, pattern: str, name: str) -> bool:
     layers = _layers(module, pattern) if pattern in ROLES else {pattern} - {""}
     inside = (not layer or name == layer or name.startswith(f"{layer}.") for layer in layers)  # "": the model itself

@@ -19,6 +19,11 @@ MOMENTUM = {"lr": 1.0, "beta": 0.9}
 CLIENTS, ROWS, FEATURES, CLASSES = 6, 40, 12, 3
 TRAINING = {"lr": 0.2, "epochs": 3, "rounds": 5}  # batches are all rows of a client, so their order does not matter
 DECAY = 0.05
+HIDDEN = 8  # neurons of the network of two layers
+MOON = {"mu": 1.5, "temperature": 0.5}
+FEDLC = {"tau": 0.8}
+FEDALA = {"weight_lr": 1.0, "first_passes": 11}  # PFLlib looks at its losses after eleven passes
+FEDAMP = {"alpha": 0.3, "sigma": 250.0}
 PRIVATE = {"lr": 0.5, "steps": 4, "clip": 0.3}
 BUDGETS = ((1.1, 0.05, 40), (0.8, 0.01, 2000), (2.0, 0.2, 300))  # noise, share of the rows, steps
 DELTA = 1e-5
@@ -44,6 +49,10 @@ def make() -> Arrays:
         "one": draw.normal(size=(90, 8)) @ mixing, "other": 0.5 + draw.normal(size=(70, 8)),
         "scores": scores, "labels": (scores + draw.normal(size=scores.shape)).argmax(1),
         "cloud": np.round(draw.normal(size=(5, 11)), 6), "samples": draw.normal(size=7),
+    }  # fmt: skip
+    found |= {
+        "body weight": 0.5 * draw.normal(size=(HIDDEN, FEATURES)), "body bias": 0.1 * draw.normal(size=HIDDEN),
+        "head weight": 0.5 * draw.normal(size=(CLASSES, HIDDEN)), "head bias": 0.1 * draw.normal(size=CLASSES),
     }  # fmt: skip
     return {name: value.astype(np.float32) if value.dtype == np.float64 else value for name, value in found.items()}
 

@@ -14,10 +14,14 @@ from inputs import (
     DELTA,
     DIRICHLET,
     EXPECTED,
+    FEDALA,
+    FEDAMP,
     FEDASYNC,
     FEDBUFF,
+    FEDLC,
     KERNEL_SIGMA,
     MOMENTUM,
+    MOON,
     PRIVATE,
     ROWS,
     TRAINING,
@@ -28,6 +32,7 @@ from torch import Tensor, nn
 
 import piebald
 from piebald import aggregation, recipes
+from piebald.clustering import Attentive
 from piebald.contracts import Cohort, Rows, StepContext, Update
 from piebald.data import DataSet
 from piebald.partition import Dirichlet, Lists, PooledClients
@@ -101,10 +106,28 @@ def network(given: Arrays, bias: bool = True) -> nn.Linear:
     return model
 
 
-def trained(recipe: Recipe, given: Arrays, rounds: int, bias: bool = True, fleet: Devices | None = None) -> Any:
+def two_layers(given: Arrays) -> nn.Sequential:
+    """The network of two layers to start from."""
+    model = nn.Sequential(nn.Linear(*given["body weight"].shape[::-1]), nn.ReLU())
+    model.append(nn.Linear(*given["head weight"].shape[::-1]))
+    with torch.no_grad():
+        for name, layer in (("body", model[0]), ("head", model[2])):
+            layer.weight.copy_(torch.from_numpy(given[f"{name} weight"]))
+            layer.bias.copy_(torch.from_numpy(given[f"{name} bias"]))
+    return model
+
+
+def trained(
+    recipe: Recipe,
+    given: Arrays,
+    rounds: int,
+    bias: bool = True,
+    fleet: Devices | None = None,
+    model: nn.Module | None = None,
+) -> Any:
     """A run of a recipe on the clients."""
     return piebald.run(
-        recipe, federation(given), network(given, bias), rounds=rounds, evaluate_every=0,
+        recipe, federation(given), model or network(given, bias), rounds=rounds, evaluate_every=0,
         runtime=piebald.Simulator(workers=0, deterministic=True, fleet=fleet or Homogeneous()),
     )  # fmt: skip
 
@@ -126,6 +149,21 @@ def training(given: Arrays) -> Arrays:
         "DP-SGD": flat(trained(private, first, 1)),
         "logistic regression": flat(trained(optimum, given, 400, bias=False)),
     }
+
+
+def against_drift(given: Arrays) -> Arrays:
+    """Methods against drift, with the network of two layers; and the models that FedAMP sends."""
+    usual = {"lr": TRAINING["lr"], "epochs": int(TRAINING["epochs"]), "batch": ROWS}
+    made = {
+        "MOON": recipes.moon(**MOON, **usual),
+        "FedLC": recipes.fedlc(**FEDLC, **usual),
+        "FedALA": recipes.fedala(adaptive_layers="*", weight_share=1.0, **FEDALA, **usual),
+        "SCAFFOLD": recipes.scaffold(**usual),
+    }
+    rounds, model = int(TRAINING["rounds"]), two_layers(given)
+    found = {name: flat(trained(recipe, given, rounds, model=model)) for name, recipe in made.items()}
+    models = torch.from_numpy(given["averages"])
+    return found | {"FedAMP, models sent": (Attentive(**FEDAMP).weights(models) @ models).numpy()}
 
 
 def asynchronous(given: Arrays) -> Arrays:
@@ -200,5 +238,6 @@ def dirichlet() -> Arrays:
 
 def results(given: Arrays) -> Arrays:
     """Everything."""
-    made = aggregations(given) | server_steps(given) | training(given) | asynchronous(given) | budgets()
+    made = aggregations(given) | server_steps(given) | training(given) | against_drift(given)
+    made |= asynchronous(given) | budgets()
     return made | measures(given) | dirichlet()

@@ -63,6 +63,7 @@ PEERS = (
     Peer("Flower", "with_flower.py", "flower", ("flwr",)),
     Peer("FedJAX", "with_fedjax.py", "fedjax", ("fedjax", "jax")),
     Peer("pfl-research", "with_pfl.py", "pfl", ("pfl",)),
+    Peer("PFLlib", "with_pfllib.py", "pfllib", ("torch",), "d832e76f6a23b833038949ec1e4fdefe63a4d350"),
     Peer("ByzFL", "with_byzfl.py", "byzfl", ("byzfl",)),
     Peer("opacus", "with_opacus.py", "opacus", ("opacus",)),
     Peer(
@@ -147,7 +148,9 @@ for random partitions {ERRORS:g} standard errors), {named} differ by a definitio
 
 "PLD" is compared with opacus' PRV accountant; "IRLS line" is the repeated-median line through sorted values, with both
 intercepts; "MMD" is its square, over all pairs.  FedAsync and FedBuff run on six clients of different speeds, and plain
-PyTorch replays which client sent what, from which version, at which step.
+PyTorch replays which client sent what, from which version, at which step.  Of PFLlib its clients are run, whose models
+are averaged with equal weights, and FedAMP's mixing; its FedLC calibrates by the rows of all clients together, where
+the paper counts those of the client, so its client is given its own counts.
 
 {absent}Programs:
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 class Clustering(Component):
     """Which clients are aggregated with which.
 
-    What some clusterings do besides is asked for by type: `ChoosesMainCluster`, `SendsCandidates`, `JoinsClusters`.
+    What some clusterings do besides is asked for by type: `ChoosesMainCluster`, `SendsCandidates`, `JoinsClusters`,
+    `MixesModels`.
 
     Attributes:
         requires_individual_updates: False where there is only one cluster, so that updates may be summed before.
@@ -42,6 +43,19 @@ class ChoosesMainCluster(Protocol):
 
     def main_cluster(self, state: Mapping[str, Any]) -> int:
         """The cluster whose model represents the run and that newcomers join, from the component's state."""
+
+
+@runtime_checkable
+class MixesModels(Protocol):
+    """A clustering whose clients are sent other models than those that their clusters came to."""
+
+    def mix(self, trained: Mapping[int, Tensor], context: ServerContext) -> dict[int, Tensor]:
+        """The models [s] to send from now on, by cluster, after a step of some clusters.
+
+        Args:
+            trained: the models [s] that these clusters came to.
+            context: of the clustering; what it keeps in the state is in checkpoints.
+        """
 
 
 @runtime_checkable

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from piebald.contracts.data import Split
 
@@ -162,6 +162,10 @@ class SgdConfig:
             they are; batch norm takes its statistics from each batch as always.
         only_step: if given, only this one of the steps is taken, counted from 0, with the batch and the random numbers
             that it has among the others; none where there are not so many.
+        share: share of the client's rows that the run sees, drawn anew for each run; at least 2 rows.
+        sam_radius: if above 0, each step goes along the gradient at w + sam_radius * g / |g|, with g the batch's
+            gradient at w (sharpness-aware minimization).  Neither gradient sees the proximal term, the correction or
+            weight decay, which are added afterwards; buffers are those of the pass at w.
     """
 
     lr: float | Tensor
@@ -179,6 +183,8 @@ class SgdConfig:
     augmentation: tuple[RowChange, ...] = ()
     part: Part = "all"
     only_step: int | None = None
+    share: float = 1.0
+    sam_radius: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -240,6 +246,42 @@ class StepsOutcome:
     loss: Tensor
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LossBatch:
+    """One client's batch, as a `LocalLoss` sees it.
+
+    Attributes:
+        losses: the objective's loss, (outputs, targets) to one value for each row or to their mean.
+        outputs, targets: [b, ...]; targets may be several tensors, and those of mixed rows.
+        mask: [b], 1 for rows and 0 for those that only fill a batch up: a loss for each row need not look at it.
+        own: the tensors that were given for this client, by name.
+        features: what goes into the last linear layer [b, d], under "model" for the model that is trained and under
+            their names for the `LocalLoss.anchors`.
+    """
+
+    losses: Callable[[Any, Any], Tensor]
+    outputs: Tensor
+    targets: Any
+    mask: Tensor
+    own: Mapping[str, Tensor]
+    features: Mapping[str, Tensor]
+
+
+class LocalLoss(Protocol):
+    """A loss in the place of the objective's while a client trains, for `ClientContext.run_sgd`."""
+
+    @property
+    def reads_features(self) -> bool:
+        """Whether it is given features.  The model then needs a linear layer, see `parameters.head`."""
+
+    @property
+    def anchors(self) -> tuple[str, ...]:
+        """Names of the client's own tensors that are models [p]: their features go along, in evaluation mode."""
+
+    def batch_loss(self, batch: LossBatch) -> Tensor:
+        """The loss of each row [b], written for one client, or one value for all of them."""
+
+
 class ClientContext(Protocol):
     """What client code is given by an engine: training and evaluation on the data of a stack of clients."""
 
@@ -250,6 +292,9 @@ class ClientContext(Protocol):
     def as_task(self, rng_version: int | str) -> ClientContext:
         """The same clients with the random numbers of another of their tasks, see `Task.rng_version`."""
 
+    def aside(self) -> ClientContext:
+        """The same clients with random numbers of their own: what is run there leaves those of the task as they are."""
+
     def run_sgd(
         self,
         model: Tensor,
@@ -259,13 +304,16 @@ class ClientContext(Protocol):
         prox_center: Tensor | None = None,
         correction: Tensor | None = None,
         state: Mapping[str, Tensor] | None = None,
+        local_loss: LocalLoss | None = None,
+        own: Mapping[str, Tensor] | None = None,
     ) -> SgdOutcome:
         """Run mini-batch SGD from `model` [c, p] along  g + prox * (w - prox_center) + correction  (parameters only,
         not buffers), or another optimizer (`SgdConfig.rule`) with this in the place of the gradient.
 
         The proximal term belongs to the objective, so `clip` sees it; correction and weight decay are added after
         clipping.  `state` is the optimizer's, as in `SgdOutcome`; without it, the optimizer starts afresh.  Each call
-        in one task uses another order of the rows.
+        in one task uses another order of the rows.  `local_loss` takes the place of the objective's loss, and `own`
+        are the clients' tensors that it needs, by name, [c, ...] each.
         """
 
     def run_steps(
@@ -297,6 +345,9 @@ class ClientContext(Protocol):
 
     def belongs(self, layers: Sequence[str]) -> Tensor:
         """Which of the numbers [p] are parameters of some layers, see `parameters.matching`; buffers are none."""
+
+    def label_counts(self) -> Tensor:
+        """Training rows of each class [c, classes], for classification with one label for each row."""
 
     def confusion(self, model: Tensor, split: Split) -> Tensor:
         """Rows by true class and by the class with the largest output, [c, classes, classes]; for classification."""

@@ -15,17 +15,22 @@ from piebald.recipes.dvw import adaptive_dvw as adaptive_dvw
 from piebald.recipes.dvw import async_dvw as async_dvw
 from piebald.recipes.dvw import sync_dvw as sync_dvw
 from piebald.recipes.fedadam import fedadam as fedadam
+from piebald.recipes.fedala import fedala as fedala
+from piebald.recipes.fedamp import fedamp as fedamp
 from piebald.recipes.fedasync import fedasync as fedasync
 from piebald.recipes.fedavg import fedavg as fedavg
 from piebald.recipes.fedavgm import fedavgm as fedavgm
 from piebald.recipes.fedbabu import fedbabu as fedbabu
 from piebald.recipes.fedbn import fedbn as fedbn
 from piebald.recipes.fedbuff import fedbuff as fedbuff
+from piebald.recipes.feddecorr import feddecorr as feddecorr
 from piebald.recipes.feddyn import feddyn as feddyn
+from piebald.recipes.fedlc import fedlc as fedlc
 from piebald.recipes.fednova import fednova as fednova
 from piebald.recipes.fedprox import fedprox as fedprox
 from piebald.recipes.fedrep import fedrep as fedrep
 from piebald.recipes.fedrod import fedrod as fedrod
+from piebald.recipes.fedsam import fedsam as fedsam
 from piebald.recipes.fedyogi import fedyogi as fedyogi
 from piebald.recipes.fine_tuned import fine_tuned as fine_tuned
 from piebald.recipes.hdafl import hdafl as hdafl
@@ -33,11 +38,13 @@ from piebald.recipes.hierfavg import hierfavg as hierfavg
 from piebald.recipes.ifca import ifca as ifca
 from piebald.recipes.lg_fedavg import lg_fedavg as lg_fedavg
 from piebald.recipes.local import local as local
+from piebald.recipes.moon import moon as moon
 from piebald.recipes.named import listing, make, names, rebuild, settings_of, toml
 from piebald.recipes.per_fedavg import per_fedavg as per_fedavg
 from piebald.recipes.pfedme import pfedme as pfedme
 from piebald.recipes.qfedavg import qfedavg as qfedavg
 from piebald.recipes.scaffold import scaffold as scaffold
+from piebald.recipes.silobn import silobn as silobn
 from piebald.recipes.term import term as term
 
 __all__ = ["listing", "make", "names", "rebuild", "settings_of", "toml"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Literal, Unpack
 
 from piebald.aggregation.linear import EqualWeighted
 from piebald.recipe import Recipe
@@ -15,11 +15,15 @@ from piebald.training.sgd import SgdSettings
 
 
 @recipe("Karimireddy et al. 2020, SCAFFOLD: stochastic controlled averaging for federated learning", Scaffold)
-def scaffold(cohort: CohortSize = 1.0, server_lr: float = 1.0, **training: Unpack[SgdSettings]) -> Recipe:
+def scaffold(
+    cohort: CohortSize = 1.0,
+    server_lr: float = 1.0,
+    option: Literal["I", "II"] = "II",
+    **training: Unpack[SgdSettings],
+) -> Recipe:
     """FedAvg with local steps corrected by the control variates of the client and of the server.
 
-    Algorithm 1, option II.  Clients have equal weights, as in the paper.
+    Algorithm 1, with either option.  Clients have equal weights, as in the paper.
     """
-    return fedavg(cohort).with_(
-        training=Scaffold(**training), aggregation=EqualWeighted(), server_optimizer=Momentum(lr=server_lr, beta=0.0)
-    )
+    trainer, optimizer = Scaffold(option=option, **training), Momentum(lr=server_lr, beta=0.0)
+    return fedavg(cohort).with_(training=trainer, aggregation=EqualWeighted(), server_optimizer=optimizer)

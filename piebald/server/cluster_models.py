@@ -14,7 +14,7 @@ from torch import Tensor
 
 from piebald.aggregation.base import Aggregator, PreparesCohort
 from piebald.aggregation.linear import Linear
-from piebald.clustering.base import ChoosesMainCluster, JoinsClusters
+from piebald.clustering.base import ChoosesMainCluster, JoinsClusters, MixesModels
 from piebald.cohort_matrix import weighted_sum
 from piebald.contracts import Checkpoint, Cohort, Result, ServerContext, StepContext, Task, Update
 from piebald.randomness import key
@@ -115,6 +115,7 @@ class ClusterModels:
     _in_rounds: bool = field(init=False)
     _main_of: ChoosesMainCluster | None = field(init=False)
     _joining: JoinsClusters | None = field(init=False)
+    _mixing: MixesModels | None = field(init=False)
     _colluding: list[tuple[int, Colludes]] = field(init=False)
     _preparing: PreparesCohort | None = field(init=False)
     _vectors_of: KeepsServerVectors | None = field(init=False)
@@ -127,6 +128,7 @@ class ClusterModels:
         clustering, transforms = self.recipe.clustering, enumerate(self.recipe.transforms)
         self._main_of = clustering if isinstance(clustering, ChoosesMainCluster) else None
         self._joining = clustering if isinstance(clustering, JoinsClusters) else None
+        self._mixing = clustering if isinstance(clustering, MixesModels) else None
         self._colluding = [(place, one) for place, one in transforms if isinstance(one, Colludes)]
         self._in_rounds = round_kind(self.recipe.scheduling) is not None
         self._preparing = aggregator if isinstance(aggregator, PreparesCohort) else None
@@ -193,6 +195,10 @@ class ClusterModels:
         counted = self._moved(labels, cohort, make_context)
         if self._joining is not None:
             self._join(self._joining, counted, context)
+        if self._mixing is not None:
+            mixed = self._mixing.mix({label: self.clusters[label].model for label in sorted(set(labels))}, context)
+            for label, model in mixed.items():
+                _settle(self.cluster(label, model), model)
         return counted
 
     def _moved(self, labels: Sequence[int], cohort: Cohort, make_context: MakeContext) -> list[Counted]:

@@ -27,6 +27,11 @@ NO_EFFECT = {
     "hdafl, nothing private": recipes.hdafl(cohort=4, lr=0.1, batch=10, private=()),
     "cgau, nothing private": recipes.cgau(cohort=4, lr=0.1, batch=10, private=()),
     "lg_fedavg, all shared": recipes.lg_fedavg(cohort=4, lr=0.1, batch=10, shared="*"),
+    "moon, mu 0": recipes.moon(cohort=4, lr=0.1, batch=10, mu=0.0),
+    "fedlc, tau 0": recipes.fedlc(cohort=4, lr=0.1, batch=10, tau=0.0),
+    "feddecorr, beta 0": recipes.feddecorr(cohort=4, lr=0.1, batch=10, beta=0.0),
+    "fedsam, rho 0": recipes.fedsam(cohort=4, lr=0.1, batch=10, rho=0.0),
+    "silobn, nothing private": recipes.silobn(cohort=4, lr=0.1, batch=10, private=()),
     "fedavgm, no momentum": recipes.fedavgm(cohort=4, lr=0.1, batch=10, beta=0.0),
     "clipping at a huge norm, no noise": recipes.fedavg(cohort=4, lr=0.1, batch=10).with_(
         transforms=[{"kind": "gaussian", "clip": 1e9, "noise": 0.0}]
@@ -35,7 +40,7 @@ NO_EFFECT = {
     "sgd clipping at a huge norm": recipes.fedavg(cohort=4, lr=0.1, batch=10, clip=1e9),
 }
 # Recipes whose global model is FedAvg's, with something for each client beside it.
-BESIDE = {"fine_tuned": {}, "ditto": {"lam": 0.3}}
+BESIDE = {"fine_tuned": {}, "ditto": {"lam": 0.3}, "fedala": {"weight_lr": 0.0}}
 
 
 @pytest.mark.parametrize("case", NO_EFFECT)

@@ -30,6 +30,9 @@ RECIPES: dict[str, dict[str, Any]] = {
     "apfl": {},
     "pfedme": {},
     "per_fedavg": {"hessian": "differences"},
+    "moon": {},
+    "fedala": {"adaptive_layers": "*"},
+    "fedamp": {"alpha": 0.4, "sigma": 20.0},
 }
 MODELS = {"distfl": {"name": "mlp_bn"}}
 

@@ -47,6 +47,8 @@ class BatchedEngine(VmappedEngine):
     takes_factored = True
 
     def run_sgd(self, run: SgdRun) -> SgdOutcome:
+        if run.local_loss is not None or run.config.sam_radius:
+            return SequentialEngine.run_sgd(self, run)  # vmap cannot run all that has a batched form
         if self.traits.random or not self.traits.each or run.config.privacy is not None:
             return super().run_sgd(run)
         gathered, plans, rng_keys, order = self.planned(run)

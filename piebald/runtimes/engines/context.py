@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from piebald.contracts import LocalStep, SgdConfig, SgdOutcome, Split, StepsOutcome
+from piebald import pytree
+from piebald.contracts import LocalLoss, LocalStep, SgdConfig, SgdOutcome, Split, StepsOutcome
+from piebald.machine import moved
 from piebald.parameters import matching
 from piebald.runtimes.engines.engine import Engine
 from piebald.runtimes.engines.input_moments import input_moments
 from piebald.runtimes.engines.local_steps import run_steps
 from piebald.runtimes.engines.sgd_step import SgdRun
 from piebald.runtimes.engines.stack import ClientStack
+from piebald.runtimes.factored.vectors import to_dense
 
 
 @dataclass(slots=True)
@@ -33,6 +37,10 @@ class EngineContext:
         rng_versions = [rng_version] * len(self.stack.clients)
         return EngineContext(self.engine, replace(self.stack, rng_versions=rng_versions))
 
+    def aside(self) -> EngineContext:
+        rng_versions = [f"{version}.aside" for version in self.stack.rng_versions]
+        return EngineContext(self.engine, replace(self.stack, rng_versions=rng_versions))
+
     def run_sgd(
         self,
         model: Tensor,
@@ -42,10 +50,15 @@ class EngineContext:
         prox_center: Tensor | None = None,
         correction: Tensor | None = None,
         state: Mapping[str, Tensor] | None = None,
+        local_loss: LocalLoss | None = None,
+        own: Mapping[str, Tensor] | None = None,
     ) -> SgdOutcome:
         clients, rng_versions, secret = self.stack.clients, self.stack.rng_versions, self.stack.secret
-        given = {} if state is None else state
-        run = SgdRun(clients, rng_versions, self.phase, model, config, prox, prox_center, correction, given, secret)
+        given, dense = {} if state is None else state, {name: to_dense(one) for name, one in (own or {}).items()}
+        run = SgdRun(
+            clients, rng_versions, self.phase, model, config, prox, prox_center, correction, given, secret,
+            local_loss, dense,
+        )  # fmt: skip
         self.phase += 1
         with torch.enable_grad():  # also where the caller only wants a model to use, inside torch.no_grad
             return replace(self.engine.run_sgd(run), shared=self.engine.work.layout.shared)
@@ -72,6 +85,16 @@ class EngineContext:
         for slot in work.layout.parameters():
             found[slot.start : slot.stop] = slot.name in names
         return found.to(self.engine.device)
+
+    def label_counts(self) -> Tensor:
+        (classes,), gathered = self.engine.work.outputs, self.engine.row_loader.gather(self.stack.clients, "train")
+        sizes = [len(places) for places in gathered.places]
+        rows = moved(torch.from_numpy(np.concatenate(gathered.places)), self.engine.device)
+        labels = pytree.single(gathered.take(rows).y, "counting labels").long()
+        owners = moved(torch.from_numpy(np.repeat(np.arange(len(sizes)), sizes)), self.engine.device)
+        found = torch.zeros(len(sizes) * classes, dtype=torch.int64, device=self.engine.device)
+        found.scatter_add_(0, owners * classes + labels.clamp_min(0), (labels >= 0).long())
+        return found.view(len(sizes), classes)
 
     def confusion(self, model: Tensor, split: Split) -> Tensor:
         return self.engine.confusion(self.stack.clients, model, split)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from piebald import pytree
 from piebald.contracts import Rows, SgdOutcome, Split
 from piebald.parameters import copied
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
+from piebald.runtimes.engines.local_loss import LossEvaluator
 from piebald.runtimes.engines.reference_optimizer import ReferenceOptimizer
 from piebald.runtimes.engines.row_gradients import noised, row_keys
 from piebald.runtimes.engines.row_loader import augmented, batches, planned_steps
@@ -49,10 +51,12 @@ class ReferenceEngine(SequentialEngine):
                 if isinstance(dropout, KeyedDropout):
                     dropout.start(torch.tensor(step_key(rng_key, first + len(losses))))
                 if config.privacy is None:
-                    loss = self._loss(module, augmented(gathered.take(batch), config, len(losses), rng_key))
-                    module.zero_grad()
-                    torch.autograd.backward(loss)
-                    losses.append(loss.item())
+                    rows = augmented(gathered.take(batch), config, len(losses), rng_key)
+                    losses.append(self._set_gradients(module, rows, row, run))
+                    if run.config.sam_radius:
+                        if isinstance(dropout, KeyedDropout):
+                            dropout.start(torch.tensor(step_key(rng_key, len(losses) - 1)))
+                        self._set_gradients_at_the_top(module, rows, row, run)
                 else:
                     rows = augmented(gathered.take(batch), config, len(losses), rng_key)
                     held = len(gathered.places[0])
@@ -88,6 +92,28 @@ class ReferenceEngine(SequentialEngine):
     def _loss(self, module: nn.Module, rows: Rows) -> Tensor:
         """The mean loss of a batch."""
         return self.loss(pytree.run(module, rows.x), rows.y).mean()
+
+    def _set_gradients(self, module: nn.Module, rows: Rows, row: int, run: SgdRun) -> float:
+        """Set the gradients of a batch, and return its mean loss."""
+        if run.local_loss is None:
+            loss = self._loss(module, rows)
+        else:
+            evaluator = LossEvaluator(run.local_loss, self.work, self.loss, module, self.device)
+            loss = evaluator.mean_of_client(rows, run.own, row)
+        module.zero_grad()
+        torch.autograd.backward(loss)
+        return loss.item()
+
+    def _set_gradients_at_the_top(self, module: nn.Module, rows: Rows, row: int, run: SgdRun) -> None:
+        """Replace the gradients by those at w + radius * g / |g|, tensor by tensor."""
+        before = copy.deepcopy(module.state_dict())
+        found = [(one, one.grad.clone()) for one in module.parameters() if one.grad is not None]
+        length = torch.cat([gradient.flatten() for _, gradient in found]).norm()
+        with torch.no_grad():
+            for parameter, gradient in found:
+                parameter.add_(run.config.sam_radius * gradient / (length + 1e-12))
+        self._set_gradients(module, rows, row, run)
+        module.load_state_dict(before)
 
     def _set_private_gradients(
         self,

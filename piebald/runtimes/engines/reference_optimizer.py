@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from piebald.contracts import UpdateRule
 from piebald.parameters import Layout, Slot
 from piebald.runtimes.engines.sgd_step import SgdRun
 from piebald.runtimes.engines.stepper import group_settings
 from piebald.runtimes.factored.vectors import to_dense
 from piebald.training.optimizers import Optimizer
+from piebald.training.torch_adapter import RuleOptimizer
 
 
 class ReferenceOptimizer:
@@ -25,26 +27,29 @@ class ReferenceOptimizer:
 
     def __init__(self, run: SgdRun, row: int, module: nn.Module, layout: Layout, planned: int) -> None:
         config, rule = run.config, run.config.rule
-        assert isinstance(rule, Optimizer)
+        assert rule is not None
         self.run, self.planned = run, planned
         parameters, own = dict(module.named_parameters()), group_settings(config, module)
         self.slots = layout.parameters(config.part)
         self.parameters = [parameters[slot.name] for slot in self.slots]
         self.settings = [own.get(slot.name, (1.0, config.weight_decay)) for slot in self.slots]
         self.lr = float(config.lr[row]) if isinstance(config.lr, Tensor) else config.lr
-        self.behind = float(to_dense(run.state["step"])[row]) if run.state else 0.0
+        self.behind = float(to_dense(run.state["step"])[row]) if "step" in run.state else 0.0
         self.names = [one.name for one in rule.state_vectors(config.momentum)]
         self.vectors = {one.name: torch.full((layout.size,), one.start) for one in rule.state_vectors(config.momentum)}
         self.vectors |= {name: to_dense(run.state[name])[row].clone() for name in self.names if run.state}
         self.torch = self._torch(rule, config.momentum)
 
-    def _torch(self, rule: Optimizer, momentum: float) -> torch.optim.Optimizer:
+    def _torch(self, rule: UpdateRule, momentum: float) -> torch.optim.Optimizer:
         pairs = zip(self.parameters, self.settings, strict=True)
         groups = [
             {"params": [parameter], "lr": self.lr * share, "weight_decay": decay} for parameter, (share, decay) in pairs
         ]
-        made = rule.as_torch(groups, self.lr, 0.0, momentum)
-        if self.behind:
+        if isinstance(rule, Optimizer):
+            made = rule.as_torch(groups, self.lr, 0.0, momentum)
+        else:
+            made = RuleOptimizer(groups, rule, self.lr, 0.0, momentum)
+        if self.behind or not isinstance(rule, Optimizer):
             for slot, parameter in zip(self.slots, self.parameters, strict=True):
                 kept = {name: _part(vector, slot).clone() for name, vector in self.vectors.items()}
                 made.state[parameter] = {"step": torch.tensor(self.behind), **kept}

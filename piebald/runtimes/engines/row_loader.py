@@ -161,6 +161,9 @@ def batches(places: Places, config: SgdConfig, mixes: bool, *rng_key: int | str)
             joins the batch before it.
         rng_key: the client's rng key.
     """
+    if config.share < 1:
+        drawn = generator("share", *rng_key).permutation(len(places))
+        places = places[drawn[: _shared(len(places), config)]]
     count = len(places)
     if count == 0:
         return
@@ -196,11 +199,16 @@ def planned_steps(places: Places, config: SgdConfig, mixes: bool, only: bool = T
     """How many batches `batches` makes of a client's rows; with `only` False also where one of them is chosen."""
     if only and config.only_step is not None:
         return int(config.only_step < planned_steps(places, config, mixes, only=False))
-    count = len(places)
+    count = _shared(len(places), config)
     if count == 0 or config.steps is not None:
         return config.steps or 0 if count else 0
     lone = config.privacy is None and mixes and count % config.batch == 1 and count > 1
     return config.epochs * (math.ceil(count / config.batch) - lone)
+
+
+def _shared(count: int, config: SgdConfig) -> int:
+    """How many of a client's rows a run sees (`SgdConfig.share`)."""
+    return min(count, max(2, math.ceil(config.share * count))) if config.share < 1 else count
 
 
 def _poisson(places: Places, config: SgdConfig, *rng_key: int | str) -> Iterator[Places]:

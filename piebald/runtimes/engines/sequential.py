@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from piebald import pytree
 from piebald.client_work import ClientWork
-from piebald.contracts import Rows, SgdOutcome, Split
+from piebald.contracts import LocalLoss, Rows, SgdOutcome, Split
 from piebald.errors import SettingError
 from piebald.losses import IGNORED, for_training
 from piebald.machine import moved
@@ -23,6 +24,7 @@ from piebald.parameters import Layout, Part, copied
 from piebald.randomness import key
 from piebald.runtimes.engines.device_copies import CohortCopies, moved_arrays
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
+from piebald.runtimes.engines.local_loss import LossEvaluator, at_the_top
 from piebald.runtimes.engines.model_traits import Traits
 from piebald.runtimes.engines.row_gradients import MAX_NUMBERS, RowGradients, noised, row_keys, shrink
 from piebald.runtimes.engines.row_loader import Gathered, RngKey, RowLoader, augmented, batches, planned_steps
@@ -62,6 +64,7 @@ class SequentialEngine:
         self._names = [slot.name for slot in work.layout.slots if not slot.buffer]
         self._gradient_views = [views[name] for name in self._names]
         self._vectorizes: bool | None = None
+        self._evaluator: LossEvaluator | None = None
         self._tensor_spans: dict[
             object, tuple[GroupSpan, ...]
         ] = {}  # by what they depend on: patterns are slow to match
@@ -146,9 +149,8 @@ class SequentialEngine:
                 held = len(gathered.places[row])
                 loss, gradients = self._private_gradients(rows, run, row, held, taken, keys[taken], dropout)
             else:
-                if dropout is not None and keys is not None:
-                    dropout.start(keys[taken])
-                loss, gradients = self._gradients(rows, parameters)
+                draw = functools.partial(self._start, dropout, keys, taken)
+                loss, gradients = self._step_gradients(run, row, rows, parameters, draw)
             with torch.no_grad():
                 if plain:
                     plain_step(parameters, gradients, self.vector, run, stepper.spans, row)
@@ -173,11 +175,39 @@ class SequentialEngine:
         chosen = [self._names.index(slot.name) for slot in self.work.layout.parameters(part)]
         return [self.parameters[one] for one in chosen], [self._gradient_views[one] for one in chosen]
 
-    def _gradients(self, rows: Rows, parameters: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    def _step_gradients(
+        self, run: SgdRun, row: int, rows: Rows, parameters: list[Tensor], draw: Callable[[], None]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The mean loss of a batch and the gradients that the step takes; `draw` starts its dropout masks."""
+        draw()
+        loss, gradients = self._gradients(run, row, rows, parameters)
+        if radius := run.config.sam_radius:
+            draw()  # the same masks
+            again = functools.partial(self._gradients, run, row, rows, parameters)
+            ones, stacked = ([tensor.unsqueeze(0) for tensor in all_] for all_ in (parameters, gradients))
+            gradients = at_the_top(self.vector, ones, stacked, radius, again)[1]
+        return loss, gradients
+
+    @staticmethod
+    def _start(dropout: KeyedDropout | None, keys: Tensor | None, step: int) -> None:
+        if dropout is not None and keys is not None:
+            dropout.start(keys[step])
+
+    def _gradients(self, run: SgdRun, row: int, rows: Rows, parameters: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """The mean loss of a batch and its gradients."""
         with self.precision():
-            loss = self.loss(pytree.run(self.module, self.shaped(rows.x)), rows.y).mean()
+            if run.local_loss is None:
+                loss = self.loss(pytree.run(self.module, self.shaped(rows.x)), rows.y).mean()
+            else:
+                shaped = Rows(self.shaped(rows.x), rows.y)
+                loss = self.evaluator(run.local_loss).mean_of_client(shaped, run.own, row)
         return loss.detach(), list(torch.autograd.grad(loss, parameters, materialize_grads=True))
+
+    def evaluator(self, local: LocalLoss) -> LossEvaluator:
+        """What evaluates a client's own loss on this engine's module, made once for each loss."""
+        if self._evaluator is None or self._evaluator.local is not local:
+            self._evaluator = LossEvaluator(local, self.work, self.loss, self.module, self.device)
+        return self._evaluator
 
     # -- training with DP-SGD
 

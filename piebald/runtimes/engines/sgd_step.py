@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from piebald.contracts import SgdConfig
+from piebald.contracts import LocalLoss, SgdConfig
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,6 +22,7 @@ class SgdRun:
         model: [c, p], where to start.
         config, prox, prox_center, correction, state: as in `ClientContext.run_sgd`.
         secret: as in `ClientStack`.
+        local_loss, own: as in `ClientContext.run_sgd`.
     """
 
     clients: Sequence[int]
@@ -34,6 +35,8 @@ class SgdRun:
     correction: Tensor | None = None
     state: Mapping[str, Tensor] = field(default_factory=dict)
     secret: str = ""
+    local_loss: LocalLoss | None = None
+    own: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def rate(self) -> float:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
@@ -24,6 +25,7 @@ from piebald import pytree
 from piebald.contracts import Rows, SgdConfig, SgdOutcome
 from piebald.parameters import Layout, Part
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
+from piebald.runtimes.engines.local_loss import LossEvaluator, at_the_top
 from piebald.runtimes.engines.row_gradients import MAX_NUMBERS, noised, row_keys
 from piebald.runtimes.engines.row_loader import Gathered, Places, RngKey, augmented, batches
 from piebald.runtimes.engines.sequential import SequentialEngine, step_key
@@ -54,8 +56,12 @@ class VmappedEngine(SequentialEngine):
                 rows = self.stacked(gathered, one, run, step)
                 tensors, parameters = leaves(lo, hi)
                 if (privacy := run.config.privacy) is None:
-                    losses = self._losses(tensors, rows, keys, mask)
-                    gradients: Sequence[Tensor] = torch.autograd.grad(losses.sum(), parameters, materialize_grads=True)
+                    batch = (parameters, rows, keys, mask)
+                    losses, gradients = self._gradients_of(ordered, slice(lo, hi), tensors, *batch)
+                    if radius := run.config.sam_radius:
+                        copied = tensors | {name: tensors[name].clone() for name in leaves.buffers}
+                        again = functools.partial(self._gradients_of, ordered, slice(lo, hi), copied, *batch)
+                        gradients = at_the_top(w[lo:hi], parameters, gradients, radius, again)[1]
                 else:
                     losses, summed = self._clipped_sums(tensors, rows, keys, mask, privacy.clip)
                     gradients = noised(summed, self.work.layout, privacy, lots[lo:hi], step, rng_keys[lo:hi])
@@ -135,6 +141,24 @@ class VmappedEngine(SequentialEngine):
                 yield lo, hi
                 lo = hi
 
+    def _gradients_of(
+        self,
+        run: SgdRun,
+        clients: slice,
+        tensors: dict[str, Tensor],
+        parameters: Sequence[Tensor],
+        rows: Rows,
+        keys: Tensor | None,
+        mask: Tensor | None,
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        """The mean loss [c] of each client's batch and its gradients; `clients` are their places in the run."""
+        if run.local_loss is None:
+            losses = self._losses(tensors, rows, keys, mask)
+        else:
+            own = {name: one[clients] for name, one in run.own.items()}
+            losses = self._local_losses(self.evaluator(run.local_loss), tensors, own, rows, keys, mask)
+        return losses, torch.autograd.grad(losses.sum(), parameters, materialize_grads=True)
+
     def _losses(self, tensors: dict[str, Tensor], rows: Rows, keys: Tensor | None, mask: Tensor | None) -> Tensor:
         """The mean loss [c] of each client's batch of rows [c, b, ...]."""
         self.module.train()
@@ -147,9 +171,30 @@ class VmappedEngine(SequentialEngine):
                     losses = vmap(lambda t, x, y, k: (dropout.start(k), forward(t, x, y))[1])(
                         tensors, rows.x, rows.y, keys
                     )
-        if losses.dim() == 1:
-            return losses
-        return losses.mean(1) if mask is None else (losses * mask).sum(1) / mask.sum(1)
+        return _means(losses, mask)
+
+    def _local_losses(
+        self,
+        evaluator: LossEvaluator,
+        tensors: dict[str, Tensor],
+        own: dict[str, Tensor],
+        rows: Rows,
+        keys: Tensor | None,
+        mask: Tensor | None,
+    ) -> Tensor:
+        """The same of a `contracts.LocalLoss`, with the clients' own tensors [c, ...]."""
+        self.module.train()
+
+        def one(tensors: dict[str, Tensor], own: dict[str, Tensor], x: Any, y: Any, at: Tensor, key: Tensor) -> Tensor:
+            if dropout is not None:
+                dropout.start(key)
+            return evaluator(lambda x: functional_call(self.module, tensors, *pytree.arguments(x)), Rows(x, y), own, at)
+
+        shape = pytree.leaves(rows.x)[0].shape[:2]
+        counts = torch.ones(shape, device=self.device) if mask is None else mask
+        steps = torch.zeros(len(rows), dtype=torch.int64, device=self.device) if keys is None else keys
+        with KeyedDropout() if keys is not None else contextlib.nullcontext() as dropout, self.precision():
+            return _means(vmap(one)(tensors, own, rows.x, rows.y, counts, steps), mask)
 
     def _clipped_sums(
         self,
@@ -196,6 +241,13 @@ class VmappedEngine(SequentialEngine):
         stepper.step(w[rows], g[rows], rows, taken)
 
 
+def _means(losses: Tensor, mask: Tensor | None) -> Tensor:
+    """The mean loss [c] of each client's rows [c, b] that a mask counts, or what is a mean already."""
+    if losses.dim() == 1:
+        return losses
+    return losses.mean(1) if mask is None else (losses * mask).sum(1) / mask.sum(1)
+
+
 class Leaves:
     """A stack's tensors for any range of its clients: parameters as autograd leaves that are views of the stack.
 
@@ -208,7 +260,7 @@ class Leaves:
         self.trained = layout.parameters(part)
         self.untrained = [slot for slot in layout.parameters() if slot not in self.trained]
         views = layout.views(w)
-        self._buffers = {slot.name: views[slot.name].contiguous() for slot in layout.slots if slot.buffer}
+        self.buffers = {slot.name: views[slot.name].contiguous() for slot in layout.slots if slot.buffer}
         self._made: dict[tuple[int, int], tuple[dict[str, Tensor], list[Tensor]]] = {}
 
     def __call__(self, lo: int, hi: int) -> tuple[dict[str, Tensor], list[Tensor]]:
@@ -217,14 +269,14 @@ class Leaves:
             parameters = [views[slot.name].detach().requires_grad_() for slot in self.trained]
             tensors = {slot.name: leaf for slot, leaf in zip(self.trained, parameters, strict=True)}
             tensors |= {slot.name: views[slot.name].detach() for slot in self.untrained}
-            tensors |= {name: buffer[lo:hi] for name, buffer in self._buffers.items()}
+            tensors |= {name: buffer[lo:hi] for name, buffer in self.buffers.items()}
             self._made[lo, hi] = tensors, parameters
         return self._made[lo, hi]
 
     def finish(self) -> None:
         """Write the buffers back into the stack."""
         views = self.layout.views(self.w)
-        for name, buffer in self._buffers.items():
+        for name, buffer in self.buffers.items():
             views[name].copy_(buffer)
 
 
@@ -249,6 +301,8 @@ def rows_of(run: SgdRun, order: list[int]) -> SgdRun:
         pick(run.correction),
         {name: vector[order] for name, vector in run.state.items()},
         run.secret,
+        run.local_loss,
+        {name: one[order] for name, one in run.own.items()},
     )
 
 

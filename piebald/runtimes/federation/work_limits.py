@@ -22,14 +22,8 @@ _ABSURD = 1e12  # no setting of an experiment is a larger number, except seeds
 _TENSORS = 20_000  # tensors of a model, clients of a partition in thousands, and combinations of a grid
 _CLIENTS = 1_000_000
 _COPIES = 8  # of a model at a site: two engines with gradients, the sent and the trained one, state, upload
-_PASSES = (
-    "epochs",
-    "cycles",
-    "personal_epochs",
-    "tune_epochs",
-    "head_epochs",
-    "inner_steps",
-)  # settings that multiply passes over the rows
+# settings that multiply passes over the rows
+_PASSES = ("epochs", "cycles", "personal_epochs", "tune_epochs", "head_epochs", "inner_steps", "first_passes")
 
 
 class WorkLimits(BaseModel):

@@ -1,0 +1,21 @@
+"""FedAMP: attentive message passing between clients' models."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from piebald.clustering.attentive import Attentive
+from piebald.recipe import Recipe
+from piebald.recipes.fedavg import fedavg
+from piebald.recipes.named import recipe
+from piebald.scheduling.cohort import CohortSize
+from piebald.training.last_trained import LastTrained
+from piebald.training.sgd import SgdSettings
+
+
+@recipe("Huang et al. 2021, Personalized cross-silo federated learning on non-IID data", LastTrained)
+def fedamp(
+    cohort: CohortSize = 1.0, alpha: float = 0.1, sigma: float = 1.0, mu: float = 0.1, **training: Unpack[SgdSettings]
+) -> Recipe:
+    """A model for each client, drawn towards the models of those whose models are like its own."""
+    return fedavg(cohort).with_(training=LastTrained(mu=mu, **training), clustering=Attentive(alpha=alpha, sigma=sigma))

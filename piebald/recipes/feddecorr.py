@@ -1,0 +1,21 @@
+"""FedDecorr: features that do not collapse into a few dimensions."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from piebald.recipe import Recipe
+from piebald.recipes.fedavg import fedavg
+from piebald.recipes.named import recipe
+from piebald.scheduling.cohort import CohortSize
+from piebald.training.decorrelation import Decorrelation
+from piebald.training.sgd import SgdSettings
+
+
+@recipe(
+    "Shi et al. 2023, Towards understanding and mitigating dimensional collapse in heterogeneous federated learning",
+    Decorrelation,
+)
+def feddecorr(cohort: CohortSize = 1.0, beta: float = 0.1, **training: Unpack[SgdSettings]) -> Recipe:
+    """FedAvg whose clients keep the features of a batch from correlating."""
+    return fedavg(cohort).with_(training=Decorrelation(beta=beta, **training))

@@ -1,0 +1,18 @@
+"""FedSAM: flat minima at every client."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from piebald.recipe import Recipe
+from piebald.recipes.fedavg import fedavg
+from piebald.recipes.named import recipe
+from piebald.scheduling.cohort import CohortSize
+from piebald.training.sgd import SgdSettings
+from piebald.training.sharpness_aware import SharpnessAware
+
+
+@recipe("Qu et al. 2022, Generalized federated learning via sharpness aware minimization", SharpnessAware)
+def fedsam(cohort: CohortSize = 1.0, rho: float = 0.05, **training: Unpack[SgdSettings]) -> Recipe:
+    """FedAvg whose clients step along the gradient at the worst point near their model, two passes a step."""
+    return fedavg(cohort).with_(training=SharpnessAware(rho=rho, **training))
