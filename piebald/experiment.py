@@ -18,6 +18,7 @@ from piebald.adaptation.choosing import choose
 from piebald.arguments import Count, Fraction, PathLike, Positive, Seed, Share, Whole, checked
 from piebald.callbacks import Callback, ObservedRecorder, Tracker
 from piebald.choice import BestForEach
+from piebald.client_description import describe
 from piebald.component import Component
 from piebald.contracts import Clients, DismissesSites, HoldsRows, Split
 from piebald.errors import RunFolderError, SettingError, check_names, unknown
@@ -25,7 +26,7 @@ from piebald.finished_run import Run
 from piebald.lineage import FinishedRun, Inheritance, hand_out, inherit
 from piebald.machine import differences
 from piebald.partition import clients_from
-from piebald.prepare import Keep, Metrics, Model, Options, PreparedRun, describe, prepare
+from piebald.prepare import Keep, Metrics, Model, Options, PreparedRun, prepare
 from piebald.progress import Bar
 from piebald.recipe import Recipe
 from piebald.report.store import RunStore

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self, cast, get_args
@@ -21,7 +21,7 @@ from piebald.callbacks import Tracker, trackers_of
 from piebald.choice import BestForEach
 from piebald.client_work import ClientWork
 from piebald.component import Component, build
-from piebald.contracts import Clients, Fleet, HasServerRows, HoldsRows, Rows, RowsAtSites, Split
+from piebald.contracts import Clients, HasServerRows, HoldsRows, Rows, RowsAtSites, Split
 from piebald.data.dataset import DataSet
 from piebald.errors import SettingError, unknown
 from piebald.machine import machine
@@ -34,18 +34,15 @@ from piebald.plugins import needed_by, objective_named
 from piebald.privacy.accounting import installed, of_run
 from piebald.queries.evaluate import Evaluate
 from piebald.recipe import Recipe
-from piebald.report.store import RunStore
-from piebald.runtimes.base import RuntimeSettings, SimulatesDevices
+from piebald.runtimes.base import RuntimeSettings
 from piebald.scheduling.cohort import HasCohort, cohort_size
 from piebald.server import EvaluationPlan, ResultChecks, StoppingCriteria
 from piebald.server.result_checks import LONGEST_STEP
 from piebald.version import __version__
-from piebald.weight_divergence import measure_heterogeneity
 
 Model = nn.Module | Callable[[int], nn.Module]
 Metrics = Mapping[str, Any] | Sequence[str]
 Keep = Literal["last", "best", "best_for_each"]
-_DESCRIBED_CLIENTS = 10_000  # above this, the run folder keeps no rows about clients
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,34 +398,3 @@ def check_repeats(folder: Path, meta: Mapping[str, Any], recipe: Recipe, options
     for name, value in wanted.items():
         if json.dumps(value, sort_keys=True) != json.dumps(found[name], sort_keys=True):
             raise SettingError(f"{folder} holds a run with another {name}: choose another folder, or delete that one")
-
-
-def describe(plan: PreparedRun, store: RunStore) -> None:
-    """Record the clients, and how they differ."""
-    if len(plan.clients) > _DESCRIBED_CLIENTS or store.rows("measure"):
-        return
-    store.clients(list(_client_rows(plan.clients, plan.runtime)))
-    how = store.meta.get("measure", "none")
-    if measured := measure_heterogeneity(plan.clients, _fleet(plan.runtime), plan.work, how):
-        store.set_meta(units=measured.units)
-        store.measures(measured.records())
-
-
-def _fleet(runtime: Any) -> Fleet | None:
-    return runtime.fleet if isinstance(runtime, SimulatesDevices) else None
-
-
-def _client_rows(clients: Clients, runtime: Any) -> Iterator[dict[str, Any]]:
-    fleet = _fleet(runtime)
-    for client in range(len(clients)):
-        counts = clients.counts(client, "train")
-        device = fleet.device(client) if fleet is not None else None
-        yield {
-            "client": client,
-            "name": str(clients.names[client]),
-            "train": clients.size(client, "train"),
-            "validation": clients.size(client, "validation"),
-            "test": clients.size(client, "test"),
-            "counts": None if counts is None else list(counts),
-            "device": device,
-        }
