@@ -131,12 +131,12 @@ def test_what_cannot_work_is_said_in_one_sentence(
 
 
 def test_any_site_that_the_credentials_list_may_take_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, flags = provisioned(tmp_path / "credentials", ["b", "a"]), list[str]()
+    folder, given = provisioned(tmp_path / "credentials", ["b", "a"]), list[ExperimentSettings]()
     (tmp_path / "e.toml").write_text(described("fedavg").text().replace('["north", "south", "east"]', '"any"'))
-    monkeypatch.setattr("piebald.cli.federate.run", lambda file, sets, *_, **__: flags.extend(sets))
+    monkeypatch.setattr("piebald.cli.federate.carry_out", lambda settings, *_, **__: given.append(settings))
+    monkeypatch.chdir(tmp_path)
     assert main(["server", str(folder / "server"), str(tmp_path / "e.toml")]) == 0
-    made = ExperimentSettings.load(tmp_path / "e.toml", flags)
-    assert list(made.clients().names) == ["b", "a"]  # in the order of their numbers
+    assert list(given[0].clients().names) == ["b", "a"]  # in the order of their numbers
     with pytest.raises(SettingError, match="start it with piebald server CREDENTIALS FILE"):
         ExperimentSettings.load(tmp_path / "e.toml").clients()
 
