@@ -8,6 +8,7 @@ written when its run has ended, so an interrupted competition goes on, and a new
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 import time
@@ -26,12 +27,14 @@ from grid import RUNGS, TRAINING, Entry
 import piebald
 from piebald import partition, recipes
 from piebald.data.prepared_files import prepared
+from piebald.errors import SettingError
 from piebald.metrics import Concordance
 from piebald.models import build_model
 from piebald.runtimes import Simulator
 
 RESULTS = Path(__file__).with_name("results")
 SEEDS = (0, 1, 2)
+REFUSED = "refused.json"
 FEWEST_DEATHS = 9  # of a region: with fewer, a concordance is made of a handful of pairs
 
 
@@ -74,6 +77,21 @@ def read(federation: str, folder: Path = RESULTS) -> dict[tuple[str, int], dict[
     return {(line["entry"], line["seed"]): line for line in lines}
 
 
+def refused(federation: str, folder: Path = RESULTS) -> dict[str, str]:
+    """The recipes that cannot be trained on a federation, and why."""
+    file = folder / REFUSED
+    known: dict[str, dict[str, str]] = json.loads(file.read_text("utf-8")) if file.exists() else {}
+    return known.get(federation, {})
+
+
+def refuse(federation: str, recipe: str, why: str, folder: Path = RESULTS) -> None:
+    """Keep that a recipe cannot be trained on a federation."""
+    file = folder / REFUSED
+    known = json.loads(file.read_text("utf-8")) if file.exists() else {}
+    known.setdefault(federation, {})[recipe] = why
+    file.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", "utf-8")
+
+
 def chosen(method: Method, lines: dict[tuple[str, int], dict[str, Any]]) -> Entry | None:
     """The setting with the best mean validation accuracy under the first seed; None while some are missing."""
     found = [(entry, lines.get((entry.label, SEEDS[0]))) for entry in method.entries()]
@@ -88,8 +106,10 @@ def missing(
     """The runs that are not there: those of the first seed, then the chosen ones with the others."""
     for method in methods:
         lines = read(federation.name, folder)
+        if method.recipe in refused(federation.name, folder):
+            continue
         for entry in method.entries():
-            if (entry.label, SEEDS[0]) not in lines:
+            if (entry.label, SEEDS[0]) not in lines and method.recipe not in refused(federation.name, folder):
                 yield entry, SEEDS[0]
         best = chosen(method, read(federation.name, folder))
         for seed in seeds:
@@ -128,7 +148,12 @@ def compete(
             if time.monotonic() - began > 60 * minutes:
                 return made
             clients = federation.clients() if clients is None else clients
-            line = run_one(federation, clients, entry, seed)
+            try:
+                line = run_one(federation, clients, entry, seed)
+            except SettingError as why:  # the method does not fit such rows: a finding, and no end of the others
+                refuse(federation.name, entry.recipe, str(why), folder)
+                print(f"{federation.name} {entry.recipe}: {why}", flush=True)
+                continue
             truth.append(folder, federation.name, line)
             made += 1
             print(f"[{time.monotonic() - began:.0f} s] {federation.name} {entry.label} {seed}: "

@@ -70,7 +70,8 @@ def _lessons(found: Sequence[Standing], ranks: Ranks) -> list[str]:
         f"- **One model for all (FedAvg)** is behind training alone, beyond noise, in {len(behind)}{_named(behind)}.",
     ]
     for family, methods in _families(found).items():
-        gains = {one: max(_points(one, name) for name in methods if name in one.results) for one in found}
+        gains = {one: max(_points(one, name) for name in methods if name in one.results)
+                 for one in found if any(name in one.results for name in methods)}  # fmt: skip
         best = max(gains, key=lambda one: gains[one])
         worst = min(gains, key=lambda one: gains[one])
         lines.append(
@@ -84,7 +85,9 @@ def _lessons(found: Sequence[Standing], ranks: Ranks) -> list[str]:
 def _families(found: Sequence[Standing]) -> dict[str, list[str]]:
     families: dict[str, list[str]] = {}
     for method in METHODS:
-        if method.recipe not in (ALONE, CENTRALISED) and all(method.recipe in one.results for one in found):
+        if method.recipe not in (ALONE, CENTRALISED) and all(
+            method.recipe in one.results or method.recipe in one.refused for one in found
+        ):
             families.setdefault(method.family, []).append(method.recipe)
     return families
 
@@ -110,7 +113,8 @@ def _ranks(ranks: Ranks) -> list[str]:
         "![Mean ranks](images/leaderboard-ranks.png)",
         "",
         f"Friedman's test that all methods are alike: p = {ranks.p:.2g}.  Mean ranks that differ by less than "
-        f"{ranks.critical:.1f} cannot be told apart (Nemenyi's critical difference at 5 %; Demsar 2006).",
+        f"{ranks.critical:.1f} cannot be told apart (Nemenyi's critical difference at 5 %; Demsar 2006).  Federations that some "
+        "method cannot be trained on do not count here.",
         "",
         *_table(["", "method", "mean rank"], rows),
     ]
@@ -198,10 +202,11 @@ def _federations(found: Sequence[Standing]) -> list[str]:
 def _absent(found: Sequence[Standing]) -> list[str]:
     lines = []
     for one in found:
-        absent = [method.title for method in METHODS if method.recipe not in one.results]
+        lines += [f"- {one.federation.words}, {_title(name)}: {why}" for name, why in sorted(one.refused.items())]
+        absent = [m.title for m in METHODS if m.recipe not in one.results and m.recipe not in one.refused]
         if absent:
-            lines.append(f"- {one.federation.words}: {', '.join(absent)}")
-    return ["## Not trained yet", "", *lines, ""] if lines else []
+            lines.append(f"- {one.federation.words}: not trained yet: {', '.join(absent)}")
+    return ["## What is not there", "", *lines, ""] if lines else []
 
 
 def _points(one: Standing, recipe: str) -> float:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from competition import FEDERATIONS, SEEDS, chosen, read
+from competition import FEDERATIONS, SEEDS, chosen, read, refused
 from methods import ALONE, CENTRALISED, METHODS, TOGETHER
 from numpy.typing import NDArray
 from scipy.stats import friedmanchisquare, rankdata, studentized_range
@@ -70,10 +70,12 @@ class Standing:
     Attributes:
         federation: which one.
         results: by recipe; only methods whose runs with all seeds are there.
+        refused: recipes that cannot be trained here, and why.
     """
 
     federation: Federation
     results: Mapping[str, Result]
+    refused: Mapping[str, str]
 
     @property
     def federated(self) -> dict[str, Result]:
@@ -116,7 +118,8 @@ class Ranks:
 
     @classmethod
     def of(cls, standings: Sequence[Standing]) -> Ranks:
-        """The ranks of the methods that all federations have."""
+        """The ranks of the methods that all federations have, over the federations that all methods fit."""
+        standings = [one for one in standings if not one.refused] or standings
         common = [m.recipe for m in METHODS if all(m.recipe in one.federated for one in standings)]
         table = np.array([[one.results[name].mean for name in common] for one in standings])
         ranks = rankdata(-table.round(6), axis=1).mean(axis=0)
@@ -140,7 +143,7 @@ def standings(folder: Path, seeds: tuple[int, ...] = SEEDS) -> list[Standing]:
             if best is not None and all(line is not None for line in own):
                 results[method.recipe] = _result(best.label, [line for line in own if line is not None], seeds)
         if ALONE in results and TOGETHER in results:
-            found.append(Standing(federation, results))
+            found.append(Standing(federation, results, refused(federation.name, folder)))
     return found
 
 

@@ -101,8 +101,31 @@ def test_the_page_says_what_the_runs_say(
     assert "behind training alone, beyond noise, in 2 (MNIST writers, HAR subjects)" in text
     (ditto,) = (row for row in text.splitlines() if row.startswith("| Ditto | **70."))  # 0.8 - 0.1 by its setting
     assert ditto.count("**") == 4
-    assert "Not trained yet" not in text
+    assert "What is not there" not in text
     assert (tmp_path / "docs" / "images" / "leaderboard-ranks.png").stat().st_size > 5000
+
+
+def test_a_method_that_does_not_fit_a_federation_is_named_and_stops_nobody(
+    board: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    competition, _, page, _, folder = board
+    ran = made_up(board, monkeypatch)
+    fits = competition.run_one
+
+    def run_one(federation: Any, clients: Any, entry: Any, seed: int) -> dict[str, Any]:
+        if (federation.name, entry.recipe) == ("har-subjects", "ditto"):
+            raise competition.SettingError("ditto needs labels")
+        return fits(federation, clients, entry, seed)
+
+    monkeypatch.setattr(competition, "run_one", run_one)
+    competition.compete(folder=folder)
+    assert {name for name, label, _ in ran if label.startswith("ditto")} == {"mnist-writers"}
+    assert competition.compete(folder=folder) == 0
+    (tmp_path / "docs" / "images").mkdir(parents=True)
+    page.write(folder, tmp_path / "docs")
+    text = (tmp_path / "docs" / "leaderboard.md").read_text("utf-8")
+    assert "- HAR subjects, Ditto: ditto needs labels" in text
+    assert "over 1 federations" in text, "ranks are over what all methods fit"
 
 
 def test_without_runs_there_is_no_page(board: tuple[Any, ...]) -> None:
