@@ -113,8 +113,8 @@ def _ranks(ranks: Ranks) -> list[str]:
         "![Mean ranks](images/leaderboard-ranks.png)",
         "",
         f"Friedman's test that all methods are alike: p = {ranks.p:.2g}.  Mean ranks that differ by less than "
-        f"{ranks.critical:.1f} cannot be told apart (Nemenyi's critical difference at 5 %; Demsar 2006).  Federations that some "
-        "method cannot be trained on do not count here.",
+        f"{ranks.critical:.1f} cannot be told apart (Nemenyi's critical difference at 5 %; Demsar 2006).  "
+        "Federations that some method cannot be trained on do not count here.",
         "",
         *_table(["", "method", "mean rank"], rows),
     ]
