@@ -52,7 +52,7 @@ def test_equals_torch(case: str, beside: str, state: str, simulator: dict[str, A
 
 def refuses(name: str) -> bool:
     """Whether a method is defined for plain SGD only."""
-    return name in ("scaffold", "fednova")
+    return name in ("scaffold", "fednova", "pfedme", "fedrod", "apfl", "per_fedavg")
 
 
 @pytest.mark.full
