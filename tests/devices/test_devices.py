@@ -34,9 +34,18 @@ def full(*parameters: object) -> Any:
     return pytest.param(*parameters, marks=pytest.mark.full)
 
 
-# Every recipe on one of the engines, and two on the engine that is most unlike the others for them.
+def at_clients(name: str) -> tuple[type, ...]:
+    """What decides what is computed at the clients; the rest of a recipe is the server's, which is on the CPU."""
+    recipe = method(name)
+    return type(recipe.training), type(recipe.sharing), type(recipe.clustering)
+
+
+# One recipe for each kind of work at clients, on one of the engines; two on the engine that is most unlike the others
+# for them, and one that asks queries.
+DISTINCT = sorted({at_clients(name): name for name in reversed(TABLE)}.values())
 QUICK = [("fedavg", "sequential"), ("fedavg", "vmapped"), ("ditto", "batched")]
-CASES = [*((name, ENGINES[place % 3]) for place, name in enumerate(TABLE)), ("scaffold", "batched")]
+CASES = [(name, ENGINES[place % 3]) for place, name in enumerate(DISTINCT)]
+CASES += [("scaffold", "batched"), ("sync_dvw", "sequential")]
 
 
 @pytest.mark.parametrize(
