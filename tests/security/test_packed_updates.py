@@ -16,8 +16,8 @@ import zstandard
 
 from piebald.component import build
 from piebald.contracts import Update
-from piebald.runtimes.federation.wire_format import pack_update
 from piebald.parameters import Layout
+from piebald.runtimes.federation.wire_format import pack_update
 from piebald.transforms import positions
 from piebald.transforms.bit_fields import pack
 from piebald.transforms.compression import Compressor, WireContext, as_bytes

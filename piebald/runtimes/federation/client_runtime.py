@@ -244,9 +244,13 @@ class FederationClient:
 
     def _carry_over(self, lineage: str | None, runner: TaskRunner) -> None:
         """Begin with the state that this site kept of the run that this one goes on from."""
-        if lineage is not None and runner.state_form and not self._policy.carry:
+        if lineage is None or not runner.state_form:
+            return
+        if not self._policy.carry:
             log.info("this site's policy has carry = false, so its state begins anew")
-        elif lineage is not None:
+        elif runner.work.needs_protected_state:  # the server names the earlier run, and what it was is not kept
+            log.info("this site's state begins anew, since what protects this run might not cover an earlier one")
+        else:
             self.session.carry_over(lineage, runner.state_form)
 
     def _runner_for(self, prepared: SiteClient, terms: Mapping[str, Any], run: str) -> TaskRunner:
