@@ -71,6 +71,8 @@ class Wire:
         self.sent: Counter[str] = Counter()
         self.received: Counter[str] = Counter()
         self.shut: dict[str, str] = {}
+        self.peers: dict[str, Any] = {}
+        self.trouble = ""
         self.reports: list[str] = []
         hub.wires[name] = self
 

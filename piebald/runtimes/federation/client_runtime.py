@@ -227,7 +227,8 @@ class FederationClient:
                 self._carry_over(terms.get("lineage"), runner)
                 client_log.joined(prepared, runner)
         except PiebaldError as error:
-            refused = " ".join(str(error).split())[:300]
+            said = str(error).replace(str(self.credentials.folder), "its credentials")  # the server is told this
+            refused = " ".join(said.split())[:300]
         except Exception as error:
             log.exception("the terms cannot be met")
             refused = f"{type(error).__name__}; the site's log says more"
