@@ -180,7 +180,7 @@ def _checked(path: Path, line: bytes, number: int | None, head: str | None) -> t
     try:
         entry = json.loads(line)
         own, previous = int(entry["line"]), str(entry["previous"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise SettingError(f"{where} of {path} is no line of an audit log: {shown(line[:60])}") from None
     if number is not None and (own, previous) != (number + 1, head):
         raise SettingError(

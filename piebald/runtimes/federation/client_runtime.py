@@ -32,6 +32,7 @@ from piebald.runtimes.federation.messages import Piece, Refused, Reply, Welcome,
 from piebald.runtimes.federation.policy import Policy
 from piebald.runtimes.federation.private_files import write_private
 from piebald.runtimes.federation.provisioning import Credentials
+from piebald.runtimes.federation.run_terms import read_values
 from piebald.runtimes.federation.signing import CertificateSigner
 from piebald.runtimes.federation.task_runner import SiteClient, TaskRunner
 from piebald.runtimes.federation.transfer import fetch_terms, send_body
@@ -216,7 +217,7 @@ class FederationClient:
     def _accept_or_refuse(self, welcome: Welcome, body: bytearray) -> None:
         runner, rows, refused, recipe = None, dict[Split, int](), "", None
         try:
-            terms = json.loads(bytes(body))
+            terms = read_values(body)
             recipe = recipe_in(terms)
             consent = self._consent.reject_reason(welcome.terms, terms)  # before rows are read, or anything is built
             prepared = self._prepare(terms) if consent is None else None
