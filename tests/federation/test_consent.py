@@ -98,6 +98,7 @@ def test_an_experiment_waits_until_it_is_approved_by_its_digest(
         assert told(hello) == NOTHING
     assert offered.prepared == 0
     credentials, own = str(offered.folder), digest(offered.body)
+    assert len(own) == 64  # before, 2^64 tries would have made other terms of the same digest
     assert main(["approve", credentials]) == 0
     said = capsys.readouterr().out
     assert "fedavg" in said
