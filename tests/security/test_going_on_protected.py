@@ -48,6 +48,12 @@ def sparse(*transforms: dict[str, Any]) -> Recipe:
     return recipes.make("fedavg", lr=0.1, batch=10).with_(transforms=(*transforms, SPARSE))
 
 
+def common(*transforms: str) -> Recipe:
+    """The same, with numbers that can be summed."""
+    numbers = {"kind": "random_k", "share": 0.1, "positions": "common"}
+    return recipes.make("fedavg", lr=0.1, batch=10).with_(transforms=(numbers, *transforms))
+
+
 @pytest.mark.parametrize(
     ("before", "after", "taken"),
     [
@@ -55,8 +61,9 @@ def sparse(*transforms: dict[str, Any]) -> Recipe:
         (head(), head(), True),
         (sparse(), sparse(NOISE), False),  # what was not sent then, without noise, would be sent now
         (sparse(NOISE), sparse(NOISE), True),
+        (common(), common("secure_aggregation"), True),  # a sum hides that as well
     ],
-    ids=["rows, without noise before", "rows", "updates, without noise before", "updates"],
+    ids=["rows, without noise before", "rows", "updates, without noise before", "updates", "sums"],
 )
 def test_state_is_taken_over_only_where_it_was_protected_alike(
     before: Recipe, after: Recipe, taken: bool, tmp_path: Path
