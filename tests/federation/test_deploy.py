@@ -184,7 +184,7 @@ def test_a_loss_that_does_not_fit_reads_no_number_of_a_sites_rows(
     for change in ({}, {"objective": "regression", "experiment": {**experiment, "loss": "regression"}, "shape": [5]}):
         welcome = Welcome(version="0", run="ab", epoch="aa", terms="cd")
         site._accept_or_refuse(welcome, bytearray(json.dumps(terms | change).encode()))
-        assert "37" not in site.session.refused + caplog.text
+        assert "37.5" not in site.session.refused + caplog.text
         assert str(tmp_path) not in site.session.refused
     assert site.session.refused == "its rows have inputs [4] for regression, the run takes [5] for regression"
     assert "(SettingError): piebald client" in caplog.text
