@@ -92,6 +92,16 @@ class ClientWork(ModelSpec):
         """The kind of the component that hides rows or updates, or None."""
         return next((one.kind for one in (self.trainer, *self.transforms) if one.protects), None)
 
+    @property
+    def needs_protected_state(self) -> bool:
+        """Whether a client's state must come from work that is protected as this one is, for what leaves to be so.
+
+        Rows are hidden in what is computed beside private layers only if they are hidden in those layers; and a
+        compressor sends now what it did not send before.  A sum hides that, too, whatever it comes from.
+        """
+        noised = any(one.protects and not isinstance(one, MaskingTransform) for one in self.transforms)
+        return self.row_privacy is not None or (self.compressor is not None and noised)
+
     def initial_state(self) -> dict[str, Tensor]:
         """A client's state before its first task."""
         kept = self.compressor.initial_state(self) if self.compressor is not None else {}

@@ -375,7 +375,7 @@ def _prepared_again(
         clients, model = _rebuilt(meta, path, clients, model)
     plan = prepare(recipes.rebuild(meta["recipe"]["table"]), clients, model, Options.of_folder(meta, objective))
     _check_same(plan.meta, meta, path)
-    return plan
+    return plan.going_on_from(meta["lineage"]) if meta.get("lineage") else plan
 
 
 def _check_same(now: Mapping[str, Any], then: Mapping[str, Any], path: Path | str) -> None:

@@ -220,6 +220,12 @@ def _client_states(
         form[PRIVATE] = (work.layout.size - work.layout.shared,)
     if not form or "trainer" not in same:
         return {}
+    if work.needs_protected_state and not {"training", "transforms"} <= same:
+        log.warning(
+            "clients begin with a state of their own, since that of %s was not protected as this run protects",
+            finished.path,
+        )
+        return {}
     return {
         numbers[client]: own
         for client, own in by_client(finished.checkpoint.tensors, _STATE).items()

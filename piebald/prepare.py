@@ -32,6 +32,7 @@ from piebald.parameters import Layout, copied, frozen_digest
 from piebald.partition import clients_from
 from piebald.plugins import needed_by, objective_named
 from piebald.privacy.accounting import installed, of_run
+from piebald.privacy.several_runs import told_together
 from piebald.queries.evaluate import Evaluate
 from piebald.recipe import Recipe
 from piebald.runtimes.base import RuntimeSettings
@@ -136,8 +137,9 @@ class PreparedRun:
 
     def going_on_from(self, about: Mapping[str, Any]) -> Self:
         """The same run with its lineage: it goes on from a finished one (`lineage.Inheritance.about`)."""
-        where = self.runtime.going_on_from(about["federation"])
-        return replace(self, runtime=where, meta={**self.meta, "runtime": where.table(), "lineage": dict(about)})
+        where, spent = self.runtime.going_on_from(about["federation"]), told_together(self.meta["privacy"], about)
+        more = {"runtime": where.table(), "privacy": spent, "lineage": dict(about)}
+        return replace(self, runtime=where, meta={**self.meta, **more})
 
 
 def prepare(recipe: Recipe | str, clients: Any, model: Model, options: Options) -> PreparedRun:
@@ -172,8 +174,7 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: Options) 
         )
     measuring = _measuring(federation, work, objective, options, stop)
     trackers = trackers_of(options.trackers)
-    meta = _meta(recipe, federation, work, objective, where, options)
-    meta |= {"trackers": [tracker.table() for tracker in trackers]}
+    meta = {**_meta(recipe, federation, work, objective, where, options), "trackers": [one.table() for one in trackers]}
     every = options.checkpoint_every
     return PreparedRun(adapted, federation, work, where, measuring, rounds, stop, check, every, meta, unseen, trackers)
 
@@ -249,8 +250,7 @@ def _meta(
     recipe: Recipe, clients: Clients, work: ClientWork, objective: Objective, where: RuntimeSettings, options: Options
 ) -> dict[str, Any]:
     """The description of the run for its folder, as plain values."""
-    rounds, _ = options.length()
-    metrics = options.metrics
+    (rounds, _), metrics = options.length(), options.metrics
     return {
         "piebald": __version__,
         "torch": torch.__version__,

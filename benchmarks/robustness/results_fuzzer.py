@@ -55,6 +55,12 @@ RECIPES: dict[str, dict[str, Any]] = {
     "fednova": {"name": "fednova"},
     "secure": {"name": "fedavg", "transforms": [{"kind": "secure_aggregation"}]},
     "dp": {"name": "fedavg", "transforms": [_NOISE]},
+    "qfedavg": {"name": "qfedavg"},
+    "fedamp": {"name": "fedamp"},
+    "hierfavg": {"name": "hierfavg", "regions": [[0, 1], [2, 3]]},
+    "packed": {"name": "fedavg", "transforms": [{"kind": "top_k", "share": 0.1}]},
+    "packed, secure": {"name": "fedavg", "transforms": [
+        {"kind": "random_k", "share": 0.1, "positions": "common"}, {"kind": "secure_aggregation"}]},
 }  # fmt: skip
 
 
@@ -71,6 +77,8 @@ class Wire:
         self.sent: Counter[str] = Counter()
         self.received: Counter[str] = Counter()
         self.shut: dict[str, str] = {}
+        self.peers: dict[str, Any] = {}
+        self.trouble = ""
         self.reports: list[str] = []
         hub.wires[name] = self
 

@@ -28,7 +28,7 @@ from piebald.runtimes.federation.private_files import write_private
 
 INSTALL = "the status page needs starlette, uvicorn and prometheus-client: pip install 'piebald[page]'"
 TOKEN = "status-token"  # in the server's credentials: what a browser or Prometheus must know
-_CONNECTIONS = 32  # at a time
+MOST_CONNECTIONS = 32  # at a time; files and connections that a process may have open are as few as 1,024, and shared
 _STALLED = 60.0  # seconds without a sign of the server after which it counts as ill
 
 log = logging.getLogger("piebald.federation")
@@ -83,6 +83,35 @@ def token_of(credentials: Path) -> str:
     return token
 
 
+class FewConnections(socket.socket):
+    """A listening socket that ends its oldest connection where there would be more than `MOST_CONNECTIONS`.
+
+    uvicorn waits without limit for the first request of a connection, and limits requests but not connections.  So
+    whoever can reach the port could hold all that the process may have open, and sites could not connect any more.
+    """
+
+    def __init__(self, *args: Any, **fields: Any) -> None:
+        super().__init__(*args, **fields)
+        self._accepted: list[socket.socket] = []
+
+    @classmethod
+    def at(cls, address: PageAddress) -> FewConnections:
+        """Listen on an address."""
+        made = socket.create_server((address.host, address.port), family=_family(address.host))
+        return cls(fileno=made.detach())
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """The next connection."""
+        accepted = super().accept()
+        still = [one for one in self._accepted if one.fileno() >= 0]
+        ends = max(0, len(still) + 1 - MOST_CONNECTIONS)
+        for oldest in still[:ends]:
+            with contextlib.suppress(OSError):  # it has ended itself
+                oldest.shutdown(socket.SHUT_RDWR)
+        self._accepted = [*still[ends:], accepted[0]]
+        return accepted
+
+
 @contextlib.contextmanager
 def serving_page(address: PageAddress, credentials: Path, run: Path) -> Iterator[None]:
     """Serve the page for as long as the block runs.  A page that cannot be served is one warning.
@@ -100,7 +129,7 @@ def serving_page(address: PageAddress, credentials: Path, run: Path) -> Iterator
 
     token = None if address.loopback and not (credentials / TOKEN).exists() else token_of(credentials)
     try:
-        listening = socket.create_server((address.host, address.port), family=_family(address.host))
+        listening = FewConnections.at(address)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         log.warning(
@@ -115,7 +144,7 @@ def serving_page(address: PageAddress, credentials: Path, run: Path) -> Iterator
     app = page_app(Viewer(credentials, run), credentials, token, address.loopback)
     config = uvicorn.Config(
         app, log_config=None, access_log=False, lifespan="off", ws="none", http="h11", server_header=False,
-        limit_concurrency=_CONNECTIONS, timeout_keep_alive=5, timeout_graceful_shutdown=1, **secured,
+        loop="asyncio", timeout_keep_alive=5, timeout_graceful_shutdown=1, **secured,
     )  # fmt: skip
     server = uvicorn.Server(config)
     thread = threading.Thread(target=_run, args=(server, listening), name="status page", daemon=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from typing import Any
@@ -17,6 +16,7 @@ from piebald.deploy.site_rows import SPLITS, missing_source, rows_before_a_run
 from piebald.errors import PiebaldError, SettingError
 from piebald.runtimes.federation.flare_link import SERVER, Link
 from piebald.runtimes.federation.messages import CheckReply, CheckRequest, Refused, decode
+from piebald.runtimes.federation.run_terms import read_values
 from piebald.runtimes.federation.transfer import fetch_terms
 from piebald.version import __version__
 
@@ -119,7 +119,7 @@ def _asked(work: SiteWork, rows: Check, patience: float) -> list[Check]:
     clock = _clock(reply.time - taken, trip)
     if body is None:
         return [rows, reached, clock, Check("run", False, "its terms did not arrive: try again")]
-    return [*_met(work, rows, json.loads(bytes(body))), reached, clock]
+    return [*_met(work, rows, read_values(body)), reached, clock]
 
 
 def _reply(link: Link, patience: float) -> tuple[CheckReply | None, float, float]:

@@ -18,11 +18,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from piebald import models, plugins, pytree, recipes
 from piebald.client_work import ClientWork
+from piebald.contracts import Rows
 from piebald.deploy.site_rows import SiteRows, SiteSource, own_rows, rows_of_one
 from piebald.deploy.site_weights import told, with_own_weights
 from piebald.errors import SettingError, shown
 from piebald.experiment_file import ExperimentSettings
 from piebald.machine import device_named
+from piebald.objective import Objective
 from piebald.parameters import Layout
 from piebald.recipe import Recipe
 from piebald.runtimes.federation.client_runtime import FederationClient
@@ -116,6 +118,7 @@ class SiteWork:
             raise SettingError(why)
         try:
             clients = self._rows(terms, settings, number)
+            objective = _objective(terms, settings, clients.rows(number, "train"))
         except Exception as error:
             # the message may quote a row ("got text like 'Miller'"), which is for the terminal and not for a log
             log.warning(
@@ -127,12 +130,14 @@ class SiteWork:
                     "folder": self.credentials.folder,
                 },
             )
+            if isinstance(error, _OtherForm):
+                raise
             raise SettingError("its rows cannot be used for this run; the site's own log says why") from error
         trainer, rows = terms.client_components()[0], len(clients.rows(number, "train"))
         if isinstance(trainer, LimitsSteps) and (why := limits.steps_reject_reason(trainer.max_steps(rows))):
             raise SettingError(why)
         try:
-            return SiteClient(_work(terms, settings, clients, number), clients, number)
+            return SiteClient(_work(terms, settings, clients, objective), clients, number)
         except SettingError as error:
             raise SettingError(told(str(error), own)) from None
 
@@ -176,16 +181,24 @@ def _model_reason(terms: RunTerms, limits: WorkLimits) -> str | None:
     return None
 
 
-def _work(terms: RunTerms, settings: ExperimentSettings, clients: SiteRows, number: int) -> ClientWork:
-    """The run's work, rebuilt from installed components."""
-    trainer, transforms, own_query = terms.client_components()
-    rows = clients.rows(number, "train")
+class _OtherForm(SettingError):
+    """Rows of another form than the run takes; the message tells the forms and nothing else."""
+
+
+def _objective(terms: RunTerms, settings: ExperimentSettings, rows: Rows) -> Objective:
+    """The run's loss and metrics, for the site's own rows."""
     objective = plugins.objective_named(rows.y, settings.loss, settings.evaluate.metrics)
     if objective.name != terms.objective or pytree.plain(pytree.form(rows.x)) != terms.shape:
-        raise SettingError(
+        raise _OtherForm(
             f"its rows have inputs {pytree.plain(pytree.form(rows.x))} for {objective.name}, "
             f"the run takes {terms.shape} for {terms.objective}"
         )
+    return objective
+
+
+def _work(terms: RunTerms, settings: ExperimentSettings, clients: SiteRows, objective: Objective) -> ClientWork:
+    """The run's work, rebuilt from installed components."""
+    trainer, transforms, own_query = terms.client_components()
     module = settings.model_for(clients)(terms.seed)
     layout = Layout.of(module, terms.private)
     if [(slot.name, list(slot.shape)) for slot in layout.slots] != terms.layout:

@@ -117,7 +117,7 @@ def _written(credentials: Path) -> dict[str, Any] | None:
     """What the party's process wrote last, None where none has."""
     try:
         found = json.loads((credentials / "status.json").read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 
@@ -126,7 +126,7 @@ def _run_of(credentials: Path) -> Path | None:
     """The run folder that a server's credentials name, None where there is none."""
     try:
         run = Path(json.loads((credentials / RUN).read_text())["folder"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         run = credentials.parent.parent  # of a federation on this machine, whose credentials are in it
         if credentials.parent.name != "federation":
             return None

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from piebald.arguments import Count, PathLike, Seed, Share, checked
+from piebald.arguments import Count, PathLike, Seed, Share, checked, checked_class
 from piebald.errors import SettingError, unknown
 from piebald.models.lora import with_lora
 from piebald.models.weights_folder import WeightsFolder, find, mapped_tensors, read_config
@@ -27,6 +27,7 @@ _TASKS: dict[str, tuple[str, str | None]] = {  # the networks of each task in tr
 _LORA_RANK = 8
 
 
+@checked_class
 class PretrainedNetwork(nn.Module):
     """A network of transformers that maps rows to scores.
 

@@ -125,16 +125,38 @@ def read_config(folder: Path) -> dict[str, Any]:
         hint = "it holds an adapter: give the folder of the model that it belongs to"
         hint = hint if (folder / "adapter_config.json").is_file() else "give one with a config.json and safetensors"
         raise SettingError(f"{folder} holds no model: {hint}") from None
-    except (OSError, ValueError) as error:  # also not UTF-8
+    except (OSError, ValueError, RecursionError) as error:  # also not UTF-8
         raise SettingError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
         raise SettingError(f"{path} is no configuration of a model: it must name its model_type, like 'distilbert'")
+    try:
+        found: dict[str, Any] = _without_code(folder, values)
+    except RecursionError:
+        raise SettingError(f"{path} is nested too deeply for a configuration: choose another model") from None
+    return found
+
+
+def _without_code(folder: Path, values: Any) -> Any:
+    """A configuration, and those of the networks that it is made of, without what could fetch or run code."""
+    if isinstance(values, list):
+        return [_without_code(folder, one) for one in values]
+    if not isinstance(values, dict):
+        return values
     if "auto_map" in values:
         raise SettingError(f"the model in {folder} needs code of its own, which is never run: choose another model")
     if "quantization_config" in values:
         raise SettingError(f"the weights in {folder} are quantized: choose the model in its full precision")
-    # which kernels compute attention is no matter of weights; a name of the Hub here would fetch code
-    return {name: value for name, value in values.items() if "attn_implementation" not in name and "kernel" not in name}
+    return {name: _without_code(folder, value) for name, value in values.items() if not _chooses_code(name, value)}
+
+
+def _chooses_code(name: str, value: Any) -> bool:
+    """Whether a setting says which code computes, which is no matter of weights; a name of the Hub would fetch it.
+
+    Sizes of convolutions are called kernels as well, and are numbers.
+    """
+    plain = value if isinstance(value, list) else [value]
+    sizes = all(isinstance(one, int) and not isinstance(one, bool) for one in plain)
+    return "_implementation" in name or ("kernel" in name and not sizes)
 
 
 def mapped_tensors(folder: Path) -> dict[str, Tensor]:
@@ -167,7 +189,7 @@ def _weight_files(folder: Path) -> list[Path]:
         return []
     try:
         parts = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise SettingError(f"{index} cannot be read as an index of weights: fetch the folder again") from None
     for part in parts:
         if not isinstance(part, str) or Path(part).name != part or not (folder / part).is_file():

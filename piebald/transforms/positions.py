@@ -84,7 +84,8 @@ def _best_bits(positions: Whole, total: int) -> int:
 def _from_gaps(body: Bytes, count: int, total: int) -> Whole:
     bits = int(body[0]) if len(body) else 255
     low = bit_fields.size(count, bits)
-    if bits > total.bit_length() or len(body) < 1 + low:
+    most = 1 + low + bit_fields.size(count + (total >> bits), 1)  # ones stand for numbers that are left out
+    if bits > total.bit_length() or not 1 + low <= len(body) <= most:
         raise ValueError("gaps between positions that cannot be read")
     high = bit_fields.unpack_unary(body[1 + low :], count)
     if int(high.max()) > total >> bits:  # before anything is computed with it, which could wrap around

@@ -73,4 +73,4 @@ class Qsgd(LossyCompressor):
 
     def _spread(self, lengths: Numbers, total: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         """Each bucket's length at each of its numbers [total]."""
-        return np.repeat(lengths.astype(np.float64), self.bucket)[:total]
+        return np.repeat(lengths.astype(np.float64), min(self.bucket, total))[:total]

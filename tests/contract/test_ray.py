@@ -22,6 +22,7 @@ from piebald.report.store import RunStore
 from piebald.runtimes.ray import actors
 from piebald.runtimes.ray.actors import RayWorkerPool
 from piebald.runtimes.ray.connection import RayConnection
+from piebald.runtimes.simulation import simulation
 
 from .conftest import STORE, assert_same, carry_out, federation, method, network, on_ray, plain_network, vector
 from .test_resume import assert_identical
@@ -49,6 +50,22 @@ def test_many_at_once_on_a_virtual_clock(cluster: Any) -> None:
     expected = carry_out(recipe, model=plain_network, rounds=6, simulator={"fleet": fleet})
     ray = {"engine": "batched", "stack": 2, "fleet": fleet}
     assert_same(expected, on_ray(recipe, model=plain_network, rounds=6, ray=ray))
+
+
+def test_no_member_of_a_secure_aggregation_is_on_a_node(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes train only: all keys, shares and masks are made in the process that is the server as well."""
+    made, kinds = list[str](), list[list[str]]()
+    for name in ("replied", "masked"):
+        real = getattr(simulation, name)
+        monkeypatch.setattr(simulation, name, lambda *given, real=real: made.append(real.__name__) or real(*given))
+    recipe = method("fedavg").with_(transforms=["secure_aggregation"])
+    for run in (carry_out, on_ray):
+        made.clear()
+        found = run(recipe)
+        assert [row["arrived"] for row in found.rounds] == [4, 4, 4]
+        kinds.append(sorted(made))
+    assert kinds[0] == kinds[1]
+    assert made.count("masked") == 12
 
 
 def test_rows_that_are_loaded_on_the_node(cluster: Any) -> None:

@@ -75,6 +75,19 @@ def test_a_recipe_under_a_name_that_the_policy_accepts_is_found_out(tmp_path: Pa
     assert told(hello) == NOTHING
 
 
+@pytest.mark.parametrize("levels", [100, 988, 992, 996, 99_999])
+def test_terms_of_any_depth_end_no_site(levels: int, tmp_path: Path) -> None:
+    """Before, some were read and could not be written to the audit log, which ended the site."""
+    offered = Offered(tmp_path, None)
+    deep = '{"a":' * levels + "1" + "}" * levels
+    offered.body = offered.body.replace(b'"experiment": {', f'"experiment": {{"deep": {deep}, '.encode(), 1)
+    hello = offered.offer()
+    assert hello.refused.startswith(
+        ("the run's terms must be a table of at most 64 levels", "the run's terms cannot be")
+    )
+    assert told(hello) == NOTHING
+
+
 def test_an_experiment_waits_until_it_is_approved_by_its_digest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -85,6 +98,7 @@ def test_an_experiment_waits_until_it_is_approved_by_its_digest(
         assert told(hello) == NOTHING
     assert offered.prepared == 0
     credentials, own = str(offered.folder), digest(offered.body)
+    assert len(own) == 64  # before, 2^64 tries would have made other terms of the same digest
     assert main(["approve", credentials]) == 0
     said = capsys.readouterr().out
     assert "fedavg" in said

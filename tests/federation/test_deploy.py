@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,12 @@ from piebald.deploy.site_process import SiteSettings, SiteWork
 from piebald.errors import SettingError
 from piebald.experiment_file import ExperimentSettings
 from piebald.runtimes.federation import provisioning
+from piebald.runtimes.federation.client_runtime import FederationClient
+from piebald.runtimes.federation.messages import Welcome
+from piebald.runtimes.federation.policy import Policy
 
 from .conftest import Server, Sites, provisioned, until
+from .test_site_choice import Wire
 
 NAMES = ["north", "south", "east"]
 FUNCTION = """
@@ -153,3 +158,33 @@ def test_what_is_wrong_with_a_sites_rows_stays_at_the_site(tmp_path: Path, caplo
         rebuild(terms)
     assert "dr-x" not in str(caught.value)
     assert "dr-x" in caplog.text
+
+
+def test_a_loss_that_does_not_fit_reads_no_number_of_a_sites_rows(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before, a server that asked for survival was told the first event that is none: "got 37.5"."""
+    folder = provisioned(tmp_path / "credentials", ["north"]) / "north"
+    (folder / "rows.py").write_text(
+        "import numpy as np\ndef load():\n    return np.ones((9, 4), np.float32), np.full((9, 2), 37.5, np.float32)\n"
+    )
+    credentials, about = provisioning.read(folder), {"data": {"source": "rows.py:load"}}
+    experiment = {
+        "partition": {"kind": "sites", "clients": ["north"], "inputs": [4], "targets": 2},
+        "model": {"name": "mlp"}, "loss": "survival", "recipe": {"name": "fedavg"},
+    }  # fmt: skip
+    terms = {
+        "piebald": piebald.__version__, "experiment": experiment, "training": {}, "transforms": [], "private": [],
+        "layout": [], "objective": "survival", "metrics": [], "seed": 0, "shape": [4], "outputs": [1], "classes": None,
+        "clients": ["north"], "sites": ["north"],
+    }  # fmt: skip
+    site = FederationClient(
+        credentials, SiteWork(credentials, SiteSettings.model_validate(about), folder), policy=Policy(), make_link=Wire
+    )  # type: ignore[arg-type]
+    for change in ({}, {"objective": "regression", "experiment": {**experiment, "loss": "regression"}, "shape": [5]}):
+        welcome = Welcome(version="0", run="ab", epoch="aa", terms="cd")
+        site._accept_or_refuse(welcome, bytearray(json.dumps(terms | change).encode()))
+        assert "37.5" not in site.session.refused + caplog.text
+        assert str(tmp_path) not in site.session.refused
+    assert site.session.refused == "its rows have inputs [4] for regression, the run takes [5] for regression"
+    assert "(SettingError): piebald client" in caplog.text

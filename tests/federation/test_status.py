@@ -141,8 +141,18 @@ def test_the_page_can_only_be_read_and_only_under_this_machines_name(served: Pag
     assert served.get("/healthz")[2] == "ok\n"
     shown = json.loads(served.get("/status.json")[2])
     assert [site["site"] for site in shown["sites"]][:2] == ["north", "south"]
-    idle = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(5)]
-    assert served.get()[0] == 200  # connections that say nothing do not stop others
+
+
+def test_silent_connections_stop_neither_the_page_nor_the_sites(served: Page) -> None:
+    """Before, each of them took one of the files that the server may have open, for ever, and 32 ended the page."""
+    most = page_server.MOST_CONNECTIONS
+    idle = [socket.create_connection(("127.0.0.1", served.port), timeout=60) for _ in range(most + 8)]
+    assert served.get()[0] == 200
+    assert [one.recv(1) for one in idle[:9]] == [b""] * 9  # the oldest have ended, one of them for the question
+    for one in idle[9:]:
+        one.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            one.recv(1)
     for one in idle:
         one.close()
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from piebald import models
 from piebald.errors import SettingError
+from piebald.models.weights_folder import read_config
 
 pytest.importorskip("transformers", reason="needs the extra: pip install 'piebald[hf]'")
 pytest.importorskip("peft", reason="needs the extra: pip install 'piebald[hf]'")
@@ -21,6 +22,19 @@ pytest.importorskip("peft", reason="needs the extra: pip install 'piebald[hf]'")
 def changed_config(folder: Path, values: dict[str, Any]) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | values))
+
+
+def nested(levels: int) -> str:
+    return '{"model_type": "distilbert", "part": ' + "[" * levels + "]" * levels + "}"
+
+
+def test_no_part_of_a_configuration_says_which_code_computes(folder: Path, tmp_path: Path) -> None:
+    """Before, only its top was looked at, and sizes of convolutions were left out with the names of kernels."""
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    code = {"_attn_implementation": "other/code", "experts_implementation": "other/code", "kernel_config": {"a": "b"}}
+    before = read_config(tmp_path)
+    changed_config(tmp_path, {**code, "use_kernels": True, "text_config": {**code, "dim": 3}, "conv_kernel": [3, 4]})
+    assert read_config(tmp_path) == {**before, "text_config": {"dim": 3}, "conv_kernel": [3, 4]}
 
 
 def without_weights(folder: Path) -> None:
@@ -64,7 +78,10 @@ def a_layer_missing(folder: Path) -> None:
         (lambda folder: changed_config(folder, {"model_type": "distillbert"}), "did you mean 'distilbert'"),
         (lambda folder: changed_config(folder, {"model_type": "vit"}), "set task = 'image_classification'"),
         (lambda folder: changed_config(folder, {"auto_map": {"AutoModel": "m.Net"}}), "needs code of its own"),
+        (lambda folder: changed_config(folder, {"part": [{"auto_map": {"A": "m.Net"}}]}), "needs code of its own"),
         (lambda folder: changed_config(folder, {"quantization_config": {}}), "are quantized"),
+        (lambda folder: (folder / "config.json").write_text("[" * 99_999), "cannot be read as JSON"),
+        (lambda folder: (folder / "config.json").write_text(nested(600)), "nested too deeply"),
         (lambda folder: changed_config(folder, {"n_heads": 3}), "tiny"),
         (without_weights, "must hold model.safetensors"),
         (only_pickled, r"pickled weights \(pytorch_model.bin\), which are never read"),

@@ -108,6 +108,17 @@ def test_a_line_that_a_killed_process_began_is_no_line_and_the_next_one_follows(
     assert not (tmp_path / "elsewhere").exists()
 
 
+def test_what_others_send_makes_no_line_that_is_too_long(tmp_path: Path) -> None:
+    """Before, terms with a long recipe ended the log of a site: no line after it could be checked or written."""
+    recipe = {"name": "a" * (3 << 20)}
+    AuditLog(tmp_path).write("declined", recipe=recipe, reason="no", **{f"other{n}": "b" * (1 << 15) for n in range(9)})
+    AuditLog(tmp_path).write("started")
+    assert verify(tmp_path / FILE).lines == 2
+    told = json.loads((tmp_path / FILE).read_text().splitlines()[0])
+    assert told["reason"] == "no"
+    assert told["recipe"] == {"sha256": hashlib.sha256(json.dumps(recipe).encode()).hexdigest(), "bytes": 3_145_740}
+
+
 def test_nothing_leaves_a_site_that_cannot_write_down_what_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

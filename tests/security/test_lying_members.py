@@ -6,7 +6,9 @@ Before, a wrong signature or a wrong share of one member made the round fail, an
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -312,12 +314,20 @@ def test_shares_are_shown_once_signed_for_and_to_fewer_than_open_a_mask() -> Non
 # ----------------------------------------------------------------------------------------------------------- whole runs
 
 
-def test_a_run_goes_on_without_a_member_that_lies(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    """Each member that lies spoils one step at most; the run folder and the log name it."""
-    real = client_side.replied
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_run_goes_on_without_a_member_that_lies(
+    workers: int, monkeypatch: pytest.MonkeyPatch, caplog: Any, tmp_path: Path
+) -> None:
+    """Each member that lies spoils one step at most; the run folder and the log name it.
+
+    Workers train only.  All members are in the process that is the server as well, so none can lie in a worker.
+    """
+    real, place = client_side.replied, tmp_path / "processes"
     lies = {1: ("advertise_keys", SIGNED), 4: ("share_keys", PROOF)}
 
     def lying(task: Any, work: Any, secrets: Any) -> client_side.Outcome:
+        with place.open("a") as file:  # a forked worker would write here, too
+            file.write(f"{os.getpid()}\n")
         answer, why = real(task, work, secrets)
         kind, name = lies.get(task.client, ("", ""))
         if answer is not None and task.query.kind == kind:
@@ -326,7 +336,9 @@ def test_a_run_goes_on_without_a_member_that_lies(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("piebald.runtimes.simulation.simulation.replied", lying)
     recipe = recipes.fedavg(lr=0.1).with_(transforms=[SecureAggregation()])
-    run = simulate(recipe, classified(*itertools.repeat(20, COUNT)), seeded(lambda: torch.nn.Linear(4, 2)), rounds=3)
+    clients, model = classified(*itertools.repeat(20, COUNT)), seeded(lambda: torch.nn.Linear(4, 2))
+    run = simulate(recipe, clients, model, rounds=3, simulator={"workers": workers})
+    assert {*place.read_text().split()} == {str(os.getpid())}
     assert [row["arrived"] for row in run.rounds] == [0, COUNT - 2, COUNT - 2]
     noted = [one for note in run.notes if note["name"] == "refused" for one in note["value"]]
     assert [(one["client"], one["reason"]) for one in noted] == [

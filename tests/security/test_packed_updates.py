@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import resource
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,13 @@ import pytest
 import torch
 import zstandard
 
+from piebald.component import build
 from piebald.contracts import Update
+from piebald.parameters import Layout
 from piebald.runtimes.federation.wire_format import pack_update
+from piebald.transforms import positions
 from piebald.transforms.bit_fields import pack
-from piebald.transforms.compression import as_bytes
+from piebald.transforms.compression import Compressor, WireContext, as_bytes
 
 from .server_entry import Entry
 
@@ -138,3 +142,27 @@ def test_what_is_packed_for_another_task_or_client_is_not_taken_for_it(folder: P
     assert result.update is not None
     assert not torch.equal(result.update.vectors["model"], made.change)
     entry.server.close()
+
+
+def test_no_more_memory_is_taken_than_an_honest_update_takes() -> None:
+    """Before, zeros in the place of gaps took 140 times the model, and a bucket longer than it as much as it says."""
+    layout = Layout.of(torch.nn.Linear(300, 300), frozenset())
+    context, size = WireContext(layout, 0, 0, 0), layout.shared
+    sparse, rounded = (
+        build("transforms", {"kind": "top_k", "share": 0.001}),
+        build("transforms", {"kind": "qsgd", "bucket": 10**15}),
+    )
+    assert isinstance(sparse, Compressor)
+    assert isinstance(rounded, Compressor)
+    zeros = as_bytes(np.ones(90)).tobytes() + b"\x02\x00" + bytes(8 * size - 400)
+    honest = positions.pack(np.array([size - 90, *range(size - 89, size)]), size)  # all gaps in one number
+    assert positions.unpack(honest, 90, size)[0] == size - 90
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="gaps between positions that cannot be read"):
+            sparse.decompress(torch.tensor(np.frombuffer(zeros, dtype=np.uint8)), context)
+        made = rounded.compress(torch.ones(size), {}, context)
+        assert torch.equal(rounded.decompress(made.packed, context), made.change)
+        assert tracemalloc.get_traced_memory()[1] < 100 * size
+    finally:
+        tracemalloc.stop()

@@ -83,10 +83,23 @@ def test_a_site_without_noise_computes_what_the_simulator_does() -> None:
     assert torch.equal(upload(site(recipes.fedavg(lr=0.1))), upload(site(recipes.fedavg(lr=0.1))))
 
 
-def test_batches_of_hidden_rows_are_known_to_the_site_alone() -> None:
-    """Who knows which rows are in a batch gains nothing from their being drawn: without noise the gradients tell."""
-    recipe = recipes.dp_sgd(lr=1.0, clip=0.5, noise=0.0, batch=6, steps=1)
-    assert not torch.equal(upload(site(recipe)), upload(site(recipe)))
+@pytest.mark.parametrize("drawn", ["batches", "augmentation", "dropout"])
+def test_what_is_drawn_for_hidden_rows_is_known_to_the_site_alone(drawn: str) -> None:
+    """Who knows which rows are in a batch gains nothing from their being drawn: without noise the gradients tell.
+
+    With known augmentation or dropout, one row more would change in a known way what becomes of those behind it.
+    """
+    fields = {"batch": 6} if drawn == "batches" else {"batch": 24}  # then each row is in each batch
+    change = ["gaussian_noise"] if drawn == "augmentation" else []
+    recipe = recipes.dp_sgd(lr=1.0, clip=0.5, noise=0.0, steps=1, augmentation=change, **fields)
+    layers = [nn.Dropout(0.5)] if drawn == "dropout" else []
+
+    def again() -> Tensor:
+        model = seeded(lambda: nn.Sequential(*layers, nn.Linear(4, 2)))
+        plan = prepare(recipe, classified(24, 24), model, Options(rounds=1))
+        return upload(TaskRunner(SiteClient(plan.work, plan.clients, 0), Policy(), "cpu"))
+
+    assert not torch.equal(again(), again())
 
 
 def test_the_lasting_secret_of_old_sites_is_deleted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -98,7 +98,7 @@ def test_a_site_sets_limits_of_its_own() -> None:
     assert "this site allows 10" in str(WorkLimits(parameters=10).terms_reject_reason(values))
     assert WorkLimits(parameters=size).terms_reject_reason(values) is None
     assert "gigabytes" in str(WorkLimits(gigabytes=1e-6).terms_reject_reason(values))
-    assert "would take 6 steps" in str(WorkLimits(steps=5).steps_reject_reason(6))
+    assert "more steps on this site's rows than the 5 that it allows" in str(WorkLimits(steps=5).steps_reject_reason(6))
 
 
 @pytest.mark.parametrize("name", ["mlp", "small_cnn", "resnet18", "vgg11", "gated_cnn"])

@@ -28,6 +28,7 @@ _FIRST = "0" * 64
 _END = re.compile(rb',"digest":"([0-9a-f]{64})"\}')
 _END_BYTES = len(',"digest":""}') + 64
 _LONGEST = 1 << 20  # bytes of a line
+_VALUE = 1 << 15  # bytes of one value in it: what others send, as a server its terms, makes no line that is too long
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # Windows has no such flag
 
 
@@ -57,7 +58,8 @@ class AuditLog:
             with os.fdopen(handle, "r+b") as file:
                 size = self._end(file)
                 at = datetime.now(UTC).isoformat(timespec="milliseconds")
-                entry = {"line": self._line + 1, "at": at, "event": event, **about, "previous": self._head}
+                told = {name: _bounded(value) for name, value in about.items()}
+                entry = {"line": self._line + 1, "at": at, "event": event, **told, "previous": self._head}
                 text = json.dumps(entry, separators=(",", ":")).encode()
                 digest = hashlib.sha256(text).hexdigest()
                 try:
@@ -84,6 +86,12 @@ class AuditLog:
             self._line, self._head = _checked(self.path, last, None, None)
         self._read = True
         return int(size - len(tail) + len(whole))
+
+
+def _bounded(value: Any) -> Any:
+    """A value, or its digest and length in its place where it is too long for a line."""
+    text = json.dumps(value).encode()
+    return value if len(text) <= _VALUE else {"sha256": hashlib.sha256(text).hexdigest(), "bytes": len(text)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +180,7 @@ def _checked(path: Path, line: bytes, number: int | None, head: str | None) -> t
     try:
         entry = json.loads(line)
         own, previous = int(entry["line"]), str(entry["previous"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise SettingError(f"{where} of {path} is no line of an audit log: {shown(line[:60])}") from None
     if number is not None and (own, previous) != (number + 1, head):
         raise SettingError(

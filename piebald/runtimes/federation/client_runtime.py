@@ -32,6 +32,7 @@ from piebald.runtimes.federation.messages import Piece, Refused, Reply, Welcome,
 from piebald.runtimes.federation.policy import Policy
 from piebald.runtimes.federation.private_files import write_private
 from piebald.runtimes.federation.provisioning import Credentials
+from piebald.runtimes.federation.run_terms import read_values
 from piebald.runtimes.federation.signing import CertificateSigner
 from piebald.runtimes.federation.task_runner import SiteClient, TaskRunner
 from piebald.runtimes.federation.transfer import fetch_terms, send_body
@@ -216,7 +217,7 @@ class FederationClient:
     def _accept_or_refuse(self, welcome: Welcome, body: bytearray) -> None:
         runner, rows, refused, recipe = None, dict[Split, int](), "", None
         try:
-            terms = json.loads(bytes(body))
+            terms = read_values(body)
             recipe = recipe_in(terms)
             consent = self._consent.reject_reason(welcome.terms, terms)  # before rows are read, or anything is built
             prepared = self._prepare(terms) if consent is None else None
@@ -227,7 +228,8 @@ class FederationClient:
                 self._carry_over(terms.get("lineage"), runner)
                 client_log.joined(prepared, runner)
         except PiebaldError as error:
-            refused = " ".join(str(error).split())[:300]
+            said = str(error).replace(str(self.credentials.folder), "its credentials")  # the server is told this
+            refused = " ".join(said.split())[:300]
         except Exception as error:
             log.exception("the terms cannot be met")
             refused = f"{type(error).__name__}; the site's log says more"
@@ -244,9 +246,13 @@ class FederationClient:
 
     def _carry_over(self, lineage: str | None, runner: TaskRunner) -> None:
         """Begin with the state that this site kept of the run that this one goes on from."""
-        if lineage is not None and runner.state_form and not self._policy.carry:
+        if lineage is None or not runner.state_form:
+            return
+        if not self._policy.carry:
             log.info("this site's policy has carry = false, so its state begins anew")
-        elif lineage is not None:
+        elif runner.work.needs_protected_state:  # the server names the earlier run, and what it was is not kept
+            log.info("this site's state begins anew, since what protects this run might not cover an earlier one")
+        else:
             self.session.carry_over(lineage, runner.state_form)
 
     def _runner_for(self, prepared: SiteClient, terms: Mapping[str, Any], run: str) -> TaskRunner:

@@ -105,7 +105,7 @@ def _read(path: Path) -> dict[str, Any] | None:
         found = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SettingError(f"{path} cannot be read: {type(error).__name__}: remove it") from None
     if not isinstance(found, dict):
         raise SettingError(f"{path} cannot be read: it holds no table: remove it")

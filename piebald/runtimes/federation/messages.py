@@ -99,7 +99,7 @@ class Piece(Message):
         trains: whether the task is a training task.
         start: offset of its first byte.
         size: bytes of the whole body.
-        digest: BLAKE2b digest of the whole body, 16 bytes in hexadecimal.
+        digest: BLAKE2b digest of the whole body, 32 bytes in hexadecimal.
     """
 
     run: Hex

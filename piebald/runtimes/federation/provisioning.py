@@ -249,7 +249,7 @@ def read(folder: Path) -> Credentials:
             folder.resolve(), about["federation"], about["party"], about["host"], int(about["port"]),
             datetime.fromisoformat(about["expires"]),
         )  # fmt: skip
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise SettingError(f"{str(folder)!r} holds no credentials: give a folder that piebald provision made") from None
     _check_format(folder, about)
     if credentials.expires < datetime.now(UTC):

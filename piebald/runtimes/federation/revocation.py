@@ -34,7 +34,7 @@ def read_revoked(folder: Path) -> dict[str, datetime]:
         found = {str(site): datetime.fromisoformat(at) for site, at in json.loads(path.read_text("utf-8")).items()}
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise SettingError(f"{path} cannot be read: {type(error).__name__}: restore it from a backup") from None
     if any(at.tzinfo is None for at in found.values()):
         raise SettingError(f"{path} has a time without a zone: restore it from a backup")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -20,6 +21,27 @@ from piebald.parameters import frozen_digest
 from piebald.training.base import Trainer
 from piebald.transforms.base import Transform
 from piebald.version import __version__
+
+_LEVELS = 64  # of tables and lists inside one another in a run's terms, at most
+
+
+def read_values(body: bytes | bytearray) -> dict[str, Any]:
+    """The values in a run's terms, before anything is known of them.
+
+    Raises:
+        SettingError: they are no JSON, or so deep that what is done with them later might end the process.
+    """
+    try:
+        values = json.loads(bytes(body))
+    except (ValueError, RecursionError) as error:
+        raise SettingError(f"the run's terms cannot be read: {type(error).__name__}") from None
+    level = [values]
+    for _ in range(_LEVELS):
+        tables = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        level = list(itertools.chain(*tables))
+    if level or not isinstance(values, dict):
+        raise SettingError(f"the run's terms must be a table of at most {_LEVELS} levels")
+    return values
 
 
 class RunTerms(BaseModel):

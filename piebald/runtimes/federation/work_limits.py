@@ -67,7 +67,7 @@ class WorkLimits(BaseModel):
         """Why a task of so many steps is too much, or None."""
         if steps <= self.steps:
             return None
-        return f"a task would take {steps:,} steps on this site's rows, it allows {self.steps:,}"
+        return f"a task would take more steps on this site's rows than the {self.steps:,} that it allows"
 
     def _training_reason(self, training: Mapping[str, Any]) -> str | None:
         passes = math.prod(max(training[name], 1) for name in _PASSES if _is_number(training.get(name)))
