@@ -38,6 +38,7 @@ from piebald.runtimes.base import RuntimeSettings
 from piebald.scheduling.cohort import HasCohort, cohort_size
 from piebald.server import EvaluationPlan, ResultChecks, StoppingCriteria
 from piebald.server.result_checks import LONGEST_STEP
+from piebald.training.base import GivesOwnModels
 from piebald.version import __version__
 
 Model = nn.Module | Callable[[int], nn.Module]
@@ -342,9 +343,11 @@ def _work(recipe: Recipe, clients: Clients, model: Model, options: Options) -> t
             f"keep = 'best_for_each' compares models row by row, but the loss {objective.name!r} has no value for a "
             "single row: use keep = 'best'"
         )
+    trainer = recipe.training
+    own_models = trainer.own_models(spec) if isinstance(trainer, GivesOwnModels) else None
     work = ClientWork(
-        module, layout, initial, objective, options.seed, shape, outputs, recipe.training, adapted.transforms,
-        own_query, choice,
+        module, layout, initial, objective, options.seed, shape, outputs, trainer, adapted.transforms, own_query,
+        choice, own_models,
     )  # fmt: skip
     return work, adapted
 

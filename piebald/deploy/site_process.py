@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from piebald.runtimes.federation.run_terms import RunTerms
 from piebald.runtimes.federation.task_runner import SiteClient
 from piebald.runtimes.federation.work_limits import WorkLimits
 from piebald.toml_document import Document
-from piebald.training.base import LimitsSteps
+from piebald.training.base import GivesOwnModels, LimitsSteps
 
 log = logging.getLogger("piebald.federation")
 
@@ -132,7 +132,7 @@ class SiteWork:
         if isinstance(trainer, LimitsSteps) and (why := limits.steps_reject_reason(trainer.max_steps(rows))):
             raise SettingError(why)
         try:
-            return SiteClient(_work(terms, settings, clients, number), clients, number)
+            return SiteClient(_work(terms, settings, clients, number).of(number), clients, number)
         except SettingError as error:
             raise SettingError(told(str(error), own)) from None
 
@@ -197,6 +197,8 @@ def _work(terms: RunTerms, settings: ExperimentSettings, clients: SiteRows, numb
         module, layout, initial, objective, terms.seed, shape, outputs, trainer, transforms, own_query,
         terms.choice_query(),
     )  # fmt: skip
+    if isinstance(trainer, GivesOwnModels):
+        work = replace(work, own_models=trainer.own_models(work))
     for one in transforms:  # now, and not at each task: a package may be missing here that the server has
         if why := one.unsupported_model(work):
             raise SettingError(why)

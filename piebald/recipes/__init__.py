@@ -34,6 +34,7 @@ from piebald.recipes.fedsam import fedsam as fedsam
 from piebald.recipes.fedyogi import fedyogi as fedyogi
 from piebald.recipes.fine_tuned import fine_tuned as fine_tuned
 from piebald.recipes.hdafl import hdafl as hdafl
+from piebald.recipes.heterofl import heterofl as heterofl
 from piebald.recipes.hierfavg import hierfavg as hierfavg
 from piebald.recipes.ifca import ifca as ifca
 from piebald.recipes.lg_fedavg import lg_fedavg as lg_fedavg

@@ -75,8 +75,10 @@ class Counted(NamedTuple):  # made for every update, and a tuple is made four ti
     staleness: int
 
 
-def cohort_of(results: Sequence[Result], version: int, trained: int | None = None) -> Cohort:
-    """The updates of these results, which all have one, as a cohort; `trained` as in `contracts.Cohort`."""
+def cohort_of(
+    results: Sequence[Result], version: int, trained: int | None = None, held: Sequence[Tensor | None] = ()
+) -> Cohort:
+    """The updates of these results, which all have one, as a cohort; `trained` and `held` as in `contracts.Cohort`."""
     return Cohort(
         [result.task.client for result in results],
         [result.task.version for result in results],
@@ -85,6 +87,7 @@ def cohort_of(results: Sequence[Result], version: int, trained: int | None = Non
         version,
         [result.task.vectors["model"] for result in results],
         trained,
+        held=held,
     )
 
 

@@ -86,7 +86,9 @@ def test_a_cohort_of_everybody_needs_no_order(name: str) -> None:
     order = (3, 1, 4, 0, 2)
     one = carry_out(method(name, cohort=1.0), rounds=6, simulator={"fleet": SiteSpeeds(order=tuple(range(5)))})
     renumbered = [[order.index(client) for client in members] for members in TABLE[name].get("regions", ())]
-    more = {"regions": renumbered} if renumbered else {}
+    more: dict[str, Any] = {"regions": renumbered} if renumbered else {}
+    if "widths" in TABLE[name]:
+        more["widths"] = [TABLE[name]["widths"][client] for client in order]
     two = carry_out(
         method(name, cohort=1.0, **more), federation(order), rounds=6, simulator={"fleet": SiteSpeeds(order=order)}
     )

@@ -1,0 +1,77 @@
+"""Models that some clients have in the place of the run's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from piebald.errors import SettingError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from piebald.parameters import Layout
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnModel:
+    """A model that some clients have.
+
+    Attributes:
+        model: the module.
+        layout: where each of its tensors lies in a vector [p'] of its own, and which s' numbers are shared.
+        initial: [p'], the parameters that it starts from.
+        outputs: shape of the scores that it returns for one input.
+        held: [s'] int64, where its shared numbers lie among the s shared numbers of the run's model, increasing; None
+            where they are the same.
+    """
+
+    model: nn.Module
+    layout: Layout
+    initial: Tensor
+    outputs: tuple[int, ...]
+    held: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnModels:
+    """Which clients have which model.
+
+    Attributes:
+        models: the models that are not the run's.
+        numbers: of each client's model among these, None for the run's; clients beyond the last begin with the first
+            again.
+    """
+
+    models: tuple[OwnModel, ...]
+    numbers: tuple[int | None, ...]
+
+    def number(self, client: int) -> int | None:
+        """The number of a client's model, None for the run's, which the server uses itself."""
+        return None if client < 0 else self.numbers[client % len(self.numbers)]
+
+    def of(self, client: int) -> OwnModel | None:
+        """A client's model, None for the run's."""
+        number = self.number(client)
+        return None if number is None else self.models[number]
+
+
+def nested_positions(whole: Layout, part: Layout) -> Tensor:
+    """Where the numbers [p'] of a narrower model lie in the vector [p] of the whole one, increasing within each tensor.
+
+    Each tensor of the narrower model is the corner of the tensor of the same name: its first rows, columns, and so on.
+
+    Raises:
+        SettingError: a tensor has no such counterpart.
+    """
+    there, found = {slot.name: slot for slot in whole.slots}, []
+    for slot in part.slots:
+        one = there.get(slot.name)
+        fits = one is not None and len(one.shape) == len(slot.shape)
+        if one is None or not fits or any(a > b for a, b in zip(slot.shape, one.shape, strict=True)):
+            raise SettingError(f"{slot.name} {list(slot.shape)} is no part of the whole model")
+        places = torch.arange(one.start, one.stop).view(one.shape)
+        found.append(places[tuple(slice(size) for size in slot.shape)].flatten())
+    return torch.cat(found)
