@@ -58,11 +58,17 @@ class ClientWork(ModelSpec):
             self, model=own.model, layout=own.layout, initial=own.initial, outputs=own.outputs, own_models=None
         )
 
+    def different(self) -> list[Self]:
+        """The work with each of the models that clients have."""
+        owns = self.own_models
+        if owns is None:
+            return [self]
+        return [self, *(self.of(owns.numbers.index(number)) for number in range(len(owns.models)))]
+
     @property
     def largest(self) -> int:
         """Numbers of the largest model of all clients."""
-        others = () if self.own_models is None else self.own_models.models
-        return max([self.layout.size, *(own.layout.size for own in others)])
+        return max(one.layout.size for one in self.different())
 
     def held(self, client: int) -> Tensor | None:
         """Which of the shared numbers a client's model has, see `OwnModel.held`."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 import torch
@@ -75,3 +77,35 @@ def nested_positions(whole: Layout, part: Layout) -> Tensor:
         places = torch.arange(one.start, one.stop).view(one.shape)
         found.append(places[tuple(slice(size) for size in slot.shape)].flatten())
     return torch.cat(found)
+
+
+def check_shared(layouts: Sequence[Layout], recipe: str) -> None:
+    """Refuse clients' models whose shared tensors are not those of the first one.
+
+    Args:
+        layouts: of the models.
+        recipe: the recipe's name.
+
+    Raises:
+        SettingError: shared tensors differ.
+    """
+    first, *others = [{slot.name: slot.shape for slot in one.slots if slot.stop <= one.shared} for one in layouts]
+    for tensors in others:
+        if list(tensors.items()) != list(first.items()):
+            name = next((one for one in [*first, *tensors] if first.get(one) != tensors.get(one)), next(iter(first)))
+            raise SettingError(
+                f"{recipe} averages what clients share, but {name} is not alike in the models of all clients: keep "
+                "such layers private, choose fedproto or local, or give heterofl one model"
+            )
+
+
+def own_pattern(patterns: Sequence[str], name: str) -> str:
+    """The first of these patterns that fits a client's name.
+
+    Raises:
+        SettingError: none does.
+    """
+    for pattern in patterns:
+        if pattern == name or fnmatchcase(name, pattern):
+            return pattern
+    raise SettingError(f"model has none for client {name!r}: name it, or give '*' for all others")

@@ -22,6 +22,7 @@ from piebald.deploy.site_rows import SiteRows, SiteSource, own_rows, rows_of_one
 from piebald.deploy.site_weights import told, with_own_weights
 from piebald.errors import SettingError, shown
 from piebald.experiment_file import ExperimentSettings
+from piebald.given_models import GivenModels
 from piebald.machine import device_named
 from piebald.parameters import Layout
 from piebald.recipe import Recipe
@@ -100,16 +101,17 @@ class SiteWork:
             SettingError: this site cannot take part.  The server gets the message, so it discloses nothing about rows.
         """
         terms = RunTerms.read(values)
-        terms, own = (terms, None) if self.local else with_own_weights(terms, self.settings.weights, self.folder)
-        terms.use_plugins()
         if self.credentials.party not in terms.sites:
             raise SettingError(
                 f"the run has no place for {self.credentials.party}: its sites are {', '.join(terms.sites)}"
             )
+        number = terms.sites.index(self.credentials.party)
+        terms = terms.of(number)
+        terms, own = (terms, None) if self.local else with_own_weights(terms, self.settings.weights, self.folder)
+        terms.use_plugins()
         limits = self.settings.policy.work
         if why := limits.terms_reject_reason(terms) or _model_reason(terms, limits):
             raise SettingError(told(why, own))
-        number = terms.sites.index(self.credentials.party)
         settings = ExperimentSettings.of_table(terms.experiment, "the server's experiment")
         settings.use_plugins()
         if self.settings.policy.accept is not None and (why := _name_reason(terms, settings)):
@@ -186,7 +188,7 @@ def _work(terms: RunTerms, settings: ExperimentSettings, clients: SiteRows, numb
             f"its rows have inputs {pytree.plain(pytree.form(rows.x))} for {objective.name}, "
             f"the run takes {terms.shape} for {terms.objective}"
         )
-    module = settings.model_for(clients)(terms.seed)
+    module = GivenModels.of(settings.model_for(clients), clients.names, terms.seed).modules[0]
     layout = Layout.of(module, terms.private)
     if [(slot.name, list(slot.shape)) for slot in layout.slots] != terms.layout:
         raise SettingError("the model that this site builds has other tensors than the server's")

@@ -408,8 +408,8 @@ def _plain_means(updates: Sequence[Update], names: Sequence[str]) -> dict[str, T
     pool = updates[0].partial_sum
     if pool is not None:
         return {name: (pool.vectors[name] / len(updates)).float() for name in names}
-    ones = [1.0] * len(updates)
-    return {
-        name: (weighted_sum(torch.stack([update.vectors[name] for update in updates]), ones) / len(updates)).float()
-        for name in names
-    }
+    ones, means = [1.0] * len(updates), dict[str, Tensor]()
+    for name in names:
+        own = torch.stack([update.vectors[name] for update in updates])
+        means[name] = (weighted_sum(own.flatten(1), ones) / len(updates)).float().view(own.shape[1:])
+    return means

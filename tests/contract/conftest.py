@@ -47,6 +47,7 @@ TABLE: dict[str, dict[str, Any]] = {
     "fedala": {"adaptive_layers": "*"},
     "fedamp": {"alpha": 0.4, "sigma": 20.0},
     "heterofl": {"widths": (1.0, 0.5, 0.3, 0.5, 1.0)},
+    "fedproto": {"lam": 2.0},
     "local": {},
     "fine_tuned": {"tune_epochs": 2},
     "lg_fedavg": {},

@@ -10,13 +10,19 @@ from safetensors.torch import load_file
 
 from .conftest import Sites, carry_out, settings
 
-CASES: dict[str, dict[str, Any]] = {"heterofl": {"name": "heterofl", "widths": [1.0, 0.5, 0.25]}}
+CASES: dict[str, dict[str, Any]] = {
+    "heterofl": {"recipe": {"name": "heterofl", "widths": [1.0, 0.5, 0.25]}},
+    "fedproto": {
+        "recipe": {"name": "fedproto"},
+        "model": {"name": "mlp", "hidden": [32], "clients": {"*[23]": {"name": "mlp", "hidden": [16, 32]}}},
+    },
+}
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("case", CASES)
 def test_a_federation_of_unlike_models_ends_as_the_simulator(case: str, sites: Sites) -> None:
-    made = settings(CASES[case], rounds=2)
+    made = settings(**CASES[case], rounds=2)
     simulated = carry_out(made)
     real = carry_out(made, credentials=str(sites.folder / "server"))
     for name in ("bytes_down", "bytes_up"):
