@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -53,6 +53,11 @@ class OwnModels:
     def number(self, client: int) -> int | None:
         """The number of a client's model, None for the run's, which the server uses itself."""
         return None if client < 0 else self.numbers[client % len(self.numbers)]
+
+    def plain(self) -> dict[str, Any]:
+        """Who has which tensors, as plain values for the run folder."""
+        layouts = [[[slot.name, list(slot.shape)] for slot in one.layout.slots] for one in self.models]
+        return {"numbers": list(self.numbers), "layouts": layouts}
 
     def of(self, client: int) -> OwnModel | None:
         """A client's model, None for the run's."""

@@ -273,6 +273,7 @@ def _meta(
         "shared": work.layout.shared,
         "privacy": [one.plain() for one in of_run(recipe, clients, rounds, where.simulates)] if installed() else None,
         "layout": [[slot.name, list(slot.shape)] for slot in work.layout.slots],
+        "own_models": None if work.own_models is None else work.own_models.plain(),
         "frozen": frozen_digest(work.model),
         "classes": list(clients.classes) if clients.classes is not None else None,
         "clients": len(clients),

@@ -139,6 +139,8 @@ def test_a_class_that_nobody_has_keeps_its_prototype() -> None:
 def test_a_run_of_unlike_models_is_resumed_to_the_bit(tmp_path: Path) -> None:
     recipe, clients = recipes.fedproto(lr=0.1, batch=4), clients_from(sites(), test=0.0, classes=list("abcd"))
     run(recipe, rounds=1, out=tmp_path / "short").close()
+    with pytest.raises(piebald.SettingError, match="the models of single clients are not those of the run"):
+        piebald.resume(tmp_path / "short", clients, {"south 1": deep, "*": wide}, rounds=ROUNDS)
     with (
         run(recipe, out=tmp_path / "whole") as whole,
         piebald.resume(tmp_path / "short", clients, UNLIKE, rounds=ROUNDS) as resumed,

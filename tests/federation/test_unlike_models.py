@@ -8,6 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from piebald.errors import SettingError
+from piebald.runtimes.federation.run_terms import OwnTerms, RunTerms
+
 from .conftest import Sites, carry_out, settings
 
 CASES: dict[str, dict[str, Any]] = {
@@ -38,3 +41,23 @@ def test_a_federation_of_unlike_models_ends_as_the_simulator(case: str, sites: S
         left = load_file(sites.folder / f"site-{client + 1}" / "model.safetensors")
         wanted = simulated.work.of(client).layout
         assert {name: tuple(one.shape) for name, one in left.items()} == {one.name: one.shape for one in wanted.slots}
+
+
+def test_a_site_gets_the_terms_of_its_own_model_and_of_no_other() -> None:
+    layout = [("w", [3])]
+    about: dict[str, Any] = {"piebald": "0", "training": {}, "transforms": [], "private": [], "layout": layout}
+    about |= {"objective": "classification", "metrics": [], "seed": 0, "shape": [1], "outputs": [2]}
+    models: dict[str, Any] = {"name": "mlp", "clients": {"ward *": {"name": "cnn_bn"}}}
+    own = OwnTerms(private=["v"], layout=[("v", [5])])
+    made = RunTerms(
+        **about, experiment={"model": models}, clients=["home", "ward 1"], sites=["a", "b"], own_models=[own],
+        numbers=[None, 0],
+    )  # fmt: skip
+    assert made.of(0).layout == layout
+    assert made.of(0).experiment == {"model": {"name": "mlp"}}
+    assert (made.of(1).layout, made.of(1).private) == ([("v", [5])], ["v"])
+    assert made.of(1).experiment == {"model": {"name": "cnn_bn"}}
+    models["clients"]["ward *"] = {"name": "mlp", "clients": {"*": {"name": "pretrained", "weights": "/etc"}}}
+    for odd in (made.model_copy(update={"experiment": {"model": models}}), made.model_copy(update={"numbers": [0, 7]})):
+        with pytest.raises(SettingError, match="describe no model for 'ward 1'"):
+            odd.of(1)
