@@ -38,7 +38,6 @@ NO_EFFECT = {
         transforms=[{"kind": "gaussian", "clip": 1e9, "noise": 0.0}]
     ),
     "a constant schedule": recipes.fedavg(cohort=4, lr=0.1, batch=10, lr_schedule={"kind": "exponential", "rate": 1.0}),
-    "heterofl, one width": recipes.heterofl(cohort=4, lr=0.1, batch=10, widths=[1.0]),
     "sgd clipping at a huge norm": recipes.fedavg(cohort=4, lr=0.1, batch=10, clip=1e9),
 }
 # Recipes whose global model is FedAvg's, with something for each client beside it.
